@@ -1,0 +1,35 @@
+//! The btrfs on-disk format as Rust types.
+//!
+//! Bytes in, types out, and back. Nothing here does I/O, reads a clock, takes a lock or keeps
+//! state, so that everything in it can be tested with plain byte slices and fuzzed without a
+//! device. Bytes are hostile until checked: every parser returns [`FormatError`] instead of
+//! panicking, whatever it is fed.
+//!
+//! Facts come from the public format documentation and from images made by Linux; `docs/FORMAT.md`
+//! says which from where.
+
+pub mod csum;
+pub mod ids;
+pub mod key;
+pub mod node;
+
+pub use csum::{Checksum, CsumType};
+pub use ids::*;
+pub use key::{DiskKey, Key, KeyType};
+
+/// Bytes that are not what the format says they should be.
+///
+/// It names what is wrong; *where* (address, tree, slot) is known to the caller, who adds it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FormatError(pub String);
+
+impl FormatError {
+    /// A format error with the given description.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+/// Result of parsing bytes.
+pub type FormatResult<T> = Result<T, FormatError>;
