@@ -81,11 +81,7 @@ impl fmt::Debug for ObjectId {
 impl fmt::Display for ObjectId {
     /// Reserved negative ids print as negative numbers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 > u64::MAX - 256 {
-            write!(f, "{}", self.0.cast_signed())
-        } else {
-            write!(f, "{}", self.0)
-        }
+        if self.0 > u64::MAX - 256 { write!(f, "{}", self.0.cast_signed()) } else { write!(f, "{}", self.0) }
     }
 }
 

@@ -1,1 +1,12 @@
-//! volume
+//! Devices, and the map from logical addresses to them.
+//!
+//! This crate hides where bytes lie. Above it there are only [`larder_format::Logical`] addresses;
+//! below it are [`Device`]s: files, block devices, or the simulated ones of the tests. It knows
+//! which copies of a block exist (DUP) and how to pick another one when the first is damaged, where
+//! superblocks lie and in which order they are written. It knows nothing of trees.
+
+pub mod device;
+pub mod error;
+
+pub use device::Device;
+pub use error::{VolumeError, VolumeResult};

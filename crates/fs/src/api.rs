@@ -1,0 +1,322 @@
+//! The types that cross the engine's border: inode ids, attributes, options.
+//!
+//! They are plain values in the engine's own words; front ends translate to theirs.
+
+use larder_format::{CsumType, Generation, TreeId};
+use std::cell::Cell;
+
+/// An inode of the file system: the subvolume it is in and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InodeId {
+    /// Subvolume (tree id).
+    pub subvol: TreeId,
+    /// Inode number in that subvolume. 2 stands for the empty directory that a snapshot shows
+    /// where its source had a nested subvolume.
+    pub ino: u64,
+}
+
+/// Type of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum FileKind {
+    Regular,
+    Directory,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    Fifo,
+    Socket,
+}
+
+/// Seconds and nanoseconds since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[allow(missing_docs)]
+pub struct Timestamp {
+    pub sec: i64,
+    pub nsec: u32,
+}
+
+impl Timestamp {
+    /// The system clock.
+    #[must_use]
+    pub fn now() -> Self {
+        let d = std::time::SystemTime::now();
+        match d.duration_since(std::time::UNIX_EPOCH) {
+            Ok(d) => Self { sec: d.as_secs().cast_signed(), nsec: d.subsec_nanos() },
+            Err(e) => {
+                let d = e.duration();
+                let (mut sec, mut nsec) = (-d.as_secs().cast_signed(), d.subsec_nanos());
+                if nsec > 0 {
+                    sec -= 1;
+                    nsec = 1_000_000_000 - nsec;
+                }
+                Self { sec, nsec }
+            }
+        }
+    }
+}
+
+/// What `stat` wants to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Attr {
+    pub id: InodeId,
+    /// Transaction that made the inode: tells a reused number from its predecessor.
+    pub generation: Generation,
+    pub kind: FileKind,
+    /// Permission bits, `07777`.
+    pub perm: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Device number: (major << 20) | minor, the internal form of the format.
+    pub rdev: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes allocated (`st_blocks * 512`), delayed data included.
+    pub bytes: u64,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    /// Creation.
+    pub otime: Timestamp,
+    /// btrfs inode flags as on disk.
+    pub flags: u64,
+}
+
+/// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field alone; ctime always advances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct SetAttr {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    pub ctime: Option<Timestamp>,
+    /// New inode flags (btrfs numbering), for `chattr`.
+    pub flags: Option<u64>,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum SetTime {
+    Now,
+    To(Timestamp),
+}
+
+/// A new inode, for creating calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewInode<'a> {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits (umask and default ACL already applied).
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group (set-gid inheritance already applied).
+    pub gid: u32,
+    /// Device number, (major << 20) | minor; 0 otherwise.
+    pub rdev: u64,
+    /// Target of a symlink; empty otherwise.
+    pub target: &'a [u8],
+    /// Extended attributes that it is born with (inherited ACLs): name, value.
+    pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
+}
+
+/// An entry that readdir shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Raw name.
+    pub name: &'a [u8],
+    /// The inode it leads to (root of a subvolume included).
+    pub id: InodeId,
+    /// Its type.
+    pub kind: FileKind,
+    /// Where to go on after this entry: pass it to the next call. Stable while entries come and go.
+    pub next: u64,
+}
+
+/// Behaviour of rename where the new name exists, and extras.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replace (POSIX).
+    Replace,
+    /// Fail with `Exists` (RENAME_NOREPLACE).
+    NoReplace,
+    /// Swap the two (RENAME_EXCHANGE).
+    Exchange,
+    /// Leave a whiteout (character device 0:0) at the old name, owned by (uid, gid).
+    Whiteout {
+        /// Owner of the whiteout.
+        uid: u32,
+        /// Group of the whiteout.
+        gid: u32,
+    },
+}
+
+/// Behaviour of setxattr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// Fail if it exists.
+    Create,
+    /// Fail if it does not exist.
+    Replace,
+}
+
+/// What to look for with `seek`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// SEEK_DATA.
+    Data,
+    /// SEEK_HOLE.
+    Hole,
+}
+
+/// Which subvolume is the root of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SubvolChoice {
+    /// The file system's default.
+    #[default]
+    Default,
+    /// By tree id.
+    Id(u64),
+    /// By path from the top-level subvolume.
+    Path(Vec<u8>),
+}
+
+/// How to open a file system.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Never write to the device.
+    pub read_only: bool,
+    /// With `read_only`: show the committed state of an image that has a log to replay, instead of refusing.
+    pub no_log_replay: bool,
+    /// Root of the mount.
+    pub subvol: SubvolChoice,
+    /// Bytes of memory for clean nodes, dirty nodes and dirty data together.
+    pub cache_size: u64,
+    /// Longest time until changes are committed by themselves; `None`: only when asked or by size.
+    pub commit_interval: Option<std::time::Duration>,
+    /// Knobs for experiments and tests.
+    pub tuning: Tuning,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            no_log_replay: false,
+            subvol: SubvolChoice::Default,
+            cache_size: 256 << 20,
+            commit_interval: Some(std::time::Duration::from_secs(5)),
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+/// Internal switches, reachable from benchmarks and tests only.
+///
+/// The `break_*` fields damage the engine on purpose: the must-fail suite of the simulation turns each on and demands
+/// that the damage is noticed.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Tuning {
+    /// Skip the flush between nodes and superblock.
+    pub break_no_flush_before_super: bool,
+    /// Skip the flush after the superblock.
+    pub break_no_flush_after_super: bool,
+    /// Write the superblock before the nodes.
+    pub break_super_first: bool,
+    /// Hand freed space out again at once instead of pinning it.
+    pub break_reuse_pinned: bool,
+    /// Insert a file extent before its data is on the device.
+    pub break_extent_before_data: bool,
+    /// Do not record data checksums.
+    pub break_no_csums: bool,
+    /// Return from fsync without waiting for the commit.
+    pub break_fsync_does_not_wait: bool,
+    /// Do not write freed/allocated space to the free-space tree.
+    pub break_stale_free_space: bool,
+    /// Ignore `last_snapshot`: treat every block as unshared.
+    pub break_ignore_sharing: bool,
+    /// Leave orphan items out when a linked-to-nothing inode stays open.
+    pub break_no_orphans: bool,
+    /// Write super mirrors never (only the primary).
+    pub break_no_mirrors: bool,
+    /// Report success although a metadata write failed.
+    pub break_ignore_write_errors: bool,
+    /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
+    pub fake_clock: bool,
+}
+
+/// `statfs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    /// Bytes in all, as seen through the data profile.
+    pub total: u64,
+    /// Bytes free for data.
+    pub free: u64,
+    /// Bytes an ordinary user may still write.
+    pub available: u64,
+    /// Unit.
+    pub block_size: u32,
+    /// First 16 bytes identify the file system and subvolume.
+    pub fsid: [u8; 16],
+}
+
+/// Facts about an open file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct FsInfo {
+    pub fsid: [u8; 16],
+    pub label: Vec<u8>,
+    pub generation: Generation,
+    pub nodesize: u32,
+    pub sectorsize: u32,
+    pub csum: CsumType,
+    pub total_bytes: u64,
+    pub bytes_used: u64,
+    pub read_only: bool,
+    /// A log is waiting that was not replayed: what is shown is the last commit.
+    pub has_unreplayed_log: bool,
+}
+
+thread_local! {
+    static NO_WAIT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` on a thread that must not wait: engine calls inside return [`crate::Error::WouldBlock`] instead of
+/// waiting for a device, a commit or space — always before they have changed anything.
+pub fn no_wait<T>(f: impl FnOnce() -> T) -> T {
+    struct Reset(bool);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            NO_WAIT.set(self.0);
+        }
+    }
+    let _reset = Reset(NO_WAIT.replace(true));
+    f()
+}
+
+/// Called before waiting: an error where the thread must not.
+#[allow(dead_code)]
+pub(crate) fn may_wait() -> crate::Result<()> {
+    if NO_WAIT.get() { Err(crate::Error::WouldBlock) } else { Ok(()) }
+}
+
+/// From here on the operation has changed something: waiting is allowed again until the guard goes.
+#[allow(dead_code)]
+pub(crate) fn past_no_return() -> impl Drop {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NO_WAIT.set(self.0);
+        }
+    }
+    Restore(NO_WAIT.replace(false))
+}

@@ -1,0 +1,86 @@
+//! The seam between the engine and what keeps its bytes.
+//!
+//! Everything durable goes through [`Device`], and nothing else does: that is what lets the crash
+//! simulation stand in for the disk and enumerate every state a power cut can leave. The contract
+//! is that of a disk with a volatile write cache:
+//!
+//! - a write is *completed* when the call returns, and *durable* only when a flush that was issued
+//!   **after** that completion has returned;
+//! - between two flushes, completed writes may become durable in any order, or not at all, and each
+//!   may tear at 512 bytes — except a write of 4096 aligned bytes, which the engine uses for
+//!   superblocks only and takes to be atomic;
+//! - reads see completed writes at once;
+//! - calls may come from any number of threads at the same time; writes that overlap each other and
+//!   are in flight together leave either content.
+//!
+//! A failed flush is final: what it should have covered may be lost for good, however often a later
+//! flush succeeds. The engine therefore never retries one.
+
+use larder_format::Physical;
+use std::fmt;
+use std::io;
+
+/// A store of bytes with a volatile write cache. See the module's text for the contract.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// Name for messages: a path, or what a test calls it.
+    fn name(&self) -> String;
+
+    /// Size in bytes.
+    fn size(&self) -> u64;
+
+    /// May it be written? A read-only device refuses writes with an error.
+    fn is_read_only(&self) -> bool;
+
+    /// Fills `buf` from `at`.
+    ///
+    /// # Errors
+    /// Reading past the end is an error of kind `UnexpectedEof`; otherwise what the device says.
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `data` at `at`.
+    ///
+    /// # Errors
+    /// What the device says. Any part may have been written.
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()>;
+
+    /// Writes several buffers that lie behind each other, beginning at `at`.
+    ///
+    /// # Errors
+    /// As [`Device::write_at`].
+    fn write_vectored_at(&self, at: Physical, data: &[io::IoSlice<'_>]) -> io::Result<()> {
+        let mut at = at;
+        for d in data {
+            self.write_at(at, d)?;
+            at = at.plus(d.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Makes every write durable that had completed when the call began.
+    ///
+    /// # Errors
+    /// What the device says; then nothing can be said about those writes, now or later.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Writes `data` and makes it durable, and only it, if the device can do that without a flush
+    /// (FUA). `None` when it cannot: then write and flush.
+    fn write_fua(&self, at: Physical, data: &[u8]) -> Option<io::Result<()>> {
+        let _ = (at, data);
+        None
+    }
+
+    /// Tells the device that a range holds nothing of value; it may read as anything afterwards.
+    /// Ignored where it is not supported.
+    ///
+    /// # Errors
+    /// What the device says; callers may go on.
+    fn discard(&self, at: Physical, len: u64) -> io::Result<()> {
+        let _ = (at, len);
+        Ok(())
+    }
+
+    /// Starts write-back of completed writes without waiting, where the device has such a thing.
+    fn start_writeback(&self, at: Physical, len: u64) {
+        let _ = (at, len);
+    }
+}

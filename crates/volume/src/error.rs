@@ -1,0 +1,59 @@
+//! What can go wrong between a logical address and its bytes.
+
+use larder_format::{Logical, Physical};
+use std::io;
+
+/// Result of the volume layer.
+pub type VolumeResult<T> = Result<T, VolumeError>;
+
+/// Errors of the volume layer, with device and address.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// A device failed.
+    #[error("{device}: {op} of {len} bytes at {at} failed: {source}")]
+    Io {
+        /// Name of the device.
+        device: String,
+        /// `read`, `write`, `flush`, …
+        op: &'static str,
+        /// Address on the device.
+        at: Physical,
+        /// Length in bytes.
+        len: u64,
+        /// What the device said.
+        #[source]
+        source: io::Error,
+    },
+    /// No chunk covers the address.
+    #[error("logical address {at} (+{len}) is in no chunk")]
+    Unmapped {
+        /// The address.
+        at: Logical,
+        /// Length of the access.
+        len: u64,
+    },
+    /// The device holds something that cannot be right.
+    #[error("{device}: {what}")]
+    Corrupt {
+        /// Name of the device.
+        device: String,
+        /// What is wrong, where.
+        what: String,
+    },
+    /// The file system uses something that Larder does not support.
+    #[error("{device}: {what}")]
+    Unsupported {
+        /// Name of the device.
+        device: String,
+        /// The feature, and what can still be done.
+        what: String,
+    },
+    /// Somebody else is using the device.
+    #[error("{device} is in use: {by}")]
+    Busy {
+        /// Name of the device.
+        device: String,
+        /// By whom, as far as it can be told.
+        by: String,
+    },
+}
