@@ -6,6 +6,8 @@
 pub mod api;
 pub mod error;
 pub mod filesystem;
+pub mod space;
+pub mod tree;
 
 pub use api::*;
 pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! Space: block groups, the free-space tree, extents and their references.
