@@ -7,6 +7,14 @@
 
 pub mod device;
 pub mod error;
+pub mod file;
+pub mod lock;
+pub mod map;
+pub mod volume;
 
 pub use device::Device;
 pub use error::{VolumeError, VolumeResult};
+pub use file::{FileDevice, OpenMode};
+pub use lock::ImageLock;
+pub use map::{ChunkMap, Located, MappedChunk, Stripe, Stripes};
+pub use volume::{DeviceStats, Volume};

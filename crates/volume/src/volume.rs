@@ -1,0 +1,528 @@
+//! The volume: logical addresses in, transfers on devices out.
+//!
+//! Hides how many copies there are when writing, and lets the reader choose one when reading: only
+//! those above can tell a good copy from a bad one, for they know the checksums. So a read names its
+//! copy, and whoever is not content asks for the next; a good copy can be written over a bad one
+//! with [`Volume::write_one_copy`].
+//!
+//! Writing means *all* copies, and fails when one of them fails: a block that is not where its chunk
+//! says it is would be found missing only when the other copy has gone too.
+
+use crate::device::Device;
+use crate::error::{VolumeError, VolumeResult};
+use crate::map::{ChunkMap, MappedChunk, Stripe};
+use larder_format::{DeviceId, Logical, Physical};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What was asked of a device since the volume was opened. Errors count as requests, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct DeviceStats {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub discarded_bytes: u64,
+    pub read_errors: u64,
+    pub write_errors: u64,
+    pub flush_errors: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    flushes: AtomicU64,
+    discards: AtomicU64,
+    discarded_bytes: AtomicU64,
+    read_errors: AtomicU64,
+    write_errors: AtomicU64,
+    flush_errors: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Member {
+    id: DeviceId,
+    device: Arc<dyn Device>,
+    counters: Counters,
+}
+
+/// The devices of a file system behind one logical address space.
+#[derive(Debug)]
+pub struct Volume {
+    members: Vec<Member>,
+    map: ChunkMap,
+}
+
+impl Volume {
+    /// A volume of the given devices, without chunks.
+    ///
+    /// # Errors
+    /// [`VolumeError::Corrupt`] for a device id that occurs twice or a volume without devices.
+    pub fn new(devices: Vec<(DeviceId, Arc<dyn Device>)>) -> VolumeResult<Self> {
+        let corrupt = |device: String, what: &str| VolumeError::Corrupt { device, what: what.into() };
+        if devices.is_empty() {
+            return Err(corrupt("file system".into(), "it has no devices"));
+        }
+        for (i, (id, device)) in devices.iter().enumerate() {
+            if devices[..i].iter().any(|(other, _)| other == id) {
+                return Err(corrupt(device.name(), "two devices have the same id"));
+            }
+        }
+        let members = devices
+            .into_iter()
+            .map(|(id, device)| Member { id, device, counters: Counters::default() })
+            .collect();
+        Ok(Self { members, map: ChunkMap::new() })
+    }
+
+    /// The chunks. Look-ups go here directly; chunks are added with [`Volume::add_chunk`].
+    #[must_use]
+    pub fn map(&self) -> &ChunkMap {
+        &self.map
+    }
+
+    /// Adds a chunk, after checking that its stripes lie on devices that exist and are long enough.
+    ///
+    /// # Errors
+    /// As [`ChunkMap::insert`], and for stripes that lead nowhere.
+    pub fn add_chunk(&self, chunk: MappedChunk) -> VolumeResult<()> {
+        for s in &chunk.stripes {
+            let member = self.member(s.device).ok_or_else(|| VolumeError::Corrupt {
+                device: "chunk tree".into(),
+                what: format!("chunk at {} lies on device {}, which is missing", chunk.start, s.device),
+            })?;
+            if s.at.0.checked_add(chunk.length).is_none_or(|end| end > member.device.size()) {
+                return Err(VolumeError::Corrupt {
+                    device: member.device.name(),
+                    what: format!(
+                        "chunk at {} (+{}) reaches past the end of the device ({} bytes); is the image truncated?",
+                        chunk.start,
+                        chunk.length,
+                        member.device.size()
+                    ),
+                });
+            }
+        }
+        self.map.insert(chunk)
+    }
+
+    /// Devices and their ids.
+    pub fn devices(&self) -> impl Iterator<Item = (DeviceId, &Arc<dyn Device>)> {
+        self.members.iter().map(|m| (m.id, &m.device))
+    }
+
+    /// The device with that id.
+    #[must_use]
+    pub fn device(&self, id: DeviceId) -> Option<&Arc<dyn Device>> {
+        self.member(id).map(|m| &m.device)
+    }
+
+    /// Is any of the devices read-only?
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.members.iter().any(|m| m.device.is_read_only())
+    }
+
+    /// Number of copies of the bytes at `at`.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when no chunk covers `at`.
+    pub fn copies(&self, at: Logical) -> VolumeResult<usize> {
+        self.map.copies(at)
+    }
+
+    /// Fills `buf` from copy number `copy`. A range that goes on in the next chunk is read from both; where a chunk
+    /// has fewer copies, its last one is read.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when the device fails.
+    pub fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
+        let (mut at, mut rest) = (at, buf);
+        while !rest.is_empty() {
+            let found = self.map.lookup(at, rest.len() as u64)?;
+            let (piece, more) = rest.split_at_mut(usize_from(found.len));
+            self.read_stripe(found.stripes[copy.min(found.stripes.len() - 1)], piece)?;
+            (at, rest) = (at.plus(found.len), more);
+        }
+        Ok(())
+    }
+
+    /// Fills `buf` with a tree block from copy number `copy`. Unlike data, a block lies within one chunk.
+    ///
+    /// # Errors
+    /// As [`Volume::read`]; [`VolumeError::Unmapped`] also when the block reaches past its chunk or has no such copy.
+    pub fn read_block(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
+        let len = buf.len() as u64;
+        let found = self.map.lookup(at, len)?;
+        match found.stripes.get(copy) {
+            Some(stripe) if found.len == len => self.read_stripe(*stripe, buf),
+            _ => Err(VolumeError::Unmapped { at, len }),
+        }
+    }
+
+    /// Writes `data` to all copies.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when a device fails, for
+    /// whichever copy: any part of any copy may have been written.
+    pub fn write(&self, at: Logical, data: &[u8]) -> VolumeResult<()> {
+        let (mut at, mut rest) = (at, data);
+        while !rest.is_empty() {
+            let found = self.map.lookup(at, rest.len() as u64)?;
+            let (piece, more) = rest.split_at(usize_from(found.len));
+            for stripe in found.stripes {
+                self.write_stripe(stripe, piece)?;
+            }
+            (at, rest) = (at.plus(found.len), more);
+        }
+        Ok(())
+    }
+
+    /// Writes several buffers that lie behind each other, beginning at `at`, to all copies: one transfer per copy
+    /// where they lie in one chunk.
+    ///
+    /// # Errors
+    /// As [`Volume::write`].
+    pub fn write_vectored(&self, at: Logical, data: &[IoSlice<'_>]) -> VolumeResult<()> {
+        let len = data.iter().map(|d| d.len() as u64).sum::<u64>();
+        if len == 0 {
+            return Ok(());
+        }
+        let found = self.map.lookup(at, len)?;
+        if found.len < len {
+            let mut at = at;
+            for d in data {
+                self.write(at, d)?;
+                at = at.plus(d.len() as u64);
+            }
+            return Ok(());
+        }
+        for stripe in found.stripes {
+            let member = self.member_of(stripe)?;
+            member.counters.writes.fetch_add(1, Relaxed);
+            member.counters.written_bytes.fetch_add(len, Relaxed);
+            member.device.write_vectored_at(stripe.at, data).map_err(|e| {
+                member.counters.write_errors.fetch_add(1, Relaxed);
+                member.error("write", stripe.at, len, e)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes `data` over one copy, to repair it from another.
+    ///
+    /// # Errors
+    /// As [`Volume::read_block`]: the range must lie within one chunk, which must have that copy.
+    pub fn write_one_copy(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()> {
+        let len = data.len() as u64;
+        let found = self.map.lookup(at, len)?;
+        match found.stripes.get(copy) {
+            Some(stripe) if found.len == len => self.write_stripe(*stripe, data),
+            _ => Err(VolumeError::Unmapped { at, len }),
+        }
+    }
+
+    /// Starts write-back of completed writes in all copies of a range, without waiting. Ranges in no chunk are skipped.
+    pub fn start_writeback(&self, at: Logical, len: u64) {
+        let (mut at, mut len) = (at, len);
+        while len > 0 {
+            let Ok(found) = self.map.lookup(at, len) else { return };
+            for stripe in found.stripes {
+                if let Some(member) = self.member(stripe.device) {
+                    member.device.start_writeback(stripe.at, found.len);
+                }
+            }
+            (at, len) = (at.plus(found.len), len - found.len);
+        }
+    }
+
+    /// Makes every write durable that had completed when the call began, on all devices.
+    ///
+    /// # Errors
+    /// The first device's error, after every device was flushed. A failed flush is final ([`Device::flush`]).
+    pub fn flush(&self) -> VolumeResult<()> {
+        let mut result = Ok(());
+        for m in &self.members {
+            m.counters.flushes.fetch_add(1, Relaxed);
+            if let Err(e) = m.device.flush() {
+                m.counters.flush_errors.fetch_add(1, Relaxed);
+                result = result.and(Err(m.error("flush", Physical(0), m.device.size(), e)));
+            }
+        }
+        result
+    }
+
+    /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock copies inside it are
+    /// left alone: they lie in chunks without belonging to them.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says; callers may go on.
+    pub fn discard(&self, at: Logical, len: u64) -> VolumeResult<()> {
+        let (mut at, mut len) = (at, len);
+        while len > 0 {
+            let found = self.map.lookup(at, len)?;
+            for stripe in found.stripes {
+                let member = self.member_of(stripe)?;
+                for (from, to) in outside_superblocks(stripe.at.0, stripe.at.0 + found.len) {
+                    member.counters.discards.fetch_add(1, Relaxed);
+                    member.counters.discarded_bytes.fetch_add(to - from, Relaxed);
+                    member
+                        .device
+                        .discard(Physical(from), to - from)
+                        .map_err(|e| member.error("discard", Physical(from), to - from, e))?;
+                }
+            }
+            (at, len) = (at.plus(found.len), len - found.len);
+        }
+        Ok(())
+    }
+
+    /// Counters of each device.
+    #[must_use]
+    pub fn stats(&self) -> Vec<(DeviceId, DeviceStats)> {
+        self.members.iter().map(|m| (m.id, m.counters.snapshot())).collect()
+    }
+
+    fn member(&self, id: DeviceId) -> Option<&Member> {
+        self.members.iter().find(|m| m.id == id)
+    }
+
+    fn member_of(&self, stripe: Stripe) -> VolumeResult<&Member> {
+        self.member(stripe.device).ok_or_else(|| VolumeError::Corrupt {
+            device: "file system".into(),
+            what: format!("device {} is missing", stripe.device),
+        })
+    }
+
+    fn read_stripe(&self, stripe: Stripe, buf: &mut [u8]) -> VolumeResult<()> {
+        let member = self.member_of(stripe)?;
+        member.counters.reads.fetch_add(1, Relaxed);
+        member.counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
+        member.device.read_at(stripe.at, buf).map_err(|e| {
+            member.counters.read_errors.fetch_add(1, Relaxed);
+            member.error("read", stripe.at, buf.len() as u64, e)
+        })
+    }
+
+    fn write_stripe(&self, stripe: Stripe, data: &[u8]) -> VolumeResult<()> {
+        let member = self.member_of(stripe)?;
+        member.counters.writes.fetch_add(1, Relaxed);
+        member.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        member.device.write_at(stripe.at, data).map_err(|e| {
+            member.counters.write_errors.fetch_add(1, Relaxed);
+            member.error("write", stripe.at, data.len() as u64, e)
+        })
+    }
+}
+
+impl Member {
+    fn error(&self, op: &'static str, at: Physical, len: u64, source: std::io::Error) -> VolumeError {
+        VolumeError::Io { device: self.device.name(), op, at, len, source }
+    }
+}
+
+impl Counters {
+    fn snapshot(&self) -> DeviceStats {
+        DeviceStats {
+            reads: self.reads.load(Relaxed),
+            read_bytes: self.read_bytes.load(Relaxed),
+            writes: self.writes.load(Relaxed),
+            written_bytes: self.written_bytes.load(Relaxed),
+            flushes: self.flushes.load(Relaxed),
+            discards: self.discards.load(Relaxed),
+            discarded_bytes: self.discarded_bytes.load(Relaxed),
+            read_errors: self.read_errors.load(Relaxed),
+            write_errors: self.write_errors.load(Relaxed),
+            flush_errors: self.flush_errors.load(Relaxed),
+        }
+    }
+}
+
+/// A length that was cut to that of a slice.
+fn usize_from(len: u64) -> usize {
+    usize::try_from(len).expect("no longer than a slice in memory")
+}
+
+/// The parts of a device range that hold no superblock copy.
+fn outside_superblocks(from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
+    let size = larder_format::SUPER_SIZE as u64;
+    let holes = larder_format::SUPER_OFFSETS.map(|p| (p.0, p.0 + size));
+    let starts = std::iter::once(from).chain(holes.map(|(_, end)| end.max(from)));
+    let ends = holes.map(|(start, _)| start.min(to)).into_iter().chain(std::iter::once(to));
+    starts.zip(ends).filter(|(a, b)| a < b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::{FileDevice, OpenMode};
+    use larder_format::SUPER_OFFSETS;
+    use smallvec::smallvec;
+    use std::fs::File;
+    use std::io;
+
+    const MIB: u64 = 1 << 20;
+
+    fn volume(dir: &tempfile::TempDir, size: u64) -> Volume {
+        let path = dir.path().join("img");
+        File::create(&path).unwrap().set_len(size).unwrap();
+        let device = Arc::new(FileDevice::open(&path, OpenMode::Write, false).unwrap());
+        Volume::new(vec![(DeviceId(1), device)]).unwrap()
+    }
+
+    fn stripe(at: u64) -> Stripe {
+        Stripe { device: DeviceId(1), at: Physical(at) }
+    }
+
+    /// Data chunk 16..24 MiB single, then metadata chunk 24..28 MiB in two copies.
+    fn with_chunks(dir: &tempfile::TempDir) -> Volume {
+        let v = volume(dir, 80 * MIB);
+        let data = MappedChunk {
+            start: Logical(16 * MIB),
+            length: 8 * MIB,
+            kind: 1,
+            stripes: smallvec![stripe(60 * MIB)],
+        };
+        let meta = MappedChunk {
+            start: Logical(24 * MIB),
+            length: 4 * MIB,
+            kind: 4 | 0x20,
+            stripes: smallvec![stripe(40 * MIB), stripe(50 * MIB)],
+        };
+        v.add_chunk(data).unwrap();
+        v.add_chunk(meta).unwrap();
+        v
+    }
+
+    #[test]
+    fn writes_reach_every_copy_and_repairs_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let v = with_chunks(&dir);
+        let block = vec![7u8; 16384];
+        let at = Logical(25 * MIB);
+        v.write(at, &block).unwrap();
+        let mut back = vec![0; 16384];
+        for copy in 0..v.copies(at).unwrap() {
+            v.read_block(at, &mut back, copy).unwrap();
+            assert_eq!(back, block);
+        }
+        v.write_one_copy(at, &vec![9; 16384], 1).unwrap();
+        v.read_block(at, &mut back, 0).unwrap();
+        assert_eq!(back, block);
+        v.read_block(at, &mut back, 1).unwrap();
+        assert_eq!(back, vec![9; 16384]);
+        assert!(matches!(v.read_block(at, &mut back, 2), Err(VolumeError::Unmapped { .. })));
+        v.flush().unwrap();
+        let stats = v.stats()[0].1;
+        assert_eq!((stats.writes, stats.written_bytes, stats.flushes), (3, 3 * 16384, 1));
+        assert_eq!((stats.reads, stats.read_bytes), (4, 4 * 16384));
+    }
+
+    #[test]
+    fn data_goes_on_in_the_next_chunk_but_blocks_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let v = with_chunks(&dir);
+        let at = Logical(24 * MIB - 8192);
+        let data: Vec<u8> = (0..16384u32).map(|i| (i / 64) as u8).collect();
+        let (a, b) = data.split_at(5000);
+        v.write_vectored(at, &[IoSlice::new(a), IoSlice::new(b)]).unwrap();
+        for copy in [0, 1, 5] {
+            let mut back = vec![0; data.len()];
+            v.read(at, &mut back, copy).unwrap();
+            assert_eq!(back, data);
+        }
+        let mut back = vec![0; data.len()];
+        assert!(matches!(v.read_block(at, &mut back, 0), Err(VolumeError::Unmapped { .. })));
+        assert!(v.write_one_copy(at, &data, 0).is_err());
+        // Within a chunk, one vectored write is one transfer per copy.
+        let before = v.stats()[0].1.writes;
+        v.write_vectored(Logical(24 * MIB), &[IoSlice::new(a), IoSlice::new(b)]).unwrap();
+        assert_eq!(v.stats()[0].1.writes - before, 2);
+        assert!(matches!(v.write(Logical(28 * MIB - 4096), &data), Err(VolumeError::Unmapped { .. })));
+    }
+
+    #[test]
+    fn chunks_must_lie_on_the_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let v = volume(&dir, 80 * MIB);
+        let chunk = |device, at| MappedChunk {
+            start: Logical(16 * MIB),
+            length: 8 * MIB,
+            kind: 1,
+            stripes: smallvec![Stripe { device: DeviceId(device), at: Physical(at) }],
+        };
+        assert!(matches!(v.add_chunk(chunk(2, MIB)), Err(VolumeError::Corrupt { .. })));
+        assert!(matches!(v.add_chunk(chunk(1, 73 * MIB)), Err(VolumeError::Corrupt { .. })));
+        assert!(matches!(v.add_chunk(chunk(1, u64::MAX - 4095)), Err(VolumeError::Corrupt { .. })));
+        v.add_chunk(chunk(1, 72 * MIB)).unwrap();
+        assert!(Volume::new(vec![]).is_err());
+        let d = v.device(DeviceId(1)).unwrap();
+        assert!(Volume::new(vec![(DeviceId(1), d.clone()), (DeviceId(1), d.clone())]).is_err());
+    }
+
+    #[test]
+    fn a_discard_spares_the_superblocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let v = with_chunks(&dir);
+        let device = v.device(DeviceId(1)).unwrap().clone();
+        let mark = [0xabu8; 4096];
+        device.write_at(SUPER_OFFSETS[1], &mark).unwrap();
+        v.write(Logical(16 * MIB), &vec![1; (8 * MIB) as usize]).unwrap();
+        device.write_at(SUPER_OFFSETS[1], &mark).unwrap();
+        v.discard(Logical(16 * MIB), 8 * MIB).unwrap();
+        let mut back = [0; 4096];
+        device.read_at(SUPER_OFFSETS[1], &mut back).unwrap();
+        assert_eq!(back, mark);
+        let parts: Vec<_> = outside_superblocks(0, 1 << 40).collect();
+        assert_eq!(parts.len(), 4);
+        assert_eq!(parts.iter().map(|(a, b)| b - a).sum::<u64>(), (1 << 40) - 3 * 4096);
+        assert_eq!(outside_superblocks(65536, 69632).count(), 0);
+        assert_eq!(outside_superblocks(66000, 70000).collect::<Vec<_>>(), [(69632, 70000)]);
+    }
+
+    /// Fails as it is told to.
+    #[derive(Debug)]
+    struct Failing;
+    impl Device for Failing {
+        fn name(&self) -> String {
+            "failing".into()
+        }
+        fn size(&self) -> u64 {
+            1 << 30
+        }
+        fn is_read_only(&self) -> bool {
+            false
+        }
+        fn read_at(&self, _: Physical, _: &mut [u8]) -> io::Result<()> {
+            Err(io::Error::other("bad sector"))
+        }
+        fn write_at(&self, _: Physical, _: &[u8]) -> io::Result<()> {
+            Err(io::Error::other("bad sector"))
+        }
+        fn flush(&self) -> io::Result<()> {
+            Err(io::Error::other("cable pulled"))
+        }
+    }
+
+    #[test]
+    fn errors_name_device_and_place() {
+        let v = Volume::new(vec![(DeviceId(1), Arc::new(Failing))]).unwrap();
+        let chunk =
+            MappedChunk { start: Logical(MIB), length: MIB, kind: 1, stripes: smallvec![stripe(2 * MIB)] };
+        v.add_chunk(chunk).unwrap();
+        let text = v.read(Logical(MIB + 4096), &mut [0; 512], 0).unwrap_err().to_string();
+        assert_eq!(text, "failing: read of 512 bytes at 2101248 failed: bad sector");
+        assert!(v.write(Logical(MIB), &[0; 512]).is_err());
+        assert!(v.write_vectored(Logical(MIB), &[IoSlice::new(&[0; 512])]).is_err());
+        assert!(v.flush().unwrap_err().to_string().contains("cable pulled"));
+        let s = v.stats()[0].1;
+        assert_eq!((s.read_errors, s.write_errors, s.flush_errors), (1, 2, 1));
+    }
+}
