@@ -6,7 +6,7 @@ use larder_format::{DeviceId, Key, Logical, ObjectId};
 use larder_volume::VolumeError;
 
 /// Result of the engine.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What the engine can answer instead of a result.
 #[derive(Debug, thiserror::Error)]

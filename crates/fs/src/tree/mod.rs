@@ -1,5 +1,26 @@
 //! Trees: sorted items in copy-on-write blocks.
+//!
+//! From the bottom: `image` edits the bytes of one node, `node` is a node in memory, `store` reads and caches clean
+//! ones, `version` is a tree that never changes and its cursors, `tree` is one that does, `edit` changes its items.
+//! A tree sees space only through [`tree::BlockSource`].
 
+mod edit;
+mod image;
+mod node;
 pub mod ops;
+mod store;
+#[cfg(test)]
+mod tests;
+#[allow(clippy::module_inception)]
+mod tree;
+mod version;
 
+pub(crate) use edit::Editor;
+pub(crate) use image::NodeFormat;
+pub(crate) use node::{IMAGE_COPIES, Node};
 pub use ops::TreeOps;
+pub use store::{BlockReader, NodeStore, Pointer, StoreStats};
+pub(crate) use tree::{BlockSource, Need, Stop};
+pub use tree::{Tree, TreeStats};
+pub use version::{Cursor, Epoch, Item, Version};
+pub(crate) use version::{Epochs, Root};

@@ -1,0 +1,374 @@
+//! Changes to items, once the paths to them are writable.
+//!
+//! [`Editor`] lives inside [`super::Tree::edit`]: every node on the way to a prepared key is in memory, owned by the
+//! running transaction, and enough addresses are at hand; so nothing here can wait or fail for lack of anything.
+//! Leaves that became empty are removed, and keys in parents raised, only at the end ([`Editor::tidy`]): until then
+//! each prepared key must still lead to the leaf that was prepared for it.
+
+use crate::error::{Error, Place, Result};
+use crate::tree::image::{self, NodeFormat};
+use crate::tree::node::Node;
+use crate::tree::store::Pointer;
+use crate::tree::tree::BlockSource;
+use crate::tree::version::{Root, child_slot};
+use larder_format::node::{ITEM_SIZE, max_item_size, max_pointers};
+use larder_format::{Key, TreeId};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// New right neighbours that a split made, in key order.
+type Split = SmallVec<[Arc<Node>; 2]>;
+
+/// Changes items of one tree. See the module's text.
+pub(crate) struct Editor<'a> {
+    tree: TreeId,
+    format: &'a NodeFormat,
+    root: &'a mut Root,
+    source: &'a mut dyn BlockSource,
+}
+
+impl<'a> Editor<'a> {
+    pub(crate) fn new(
+        tree: TreeId,
+        format: &'a NodeFormat,
+        root: &'a mut Root,
+        source: &'a mut dyn BlockSource,
+    ) -> Self {
+        Self { tree, format, root, source }
+    }
+
+    fn leaf(&self, key: &Key) -> &Arc<Node> {
+        let mut node = self.root.node.as_ref().expect("an edited tree's root is in memory");
+        while node.level() > 0 {
+            node = node.child(child_slot(node, key)).unwrap_or_else(|| {
+                panic!("key {key} of tree {} was not named to the edit", self.tree);
+            });
+        }
+        node
+    }
+
+    fn leaf_mut(&mut self, key: &Key) -> &mut Node {
+        let mut node = Arc::make_mut(self.root.node.as_mut().expect("an edited tree's root is in memory"));
+        while node.level() > 0 {
+            let slot = child_slot(node, key);
+            node = Arc::make_mut(node.child_mut(slot));
+        }
+        node
+    }
+
+    /// Data of an item.
+    pub(crate) fn get(&self, key: &Key) -> Option<&[u8]> {
+        let view = self.leaf(key).view();
+        view.search(key).ok().and_then(|slot| view.data(slot))
+    }
+
+    /// Adds an item.
+    ///
+    /// # Errors
+    /// `Corrupt` when the key is taken; `TooBig` when no leaf could hold it.
+    pub(crate) fn insert(&mut self, key: &Key, data: &[u8]) -> Result<()> {
+        if data.len() > max_item_size(self.format.nodesize) {
+            return Err(Error::TooBig);
+        }
+        if self.get(key).is_some() {
+            return Err(Error::corrupt(Place::item(self.tree, *key), "item exists already"));
+        }
+        let mut root = self.root.node.take().expect("an edited tree's root is in memory");
+        let split = self.insert_below(&mut root, key, data);
+        if split.is_empty() {
+            self.root.node = Some(root);
+        } else {
+            self.grow(root, split);
+        }
+        Ok(())
+    }
+
+    /// Replaces the data of an item.
+    ///
+    /// # Errors
+    /// `Corrupt` when there is none; `TooBig` when no leaf could hold it.
+    pub(crate) fn update(&mut self, key: &Key, data: &[u8]) -> Result<()> {
+        if data.len() > max_item_size(self.format.nodesize) {
+            return Err(Error::TooBig);
+        }
+        let tree = self.tree;
+        let leaf = self.leaf_mut(key);
+        let view = leaf.view();
+        let Ok(slot) = view.search(key) else {
+            return Err(Error::corrupt(Place::item(tree, *key), "item is missing"));
+        };
+        let old = view.items()[slot].size.get() as usize;
+        if data.len() > old && data.len() - old > view.leaf_free() {
+            self.delete(key)?;
+            return self.insert(key, data);
+        }
+        let bytes = leaf.bytes_mut();
+        if data.len() != old {
+            image::leaf_resize(bytes, slot, data.len());
+        }
+        image::leaf_data_mut(bytes, slot).copy_from_slice(data);
+        Ok(())
+    }
+
+    /// Removes an item.
+    ///
+    /// # Errors
+    /// `Corrupt` when there is none.
+    pub(crate) fn delete(&mut self, key: &Key) -> Result<()> {
+        if self.get(key).is_none() {
+            return Err(Error::corrupt(Place::item(self.tree, *key), "item is missing"));
+        }
+        let root = self.root.node.as_mut().expect("an edited tree's root is in memory");
+        delete_below(Arc::make_mut(root), key);
+        Ok(())
+    }
+
+    /// Adds a root above `old` and its new neighbours.
+    fn grow(&mut self, old: Arc<Node>, split: Split) {
+        let level = old.level() + 1;
+        let first = old.first_key().expect("a node that was split is not empty");
+        let mut root = self.new_node(level, first);
+        root.insert_child(0, first, old);
+        for node in split {
+            let key = node.first_key().expect("a node made by a split is not empty");
+            let end = root.view().nritems();
+            root.insert_child(end, key, node);
+        }
+        self.root.ptr = Pointer { at: root.address(), generation: root.generation(), level, first_key: None };
+        self.root.node = Some(Arc::new(root));
+    }
+
+    fn new_node(&mut self, level: u8, first_key: Key) -> Node {
+        let at = self.source.take();
+        self.source.created(self.tree, at, level, first_key);
+        let buffer = self.source.buffer();
+        Node::fresh(buffer, self.format, at, self.source.generation(), self.tree, level)
+    }
+
+    fn insert_below(&mut self, node: &mut Arc<Node>, key: &Key, data: &[u8]) -> Split {
+        let node = Arc::make_mut(node);
+        if node.level() == 0 {
+            return self.insert_in_leaf(node, key, data);
+        }
+        let slot = child_slot(node, key);
+        let split = self.insert_below(node.child_mut(slot), key, data);
+        if node.view().key(slot).is_some_and(|k| *key < k) {
+            image::set_key(node.bytes_mut(), slot, key);
+        }
+        let mut right: Split = SmallVec::new();
+        for (at, child) in (slot + 1..).zip(split) {
+            let first = child.first_key().expect("a node made by a split is not empty");
+            let left_len = node.view().nritems();
+            // Once this node was split, later children belong to its right half.
+            if let Some(r) = right.last_mut() {
+                let r = Arc::make_mut(r);
+                if at >= left_len {
+                    r.insert_child(at - left_len, first, child);
+                    continue;
+                }
+            }
+            if left_len < max_pointers(self.format.nodesize) {
+                node.insert_child(at, first, child);
+                continue;
+            }
+            // Appending at the end is the common case of growing keys: leave the left half full.
+            let cut = if at == left_len { left_len - 1 } else { left_len / 2 };
+            let cut_key = node.view().key(cut).expect("a slot within the node");
+            let mut new = self.new_node(node.level(), cut_key);
+            node.move_pointers(cut, &mut new);
+            if at <= cut && at != left_len {
+                node.insert_child(at, first, child);
+            } else {
+                new.insert_child(at - cut, first, child);
+            }
+            right.push(Arc::new(new));
+        }
+        right
+    }
+
+    fn insert_in_leaf(&mut self, leaf: &mut Node, key: &Key, data: &[u8]) -> Split {
+        let view = leaf.view();
+        let n = view.nritems();
+        let slot = view.search(key).unwrap_or_else(|i| i);
+        let size = data.len() + ITEM_SIZE;
+        let put = |node: &mut Node, slot: usize| {
+            let bytes = node.bytes_mut();
+            image::leaf_insert(bytes, slot, key, data.len());
+            image::leaf_data_mut(bytes, slot).copy_from_slice(data);
+        };
+        if view.leaf_free() >= size {
+            put(leaf, slot);
+            return SmallVec::new();
+        }
+        let room = image::leaf_room(view);
+        let total = image::leaf_bytes(view, 0, n);
+        // Where to cut so that the new item fits on one side, as evenly as possible; behind the end of the leaf keys
+        // are probably growing, so the left one stays full.
+        let best = if slot == n {
+            Some((n, false))
+        } else {
+            let mut best: Option<(usize, usize, bool)> = None;
+            for cut in 0..=n {
+                let left = image::leaf_bytes(view, 0, cut);
+                for new_left in [true, false] {
+                    let fits_side = if new_left { slot <= cut } else { slot >= cut };
+                    let l = left + if new_left { size } else { 0 };
+                    let r = total - left + if new_left { 0 } else { size };
+                    let nonempty = l > 0 && r > 0;
+                    if fits_side && nonempty && l <= room && r <= room {
+                        let skew = l.abs_diff(r);
+                        if best.is_none_or(|b| skew < b.0) {
+                            best = Some((skew, cut, new_left));
+                        }
+                    }
+                }
+            }
+            best.map(|(_, cut, new_left)| (cut, new_left))
+        };
+        match best {
+            Some((cut, new_left)) => {
+                let first = if cut < n && (new_left || slot > cut) {
+                    view.key(cut).expect("a slot within the leaf")
+                } else {
+                    *key
+                };
+                let mut right = self.new_node(0, first);
+                image::leaf_move_tail(leaf.bytes_mut(), cut, right.bytes_mut());
+                if new_left {
+                    put(leaf, slot);
+                } else {
+                    put(&mut right, slot - cut);
+                }
+                SmallVec::from_iter([Arc::new(right)])
+            }
+            None => {
+                // A large item between two large halves: it gets a leaf of its own.
+                let tail_first = view.key(slot).expect("the three-way case has items behind");
+                let mut tail = self.new_node(0, tail_first);
+                image::leaf_move_tail(leaf.bytes_mut(), slot, tail.bytes_mut());
+                let mut middle = self.new_node(0, *key);
+                put(&mut middle, 0);
+                SmallVec::from_iter([Arc::new(middle), Arc::new(tail)])
+            }
+        }
+    }
+
+    /// Removes the leaf of `key` if it is empty and joins it with a neighbour if both are small, upwards as far as
+    /// that goes. Only nodes that this transaction owns are touched, so nothing has to be read or copied.
+    pub(crate) fn tidy(&mut self, key: &Key) {
+        let mut root = self.root.node.take().expect("an edited tree's root is in memory");
+        self.tidy_below(Arc::make_mut(&mut root), key);
+        loop {
+            if root.level() == 0 {
+                break;
+            }
+            match root.view().nritems() {
+                0 => {
+                    let leaf = self.new_node(0, *key);
+                    self.source.dropped(self.tree, root.address(), root.level());
+                    root = Arc::new(leaf);
+                }
+                1 => {
+                    // The only child becomes the root, if it is ours: a clean one might be shared.
+                    let generation = self.source.generation();
+                    let Some(child) = root.child(0).filter(|c| c.generation() == generation).cloned() else {
+                        break;
+                    };
+                    self.source.dropped(self.tree, root.address(), root.level());
+                    root = child;
+                }
+                _ => break,
+            }
+        }
+        self.root.ptr = Pointer {
+            at: root.address(),
+            generation: root.generation(),
+            level: root.level(),
+            first_key: None,
+        };
+        self.root.node = Some(root);
+    }
+
+    fn tidy_below(&mut self, node: &mut Node, key: &Key) {
+        if node.level() == 0 || node.view().nritems() == 0 {
+            return;
+        }
+        let slot = child_slot(node, key);
+        let generation = self.source.generation();
+        if node.child(slot).is_none_or(|c| c.generation() != generation) {
+            return;
+        }
+        self.tidy_below(Arc::make_mut(node.child_mut(slot)), key);
+        let child = node.child(slot).expect("just visited");
+        if child.view().nritems() == 0 {
+            self.source.dropped(self.tree, child.address(), child.level());
+            node.remove_child(slot);
+            return;
+        }
+        let small = fill(child) * 3 < capacity(child);
+        refresh_key(node, slot);
+        if small {
+            for left in [slot, slot.wrapping_sub(1)] {
+                if self.join(node, left, generation) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Joins the children at `left` and `left + 1` if both are ours and fit one node with room to spare.
+    fn join(&mut self, node: &mut Node, left: usize, generation: larder_format::Generation) -> bool {
+        let (Some(a), Some(b)) = (node.child(left), left.checked_add(1).and_then(|r| node.child(r))) else {
+            return false;
+        };
+        let ours = a.generation() == generation && b.generation() == generation;
+        if !ours || a.level() != b.level() || (fill(a) + fill(b)) * 4 > capacity(a) * 3 {
+            return false;
+        }
+        let right = node.remove_child(left + 1).expect("just looked at");
+        self.source.dropped(self.tree, right.address(), right.level());
+        let target = Arc::make_mut(node.child_mut(left));
+        if right.level() == 0 {
+            image::leaf_append(target.bytes_mut(), right.bytes(), 0, right.view().nritems());
+        } else {
+            let generation_of = right.view();
+            for (slot, p) in generation_of.pointers().iter().enumerate() {
+                target.append_pointer(p, right.child(slot).cloned());
+            }
+        }
+        true
+    }
+}
+
+/// Bytes in use behind the header.
+fn fill(node: &Node) -> usize {
+    let view = node.view();
+    if view.level() == 0 {
+        image::leaf_bytes(view, 0, view.nritems())
+    } else {
+        view.nritems() * larder_format::node::POINTER_SIZE
+    }
+}
+
+/// Bytes behind the header.
+fn capacity(node: &Node) -> usize {
+    image::leaf_room(node.view())
+}
+
+/// Makes the key that a parent keeps for a child equal the child's first key.
+fn refresh_key(node: &mut Node, slot: usize) {
+    let Some(first) = node.child(slot).and_then(|c| c.first_key()) else { return };
+    if node.view().key(slot) != Some(first) {
+        image::set_key(node.bytes_mut(), slot, &first);
+    }
+}
+
+fn delete_below(node: &mut Node, key: &Key) {
+    if node.level() == 0 {
+        let slot = node.view().search(key).expect("looked up before");
+        image::leaf_remove(node.bytes_mut(), slot, 1);
+        return;
+    }
+    let slot = child_slot(node, key);
+    delete_below(Arc::make_mut(node.child_mut(slot)), key);
+}

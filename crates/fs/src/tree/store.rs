@@ -1,0 +1,222 @@
+//! Where clean nodes come from: a bounded cache over verified reads.
+//!
+//! The cache is keyed by (logical address, generation), so a block that was freed, reused and written again can never
+//! answer for its predecessor. Everything that enters it was checked: checksum, identity, layout, items. A copy that
+//! fails is passed over for the next one, and the good bytes are written back over the bad ones where that is allowed.
+
+use crate::error::{Error, Place, Result};
+use crate::tree::image::NodeFormat;
+use crate::tree::node::Node;
+use larder_format::check::{Expect, check_node};
+use larder_format::{CsumType, Generation, Key, Logical, TreeId};
+use larder_volume::VolumeResult;
+use parking_lot::Mutex;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Reads of blocks by logical address, one copy at a time.
+pub trait BlockReader: Send + Sync + std::fmt::Debug {
+    /// Number of copies that the chunk at `at` keeps.
+    fn copies(&self, at: Logical) -> usize;
+    /// Reads one copy.
+    ///
+    /// # Errors
+    /// The device's, or `Unmapped`.
+    fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()>;
+    /// Writes one copy anew from good bytes. Only called where the file system is writable.
+    ///
+    /// # Errors
+    /// The device's; the caller goes on.
+    fn repair(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()>;
+}
+
+/// What a parent says of a child, and a root item or superblock of a root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pointer {
+    /// Where.
+    pub at: Logical,
+    /// Which transaction wrote it.
+    pub generation: Generation,
+    /// Its height.
+    pub level: u8,
+    /// The parent's key for it; `None` for a root.
+    pub first_key: Option<Key>,
+}
+
+/// Counters of the store.
+#[derive(Debug, Default)]
+pub struct StoreStats {
+    /// Nodes found in the cache.
+    pub hits: AtomicU64,
+    /// Nodes read.
+    pub reads: AtomicU64,
+    /// Copies that were bad and had a good sibling.
+    pub bad_copies: AtomicU64,
+}
+
+#[derive(Clone)]
+struct ByBytes;
+impl Weighter<(Logical, Generation), Arc<Node>> for ByBytes {
+    fn weight(&self, _: &(Logical, Generation), node: &Arc<Node>) -> u64 {
+        node.bytes().len() as u64 + 128
+    }
+}
+
+/// The cache and the way to what is not in it.
+#[derive(Debug)]
+pub struct NodeStore {
+    reader: Arc<dyn BlockReader>,
+    format: NodeFormat,
+    csum: CsumType,
+    /// Generation of the last superblock: nothing on the device may be newer than the one after it.
+    super_generation: AtomicU64,
+    cache: Cache<(Logical, Generation), Arc<Node>, ByBytes>,
+    /// Buffers of the size of a node, ready for copies.
+    spare: Mutex<Vec<Arc<[u8]>>>,
+    repair: bool,
+    stats: StoreStats,
+}
+
+impl NodeStore {
+    /// A store over `reader` that keeps about `budget` bytes of clean nodes.
+    pub(crate) fn new(
+        reader: Arc<dyn BlockReader>,
+        format: NodeFormat,
+        csum: CsumType,
+        super_generation: Generation,
+        budget: u64,
+        repair: bool,
+    ) -> Self {
+        let items = usize::try_from(budget / u64::from(format.nodesize)).unwrap_or(usize::MAX).max(64);
+        Self {
+            reader,
+            format,
+            csum,
+            super_generation: AtomicU64::new(super_generation.0),
+            cache: Cache::with_weighter(items, budget, ByBytes),
+            spare: Mutex::new(Vec::new()),
+            repair,
+            stats: StoreStats::default(),
+        }
+    }
+    /// What all nodes have in common.
+    pub(crate) fn format(&self) -> &NodeFormat {
+        &self.format
+    }
+    /// The file system's checksum.
+    pub(crate) fn csum_type(&self) -> CsumType {
+        self.csum
+    }
+    /// Counters.
+    pub fn stats(&self) -> &StoreStats {
+        &self.stats
+    }
+    /// Bytes that the cache holds.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+    /// Tells the store that a later transaction was published.
+    pub(crate) fn set_super_generation(&self, generation: Generation) {
+        self.super_generation.store(generation.0, Ordering::Relaxed);
+    }
+    /// A node that is in the cache.
+    pub(crate) fn peek(&self, ptr: &Pointer) -> Option<Arc<Node>> {
+        self.cache.get(&(ptr.at, ptr.generation))
+    }
+    /// Puts a node in that was just written.
+    pub(crate) fn put(&self, node: Arc<Node>) {
+        self.cache.insert((node.address(), node.generation()), node.stripped());
+    }
+    /// A node, from the cache or the device. Waits for the device.
+    ///
+    /// # Errors
+    /// `Corrupt` when no copy is good; the device's error when none could be read.
+    pub(crate) fn get(&self, ptr: &Pointer, owner: TreeId) -> Result<Arc<Node>> {
+        if let Some(node) = self.peek(ptr) {
+            self.stats.hits.fetch_add(1, Ordering::Relaxed);
+            // The same block can be reached through a damaged parent that expects something else of it.
+            if node.level() != ptr.level || ptr.first_key.is_some_and(|k| node.first_key() != Some(k)) {
+                let what = format!(
+                    "block does not match its parent's pointer (level {}, first key {:?})",
+                    ptr.level, ptr.first_key
+                );
+                let place = Place { tree: Some(owner), address: Some(ptr.at), ..Place::default() };
+                return Err(Error::corrupt(place, what));
+            }
+            return Ok(node);
+        }
+        crate::api::may_wait()?;
+        let node = Arc::new(Node::clean(self.read(ptr, owner)?));
+        self.cache.insert((ptr.at, ptr.generation), node.clone());
+        Ok(node)
+    }
+
+    fn read(&self, ptr: &Pointer, owner: TreeId) -> Result<Arc<[u8]>> {
+        self.stats.reads.fetch_add(1, Ordering::Relaxed);
+        let mut buf = self.buffer();
+        let bytes = Arc::get_mut(&mut buf).expect("a spare buffer has one owner");
+        let expect = Expect {
+            nodesize: self.format.nodesize,
+            fsid: self.format.fsid,
+            bytenr: ptr.at,
+            level: Some(ptr.level),
+            generation: Some(ptr.generation),
+            owner: Some(owner),
+            is_root: ptr.first_key.is_none(),
+            first_key: ptr.first_key,
+            csum: Some(self.csum),
+            super_generation: Generation(self.super_generation.load(Ordering::Relaxed)),
+        };
+        let copies = self.reader.copies(ptr.at).max(1);
+        let mut first_error = None;
+        let mut bad = Vec::new();
+        for copy in 0..copies {
+            let error = match self.reader.read(ptr.at, bytes, copy) {
+                Ok(()) => match check_node(bytes, &expect) {
+                    Ok(()) => {
+                        for b in bad {
+                            self.stats.bad_copies.fetch_add(1, Ordering::Relaxed);
+                            tracing::warn!(address = %ptr.at, copy = b, "damaged copy of a block; another copy is good");
+                            if self.repair
+                                && let Err(e) = self.reader.repair(ptr.at, bytes, b)
+                            {
+                                tracing::warn!(address = %ptr.at, copy = b, error = %e, "repair failed");
+                            }
+                        }
+                        return Ok(buf);
+                    }
+                    Err(e) => Error::corrupt(
+                        Place { tree: Some(owner), address: Some(ptr.at), ..Place::default() },
+                        e.to_string(),
+                    ),
+                },
+                Err(e) => e.into(),
+            };
+            bad.push(copy);
+            first_error.get_or_insert(error);
+        }
+        Err(first_error.expect("at least one copy was tried"))
+    }
+
+    /// A buffer of the size of a node that nobody else has.
+    pub(crate) fn buffer(&self) -> Arc<[u8]> {
+        if let Some(b) = self.spare.lock().pop() {
+            return b;
+        }
+        std::iter::repeat_n(0u8, self.format.nodesize as usize).collect()
+    }
+    /// Gives buffers back that were not needed.
+    pub(crate) fn give_back(&self, buffers: impl Iterator<Item = Arc<[u8]>>) {
+        let mut spare = self.spare.lock();
+        for b in buffers {
+            if spare.len() >= 64 {
+                break;
+            }
+            if Arc::strong_count(&b) == 1 {
+                spare.push(b);
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Trees against a sorted map.
+
+use super::*;
+use crate::error::Result;
+use larder_format::node::max_item_size;
+use larder_format::{CsumType, Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use larder_volume::VolumeResult;
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+const NODESIZE: u32 = 4096;
+
+/// Blocks in memory.
+#[derive(Debug, Default)]
+struct Blocks(Mutex<HashMap<Logical, Vec<u8>>>);
+impl BlockReader for Blocks {
+    fn copies(&self, _: Logical) -> usize {
+        1
+    }
+    fn read(&self, at: Logical, buf: &mut [u8], _: usize) -> VolumeResult<()> {
+        buf.copy_from_slice(&self.0.lock()[&at]);
+        Ok(())
+    }
+    fn repair(&self, _: Logical, _: &[u8], _: usize) -> VolumeResult<()> {
+        unreachable!("nothing is damaged here")
+    }
+}
+
+/// Hands out rising addresses and keeps count of what lives.
+#[derive(Debug)]
+struct Source {
+    generation: Generation,
+    next: u64,
+    purse: Vec<Logical>,
+    live: BTreeMap<Logical, u8>,
+}
+impl BlockSource for Source {
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+    fn published(&self) -> Generation {
+        Generation(self.generation.0 - 1)
+    }
+    fn available(&self) -> usize {
+        self.purse.len()
+    }
+    fn take(&mut self) -> Logical {
+        self.purse.pop().unwrap()
+    }
+    fn untake(&mut self, at: Logical) {
+        self.purse.push(at);
+    }
+    fn buffer(&mut self) -> Arc<[u8]> {
+        vec![0u8; NODESIZE as usize].into()
+    }
+    fn created(&mut self, _: TreeId, at: Logical, level: u8, _: Key) {
+        assert!(self.live.insert(at, level).is_none());
+    }
+    fn copied(&mut self, _: TreeId, old: &Node, new: Logical, _: bool) -> std::result::Result<(), Stop> {
+        assert_eq!(self.live.remove(&old.address()), Some(old.level()));
+        assert!(self.live.insert(new, old.level()).is_none());
+        Ok(())
+    }
+    fn dropped(&mut self, _: TreeId, at: Logical, level: u8) {
+        assert_eq!(self.live.remove(&at), Some(level));
+    }
+    fn provide(&mut self, need: &Need) -> Result<()> {
+        let Need::Blocks(n) = need else { panic!("only blocks are ever missing here") };
+        while self.purse.len() < *n {
+            self.next += u64::from(NODESIZE);
+            self.purse.push(Logical(self.next));
+        }
+        Ok(())
+    }
+}
+
+struct Fixture {
+    tree: Tree,
+    source: Source,
+    blocks: Arc<Blocks>,
+    store: Arc<NodeStore>,
+    epochs: Epochs<()>,
+    model: BTreeMap<Key, Vec<u8>>,
+}
+
+fn fixture() -> Fixture {
+    let format = NodeFormat { nodesize: NODESIZE, fsid: [3; 16], chunk_tree_uuid: [4; 16] };
+    let blocks = Arc::new(Blocks::default());
+    let mut first = vec![0u8; NODESIZE as usize];
+    let at = Logical(1 << 20);
+    image::init(&mut first, &format, at, Generation(1), ObjectId::CSUM_TREE, 0);
+    image::header_mut(&mut first).set_flags(1);
+    blocks.0.lock().insert(at, first);
+    let store =
+        Arc::new(NodeStore::new(blocks.clone(), format, CsumType::Crc32c, Generation(1), 64 << 10, false));
+    let root = Pointer { at, generation: Generation(1), level: 0, first_key: None };
+    let tree = Tree::new(ObjectId::CSUM_TREE, store.clone(), root, Generation(0), Arc::default());
+    let source = Source {
+        generation: Generation(2),
+        next: 2 << 20,
+        purse: Vec::new(),
+        live: BTreeMap::from([(at, 0)]),
+    };
+    Fixture { tree, source, blocks, store, epochs: Epochs::new(), model: BTreeMap::new() }
+}
+
+/// Writes all dirty nodes out and starts the next transaction.
+fn commit(f: &mut Fixture) {
+    fn write(blocks: &Blocks, store: &NodeStore, node: &Arc<Node>, generation: Generation) {
+        for c in node.children().iter().flatten() {
+            if c.generation() == generation {
+                write(blocks, store, c, generation);
+            }
+        }
+        let mut bytes = node.bytes().to_vec();
+        image::header_mut(&mut bytes).set_flags(1);
+        let sum = CsumType::Crc32c.compute(&bytes[32..]);
+        bytes[..32].copy_from_slice(&sum);
+        blocks.0.lock().insert(node.address(), bytes);
+        store.put(node.clone());
+    }
+    let root = f.tree.root();
+    if let Some(node) = root.node.as_ref().filter(|n| n.generation() == f.source.generation) {
+        write(&f.blocks, &f.store, node, f.source.generation);
+    }
+    f.store.set_super_generation(f.source.generation);
+    f.source.generation = f.source.generation.next();
+    f.tree.settle(&root);
+}
+
+fn key(i: u16) -> Key {
+    Key::new(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, u64::from(i) * 4096)
+}
+
+fn verify(version: &Version, model: &BTreeMap<Key, Vec<u8>>) {
+    let mut cursor = version.seek(&Key::MIN).unwrap();
+    let mut forward = Vec::new();
+    while let Some(item) = cursor.next().unwrap() {
+        forward.push((item.key, item.data().to_vec()));
+    }
+    let expected: Vec<_> = model.iter().map(|(k, v)| (*k, v.clone())).collect();
+    assert_eq!(forward, expected);
+    let mut backward = Vec::new();
+    while let Some(item) = cursor.prev().unwrap() {
+        backward.push((item.key, item.data().to_vec()));
+    }
+    backward.reverse();
+    assert_eq!(backward, expected);
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Insert(u16, usize),
+    Update(u16, usize),
+    Delete(u16),
+    DeleteRun(u16, u16),
+    Several(Vec<u16>),
+    Commit,
+    Remember,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let max = max_item_size(NODESIZE);
+    let size = prop_oneof![4 => 0usize..200, 1 => 0usize..=max];
+    let k = prop_oneof![0u16..60, 0u16..2000];
+    let op = prop_oneof![
+        6 => (k.clone(), size.clone()).prop_map(|(k, s)| Op::Insert(k, s)),
+        2 => (k.clone(), size).prop_map(|(k, s)| Op::Update(k, s)),
+        3 => k.clone().prop_map(Op::Delete),
+        1 => (k.clone(), 1u16..400).prop_map(|(k, n)| Op::DeleteRun(k, n)),
+        1 => prop::collection::vec(k, 1..6).prop_map(Op::Several),
+        1 => Just(Op::Commit),
+        1 => Just(Op::Remember),
+    ];
+    prop::collection::vec(op, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    /// Random edits leave what a map would have; versions taken on the way keep what they saw; every block that was
+    /// made is reachable or was dropped.
+    #[test]
+    fn edits_match_a_map(ops in ops()) {
+        let mut f = fixture();
+        let mut remembered = Vec::new();
+        for op in ops {
+            match op {
+                Op::Insert(k, s) => {
+                    let k = key(k);
+                    let data = vec![u8::try_from(s % 251).unwrap(); s];
+                    let exists = f.model.contains_key(&k);
+                    let done = f.tree.edit(&mut f.source, &[k], |e| e.insert(&k, &data));
+                    prop_assert_eq!(done.is_ok(), !exists);
+                    f.model.entry(k).or_insert(data);
+                }
+                Op::Update(k, s) => {
+                    let k = key(k);
+                    let data = vec![7u8; s];
+                    let done = f.tree.edit(&mut f.source, &[k], |e| e.update(&k, &data));
+                    prop_assert_eq!(done.is_ok(), f.model.contains_key(&k));
+                    if let Some(v) = f.model.get_mut(&k) { *v = data; }
+                }
+                Op::Delete(k) => {
+                    let k = key(k);
+                    let done = f.tree.edit(&mut f.source, &[k], |e| e.delete(&k));
+                    prop_assert_eq!(done.is_ok(), f.model.remove(&k).is_some());
+                }
+                Op::DeleteRun(k, n) => {
+                    let keys: Vec<Key> = f.model.range(key(k)..key(k.saturating_add(n))).map(|(k, _)| *k).collect();
+                    for k in keys {
+                        f.tree.edit(&mut f.source, &[k], |e| e.delete(&k)).unwrap();
+                        f.model.remove(&k);
+                    }
+                }
+                Op::Several(ks) => {
+                    let keys: Vec<Key> = ks.iter().map(|k| key(*k)).collect();
+                    let model = &mut f.model;
+                    f.tree.edit(&mut f.source, &keys, |e| {
+                        for k in &keys {
+                            if e.get(k).is_some() {
+                                e.delete(k)?;
+                                model.remove(k);
+                            } else {
+                                e.insert(k, b"several")?;
+                                model.insert(*k, b"several".to_vec());
+                            }
+                        }
+                        Ok(())
+                    }).unwrap();
+                }
+                Op::Commit => commit(&mut f),
+                Op::Remember => {
+                    let epoch = f.epochs.enter();
+                    remembered.push((f.tree.version(epoch), f.model.clone()));
+                }
+            }
+        }
+        let now = f.tree.version(f.epochs.enter());
+        verify(&now, &f.model);
+        for (version, model) in &remembered {
+            verify(version, model);
+        }
+        for (k, v) in &f.model {
+            let found = f.tree.get(k, &f.epochs.enter()).unwrap().unwrap();
+            prop_assert_eq!(found.data(), &v[..]);
+        }
+        prop_assert_eq!(reachable(&now), f.source.live.clone());
+    }
+}
+
+fn reachable(version: &Version) -> BTreeMap<Logical, u8> {
+    fn walk(v: &Version, node: &Arc<Node>, out: &mut BTreeMap<Logical, u8>) {
+        out.insert(node.address(), node.level());
+        if node.level() == 0 {
+            return;
+        }
+        for slot in 0..node.view().nritems() {
+            let child = match node.child(slot) {
+                Some(c) => c.clone(),
+                None => v.store.get(&super::version::child_pointer(node, slot), v.tree).unwrap(),
+            };
+            assert_eq!(child.first_key(), node.view().key(slot), "a parent's key is its child's first key");
+            walk(v, &child, out);
+        }
+    }
+    let mut out = BTreeMap::new();
+    let root = match &version.root.node {
+        Some(n) => n.clone(),
+        None => version.store.get(&version.root.ptr, version.tree).unwrap(),
+    };
+    walk(version, &root, &mut out);
+    out
+}
+
+#[test]
+fn epochs_release_in_order() {
+    let epochs: Epochs<u32> = Epochs::new();
+    let first = epochs.enter();
+    epochs.advance(1);
+    let second = epochs.enter();
+    epochs.advance(2);
+    epochs.advance(3);
+    assert!(epochs.expired().is_empty());
+    drop(second);
+    assert!(epochs.expired().is_empty(), "an older version can still reach what was freed later");
+    drop(first);
+    assert_eq!(epochs.expired(), [1, 2, 3]);
+}

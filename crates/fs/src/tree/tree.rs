@@ -1,0 +1,323 @@
+//! A tree that changes: one root, short shared look-ups, and edits that never wait under the lock.
+//!
+//! An edit names the keys it is going to touch. With the lock held it makes the path to each of them writable —
+//! copied to a new address where the running transaction does not own it yet — and only then runs the caller's
+//! changes. Whatever is missing on the way (a node that is not in memory, the reference count of a block that a
+//! snapshot may share, addresses for new blocks) ends the attempt with a [`Need`]; the lock is dropped, the
+//! [`BlockSource`] provides it, and the attempt starts over. Making a path writable changes nothing that anybody can
+//! see, so starting over is harmless. Once the caller's changes run, nothing can be missing any more.
+//!
+//! All changes of one edit appear at once: a version has them all or none.
+
+use crate::error::{Error, Place, Result};
+use crate::tree::edit::Editor;
+use crate::tree::node::Node;
+use crate::tree::store::{NodeStore, Pointer};
+use crate::tree::version::{Epoch, Item, Root, Version, child_pointer, child_slot};
+use larder_format::node::FLAG_RELOC;
+use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// What an attempt to edit lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// A clean node that is not in memory.
+    Node(Pointer),
+    /// The committed reference count of a block.
+    Refs(Logical, u8),
+    /// So many addresses for new blocks.
+    Blocks(usize),
+}
+
+/// Why an attempt stopped.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Something has to be fetched without the lock.
+    Need(Need),
+    /// It cannot be done.
+    Fail(Error),
+}
+impl From<Error> for Stop {
+    fn from(e: Error) -> Self {
+        Self::Fail(e)
+    }
+}
+
+/// What a tree needs to know of space: new addresses, and whom to tell of blocks that come and go.
+///
+/// The methods other than `provide` are called with a tree's lock held: they must not wait.
+pub(crate) trait BlockSource {
+    /// The transaction that edits.
+    fn generation(&self) -> Generation;
+    /// The last published transaction.
+    fn published(&self) -> Generation;
+    /// Addresses at hand.
+    fn available(&self) -> usize;
+    /// Takes an address. There is one: `available` was asked.
+    fn take(&mut self) -> Logical;
+    /// Gives an unused address back.
+    fn untake(&mut self, at: Logical);
+    /// A buffer for a node.
+    fn buffer(&mut self) -> Arc<[u8]>;
+    /// A new block of `tree`.
+    fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key);
+    /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: somebody else may, so its reference
+    /// count has to be looked at.
+    fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop>;
+    /// `tree` no longer uses a block that it made in this transaction.
+    fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
+    /// Fetches what was missing. Called without any lock; may wait.
+    fn provide(&mut self, need: &Need) -> Result<()>;
+}
+
+/// Counters of all trees together.
+#[derive(Debug, Default)]
+pub struct TreeStats {
+    /// Edits.
+    pub edits: AtomicU64,
+    /// Attempts that lacked something.
+    pub retries: AtomicU64,
+    /// Nanoseconds that edits held a tree's lock, in all.
+    pub hold_ns: AtomicU64,
+    /// The longest of them.
+    pub hold_max_ns: AtomicU64,
+    /// Blocks copied to a new address.
+    pub cow: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) root: Root,
+    /// Blocks up to this generation may be shared with a snapshot.
+    pub(crate) last_snapshot: Generation,
+}
+
+/// A tree.
+#[derive(Debug)]
+pub struct Tree {
+    id: TreeId,
+    store: Arc<NodeStore>,
+    state: RwLock<State>,
+    stats: Arc<TreeStats>,
+}
+
+impl Tree {
+    /// A tree whose root lies at `root`.
+    pub(crate) fn new(
+        id: TreeId,
+        store: Arc<NodeStore>,
+        root: Pointer,
+        last_snapshot: Generation,
+        stats: Arc<TreeStats>,
+    ) -> Self {
+        let state = State { root: Root { ptr: root, node: None }, last_snapshot };
+        Self { id, store, state: RwLock::new(state), stats }
+    }
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> TreeId {
+        self.id
+    }
+    /// The tree as it is now, never to change. The epoch must have been entered before the call.
+    pub(crate) fn version(&self, epoch: Epoch) -> Version {
+        Version { tree: self.id, root: self.state.read().root.clone(), store: self.store.clone(), epoch }
+    }
+    /// Where the root is.
+    pub(crate) fn root(&self) -> Root {
+        self.state.read().root.clone()
+    }
+    /// Blocks up to this generation may be shared.
+    #[allow(dead_code)]
+    pub(crate) fn last_snapshot(&self) -> Generation {
+        self.state.read().last_snapshot
+    }
+    /// Replaces the root's image by its clean form, if nobody has edited the tree since `frozen` was taken.
+    pub(crate) fn settle(&self, frozen: &Root) {
+        let mut state = self.state.write();
+        if let (Some(now), Some(then)) = (&state.root.node, &frozen.node)
+            && Arc::ptr_eq(now, then)
+        {
+            let clean = then.stripped();
+            state.root.node = Some(clean);
+        }
+    }
+
+    /// Looks one item up under the shared lock. The epoch must have been entered before the call.
+    ///
+    /// # Errors
+    /// Reading or corruption; `WouldBlock` where the thread may not wait and a node is not in memory.
+    pub(crate) fn get(&self, key: &Key, _epoch: &Epoch) -> Result<Option<Item>> {
+        let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
+        loop {
+            let missing = {
+                let state = self.state.read();
+                match find(&state.root, key, |p| {
+                    held.get(&(p.at, p.generation)).cloned().or_else(|| self.store.peek(p))
+                }) {
+                    Ok(leaf) => {
+                        return Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)));
+                    }
+                    Err(p) => p,
+                }
+            };
+            if held.len() > 4 * usize::from(MAX_LEVEL) {
+                return Err(Error::corrupt(Place::tree(self.id), "tree higher than eight levels"));
+            }
+            let node = self.store.get(&missing, self.id)?;
+            held.insert((missing.at, missing.generation), node);
+        }
+    }
+
+    /// Changes items. `keys` are all keys that `change` is going to look up, insert, update or delete; it runs once.
+    ///
+    /// # Errors
+    /// What `change` returns (its changes up to there stay), or reading, corruption, no space — before any change.
+    pub(crate) fn edit<R>(
+        &self,
+        source: &mut dyn BlockSource,
+        keys: &[Key],
+        change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
+        self.stats.edits.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let mut state = self.state.write();
+            let since = Instant::now();
+            let need = match self.prepare(&mut state, source, keys, &held) {
+                Ok(()) => {
+                    let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source);
+                    let result = change(&mut editor);
+                    for key in keys {
+                        editor.tidy(key);
+                    }
+                    drop(state);
+                    self.note_hold(since);
+                    return result;
+                }
+                Err(Stop::Fail(e)) => return Err(e),
+                Err(Stop::Need(need)) => need,
+            };
+            drop(state);
+            self.note_hold(since);
+            self.stats.retries.fetch_add(1, Ordering::Relaxed);
+            if let Need::Node(ptr) = &need {
+                let node = self.store.get(ptr, self.id)?;
+                held.insert((ptr.at, ptr.generation), node);
+            } else {
+                source.provide(&need)?;
+            }
+        }
+    }
+
+    fn note_hold(&self, since: Instant) {
+        let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.stats.hold_ns.fetch_add(ns, Ordering::Relaxed);
+        self.stats.hold_max_ns.fetch_max(ns, Ordering::Relaxed);
+    }
+
+    /// Makes the paths to all keys writable.
+    fn prepare(
+        &self,
+        state: &mut State,
+        source: &mut dyn BlockSource,
+        keys: &[Key],
+        held: &HashMap<(Logical, Generation), Arc<Node>>,
+    ) -> Result<(), Stop> {
+        // Worst case for one key: its path is copied, then every level splits (a leaf into three) and a root is added.
+        let per_key = 2 * (usize::from(state.root.ptr.level) + 2) + 1;
+        let wanted = per_key * keys.len().max(1);
+        if source.available() < wanted {
+            return Err(Stop::Need(Need::Blocks(wanted)));
+        }
+        for key in keys {
+            self.open_path(state, source, key, held)?;
+        }
+        Ok(())
+    }
+
+    fn open_path(
+        &self,
+        state: &mut State,
+        source: &mut dyn BlockSource,
+        key: &Key,
+        held: &HashMap<(Logical, Generation), Arc<Node>>,
+    ) -> Result<(), Stop> {
+        let find = |ptr: &Pointer| {
+            held.get(&(ptr.at, ptr.generation))
+                .cloned()
+                .or_else(|| self.store.peek(ptr))
+                .ok_or(Stop::Need(Need::Node(*ptr)))
+        };
+        let generation = source.generation();
+        if state.root.ptr.generation != generation {
+            let old = match &state.root.node {
+                Some(n) => n.clone(),
+                None => find(&state.root.ptr)?,
+            };
+            let new = self.copy(source, &old, false)?;
+            state.root =
+                Root { ptr: Pointer { at: new.address(), generation, ..state.root.ptr }, node: Some(new) };
+        }
+        let last_snapshot = state.last_snapshot;
+        let mut node = Arc::make_mut(state.root.node.as_mut().expect("the root was just made dirty"));
+        while node.level() > 0 {
+            let slot = child_slot(node, key);
+            let ours = node.child(slot).is_some_and(|c| c.generation() == generation);
+            if !ours {
+                let ptr = child_pointer(node, slot);
+                let old = match node.child(slot) {
+                    Some(c) => c.clone(),
+                    None => find(&ptr)?,
+                };
+                let shared = self.id.holds_files()
+                    && (old.generation() <= last_snapshot || old.view().flags() & FLAG_RELOC != 0);
+                let new = self.copy(source, &old, shared)?;
+                node.set_child(slot, new);
+            }
+            node = Arc::make_mut(node.child_mut(slot));
+        }
+        Ok(())
+    }
+
+    /// Copies a block to a new address.
+    fn copy(&self, source: &mut dyn BlockSource, old: &Arc<Node>, shared: bool) -> Result<Arc<Node>, Stop> {
+        let at = source.take();
+        if let Err(stop) = source.copied(self.id, old, at, shared) {
+            source.untake(at);
+            return Err(stop);
+        }
+        self.stats.cow.fetch_add(1, Ordering::Relaxed);
+        let buffer = source.buffer();
+        let mut new = old.copied_to(buffer, self.store.format(), at, source.generation(), self.id);
+        new.forget_clean(source.published());
+        Ok(Arc::new(new))
+    }
+}
+
+/// Walks to the leaf for `key` through what `find` has in memory; the first pointer that it has not is the error.
+fn find(
+    root: &Root,
+    key: &Key,
+    find: impl Fn(&Pointer) -> Option<Arc<Node>>,
+) -> std::result::Result<Arc<Node>, Pointer> {
+    let mut node = match &root.node {
+        Some(n) => n.clone(),
+        None => find(&root.ptr).ok_or(root.ptr)?,
+    };
+    while node.level() > 0 {
+        let slot = child_slot(&node, key);
+        let child = match node.child(slot) {
+            Some(c) => c.clone(),
+            None => {
+                let ptr = child_pointer(&node, slot);
+                find(&ptr).ok_or(ptr)?
+            }
+        };
+        node = child;
+    }
+    Ok(node)
+}

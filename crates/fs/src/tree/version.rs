@@ -1,0 +1,286 @@
+//! Versions: unchanging trees for readers, and the epochs that keep their blocks from being reused.
+//!
+//! A version is a root and an [`Epoch`]. While any clone of an epoch lives, space that was freed by transactions
+//! published after it began stays pinned; so a version reads with no lock, and what it reads is never overwritten
+//! beneath it. Versions live for one operation: a lingering one pins space.
+
+use crate::error::{Error, Place, Result};
+use crate::tree::node::Node;
+use crate::tree::store::{NodeStore, Pointer};
+use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
+use parking_lot::{Mutex, RwLock};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// A stretch of time between two published transactions. Holding it pins what they and later ones free.
+#[derive(Debug, Clone)]
+pub struct Epoch(#[allow(dead_code)] Arc<()>);
+
+/// The current epoch, and the space waiting for older ones to end.
+#[derive(Debug)]
+pub(crate) struct Epochs<T> {
+    current: RwLock<Epoch>,
+    waiting: Mutex<VecDeque<(Weak<()>, T)>>,
+}
+
+impl<T> Epochs<T> {
+    pub(crate) fn new() -> Self {
+        Self { current: RwLock::new(Epoch(Arc::new(()))), waiting: Mutex::new(VecDeque::new()) }
+    }
+    /// Enters the current epoch.
+    pub(crate) fn enter(&self) -> Epoch {
+        self.current.read().clone()
+    }
+    /// A transaction was published that freed `pinned`: begins a new epoch.
+    pub(crate) fn advance(&self, pinned: T) {
+        let mut waiting = self.waiting.lock();
+        let old = std::mem::replace(&mut *self.current.write(), Epoch(Arc::new(())));
+        waiting.push_back((Arc::downgrade(&old.0), pinned));
+    }
+    /// Takes out what no version can reach any more, oldest first.
+    pub(crate) fn expired(&self) -> Vec<T> {
+        let mut waiting = self.waiting.lock();
+        let mut out = Vec::new();
+        // Later epochs can only see what earlier ones still could, so the queue ends in order.
+        while waiting.front().is_some_and(|(w, _)| w.strong_count() == 0) {
+            out.extend(waiting.pop_front().map(|(_, t)| t));
+        }
+        out
+    }
+}
+
+/// The root of a tree: a pointer, and the node itself while it is dirty.
+#[derive(Debug, Clone)]
+pub(crate) struct Root {
+    pub(crate) ptr: Pointer,
+    pub(crate) node: Option<Arc<Node>>,
+}
+
+/// An item: its key, and the leaf that holds its data.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// Key.
+    pub key: Key,
+    leaf: Arc<Node>,
+    slot: usize,
+}
+
+impl Item {
+    pub(crate) fn at(leaf: &Arc<Node>, slot: usize) -> Option<Self> {
+        Some(Self { key: leaf.view().key(slot)?, leaf: leaf.clone(), slot })
+    }
+    /// Data of the item.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        self.leaf.view().data(self.slot).unwrap_or_default()
+    }
+    /// Transaction that wrote the leaf.
+    #[must_use]
+    pub fn leaf_generation(&self) -> Generation {
+        self.leaf.generation()
+    }
+    /// Address of the leaf.
+    #[must_use]
+    pub fn leaf_address(&self) -> Logical {
+        self.leaf.address()
+    }
+}
+
+/// Pointer that an interior node keeps for a child.
+pub(crate) fn child_pointer(node: &Node, slot: usize) -> Pointer {
+    let p = &node.view().pointers()[slot];
+    Pointer {
+        at: Logical(p.blockptr.get()),
+        generation: Generation(p.generation.get()),
+        level: node.level() - 1,
+        first_key: Some(p.key.into()),
+    }
+}
+
+/// Slot of the child that can hold `key`.
+pub(crate) fn child_slot(node: &Node, key: &Key) -> usize {
+    match node.view().search(key) {
+        Ok(i) => i,
+        Err(i) => i.saturating_sub(1),
+    }
+}
+
+/// An unchanging tree.
+#[derive(Debug, Clone)]
+pub struct Version {
+    pub(crate) tree: TreeId,
+    pub(crate) root: Root,
+    pub(crate) store: Arc<NodeStore>,
+    pub(crate) epoch: Epoch,
+}
+
+impl Version {
+    /// Which tree this is a version of.
+    #[must_use]
+    pub fn tree(&self) -> TreeId {
+        self.tree
+    }
+    /// Height of the root.
+    #[must_use]
+    pub fn level(&self) -> u8 {
+        self.root.ptr.level
+    }
+    /// Keeps freed space from being reused, as long as it lives.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch.clone()
+    }
+    fn root_node(&self) -> Result<Arc<Node>> {
+        match &self.root.node {
+            Some(n) => Ok(n.clone()),
+            None => self.store.get(&self.root.ptr, self.tree),
+        }
+    }
+    fn child(&self, node: &Node, slot: usize) -> Result<Arc<Node>> {
+        match node.child(slot) {
+            Some(c) => Ok(c.clone()),
+            None => self.store.get(&child_pointer(node, slot), self.tree),
+        }
+    }
+    /// The item with exactly this key.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub fn get(&self, key: &Key) -> Result<Option<Item>> {
+        let mut node = self.root_node()?;
+        while node.level() > 0 {
+            node = self.child(&node, child_slot(&node, key))?;
+        }
+        Ok(node.view().search(key).ok().and_then(|slot| Item::at(&node, slot)))
+    }
+    /// A cursor before the first item that is not below `key`.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub fn seek(&self, key: &Key) -> Result<Cursor> {
+        let mut path = Vec::with_capacity(usize::from(self.level()) + 1);
+        let mut node = self.root_node()?;
+        while node.level() > 0 {
+            if path.len() >= usize::from(MAX_LEVEL) {
+                return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+            }
+            let slot = child_slot(&node, key);
+            let child = self.child(&node, slot)?;
+            path.push((node, slot));
+            node = child;
+        }
+        let slot = node.view().search(key).unwrap_or_else(|i| i);
+        path.push((node, slot));
+        Ok(Cursor { version: self.clone(), path })
+    }
+    /// The item with the largest key that is not above `key`.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub fn at_or_before(&self, key: &Key) -> Result<Option<Item>> {
+        let mut cursor = self.seek(key)?;
+        match cursor.peek() {
+            Some(item) if item.key == *key => Ok(Some(item)),
+            _ => cursor.prev(),
+        }
+    }
+    /// The item with the smallest key that is not below `key`.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub fn at_or_after(&self, key: &Key) -> Result<Option<Item>> {
+        self.seek(key)?.next()
+    }
+    /// Calls `each` for all items from `from` to `to` (inclusive) until it returns false.
+    ///
+    /// # Errors
+    /// Reading or corruption, or what `each` says.
+    pub fn scan(&self, from: &Key, to: &Key, mut each: impl FnMut(&Item) -> Result<bool>) -> Result<()> {
+        let mut cursor = self.seek(from)?;
+        while let Some(item) = cursor.next()? {
+            if item.key > *to || !each(&item)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A place between two items of a version.
+#[derive(Debug, Clone)]
+pub struct Cursor {
+    version: Version,
+    /// Root first. The leaf's slot is that of the next item; it may be one past the end.
+    path: Vec<(Arc<Node>, usize)>,
+}
+
+impl Cursor {
+    /// The next item within this leaf, without moving.
+    #[must_use]
+    pub fn peek(&self) -> Option<Item> {
+        let (leaf, slot) = self.path.last()?;
+        Item::at(leaf, *slot)
+    }
+    /// The next item; moves behind it.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<Item>> {
+        loop {
+            let (leaf, slot) = self.path.last_mut().expect("a path has a leaf");
+            if let Some(item) = Item::at(leaf, *slot) {
+                *slot += 1;
+                return Ok(Some(item));
+            }
+            if !self.step(true)? {
+                return Ok(None);
+            }
+        }
+    }
+    /// The previous item; moves before it.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub fn prev(&mut self) -> Result<Option<Item>> {
+        loop {
+            let (leaf, slot) = self.path.last_mut().expect("a path has a leaf");
+            if *slot > 0 {
+                *slot -= 1;
+                return Ok(Item::at(leaf, *slot));
+            }
+            if !self.step(false)? {
+                return Ok(None);
+            }
+        }
+    }
+    /// Moves to the neighbouring leaf; false, and no move, when there is none.
+    fn step(&mut self, forward: bool) -> Result<bool> {
+        let leaf_depth = self.path.len() - 1;
+        let turn = (0..leaf_depth).rev().find(|&d| {
+            let (node, slot) = &self.path[d];
+            if forward { slot + 1 < node.view().nritems() } else { *slot > 0 }
+        });
+        let Some(turn) = turn else { return Ok(false) };
+        let mut path = self.path[..=turn].to_vec();
+        if forward {
+            path[turn].1 += 1;
+        } else {
+            path[turn].1 -= 1;
+        }
+        for _ in turn..leaf_depth {
+            let (node, slot) = path.last().expect("not empty");
+            let child = self.version.child(node, *slot)?;
+            let n = child.view().nritems();
+            // An interior slot names a child; the leaf's slot names the next item.
+            let slot = match (forward, child.level()) {
+                (true, _) => 0,
+                (false, 0) => n,
+                (false, _) => n.saturating_sub(1),
+            };
+            path.push((child, slot));
+        }
+        self.path = path;
+        Ok(true)
+    }
+}
