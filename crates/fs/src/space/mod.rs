@@ -1,1 +1,60 @@
-//! Space: block groups, the free-space tree, extents and their references.
+//! Space: who owns which bytes, who may have which next, and how that is written down.
+//!
+//! The parts, from the ground up. Nothing here knows files or directories; trees are seen only through
+//! [`crate::tree::TreeOps`], so that each part is tested on a sorted map.
+//!
+//! | module | decision it hides |
+//! |---|---|
+//! | [`refs`] | how changes of extent references wait for the committer |
+//! | [`free_space_tree`] | how free space lies in its tree: extents, bitmaps, conversions |
+//! | [`csum_tree`] | how data checksums are packed into items |
+//!
+//! Two views of the same space must not be confused. The *allocator's view* (free index) already lacks
+//! blocks of the running transaction. The *applied view* (`used`, the free-space tree) changes only when the
+//! committer applies delayed refs, and is what goes to disk.
+
+pub mod csum_tree;
+pub mod free_space_tree;
+pub mod refs;
+
+use larder_format::Logical;
+
+/// A stretch of the logical address space. Never wraps: `start + len` fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Run {
+    /// First byte.
+    pub start: Logical,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Run {
+    /// A run from its first byte and its length.
+    #[must_use]
+    pub fn new(start: Logical, len: u64) -> Self {
+        debug_assert!(start.0.checked_add(len).is_some(), "run wraps");
+        Self { start, len }
+    }
+    /// The first byte after it.
+    #[must_use]
+    pub fn end(self) -> Logical {
+        self.start.plus(self.len)
+    }
+    /// Does it hold all of `other`?
+    #[must_use]
+    pub fn contains(self, other: Self) -> bool {
+        self.start <= other.start && other.end() <= self.end()
+    }
+    /// Do the two share a byte?
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.start < other.end() && other.start < self.end() && self.len > 0 && other.len > 0
+    }
+    /// The part that lies in `other`, if any.
+    #[must_use]
+    pub fn intersect(self, other: Self) -> Option<Self> {
+        let start = self.start.max(other.start);
+        let end = self.end().min(other.end());
+        (start < end).then(|| Self { start, len: end.0 - start.0 })
+    }
+}

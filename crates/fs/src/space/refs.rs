@@ -1,0 +1,468 @@
+//! Delayed references: what a transaction did to extents, waiting for the committer.
+//!
+//! Running operations never touch the extent tree. They record `(extent, reference) -> delta` here; opposite
+//! deltas cancel, so that what is left is the net change of the transaction. How many references an extent has
+//! *now* is the sum of three parts that readers add up themselves: the item in the last published extent tree,
+//! the [`DelayedRefs::delta`] of the sealed transaction, and that of the running one.
+//!
+//! A head (all changes of one extent) stays even when its deltas cancel out, because of two facts that outlive
+//! them: the extent was *created* here — with nothing left, it was created and dropped in one transaction and
+//! never reaches the tree — or its FULL_BACKREF flag must be set.
+
+use crate::error::{Error, Place, Result};
+use larder_format::{Generation, Key, Logical, ObjectId, TreeId};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// Who refers to an extent. Sorts by the type number of the reference on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExtentRefKey {
+    /// A tree that reaches the block through its own nodes only.
+    TreeBlock {
+        /// The tree.
+        root: TreeId,
+    },
+    /// File extents `(objectid, key offset - extent offset)` in leaves that `root` owns.
+    Data {
+        /// The subvolume.
+        root: TreeId,
+        /// The inode.
+        objectid: ObjectId,
+        /// Key offset of the file extent minus its offset into the extent, wrapping.
+        offset: u64,
+    },
+    /// A node with FULL_BACKREF that points to the block.
+    SharedBlock {
+        /// Address of that node.
+        parent: Logical,
+    },
+    /// A leaf with FULL_BACKREF whose file extents refer to the extent.
+    SharedData {
+        /// Address of that leaf.
+        parent: Logical,
+    },
+}
+
+impl ExtentRefKey {
+    /// Is it a reference that data extents have (blocks otherwise)?
+    #[must_use]
+    pub fn is_data(self) -> bool {
+        matches!(self, Self::Data { .. } | Self::SharedData { .. })
+    }
+}
+
+/// What an extent holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExtentKind {
+    /// File data.
+    Data,
+    /// A tree block.
+    TreeBlock {
+        /// Its level: part of the key of its item.
+        level: u8,
+    },
+}
+
+impl ExtentKind {
+    /// Is it file data?
+    #[must_use]
+    pub fn is_data(self) -> bool {
+        self == Self::Data
+    }
+}
+
+/// The references of one head: almost always one or two, sometimes (reflinks of one extent) very many.
+#[derive(Clone, Debug)]
+enum RefMap {
+    Few(SmallVec<[(ExtentRefKey, i64); 1]>),
+    Many(BTreeMap<ExtentRefKey, i64>),
+}
+
+impl Default for RefMap {
+    fn default() -> Self {
+        Self::Few(SmallVec::new())
+    }
+}
+
+/// Above this many references a head switches to a sorted map.
+const FEW: usize = 16;
+
+impl RefMap {
+    fn add(&mut self, key: ExtentRefKey, delta: i64) {
+        match self {
+            Self::Few(v) => match v.binary_search_by_key(&key, |r| r.0) {
+                Ok(i) => {
+                    v[i].1 += delta;
+                    if v[i].1 == 0 {
+                        v.remove(i);
+                    }
+                }
+                Err(i) if v.len() < FEW => v.insert(i, (key, delta)),
+                Err(_) => {
+                    let mut m: BTreeMap<_, _> = v.drain(..).collect();
+                    m.insert(key, delta);
+                    *self = Self::Many(m);
+                }
+            },
+            Self::Many(m) => match m.entry(key) {
+                Entry::Vacant(e) => {
+                    e.insert(delta);
+                }
+                Entry::Occupied(mut e) => {
+                    *e.get_mut() += delta;
+                    if *e.get() == 0 {
+                        e.remove();
+                    }
+                }
+            },
+        }
+    }
+    fn len(&self) -> usize {
+        match self {
+            Self::Few(v) => v.len(),
+            Self::Many(m) => m.len(),
+        }
+    }
+    fn iter(&self) -> impl Iterator<Item = (ExtentRefKey, i64)> + '_ {
+        let (few, many) = match self {
+            Self::Few(v) => (Some(v.iter().copied()), None),
+            Self::Many(m) => (None, Some(m.iter().map(|(k, d)| (*k, *d)))),
+        };
+        few.into_iter().flatten().chain(many.into_iter().flatten())
+    }
+}
+
+/// All changes of one extent in one transaction.
+#[derive(Clone, Debug)]
+pub struct RefHead {
+    /// Length of the extent in bytes.
+    pub num_bytes: u64,
+    /// What it holds.
+    pub kind: ExtentKind,
+    /// Was it allocated in this transaction? Then the extent tree has no item for it yet.
+    pub created: bool,
+    /// Must the item get the FULL_BACKREF flag?
+    pub set_full_backref: bool,
+    /// Transaction that allocated it; meaningful with `created`.
+    pub generation: Generation,
+    /// First key of a created tree block, for images without skinny metadata. Informative on disk (Linux leaves it
+    /// as it was at allocation, zero for an empty leaf), hence absent means zero.
+    pub first_key: Option<Key>,
+    refs: RefMap,
+}
+
+impl RefHead {
+    /// An empty head of an extent that exists on disk.
+    #[must_use]
+    pub fn existing(num_bytes: u64, kind: ExtentKind) -> Self {
+        Self {
+            num_bytes,
+            kind,
+            created: false,
+            set_full_backref: false,
+            generation: Generation(0),
+            first_key: None,
+            refs: RefMap::default(),
+        }
+    }
+    /// Records one more change. References of the wrong kind (data on a block) break an invariant: the caller
+    /// chose both.
+    pub fn add(&mut self, key: ExtentRefKey, delta: i64) {
+        assert_eq!(key.is_data(), self.kind.is_data(), "{key:?} on {:?}", self.kind);
+        if delta != 0 {
+            self.refs.add(key, delta);
+        }
+    }
+    /// Sum of all changes.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.refs.iter().map(|r| r.1).sum()
+    }
+    /// The net changes, none of them zero, sorted by reference.
+    pub fn refs(&self) -> impl Iterator<Item = (ExtentRefKey, i64)> + '_ {
+        self.refs.iter()
+    }
+    /// Number of references that change.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.refs.len()
+    }
+    /// Is there nothing to do for the extent tree?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.refs.len() == 0 && !self.set_full_backref
+    }
+}
+
+/// What a set of delayed refs says about one extent; all zero when it has nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefDelta {
+    /// Change of the reference count.
+    pub total: i64,
+    /// Is the FULL_BACKREF flag about to be set?
+    pub set_full_backref: bool,
+    /// Was the extent allocated in this transaction (so there is no item on disk)?
+    pub created: bool,
+}
+
+/// Changes of extent references that are not in the extent tree yet, by address.
+#[derive(Clone, Debug, Default)]
+pub struct DelayedRefs {
+    heads: BTreeMap<Logical, RefHead>,
+}
+
+impl DelayedRefs {
+    /// An empty set.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn head(&mut self, bytenr: Logical, num_bytes: u64, kind: ExtentKind) -> Result<&mut RefHead> {
+        let head = self.heads.entry(bytenr).or_insert_with(|| RefHead::existing(num_bytes, kind));
+        if head.num_bytes == num_bytes && head.kind == kind {
+            return Ok(head);
+        }
+        let what = format!(
+            "extent of {num_bytes} bytes ({kind:?}) is also used as one of {} bytes ({:?})",
+            head.num_bytes, head.kind
+        );
+        Err(Error::corrupt(Place::block(bytenr), what))
+    }
+
+    /// Records `delta` more (or fewer) references `key` of the extent.
+    ///
+    /// # Errors
+    /// `Corrupt` when the address was used as another extent in this transaction: two items on disk disagree.
+    pub fn change(
+        &mut self,
+        bytenr: Logical,
+        num_bytes: u64,
+        kind: ExtentKind,
+        key: ExtentRefKey,
+        delta: i64,
+    ) -> Result<()> {
+        self.head(bytenr, num_bytes, kind)?.add(key, delta);
+        Ok(())
+    }
+
+    /// Records that the extent was allocated in transaction `generation`. Its references follow by [`Self::change`].
+    ///
+    /// An address whose extent was created and dropped again in this transaction may be created anew.
+    ///
+    /// # Errors
+    /// `Corrupt` when the address is in use: something on disk refers to space that is recorded as free.
+    pub fn created(
+        &mut self,
+        bytenr: Logical,
+        num_bytes: u64,
+        kind: ExtentKind,
+        generation: Generation,
+        first_key: Option<Key>,
+    ) -> Result<()> {
+        let head = RefHead { created: true, generation, first_key, ..RefHead::existing(num_bytes, kind) };
+        match self.heads.entry(bytenr) {
+            Entry::Vacant(e) => {
+                e.insert(head);
+            }
+            Entry::Occupied(mut e) if e.get().created && e.get().refs.len() == 0 => {
+                e.insert(head);
+            }
+            Entry::Occupied(_) => {
+                return Err(Error::corrupt(
+                    Place::block(bytenr),
+                    "allocated although something refers to it",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A new tree block of `root`, with its one reference. Errors as [`Self::created`].
+    pub fn create_tree_block(
+        &mut self,
+        bytenr: Logical,
+        nodesize: u32,
+        level: u8,
+        root: TreeId,
+        generation: Generation,
+        first_key: Option<Key>,
+    ) -> Result<()> {
+        let kind = ExtentKind::TreeBlock { level };
+        self.created(bytenr, u64::from(nodesize), kind, generation, first_key)?;
+        self.change(bytenr, u64::from(nodesize), kind, ExtentRefKey::TreeBlock { root }, 1)
+    }
+
+    /// One more reference to a tree block. Errors as [`Self::change`].
+    pub fn add_tree_block(
+        &mut self,
+        bytenr: Logical,
+        nodesize: u32,
+        level: u8,
+        key: ExtentRefKey,
+    ) -> Result<()> {
+        self.change(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level }, key, 1)
+    }
+
+    /// One reference less to a tree block. Errors as [`Self::change`].
+    pub fn drop_tree_block(
+        &mut self,
+        bytenr: Logical,
+        nodesize: u32,
+        level: u8,
+        key: ExtentRefKey,
+    ) -> Result<()> {
+        self.change(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level }, key, -1)
+    }
+
+    /// A new data extent with its first reference. Errors as [`Self::created`].
+    pub fn create_data(
+        &mut self,
+        bytenr: Logical,
+        num_bytes: u64,
+        key: ExtentRefKey,
+        generation: Generation,
+    ) -> Result<()> {
+        self.created(bytenr, num_bytes, ExtentKind::Data, generation, None)?;
+        self.change(bytenr, num_bytes, ExtentKind::Data, key, 1)
+    }
+
+    /// One more reference to a data extent. Errors as [`Self::change`].
+    pub fn add_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRefKey) -> Result<()> {
+        self.change(bytenr, num_bytes, ExtentKind::Data, key, 1)
+    }
+
+    /// One reference less to a data extent. Errors as [`Self::change`].
+    pub fn drop_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRefKey) -> Result<()> {
+        self.change(bytenr, num_bytes, ExtentKind::Data, key, -1)
+    }
+
+    /// The tree block's item gets the FULL_BACKREF flag. Errors as [`Self::change`].
+    pub fn set_full_backref(&mut self, bytenr: Logical, nodesize: u32, level: u8) -> Result<()> {
+        self.head(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level })?.set_full_backref = true;
+        Ok(())
+    }
+
+    /// What this set says about an extent.
+    #[must_use]
+    pub fn delta(&self, bytenr: Logical) -> RefDelta {
+        self.heads.get(&bytenr).map_or_else(RefDelta::default, |h| RefDelta {
+            total: h.total(),
+            set_full_backref: h.set_full_backref,
+            created: h.created,
+        })
+    }
+
+    /// The head of an extent, if it changed.
+    #[must_use]
+    pub fn get(&self, bytenr: Logical) -> Option<&RefHead> {
+        self.heads.get(&bytenr)
+    }
+
+    /// All heads in address order.
+    pub fn iter(&self) -> impl Iterator<Item = (Logical, &RefHead)> + '_ {
+        self.heads.iter().map(|(a, h)| (*a, h))
+    }
+
+    /// Takes the head with the lowest address out.
+    pub fn pop_first(&mut self) -> Option<(Logical, RefHead)> {
+        self.heads.pop_first()
+    }
+
+    /// Empties the set and returns what it held.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    /// Number of extents that changed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Has nothing changed?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+}
+
+impl IntoIterator for DelayedRefs {
+    type Item = (Logical, RefHead);
+    type IntoIter = std::collections::btree_map::IntoIter<Logical, RefHead>;
+    /// All heads in address order.
+    fn into_iter(self) -> Self::IntoIter {
+        self.heads.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const A: Logical = Logical(1 << 20);
+
+    #[test]
+    fn created_and_dropped_leaves_a_head_that_says_so() {
+        let mut d = DelayedRefs::new();
+        d.create_tree_block(A, 16384, 1, ObjectId(5), Generation(7), None).unwrap();
+        assert_eq!(d.delta(A), RefDelta { total: 1, set_full_backref: false, created: true });
+        d.drop_tree_block(A, 16384, 1, ExtentRefKey::TreeBlock { root: ObjectId(5) }).unwrap();
+        assert_eq!(d.delta(A), RefDelta { total: 0, set_full_backref: false, created: true });
+        assert!(d.get(A).unwrap().is_empty());
+        // The address may be used anew, for something else.
+        let key = ExtentRefKey::Data { root: ObjectId(5), objectid: ObjectId(257), offset: 0 };
+        d.create_data(A, 4096, key, Generation(7)).unwrap();
+        assert_eq!(d.delta(A).total, 1);
+        assert_eq!(d.len(), 1);
+        let (addr, head) = d.pop_first().unwrap();
+        assert_eq!((addr, head.num_bytes, head.kind), (A, 4096, ExtentKind::Data));
+        assert!(d.is_empty());
+    }
+
+    #[test]
+    fn an_address_in_two_roles_is_corrupt() {
+        let mut d = DelayedRefs::new();
+        d.create_tree_block(A, 16384, 0, ObjectId(5), Generation(7), None).unwrap();
+        let key = ExtentRefKey::TreeBlock { root: ObjectId(5) };
+        assert!(d.create_tree_block(A, 16384, 0, ObjectId(5), Generation(7), None).is_err());
+        assert!(d.drop_tree_block(A, 16384, 1, key).is_err());
+        assert!(d.drop_data(A, 16384, ExtentRefKey::SharedData { parent: A }).is_err());
+        assert_eq!(d.delta(A).total, 1);
+    }
+
+    #[test]
+    fn heads_come_in_address_order_with_their_flag() {
+        let mut d = DelayedRefs::new();
+        d.set_full_backref(Logical(3 << 20), 16384, 0).unwrap();
+        d.add_tree_block(A, 16384, 0, ExtentRefKey::SharedBlock { parent: Logical(9) }).unwrap();
+        let got: Vec<_> = d.iter().map(|(a, h)| (a, h.set_full_backref, h.total())).collect();
+        assert_eq!(got, [(A, false, 1), (Logical(3 << 20), true, 0)]);
+        assert!(d.delta(Logical(3 << 20)).set_full_backref);
+    }
+
+    proptest! {
+        #[test]
+        fn deltas_merge_as_in_a_map(changes in prop::collection::vec((0u64..40, -2i64..3), 0..200)) {
+            let mut d = DelayedRefs::new();
+            let mut model = BTreeMap::new();
+            for (n, delta) in changes {
+                let key = if n % 2 == 0 {
+                    ExtentRefKey::Data { root: ObjectId(5), objectid: ObjectId(n), offset: 0 }
+                } else {
+                    ExtentRefKey::SharedData { parent: Logical(n) }
+                };
+                d.change(A, 4096, ExtentKind::Data, key, delta).unwrap();
+                *model.entry(key).or_insert(0i64) += delta;
+            }
+            model.retain(|_, v| *v != 0);
+            prop_assert_eq!(d.delta(A).total, model.values().sum::<i64>());
+            if let Some(h) = d.get(A) {
+                prop_assert_eq!(h.refs().collect::<Vec<_>>(), model.into_iter().collect::<Vec<_>>());
+            }
+        }
+    }
+}
