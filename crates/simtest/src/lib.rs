@@ -1,1 +1,12 @@
-//! simtest
+//! Crash simulation: a disk in memory, the states that a power cut can leave on it, and what each of them must show.
+//!
+//! Nothing in the product depends on this crate. It stands in for the disk at the seam
+//! ([`larder_volume::Device`]), runs workloads on the engine, takes the power away at every point, and looks whether
+//! what a completed `fsync` or `sync` promised is there:
+//!
+//! - [`image`]: what a disk holds, cheap to copy; [`device`]: the disk, which records, fails and waits as told;
+//! - [`crash`]: from a recording to the disks that a power cut can leave.
+
+pub mod crash;
+pub mod device;
+pub mod image;
