@@ -10,13 +10,19 @@
 
 pub mod check;
 pub mod csum;
+pub mod dev_item;
+pub mod features;
 pub mod ids;
 pub mod key;
 pub mod node;
+pub mod superblock;
 
 pub use csum::{Checksum, CsumType};
+pub use dev_item::DevItem;
+pub use features::{CompatRo, Incompat, SuperFlags};
 pub use ids::*;
 pub use key::{DiskKey, Key, KeyType};
+pub use superblock::{BackupRoot, Superblock, Support};
 
 /// Bytes that are not what the format says they should be.
 ///

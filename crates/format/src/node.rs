@@ -163,7 +163,6 @@ impl<'a> NodeView<'a> {
         self.0.get(start..start.checked_add(item.size.get() as usize)?)
     }
     /// First slot whose key is not less than `key`, and whether it is equal.
-    #[must_use]
     pub fn search(self, key: &Key) -> Result<usize, usize> {
         if self.level() == 0 {
             self.items().binary_search_by(|i| Key::from(i.key).cmp(key))
