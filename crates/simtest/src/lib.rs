@@ -5,8 +5,10 @@
 //! what a completed `fsync` or `sync` promised is there:
 //!
 //! - [`image`]: what a disk holds, cheap to copy; [`device`]: the disk, which records, fails and waits as told;
-//! - [`crash`]: from a recording to the disks that a power cut can leave.
+//! - [`crash`]: from a recording to the disks that a power cut can leave;
+//! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
 pub mod crash;
 pub mod device;
 pub mod image;
+pub mod oracle;

@@ -1,0 +1,186 @@
+//! The kernel and btrfs-progs as judges of what Larder reads and writes.
+//!
+//! The decision hidden here is how a test gets at Linux's own btrfs without owning the machine: which of the things
+//! it needs are there ([`need`]), how images become mounts that vanish with the test whatever kills it
+//! ([`LoopDevice`], [`KernelMount`]), what `btrfs check` really said ([`btrfs_check`]), when two trees are the same
+//! ([`Manifest`], [`tree_compare`]), and which images are worth looking at ([`populate`], [`kernel_images`]).
+//!
+//! # Missing oracles
+//!
+//! A test names what it needs and returns where that is absent:
+//!
+//! ```
+//! use larder_simtest::oracle::{Need, need};
+//! fn test() {
+//!     if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs]) {
+//!         return; // `skipped: needs …` has been printed
+//!     }
+//! }
+//! # test()
+//! ```
+//!
+//! With `LARDER_REQUIRE_ORACLES=1` in the environment, as in CI, a missing oracle panics instead: there nothing may
+//! pass by not having run. With `LARDER_SKIP_LOG=FILE` each skipped test is also written to FILE, which is how
+//! `make test` lists them at its end.
+
+mod engine_tree;
+mod fixture;
+mod images;
+mod loop_device;
+mod manifest;
+mod mount;
+mod progs;
+mod std_tree;
+mod tree;
+
+pub use engine_tree::EngineTree;
+pub use fixture::{Fixture, colliding_names, populate};
+pub use images::{ImageVariant, all_kernel_images, kernel_images};
+pub use loop_device::{LoopDevice, LoopOptions};
+pub use manifest::{Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare};
+pub use mount::{KernelMount, KernelMountError};
+pub use progs::{Report, btrfs, btrfs_check, dump_tree, mkfs_btrfs};
+pub use std_tree::StdTree;
+pub use tree::{Facts, Kind, Time, TreeSource, decode_kind};
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// Something outside of Larder that a test needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Need {
+    /// `mkfs.btrfs` that knows the block-group tree.
+    MkfsBtrfs,
+    /// `btrfs check` and `btrfs inspect-internal`.
+    BtrfsProgs,
+    /// Loop devices that this process may attach.
+    LoopDevices,
+    /// The kernel's btrfs, with the right to mount it (implies loop devices and a private mount namespace).
+    KernelBtrfs,
+    /// A FUSE mount: `/dev/fuse`, and root or `fusermount3`.
+    Fuse,
+    /// An effective user id of 0.
+    Root,
+}
+
+impl Need {
+    /// What is missing, as a phrase; `None` where it is there. Looked up once per process.
+    fn missing(self) -> Option<&'static str> {
+        static ANSWERS: [OnceLock<Option<&'static str>>; 6] = [const { OnceLock::new() }; 6];
+        *ANSWERS[self as usize].get_or_init(|| match self {
+            Self::MkfsBtrfs => {
+                let features = output("mkfs.btrfs", &["-O", "list-all"]);
+                match features {
+                    None => Some("mkfs.btrfs"),
+                    Some(text) if text.contains("block-group-tree") => None,
+                    Some(_) => Some("a mkfs.btrfs that knows the block-group tree (btrfs-progs 6.14 does)"),
+                }
+            }
+            Self::BtrfsProgs => output("btrfs", &["--version"]).is_none().then_some("btrfs-progs"),
+            Self::LoopDevices => {
+                let control = std::fs::File::options().read(true).write(true).open("/dev/loop-control");
+                control.is_err().then_some("loop devices (root, and /dev/loop-control)")
+            }
+            Self::KernelBtrfs => {
+                if Self::LoopDevices.missing().is_some() {
+                    Some("the kernel's btrfs (root and loop devices)")
+                } else if !kernel_has_btrfs() {
+                    Some("a kernel with btrfs")
+                } else if !mount::may_mount() {
+                    Some("the right to mount (CAP_SYS_ADMIN)")
+                } else {
+                    None
+                }
+            }
+            Self::Fuse => {
+                let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+                if device.is_err() {
+                    Some("FUSE (/dev/fuse, read-write)")
+                } else if !rustix::process::geteuid().is_root()
+                    && output("fusermount3", &["--version"]).is_none()
+                {
+                    Some("fusermount3 (package fuse3)")
+                } else {
+                    None
+                }
+            }
+            Self::Root => (!rustix::process::geteuid().is_root()).then_some("root"),
+        })
+    }
+}
+
+/// Are all of these oracles there? If not, says `skipped: needs …` (past the test harness's capture) and returns
+/// false: the caller returns.
+///
+/// # Panics
+/// One is missing and `LARDER_REQUIRE_ORACLES=1` is set.
+#[must_use = "a test whose oracle is missing has to return"]
+pub fn need(needs: &[Need]) -> bool {
+    let missing: Vec<&str> = needs.iter().filter_map(|n| n.missing()).collect();
+    if missing.is_empty() {
+        return true;
+    }
+    let thread = std::thread::current();
+    let line = format!("{}: skipped: needs {}", thread.name().unwrap_or("?"), missing.join(", "));
+    assert!(!required(), "{line}, and LARDER_REQUIRE_ORACLES is set");
+    // Not a print macro: the harness swallows those of tests that pass.
+    let _ = writeln!(std::io::stderr(), "{line}");
+    if let Some(log) = std::env::var_os("LARDER_SKIP_LOG")
+        && let Ok(mut file) = std::fs::File::options().create(true).append(true).open(log)
+    {
+        let _ = writeln!(file, "{line}");
+    }
+    false
+}
+
+/// Is a missing oracle a failure (`LARDER_REQUIRE_ORACLES` set to anything but empty or `0`)?
+#[must_use]
+pub fn required() -> bool {
+    std::env::var("LARDER_REQUIRE_ORACLES").is_ok_and(|v| !v.is_empty() && v != "0")
+}
+
+/// A temporary directory for images: on the RAM-backed `/dev/shm` where that has room, in the usual place otherwise.
+///
+/// # Panics
+/// No temporary directory can be made at all.
+#[must_use]
+pub fn scratch() -> tempfile::TempDir {
+    const ROOM: u64 = 2 << 30;
+    let shm = PathBuf::from("/dev/shm");
+    let roomy = rustix::fs::statvfs(&shm).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= ROOM);
+    let builder = || {
+        let mut b = tempfile::Builder::new();
+        b.prefix("larder-");
+        b
+    };
+    if roomy && let Ok(dir) = builder().tempdir_in(&shm) {
+        return dir;
+    }
+    builder().tempdir().expect("a temporary directory")
+}
+
+/// Standard output and error of a program; `None` where it cannot be started or fails.
+fn output(program: &str, args: &[&str]) -> Option<String> {
+    let out = tool(program).args(args).stdin(Stdio::null()).output().ok()?;
+    let text = [out.stdout, out.stderr].concat();
+    out.status.success().then(|| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A command that is also found where administrators' programs live, in English.
+fn tool(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("LC_ALL", "C");
+    command
+}
+
+fn kernel_has_btrfs() -> bool {
+    let listed = || {
+        std::fs::read_to_string("/proc/filesystems")
+            .is_ok_and(|s| s.lines().any(|l| l.split_whitespace().next_back() == Some("btrfs")))
+    };
+    // A module that is merely not loaded yet counts as there.
+    listed() || (output("modprobe", &["btrfs"]).is_some() && listed())
+}
