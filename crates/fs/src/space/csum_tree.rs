@@ -41,8 +41,8 @@ impl Item {
         }
         let len = (sums.len() / csum.size()) as u64 * SECTOR;
         if sums.is_empty()
-            || sums.len() % csum.size() != 0
-            || key.offset % SECTOR != 0
+            || !sums.len().is_multiple_of(csum.size())
+            || !key.offset.is_multiple_of(SECTOR)
             || key.offset.checked_add(len).is_none()
         {
             let what = format!("checksum item of {} bytes", sums.len());
@@ -84,7 +84,7 @@ fn after(tree: &mut dyn TreeOps, csum: CsumType, at: Logical) -> Result<Option<I
 /// # Errors
 /// `Corrupt` when items are not what they must be.
 pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8]) -> Result<()> {
-    assert!(start.0 % SECTOR == 0 && sums.len() % csum.size() == 0, "whole sectors");
+    assert!(start.0.is_multiple_of(SECTOR) && sums.len().is_multiple_of(csum.size()), "whole sectors");
     if sums.is_empty() {
         return Ok(());
     }
@@ -136,7 +136,7 @@ pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8
 /// # Errors
 /// `Corrupt` when items are not what they must be.
 pub fn delete(tree: &mut dyn TreeOps, csum: CsumType, range: Run) -> Result<()> {
-    assert!(range.start.0 % SECTOR == 0 && range.len % SECTOR == 0, "whole sectors");
+    assert!(range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR), "whole sectors");
     let mut next = before(tree, csum, range.start)?;
     if next.as_ref().is_none_or(|i| i.run.end() <= range.start) {
         next = after(tree, csum, range.start)?;
@@ -169,7 +169,7 @@ pub fn read(
     range: Run,
     each: &mut dyn FnMut(Logical, Option<&[u8]>),
 ) -> Result<()> {
-    assert!(range.start.0 % SECTOR == 0 && range.len % SECTOR == 0, "whole sectors");
+    assert!(range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR), "whole sectors");
     let mut at = range.start;
     let mut next = before(tree, csum, at)?;
     if next.as_ref().is_none_or(|i| i.run.end() <= at) {

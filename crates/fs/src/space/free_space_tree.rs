@@ -84,7 +84,7 @@ impl Info {
 /// Checks that `range` is a non-empty stretch of whole sectors in the group: it stems from extent items.
 fn check_range(group: Run, range: Run) -> Result<()> {
     let fits = group.contains(range) && range.len > 0;
-    if fits && range.len % SECTOR == 0 && (range.start.0 - group.start.0) % SECTOR == 0 {
+    if fits && range.len.is_multiple_of(SECTOR) && (range.start.0 - group.start.0).is_multiple_of(SECTOR) {
         return Ok(());
     }
     let what = format!("extent of {} bytes does not fit its block group at {}", range.len, group.start);
@@ -299,9 +299,9 @@ fn parse_extent(key: Key, group: Run) -> Result<Run> {
         return Err(corrupt(key, "not a free-space extent, in a block group of extents"));
     }
     if key.offset == 0
-        || key.offset % SECTOR != 0
+        || !key.offset.is_multiple_of(SECTOR)
         || key.objectid.0 < group.start.0
-        || (key.objectid.0 - group.start.0) % SECTOR != 0
+        || !(key.objectid.0 - group.start.0).is_multiple_of(SECTOR)
         || key.objectid.0.checked_add(key.offset).is_none_or(|end| end > group.end().0)
     {
         return Err(corrupt(key, "free-space extent does not lie in its block group"));

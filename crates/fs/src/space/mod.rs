@@ -6,6 +6,7 @@
 //! | module | decision it hides |
 //! |---|---|
 //! | [`refs`] | how changes of extent references wait for the committer |
+//! | [`extent_tree`] | how references lie in the extent tree |
 //! | [`free_space_tree`] | how free space lies in its tree: extents, bitmaps, conversions |
 //! | [`csum_tree`] | how data checksums are packed into items |
 //!
@@ -14,6 +15,7 @@
 //! committer applies delayed refs, and is what goes to disk.
 
 pub mod csum_tree;
+pub mod extent_tree;
 pub mod free_space_tree;
 pub mod refs;
 
