@@ -274,7 +274,7 @@ impl Superblock {
             ("log_root", self.log_root.get(), true),
         ] {
             let sector = u64::from(SECTOR_SIZE);
-            require(name, address, address % sector == 0, || format!("a multiple of {sector}"))?;
+            require(name, address, address.is_multiple_of(sector), || format!("a multiple of {sector}"))?;
             require(name, address, address != 0 || may_be_zero, || "an address".into())?;
         }
         for (name, level) in [
