@@ -6,6 +6,7 @@
 pub mod api;
 pub mod error;
 pub mod filesystem;
+pub mod mkfs;
 pub mod space;
 pub mod tree;
 

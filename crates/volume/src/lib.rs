@@ -10,6 +10,7 @@ pub mod error;
 pub mod file;
 pub mod lock;
 pub mod map;
+pub mod superblock;
 pub mod volume;
 
 pub use device::Device;
@@ -17,4 +18,5 @@ pub use error::{VolumeError, VolumeResult};
 pub use file::{FileDevice, OpenMode};
 pub use lock::ImageLock;
 pub use map::{ChunkMap, Located, MappedChunk, Stripe, Stripes};
+pub use superblock::{SuperCopies, SuperCopy, read_all_superblocks, read_superblock};
 pub use volume::{DeviceStats, Volume};

@@ -21,10 +21,20 @@ use std::fs::File;
 use std::path::Path;
 
 /// A lock on an open image. Given back when dropped.
+///
+/// It belongs to the open file, which a forked child shares: dropping it in either gives it up for both. A program
+/// that goes into the background does so before it opens its image.
 #[derive(Debug)]
 pub struct ImageLock {
-    /// A descriptor of the same open file: the lock lives until the last of them is closed.
-    _file: File,
+    file: File,
+}
+
+impl Drop for ImageLock {
+    fn drop(&mut self) {
+        // Not left to closing: a child that another thread is just starting has a copy of the descriptor until it
+        // executes its program, and would keep the lock a moment longer.
+        os::unlock(&self.file);
+    }
 }
 
 /// Locks `file`, which was opened by `path`, and looks for other users.
@@ -43,10 +53,11 @@ pub(crate) fn acquire(file: &File, path: &Path, mode: OpenMode) -> VolumeResult<
     if let Some(by) = os::lock(&own, mode) {
         return Err(busy(by));
     }
-    if let Some(by) = os::kernel_user(&own, path, mode) {
-        return Err(busy(by));
+    let lock = ImageLock { file: own };
+    match os::kernel_user(&lock.file, path, mode) {
+        Some(by) => Err(busy(by)),
+        None => Ok(lock),
     }
-    Ok(ImageLock { _file: own })
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -63,10 +74,16 @@ mod os {
         matches!(flock(file, how), Err(rustix::io::Errno::WOULDBLOCK))
             .then(|| "another process has locked it".into())
     }
+    #[cfg(unix)]
+    pub(super) fn unlock(file: &File) {
+        let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock);
+    }
     #[cfg(not(unix))]
     pub(super) fn lock(_: &File, _: OpenMode) -> Option<String> {
         None
     }
+    #[cfg(not(unix))]
+    pub(super) fn unlock(_: &File) {}
     pub(super) fn kernel_user(_: &File, _: &Path, _: OpenMode) -> Option<String> {
         None
     }
@@ -104,6 +121,11 @@ mod os {
                 }
             }
         }
+    }
+
+    pub(super) fn unlock(file: &File) {
+        // An error could only say that there is no lock, which is what was wanted.
+        let _ = flock(file, FlockOperation::Unlock);
     }
 
     /// The process in `/proc/locks` that has a BSD lock on the inode.

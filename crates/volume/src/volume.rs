@@ -11,6 +11,8 @@
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{ChunkMap, MappedChunk, Stripe};
+use crate::superblock::{self, SuperCopies};
+use larder_format::superblock::Superblock;
 use larder_format::{DeviceId, Logical, Physical};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -257,6 +259,24 @@ impl Volume {
             }
         }
         result
+    }
+
+    /// Writes the superblock to the device that it describes. Not durable before a flush.
+    ///
+    /// # Errors
+    /// [`VolumeError::Io`] when the device fails; [`VolumeError::Corrupt`] when it is none of this volume's.
+    pub fn write_superblocks(&self, superblock: &Superblock, which: SuperCopies) -> VolumeResult<()> {
+        let id = superblock.device_id();
+        let member = self.member_of(Stripe { device: id, at: Physical(0) })?;
+        let copies = match which {
+            SuperCopies::Primary => 1,
+            SuperCopies::All => superblock::copies_within(member.device.size()).count() as u64,
+        };
+        member.counters.writes.fetch_add(copies, Relaxed);
+        member.counters.written_bytes.fetch_add(copies * larder_format::SUPER_SIZE as u64, Relaxed);
+        superblock::write_superblocks(&*member.device, superblock, which).inspect_err(|_| {
+            member.counters.write_errors.fetch_add(1, Relaxed);
+        })
     }
 
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock copies inside it are

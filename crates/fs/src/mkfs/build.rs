@@ -1,0 +1,285 @@
+//! Turns the trees of an empty file system into blocks.
+//!
+//! The trees of a new file system describe each other: the root tree says where the others lie, the extent tree has an
+//! item for every block, the block groups count them, the free-space tree lists what is left — so no tree can be
+//! written before all are known. What matters for all of that is only how many blocks each tree takes; so a guess
+//! (one block each) is laid out, packed, and corrected until it holds. It holds at once, except with 4 KiB nodes,
+//! where the root tree needs two leaves.
+//!
+//! Blocks of a tree lie behind each other, its root first; trees lie behind each other from the start of their chunk.
+
+use super::Plan;
+use super::items::{self, Bytes};
+use crate::mkfs::layout::DEVICE;
+use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, KeyPointer};
+use larder_format::node::{leaf_capacity, max_pointers};
+use larder_format::{DiskKey, Generation, Key, KeyType, Logical, ObjectId};
+use larder_volume::MappedChunk;
+use std::collections::BTreeMap;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Transaction that everything in a new file system belongs to.
+pub(super) const GENERATION: Generation = Generation(1);
+
+pub(super) const ROOT_TREE: u64 = 1;
+pub(super) const EXTENT_TREE: u64 = 2;
+pub(super) const CHUNK_TREE: u64 = 3;
+pub(super) const DEV_TREE: u64 = 4;
+pub(super) const FS_TREE: u64 = 5;
+const ROOT_DIR: u64 = 6;
+pub(super) const CSUM_TREE: u64 = 7;
+const UUID_TREE: u64 = 9;
+const FREE_SPACE_TREE: u64 = 10;
+const BLOCK_GROUP_TREE: u64 = 11;
+const DATA_RELOC_TREE: u64 = 9u64.wrapping_neg();
+const DEV_STATS: u64 = 0;
+const DEV_ITEMS: u64 = 1;
+const FIRST_CHUNK: u64 = 256;
+const FIRST_INODE: u64 = 256;
+
+type Items = BTreeMap<Key, Vec<u8>>;
+/// Items of one leaf.
+type Leaf = Vec<(Key, Vec<u8>)>;
+
+/// Where a tree's blocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placed {
+    pub(super) root: Logical,
+    pub(super) level: u8,
+    pub(super) blocks: u64,
+}
+
+/// All blocks of the new file system.
+pub(super) struct Image {
+    /// Address and bytes, checksums included.
+    pub(super) blocks: Vec<(Logical, Vec<u8>)>,
+    /// By tree id.
+    pub(super) trees: BTreeMap<u64, Placed>,
+    /// Logical bytes in use.
+    pub(super) bytes_used: u64,
+}
+
+/// Trees of the file system that is planned; the chunk tree first, for it lies elsewhere.
+fn tree_ids(plan: &Plan) -> Vec<u64> {
+    let mut ids = vec![CHUNK_TREE, ROOT_TREE, EXTENT_TREE, DEV_TREE, FS_TREE, CSUM_TREE, UUID_TREE];
+    if plan.features.free_space_tree {
+        ids.push(FREE_SPACE_TREE);
+    }
+    if plan.features.block_group_tree {
+        ids.push(BLOCK_GROUP_TREE);
+    }
+    ids.push(DATA_RELOC_TREE);
+    ids
+}
+
+/// Builds every block.
+pub(super) fn build(plan: &Plan) -> Image {
+    let node = u64::from(plan.nodesize);
+    let ids = tree_ids(plan);
+    // Leaves of each tree.
+    let mut sizes: BTreeMap<u64, usize> = ids.iter().map(|id| (*id, 1)).collect();
+    loop {
+        let mut next = (plan.layout.system.start, plan.layout.metadata.start);
+        let trees: BTreeMap<u64, Placed> = ids
+            .iter()
+            .map(|id| {
+                let leaves = sizes[id];
+                let blocks = leaves as u64 + u64::from(leaves > 1);
+                let at = if *id == CHUNK_TREE { &mut next.0 } else { &mut next.1 };
+                let placed = Placed { root: *at, level: u8::from(leaves > 1), blocks };
+                *at = at.plus(blocks * node);
+                (*id, placed)
+            })
+            .collect();
+        let used = |chunk: &MappedChunk| match chunk.start {
+            at if at == plan.layout.system.start => next.0.0 - at.0,
+            at if at == plan.layout.metadata.start => next.1.0 - at.0,
+            _ => 0,
+        };
+        let content: Vec<(u64, Items)> =
+            ids.iter().map(|id| (*id, items_of(*id, plan, &trees, &used))).collect();
+        let leaves: Vec<(u64, Vec<Leaf>)> =
+            content.into_iter().map(|(id, items)| (id, pack(items, plan.nodesize))).collect();
+        let packed: BTreeMap<u64, usize> = leaves.iter().map(|(id, l)| (*id, l.len())).collect();
+        if packed == sizes {
+            let bytes_used = trees.values().map(|t| t.blocks * node).sum();
+            let blocks = leaves.iter().flat_map(|(id, l)| encode_tree(plan, *id, trees[id], l)).collect();
+            return Image { blocks, trees, bytes_used };
+        }
+        sizes = packed;
+    }
+}
+
+/// The items of a tree, given where all trees are and how much of a chunk they use.
+fn items_of(
+    id: u64,
+    plan: &Plan,
+    trees: &BTreeMap<u64, Placed>,
+    used: &dyn Fn(&MappedChunk) -> u64,
+) -> Items {
+    let chunks = plan.layout.chunks();
+    let block_groups = || {
+        chunks.iter().map(|c| {
+            (Key::new(c.start, KeyType::BLOCK_GROUP_ITEM, c.length), items::block_group(used(c), c.kind))
+        })
+    };
+    match id {
+        ROOT_TREE => root_tree(plan, trees),
+        CHUNK_TREE => {
+            let mut items: Items = chunks
+                .iter()
+                .map(|c| (Key::new(FIRST_CHUNK, KeyType::CHUNK_ITEM, c.start.0), items::chunk(plan, c)))
+                .collect();
+            items.insert(Key::new(DEV_ITEMS, KeyType::DEV_ITEM, DEVICE.0), items::dev_item(plan));
+            items
+        }
+        DEV_TREE => {
+            let mut items = Items::new();
+            items.insert(Key::new(DEV_STATS, KeyType::PERSISTENT_ITEM, DEVICE.0), vec![0; 40]);
+            for c in &chunks {
+                for s in &c.stripes {
+                    let key = Key::new(DEVICE.0, KeyType::DEV_EXTENT, s.at.0);
+                    items.insert(key, items::dev_extent(plan, c));
+                }
+            }
+            items
+        }
+        EXTENT_TREE => {
+            let mut items: Items = trees
+                .iter()
+                .flat_map(|(id, t)| (0..t.blocks).map(move |i| (*id, t, i)))
+                .map(|(id, t, i)| {
+                    let at = t.root.plus(i * u64::from(plan.nodesize));
+                    let level = if i == 0 { t.level } else { 0 };
+                    items::tree_block(plan, id, at, level)
+                })
+                .collect();
+            if !plan.features.block_group_tree {
+                items.extend(block_groups());
+            }
+            items
+        }
+        BLOCK_GROUP_TREE => block_groups().collect(),
+        FREE_SPACE_TREE => chunks
+            .iter()
+            .flat_map(|c| {
+                // The trees lie at the start of their chunk: one free range follows, superblock copies included.
+                let used = used(c);
+                let info = Bytes::new().u32(1).u32(0).done();
+                [
+                    (Key::new(c.start, KeyType::FREE_SPACE_INFO, c.length), info),
+                    (Key::new(c.start.plus(used), KeyType::FREE_SPACE_EXTENT, c.length - used), Vec::new()),
+                ]
+            })
+            .collect(),
+        UUID_TREE => {
+            let (high, low) = plan.subvol_uuid.split_at(8);
+            let half = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("half of a uuid"));
+            let key = Key::new(half(high), KeyType::UUID_SUBVOL, half(low));
+            [(key, Bytes::new().u64(FS_TREE).done())].into()
+        }
+        FS_TREE | DATA_RELOC_TREE => [
+            (Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0), items::directory(plan)),
+            (Key::new(FIRST_INODE, KeyType::INODE_REF, FIRST_INODE), items::inode_ref(b"..")),
+        ]
+        .into(),
+        _ => Items::new(),
+    }
+}
+
+fn root_tree(plan: &Plan, trees: &BTreeMap<u64, Placed>) -> Items {
+    let mut items: Items = trees
+        .iter()
+        .filter(|(id, _)| ![ROOT_TREE, CHUNK_TREE].contains(id))
+        .map(|(id, t)| {
+            let subvolume = [FS_TREE, DATA_RELOC_TREE].contains(id);
+            (Key::new(*id, KeyType::ROOT_ITEM, 0), items::root(plan, *t, subvolume, *id == FS_TREE))
+        })
+        .collect();
+    items.insert(Key::new(FS_TREE, KeyType::INODE_REF, ROOT_DIR), items::inode_ref(b"default"));
+    items.insert(Key::new(ROOT_DIR, KeyType::INODE_ITEM, 0), items::directory(plan));
+    items.insert(Key::new(ROOT_DIR, KeyType::INODE_REF, ROOT_DIR), items::inode_ref(b".."));
+    let hash = larder_format::csum::name_hash(b"default");
+    items.insert(Key::new(ROOT_DIR, KeyType::DIR_ITEM, hash), items::default_subvolume(FS_TREE));
+    items
+}
+
+/// Splits items over leaves, each as full as it gets.
+fn pack(items: Items, nodesize: u32) -> Vec<Leaf> {
+    let mut leaves = vec![Vec::new()];
+    let mut room = leaf_capacity(nodesize);
+    for (key, data) in items {
+        let need = ITEM_SIZE + data.len();
+        if need > room {
+            leaves.push(Vec::new());
+            room = leaf_capacity(nodesize);
+        }
+        room -= need;
+        leaves.last_mut().expect("there is always one").push((key, data));
+    }
+    leaves
+}
+
+fn encode_tree(plan: &Plan, id: u64, placed: Placed, leaves: &[Leaf]) -> Vec<(Logical, Vec<u8>)> {
+    let node = u64::from(plan.nodesize);
+    if let [only] = leaves {
+        return vec![(placed.root, encode_leaf(plan, id, placed.root, only))];
+    }
+    assert!(leaves.len() <= max_pointers(plan.nodesize), "a new file system's tree has two levels at most");
+    let leaf_at = |i: usize| placed.root.plus(node * (i as u64 + 1));
+    let mut root = new_node(plan, id, placed.root, 1, leaves.len());
+    for (i, leaf) in leaves.iter().enumerate() {
+        let pointer = KeyPointer {
+            key: DiskKey::from(leaf[0].0),
+            blockptr: U64::new(leaf_at(i).0),
+            generation: U64::new(GENERATION.0),
+        };
+        let at = HEADER_SIZE + i * size_of::<KeyPointer>();
+        root[at..at + size_of::<KeyPointer>()].copy_from_slice(pointer.as_bytes());
+    }
+    seal(plan, &mut root);
+    let mut blocks = vec![(placed.root, root)];
+    blocks.extend(leaves.iter().enumerate().map(|(i, l)| (leaf_at(i), encode_leaf(plan, id, leaf_at(i), l))));
+    blocks
+}
+
+fn encode_leaf(plan: &Plan, id: u64, at: Logical, items: &[(Key, Vec<u8>)]) -> Vec<u8> {
+    let mut block = new_node(plan, id, at, 0, items.len());
+    let mut end = block.len();
+    for (i, (key, data)) in items.iter().enumerate() {
+        end -= data.len();
+        block[end..end + data.len()].copy_from_slice(data);
+        let offset = u32::try_from(end - HEADER_SIZE).expect("within a node");
+        let size = u32::try_from(data.len()).expect("within a node");
+        let header = ItemHeader { key: DiskKey::from(*key), offset: U32::new(offset), size: U32::new(size) };
+        let at = HEADER_SIZE + i * ITEM_SIZE;
+        assert!(at + ITEM_SIZE <= end, "packed to fit");
+        block[at..at + ITEM_SIZE].copy_from_slice(header.as_bytes());
+    }
+    seal(plan, &mut block);
+    block
+}
+
+fn new_node(plan: &Plan, owner: u64, at: Logical, level: u8, nritems: usize) -> Vec<u8> {
+    let mut block = vec![0; plan.nodesize as usize];
+    let mut header = Header {
+        csum: [0; 32],
+        fsid: plan.fsid,
+        bytenr: U64::new(at.0),
+        flags_and_rev: U64::new(0),
+        chunk_tree_uuid: plan.chunk_tree_uuid,
+        generation: U64::new(GENERATION.0),
+        owner: U64::new(ObjectId(owner).0),
+        nritems: U32::new(u32::try_from(nritems).expect("few items")),
+        level,
+    };
+    header.set_flags(FLAG_WRITTEN);
+    block[..HEADER_SIZE].copy_from_slice(header.as_bytes());
+    block
+}
+
+fn seal(plan: &Plan, block: &mut [u8]) {
+    let csum = plan.csum.compute(&block[32..]);
+    block[..32].copy_from_slice(&csum);
+}

@@ -1,0 +1,189 @@
+//! Where the first chunks of a new file system lie.
+//!
+//! Hides mkfs.btrfs's placing, which other tools and people know by sight: first three small groups from 1 MiB on
+//! (system 4 MiB, metadata 8 MiB, data 8 MiB), then, where a profile keeps two copies, their replacements behind
+//! them, in a size that depends on the device's. Those that were replaced leave their space free.
+
+use crate::{Error, Result};
+use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical};
+use larder_volume::{MappedChunk, Stripe, Stripes};
+
+/// How many copies of data or metadata are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// One.
+    Single,
+    /// Two on the same device.
+    Dup,
+}
+
+impl Profile {
+    /// Name as on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Dup => "dup",
+        }
+    }
+}
+
+/// The one device's id.
+pub(super) const DEVICE: DeviceId = DeviceId(1);
+
+const DATA: u64 = 1;
+const SYSTEM: u64 = 2;
+const METADATA: u64 = 4;
+const DUP: u64 = 0x20;
+const MIB: u64 = 1 << 20;
+const STRIPE: u64 = 65536;
+
+/// The first chunks.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    pub(super) system: MappedChunk,
+    pub(super) metadata: MappedChunk,
+    /// `None` when data shares the metadata chunk.
+    pub(super) data: Option<MappedChunk>,
+}
+
+impl Layout {
+    /// Chunks in the order of their addresses.
+    pub(super) fn chunks(&self) -> Vec<&MappedChunk> {
+        let mut all: Vec<&MappedChunk> =
+            [Some(&self.system), Some(&self.metadata), self.data.as_ref()].into_iter().flatten().collect();
+        all.sort_by_key(|c| c.start);
+        all
+    }
+
+    /// Bytes of the device that they take.
+    pub(super) fn device_bytes(&self) -> u64 {
+        self.chunks().iter().map(|c| c.device_bytes()).sum()
+    }
+}
+
+/// Smallest device that the profiles fit, in bytes; the same as mkfs.btrfs asks for.
+#[must_use]
+pub fn minimum_size(metadata: Profile, data: Profile, mixed: bool) -> u64 {
+    match (metadata, data, mixed) {
+        (Profile::Single, _, true) => 16 * MIB,
+        (Profile::Dup, _, true) => 157 * MIB,
+        (Profile::Single, Profile::Single, false) => 45 * MIB,
+        (Profile::Single, Profile::Dup, false) => 165 * MIB,
+        (Profile::Dup, Profile::Single, false) => 109 * MIB,
+        (Profile::Dup, Profile::Dup, false) => 229 * MIB,
+    }
+}
+
+/// Lays the first chunks out on a device of `size` bytes.
+///
+/// # Errors
+/// [`Error::Unsupported`] tells the smallest size that will do.
+pub(super) fn plan(size: u64, metadata: Profile, data: Profile, mixed: bool) -> Result<Layout> {
+    let least = minimum_size(metadata, data, mixed);
+    if size < least {
+        return Err(Error::Unsupported(format!(
+            "{size} bytes are too small for a usable file system with these profiles: at least {least} bytes ({} MiB) \
+             are needed{}",
+            least / MIB,
+            if mixed { "" } else { "; for small devices there are --mixed and -m single" },
+        )));
+    }
+    let mut cursor = Cursor { logical: DEVICE_RESERVED, physical: DEVICE_RESERVED };
+    let share = |most: u64, least: u64| (size / 20).clamp(least, most) & !(STRIPE - 1);
+    let large = 1 << 30;
+    let metadata_size = share(if size > 50 << 30 { large } else { 256 * MIB }, 32 * MIB);
+    let data_size = share(large, 64 * MIB);
+    let both = if mixed { DATA | METADATA } else { METADATA };
+
+    let mut system = cursor.take(SYSTEM, 4 * MIB, Profile::Single);
+    let mut meta = cursor.take(both, 8 * MIB, Profile::Single);
+    let mut own_data = (!mixed).then(|| cursor.take(DATA, 8 * MIB, Profile::Single));
+    if metadata == Profile::Dup {
+        system = cursor.take(SYSTEM, 8 * MIB, Profile::Dup);
+        meta = cursor.take(both, if mixed { data_size } else { metadata_size }, Profile::Dup);
+    }
+    if let (Some(chunk), Profile::Dup) = (&mut own_data, data) {
+        *chunk = cursor.take(DATA, data_size, Profile::Dup);
+    }
+    assert!(cursor.physical <= size, "the smallest size is larger than what is laid out");
+    Ok(Layout { system, metadata: meta, data: own_data })
+}
+
+struct Cursor {
+    logical: u64,
+    physical: u64,
+}
+
+impl Cursor {
+    fn take(&mut self, kind: u64, length: u64, profile: Profile) -> MappedChunk {
+        let (copies, bits) = match profile {
+            Profile::Single => (1, 0),
+            Profile::Dup => (2, DUP),
+        };
+        let stripes: Stripes = (0..copies)
+            .map(|i| Stripe { device: DEVICE, at: Physical(self.physical + i * length) })
+            .collect();
+        let chunk = MappedChunk { start: Logical(self.logical), length, kind: kind | bits, stripes };
+        self.logical += length;
+        self.physical += length * copies;
+        chunk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(size: u64, m: Profile, d: Profile, mixed: bool) -> Vec<(u64, u64, u64, Vec<u64>)> {
+        let l = plan(size, m, d, mixed).unwrap();
+        l.chunks()
+            .iter()
+            .map(|c| (c.start.0, c.length, c.kind, c.stripes.iter().map(|s| s.at.0).collect()))
+            .collect()
+    }
+
+    /// Numbers read off images of mkfs.btrfs 6.14.
+    #[test]
+    fn chunks_lie_where_mkfs_btrfs_puts_them() {
+        use Profile::{Dup, Single};
+        let data = (13_631_488, 8 * MIB, 1, vec![13_631_488]);
+        let system = (22_020_096, 8 * MIB, 0x22, vec![22_020_096, 30_408_704]);
+        let meta = |len: u64| (30_408_704, len, 0x24, vec![38_797_312, 38_797_312 + len]);
+        assert_eq!(shape(300 * MIB, Dup, Single, false), [data.clone(), system.clone(), meta(32 * MIB)]);
+        assert_eq!(shape(1 << 30, Dup, Single, false), [data.clone(), system.clone(), meta(53_673_984)]);
+        assert_eq!(shape(8 << 30, Dup, Single, false), [data.clone(), system.clone(), meta(256 * MIB)]);
+        assert_eq!(shape(100 << 30, Dup, Single, false), [data.clone(), system.clone(), meta(1 << 30)]);
+        assert_eq!(
+            shape(8 << 30, Dup, Dup, false),
+            [system, meta(256 * MIB), (298_844_160, 429_457_408, 0x21, vec![575_668_224, 1_005_125_632])]
+        );
+        let small_system = (MIB, 4 * MIB, 2, vec![MIB]);
+        let small_meta = |kind| (5 * MIB, 8 * MIB, kind, vec![5 * MIB]);
+        assert_eq!(shape(1 << 30, Single, Single, false), [small_system.clone(), small_meta(4), data]);
+        assert_eq!(
+            shape(1 << 30, Single, Dup, false),
+            [small_system.clone(), small_meta(4), (22_020_096, 64 * MIB, 0x21, vec![22_020_096, 89_128_960])]
+        );
+        assert_eq!(shape(16 * MIB, Single, Single, true), [small_system, small_meta(5)]);
+        assert_eq!(
+            shape(8 << 30, Dup, Dup, true),
+            [
+                (13_631_488, 8 * MIB, 0x22, vec![13_631_488, 22_020_096]),
+                (22_020_096, 429_457_408, 0x25, vec![30_408_704, 459_866_112])
+            ]
+        );
+    }
+
+    #[test]
+    fn the_smallest_sizes_are_enough_and_one_byte_less_is_not() {
+        for m in [Profile::Single, Profile::Dup] {
+            for (d, mixed) in [(Profile::Single, false), (Profile::Dup, false), (m, true)] {
+                let least = minimum_size(m, d, mixed);
+                plan(least, m, d, mixed).unwrap();
+                let text = plan(least - 1, m, d, mixed).unwrap_err().to_string();
+                assert!(text.contains(&least.to_string()), "{text}");
+            }
+        }
+    }
+}

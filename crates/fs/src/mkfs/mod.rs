@@ -1,0 +1,306 @@
+//! Makes an empty file system, in the shape that a current mkfs.btrfs gives it.
+//!
+//! Hides everything that only a birth needs: default profiles and sizes, the first chunks (`layout`), the first
+//! trees (`build`), and wiping what another file system left behind (`signatures` tells what that was). Apart from
+//! uuids and times, the same options on a device of the same size give the same bytes; with a uuid and a time given,
+//! *exactly* the same, which is what reproducible image builds need: the other uuids are derived from the given one.
+//!
+//! Until the first superblock is durable the device holds no file system: old superblocks are wiped first, then
+//! blocks are written and flushed, then the superblock and its mirrors.
+
+mod build;
+mod features;
+mod items;
+mod layout;
+mod signatures;
+
+pub use features::Features;
+pub use layout::{Profile, minimum_size};
+pub use signatures::recognise;
+
+use crate::{Error, Result, Timestamp};
+use build::{CHUNK_TREE, CSUM_TREE, DEV_TREE, EXTENT_TREE, FS_TREE, GENERATION, Image, ROOT_TREE};
+use larder_format::dev_item::DevItem;
+use larder_format::features::{CompatRo, Incompat, SuperFlags};
+use larder_format::superblock::{BackupRoot, MAGIC, ROOT_DIR_OBJECTID, Superblock};
+use larder_format::{CsumType, DiskKey, Generation, Key, KeyType, Physical};
+use larder_volume::superblock::{SuperCopies, write_superblocks};
+use larder_volume::{ChunkMap, Device, VolumeError, VolumeResult};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// How to make a file system. The default is what mkfs.btrfs does without options.
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    /// Name, up to 255 bytes without NUL and newline.
+    pub label: Vec<u8>,
+    /// Uuid of the file system; `None`: a random one. With a given one the other uuids are derived from it.
+    pub uuid: Option<[u8; 16]>,
+    /// Copies of metadata; `None`: two, or one with mixed groups.
+    pub metadata: Option<Profile>,
+    /// Copies of data; `None`: one, or as metadata with mixed groups.
+    pub data: Option<Profile>,
+    /// Checksum of everything.
+    pub csum: CsumType,
+    /// Bytes of a tree node; `None`: 16384, or 4096 with mixed groups.
+    pub nodesize: Option<u32>,
+    /// Features.
+    pub features: Features,
+    /// Time that stands in the first inodes; `None`: now.
+    pub time: Option<Timestamp>,
+    /// Overwrite what [`recognise`] finds instead of refusing.
+    pub force: bool,
+    /// Tell the device first that all of it is free.
+    pub discard: bool,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        Self {
+            label: Vec::new(),
+            uuid: None,
+            metadata: None,
+            data: None,
+            csum: CsumType::Crc32c,
+            nodesize: None,
+            features: Features::default(),
+            time: None,
+            force: false,
+            discard: true,
+        }
+    }
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MkfsReport {
+    /// Uuid of the file system.
+    pub uuid: [u8; 16],
+    /// Bytes of the device that it uses.
+    pub total_bytes: u64,
+    /// Logical bytes in use by its trees.
+    pub bytes_used: u64,
+    /// Bytes of a tree node.
+    pub nodesize: u32,
+    /// Checksum.
+    pub csum: CsumType,
+    /// Copies of metadata.
+    pub metadata: Profile,
+    /// Copies of data.
+    pub data: Profile,
+    /// Features.
+    pub features: Features,
+}
+
+/// Everything that is decided before the first byte is made.
+struct Plan {
+    fsid: [u8; 16],
+    device_uuid: [u8; 16],
+    chunk_tree_uuid: [u8; 16],
+    subvol_uuid: [u8; 16],
+    nodesize: u32,
+    csum: CsumType,
+    features: Features,
+    metadata: Profile,
+    data: Profile,
+    total_bytes: u64,
+    time: Timestamp,
+    layout: layout::Layout,
+}
+
+/// Makes a file system on the whole of `device`.
+///
+/// # Errors
+/// [`Error::Unsupported`] for options that do not go together, a device that is too small, or one that already holds
+/// something (unless forced), all before anything is changed; [`Error::Volume`] when the device fails.
+pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
+    let plan = Plan::new(device.size(), options)?;
+    let label = labelled(&options.label)?;
+    if !options.force
+        && let Some(found) = recognise(device)
+    {
+        return Err(Error::Unsupported(format!("{} already holds {found}", device.name())));
+    }
+    let image = build::build(&plan);
+    wipe(device, options.discard)?;
+    write_blocks(device, &plan, &image)?;
+    flush(device)?;
+    write_superblocks(device, &superblock(&plan, &image, label), SuperCopies::All)?;
+    flush(device)?;
+    Ok(MkfsReport {
+        uuid: plan.fsid,
+        total_bytes: plan.total_bytes,
+        bytes_used: image.bytes_used,
+        nodesize: plan.nodesize,
+        csum: plan.csum,
+        metadata: plan.metadata,
+        data: plan.data,
+        features: plan.features,
+    })
+}
+
+impl Plan {
+    fn new(size: u64, options: &MkfsOptions) -> Result<Self> {
+        let features = options.features;
+        features.check()?;
+        let nodesize = options.nodesize.unwrap_or(if features.mixed { 4096 } else { 16384 });
+        if !nodesize.is_power_of_two() || !(4096..=65536).contains(&nodesize) {
+            return Err(Error::Unsupported(format!(
+                "node size {nodesize} is none of 4096, 8192, 16384, 32768, 65536"
+            )));
+        }
+        if features.mixed && nodesize != 4096 {
+            return Err(Error::Unsupported(format!(
+                "mixed block groups need nodes of 4096 bytes, not {nodesize}"
+            )));
+        }
+        let default = if features.mixed { Profile::Single } else { Profile::Dup };
+        let metadata =
+            options.metadata.or(if features.mixed { options.data } else { None }).unwrap_or(default);
+        let data = options.data.unwrap_or(if features.mixed { metadata } else { Profile::Single });
+        if features.mixed && metadata != data {
+            return Err(Error::Unsupported(format!(
+                "mixed block groups need equal profiles, not {} for metadata and {} for data",
+                metadata.name(),
+                data.name()
+            )));
+        }
+        let total_bytes = size & !4095;
+        let fsid = options.uuid.unwrap_or_else(|| uuid::Uuid::new_v4().into_bytes());
+        if fsid == [0; 16] {
+            return Err(Error::Unsupported("a file system's uuid must not be all zero".into()));
+        }
+        Ok(Self {
+            fsid,
+            device_uuid: derived_uuid(fsid, b"device"),
+            chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
+            subvol_uuid: derived_uuid(fsid, b"top subvolume"),
+            nodesize,
+            csum: options.csum,
+            features,
+            metadata,
+            data,
+            total_bytes,
+            time: options.time.unwrap_or_else(Timestamp::now),
+            layout: layout::plan(total_bytes, metadata, data, features.mixed)?,
+        })
+    }
+}
+
+/// A uuid that follows from the file system's: version 8, "custom", as RFC 9562 has it.
+fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
+    let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
+    uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash")).into_uuid().into_bytes()
+}
+
+/// A superblock that has only a label.
+fn labelled(label: &[u8]) -> Result<Box<Superblock>> {
+    let mut sb = Superblock::new_box_zeroed().expect("memory for one superblock");
+    sb.set_label(label).map_err(|e| Error::Unsupported(e.to_string()))?;
+    Ok(sb)
+}
+
+/// Room that other formats use at both ends of a device.
+const ENDS: u64 = 2 << 20;
+/// Unit in which old bytes are looked for and overwritten.
+const WIPE_BLOCK: u64 = 4096;
+
+/// Makes the device forget what was on it, without writing where there is nothing: a sparse file stays sparse.
+fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
+    let size = device.size();
+    if discard && let Err(e) = device.discard(Physical(0), size) {
+        tracing::debug!("discarding {} failed, going on: {e}", device.name());
+    }
+    zero(device, 0, ENDS.min(size))?;
+    for at in larder_volume::superblock::copies_within(size) {
+        zero(device, at.0, at.0 + WIPE_BLOCK)?;
+    }
+    zero(device, size.saturating_sub(ENDS), size)?;
+    flush(device)
+}
+
+/// Writes zeros over what is not zero between two addresses.
+fn zero(device: &dyn Device, from: u64, to: u64) -> Result<()> {
+    let mut at = from;
+    while at < to {
+        let len = WIPE_BLOCK.min(to - at);
+        let block = &mut [0; WIPE_BLOCK as usize][..usize::try_from(len).expect("one block")];
+        device.read_at(Physical(at), block).map_err(|e| io_error(device, "read", at, len, e))?;
+        if block.iter().any(|b| *b != 0) {
+            block.fill(0);
+            device.write_at(Physical(at), block).map_err(|e| io_error(device, "write", at, len, e))?;
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+fn write_blocks(device: &dyn Device, plan: &Plan, image: &Image) -> VolumeResult<()> {
+    let map = ChunkMap::new();
+    for chunk in plan.layout.chunks() {
+        map.insert(chunk.clone())?;
+    }
+    for (at, block) in &image.blocks {
+        for stripe in map.lookup(*at, block.len() as u64)?.stripes {
+            device
+                .write_at(stripe.at, block)
+                .map_err(|e| io_error(device, "write", stripe.at.0, block.len() as u64, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn flush(device: &dyn Device) -> Result<()> {
+    Ok(device.flush().map_err(|e| io_error(device, "flush", 0, device.size(), e))?)
+}
+
+fn io_error(device: &dyn Device, op: &'static str, at: u64, len: u64, source: std::io::Error) -> VolumeError {
+    VolumeError::Io { device: device.name(), op, at: Physical(at), len, source }
+}
+
+/// Completes the superblock.
+fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superblock> {
+    let tree = |id| image.trees[&id];
+    let (root, chunk_root) = (tree(ROOT_TREE), tree(CHUNK_TREE));
+    sb.magic = MAGIC;
+    sb.fsid = plan.fsid;
+    sb.set_super_flags(SuperFlags::WRITTEN);
+    sb.set_generation(GENERATION);
+    sb.set_root(root.root, root.level);
+    sb.set_chunk_root(chunk_root.root, chunk_root.level, GENERATION);
+    sb.set_total_bytes(plan.total_bytes);
+    sb.set_bytes_used(image.bytes_used);
+    sb.root_dir_objectid.set(ROOT_DIR_OBJECTID);
+    sb.num_devices.set(1);
+    sb.sectorsize.set(larder_format::SECTOR_SIZE);
+    sb.nodesize.set(plan.nodesize);
+    sb.leafsize.set(plan.nodesize);
+    sb.stripesize.set(larder_format::SECTOR_SIZE);
+    sb.set_compat_ro(CompatRo::from_bits_retain(plan.features.compat_ro()));
+    sb.set_incompat(Incompat::from_bits_retain(plan.features.incompat(plan.nodesize)));
+    sb.set_csum_type(plan.csum);
+    sb.dev_item = DevItem::read_from_bytes(&items::dev_item(plan)).expect("a device item");
+    // With a free-space tree there is no older cache; without one, a generation that never comes says the same.
+    sb.set_cache_generation(Generation(if plan.features.free_space_tree { 0 } else { u64::MAX }));
+    let key = Key::new(256, KeyType::CHUNK_ITEM, plan.layout.system.start.0);
+    let system = [DiskKey::from(key).as_bytes(), &items::chunk(plan, &plan.layout.system)].concat();
+    sb.set_sys_chunk_bytes(&system).expect("one chunk fits");
+    let pair = |id| (U64::new(tree(id).root.0), U64::new(GENERATION.0));
+    let mut backup = BackupRoot::new_zeroed();
+    (backup.tree_root, backup.tree_root_gen) = pair(ROOT_TREE);
+    (backup.chunk_root, backup.chunk_root_gen) = pair(CHUNK_TREE);
+    (backup.extent_root, backup.extent_root_gen) = pair(EXTENT_TREE);
+    (backup.fs_root, backup.fs_root_gen) = pair(FS_TREE);
+    (backup.dev_root, backup.dev_root_gen) = pair(DEV_TREE);
+    (backup.csum_root, backup.csum_root_gen) = pair(CSUM_TREE);
+    backup.total_bytes.set(plan.total_bytes);
+    backup.bytes_used.set(image.bytes_used);
+    backup.num_devices.set(1);
+    backup.tree_root_level = root.level;
+    backup.chunk_root_level = chunk_root.level;
+    sb.backup_roots[0] = backup;
+    sb
+}
+
+#[cfg(test)]
+mod tests;
