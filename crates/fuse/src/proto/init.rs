@@ -1,0 +1,206 @@
+//! INIT: versions, limits and the flags by which both sides agree on what they can do.
+
+// The derive for layouts makes hidden types that the lint sees.
+#![allow(missing_debug_implementations)]
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What the kernel offers.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct InitIn {
+    pub major: u32,
+    pub minor: u32,
+    pub max_readahead: u32,
+    pub flags: u32,
+    pub flags2: u32,
+    pub unused: [u32; 11],
+}
+
+/// What we take.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct InitOut {
+    pub major: u32,
+    pub minor: u32,
+    pub max_readahead: u32,
+    pub flags: u32,
+    pub max_background: u16,
+    pub congestion_threshold: u16,
+    pub max_write: u32,
+    pub time_gran: u32,
+    pub max_pages: u16,
+    pub map_alignment: u16,
+    pub flags2: u32,
+    pub max_stack_depth: u32,
+    pub request_timeout: u16,
+    pub unused: [u16; 11],
+}
+
+const _: () = assert!(size_of::<InitIn>() == 64);
+const _: () = assert!(size_of::<InitOut>() == 64);
+
+/// Capabilities in INIT, both words as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InitFlags(pub u64);
+
+#[allow(missing_docs)]
+impl InitFlags {
+    pub const ASYNC_READ: Self = Self(1 << 0);
+    /// Never taken: without OPEN requests the kernel would leave truncation to a message that it does not send.
+    pub const ATOMIC_O_TRUNC: Self = Self(1 << 3);
+    pub const EXPORT_SUPPORT: Self = Self(1 << 4);
+    pub const BIG_WRITES: Self = Self(1 << 5);
+    pub const DONT_MASK: Self = Self(1 << 6);
+    pub const HAS_IOCTL_DIR: Self = Self(1 << 11);
+    pub const DO_READDIRPLUS: Self = Self(1 << 13);
+    pub const READDIRPLUS_AUTO: Self = Self(1 << 14);
+    pub const ASYNC_DIO: Self = Self(1 << 15);
+    pub const WRITEBACK_CACHE: Self = Self(1 << 16);
+    pub const NO_OPEN_SUPPORT: Self = Self(1 << 17);
+    pub const PARALLEL_DIROPS: Self = Self(1 << 18);
+    pub const POSIX_ACL: Self = Self(1 << 20);
+    pub const MAX_PAGES: Self = Self(1 << 22);
+    pub const CACHE_SYMLINKS: Self = Self(1 << 23);
+    pub const NO_OPENDIR_SUPPORT: Self = Self(1 << 24);
+    pub const EXPLICIT_INVAL_DATA: Self = Self(1 << 25);
+    pub const HANDLE_KILLPRIV_V2: Self = Self(1 << 28);
+    pub const SETXATTR_EXT: Self = Self(1 << 29);
+    pub const INIT_EXT: Self = Self(1 << 30);
+    pub const DIRECT_IO_ALLOW_MMAP: Self = Self(1 << 36);
+    pub const OVER_IO_URING: Self = Self(1 << 41);
+
+    /// The two words as they travel.
+    #[must_use]
+    pub const fn words(self) -> (u32, u32) {
+        (self.0 as u32, (self.0 >> 32) as u32)
+    }
+    /// From the two words; the second counts only if the first announces it.
+    #[must_use]
+    pub const fn from_words(flags: u32, flags2: u32) -> Self {
+        let high = if flags & Self::INIT_EXT.0 as u32 != 0 { flags2 } else { 0 };
+        Self(flags as u64 | ((high as u64) << 32))
+    }
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Largest read or write in one request, in bytes.
+pub const MAX_WRITE: u32 = 1 << 20;
+
+/// What a mount wants from the negotiation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// Let the kernel delay writes.
+    pub writeback: bool,
+    /// The kernel checks permissions, ACLs included.
+    pub kernel_permissions: bool,
+    /// FUSE over io_uring, if the kernel offers it.
+    pub uring: bool,
+}
+
+/// Chooses from the kernel's offer.
+#[must_use]
+pub fn negotiate(offer: &InitIn, wishes: Wishes) -> InitOut {
+    let offered = InitFlags::from_words(offer.flags, offer.flags2);
+    let mut wanted = InitFlags::ASYNC_READ
+        .or(InitFlags::EXPORT_SUPPORT)
+        .or(InitFlags::BIG_WRITES)
+        .or(InitFlags::DONT_MASK)
+        .or(InitFlags::HAS_IOCTL_DIR)
+        .or(InitFlags::DO_READDIRPLUS)
+        .or(InitFlags::READDIRPLUS_AUTO)
+        .or(InitFlags::ASYNC_DIO)
+        .or(InitFlags::NO_OPEN_SUPPORT)
+        .or(InitFlags::PARALLEL_DIROPS)
+        .or(InitFlags::MAX_PAGES)
+        .or(InitFlags::CACHE_SYMLINKS)
+        .or(InitFlags::NO_OPENDIR_SUPPORT)
+        .or(InitFlags::EXPLICIT_INVAL_DATA)
+        .or(InitFlags::HANDLE_KILLPRIV_V2)
+        .or(InitFlags::SETXATTR_EXT)
+        .or(InitFlags::INIT_EXT)
+        .or(InitFlags::DIRECT_IO_ALLOW_MMAP);
+    if wishes.writeback {
+        wanted = wanted.or(InitFlags::WRITEBACK_CACHE);
+    }
+    if wishes.kernel_permissions {
+        wanted = wanted.or(InitFlags::POSIX_ACL);
+    }
+    if wishes.uring {
+        wanted = wanted.or(InitFlags::OVER_IO_URING);
+    }
+    let (flags, flags2) = wanted.and(offered).words();
+    InitOut {
+        major: super::MAJOR,
+        minor: super::MINOR.min(offer.minor),
+        max_readahead: offer.max_readahead.min(MAX_WRITE),
+        flags,
+        max_background: 64,
+        congestion_threshold: 48,
+        max_write: MAX_WRITE,
+        time_gran: 1,
+        max_pages: (MAX_WRITE / 4096) as u16,
+        flags2,
+        ..InitOut::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(flags: u64) -> InitIn {
+        InitIn {
+            major: 7,
+            minor: 45,
+            max_readahead: 131_072,
+            flags: flags as u32,
+            flags2: (flags >> 32) as u32,
+            ..InitIn::default()
+        }
+    }
+
+    #[test]
+    fn takes_only_what_is_offered() {
+        let out = negotiate(&offer(InitFlags::ASYNC_READ.0), Wishes::default());
+        assert_eq!(out.flags, InitFlags::ASYNC_READ.0 as u32);
+        assert_eq!(out.flags2, 0);
+        assert_eq!(out.max_readahead, 131_072);
+    }
+
+    #[test]
+    fn never_takes_atomic_truncation_and_options_only_when_wished() {
+        let all = negotiate(&offer(u64::MAX), Wishes::default());
+        let got = InitFlags::from_words(all.flags, all.flags2);
+        assert!(!got.has(InitFlags::ATOMIC_O_TRUNC));
+        assert!(!got.has(InitFlags::WRITEBACK_CACHE));
+        assert!(!got.has(InitFlags::POSIX_ACL));
+        assert!(!got.has(InitFlags::OVER_IO_URING));
+        assert!(got.has(InitFlags::HANDLE_KILLPRIV_V2) && got.has(InitFlags::DIRECT_IO_ALLOW_MMAP));
+        let all =
+            negotiate(&offer(u64::MAX), Wishes { writeback: true, kernel_permissions: true, uring: true });
+        let got = InitFlags::from_words(all.flags, all.flags2);
+        assert!(got.has(InitFlags::WRITEBACK_CACHE) && got.has(InitFlags::POSIX_ACL));
+        assert!(got.has(InitFlags::OVER_IO_URING));
+        assert_eq!(usize::from(all.max_pages) * 4096, all.max_write as usize);
+    }
+
+    #[test]
+    fn second_word_needs_its_announcement() {
+        assert!(!InitFlags::from_words(0, 1 << 9).has(InitFlags::OVER_IO_URING));
+        assert!(InitFlags::from_words(1 << 30, 1 << 9).has(InitFlags::OVER_IO_URING));
+    }
+}

@@ -1,0 +1,64 @@
+//! The FUSE protocol as bytes: opcodes, fixed structures, flags.
+//!
+//! This module hides the layout of messages. It knows version 7.45 (Linux 6.18) and talks to any kernel from 7.36 on,
+//! the first with the second word of INIT flags that everything here assumes; older ones are refused by name.
+//! Structures are in the machine's own byte order, as the kernel's ABI is; sizes are asserted at compile time.
+//!
+//! Facts come from the kernel's public interface header (`linux/fuse.h`, which may be used under a BSD licence).
+
+pub mod init;
+pub mod messages;
+pub mod opcode;
+
+pub use init::{InitFlags, InitIn, InitOut};
+pub use messages::*;
+pub use opcode::Opcode;
+
+/// Major version of the protocol.
+pub const MAJOR: u32 = 7;
+/// Newest minor version that this crate knows.
+pub const MINOR: u32 = 45;
+/// Oldest minor version that it talks to.
+pub const OLDEST_MINOR: u32 = 36;
+/// Node id of the root of a mount.
+pub const ROOT_NODE: u64 = 1;
+
+/// Rounds the length of a directory record up to where the next begins.
+#[must_use]
+pub const fn align_record(len: usize) -> usize {
+    (len + 7) & !7
+}
+
+/// Device number as the protocol carries it (the 32-bit form of `stat`), from (major << 20) | minor.
+#[must_use]
+pub const fn encode_rdev(dev: u64) -> u32 {
+    let (major, minor) = (dev >> 20, dev & 0xf_ffff);
+    ((minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)) as u32
+}
+
+/// The reverse of [`encode_rdev`].
+#[must_use]
+pub const fn decode_rdev(dev: u32) -> u64 {
+    let (major, minor) = ((dev >> 8) & 0xfff, (dev & 0xff) | ((dev >> 12) & 0xf_ff00));
+    ((major as u64) << 20) | minor as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_go_both_ways() {
+        // /dev/null is 1:3, which stat shows as 0x103; a big minor spills over the major.
+        assert_eq!(encode_rdev((1 << 20) | 3), 0x103);
+        assert_eq!(encode_rdev((8 << 20) | 0x12345), 0x1230_0845);
+        for dev in [0, (1 << 20) | 3, (259 << 20) | 0xf_ffff, (0xfff << 20) | 0x100] {
+            assert_eq!(decode_rdev(encode_rdev(dev)), dev);
+        }
+    }
+
+    #[test]
+    fn records_are_eight_byte_aligned() {
+        assert_eq!([0, 1, 8, 9, 25].map(align_record), [0, 8, 8, 16, 32]);
+    }
+}

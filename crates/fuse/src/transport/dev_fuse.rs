@@ -1,0 +1,144 @@
+//! Requests read from `/dev/fuse`.
+//!
+//! One reader per CPU, each pinned, on a cloned descriptor of its own so that replies do not contend. A reader answers what it can
+//! at once; a request that must wait moves to the workers together with its bytes.
+//!
+//! Beside io_uring one reader stays here: FORGET and INTERRUPT always come this way.
+
+use super::{Dispatch, MESSAGE_SIZE, Raw, ServeError, cpus, io_error, parse, respond};
+use crate::errno::Errno;
+use crate::handler::{Failure, Handler, Patience};
+use crate::mount::Mounted;
+use crate::proto::{InHeader, init::MAX_WRITE};
+use parking_lot::Mutex;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// Most readers, however many CPUs there are.
+const MAX_READERS: usize = 16;
+/// Requests up to this length are copied when they move to a worker; longer ones take their buffer along.
+const COPY_LIMIT: usize = 16 << 10;
+
+/// Buffers that are not in use, each [`MESSAGE_SIZE`] long.
+#[derive(Debug, Default)]
+struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+impl Buffers {
+    fn take(&self) -> Vec<u8> {
+        self.0.lock().pop().unwrap_or_else(|| vec![0; MESSAGE_SIZE])
+    }
+    fn give(&self, buffer: Vec<u8>) {
+        let mut free = self.0.lock();
+        if free.len() < MAX_READERS {
+            free.push(buffer);
+        }
+    }
+}
+
+/// Serves everything until the mount is gone.
+pub(super) fn serve<H: Handler>(
+    mounted: &Mounted,
+    dispatch: &Arc<Dispatch<H>>,
+    on_ready: impl FnOnce(usize),
+) -> Result<(), ServeError> {
+    let cpu_count = cpus::online();
+    let readers = cpu_count.clamp(2, MAX_READERS);
+    let buffers = Arc::new(Buffers::default());
+    let mut threads = Vec::new();
+    for i in 0..readers {
+        let fd = Arc::new(clone_fd(mounted.fuse_fd()).map_err(io_error("opening another reader"))?);
+        let (dispatch, buffers) = (Arc::clone(dispatch), Arc::clone(&buffers));
+        let thread = std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
+            cpus::pin(i % cpu_count);
+            read_loop(&fd, &dispatch, &buffers)
+        });
+        threads.push(thread.map_err(io_error("starting a reader"))?);
+    }
+    on_ready(readers);
+    let mut result = Ok(());
+    for thread in threads {
+        if let Ok(Err(e)) = thread.join() {
+            result = Err(io_error("reading from /dev/fuse")(e));
+        }
+    }
+    result
+}
+
+/// Reads what io_uring does not carry, until the mount is gone.
+pub(super) fn read_only_forgets<H: Handler>(
+    mounted: &Mounted,
+    dispatch: &Arc<Dispatch<H>>,
+) -> Result<(), ServeError> {
+    let fd = mounted.fuse_fd().try_clone_to_owned().map_err(io_error("duplicating /dev/fuse"))?;
+    read_loop(&Arc::new(fd), dispatch, &Arc::default()).map_err(io_error("reading from /dev/fuse"))
+}
+
+/// A descriptor of the same connection with a queue of its own for replies; the same queue where that is refused.
+fn clone_fd(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, open};
+    /// `FUSE_DEV_IOC_CLONE`: _IOR(229, 0, u32).
+    const CLONE: libc::Ioctl = 0x8004_e500u32 as libc::Ioctl;
+    if let Ok(new) = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        let source = fd.as_raw_fd().cast_unsigned();
+        // SAFETY: the ioctl reads one u32 from the pointer, which lives through the call.
+        if unsafe { libc::ioctl(new.as_raw_fd(), CLONE, &raw const source) } == 0 {
+            return Ok(new);
+        }
+    }
+    fd.try_clone_to_owned()
+}
+
+fn read_loop<H: Handler>(
+    fd: &Arc<OwnedFd>,
+    dispatch: &Arc<Dispatch<H>>,
+    buffers: &Arc<Buffers>,
+) -> io::Result<()> {
+    let mut message = buffers.take();
+    let mut out = vec![0; MAX_WRITE as usize];
+    loop {
+        let n = match rustix::io::read(fd.as_fd(), &mut message[..]) {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            // NOENT: the request was taken back before it was read.
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT | rustix::io::Errno::AGAIN) => continue,
+            Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else { continue };
+        dispatch.arrived(&header);
+        if dispatch.silent(&message[..n], &header) {
+            continue;
+        }
+        let Some(raw) = parse(&message[..n]) else { continue };
+        match dispatch.answer(raw, &mut out, Patience::Queue) {
+            Ok(len) => respond(fd, header.unique, Ok(&out[..len])),
+            Err(Failure::Errno(e)) => respond(fd, header.unique, Err(e)),
+            Err(Failure::Wait) => {
+                let bytes = if n <= COPY_LIMIT {
+                    message[..n].to_vec()
+                } else {
+                    std::mem::replace(&mut message, buffers.take())
+                };
+                let (fd, pool, buffers) = (Arc::clone(fd), Arc::clone(dispatch), Arc::clone(buffers));
+                dispatch.workers.run(move || {
+                    let mut out = buffers.take();
+                    let answer = match parse(&bytes[..n]) {
+                        Some(raw) => answer_into(&pool, raw, &mut out),
+                        None => Err(Errno::IO),
+                    };
+                    respond(&*fd, header.unique, answer.map(|len| &out[..len]));
+                    buffers.give(out);
+                    if bytes.len() == MESSAGE_SIZE {
+                        buffers.give(bytes);
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn answer_into<H: Handler>(dispatch: &Dispatch<H>, raw: Raw<'_>, out: &mut [u8]) -> Result<usize, Errno> {
+    dispatch.answer_patiently(raw, &mut out[..MAX_WRITE as usize])
+}

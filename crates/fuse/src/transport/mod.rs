@@ -1,0 +1,327 @@
+//! How requests reach the server and replies the kernel.
+//!
+//! Two ways: FUSE over io_uring ([`uring`]) with one thread pinned to each CPU, and reading `/dev/fuse` ([`dev_fuse`]) as
+//! the fallback. What counts is *where* a request is served: on the CPU of its caller a round trip costs 8–10 µs, on
+//! another, idle one 40 µs and more. Hence a queue's own thread answers whatever it can without waiting, and only what
+//! has to wait (a disk, a commit, space) goes to the workers.
+//!
+//! This module holds what both share: the INIT exchange, answering one request, and the life of a session.
+
+mod cpus;
+mod dev_fuse;
+mod memory;
+mod uring;
+
+use crate::errno::Errno;
+use crate::handler::{Failure, Handler, Patience, Reply, Request};
+use crate::mount::Mounted;
+use crate::proto::init::{self, InitIn, Wishes};
+use crate::proto::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, InitFlags, Opcode, OutHeader};
+use crate::stats::Stats;
+use crate::workers::Workers;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Space before the data of a write: head and fixed structure.
+const HEAD_ROOM: usize = 4096;
+/// Bytes of the buffer for one message.
+pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
+/// Most threads that wait at the same time.
+const MAX_WORKERS: usize = 128;
+
+/// Which transport to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// io_uring where the kernel offers it, else `/dev/fuse`.
+    #[default]
+    Auto,
+    /// Only `/dev/fuse`.
+    DevFuse,
+    /// io_uring, or fail.
+    Uring,
+}
+
+/// What was agreed with the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// io_uring is in use.
+    pub uring: bool,
+    /// Threads that serve requests (the one for FORGET beside io_uring not counted).
+    pub threads: usize,
+    /// Minor version of the protocol that both sides speak.
+    pub minor: u32,
+    /// Writes may be delayed by the kernel.
+    pub writeback: bool,
+}
+
+/// Why a session could not be started or ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// During what.
+        what: &'static str,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel's FUSE is older than what this crate speaks.
+    #[error(
+        "the kernel speaks FUSE {major}.{minor}; {}.{} (Linux 5.17) or newer is needed",
+        crate::proto::MAJOR,
+        crate::proto::OLDEST_MINOR
+    )]
+    TooOld {
+        /// Its major version.
+        major: u32,
+        /// Its minor version.
+        minor: u32,
+    },
+    /// io_uring was demanded and the kernel does not offer it.
+    #[error("the kernel does not offer FUSE over io_uring (see /sys/module/fuse/parameters/enable_uring)")]
+    NoUring,
+    /// The mount went away before it was used.
+    #[error("unmounted before the first request")]
+    Unmounted,
+}
+
+pub(crate) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> ServeError {
+    move |source| ServeError::Io { what, source }
+}
+
+/// Serves a mount until it is unmounted.
+///
+/// `on_ready` is called once, when the kernel and we have agreed and requests are being served.
+///
+/// # Errors
+/// If the session cannot be set up. Once requests are served it ends with the mount, which is no error.
+pub fn serve_handler<H: Handler>(
+    handler: Arc<H>,
+    mounted: Mounted,
+    stats: Arc<Stats>,
+    on_ready: impl FnOnce(Ready),
+) -> Result<(), ServeError> {
+    let wishes = Wishes {
+        writeback: mounted.options.writeback,
+        kernel_permissions: mounted.kernel_permissions,
+        uring: mounted.options.transport != Transport::DevFuse,
+    };
+    let (header, offer) = read_init(mounted.fuse_fd())?;
+    if offer.major != crate::proto::MAJOR || offer.minor < crate::proto::OLDEST_MINOR {
+        return Err(ServeError::TooOld { major: offer.major, minor: offer.minor });
+    }
+    let offers_uring =
+        InitFlags::from_words(offer.flags, offer.flags2).has(InitFlags::OVER_IO_URING) && wishes.uring;
+    if mounted.options.transport == Transport::Uring && !offers_uring {
+        return Err(ServeError::NoUring);
+    }
+    let dispatch = Arc::new(Dispatch { handler, stats, workers: Workers::new(MAX_WORKERS) });
+    // The rings must exist before io_uring is accepted: from then on the kernel holds every request back until all
+    // queues are registered, and there is no way back.
+    let rings = if offers_uring {
+        match uring::Rings::prepare(&mounted, &dispatch) {
+            Ok(rings) => Some(rings),
+            Err(source) if mounted.options.transport == Transport::Uring => {
+                return Err(ServeError::Io { what: "setting up io_uring", source });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "io_uring cannot be used, falling back to /dev/fuse");
+                None
+            }
+        }
+    } else {
+        None
+    };
+    let out = init::negotiate(&offer, Wishes { uring: rings.is_some(), ..wishes });
+    send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes())).map_err(io_error("answering INIT"))?;
+    let ready = |threads: usize| Ready {
+        uring: rings.is_some(),
+        threads,
+        minor: out.minor,
+        writeback: InitFlags::from_words(out.flags, out.flags2).has(InitFlags::WRITEBACK_CACHE),
+    };
+    let served = match &rings {
+        Some(rings) => rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
+            on_ready(ready(rings.len()));
+            dev_fuse::read_only_forgets(&mounted, &dispatch)
+        }),
+        None => dev_fuse::serve(&mounted, &dispatch, |threads| on_ready(ready(threads))),
+    };
+    if served.is_err() {
+        // Callers would hang for ever, and our own threads with them: take the mount away.
+        let _ = mounted.unmounter().detach();
+    }
+    drop(rings);
+    dispatch.workers.finish();
+    served
+}
+
+fn read_init(fd: BorrowedFd<'_>) -> Result<(InHeader, InitIn), ServeError> {
+    let mut buffer = vec![0; MESSAGE_SIZE];
+    let n = loop {
+        match rustix::io::read(fd, &mut buffer) {
+            Ok(n) => break n,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT | rustix::io::Errno::AGAIN) => {}
+            Err(rustix::io::Errno::NODEV) => return Err(ServeError::Unmounted),
+            Err(e) => return Err(io_error("reading from /dev/fuse")(e.into())),
+        }
+    };
+    let message = buffer.get(..n).unwrap_or_default();
+    let unexpected = || io_error("reading INIT")(io::Error::other("an unexpected message came first"));
+    let (header, body) = InHeader::read_from_prefix(message).map_err(|_| unexpected())?;
+    if header.opcode != Opcode::Init as u32 {
+        return Err(unexpected());
+    }
+    // Older kernels send less; what is missing counts as not offered.
+    let mut offer = InitIn::new_zeroed();
+    let len = body.len().min(size_of::<InitIn>());
+    offer.as_mut_bytes()[..len].copy_from_slice(&body[..len]);
+    Ok((header, offer))
+}
+
+/// Sends a reply through `/dev/fuse`. That the caller is gone by now is no error.
+fn send(fd: BorrowedFd<'_>, unique: u64, body: Result<&[u8], Errno>) -> io::Result<()> {
+    let (error, body) = match body {
+        Ok(body) => (0, body),
+        Err(e) => (-e.0, &[][..]),
+    };
+    let head = OutHeader { len: (size_of::<OutHeader>() + body.len()) as u32, error, unique };
+    let parts = [io::IoSlice::new(head.as_bytes()), io::IoSlice::new(body)];
+    loop {
+        return match rustix::io::writev(fd, &parts) {
+            Ok(_) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => Ok(()),
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => Err(e.into()),
+        };
+    }
+}
+
+/// A request as it lies in a transport's buffers.
+#[derive(Clone, Copy)]
+pub(crate) struct Raw<'a> {
+    pub(crate) header: InHeader,
+    pub(crate) arg: &'a [u8],
+    pub(crate) data: &'a [u8],
+}
+
+/// What every transport needs to answer a request.
+pub(crate) struct Dispatch<H> {
+    handler: Arc<H>,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) workers: Workers,
+}
+
+impl<H> std::fmt::Debug for Dispatch<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dispatch").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+impl<H: Handler> Dispatch<H> {
+    /// Counts a request that has just arrived.
+    pub(crate) fn arrived(&self, header: &InHeader) {
+        self.stats.request(header.opcode);
+    }
+
+    /// Answers a request into `out`: bytes of the body, or why there is none. A handler that panics answers EIO.
+    pub(crate) fn answer(&self, raw: Raw<'_>, out: &mut [u8], patience: Patience) -> Result<usize, Failure> {
+        let Some(opcode) = Opcode::from_number(raw.header.opcode) else {
+            return Err(Failure::Errno(Errno::NOSYS));
+        };
+        let request = Request { header: raw.header, opcode, arg: raw.arg, data: raw.data };
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| self.handler.handle(&request, &mut Reply::new(out), patience)));
+        let outcome = outcome.unwrap_or_else(|_| {
+            self.stats.panic();
+            tracing::error!(opcode = opcode.name(), node = raw.header.nodeid, "internal error while serving");
+            Err(Failure::Errno(Errno::IO))
+        });
+        match outcome {
+            Ok(n) => {
+                match opcode {
+                    Opcode::Read => self.stats.read_bytes(n),
+                    Opcode::Write => self.stats.written_bytes(raw.data.len()),
+                    _ => {}
+                }
+                Ok(n)
+            }
+            Err(Failure::Wait) if patience == Patience::Worker => {
+                tracing::error!(opcode = opcode.name(), "a worker was told to wait elsewhere");
+                self.stats.error();
+                Err(Failure::Errno(Errno::IO))
+            }
+            Err(Failure::Wait) => {
+                self.stats.deferral();
+                Err(Failure::Wait)
+            }
+            Err(e) => {
+                self.stats.error();
+                Err(e)
+            }
+        }
+    }
+
+    /// The last part of [`answer`](Self::answer) for a thread that may wait.
+    pub(crate) fn answer_patiently(&self, raw: Raw<'_>, out: &mut [u8]) -> Result<usize, Errno> {
+        self.answer(raw, out, Patience::Worker).map_err(|failure| match failure {
+            Failure::Errno(e) => e,
+            Failure::Wait => Errno::IO,
+        })
+    }
+
+    /// Handles a message that has no reply. False: it is an ordinary request.
+    pub(crate) fn silent(&self, message: &[u8], header: &InHeader) -> bool {
+        let body = message.get(size_of::<InHeader>()..).unwrap_or_default();
+        let forget = |node: u64, count: u64| {
+            if count > 0 && catch_unwind(AssertUnwindSafe(|| self.handler.forget(node, count))).is_err() {
+                self.stats.panic();
+                tracing::error!(node, "internal error while forgetting an inode");
+            }
+        };
+        match Opcode::from_number(header.opcode) {
+            Some(Opcode::Forget) => {
+                if let Ok((f, _)) = ForgetIn::read_from_prefix(body) {
+                    self.stats.forget(1);
+                    forget(header.nodeid, f.nlookup);
+                }
+                true
+            }
+            Some(Opcode::BatchForget) => {
+                if let Ok((head, mut rest)) = BatchForgetIn::read_from_prefix(body) {
+                    for _ in 0..head.count {
+                        let Ok((one, tail)) = ForgetOne::read_from_prefix(rest) else { break };
+                        self.stats.forget(1);
+                        forget(one.nodeid, one.nlookup);
+                        rest = tail;
+                    }
+                }
+                true
+            }
+            // Requests are short or already decided; nothing is to be gained from stopping one half-way.
+            Some(Opcode::Interrupt) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Takes a message from `/dev/fuse` apart.
+fn parse(message: &[u8]) -> Option<Raw<'_>> {
+    let (header, body) = InHeader::read_from_prefix(message).ok()?;
+    let arg_len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(body.len());
+    // Extensions (none is negotiated) stand at the end.
+    let end = body.len().saturating_sub(usize::from(header.total_extlen) * 8).max(arg_len);
+    Some(Raw { header, arg: &body[..arg_len], data: &body[arg_len..end] })
+}
+
+/// Sends an answer, and says in the log if that fails in a way that matters.
+pub(crate) fn respond(fd: impl AsFd, unique: u64, body: Result<&[u8], Errno>) {
+    if let Err(error) = send(fd.as_fd(), unique, body) {
+        tracing::warn!(%error, "a reply was not accepted");
+        // The caller must not hang because its answer was malformed.
+        let _ = send(fd.as_fd(), unique, Err(Errno::IO));
+    }
+}

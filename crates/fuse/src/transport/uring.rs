@@ -1,0 +1,370 @@
+//! FUSE over io_uring: one queue and one pinned thread per possible CPU.
+//!
+//! The kernel puts a request into an entry of the queue of the CPU that its caller runs on; the entry comes back with the
+//! answer and fetches the next request in the same submission. A queue's ring is used by its own thread only. That thread answers
+//! what needs no waiting; an entry whose request has to wait goes to a worker as a whole — so nobody else can touch it — and
+//! comes back through [`Returned`], whose eventfd wakes the queue's thread to commit it.
+//!
+//! Every queue must be registered before the kernel lets any request through, those of absent CPUs included.
+
+use super::memory::{self, Entry};
+use super::{Dispatch, Raw, cpus};
+use crate::errno::Errno;
+use crate::handler::{Failure, Handler, Patience};
+use crate::mount::Mounted;
+use crate::proto::{Opcode, RingCommand};
+use io_uring::types::Fixed;
+use io_uring::{IoUring, cqueue, opcode, squeue::Entry128};
+use parking_lot::Mutex;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use zerocopy::IntoBytes;
+
+type Ring = IoUring<Entry128, cqueue::Entry>;
+
+/// Submission commands of FUSE.
+const CMD_REGISTER: u32 = 1;
+const CMD_COMMIT_AND_FETCH: u32 = 2;
+/// User data of the read that wakes a queue.
+const WAKE: u64 = u64::MAX;
+/// Megabytes of payload that all queues together may use.
+const PAYLOAD_BUDGET: usize = 64;
+/// Entries per queue: enough to keep a group commit full, within the budget.
+const ENTRIES: std::ops::RangeInclusive<usize> = 4..=32;
+
+/// Entries that workers have finished, for the queue's thread to commit.
+struct Returned {
+    entries: Mutex<Vec<Box<Entry>>>,
+    event: OwnedFd,
+}
+
+impl Returned {
+    fn give(&self, entry: Box<Entry>) {
+        let mut entries = self.entries.lock();
+        entries.push(entry);
+        if entries.len() == 1 {
+            // A full counter (the only error) means that the wake-up is already on its way.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+    fn take(&self) -> Vec<Box<Entry>> {
+        std::mem::take(&mut self.entries.lock())
+    }
+}
+
+/// The rings of a session, ready to be registered. Dropping waits for their threads.
+#[derive(Debug)]
+pub(super) struct Rings {
+    queues: Vec<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    /// Go ahead and register; dropping it instead ends the thread.
+    go: Option<mpsc::SyncSender<()>>,
+    registered: mpsc::Receiver<io::Result<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rings {
+    /// Makes a ring and its thread for every possible CPU; nothing is registered yet.
+    pub(super) fn prepare<H: Handler>(mounted: &Mounted, dispatch: &Arc<Dispatch<H>>) -> io::Result<Self> {
+        let count = cpus::possible();
+        let depth = (PAYLOAD_BUDGET / count).clamp(*ENTRIES.start(), *ENTRIES.end());
+        let mut rings = Self { queues: Vec::with_capacity(count) };
+        for qid in 0..count {
+            let fd = mounted.fuse_fd().try_clone_to_owned()?;
+            let (go, wait_go) = mpsc::sync_channel(1);
+            let (ready, wait_ready) = mpsc::sync_channel(2);
+            let dispatch = Arc::clone(dispatch);
+            let id = u16::try_from(qid).map_err(io::Error::other)?;
+            let thread = std::thread::Builder::new().name(format!("larder-ring-{qid}")).spawn(move || {
+                cpus::pin(qid);
+                // The ring belongs to the thread that makes it (SINGLE_ISSUER).
+                match Queue::new(id, depth, &fd, dispatch) {
+                    Ok(mut queue) => {
+                        let _ = ready.send(Ok(()));
+                        if wait_go.recv().is_ok() {
+                            let registered = queue.register();
+                            let failed = registered.is_err();
+                            let _ = ready.send(registered);
+                            if !failed {
+                                queue.run();
+                            }
+                        }
+                    }
+                    Err(e) => {
+                        let _ = ready.send(Err(e));
+                    }
+                }
+            })?;
+            rings.queues.push(Handle { go: Some(go), registered: wait_ready, thread: Some(thread) });
+        }
+        for queue in &rings.queues {
+            queue.registered.recv().map_err(io::Error::other)??;
+        }
+        Ok(rings)
+    }
+
+    /// Number of queues.
+    pub(super) fn len(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Registers every queue. To be called after INIT was answered.
+    pub(super) fn start(&self) -> io::Result<()> {
+        for queue in &self.queues {
+            if let Some(go) = &queue.go {
+                go.send(()).map_err(io::Error::other)?;
+            }
+        }
+        for queue in &self.queues {
+            queue.registered.recv().map_err(io::Error::other)??;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        for queue in &mut self.queues {
+            queue.go = None;
+        }
+        for queue in &mut self.queues {
+            if let Some(thread) = queue.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// One queue, used by its own thread only.
+struct Queue<H> {
+    id: u16,
+    ring: Ring,
+    /// Entries that the kernel has; `None` while one is here or with a worker.
+    with_kernel: Vec<Option<Box<Entry>>>,
+    /// Entries that still can carry requests.
+    live: usize,
+    returned: Arc<Returned>,
+    /// Where the eventfd is read into.
+    wake_buffer: Box<[u8; 8]>,
+    /// A read of the eventfd is under way.
+    armed: bool,
+    /// Copy of the last request's names: the reply goes where they came in.
+    names: Vec<u8>,
+    dispatch: Arc<Dispatch<H>>,
+}
+
+impl<H: Handler> Queue<H> {
+    fn new(id: u16, depth: usize, fd: &OwnedFd, dispatch: Arc<Dispatch<H>>) -> io::Result<Self> {
+        let slots = u32::try_from(depth + 1).map_err(io::Error::other)?.next_power_of_two();
+        let ring: Ring = IoUring::builder()
+            .dontfork()
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_submit_all()
+            .build(slots)?;
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        ring.submitter().register_files(&[fd.as_raw_fd(), event.as_raw_fd()])?;
+        let entries = memory::entries(depth)?;
+        Ok(Self {
+            id,
+            ring,
+            live: depth,
+            with_kernel: entries.into_iter().map(Some).collect(),
+            returned: Arc::new(Returned { entries: Mutex::default(), event }),
+            wake_buffer: Box::new([0; 8]),
+            armed: false,
+            names: Vec::new(),
+            dispatch,
+        })
+    }
+
+    /// Hands all entries to the kernel.
+    fn register(&mut self) -> io::Result<()> {
+        let first: Vec<Entry128> =
+            self.with_kernel.iter().flatten().map(|entry| command(self.id, entry)).collect();
+        for submission in first {
+            self.push(submission)?;
+        }
+        self.arm_wake()?;
+        self.ring.submit()?;
+        // A refused registration completes at once.
+        let refused = self.ring.completion().find(|c| c.user_data() != WAKE && c.result() < 0);
+        refused.map_or(Ok(()), |c| Err(io::Error::from_raw_os_error(-c.result())))
+    }
+
+    fn push(&mut self, submission: Entry128) -> io::Result<()> {
+        // SAFETY: what the submission points to — an entry's memory, the wake buffer — belongs to this queue and
+        // outlives the ring (see `drop`); entries are not touched while the kernel has them.
+        unsafe { self.ring.submission().push(&submission) }.map_err(io::Error::other)
+    }
+
+    fn arm_wake(&mut self) -> io::Result<()> {
+        let read = opcode::Read::new(Fixed(1), self.wake_buffer.as_mut_ptr(), 8).build().user_data(WAKE);
+        self.push(read.into())?;
+        self.armed = true;
+        Ok(())
+    }
+
+    /// Serves until the mount is gone.
+    fn run(&mut self) {
+        let mut completed: Vec<(u64, i32)> = Vec::new();
+        while self.live > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                Err(error) => {
+                    tracing::error!(queue = self.id, %error, "io_uring failed");
+                    return;
+                }
+            }
+            completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+            for (user_data, result) in completed.drain(..) {
+                if let Err(error) = self.completed(user_data, result) {
+                    tracing::error!(queue = self.id, %error, "io_uring submission failed");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn completed(&mut self, user_data: u64, result: i32) -> io::Result<()> {
+        if user_data == WAKE {
+            self.armed = false;
+            for entry in self.returned.take() {
+                self.hand_over(entry)?;
+            }
+            return self.arm_wake();
+        }
+        let slot = usize::try_from(user_data).ok().and_then(|i| self.with_kernel.get_mut(i));
+        let Some(mut entry) = slot.and_then(Option::take) else { return Ok(()) };
+        match -result {
+            0 => self.fetched(entry),
+            libc::EAGAIN | libc::EINTR => self.hand_over(entry),
+            error => {
+                // ENOTCONN: the mount is gone. Otherwise the entry is lost, which the others make up for.
+                if error != libc::ENOTCONN && error != libc::ECONNABORTED {
+                    tracing::debug!(queue = self.id, error, "a ring entry was given up");
+                }
+                entry.registering = false;
+                self.live -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the entry to the kernel: to register it, or with an answer.
+    fn hand_over(&mut self, entry: Box<Entry>) -> io::Result<()> {
+        let submission = command(self.id, &entry);
+        let index = entry.index;
+        self.with_kernel[index] = Some(entry);
+        self.push(submission)
+    }
+
+    fn fetched(&mut self, mut entry: Box<Entry>) -> io::Result<()> {
+        let (header, len) = entry.fetched();
+        self.dispatch.arrived(&header);
+        let outcome = if header.opcode == Opcode::Write as u32 {
+            answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
+        } else {
+            self.names.clear();
+            self.names.extend_from_slice(&entry.payload()[..len]);
+            answer_other(&self.dispatch, &mut entry, header, &self.names, Patience::Queue)
+        };
+        let outcome = match outcome {
+            Ok(len) => Ok(len),
+            Err(Failure::Errno(e)) => Err(e.0),
+            Err(Failure::Wait) => {
+                let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
+                let names = std::mem::take(&mut self.names);
+                self.dispatch.workers.run(move || {
+                    let outcome = if header.opcode == Opcode::Write as u32 {
+                        answer_write(&dispatch, &mut entry, header, len, Patience::Worker)
+                    } else {
+                        answer_other(&dispatch, &mut entry, header, &names, Patience::Worker)
+                    };
+                    let outcome = outcome.map_err(|failure| match failure {
+                        Failure::Errno(e) => e.0,
+                        Failure::Wait => Errno::IO.0,
+                    });
+                    entry.answer(header.unique, outcome);
+                    returned.give(entry);
+                });
+                return Ok(());
+            }
+        };
+        entry.answer(header.unique, outcome);
+        self.hand_over(entry)
+    }
+}
+
+/// A write's data stays where it is; its reply is short and made elsewhere.
+fn answer_write<H: Handler>(
+    dispatch: &Dispatch<H>,
+    entry: &mut Entry,
+    header: crate::proto::InHeader,
+    len: usize,
+    patience: Patience,
+) -> Result<usize, Failure> {
+    let mut out = [0; 64];
+    let raw = Raw { header, arg: entry.arg(Opcode::Write.arg_len()), data: &entry.payload()[..len] };
+    let n = dispatch.answer(raw, &mut out, patience)?;
+    entry.payload_mut()[..n].copy_from_slice(&out[..n]);
+    Ok(n)
+}
+
+fn answer_other<H: Handler>(
+    dispatch: &Dispatch<H>,
+    entry: &mut Entry,
+    header: crate::proto::InHeader,
+    names: &[u8],
+    patience: Patience,
+) -> Result<usize, Failure> {
+    let mut arg = [0; 128];
+    let arg_len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
+    arg[..arg_len].copy_from_slice(entry.arg(arg_len));
+    let raw = Raw { header, arg: &arg[..arg_len], data: names };
+    dispatch.answer(raw, entry.payload_mut(), patience)
+}
+
+/// The submission that hands an entry over.
+fn command(queue: u16, entry: &Entry) -> Entry128 {
+    let (cmd, addr, iovecs) = if entry.registering {
+        (CMD_REGISTER, Some(entry.iovecs_address()), 2u32)
+    } else {
+        (CMD_COMMIT_AND_FETCH, None, 0)
+    };
+    let ring_command =
+        RingCommand { flags: 0, commit_id: entry.commit_id, qid: queue, ..RingCommand::default() };
+    let mut area = [0; 80];
+    area[..size_of::<RingCommand>()].copy_from_slice(ring_command.as_bytes());
+    let built =
+        opcode::UringCmd80::new(Fixed(0), cmd).cmd(area).addr(addr).build().user_data(entry.index as u64);
+    with_len(built, iovecs)
+}
+
+/// Sets the `len` field, which the io_uring crate's builder for commands leaves out: REGISTER passes the number of iovecs there.
+fn with_len(submission: Entry128, len: u32) -> Entry128 {
+    const LEN_AT: usize = 24;
+    const _: () = assert!(size_of::<Entry128>() == 128);
+    // SAFETY: Entry128 is the kernel's 128-byte submission (repr(C), no padding), any bytes of which are valid.
+    let mut bytes: [u8; 128] = unsafe { std::mem::transmute(submission) };
+    bytes[LEN_AT..LEN_AT + 4].copy_from_slice(&len.to_ne_bytes());
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(bytes) }
+}
+
+impl<H> Drop for Queue<H> {
+    fn drop(&mut self) {
+        // The kernel fills entries in this thread's own task work only, which ends here. The read of the eventfd must not
+        // outlive its buffer: let it complete.
+        let _ = rustix::io::write(&self.returned.event, &1u64.to_ne_bytes());
+        while self.armed && self.ring.submit_and_wait(1).is_ok() {
+            self.armed = !self.ring.completion().any(|c| c.user_data() == WAKE);
+        }
+    }
+}

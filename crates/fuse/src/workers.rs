@@ -1,0 +1,154 @@
+//! Threads for requests that have to wait.
+//!
+//! The pool grows with the requests that are waiting at the same time and shrinks when they are gone; it is bounded, and
+//! whoever finds it full runs the job itself, so that memory stays bounded too.
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// How long a thread without work stays.
+const IDLE: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    gone: Condvar,
+    max_threads: usize,
+}
+
+/// The pool. [`finish`](Workers::finish) it before it goes.
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Workers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let s = self.shared.state.lock();
+        f.debug_struct("Workers").field("threads", &s.threads).field("jobs", &s.jobs.len()).finish()
+    }
+}
+
+impl Workers {
+    /// A pool of up to `max_threads` threads; none is started yet.
+    pub(crate) fn new(max_threads: usize) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                work: Condvar::new(),
+                gone: Condvar::new(),
+                max_threads,
+            }),
+        }
+    }
+
+    /// Runs `job` on a thread of the pool, or at once on this one if as many jobs are queued as there may be threads.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.shared.state.lock();
+        if state.closed || state.jobs.len() >= self.shared.max_threads {
+            drop(state);
+            return job();
+        }
+        state.jobs.push_back(Box::new(job));
+        if state.idle >= state.jobs.len() || state.threads >= self.shared.max_threads {
+            drop(state);
+            self.shared.work.notify_one();
+            return;
+        }
+        state.threads += 1;
+        let shared = Arc::clone(&self.shared);
+        let started = std::thread::Builder::new().name("larder-worker".into()).spawn(move || work(&shared));
+        if started.is_err() {
+            // No thread to be had: the jobs wait for another, or are done here if there is none.
+            state.threads -= 1;
+            if state.threads == 0
+                && let Some(job) = state.jobs.pop_back()
+            {
+                drop(state);
+                job();
+            }
+        }
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut state = shared.state.lock();
+    loop {
+        if let Some(job) = state.jobs.pop_front() {
+            parking_lot::MutexGuard::unlocked(&mut state, job);
+            continue;
+        }
+        if state.closed {
+            break;
+        }
+        state.idle += 1;
+        let timed_out = shared.work.wait_for(&mut state, IDLE).timed_out();
+        state.idle -= 1;
+        if timed_out && state.jobs.is_empty() {
+            break;
+        }
+    }
+    state.threads -= 1;
+    shared.gone.notify_all();
+}
+
+impl Workers {
+    /// Waits for every job and ends the threads. Jobs that come later run at once on their caller's thread.
+    pub(crate) fn finish(&self) {
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        self.shared.work.notify_all();
+        while state.threads > 0 {
+            self.shared.gone.wait(&mut state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    #[test]
+    fn runs_everything_and_waits_at_the_end() {
+        let done = Arc::new(AtomicUsize::new(0));
+        let pool = Workers::new(4);
+        for _ in 0..1000 {
+            let done = Arc::clone(&done);
+            pool.run(move || {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        pool.finish();
+        assert_eq!(done.load(Ordering::Relaxed), 1000);
+    }
+
+    #[test]
+    fn waiting_jobs_do_not_hold_up_others() {
+        let pool = Workers::new(8);
+        let (release, wait) = mpsc::channel::<()>();
+        let (out, results) = mpsc::channel();
+        let first = out.clone();
+        pool.run(move || {
+            wait.recv().unwrap();
+            first.send("waited").unwrap();
+        });
+        pool.run(move || out.send("quick").unwrap());
+        assert_eq!(results.recv().unwrap(), "quick");
+        release.send(()).unwrap();
+        assert_eq!(results.recv().unwrap(), "waited");
+        pool.finish();
+    }
+}

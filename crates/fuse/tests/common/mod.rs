@@ -1,0 +1,78 @@
+//! What the mount tests share: the gate, and a mount that is taken away again whatever happens.
+
+#![allow(unreachable_pub, dead_code, missing_debug_implementations)]
+
+use larder_fuse::handler::Handler;
+use larder_fuse::{MountOptions, Ready, Stats, Transport, mount, serve_handler};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// True if mounts can be made here; otherwise says what is missing, or fails where nothing may be missing.
+pub fn can_mount(test: &str) -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        "root"
+    } else if !Path::new("/dev/fuse").exists() {
+        "/dev/fuse"
+    } else {
+        return true;
+    };
+    assert!(std::env::var("LARDER_REQUIRE_ORACLES").is_err(), "{test} needs {missing}");
+    eprintln!("skipped: {test} needs {missing}");
+    false
+}
+
+/// A mount served by threads of this process.
+pub struct Mount {
+    dir: Option<tempfile::TempDir>,
+    path: PathBuf,
+    pub stats: Arc<Stats>,
+    pub ready: Ready,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Mount {
+    pub fn new<H: Handler>(handler: Arc<H>, options: MountOptions) -> Self {
+        let dir = tempfile::tempdir().expect("a directory to mount on");
+        let path = dir.path().to_owned();
+        let mounted = mount(Path::new("test"), &path, options).expect("mounting");
+        let stats = Arc::new(Stats::default());
+        let (tell, ready) = mpsc::channel();
+        let counters = Arc::clone(&stats);
+        let server = std::thread::spawn(move || {
+            serve_handler(handler, mounted, counters, |r| tell.send(r).expect("the test waits"))
+                .expect("serving");
+        });
+        let ready = ready.recv_timeout(Duration::from_secs(20)).expect("served within 20 s");
+        Self { dir: Some(dir), path, stats, ready, server: Some(server) }
+    }
+    pub fn over<H: Handler>(handler: H, transport: Transport) -> Self {
+        Self::new(Arc::new(handler), MountOptions { transport, ..MountOptions::default() })
+    }
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+    /// Unmounts and waits for the server.
+    pub fn finish(mut self) {
+        larder_fuse::Unmounter::new(&self.path).unmount().expect("unmounting");
+        self.server.take().expect("once").join().expect("the server ends well");
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            let _ = larder_fuse::Unmounter::new(&self.path).detach();
+            // A server that hangs must not hang the test as well.
+            if !std::thread::panicking() {
+                let _ = server.join();
+            } else if let Some(dir) = self.dir.take() {
+                std::mem::forget(dir);
+            }
+        }
+    }
+}
