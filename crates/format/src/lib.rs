@@ -13,6 +13,7 @@ pub mod csum;
 pub mod dev_item;
 pub mod features;
 pub mod ids;
+pub mod items;
 pub mod key;
 pub mod node;
 pub mod superblock;
