@@ -20,6 +20,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # "program package" pairs, one per line.
 wanted() {
     echo "cc gcc"
+    echo "make make"
     [ "$level" = build ] && return
     echo "fusermount3 fuse3"
     [ "$level" = run ] && return
@@ -40,19 +41,34 @@ PAIRS
     echo "xz xz-utils"
 }
 
+# A Linux source tree to unpack: any that Debian packages.
+source_package() {
+    for tar in /usr/src/linux-source-*.tar.xz; do
+        [ ! -f "$tar" ] || return 0
+    done
+    if have apt-cache && apt-cache show linux-source-6.1 >/dev/null 2>&1; then
+        echo linux-source-6.1
+    else
+        echo linux-source
+    fi
+}
+
 # Does the installed mkfs.btrfs know the block-group tree?
 btrfs_progs_ok() {
     have btrfs && have mkfs.btrfs && mkfs.btrfs -O list-all 2>&1 | grep -q block-group-tree
 }
 
 missing_programs() {
-    wanted | while read -r program package; do
-        have "$program" || echo "$package"
-    done | sort -u
+    {
+        wanted | while read -r program package; do
+            have "$program" || echo "$package"
+        done
+        [ "$level" != bench ] || source_package
+    } | sort -u
 }
 
 needs_btrfs=no
-case $level in test | bench) btrfs_progs_ok || needs_btrfs=yes ;; esac
+[ "$level" = build ] || btrfs_progs_ok || needs_btrfs=yes
 missing=$(missing_programs | tr '\n' ' ')
 
 if [ -z "$missing" ] && [ $needs_btrfs = no ]; then
@@ -162,5 +178,5 @@ fi
 # What is still missing is said, not fatal: tests say what they skip, and CI makes a skipped oracle a failure.
 missing=$(missing_programs | tr '\n' ' ')
 needs_btrfs=no
-case $level in test | bench) btrfs_progs_ok || needs_btrfs=yes ;; esac
+[ "$level" = build ] || btrfs_progs_ok || needs_btrfs=yes
 explain

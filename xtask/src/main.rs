@@ -1,1 +1,59 @@
-fn main() {}
+//! Checks of the repository that no standard tool makes: `cargo run -p xtask -- licences|tidy`.
+//!
+//! They are rules that were agreed on once and would be broken silently otherwise. Each finding is one line that names
+//! the place; the exit code is 1 if there is any.
+
+mod licences;
+mod spdx;
+mod tidy;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Parser)]
+#[command(about = "Checks of the repository")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Every dependency's licence is one of those in deny.toml
+    Licences,
+    /// Sizes, essays, white space, links, leftovers
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,
+        Ok(findings) => {
+            for finding in &findings {
+                eprintln!("{finding}");
+            }
+            eprintln!("{} to mend", findings.len());
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<Vec<String>> {
+    let root = root()?;
+    match Arguments::parse().task {
+        Task::Licences => licences::check(&root),
+        Task::Tidy => tidy::check(&root),
+    }
+}
+
+/// Top of the repository.
+fn root() -> Result<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    Ok(here.parent().context("xtask lies in the repository")?.to_owned())
+}

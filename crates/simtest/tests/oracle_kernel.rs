@@ -91,7 +91,8 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
     assert_eq!(tree_compare(a.path(), b.path()).unwrap(), []);
 
-    let changes: Vec<(&str, Box<dyn Fn(&Path)>)> = vec![
+    type Change = Box<dyn Fn(&Path)>;
+    let changes: Vec<(&str, Change)> = vec![
         (
             "regular/4097: contents differ from byte 4096 on",
             Box::new(|p| {

@@ -57,7 +57,8 @@ pub fn colliding_names(rounds: u32) -> Vec<Vec<u8>> {
 /// # Errors
 /// Whatever the file system answers.
 pub fn populate(dir: &Path, knobs: &Fixture) -> Result<()> {
-    let parts: [(&str, fn(&Path, &Fixture) -> Result<()>); 14] = [
+    type Make = fn(&Path, &Fixture) -> Result<()>;
+    let parts: [(&str, Make); 14] = [
         ("inline", inline),
         ("regular", regular),
         ("prealloc", prealloc),

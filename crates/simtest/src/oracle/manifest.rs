@@ -345,7 +345,8 @@ impl Entry {
         // Inode 2: the empty directory shown where a snapshot's source had a nested subvolume. It is not on disk, and
         // Linux gives it the time at which it was first looked at.
         let placeholder = directory && (a.identity.1 == PLACEHOLDER || b.identity.1 == PLACEHOLDER);
-        if !placeholder && !(aspects.ignore_top_mtime && path.is_empty()) {
+        let ignored = aspects.ignore_top_mtime && path.is_empty();
+        if !placeholder && !ignored {
             check("mtime", &a.mtime, &b.mtime);
         }
         if !directory || aspects.directory_size {

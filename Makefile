@@ -1,0 +1,83 @@
+# What a person does with a clone of Larder. `make help` lists it; each target says what it did.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+# mount(8) looks for helpers in /sbin only.
+SBINDIR ?= $(if $(shell test -L /sbin && echo merged),/usr/sbin,/sbin)
+# The demonstration: image, mount point, and the Cargo profile it is built with.
+IMAGE   ?= demo.img
+MNT     ?= mnt
+PROFILE ?= release
+
+CARGO   ?= cargo
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+LARDER  := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/larder
+
+.PHONY: help build run stop test bench torture lint install uninstall clean
+
+help:
+	@echo 'make run       build, make $(IMAGE) if there is none, mount it on ./$(MNT), show what it does'
+	@echo 'make stop      unmount ./$(MNT) and check $(IMAGE)'
+	@echo 'make test      every test; installs what they need when root'
+	@echo 'make torture   the crash simulation at SCALE times its everyday size (default 20)'
+	@echo 'make bench     Larder and the kernel side by side, into docs/BENCHMARKS.md'
+	@echo 'make lint      format, clippy, documentation, licences, tidiness'
+	@echo 'make install   binary, mount helpers, man pages, completions (PREFIX=$(PREFIX), DESTDIR)'
+	@echo 'make clean     what was built; not $(IMAGE)'
+
+build:
+	@scripts/deps.sh build
+	$(CARGO) build --profile $(PROFILE) -p larder-cli
+
+run:
+	@scripts/deps.sh run
+	$(CARGO) build --profile $(PROFILE) -p larder-cli
+	@scripts/demo.sh start $(LARDER) $(IMAGE) $(MNT)
+
+stop:
+	@scripts/demo.sh stop $(LARDER) $(IMAGE) $(MNT)
+
+test:
+	@scripts/test.sh
+
+bench:
+	@scripts/deps.sh bench
+	$(CARGO) run --release -p larder-bench -- $(ARGS)
+
+SCALE ?= 20
+torture:
+	@scripts/deps.sh test
+	LARDER_SCALE=$(SCALE) $(CARGO) test --release -p larder-simtest -- --nocapture
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
+	$(CARGO) run -q -p xtask -- licences
+	$(CARGO) run -q -p xtask -- tidy
+
+BIN   = $(DESTDIR)$(PREFIX)/bin
+SBIN  = $(DESTDIR)$(SBINDIR)
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+install: build
+	install -d $(BIN) $(SBIN) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
+	    $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	install -m 755 $(LARDER) $(BIN)/larder
+	ln -sf $(PREFIX)/bin/larder $(SBIN)/mount.fuse.larder
+	ln -sf $(PREFIX)/bin/larder $(SBIN)/umount.fuse.larder
+	rm -rf $(TARGET)/assets
+	$(LARDER) assets $(TARGET)/assets
+	install -m 644 $(TARGET)/assets/man/*.1 $(SHARE)/man/man1
+	install -m 644 $(TARGET)/assets/completions/larder.bash $(SHARE)/bash-completion/completions/larder
+	install -m 644 $(TARGET)/assets/completions/_larder $(SHARE)/zsh/site-functions/_larder
+	install -m 644 $(TARGET)/assets/completions/larder.fish $(SHARE)/fish/vendor_completions.d/larder.fish
+
+uninstall:
+	rm -f $(BIN)/larder $(SBIN)/mount.fuse.larder $(SBIN)/umount.fuse.larder \
+	    $(SHARE)/man/man1/larder.1 $(SHARE)/man/man1/larder-*.1 \
+	    $(SHARE)/bash-completion/completions/larder $(SHARE)/zsh/site-functions/_larder \
+	    $(SHARE)/fish/vendor_completions.d/larder.fish
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,69 @@
+#!/bin/bash
+# Every test, and at the end what was skipped: `make test`.
+#
+# Installs what the tests need where it may. The last line is `N passed, N failed`.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+scripts/deps.sh test
+
+target=${CARGO_TARGET_DIR:-target}
+mkdir -p "$target"
+log=$target/test.log
+skipped=$target/test-skipped.log
+: >"$log"
+: >"$skipped"
+export LARDER_SKIP_LOG
+LARDER_SKIP_LOG=$(realpath "$skipped")
+
+failed=0
+passed=0
+
+cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log"
+[ "${PIPESTATUS[0]}" = 0 ] || cargo_failed=yes
+
+read -r passed failed < <(awk '
+    /^test result: / {
+        for (i = 1; i < NF; i++) {
+            if ($(i + 1) ~ /^passed/) passed += $i
+            if ($(i + 1) ~ /^failed/) failed += $i
+        }
+    }
+    END { print passed + 0, failed + 0 }' "$log")
+# What does not compile has no result line of its own.
+if [ -n "${cargo_failed:-}" ] && [ "$failed" = 0 ]; then
+    failed=1
+fi
+
+# The two commands a new user types, on an image and mount point of their own.
+demo() {
+    local dir status
+    dir=$(mktemp -d)
+    make --no-print-directory run PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" &&
+        make --no-print-directory stop PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt"
+    status=$?
+    if [ $status != 0 ]; then
+        # Whatever failed, nothing stays mounted.
+        umount -l "$dir/mnt" 2>/dev/null || fusermount3 -uz "$dir/mnt" 2>/dev/null
+    fi
+    rm -rf --one-file-system "$dir"
+    return $status
+}
+if demo >"$target/demo.log" 2>&1; then
+    echo "test make run, make stop ... ok"
+    passed=$((passed + 1))
+else
+    cat "$target/demo.log"
+    echo "test make run, make stop ... FAILED"
+    failed=$((failed + 1))
+fi
+
+if [ -s "$skipped" ]; then
+    echo
+    echo "skipped:"
+    sort -u "$skipped" | sed 's/^/  /'
+fi
+grep -E '^test .* FAILED$' "$log" | sort -u
+echo
+echo "$passed passed, $failed failed" | tee "$target/test-result"
+[ "$failed" = 0 ]
