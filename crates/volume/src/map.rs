@@ -14,6 +14,7 @@
 //! words that it found.
 
 use crate::error::{VolumeError, VolumeResult};
+use larder_format::items::chunk::Chunk;
 use larder_format::{DeviceId, Logical, Physical, SUPER_OFFSETS};
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -65,6 +66,13 @@ pub struct MappedChunk {
 }
 
 impl MappedChunk {
+    /// From a chunk item that lies at `start`.
+    #[must_use]
+    pub fn from_item(start: Logical, item: &Chunk) -> Self {
+        let stripes = item.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset }).collect();
+        Self { start, length: item.length, kind: item.flags.bits(), stripes }
+    }
+
     /// First address behind the chunk.
     #[must_use]
     pub fn end(&self) -> Logical {

@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{ChunkMap, MappedChunk, Stripe};
 use crate::superblock::{self, SuperCopies};
+use larder_format::items::chunk::parse_sys_array;
 use larder_format::superblock::Superblock;
 use larder_format::{DeviceId, Logical, Physical};
 use std::io::IoSlice;
@@ -82,6 +83,40 @@ impl Volume {
             .map(|(id, device)| Member { id, device, counters: Counters::default() })
             .collect();
         Ok(Self { members, map: ChunkMap::new() })
+    }
+
+    /// The volume of a single-device file system, with its system chunks: enough to read the chunk tree, whose other
+    /// chunks are then added with [`Volume::add_chunk`].
+    ///
+    /// # Errors
+    /// [`VolumeError::Unsupported`] when the file system has several devices; [`VolumeError::Corrupt`] for system
+    /// chunks that cannot be right.
+    pub fn open(device: Arc<dyn Device>, superblock: &Superblock) -> VolumeResult<Self> {
+        let name = device.name();
+        if superblock.num_devices() != 1 {
+            return Err(VolumeError::Unsupported {
+                device: name,
+                what: format!(
+                    "the file system spans {} devices; several devices are not supported yet",
+                    superblock.num_devices()
+                ),
+            });
+        }
+        let size = superblock.dev_item.total_bytes.get();
+        if size > device.size() {
+            let what = format!(
+                "the file system needs {size} bytes, but there are only {}; is the image truncated?",
+                device.size()
+            );
+            return Err(VolumeError::Corrupt { device: name, what });
+        }
+        let volume = Self::new(vec![(superblock.device_id(), device)])?;
+        let chunks = parse_sys_array(superblock.sys_chunk_bytes())
+            .map_err(|e| VolumeError::Corrupt { device: name, what: e.to_string() })?;
+        for (key, chunk) in chunks {
+            volume.add_chunk(MappedChunk::from_item(Logical(key.offset), &chunk))?;
+        }
+        Ok(volume)
     }
 
     /// The chunks. Look-ups go here directly; chunks are added with [`Volume::add_chunk`].
@@ -505,6 +540,38 @@ mod tests {
         assert_eq!(parts.iter().map(|(a, b)| b - a).sum::<u64>(), (1 << 40) - 3 * 4096);
         assert_eq!(outside_superblocks(65536, 69632).count(), 0);
         assert_eq!(outside_superblocks(66000, 70000).collect::<Vec<_>>(), [(69632, 70000)]);
+    }
+
+    #[test]
+    fn a_volume_is_opened_by_its_superblock() {
+        use larder_format::items::block_group::BlockGroupFlags;
+        use larder_format::items::chunk::{Chunk, Stripe, encode_sys_array};
+        use zerocopy::FromZeros;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("img");
+        let device = || Arc::new(FileDevice::create(&path, 80 * MIB).unwrap());
+        let stripe = |at| Stripe { devid: DeviceId(1), offset: Physical(at), dev_uuid: [0; 16] };
+        let mut sb = Superblock::new_zeroed();
+        sb.num_devices.set(1);
+        sb.dev_item.devid.set(1);
+        sb.dev_item.total_bytes.set(80 * MIB);
+        let flags = BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP;
+        let system = Chunk::new(8 * MIB, flags, vec![stripe(20 * MIB), stripe(40 * MIB)]);
+        let key = larder_format::items::keys::chunk_key(Logical(16 * MIB));
+        sb.set_sys_chunk_bytes(&encode_sys_array([(key, &system)]).unwrap()).unwrap();
+        let v = Volume::open(device(), &sb).unwrap();
+        assert_eq!((v.map().len(), v.copies(Logical(20 * MIB)).unwrap()), (1, 2));
+        drop(v);
+        sb.num_devices.set(2);
+        let refused = Volume::open(device(), &sb).unwrap_err();
+        assert!(refused.to_string().contains("2 devices"), "{refused}");
+        sb.num_devices.set(1);
+        sb.dev_item.total_bytes.set(81 * MIB);
+        assert!(Volume::open(device(), &sb).unwrap_err().to_string().contains("truncated"));
+        sb.dev_item.total_bytes.set(80 * MIB);
+        let n = sb.sys_chunk_bytes().len();
+        sb.sys_chunk_array_size.set(n as u32 - 1);
+        assert!(matches!(Volume::open(device(), &sb), Err(VolumeError::Corrupt { .. })));
     }
 
     /// Fails as it is told to.
