@@ -9,17 +9,36 @@
 //! | [`extent_tree`] | how references lie in the extent tree |
 //! | [`free_space_tree`] | how free space lies in its tree: extents, bitmaps, conversions |
 //! | [`csum_tree`] | how data checksums are packed into items |
+//! | [`free_index`] | how free space of a block group is searched in memory |
+//! | [`chunks`] | how large chunks are and where they go |
+//! | [`reserve`] | who waits, and in which order, when space is short |
+//! | [`groups`] | which block group an allocation comes from |
 //!
 //! Two views of the same space must not be confused. The *allocator's view* (free index) already lacks
 //! blocks of the running transaction. The *applied view* (`used`, the free-space tree) changes only when the
 //! committer applies delayed refs, and is what goes to disk.
 
+pub mod chunks;
 pub mod csum_tree;
 pub mod extent_tree;
+pub mod free_index;
 pub mod free_space_tree;
+pub mod groups;
 pub mod refs;
+pub mod reserve;
 
 use larder_format::Logical;
+
+/// What space is for. On an image with mixed groups data and metadata share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SpaceKind {
+    /// File data.
+    Data,
+    /// Tree blocks, the chunk tree's excepted.
+    Metadata,
+    /// The chunk tree.
+    System,
+}
 
 /// A stretch of the logical address space. Never wraps: `start + len` fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,288 @@
+//! Free space of one block group in memory: which run to hand out next.
+//!
+//! Two orders of the same runs: by address, for merging and for locality, and by size, so that a request that
+//! does not fit near its hint finds the smallest run that holds it without a search. A hint is followed over a
+//! bounded number of runs only; what it costs in tightness it earns in sequential writes.
+//!
+//! Runs are never adjacent: [`FreeIndex::insert`] merges. The index knows nothing of what lies in the way of an
+//! allocation (superblock mirrors): such ranges are removed from it once, after loading.
+
+use crate::space::Run;
+use larder_format::Logical;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Runs behind a hint that are looked at before size decides.
+const PROBES: usize = 32;
+
+/// Sorted free runs.
+#[derive(Clone, Debug, Default)]
+pub struct FreeIndex {
+    runs: BTreeMap<Logical, u64>,
+    by_size: BTreeSet<(u64, Logical)>,
+    total: u64,
+}
+
+fn align_up(at: Logical, align: u64) -> Option<Logical> {
+    at.0.checked_next_multiple_of(align).map(Logical)
+}
+
+impl FreeIndex {
+    /// Nothing is free.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes that are free.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Length of the largest run, 0 if there is none.
+    #[must_use]
+    pub fn largest(&self) -> u64 {
+        self.by_size.last().map_or(0, |r| r.0)
+    }
+
+    /// The runs in address order.
+    pub fn runs(&self) -> impl DoubleEndedIterator<Item = Run> + '_ {
+        self.runs.iter().map(|(start, len)| Run::new(*start, *len))
+    }
+
+    fn link(&mut self, run: Run) {
+        self.runs.insert(run.start, run.len);
+        self.by_size.insert((run.len, run.start));
+        self.total += run.len;
+    }
+    fn unlink(&mut self, run: Run) {
+        let known = self.runs.remove(&run.start) == Some(run.len) && self.by_size.remove(&(run.len, run.start));
+        assert!(known, "{run:?} is not a free run");
+        self.total -= run.len;
+    }
+    /// Takes `part` out of the run that holds it.
+    fn carve(&mut self, run: Run, part: Run) {
+        self.unlink(run);
+        for (start, end) in [(run.start, part.start), (part.end(), run.end())] {
+            if start < end {
+                self.link(Run::new(start, end.0 - start.0));
+            }
+        }
+    }
+
+    /// The last run that starts at or before `at`.
+    fn before(&self, at: Logical) -> Option<Run> {
+        self.runs.range(..=at).next_back().map(|(s, l)| Run::new(*s, *l))
+    }
+    /// Runs that end after `at`, in order.
+    fn from(&self, at: Logical) -> impl Iterator<Item = Run> + '_ {
+        let first = self.before(at).filter(|r| r.end() > at);
+        let rest = self.runs.range((std::ops::Bound::Excluded(at), std::ops::Bound::Unbounded));
+        first.into_iter().chain(rest.map(|(s, l)| Run::new(*s, *l)))
+    }
+
+    /// Adds a run. None of it may be free already: that would be space with two owners.
+    pub fn insert(&mut self, mut run: Run) {
+        if run.len == 0 {
+            return;
+        }
+        if let Some(before) = self.before(run.start) {
+            assert!(before.end() <= run.start, "{run:?} is free already, in {before:?}");
+            if before.end() == run.start {
+                self.unlink(before);
+                run = Run::new(before.start, before.len + run.len);
+            }
+        }
+        let after = self.from(run.start).next();
+        if let Some(after) = after {
+            assert!(run.end() <= after.start, "{run:?} is free already, in {after:?}");
+            if after.start == run.end() {
+                self.unlink(after);
+                run.len += after.len;
+            }
+        }
+        self.link(run);
+    }
+
+    /// Whatever of `range` is free is so no longer. Returns the bytes that were.
+    pub fn remove_range(&mut self, range: Run) -> u64 {
+        let hit: Vec<Run> = self.from(range.start).take_while(|r| r.start < range.end()).collect();
+        let before = self.total;
+        for run in hit {
+            if let Some(part) = run.intersect(range) {
+                self.carve(run, part);
+            }
+        }
+        before - self.total
+    }
+
+    /// Is all of `range` free?
+    #[must_use]
+    pub fn is_free(&self, range: Run) -> bool {
+        self.before(range.start).is_some_and(|r| r.contains(range))
+    }
+
+    /// Takes `len` bytes out; if no run is that long the longest one, as long as it has `min_len`.
+    ///
+    /// Tried in this order: right at `hint` or in the next runs behind it, the smallest run that holds `len`,
+    /// the longest.
+    pub fn allocate(&mut self, len: u64, min_len: u64, hint: Option<Logical>) -> Option<Run> {
+        assert!(0 < min_len && min_len <= len, "{min_len} to {len} bytes");
+        let near = hint.and_then(|hint| {
+            self.from(hint).take(PROBES).find_map(|run| {
+                let start = run.start.max(hint);
+                (run.end().0 - start.0 >= len).then_some((run, Run::new(start, len)))
+            })
+        });
+        let (run, part) = near
+            .or_else(|| {
+                let &(size, start) = self.by_size.range((len, Logical(0))..).next()?;
+                Some((Run::new(start, size), Run::new(start, len)))
+            })
+            .or_else(|| {
+                let &(size, start) = self.by_size.last()?;
+                (size >= min_len).then_some((Run::new(start, size), Run::new(start, size)))
+            })?;
+        self.carve(run, part);
+        Some(part)
+    }
+
+    /// Takes the first `len` bytes in `window` that start at a multiple of `align`.
+    pub fn allocate_in(&mut self, window: Run, len: u64, align: u64) -> Option<Run> {
+        let found = self.from(window.start).take_while(|r| r.start < window.end()).find_map(|run| {
+            let part = Run::new(align_up(run.start.max(window.start), align)?, len);
+            (part.end() <= run.end() && part.end() <= window.end()).then_some((run, part))
+        });
+        let (run, part) = found?;
+        self.carve(run, part);
+        Some(part)
+    }
+
+    /// A stretch of at most `len` bytes to hand out blocks of `block` bytes from, one after the other, that shares
+    /// nothing with `avoid`: from the smallest run that holds it all, else from the longest. It stays free.
+    #[must_use]
+    pub fn window(&self, len: u64, block: u64, avoid: Option<Run>) -> Option<Run> {
+        let parts = |(size, start): (u64, Logical)| {
+            let run = Run::new(start, size);
+            let Some(avoid) = avoid.filter(|a| a.overlaps(run)) else { return [Some(run), None] };
+            let part = |from: Logical, to: Logical| (from < to).then(|| Run::new(from, to.0 - from.0));
+            [part(run.start, avoid.start), part(avoid.end(), run.end())]
+        };
+        let best = |need: u64, mut found: &mut dyn Iterator<Item = (u64, Logical)>| {
+            let fits = |r: &Run| align_up(r.start, block).is_some_and(|s| s.plus(need) <= r.end());
+            (&mut found).take(PROBES).flat_map(parts).flatten().find(fits)
+        };
+        best(len, &mut self.by_size.range((len, Logical(0))..).copied())
+            .or_else(|| best(block, &mut self.by_size.iter().rev().copied()))
+            .map(|r| Run::new(r.start, r.len.min(len.max(block) + block)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn run(start: u64, len: u64) -> Run {
+        Run::new(Logical(start), len)
+    }
+
+    #[test]
+    fn hint_then_best_fit_then_longest() {
+        let mut f = FreeIndex::new();
+        for r in [run(0, 100), run(200, 10), run(300, 50)] {
+            f.insert(r);
+        }
+        assert_eq!((f.total(), f.largest()), (160, 100));
+        assert_eq!(f.allocate(10, 10, Some(Logical(40))), Some(run(40, 10)), "at the hint");
+        assert_eq!(f.allocate(20, 20, Some(Logical(250))), Some(run(300, 20)), "behind the hint");
+        assert_eq!(f.allocate(8, 8, None), Some(run(200, 8)), "smallest that holds it");
+        assert_eq!(f.allocate(1000, 45, None), Some(run(50, 50)), "longest");
+        assert_eq!(f.allocate(1000, 45, None), None);
+        assert_eq!(f.runs().collect::<Vec<_>>(), [run(0, 40), run(208, 2), run(320, 30)]);
+        assert_eq!(f.remove_range(run(30, 180)), 12);
+        assert_eq!(f.total(), 60);
+    }
+
+    #[test]
+    fn windows_keep_clear_of_each_other_and_blocks_rise() {
+        let mut f = FreeIndex::new();
+        f.insert(run(4096, 1 << 20));
+        let a = f.window(1 << 18, 16384, None).unwrap();
+        let b = f.window(1 << 18, 16384, Some(a)).unwrap();
+        assert!(!a.overlaps(b));
+        let mut last = Logical(0);
+        for _ in 0..16 {
+            let got = f.allocate_in(a, 16384, 16384).unwrap();
+            assert!(got.start > last && got.start.0.is_multiple_of(16384) && a.contains(got));
+            last = got.start;
+        }
+        assert_eq!(f.allocate_in(a, 16384, 16384), None);
+        // Nothing but short runs: a window of one of them; nothing that holds a block: none.
+        let mut f = FreeIndex::new();
+        f.insert(run(4096, 16384));
+        assert_eq!(f.window(1 << 18, 16384, None), None);
+        f.insert(run(16384 * 3, 16384));
+        assert_eq!(f.window(1 << 18, 16384, None), Some(run(16384 * 3, 16384)));
+    }
+
+    #[test]
+    #[should_panic(expected = "free already")]
+    fn freeing_twice_breaks_an_invariant() {
+        let mut f = FreeIndex::new();
+        f.insert(run(0, 100));
+        f.insert(run(50, 10));
+    }
+
+    proptest! {
+        #[test]
+        fn matches_a_vector_of_bits(ops in prop::collection::vec((0u8..4, 0usize..256, 1usize..40), 1..120)) {
+            let mut f = FreeIndex::new();
+            let mut bits = [false; 256];
+            for (op, at, len) in ops {
+                let end = (at + len).min(256);
+                let range = run(at as u64, (end - at) as u64);
+                match op {
+                    0 => {
+                        if bits[at..end].iter().all(|b| !b) {
+                            f.insert(range);
+                            bits[at..end].fill(true);
+                        }
+                    }
+                    1 => {
+                        let had = bits[at..end].iter().filter(|b| **b).count();
+                        prop_assert_eq!(f.remove_range(range), had as u64);
+                        bits[at..end].fill(false);
+                    }
+                    _ => {
+                        let longest = bits.split(|b| !b).map(<[bool]>::len).max().unwrap_or(0);
+                        let min = 1 + len / 2;
+                        let got = f.allocate(len.max(min) as u64, min as u64, (op == 2).then_some(range.start));
+                        match got {
+                            None => prop_assert!(longest < min),
+                            Some(r) => {
+                                prop_assert!(r.len == len.max(min) as u64 || r.len == longest as u64);
+                                let part = r.start.0 as usize..r.end().0 as usize;
+                                prop_assert!(bits[part.clone()].iter().all(|b| *b));
+                                bits[part].fill(false);
+                            }
+                        }
+                    }
+                }
+                let mut want = Vec::new();
+                let mut at = 0;
+                for part in bits.split(|b| !b) {
+                    if !part.is_empty() {
+                        want.push(run(at, part.len() as u64));
+                    }
+                    at += part.len() as u64 + 1;
+                }
+                prop_assert_eq!(f.runs().collect::<Vec<_>>(), want.clone());
+                prop_assert_eq!(f.total(), want.iter().map(|r| r.len).sum::<u64>());
+                prop_assert_eq!(f.largest(), want.iter().map(|r| r.len).max().unwrap_or(0));
+                prop_assert_eq!(f.by_size.len(), want.len());
+                prop_assert!(want.iter().all(|r| f.is_free(*r)));
+            }
+        }
+    }
+}
