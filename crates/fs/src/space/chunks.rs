@@ -123,11 +123,7 @@ mod tests {
         let taken = [(Physical(2 * MIB + 4096), 4096), (Physical(8 * MIB), MIB)];
         assert_eq!(
             device_holes(&taken, 10 * MIB + 4096),
-            [
-                (Physical(MIB), MIB),
-                (Physical(2 * MIB + 65536), 6 * MIB - 65536),
-                (Physical(9 * MIB), MIB)
-            ]
+            [(Physical(MIB), MIB), (Physical(2 * MIB + 65536), 6 * MIB - 65536), (Physical(9 * MIB), MIB)]
         );
         assert_eq!(find_device_hole(&taken, 10 * MIB, 2 * MIB), Some((Physical(2 * MIB + 65536), 2 * MIB)));
         assert_eq!(

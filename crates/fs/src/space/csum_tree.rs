@@ -278,7 +278,7 @@ mod tests {
                     }
                 } else {
                     delete(&mut t, csum, run(first, len)).unwrap();
-                    model = model.into_iter().filter(|(n, _)| !(first..first + len).contains(n)).collect();
+                    model.retain(|n, _| !(first..first + len).contains(n));
                 }
                 check(&t, csum);
                 let (from, n) = (seed % 9000, 700);

@@ -9,13 +9,11 @@
 //! that is there and should not be, is `Corrupt`, never patched over; the transaction stops and the last durable
 //! state stays.
 
-mod record;
-
 use crate::error::{Error, Place, Result};
-use crate::space::refs::{ExtentKind, ExtentRefKey, RefHead};
+use crate::space::refs::{ExtentKind, RefHead};
 use crate::tree::TreeOps;
-use larder_format::{FormatError, Generation, Key, KeyType, Logical, ObjectId};
-use record::{Record, inline_size, keyed_bytes, parse_keyed, sequence_of, type_of};
+use larder_format::items::{ExtentFlags, ExtentItem, ExtentRef, TreeBlockInfo, parse_keyed_refs};
+use larder_format::{DiskKey, FormatError, Generation, Key, KeyType, Logical, ObjectId};
 
 /// What the file system's features say about extent items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +55,11 @@ pub struct ExtentInfo {
 fn corrupt(key: Key, what: impl Into<String>) -> Error {
     Error::corrupt(Place::item(ObjectId::EXTENT_TREE, key), what)
 }
+/// References of an item that have items of their own.
+fn keyed_refs(item: &ExtentItem) -> u64 {
+    let inline = item.inline.iter().filter(|(r, _)| !matches!(r, ExtentRef::Owner { .. }));
+    item.refs - inline.map(|r| u64::from(r.1)).sum::<u64>()
+}
 fn bad(key: Key) -> impl FnOnce(FormatError) -> Error {
     move |e| corrupt(key, e.0)
 }
@@ -76,7 +79,7 @@ fn find(
     num_bytes: u64,
     kind: ExtentKind,
     skinny: bool,
-) -> Result<Option<(Key, Record)>> {
+) -> Result<Option<(Key, ExtentItem)>> {
     let full = Key::new(bytenr, KeyType::EXTENT_ITEM, num_bytes);
     let keys = match kind {
         ExtentKind::TreeBlock { level } if skinny => {
@@ -86,9 +89,9 @@ fn find(
     };
     for key in keys.into_iter().flatten() {
         let Some(data) = tree.get(&key)? else { continue };
-        let record = Record::parse(key.kind, &data).map_err(bad(key))?;
-        let is_data = record.flags & record::DATA != 0;
-        let level = record.block_info.map(|i| i.1);
+        let record = ExtentItem::parse(key.kind, &data).map_err(bad(key))?;
+        let is_data = record.flags.contains(ExtentFlags::DATA);
+        let level = record.block.map(|i| i.level);
         let fits = match kind {
             ExtentKind::Data => is_data,
             ExtentKind::TreeBlock { level: want } => !is_data && level.is_none_or(|l| l == want),
@@ -96,7 +99,7 @@ fn find(
         if !fits {
             return Err(corrupt(
                 key,
-                format!("extent is not {kind:?}: flags {:#x}, level {level:?}", record.flags),
+                format!("extent is not {kind:?}: flags {:#x}, level {level:?}", record.flags.bits()),
             ));
         }
         return Ok(Some((key, record)));
@@ -117,7 +120,7 @@ pub fn extent_info(
 ) -> Result<Option<ExtentInfo>> {
     Ok(find(tree, bytenr, num_bytes, kind, skinny)?.map(|(_, r)| ExtentInfo {
         refs: r.refs,
-        full_backref: r.flags & record::FULL_BACKREF != 0,
+        full_backref: r.flags.contains(ExtentFlags::FULL_BACKREF),
         generation: r.generation,
         num_bytes,
         is_data: kind.is_data(),
@@ -170,10 +173,13 @@ pub fn apply(
         edit.add_refs(key, delta.unsigned_abs())?;
     }
     if head.set_full_backref {
-        edit.record.flags |= record::FULL_BACKREF;
+        edit.record.flags |= ExtentFlags::FULL_BACKREF;
     }
     edit.finish(head.created)
 }
+
+/// References of one keyed item with their counts. Linux writes one into each.
+type Keyed = Vec<(ExtentRef, u32)>;
 
 /// One extent being changed. `record` is written back at the end, keyed references at once.
 struct Edit<'a> {
@@ -181,7 +187,7 @@ struct Edit<'a> {
     features: ExtentFeatures,
     bytenr: Logical,
     key: Key,
-    record: Record,
+    record: ExtentItem,
 }
 
 impl<'a> Edit<'a> {
@@ -191,18 +197,20 @@ impl<'a> Edit<'a> {
         bytenr: Logical,
         head: &RefHead,
     ) -> Result<Self> {
-        let (key, flags, block_info) = match head.kind {
-            ExtentKind::Data => (Key::new(bytenr, KeyType::EXTENT_ITEM, head.num_bytes), record::DATA, None),
+        let (key, flags, block) = match head.kind {
+            ExtentKind::Data => {
+                (Key::new(bytenr, KeyType::EXTENT_ITEM, head.num_bytes), ExtentFlags::DATA, None)
+            }
             ExtentKind::TreeBlock { level } if features.skinny => {
-                (Key::new(bytenr, KeyType::METADATA_ITEM, u64::from(level)), record::TREE_BLOCK, None)
+                (Key::new(bytenr, KeyType::METADATA_ITEM, u64::from(level)), ExtentFlags::TREE_BLOCK, None)
             }
             ExtentKind::TreeBlock { level } => (
                 Key::new(bytenr, KeyType::EXTENT_ITEM, head.num_bytes),
-                record::TREE_BLOCK,
-                Some((head.first_key.unwrap_or_default(), level)),
+                ExtentFlags::TREE_BLOCK,
+                Some(TreeBlockInfo { key: DiskKey::from(head.first_key.unwrap_or_default()), level }),
             ),
         };
-        let record = Record { refs: 0, generation: head.generation, flags, block_info, inline: Vec::new() };
+        let record = ExtentItem { refs: 0, generation: head.generation, flags, block, inline: Vec::new() };
         // A wrong free-space record shows here first: the neighbours, where they are extents, must keep clear.
         let end = bytenr.plus(head.num_bytes);
         let before = tree.at_or_before(&Key::new(bytenr, KeyType::METADATA_ITEM, u64::MAX))?;
@@ -218,31 +226,36 @@ impl<'a> Edit<'a> {
         Ok(Self { tree, features, bytenr, key, record })
     }
 
-    fn keyed(&self, key: ExtentRefKey) -> Key {
-        Key::new(self.bytenr, type_of(key), sequence_of(key))
+    /// Slot of an inline reference.
+    fn inline_slot(&self, key: ExtentRef) -> Option<usize> {
+        self.record.inline.iter().position(|r| r.0 == key)
     }
 
-    /// The item at or after `from` if it is a keyed reference of the wanted type of this extent.
-    fn next_keyed(&mut self, from: Key) -> Result<Option<(Key, ExtentRefKey, u32)>> {
+    /// The item at or after `from` if it holds keyed references of the same type of this extent.
+    fn next_keyed(&mut self, from: Key) -> Result<Option<(Key, Keyed)>> {
         let Some((key, data)) = self.tree.at_or_after(&from)? else { return Ok(None) };
         if (key.objectid, key.kind) != (from.objectid, from.kind) {
             return Ok(None);
         }
-        let (found, count) = parse_keyed(&key, &data).map_err(bad(key))?;
-        Ok(Some((key, found, count)))
+        Ok(Some((key, parse_keyed_refs(&key, &data).map_err(bad(key))?)))
     }
 
-    /// Changes the count of a keyed reference, or removes its item.
-    fn set_keyed(&mut self, at: Key, key: ExtentRefKey, count: u32) -> Result<()> {
-        if count == 0 { self.tree.delete(&at) } else { self.tree.update(&at, &keyed_bytes(key, count)) }
+    /// Writes an item of keyed references back, or removes it.
+    fn set_keyed(&mut self, at: Key, mut refs: Keyed) -> Result<()> {
+        refs.retain(|r| r.1 > 0);
+        if refs.is_empty() {
+            return self.tree.delete(&at);
+        }
+        let data: Vec<u8> = refs.into_iter().flat_map(|(r, n)| r.encode_keyed(n)).collect();
+        self.tree.update(&at, &data)
     }
 
-    fn drop_refs(&mut self, key: ExtentRefKey, n: u64) -> Result<()> {
+    fn drop_refs(&mut self, key: ExtentRef, n: u64) -> Result<()> {
         let item = self.key;
         let missing = move || corrupt(item, format!("{n} references {key:?} to drop are not there"));
         let mut left = n;
-        let keyed = self.record.keyed();
-        if let Ok(slot) = self.record.find(key) {
+        let keyed = keyed_refs(&self.record);
+        if let Some(slot) = self.inline_slot(key) {
             let count = &mut self.record.inline[slot].1;
             let take = left.min(u64::from(*count));
             left -= take;
@@ -257,14 +270,15 @@ impl<'a> Edit<'a> {
         self.record.refs -= n;
         // What collided with other data references was moved behind them. Another writer may have removed those
         // since, so the search goes on to the end of the type; there is nothing to find only in a broken tree.
-        let mut from = self.keyed(key);
+        let mut from = key.keyed(self.bytenr);
         while left > 0 {
-            let (at, found, count) = self.next_keyed(from)?.ok_or_else(missing)?;
-            if found == key {
-                let take = left.min(u64::from(count));
+            let (at, mut refs) = self.next_keyed(from)?.ok_or_else(missing)?;
+            if let Some((_, count)) = refs.iter_mut().find(|r| r.0 == key) {
+                let take = left.min(u64::from(*count));
                 left -= take;
-                self.set_keyed(at, key, count - u32::try_from(take).expect("at most the count"))?;
-            } else if !matches!(key, ExtentRefKey::Data { .. }) {
+                *count -= u32::try_from(take).expect("at most the count");
+                self.set_keyed(at, refs)?;
+            } else if !matches!(key, ExtentRef::Data { .. }) {
                 return Err(missing());
             }
             from = at.successor().ok_or_else(missing)?;
@@ -272,49 +286,52 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    fn add_refs(&mut self, key: ExtentRefKey, n: u64) -> Result<()> {
+    fn add_refs(&mut self, key: ExtentRef, n: u64) -> Result<()> {
         let surplus = |e: &Self| corrupt(e.key, format!("{n} references {key:?} to add are one too many"));
         let sum = |old: u32| u32::try_from(u64::from(old) + n).ok();
         if !key.is_data() && n != 1 {
             return Err(surplus(self));
         }
-        let (had_keyed, refs) = (self.record.keyed() > 0, self.record.refs.checked_add(n));
-        match self.record.find(key) {
-            Ok(slot) if key.is_data() => {
+        let had_keyed = keyed_refs(&self.record) > 0;
+        let refs = self.record.refs.checked_add(n).ok_or_else(|| surplus(self))?;
+        match self.inline_slot(key) {
+            Some(slot) if key.is_data() => {
                 self.record.inline[slot].1 = sum(self.record.inline[slot].1).ok_or_else(|| surplus(self))?;
             }
-            Ok(_) => return Err(surplus(self)),
-            Err(slot) => {
+            Some(_) => return Err(surplus(self)),
+            None => {
                 let count = u32::try_from(n).map_err(|_| surplus(self))?;
-                let room = self.record.size() + inline_size(key) <= inline_limit(self.features.nodesize);
+                let len = self.record.encoded_len() + key.inline_len();
+                let room = len <= inline_limit(self.features.nodesize);
                 // A reference that already has an item keeps it.
-                if (had_keyed || !room) && self.add_keyed(key, count, !room)? {
-                    // Counted in its own item.
-                } else {
+                let done = (had_keyed || !room) && self.add_keyed(key, count, !room)?;
+                if !done {
+                    let order = key.inline_order();
+                    let slot = self.record.inline.partition_point(|r| r.0.inline_order() < order);
                     self.record.inline.insert(slot, (key, count));
                 }
             }
         }
-        self.record.refs = refs.ok_or_else(|| surplus(self))?;
+        self.record.refs = refs;
         Ok(())
     }
 
     /// Adds to the item of a reference; makes one where there is none if `make`. Says whether it was added.
-    fn add_keyed(&mut self, key: ExtentRefKey, n: u32, make: bool) -> Result<bool> {
-        let mut at = self.keyed(key);
+    fn add_keyed(&mut self, key: ExtentRef, n: u32, make: bool) -> Result<bool> {
+        let mut at = key.keyed(self.bytenr);
         while let Some(data) = self.tree.get(&at)? {
-            let (found, count) = parse_keyed(&at, &data).map_err(bad(at))?;
-            if found == key {
+            let mut refs = parse_keyed_refs(&at, &data).map_err(bad(at))?;
+            if let Some((_, count)) = refs.iter_mut().find(|r| r.0 == key) {
                 let sum = count.checked_add(n).filter(|_| key.is_data());
-                let sum = sum.ok_or_else(|| corrupt(at, "a reference to add is one too many"))?;
-                self.set_keyed(at, key, sum)?;
+                *count = sum.ok_or_else(|| corrupt(at, "a reference to add is one too many"))?;
+                self.set_keyed(at, refs)?;
                 return Ok(true);
             }
             // Only data references can get here: a hash collision. The next offset, then.
             at.offset = at.offset.checked_add(1).ok_or_else(|| corrupt(at, "too many colliding hashes"))?;
         }
         if make {
-            self.tree.insert(&at, &keyed_bytes(key, n))?;
+            self.tree.insert(&at, &key.encode_keyed(n))?;
         }
         Ok(make)
     }
@@ -334,10 +351,10 @@ impl<'a> Edit<'a> {
             return Ok(Applied::Freed);
         }
         if created {
-            self.tree.insert(&self.key, &self.record.bytes())?;
+            self.tree.insert(&self.key, &self.record.encode())?;
             Ok(Applied::Added)
         } else {
-            self.tree.update(&self.key, &self.record.bytes())?;
+            self.tree.update(&self.key, &self.record.encode())?;
             Ok(Applied::Changed)
         }
     }

@@ -56,7 +56,8 @@ impl FreeIndex {
         self.total += run.len;
     }
     fn unlink(&mut self, run: Run) {
-        let known = self.runs.remove(&run.start) == Some(run.len) && self.by_size.remove(&(run.len, run.start));
+        let known =
+            self.runs.remove(&run.start) == Some(run.len) && self.by_size.remove(&(run.len, run.start));
         assert!(known, "{run:?} is not a free run");
         self.total -= run.len;
     }

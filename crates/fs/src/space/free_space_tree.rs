@@ -13,24 +13,21 @@
 use crate::error::{Error, Place, Result};
 use crate::space::Run;
 use crate::tree::TreeOps;
+use larder_format::items::FreeSpaceInfo;
+use larder_format::items::free_space::{BITMAP_RANGE, BITMAP_SIZE};
 use larder_format::{Key, KeyType, Logical, ObjectId, SECTOR_SIZE};
+use zerocopy::IntoBytes;
 
-/// Bytes in a full bitmap item.
-const BITMAP_BYTES: usize = 256;
 /// Bytes in a sector, the unit of a bit.
 const SECTOR: u64 = SECTOR_SIZE as u64;
-/// Logical bytes that a full bitmap item covers.
-const BITMAP_SPAN: u64 = BITMAP_BYTES as u64 * 8 * SECTOR;
-/// Flag of the info item: the group is in bitmap form.
-const USING_BITMAPS: u32 = 1;
 /// Bytes of an item header in a leaf, part of the price of an item.
 const ITEM_HEADER: u64 = 25;
 
 /// More runs than this turn a group of `len` bytes into bitmaps; fewer than the second back into extents.
 #[must_use]
 pub fn thresholds(len: u64) -> (u64, u64) {
-    let bitmaps = len.div_ceil(BITMAP_SPAN);
-    let high = bitmaps.saturating_mul(ITEM_HEADER + BITMAP_BYTES as u64) / ITEM_HEADER;
+    let bitmaps = len.div_ceil(BITMAP_RANGE);
+    let high = bitmaps.saturating_mul(ITEM_HEADER + BITMAP_SIZE as u64) / ITEM_HEADER;
     (high, high.saturating_sub(100))
 }
 
@@ -44,35 +41,22 @@ fn extent_key(run: Run) -> Key {
     Key::new(run.start, KeyType::FREE_SPACE_EXTENT, run.len)
 }
 
-/// The info item of a group.
+/// The info item of a group, in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Info {
     extents: u32,
-    flags: u32,
+    bitmaps: bool,
 }
 
 impl Info {
     fn read(tree: &mut dyn TreeOps, group: Run) -> Result<Self> {
         let key = info_key(group);
         let data = tree.get(&key)?.ok_or_else(|| corrupt(key, "the block group has no free-space info"))?;
-        let Ok([a, b, c, d, e, f, g, h]) = <[u8; 8]>::try_from(data.as_slice()) else {
-            return Err(corrupt(key, format!("free-space info of {} bytes", data.len())));
-        };
-        let info =
-            Self { extents: u32::from_le_bytes([a, b, c, d]), flags: u32::from_le_bytes([e, f, g, h]) };
-        if info.flags & !USING_BITMAPS != 0 {
-            return Err(corrupt(key, format!("unknown flags {:#x}", info.flags)));
-        }
-        Ok(info)
+        let item = FreeSpaceInfo::parse(&data).map_err(|e| corrupt(key, e.0))?;
+        Ok(Self { extents: item.extent_count.get(), bitmaps: item.uses_bitmaps() })
     }
-    fn bytes(self) -> [u8; 8] {
-        let mut out = [0; 8];
-        out[..4].copy_from_slice(&self.extents.to_le_bytes());
-        out[4..].copy_from_slice(&self.flags.to_le_bytes());
-        out
-    }
-    fn bitmaps(self) -> bool {
-        self.flags & USING_BITMAPS != 0
+    fn item(self) -> FreeSpaceInfo {
+        FreeSpaceInfo::new(self.extents, self.bitmaps)
     }
     fn count(self, group: Run, delta: i64) -> Result<Self> {
         let extents = u32::try_from(i64::from(self.extents) + delta)
@@ -98,7 +82,7 @@ fn check_range(group: Run, range: Run) -> Result<()> {
 pub fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
     check_range(group, range)?;
     let info = Info::read(tree, group)?;
-    let delta = if info.bitmaps() {
+    let delta = if info.bitmaps {
         edit_bits(tree, group, range, false)?
     } else {
         let (key, found) = extent_at(tree, group, range.start)?
@@ -124,7 +108,7 @@ pub fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
 pub fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
     check_range(group, range)?;
     let info = Info::read(tree, group)?;
-    let delta = if info.bitmaps() {
+    let delta = if info.bitmaps {
         edit_bits(tree, group, range, true)?
     } else {
         let mut merged = range;
@@ -164,18 +148,18 @@ pub fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
 fn finish(tree: &mut dyn TreeOps, group: Run, mut info: Info, old: Info) -> Result<()> {
     let (high, low) = thresholds(group.len);
     let count = u64::from(info.extents);
-    if !info.bitmaps() && count > high {
+    if !info.bitmaps && count > high {
         let runs = collect(tree, group, info)?;
         clear(tree, group)?;
-        info.flags |= USING_BITMAPS;
+        info.bitmaps = true;
         write_bitmaps(tree, group, &runs)?;
-    } else if info.bitmaps() && count < low {
+    } else if info.bitmaps && count < low {
         let runs = collect(tree, group, info)?;
         clear(tree, group)?;
-        info.flags &= !USING_BITMAPS;
+        info.bitmaps = false;
         write_extents(tree, &runs)?;
     }
-    if info == old { Ok(()) } else { tree.update(&info_key(group), &info.bytes()) }
+    if info == old { Ok(()) } else { tree.update(&info_key(group), info.item().as_bytes()) }
 }
 
 fn collect(tree: &mut dyn TreeOps, group: Run, info: Info) -> Result<Vec<Run>> {
@@ -226,11 +210,11 @@ fn write_bitmaps(tree: &mut dyn TreeOps, group: Run, runs: &[Run]) -> Result<()>
 
 /// The bitmaps of a group that cover a part of it.
 fn bitmaps_of(group: Run, part: Run) -> impl Iterator<Item = Run> {
-    let first = (part.start.0 - group.start.0) / BITMAP_SPAN;
-    let end = (part.end().0 - group.start.0).div_ceil(BITMAP_SPAN);
+    let first = (part.start.0 - group.start.0) / BITMAP_RANGE;
+    let end = (part.end().0 - group.start.0).div_ceil(BITMAP_RANGE);
     (first..end).map(move |i| {
-        let start = group.start.plus(i * BITMAP_SPAN);
-        Run::new(start, BITMAP_SPAN.min(group.end().0 - start.0))
+        let start = group.start.plus(i * BITMAP_RANGE);
+        Run::new(start, BITMAP_RANGE.min(group.end().0 - start.0))
     })
 }
 
@@ -357,7 +341,7 @@ fn walk(
         }
         Ok(())
     };
-    if info.bitmaps() {
+    if info.bitmaps {
         for map in bitmaps_of(group, group) {
             let (_, bits) = read_bitmap(tree, map)?;
             let all = bit_range(map, map);
@@ -421,8 +405,8 @@ pub fn new_group(tree: &mut dyn TreeOps, group: Run, used: &[Run]) -> Result<()>
     }
     let extents = u32::try_from(runs.len()).expect("runs of a block group");
     let bitmaps = u64::from(extents) > thresholds(group.len).0;
-    let info = Info { extents, flags: if bitmaps { USING_BITMAPS } else { 0 } };
-    tree.insert(&info_key(group), &info.bytes())?;
+    let info = Info { extents, bitmaps };
+    tree.insert(&info_key(group), info.item().as_bytes())?;
     if bitmaps { write_bitmaps(tree, group, &runs) } else { write_extents(tree, &runs) }
 }
 

@@ -10,47 +10,11 @@
 //! never reaches the tree — or its FULL_BACKREF flag must be set.
 
 use crate::error::{Error, Place, Result};
-use larder_format::{Generation, Key, Logical, ObjectId, TreeId};
+use larder_format::items::ExtentRef;
+use larder_format::{Generation, Key, Logical, TreeId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-
-/// Who refers to an extent. Sorts by the type number of the reference on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ExtentRefKey {
-    /// A tree that reaches the block through its own nodes only.
-    TreeBlock {
-        /// The tree.
-        root: TreeId,
-    },
-    /// File extents `(objectid, key offset - extent offset)` in leaves that `root` owns.
-    Data {
-        /// The subvolume.
-        root: TreeId,
-        /// The inode.
-        objectid: ObjectId,
-        /// Key offset of the file extent minus its offset into the extent, wrapping.
-        offset: u64,
-    },
-    /// A node with FULL_BACKREF that points to the block.
-    SharedBlock {
-        /// Address of that node.
-        parent: Logical,
-    },
-    /// A leaf with FULL_BACKREF whose file extents refer to the extent.
-    SharedData {
-        /// Address of that leaf.
-        parent: Logical,
-    },
-}
-
-impl ExtentRefKey {
-    /// Is it a reference that data extents have (blocks otherwise)?
-    #[must_use]
-    pub fn is_data(self) -> bool {
-        matches!(self, Self::Data { .. } | Self::SharedData { .. })
-    }
-}
 
 /// What an extent holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,8 +39,8 @@ impl ExtentKind {
 /// The references of one head: almost always one or two, sometimes (reflinks of one extent) very many.
 #[derive(Clone, Debug)]
 enum RefMap {
-    Few(SmallVec<[(ExtentRefKey, i64); 1]>),
-    Many(BTreeMap<ExtentRefKey, i64>),
+    Few(SmallVec<[(ExtentRef, i64); 1]>),
+    Many(BTreeMap<ExtentRef, i64>),
 }
 
 impl Default for RefMap {
@@ -89,7 +53,7 @@ impl Default for RefMap {
 const FEW: usize = 16;
 
 impl RefMap {
-    fn add(&mut self, key: ExtentRefKey, delta: i64) {
+    fn add(&mut self, key: ExtentRef, delta: i64) {
         match self {
             Self::Few(v) => match v.binary_search_by_key(&key, |r| r.0) {
                 Ok(i) => {
@@ -124,7 +88,7 @@ impl RefMap {
             Self::Many(m) => m.len(),
         }
     }
-    fn iter(&self) -> impl Iterator<Item = (ExtentRefKey, i64)> + '_ {
+    fn iter(&self) -> impl Iterator<Item = (ExtentRef, i64)> + '_ {
         let (few, many) = match self {
             Self::Few(v) => (Some(v.iter().copied()), None),
             Self::Many(m) => (None, Some(m.iter().map(|(k, d)| (*k, *d)))),
@@ -168,7 +132,7 @@ impl RefHead {
     }
     /// Records one more change. References of the wrong kind (data on a block) break an invariant: the caller
     /// chose both.
-    pub fn add(&mut self, key: ExtentRefKey, delta: i64) {
+    pub fn add(&mut self, key: ExtentRef, delta: i64) {
         assert_eq!(key.is_data(), self.kind.is_data(), "{key:?} on {:?}", self.kind);
         if delta != 0 {
             self.refs.add(key, delta);
@@ -179,8 +143,8 @@ impl RefHead {
     pub fn total(&self) -> i64 {
         self.refs.iter().map(|r| r.1).sum()
     }
-    /// The net changes, none of them zero, sorted by reference.
-    pub fn refs(&self) -> impl Iterator<Item = (ExtentRefKey, i64)> + '_ {
+    /// The net changes, none of them zero, sorted (by [`ExtentRef`]'s order, not that of the disk).
+    pub fn refs(&self) -> impl Iterator<Item = (ExtentRef, i64)> + '_ {
         self.refs.iter()
     }
     /// Number of references that change.
@@ -240,7 +204,7 @@ impl DelayedRefs {
         bytenr: Logical,
         num_bytes: u64,
         kind: ExtentKind,
-        key: ExtentRefKey,
+        key: ExtentRef,
         delta: i64,
     ) -> Result<()> {
         self.head(bytenr, num_bytes, kind)?.add(key, delta);
@@ -291,7 +255,7 @@ impl DelayedRefs {
     ) -> Result<()> {
         let kind = ExtentKind::TreeBlock { level };
         self.created(bytenr, u64::from(nodesize), kind, generation, first_key)?;
-        self.change(bytenr, u64::from(nodesize), kind, ExtentRefKey::TreeBlock { root }, 1)
+        self.change(bytenr, u64::from(nodesize), kind, ExtentRef::TreeBlock { root }, 1)
     }
 
     /// One more reference to a tree block. Errors as [`Self::change`].
@@ -300,7 +264,7 @@ impl DelayedRefs {
         bytenr: Logical,
         nodesize: u32,
         level: u8,
-        key: ExtentRefKey,
+        key: ExtentRef,
     ) -> Result<()> {
         self.change(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level }, key, 1)
     }
@@ -311,7 +275,7 @@ impl DelayedRefs {
         bytenr: Logical,
         nodesize: u32,
         level: u8,
-        key: ExtentRefKey,
+        key: ExtentRef,
     ) -> Result<()> {
         self.change(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level }, key, -1)
     }
@@ -321,7 +285,7 @@ impl DelayedRefs {
         &mut self,
         bytenr: Logical,
         num_bytes: u64,
-        key: ExtentRefKey,
+        key: ExtentRef,
         generation: Generation,
     ) -> Result<()> {
         self.created(bytenr, num_bytes, ExtentKind::Data, generation, None)?;
@@ -329,12 +293,12 @@ impl DelayedRefs {
     }
 
     /// One more reference to a data extent. Errors as [`Self::change`].
-    pub fn add_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRefKey) -> Result<()> {
+    pub fn add_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRef) -> Result<()> {
         self.change(bytenr, num_bytes, ExtentKind::Data, key, 1)
     }
 
     /// One reference less to a data extent. Errors as [`Self::change`].
-    pub fn drop_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRefKey) -> Result<()> {
+    pub fn drop_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRef) -> Result<()> {
         self.change(bytenr, num_bytes, ExtentKind::Data, key, -1)
     }
 
@@ -401,6 +365,7 @@ impl IntoIterator for DelayedRefs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use larder_format::ObjectId;
     use proptest::prelude::*;
 
     const A: Logical = Logical(1 << 20);
@@ -410,11 +375,11 @@ mod tests {
         let mut d = DelayedRefs::new();
         d.create_tree_block(A, 16384, 1, ObjectId(5), Generation(7), None).unwrap();
         assert_eq!(d.delta(A), RefDelta { total: 1, set_full_backref: false, created: true });
-        d.drop_tree_block(A, 16384, 1, ExtentRefKey::TreeBlock { root: ObjectId(5) }).unwrap();
+        d.drop_tree_block(A, 16384, 1, ExtentRef::TreeBlock { root: ObjectId(5) }).unwrap();
         assert_eq!(d.delta(A), RefDelta { total: 0, set_full_backref: false, created: true });
         assert!(d.get(A).unwrap().is_empty());
         // The address may be used anew, for something else.
-        let key = ExtentRefKey::Data { root: ObjectId(5), objectid: ObjectId(257), offset: 0 };
+        let key = ExtentRef::Data { root: ObjectId(5), objectid: 257, offset: 0 };
         d.create_data(A, 4096, key, Generation(7)).unwrap();
         assert_eq!(d.delta(A).total, 1);
         assert_eq!(d.len(), 1);
@@ -427,10 +392,10 @@ mod tests {
     fn an_address_in_two_roles_is_corrupt() {
         let mut d = DelayedRefs::new();
         d.create_tree_block(A, 16384, 0, ObjectId(5), Generation(7), None).unwrap();
-        let key = ExtentRefKey::TreeBlock { root: ObjectId(5) };
+        let key = ExtentRef::TreeBlock { root: ObjectId(5) };
         assert!(d.create_tree_block(A, 16384, 0, ObjectId(5), Generation(7), None).is_err());
         assert!(d.drop_tree_block(A, 16384, 1, key).is_err());
-        assert!(d.drop_data(A, 16384, ExtentRefKey::SharedData { parent: A }).is_err());
+        assert!(d.drop_data(A, 16384, ExtentRef::SharedData { parent: A }).is_err());
         assert_eq!(d.delta(A).total, 1);
     }
 
@@ -438,7 +403,7 @@ mod tests {
     fn heads_come_in_address_order_with_their_flag() {
         let mut d = DelayedRefs::new();
         d.set_full_backref(Logical(3 << 20), 16384, 0).unwrap();
-        d.add_tree_block(A, 16384, 0, ExtentRefKey::SharedBlock { parent: Logical(9) }).unwrap();
+        d.add_tree_block(A, 16384, 0, ExtentRef::SharedBlock { parent: Logical(9) }).unwrap();
         let got: Vec<_> = d.iter().map(|(a, h)| (a, h.set_full_backref, h.total())).collect();
         assert_eq!(got, [(A, false, 1), (Logical(3 << 20), true, 0)]);
         assert!(d.delta(Logical(3 << 20)).set_full_backref);
@@ -451,9 +416,9 @@ mod tests {
             let mut model = BTreeMap::new();
             for (n, delta) in changes {
                 let key = if n % 2 == 0 {
-                    ExtentRefKey::Data { root: ObjectId(5), objectid: ObjectId(n), offset: 0 }
+                    ExtentRef::Data { root: ObjectId(5), objectid: n, offset: 0 }
                 } else {
-                    ExtentRefKey::SharedData { parent: Logical(n) }
+                    ExtentRef::SharedData { parent: Logical(n) }
                 };
                 d.change(A, 4096, ExtentKind::Data, key, delta).unwrap();
                 *model.entry(key).or_insert(0i64) += delta;

@@ -7,21 +7,21 @@ use larder_format::csum::data_ref_hash;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 
-type Model = BTreeMap<Logical, (ExtentKind, BTreeMap<ExtentRefKey, u32>)>;
+type Model = BTreeMap<Logical, (ExtentKind, BTreeMap<ExtentRef, u32>)>;
 
 const SKINNY: ExtentFeatures = ExtentFeatures { skinny: true, nodesize: 4096 };
 const A: Logical = Logical(1 << 20);
 
-fn data(root: u64, objectid: u64, offset: u64) -> ExtentRefKey {
-    ExtentRefKey::Data { root: ObjectId(root), objectid: ObjectId(objectid), offset }
+fn data(root: u64, objectid: u64, offset: u64) -> ExtentRef {
+    ExtentRef::Data { root: ObjectId(root), objectid, offset }
 }
-fn tree_ref(root: u64) -> ExtentRefKey {
-    ExtentRefKey::TreeBlock { root: ObjectId(root) }
+fn tree_ref(root: u64) -> ExtentRef {
+    ExtentRef::TreeBlock { root: ObjectId(root) }
 }
-fn shared(parent: u64) -> ExtentRefKey {
-    ExtentRefKey::SharedBlock { parent: Logical(parent) }
+fn shared(parent: u64) -> ExtentRef {
+    ExtentRef::SharedBlock { parent: Logical(parent) }
 }
-fn head(kind: ExtentKind, created: bool, refs: &[(ExtentRefKey, i64)]) -> RefHead {
+fn head(kind: ExtentKind, created: bool, refs: &[(ExtentRef, i64)]) -> RefHead {
     let mut h = RefHead::existing(4096, kind);
     (h.created, h.generation) = (created, Generation(9));
     refs.iter().for_each(|(k, d)| h.add(*k, *d));
@@ -35,24 +35,24 @@ fn decode(tree: &MapTree, features: ExtentFeatures) -> Model {
     for (key, bytes) in &tree.0 {
         let at = Logical(key.objectid.0);
         if extent_of(key, features.nodesize).is_some() {
-            let r = Record::parse(key.kind, bytes).unwrap();
-            assert_eq!(&r.bytes(), bytes, "{key}");
+            let r = ExtentItem::parse(key.kind, bytes).unwrap();
+            assert_eq!(&r.encode(), bytes, "{key}");
             assert!(bytes.len() <= inline_limit(features.nodesize), "{key}");
-            let kind = match (key.kind, r.block_info) {
+            let kind = match (key.kind, r.block) {
                 (KeyType::METADATA_ITEM, _) => {
                     ExtentKind::TreeBlock { level: u8::try_from(key.offset).unwrap() }
                 }
-                (_, Some((_, level))) => ExtentKind::TreeBlock { level },
+                (_, Some(TreeBlockInfo { level, .. })) => ExtentKind::TreeBlock { level },
                 _ => ExtentKind::Data,
             };
             assert_eq!(key.kind == KeyType::METADATA_ITEM, features.skinny && !kind.is_data());
-            want.insert(at, r.keyed());
+            want.insert(at, keyed_refs(&r));
             let refs: BTreeMap<_, _> = r.inline.iter().copied().collect();
             assert_eq!(refs.len(), r.inline.len(), "{key}: a reference twice");
             assert!(model.insert(at, (kind, refs)).is_none());
         } else {
-            let (found, count) = parse_keyed(key, bytes).unwrap();
-            assert_eq!(type_of(found), key.kind);
+            let [(found, count)] = parse_keyed_refs(key, bytes).unwrap()[..] else { panic!("one each") };
+            assert_eq!(found.kind(), key.kind);
             *want.get_mut(&at).expect("item of the extent") -= u64::from(count);
             assert!(model.get_mut(&at).unwrap().1.insert(found, count).is_none(), "{found:?} twice");
         }
@@ -112,7 +112,7 @@ fn wrong_references_are_reported() {
     apply(&mut t, SKINNY, A, &head(kind, true, &[(tree_ref(5), 1)])).unwrap();
     let data_at = A.plus(4096);
     apply(&mut t, SKINNY, data_at, &head(ExtentKind::Data, true, &[(data(5, 257, 0), 2)])).unwrap();
-    let mut fails = |at: Logical, h: &RefHead| {
+    let fails = |at: Logical, h: &RefHead| {
         let mut t = t.clone();
         let e = apply(&mut t, SKINNY, at, h).unwrap_err();
         assert!(matches!(e, Error::Corrupt { .. }), "{e}");
@@ -167,7 +167,7 @@ fn malformed_items_are_reported() {
 }
 
 /// Two data references of one hash.
-fn colliding() -> [ExtentRefKey; 2] {
+fn colliding() -> [ExtentRef; 2] {
     let mut seen: HashMap<u64, (u64, u64)> = HashMap::new();
     for i in 0..4_000_000u64 {
         let (objectid, offset) = (257 + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40), i << 12);
@@ -181,7 +181,7 @@ fn colliding() -> [ExtentRefKey; 2] {
 #[test]
 fn colliding_hashes_take_the_next_offset() {
     let [a, b] = colliding();
-    assert_eq!(sequence_of(a), sequence_of(b));
+    assert_eq!(a.sequence(), b.sequence());
     // Fill the item so that all further references are keyed.
     let mut t = MapTree::default();
     let fill: Vec<_> = (0..6).map(|i| (data(7, 1000 + i, 0), 1)).collect();
@@ -189,9 +189,9 @@ fn colliding_hashes_take_the_next_offset() {
     for key in [a, b, b] {
         apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(key, 1)])).unwrap();
     }
-    let at = |n| Key::new(A, KeyType::EXTENT_DATA_REF, sequence_of(a) + n);
-    assert_eq!(parse_keyed(&at(0), &t.0[&at(0)]).unwrap(), (a, 1));
-    assert_eq!(parse_keyed(&at(1), &t.0[&at(1)]).unwrap(), (b, 2));
+    let at = |n| Key::new(A, KeyType::EXTENT_DATA_REF, a.sequence() + n);
+    assert_eq!(parse_keyed_refs(&at(0), &t.0[&at(0)]).unwrap(), [(a, 1)]);
+    assert_eq!(parse_keyed_refs(&at(1), &t.0[&at(1)]).unwrap(), [(b, 2)]);
     // The first goes; the second is still found behind the gap, even if a new one came into the gap.
     apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(a, -1)])).unwrap();
     let mut u = t.clone();
@@ -208,11 +208,11 @@ fn colliding_hashes_take_the_next_offset() {
     assert_eq!(decode(&t, SKINNY)[&A].1, BTreeMap::from([(a, 2), (b, 1)]));
 }
 
-fn random_ref(kind: ExtentKind, n: u64) -> ExtentRefKey {
+fn random_ref(kind: ExtentKind, n: u64) -> ExtentRef {
     match kind {
-        ExtentKind::Data if n % 4 == 0 => ExtentRefKey::SharedData { parent: Logical(n << 14) },
+        ExtentKind::Data if n.is_multiple_of(4) => ExtentRef::SharedData { parent: Logical(n << 14) },
         ExtentKind::Data => data(5 + n % 3, 257 + n, 0u64.wrapping_sub(n << 12)),
-        ExtentKind::TreeBlock { .. } if n % 3 == 0 => shared(n << 14),
+        ExtentKind::TreeBlock { .. } if n.is_multiple_of(3) => shared(n << 14),
         ExtentKind::TreeBlock { .. } => tree_ref(256 + n),
     }
 }

@@ -31,7 +31,7 @@ fn loaded(tree: &mut MapTree, group: Run) -> Result<Vec<Run>> {
     Ok(out)
 }
 fn uses_bitmaps(tree: &mut MapTree, group: Run) -> bool {
-    Info::read(tree, group).unwrap().bitmaps()
+    Info::read(tree, group).unwrap().bitmaps
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn broken_items_are_reported() {
     let huge = Key::new(g.start.plus(5 << 12), KeyType::FREE_SPACE_EXTENT, u64::MAX - 5);
     broken(&good, &|t| t.insert(&huge, &[]).unwrap());
     broken(&good, &|t| t.insert(&Key::new(g.start.plus(5 << 12), KeyType(201), 4096), &[]).unwrap());
-    let map = Key::new(g.start, KeyType::FREE_SPACE_BITMAP, BITMAP_SPAN);
+    let map = Key::new(g.start, KeyType::FREE_SPACE_BITMAP, BITMAP_RANGE);
     broken(&maps, &|t| t.delete(&map).unwrap());
     broken(&maps, &|t| t.update(&map, &[0; 255]).unwrap());
     broken(&maps, &|t| t.update(&map, &[0; 256]).unwrap());
@@ -166,8 +166,8 @@ proptest! {
             prop_assert_eq!(info.extents as usize, want.len());
             let (high, low) = thresholds(g.len);
             let runs = want.len() as u64;
-            prop_assert!((info.bitmaps() && runs >= low) || (!info.bitmaps() && runs <= high));
-            let items = if info.bitmaps() { g.len.div_ceil(BITMAP_SPAN) as usize } else { want.len() };
+            prop_assert!((info.bitmaps && runs >= low) || (!info.bitmaps && runs <= high));
+            let items = if info.bitmaps { g.len.div_ceil(BITMAP_RANGE) as usize } else { want.len() };
             prop_assert_eq!(t.0.len(), items + 1);
         }
         prop_assert_eq!(loaded(&mut t, g).unwrap(), runs_of(&bits));
