@@ -5,10 +5,16 @@
 //! what a completed `fsync` or `sync` promised is there:
 //!
 //! - [`image`]: what a disk holds, cheap to copy; [`device`]: the disk, which records, fails and waits as told;
+//! - [`ops`]: operations and the notation for workloads; [`world`]: a tree of files, and what operations do to it;
+//! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does show;
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
 pub mod crash;
 pub mod device;
 pub mod image;
+pub mod model;
+pub mod ops;
 pub mod oracle;
+pub mod walk;
+pub mod world;

@@ -1,0 +1,582 @@
+//! What a disk must show after a power cut, given what was done and which syncs had returned.
+//!
+//! A [`History`] keeps, per thread of the workload (its *domain*: the names in the root that begin with the thread's
+//! prefix), the world after every operation and the moments at which the operation began and returned. For a cut at a
+//! moment it follows which operations *may* be there — those that had begun — and which *must* be — those that a
+//! returned sync covers:
+//!
+//! - `sync` covers everything that had returned when it began;
+//! - `fsync` of an inode covers its content, attributes and names, and each directory needed to find it; no name that
+//!   it had lost comes back; of a directory, its entries too.
+//!
+//! **Strict** is what holds while commits are the only way to become durable: the names and inodes found equal the
+//! world after some prefix of the operations between the two. **Weak** is what any log may do: every directory slot,
+//! attribute and link count has a value that it had at or after the moment its own promise was given.
+//!
+//! Contents are the same in both. Buffered data may reach the disk before or after the names around them, so each byte
+//! is one that it was at or after the last promise for that file, or zero if it was beyond the end or a hole at some
+//! such time; the size is one that the file had, or lies on the way of a write that grew it.
+
+use crate::device::Seq;
+use crate::ops::Op;
+use crate::world::{Body, Content, Ino, Node, ROOT, Touched, World};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// How much a promise-free operation may show of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Commits only: all names and inodes are those after some prefix of the operations.
+    Strict,
+    /// Logs: each object by itself.
+    Weak,
+}
+
+/// One operation that was done.
+#[derive(Clone, Debug)]
+struct Done {
+    op: Op,
+    begin: Seq,
+    /// `None`: it failed or never returned, and promises nothing.
+    end: Option<Seq>,
+    touched: Touched,
+    /// For fsync and fdatasync: the inode.
+    target: Option<Ino>,
+}
+
+/// The operations of one thread, in order.
+#[derive(Clone, Debug)]
+pub struct Domain {
+    prefix: String,
+    /// `worlds[k]`: after `k` operations.
+    worlds: Vec<World>,
+    done: Vec<Done>,
+}
+
+impl Domain {
+    /// A domain that begins with `base` and works on the root's names that begin with `prefix`.
+    #[must_use]
+    pub fn new(prefix: impl Into<String>, base: World) -> Self {
+        Self { prefix: prefix.into(), worlds: vec![base], done: Vec::new() }
+    }
+
+    /// The world after all operations.
+    #[must_use]
+    pub fn now(&self) -> &World {
+        self.worlds.last().expect("there is a first world")
+    }
+
+    /// Records an operation that the model has applied: `after` is the world with it. `end` is when it returned with
+    /// success; `None` when it failed on the way, so that it may be there but promises nothing.
+    pub fn push(&mut self, op: &Op, after: World, touched: Touched, begin: Seq, end: Option<Seq>) {
+        let target = match op {
+            Op::Fsync(path) | Op::Fdatasync(path) => self.now().resolve(path).ok(),
+            _ => None,
+        };
+        self.done.push(Done { op: op.clone(), begin, end, touched, target });
+        self.worlds.push(after);
+    }
+
+    /// How many operations were done.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.done.len()
+    }
+    /// Was nothing done?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.done.is_empty()
+    }
+
+    fn begun(&self, at: Seq) -> usize {
+        self.done.partition_point(|d| d.begin < at)
+    }
+    fn returned(&self, at: Seq) -> usize {
+        self.done.partition_point(|d| d.end.is_some_and(|e| e <= at))
+    }
+
+    /// The first index from which the world holds everything that mattered to an fsync of `ino` at `index`.
+    fn fsync_floor(&self, index: usize, ino: Ino) -> usize {
+        let world = &self.worlds[index];
+        let parents = parents(world);
+        let mut needed = BTreeSet::from([ino]);
+        let mut todo = vec![ino];
+        while let Some(i) = todo.pop() {
+            for p in parents.get(&i).into_iter().flatten() {
+                if needed.insert(*p) {
+                    todo.push(*p);
+                }
+            }
+        }
+        let matters =
+            |d: &Done| d.touched.inodes.iter().any(|i| needed.contains(i)) || d.touched.dirs.contains(&ino);
+        self.done[..index].iter().rposition(matters).map_or(0, |k| k + 1)
+    }
+}
+
+fn parents(world: &World) -> HashMap<Ino, Vec<Ino>> {
+    let mut out: HashMap<Ino, Vec<Ino>> = HashMap::new();
+    for (_, dir, _, ino) in world.names() {
+        out.entry(ino).or_default().push(dir);
+    }
+    out
+}
+
+/// What was done by all threads of a workload.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// One per thread.
+    pub domains: Vec<Domain>,
+}
+
+/// What the promises that hold at a moment demand of one domain.
+struct Bounds {
+    lo: usize,
+    hi: usize,
+    /// For each inode with a promise of its own: the index at which it was given.
+    inodes: BTreeMap<Ino, usize>,
+    /// The index that a sync of everything gives.
+    all: usize,
+}
+
+impl History {
+    fn bounds(&self, domain: &Domain, at: Seq) -> Bounds {
+        let mut all = 0;
+        for sync in self.domains.iter().flat_map(|d| &d.done).filter(|d| d.op == Op::Sync) {
+            if sync.end.is_some_and(|e| e <= at) {
+                all = all.max(domain.returned(sync.begin));
+            }
+        }
+        let mut lo = all;
+        let mut inodes = BTreeMap::new();
+        for (k, done) in domain.done.iter().enumerate() {
+            if let (Some(ino), Some(end)) = (done.target, done.end)
+                && end <= at
+            {
+                lo = lo.max(domain.fsync_floor(k, ino));
+                inodes.insert(ino, k);
+            }
+        }
+        Bounds { lo, hi: domain.begun(at), inodes, all }
+    }
+
+    /// Is what was found on a disk allowed, if the power was cut at `at`?
+    ///
+    /// # Errors
+    /// What is not allowed, in words.
+    pub fn verify(&self, found: &World, at: Seq, mode: Mode) -> Result<(), String> {
+        let known: Vec<&str> = self.domains.iter().map(|d| d.prefix.as_str()).collect();
+        if let Some(stray) = found.entries(ROOT).keys().find(|n| !known.iter().any(|p| n.starts_with(p))) {
+            return Err(format!("{stray} is in the root, and nobody put it there"));
+        }
+        for domain in &self.domains {
+            let bounds = self.bounds(domain, at);
+            match mode {
+                Mode::Strict => strict(domain, &bounds, found),
+                Mode::Weak => weak(domain, &bounds, found),
+            }
+            .map_err(|e| {
+                let sync = |d: &&Done| d.op.is_sync() && d.end.is_some_and(|e| e <= at);
+                let last = domain.done.iter().rfind(sync).map_or("none".into(), |d| d.op.to_string());
+                format!(
+                    "{e}\n  (operations {}..{} of {} must / may be there; last sync that had returned: {last})",
+                    bounds.lo,
+                    bounds.hi,
+                    domain.done.len(),
+                )
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn strict(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
+    let mut reasons: Vec<(usize, String)> = Vec::new();
+    for p in (bounds.lo..=bounds.hi.max(bounds.lo)).rev() {
+        match same_tree(domain, &domain.worlds[p], found) {
+            Err(reason) => reasons.push((p, reason)),
+            Ok(pairs) => match contents(domain, bounds, p, &pairs, found) {
+                Ok(()) => return Ok(()),
+                Err(reason) => reasons.push((p, reason)),
+            },
+        }
+    }
+    let mut out = String::from("the tree is not that after any allowed number of operations:");
+    for (p, reason) in reasons.iter().rev().take(6) {
+        let after = p.checked_sub(1).map_or("the start".into(), |k| domain.done[k].op.to_string());
+        out += &format!("\n  not after {after} ({p}): {reason}");
+    }
+    Err(out)
+}
+
+/// Names of the domain in a world: path to inode.
+fn names_of(domain: &Domain, world: &World) -> BTreeMap<String, Ino> {
+    let mine = |path: &String| path.starts_with(&domain.prefix);
+    world.names().into_iter().filter(|n| mine(&n.0)).map(|n| (n.0, n.3)).collect()
+}
+
+/// Compares everything but file contents. Returns which inode is which: (model's, found one).
+fn same_tree(domain: &Domain, world: &World, found: &World) -> Result<BTreeMap<Ino, Ino>, String> {
+    let (ours, theirs) = (names_of(domain, world), names_of(domain, found));
+    if let Some(missing) = ours.keys().find(|n| !theirs.contains_key(*n)) {
+        return Err(format!("{missing} is missing"));
+    }
+    if let Some(extra) = theirs.keys().find(|n| !ours.contains_key(*n)) {
+        return Err(format!("{extra} should not be there"));
+    }
+    let mut pairs = BTreeMap::new();
+    let mut back = BTreeMap::new();
+    if domain.prefix.is_empty() {
+        pairs.insert(ROOT, ROOT);
+        back.insert(ROOT, ROOT);
+    }
+    for (path, ino) in &ours {
+        let other = theirs[path];
+        if *pairs.entry(*ino).or_insert(other) != other || *back.entry(other).or_insert(*ino) != *ino {
+            return Err(format!("{path} is not a link of the same inode"));
+        }
+    }
+    for (a, b) in &pairs {
+        let (a, b) = (world.node(*a).expect("named"), found.node(*b).expect("named"));
+        same_node(a, b, true).map_err(|e| {
+            let path = ours.iter().find(|(_, i)| world.node(**i).is_some_and(|n| Arc::ptr_eq(n, a)));
+            format!("{}: {e}", path.map_or("/", |p| p.0))
+        })?;
+    }
+    Ok(pairs)
+}
+
+fn same_node(ours: &Node, found: &Node, links: bool) -> Result<(), String> {
+    if ours.body.kind() != found.body.kind() {
+        return Err(format!("is a {:?}, not a {:?}", found.body.kind(), ours.body.kind()));
+    }
+    if ours.real != 0 && ours.real != found.real {
+        return Err(format!("is inode {}, not {}", found.real, ours.real));
+    }
+    if ours.perm != found.perm {
+        return Err(format!("mode {:o}, not {:o}", found.perm, ours.perm));
+    }
+    if links && ours.nlink != found.nlink {
+        return Err(format!("link count {}, not {}", found.nlink, ours.nlink));
+    }
+    if ours.xattrs != found.xattrs {
+        return Err(format!("xattrs {:?}, not {:?}", found.xattrs.keys(), ours.xattrs.keys()));
+    }
+    match (&ours.body, &found.body) {
+        (Body::Symlink(a), Body::Symlink(b)) if a != b => Err(format!("points to {b:?}, not {a:?}")),
+        (Body::Special(_, a), Body::Special(_, b)) if a != b => Err(format!("device {b}, not {a}")),
+        _ => Ok(()),
+    }
+}
+
+/// Are the contents of all files allowed, if the names are those after `p` operations?
+fn contents(
+    domain: &Domain,
+    bounds: &Bounds,
+    p: usize,
+    pairs: &BTreeMap<Ino, Ino>,
+    found: &World,
+) -> Result<(), String> {
+    for (ino, other) in pairs {
+        let Body::File(there) = &found.node(*other).expect("paired").body else { continue };
+        let from = bounds.inodes.get(ino).copied().unwrap_or(0).max(bounds.all).min(p);
+        content(domain, *ino, from, p, there).map_err(|e| {
+            let names = names_of(domain, &domain.worlds[p]);
+            let path = names.iter().find(|(_, i)| *i == ino).map_or("?", |(n, _)| n);
+            format!("{path}: {e}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Is this content one that the inode can have, if everything up to operation `from` is there, everything up to `to`
+/// may be, and nothing later is?
+fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -> Result<(), String> {
+    let mut versions: Vec<&Arc<Content>> = Vec::new();
+    let mut size_fits = false;
+    for k in from..=to {
+        let Some(Body::File(c)) = domain.worlds[k].node(ino).map(|n| &n.body) else { continue };
+        size_fits |= c.size == found.size;
+        if let Some(last) = versions.last()
+            && domain.worlds[k - 1].node(ino).is_some()
+            && k > from
+        {
+            let grows =
+                matches!(domain.done[k - 1].op, Op::Write { .. } | Op::Append { .. } | Op::Copy { .. });
+            size_fits |= grows && (last.size..=c.size).contains(&found.size);
+        }
+        if versions.last().is_none_or(|last| !Arc::ptr_eq(last, c)) {
+            versions.push(c);
+        }
+    }
+    if versions.is_empty() {
+        return Ok(());
+    }
+    // What a write has grown towards while a truncate moved the end may also show.
+    if !size_fits {
+        let sizes: Vec<u64> = versions.iter().map(|v| v.size).collect();
+        return Err(format!("size {}, but it only ever had {sizes:?}", found.size));
+    }
+    let mut pages: BTreeSet<u64> = found.page_numbers().collect();
+    versions.iter().for_each(|v| pages.extend(v.page_numbers()));
+    for n in pages.into_iter().filter(|n| n * 4096 < found.size) {
+        if versions.iter().any(|v| v.page(n) == found.page(n) && v.size >= found.size.min((n + 1) * 4096)) {
+            continue;
+        }
+        let zeros = [0; 4096];
+        let there = found.page(n).unwrap_or(&zeros);
+        let len = (found.size - n * 4096).min(4096) as usize;
+        for (i, byte) in there[..len].iter().enumerate() {
+            let at = n * 4096 + i as u64;
+            let allowed = versions.iter().any(|v| match v.page(n) {
+                Some(page) if v.size > at => page[i] == *byte,
+                _ => *byte == 0,
+            });
+            if !allowed {
+                let had: BTreeSet<u8> =
+                    versions.iter().filter(|v| v.size > at).map(|v| v.page(n).map_or(0, |p| p[i])).collect();
+                return Err(format!("byte {at} is {byte:#04x}, but only ever was one of {had:02x?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every slot, inode and content by itself. See the module's text.
+fn weak(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
+    let hi = bounds.hi.max(bounds.lo);
+    let floors = weak_floors(domain, bounds);
+    // The same file system number is the same inode: numbers are not reused while a mount lasts.
+    let mut by_real: HashMap<u64, Ino> = HashMap::new();
+    for world in &domain.worlds[..=hi] {
+        by_real.extend(world.nodes().map(|(i, n)| (n.real, i)));
+    }
+    let mut slots: BTreeSet<(Ino, String)> = BTreeSet::new();
+    let mut there: HashMap<(Ino, String), Ino> = HashMap::new();
+    let mut found_inodes: BTreeMap<Ino, Ino> = BTreeMap::new();
+    for (path, dir, name, ino) in found.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix)) {
+        let model = |i: Ino| by_real.get(&found.node(i).expect("named").real).copied();
+        let dir = if dir == ROOT { ROOT } else { model(dir).ok_or("a directory that nobody made")? };
+        let ino_model = model(ino).ok_or_else(|| format!("{path} is an inode that nobody made"))?;
+        slots.insert((dir, name.clone()));
+        there.insert((dir, name), ino_model);
+        found_inodes.insert(ino_model, ino);
+    }
+    for world in &domain.worlds[..=hi] {
+        let mine = world.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix));
+        slots.extend(mine.map(|n| (n.1, n.2)));
+    }
+    let slot_at = |k: usize, dir: Ino, name: &str| match domain.worlds[k].node(dir).map(|n| &n.body) {
+        Some(Body::Dir(entries)) => entries.get(name).copied(),
+        _ => None,
+    };
+    for (dir, name) in &slots {
+        let now = there.get(&(*dir, name.clone())).copied();
+        let floor = floors.slots.get(&(*dir, name.clone())).copied().unwrap_or(bounds.all);
+        let floor = floor.max(floors.dirs.get(dir).copied().unwrap_or(0));
+        if !(floor..=hi).any(|k| slot_at(k, *dir, name) == now) {
+            return Err(format!(
+                "entry {name} of inode {dir} leads to {now:?}, which it did at no time since it was promised"
+            ));
+        }
+    }
+    for ino in domain.worlds[..=hi].iter().flat_map(|w| w.nodes().map(|n| n.0)).collect::<BTreeSet<_>>() {
+        let floor = bounds.inodes.get(&ino).copied().unwrap_or(0).max(bounds.all);
+        let versions: Vec<Option<&Arc<Node>>> = (floor..=hi).map(|k| domain.worlds[k].node(ino)).collect();
+        let Some(other) = found_inodes.get(&ino).map(|o| found.node(*o).expect("found")) else {
+            if ino != ROOT && versions.iter().all(|v| v.is_some_and(|n| n.nlink > 0)) {
+                return Err(format!("inode {ino} had a name all the time and is gone"));
+            }
+            continue;
+        };
+        let fits = |v: &Arc<Node>| same_node(v, other, true).is_ok();
+        if !versions.iter().flatten().any(|v| fits(v)) {
+            let newest = versions.iter().flatten().next_back();
+            let reason = newest
+                .map_or_else(|| "is not there".to_owned(), |n| format!("{:?}", same_node(n, other, true)));
+            return Err(format!("inode {ino} is in no state that it had since its promise: {reason}"));
+        }
+        if let Body::File(there) = &other.body {
+            content(domain, ino, floor, hi, there).map_err(|e| format!("inode {ino}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+struct Floors {
+    /// Index since which a slot has a promise.
+    slots: HashMap<(Ino, String), usize>,
+    /// The same for all slots of a directory.
+    dirs: HashMap<Ino, usize>,
+}
+
+fn weak_floors(domain: &Domain, bounds: &Bounds) -> Floors {
+    let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new() };
+    for (ino, k) in &bounds.inodes {
+        let world = &domain.worlds[*k];
+        let up = parents(world);
+        let mut needed = BTreeSet::from([*ino]);
+        let mut todo = vec![*ino];
+        while let Some(i) = todo.pop() {
+            for p in up.get(&i).into_iter().flatten() {
+                if needed.insert(*p) {
+                    todo.push(*p);
+                }
+            }
+        }
+        if matches!(world.node(*ino).map(|n| &n.body), Some(Body::Dir(_))) {
+            floors.dirs.insert(*ino, *k);
+        }
+        // Names that these inodes have, and names that they had and lost.
+        for world in &domain.worlds[..=*k] {
+            for (_, dir, name, i) in world.names() {
+                if needed.contains(&i) {
+                    let floor = floors.slots.entry((dir, name)).or_default();
+                    *floor = (*floor).max(*k);
+                }
+            }
+        }
+    }
+    for floor in floors.slots.values_mut().chain(floors.dirs.values_mut()) {
+        *floor = (*floor).max(bounds.all);
+    }
+    floors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Bytes, parse};
+
+    /// Runs a workload on the model alone; operation `k` begins at `10 k + 1` and returns at `10 k + 5`.
+    fn history(text: &str) -> History {
+        let mut domain = Domain::new("", World::empty(0o755, 256));
+        for (k, op) in parse(text).unwrap()[0].iter().enumerate() {
+            let mut after = domain.now().clone();
+            let touched = after.apply(op).unwrap();
+            if let Some(made) = touched.made {
+                after.set_real(made, made + 256);
+            }
+            let k = k as u64 * 10;
+            domain.push(op, after, touched, Seq(k + 1), Some(Seq(k + 5)));
+        }
+        History { domains: vec![domain] }
+    }
+
+    /// After how many operations' worlds a cut after `n` operations may show, in each mode.
+    fn allowed(h: &History, n: u64, mode: Mode) -> Vec<usize> {
+        let worlds = &h.domains[0].worlds;
+        (0..worlds.len()).filter(|k| h.verify(&worlds[*k], Seq(n * 10), mode).is_ok()).collect()
+    }
+
+    #[test]
+    fn a_sync_is_a_floor_and_what_has_not_begun_a_ceiling() {
+        let h = history("new f; new g; COMMIT; mk A; mv f A/f; rm g");
+        for mode in [Mode::Strict, Mode::Weak] {
+            assert_eq!(
+                allowed(&h, 2, mode),
+                [0, 1, 2, 3],
+                "{mode:?}: before the sync (which changes nothing)"
+            );
+            assert_eq!(allowed(&h, 4, mode), [2, 3, 4], "{mode:?}");
+        }
+        assert_eq!(allowed(&h, 6, Mode::Strict), [2, 3, 4, 5, 6]);
+        assert_eq!(
+            allowed(&h, 6, Mode::Weak),
+            [1, 2, 3, 4, 5, 6],
+            "the removal alone looks like the first world"
+        );
+    }
+
+    #[test]
+    fn an_fsync_covers_its_inode_its_names_and_its_way_from_the_root() {
+        let h = history("mk A; new g; new A/f; F A/f; new A/k; mv A/f A/x; F A/x");
+        assert_eq!(allowed(&h, 4, Mode::Strict), [3, 4]);
+        // A log need not have g.
+        let mut without_g = h.domains[0].worlds[3].clone();
+        without_g.apply(&Op::Unlink("g".into())).unwrap();
+        assert!(h.verify(&without_g, Seq(40), Mode::Weak).is_ok());
+        assert!(h.verify(&without_g, Seq(40), Mode::Strict).is_err());
+        // The old name must not come back after the second fsync, nor beside the new one at any time.
+        assert_eq!(allowed(&h, 7, Mode::Strict), [6, 7]);
+        let mut half = h.domains[0].worlds[6].clone();
+        let f = half.resolve("A/x").unwrap();
+        let a = half.resolve("A").unwrap();
+        half.insert(a, "f", Some(f), || unreachable!());
+        half.node_mut(f).nlink = 2;
+        assert!(h.verify(&half, Seq(60), Mode::Weak).is_err(), "half a rename");
+        assert!(h.verify(&half, Seq(60), Mode::Strict).is_err());
+    }
+
+    #[test]
+    fn an_fsync_of_a_directory_covers_its_entries() {
+        let h = history("mk A; new A/f; COMMIT; new A/g; rm A/f; F A; new h");
+        for mode in [Mode::Strict, Mode::Weak] {
+            assert_eq!(allowed(&h, 6, mode), [5, 6], "{mode:?}");
+        }
+    }
+
+    fn file_of(h: &History, k: usize, content: Content) -> World {
+        let mut world = h.domains[0].worlds[k].clone();
+        let f = world.resolve("f").unwrap();
+        world.node_mut(f).body = Body::File(Arc::new(content));
+        world
+    }
+
+    #[test]
+    fn bytes_are_old_new_or_a_hole_and_never_anything_else() {
+        let h = history("new f; f[0,8K)=a; F f; f[4K,12K)=b; f+4K=c");
+        let check = |build: &dyn Fn(&mut Content), at| {
+            let mut c = Content::default();
+            build(&mut c);
+            h.verify(&file_of(&h, 1, c), Seq(at), Mode::Strict)
+        };
+        let fill = |c: &mut Content, from: u64, to: u64, x| {
+            c.write(from, &crate::ops::filled(x, Bytes { from, to }));
+        };
+        assert!(check(&|c| fill(c, 0, 8192, b'a'), 50).is_ok());
+        assert!(
+            check(&|c| (fill(c, 0, 4096, b'a'), fill(c, 4096, 8192, b'b')).1, 50).is_ok(),
+            "half of the second"
+        );
+        let hole = |c: &mut Content| {
+            fill(c, 0, 8192, b'a');
+            fill(c, 12288, 16384, b'c');
+        };
+        assert!(check(&hole, 50).is_ok(), "the append before the write");
+        assert!(check(&|c| fill(c, 0, 4096, b'a'), 50).unwrap_err().contains("size"), "an fsynced size");
+        assert!(check(&|c| (fill(c, 0, 4096, b'a'), c.truncate(8192)).1, 50).is_err(), "an fsynced byte");
+        assert!(check(&|c| fill(c, 0, 8192, b'z'), 50).is_err(), "foreign bytes");
+        assert!(
+            check(&|c| (fill(c, 0, 8192, b'a'), fill(c, 8192, 16384, b'c')).1, 50).is_err(),
+            "misplaced bytes"
+        );
+        assert!(check(&|c| fill(c, 0, 4096, b'a'), 24).is_ok(), "before the fsync returned, a part");
+        assert!(check(&|c| c.truncate(8192), 24).is_ok(), "or a hole");
+    }
+
+    #[test]
+    fn domains_are_checked_each_by_itself_and_share_syncs() {
+        let mut a = history("new af; COMMIT; new ag").domains.remove(0);
+        a.prefix = "a".into();
+        let mut b = Domain::new("b", World::empty(0o755, 256));
+        let mut after = b.now().clone();
+        let touched = after.apply(&Op::Create("bf".into())).unwrap();
+        after.set_real(1, 999);
+        b.push(&Op::Create("bf".into()), after, touched, Seq(2), Some(Seq(3)));
+        let with_b = |k: usize, b: bool| {
+            let mut w = a.worlds[k].clone();
+            if b {
+                w.apply(&Op::Create("bf".into())).unwrap();
+                let ino = w.resolve("bf").unwrap();
+                w.set_real(ino, 999);
+            }
+            w
+        };
+        let worlds = [with_b(2, false), with_b(2, true), with_b(3, true), with_b(0, true)];
+        let h = History { domains: vec![a, b] };
+        let verdicts: Vec<bool> = worlds.iter().map(|w| h.verify(w, Seq(30), Mode::Strict).is_ok()).collect();
+        assert_eq!(verdicts, [false, true, true, false], "b's file was there before a's sync began");
+        assert!(h.verify(&worlds[0], Seq(14), Mode::Strict).is_ok());
+    }
+}

@@ -1,0 +1,292 @@
+//! Operations on the engine, and what the engine shows of a file system.
+//!
+//! [`run_op`] does with a [`Filesystem`] what [`World::apply`] does with the model. [`walk`] reads a whole file system
+//! back as a [`World`], and on the way checks what must hold of any tree whatever the model says: no name twice, none
+//! without its inode, look-ups agree with the listing, link counts equal the names.
+
+use crate::ops::{Bytes, Move, Op, filled};
+use crate::world::{Body, Content, Ino, Node, ROOT, Refusal, World, new_perm, special_kind};
+use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, XattrMode};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Longest stretch that is read at once, in bytes.
+const CHUNK: usize = 128 << 10;
+/// Files longer than this are read where `seek` says that data are.
+const SPARSE: u64 = 8 << 20;
+
+/// The handles that a workload holds on the engine's side.
+pub type Handles = HashMap<String, InodeId>;
+
+/// An engine error as the reason the model knows, or `None` if it stands for a failure.
+#[must_use]
+pub fn refusal(error: &Error) -> Option<Refusal> {
+    Some(match error {
+        Error::NotFound => Refusal::NotFound,
+        Error::NoAttribute => Refusal::NoAttribute,
+        Error::Exists => Refusal::Exists,
+        Error::NotDirectory => Refusal::NotDirectory,
+        Error::IsDirectory => Refusal::IsDirectory,
+        Error::NotEmpty => Refusal::NotEmpty,
+        Error::Invalid(_) => Refusal::Invalid,
+        Error::NotPermitted(_) => Refusal::NotPermitted,
+        _ => return None,
+    })
+}
+
+/// Follows a path. Symlinks are not followed.
+///
+/// # Errors
+/// What the engine says.
+pub fn resolve(fs: &Filesystem, handles: &Handles, path: &str) -> Result<InodeId, Error> {
+    if let Some(handle) = path.strip_prefix('@') {
+        return handles.get(handle).copied().ok_or(Error::NotFound);
+    }
+    let mut at = fs.root();
+    for name in path.split('/').filter(|n| !n.is_empty()) {
+        at = fs.lookup(at, name.as_bytes())?.id;
+    }
+    Ok(at)
+}
+
+fn parent<'p>(fs: &Filesystem, handles: &Handles, path: &'p str) -> Result<(InodeId, &'p [u8]), Error> {
+    let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+    Ok((resolve(fs, handles, dir)?, name.as_bytes()))
+}
+
+/// Does an operation on the engine. Returns the number of the inode that it made, if it made one.
+///
+/// # Errors
+/// What the engine says.
+pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<u64>, Error> {
+    let make = |path: &str, kind: FileKind, rdev: u64, target: &str, handles: &Handles| {
+        let (dir, name) = parent(fs, handles, path)?;
+        let perm = new_perm(kind);
+        let new = NewInode { kind, perm, uid: 0, gid: 0, rdev, target: target.as_bytes(), xattrs: &[] };
+        fs.create(dir, name, &new).map(|attr| Some(attr.id.ino))
+    };
+    match op {
+        Op::Create(path) => return make(path, FileKind::Regular, 0, "", handles),
+        Op::Mkdir(path) => return make(path, FileKind::Directory, 0, "", handles),
+        Op::Mknod(special, path) => {
+            let (kind, rdev) = special_kind(*special);
+            return make(path, kind, rdev, "", handles);
+        }
+        Op::Symlink { target, path } => return make(path, FileKind::Symlink, 0, target, handles),
+        Op::Link { from, to } => {
+            let id = resolve(fs, handles, from)?;
+            let (dir, name) = parent(fs, handles, to)?;
+            fs.link(id, dir, name)?;
+        }
+        Op::Unlink(path) => {
+            let (dir, name) = parent(fs, handles, path)?;
+            fs.unlink(dir, name)?;
+        }
+        Op::Rmdir(path) => {
+            let (dir, name) = parent(fs, handles, path)?;
+            fs.rmdir(dir, name)?;
+        }
+        Op::Rename { from, to, mode } => {
+            let (from_dir, from_name) = parent(fs, handles, from)?;
+            let (to_dir, to_name) = parent(fs, handles, to)?;
+            let engine_mode = match mode {
+                Move::Replace => RenameMode::Replace,
+                Move::Exchange => RenameMode::Exchange,
+                Move::Whiteout => RenameMode::Whiteout { uid: 0, gid: 0 },
+            };
+            fs.rename(from_dir, from_name, to_dir, to_name, engine_mode)?;
+            if *mode == Move::Whiteout {
+                return Ok(Some(fs.lookup(from_dir, from_name)?.id.ino));
+            }
+        }
+        Op::Write { path, range, fill } => {
+            let id = resolve(fs, handles, path)?;
+            fs.write(id, range.from, &filled(*fill, *range))?;
+        }
+        Op::Append { path, len, fill } => {
+            let id = resolve(fs, handles, path)?;
+            let from = fs.getattr(id)?.size;
+            fs.write(id, from, &filled(*fill, Bytes { from, to: from + len }))?;
+        }
+        Op::Truncate { path, size } => {
+            let id = resolve(fs, handles, path)?;
+            fs.setattr(id, &SetAttr { size: Some(*size), ..SetAttr::default() })?;
+        }
+        Op::SetXattr { path, name, value } => {
+            let id = resolve(fs, handles, path)?;
+            fs.setxattr(id, name.as_bytes(), value.as_bytes(), XattrMode::Set)?;
+        }
+        Op::RemoveXattr { path, name } => {
+            let id = resolve(fs, handles, path)?;
+            fs.removexattr(id, name.as_bytes())?;
+        }
+        Op::Chmod { path, perm } => {
+            let id = resolve(fs, handles, path)?;
+            fs.setattr(id, &SetAttr { perm: Some(*perm), ..SetAttr::default() })?;
+        }
+        Op::Copy { from, range, to, at } => {
+            let (source, target) = (resolve(fs, handles, from)?, resolve(fs, handles, to)?);
+            let len = range.to - range.from;
+            let mut done = 0;
+            while done < len {
+                match fs.copy_range(source, range.from + done, target, at + done, len - done)? {
+                    0 => break,
+                    n => done += n,
+                }
+            }
+        }
+        Op::Fsync(path) => fs.fsync(resolve(fs, handles, path)?, false)?,
+        Op::Fdatasync(path) => fs.fsync(resolve(fs, handles, path)?, true)?,
+        Op::Sync => fs.sync()?,
+        Op::Open { path, handle } => {
+            let id = resolve(fs, handles, path)?;
+            fs.hold(id);
+            handles.insert(handle.clone(), id);
+        }
+        Op::Unnamed { handle } => {
+            let kind = FileKind::Regular;
+            let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+            let id = fs.create_unnamed(fs.root(), &new)?.id;
+            handles.insert(handle.clone(), id);
+            return Ok(Some(id.ino));
+        }
+        Op::Close { handle } => {
+            let id = handles.remove(handle).ok_or(Error::NotFound)?;
+            fs.release(id, 1);
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the whole file system back. Model numbers are handed out as inodes are met.
+///
+/// # Errors
+/// What is wrong with the tree, or what the engine says, with the path.
+pub fn walk(fs: &Filesystem) -> Result<World, String> {
+    let root = fs.root();
+    let attr = fs.getattr(root).map_err(|e| format!("getattr of the root: {e}"))?;
+    let mut world = World::empty(attr.perm, root.ino);
+    world.node_mut(ROOT).xattrs = xattrs(fs, root, "/")?;
+    world.node_mut(ROOT).nlink = attr.nlink;
+    let mut known: HashMap<u64, Ino> = HashMap::from([(root.ino, ROOT)]);
+    let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
+    let mut todo = vec![(String::new(), root, ROOT)];
+    while let Some((path, dir, dir_ino)) = todo.pop() {
+        for (name, id, kind) in list(fs, dir, &path)? {
+            let full = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+            let attr = fs.getattr(id).map_err(|e| format!("getattr of {full}: {e}"))?;
+            let found = fs.lookup(dir, name.as_bytes()).map_err(|e| format!("lookup of {full}: {e}"))?;
+            if found.id != id {
+                return Err(format!("{full}: readdir shows inode {}, lookup {}", id.ino, found.id.ino));
+            }
+            if attr.kind != kind || attr.id != id {
+                return Err(format!("{full}: the entry says {kind:?} {}, the inode {:?}", id.ino, attr));
+            }
+            if world.entries(dir_ino).contains_key(&name) {
+                return Err(format!("{full} is listed twice"));
+            }
+            let old = known.get(&id.ino).copied();
+            if old.is_some() && kind == FileKind::Directory {
+                return Err(format!("{full}: directory {} has two names", id.ino));
+            }
+            let node = match old {
+                Some(_) => None,
+                None => Some(Node {
+                    body: body(fs, id, &attr, &full)?,
+                    perm: attr.perm,
+                    nlink: attr.nlink,
+                    xattrs: xattrs(fs, id, &full)?,
+                    real: id.ino,
+                }),
+            };
+            let ino = world.insert(dir_ino, &name, old, || node.expect("new inodes have a node"));
+            known.insert(id.ino, ino);
+            *names.entry(ino).or_default() += 1;
+            if kind == FileKind::Directory {
+                todo.push((full, id, ino));
+            }
+        }
+    }
+    for (ino, node) in world.nodes().filter(|(ino, _)| *ino != ROOT) {
+        let names = names.get(&ino).copied().unwrap_or(0);
+        if node.nlink != names {
+            return Err(format!("inode {}: link count {}, but {names} names", node.real, node.nlink));
+        }
+    }
+    Ok(world)
+}
+
+fn list(fs: &Filesystem, dir: InodeId, path: &str) -> Result<Vec<(String, InodeId, FileKind)>, String> {
+    let mut out = Vec::new();
+    let mut dots = Vec::new();
+    fs.readdir(dir, 0, &mut |e| {
+        let name = String::from_utf8_lossy(e.name).into_owned();
+        if name == "." || name == ".." {
+            dots.push(name);
+        } else {
+            out.push((name, e.id, e.kind));
+        }
+        out.len() < 1 << 20
+    })
+    .map_err(|e| format!("readdir of /{path}: {e}"))?;
+    if dots != [".", ".."] {
+        return Err(format!("readdir of /{path} shows the dot entries {dots:?}"));
+    }
+    Ok(out)
+}
+
+fn xattrs(fs: &Filesystem, id: InodeId, path: &str) -> Result<BTreeMap<String, Vec<u8>>, String> {
+    let names = fs.listxattr(id).map_err(|e| format!("listxattr of {path}: {e}"))?;
+    names
+        .into_iter()
+        .map(|name| {
+            let value = fs.getxattr(id, &name);
+            let name = String::from_utf8_lossy(&name).into_owned();
+            value.map_err(|e| format!("getxattr {name} of {path}: {e}")).map(|v| (name, v))
+        })
+        .collect()
+}
+
+fn body(fs: &Filesystem, id: InodeId, attr: &larder_fs::Attr, path: &str) -> Result<Body, String> {
+    Ok(match attr.kind {
+        FileKind::Directory => Body::Dir(BTreeMap::new()),
+        FileKind::Regular => Body::File(Arc::new(content(fs, id, attr.size, path)?)),
+        FileKind::Symlink => {
+            let target = fs.readlink(id).map_err(|e| format!("readlink of {path}: {e}"))?;
+            if attr.size != target.len() as u64 {
+                return Err(format!("{path}: size {} of a target of {} bytes", attr.size, target.len()));
+            }
+            Body::Symlink(String::from_utf8_lossy(&target).into_owned())
+        }
+        kind => Body::Special(kind, attr.rdev),
+    })
+}
+
+fn content(fs: &Filesystem, id: InodeId, size: u64, path: &str) -> Result<Content, String> {
+    let mut content = Content::default();
+    let mut buf = vec![0; CHUNK];
+    let mut at = 0;
+    while at < size {
+        if size > SPARSE {
+            let next = fs.seek(id, at, Seek::Data).map_err(|e| format!("seek in {path}: {e}"))?;
+            match next {
+                Some(next) if next >= at => at = next - next % 4096,
+                Some(next) => return Err(format!("{path}: seek from {at} leads back to {next}")),
+                None => break,
+            }
+        }
+        let n = fs.read(id, at, &mut buf).map_err(|e| format!("read of {path} at {at}: {e}"))?;
+        let expected = usize::try_from(size - at).unwrap_or(CHUNK).min(CHUNK);
+        if n != expected {
+            return Err(format!("{path}: read at {at} returned {n} bytes, not {expected}"));
+        }
+        for (i, page) in buf[..n].chunks(4096).enumerate() {
+            if page.iter().any(|b| *b != 0) {
+                content.write(at + i as u64 * 4096, page);
+            }
+        }
+        at += n as u64;
+    }
+    content.size = size;
+    Ok(content)
+}
