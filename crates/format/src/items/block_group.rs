@@ -113,7 +113,7 @@ impl Profile {
             Self::Raid1c3 => n == 3,
             Self::Raid1c4 => n == 4,
             Self::Raid0 => n >= 1,
-            Self::Raid10 => n >= 2 && n % 2 == 0,
+            Self::Raid10 => n >= 2 && n.is_multiple_of(2),
             Self::Raid5 => n >= 2,
             Self::Raid6 => n >= 3,
         }

@@ -75,7 +75,7 @@ impl DevStats {
     /// # Errors
     /// The size is no multiple of 8.
     pub fn parse(bytes: &[u8]) -> FormatResult<Self> {
-        if bytes.len() % 8 != 0 {
+        if !bytes.len().is_multiple_of(8) {
             return Err(FormatError::new(format!(
                 "device statistics have {} bytes, expected a multiple of 8",
                 bytes.len()

@@ -59,7 +59,7 @@ impl FreeSpaceInfo {
 /// # Errors
 /// The length is 0, unaligned or beyond [`BITMAP_RANGE`], or the item has not the bytes that it needs.
 pub fn check_bitmap(length: u64, bytes: &[u8]) -> FormatResult<()> {
-    if length == 0 || length > BITMAP_RANGE || length % u64::from(SECTOR_SIZE) != 0 {
+    if length == 0 || length > BITMAP_RANGE || !length.is_multiple_of(u64::from(SECTOR_SIZE)) {
         return Err(FormatError::new(format!(
             "free space bitmap covers {length} bytes, expected sectors up to {BITMAP_RANGE}"
         )));

@@ -82,7 +82,7 @@ fn name_len_to_disk(name: &[u8]) -> u16 {
 
 /// Checks that `value` is a multiple of the sector size.
 fn aligned(value: u64, what: &str, field: &str) -> FormatResult<()> {
-    if value % u64::from(crate::SECTOR_SIZE) != 0 {
+    if !value.is_multiple_of(u64::from(crate::SECTOR_SIZE)) {
         return Err(FormatError::new(format!("{what} has {field} {value}, expected a multiple of 4096")));
     }
     Ok(())
