@@ -1,17 +1,20 @@
 //! Items against random ones and random bytes: what is encoded parses back equal and encodes equal; what is not an item
 //! gives an error, never a panic; an accepted item encodes to the bytes it came from.
 
-use larder_format::items::dir::{find_entry, remove_entry, single_entry};
+mod reencode;
+
+use larder_format::items::dir::{find_entry, remove_entry};
 use larder_format::items::inode_ref::{find_extref, find_ref, remove_extref, remove_ref};
 use larder_format::items::{
-    BlockGroupFlags, BlockGroupItem, Chunk, Compression, DevExtent, DevStats, DirEntries, DirEntryRef,
-    ExtRef, ExtRefs, ExtentFlags, ExtentItem, ExtentKind, ExtentRecord, ExtentRef, FileExtent, FileType,
-    FreeSpaceInfo, InlineExtent, InodeItem, InodeRef, InodeRefs, Profile, RootItem, RootRef, Stripe,
-    TreeBlockInfo, encode_sys_array, keys, parse_keyed_refs, parse_sys_array,
+    BlockGroupFlags, Chunk, Compression, DevStats, DirEntries, DirEntryRef, ExtRef, ExtRefs, ExtentFlags,
+    ExtentItem, ExtentKind, ExtentRecord, ExtentRef, FileExtent, FileType, InlineExtent, InodeRef, InodeRefs,
+    Profile, RootItem, RootRef, Stripe, TreeBlockInfo, encode_sys_array, keys, parse_keyed_refs,
+    parse_sys_array,
 };
 use larder_format::{DeviceId, DiskKey, Generation, Key, KeyType, Logical, ObjectId, Physical};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use reencode::reencode;
 use zerocopy::{FromBytes, IntoBytes};
 
 fn name() -> impl Strategy<Value = Vec<u8>> {
@@ -122,48 +125,7 @@ fn chunk() -> impl Strategy<Value = Chunk> {
     )
 }
 
-/// Parses the bytes as an item of this type; gives the encoding of what was understood, `None` for types without a form.
-fn reencode(key: &Key, bytes: &[u8]) -> Option<larder_format::FormatResult<Vec<u8>>> {
-    let fixed = |r: larder_format::FormatResult<&[u8]>| Some(r.map(<[u8]>::to_vec));
-    match key.kind {
-        KeyType::INODE_ITEM => fixed(InodeItem::parse(bytes).map(IntoBytes::as_bytes)),
-        KeyType::INODE_REF => Some(InodeRefs::new(bytes).try_fold(Vec::new(), |mut v, e| {
-            e?.append_to(&mut v);
-            Ok(v)
-        })),
-        KeyType::INODE_EXTREF => Some(ExtRefs::new(bytes).try_fold(Vec::new(), |mut v, e| {
-            e?.append_to(&mut v);
-            Ok(v)
-        })),
-        KeyType::DIR_ITEM | KeyType::XATTR_ITEM => {
-            Some(DirEntries::new(bytes).try_fold(Vec::new(), |mut v, e| {
-                e?.append_to(&mut v);
-                Ok(v)
-            }))
-        }
-        KeyType::DIR_INDEX => Some(single_entry(bytes).map(|e| e.encode())),
-        KeyType::EXTENT_DATA => Some(FileExtent::parse(bytes).map(|e| e.encode())),
-        KeyType::ROOT_REF | KeyType::ROOT_BACKREF => Some(RootRef::parse(bytes).map(|r| r.encode())),
-        KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
-            Some(ExtentItem::parse(key.kind, bytes).map(|e| e.encode()))
-        }
-        KeyType::TREE_BLOCK_REF
-        | KeyType::SHARED_BLOCK_REF
-        | KeyType::EXTENT_DATA_REF
-        | KeyType::SHARED_DATA_REF => Some(
-            parse_keyed_refs(key, bytes)
-                .map(|refs| refs.iter().flat_map(|(r, count)| r.encode_keyed(*count)).collect()),
-        ),
-        KeyType::BLOCK_GROUP_ITEM => fixed(BlockGroupItem::parse(key.offset, bytes).map(IntoBytes::as_bytes)),
-        KeyType::FREE_SPACE_INFO => fixed(FreeSpaceInfo::parse(bytes).map(IntoBytes::as_bytes)),
-        KeyType::DEV_EXTENT => fixed(DevExtent::parse(bytes).map(IntoBytes::as_bytes)),
-        KeyType::CHUNK_ITEM => Some(Chunk::parse(bytes).map(|c| c.encode())),
-        KeyType::UUID_SUBVOL => Some(keys::parse_uuid_item(bytes).map(|ids| keys::encode_uuid_item(&ids))),
-        _ => None,
-    }
-}
-
-const KINDS: [KeyType; 20] = [
+const KINDS: [KeyType; 23] = [
     KeyType::INODE_ITEM,
     KeyType::INODE_REF,
     KeyType::INODE_EXTREF,
@@ -184,6 +146,9 @@ const KINDS: [KeyType; 20] = [
     KeyType::DEV_EXTENT,
     KeyType::CHUNK_ITEM,
     KeyType::UUID_SUBVOL,
+    KeyType::DIR_LOG_INDEX,
+    KeyType::ORPHAN_ITEM,
+    KeyType::FREE_SPACE_BITMAP,
 ];
 
 fn check_bytes(key_offset: u64, bytes: &[u8]) -> Result<(), TestCaseError> {

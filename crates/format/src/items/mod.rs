@@ -24,6 +24,7 @@ pub mod inode_ref;
 pub mod keys;
 pub mod root;
 
+pub use crate::DevItem;
 pub use block_group::{BlockGroupFlags, BlockGroupItem, Profile};
 pub use chunk::{Chunk, Stripe, encode_sys_array, parse_sys_array};
 pub use dev::{DevExtent, DevStats};
