@@ -20,6 +20,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # "program package" pairs, one per line.
 wanted() {
     echo "cc gcc"
+    echo "cc libc6-dev"
     echo "make make"
     [ "$level" = build ] && return
     echo "fusermount3 fuse3"
