@@ -95,10 +95,11 @@ start_without_fuse() {
     make_tree "$tree"
 
     say "A small tree; each command ends with everything durable"
-    for entry in hello.txt letters numbers; do
-        show "$larder" rm -r "$image:/$entry" 2>/dev/null || true
+    # From an earlier run.
+    for entry in hello.txt letters numbers made-by-hand; do
+        "$larder" rm -r "$image:/$entry" >/dev/null 2>&1 || true
     done
-    show "$larder" mkdir "$image:/made-by-hand" 2>/dev/null || true
+    show "$larder" mkdir "$image:/made-by-hand"
     for entry in hello.txt letters numbers; do
         show "$larder" cp -r "$tree/$entry" "$image:/$entry"
     done

@@ -29,7 +29,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// About 10 MiB and 1,500 entries; fits a 128 MiB image with 64 KiB nodes.
+    /// About 10 MiB and 1,500 entries; needs an image of 256 MiB.
     #[must_use]
     pub fn small() -> Self {
         Self { entries: 300, large_file: 3 << 20, fragments: 500, links: 450 }

@@ -32,16 +32,18 @@ mod mount;
 mod progs;
 mod std_tree;
 mod tree;
+mod verdict;
 
 pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};
 pub use images::{ImageVariant, all_kernel_images, kernel_images};
 pub use loop_device::{LoopDevice, LoopOptions};
 pub use manifest::{Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare};
-pub use mount::{KernelMount, KernelMountError};
+pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use progs::{Report, btrfs, btrfs_check, dump_tree, mkfs_btrfs};
 pub use std_tree::StdTree;
 pub use tree::{Facts, Kind, Time, TreeSource, decode_kind};
+pub use verdict::{copy_image, kernel_verdict};
 
 use std::io::Write;
 use std::path::PathBuf;

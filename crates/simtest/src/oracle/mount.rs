@@ -30,8 +30,12 @@ thread_local! {
     static PRIVATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Moves the calling thread into a mount namespace of its own, once.
-fn enter_private_namespace() -> rustix::io::Result<()> {
+/// Moves the calling thread into a mount namespace of its own, once. [`KernelMount`] does it by itself; tests that mount
+/// otherwise (FUSE) call it first, so that their mounts, too, go with the process.
+///
+/// # Errors
+/// Without the right to do so (CAP_SYS_ADMIN).
+pub fn enter_private_namespace() -> std::io::Result<()> {
     if PRIVATE.get() {
         return Ok(());
     }
