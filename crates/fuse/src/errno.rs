@@ -61,9 +61,20 @@ pub fn errno(error: &Error) -> Errno {
     })
 }
 
+impl From<Error> for crate::handler::Failure {
+    fn from(error: Error) -> Self {
+        if matches!(error, Error::WouldBlock) {
+            return Self::Wait;
+        }
+        if is_damage(&error) {
+            tracing::error!(%error, "request failed");
+        }
+        Self::Errno(errno(&error))
+    }
+}
+
 /// Is this an error that a person should read about in the log, not only the caller?
-#[must_use]
-pub fn is_damage(error: &Error) -> bool {
+fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Volume(_) | Error::DataLost)
 }
 
@@ -78,6 +89,7 @@ mod tests {
         assert_eq!(errno(&Error::ReadOnly(None)).0, 30);
         assert_eq!(errno(&Error::NoAttribute).0, 61);
         assert_eq!(errno(&Error::corrupt(larder_fs::error::Place::default(), "x")).0, 117);
+        assert_eq!(crate::handler::Failure::from(Error::WouldBlock), crate::handler::Failure::Wait);
         assert!(is_damage(&Error::DataLost) && !is_damage(&Error::NotFound));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Root mounts with mount(2): type `fuse.larder`, or `fuseblk.larder` when the source is a block device — only then do
 //! `sync`, `syncfs` and `umount` reach the daemon and wait for it. Everybody else goes through the setuid helper
-//! `fusermount3` ([`helper`]). What may be missing on a machine is said with what to do about it.
+//! `fusermount3` (module `helper`). What may be missing on a machine is said with what to do about it.
 
 mod helper;
 

@@ -27,7 +27,7 @@ impl Slow {
 
 impl Handler for Slow {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
-        if patience == Patience::Queue && self.1.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+        if patience == Patience::Queue && self.1.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             // What was put into the buffer before does not matter.
             let _ = reply.bytes(&[0xee; 40]);
             return Err(Failure::Wait);

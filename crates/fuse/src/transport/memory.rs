@@ -58,7 +58,7 @@ pub(super) struct Entry {
 unsafe impl Send for Entry {}
 
 /// Maps memory for `count` entries.
-pub(super) fn entries(count: usize) -> io::Result<Vec<Box<Entry>>> {
+pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
     let stride = HEADER_ROOM + PAYLOAD;
     let len = count * stride;
     // SAFETY: a new anonymous mapping; nothing existing is touched.
@@ -84,7 +84,7 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Box<Entry>>> {
             // SAFETY: index < count, so both lie within the mapping.
             let (header, payload) =
                 unsafe { (start.add(index * stride), start.add(index * stride + HEADER_ROOM)) };
-            Box::new(Entry {
+            Entry {
                 header,
                 payload,
                 iovecs: Box::new([
@@ -95,7 +95,7 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Box<Entry>>> {
                 commit_id: 0,
                 registering: true,
                 _mapping: Arc::clone(&mapping),
-            })
+            }
         })
         .collect())
 }

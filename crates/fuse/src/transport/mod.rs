@@ -1,6 +1,6 @@
 //! How requests reach the server and replies the kernel.
 //!
-//! Two ways: FUSE over io_uring ([`uring`]) with one thread pinned to each CPU, and reading `/dev/fuse` ([`dev_fuse`]) as
+//! Two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and reading `/dev/fuse` (`dev_fuse`) as
 //! the fallback. What counts is *where* a request is served: on the CPU of its caller a round trip costs 8–10 µs, on
 //! another, idle one 40 µs and more. Hence a queue's own thread answers whatever it can without waiting, and only what
 //! has to wait (a disk, a commit, space) goes to the workers.

@@ -36,12 +36,12 @@ const ENTRIES: std::ops::RangeInclusive<usize> = 4..=32;
 
 /// Entries that workers have finished, for the queue's thread to commit.
 struct Returned {
-    entries: Mutex<Vec<Box<Entry>>>,
+    entries: Mutex<Vec<Entry>>,
     event: OwnedFd,
 }
 
 impl Returned {
-    fn give(&self, entry: Box<Entry>) {
+    fn give(&self, entry: Entry) {
         let mut entries = self.entries.lock();
         entries.push(entry);
         if entries.len() == 1 {
@@ -49,7 +49,7 @@ impl Returned {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
-    fn take(&self) -> Vec<Box<Entry>> {
+    fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.entries.lock())
     }
 }
@@ -145,7 +145,7 @@ struct Queue<H> {
     id: u16,
     ring: Ring,
     /// Entries that the kernel has; `None` while one is here or with a worker.
-    with_kernel: Vec<Option<Box<Entry>>>,
+    with_kernel: Vec<Option<Entry>>,
     /// Entries that still can carry requests.
     live: usize,
     returned: Arc<Returned>,
@@ -258,14 +258,14 @@ impl<H: Handler> Queue<H> {
     }
 
     /// Gives the entry to the kernel: to register it, or with an answer.
-    fn hand_over(&mut self, entry: Box<Entry>) -> io::Result<()> {
+    fn hand_over(&mut self, entry: Entry) -> io::Result<()> {
         let submission = command(self.id, &entry);
         let index = entry.index;
         self.with_kernel[index] = Some(entry);
         self.push(submission)
     }
 
-    fn fetched(&mut self, mut entry: Box<Entry>) -> io::Result<()> {
+    fn fetched(&mut self, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         self.dispatch.arrived(&header);
         let outcome = if header.opcode == Opcode::Write as u32 {

@@ -1,0 +1,141 @@
+//! Talking to a live mount from another process: the ioctls that a Larder mount answers on any of its files and
+//! directories, and functions that send them.
+//!
+//! | request | number | payload |
+//! |---|---|---|
+//! | statistics | [`IOC_STATS`] | out: JSON text in 16,000 bytes, padded with zeros |
+//! | space | [`IOC_DF`] | out: the same, about sizes and free space |
+//! | sync | [`IOC_SYNC`] | none; returns when everything done before is durable |
+//! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
+//!
+//! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr` and `chattr` are answered as
+//! Linux's btrfs does. The numbers are stable: a newer daemon answers an older client.
+
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+/// Bytes of a text answer.
+pub const TEXT_LEN: usize = 16_000;
+/// Bytes of a label with its terminator.
+pub const LABEL_LEN: usize = 256;
+
+const NONE: u32 = 0;
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+/// The type byte of Larder's own requests.
+const LARDER: u8 = 0xe8;
+
+/// Number of an ioctl, as Linux composes it.
+pub(crate) const fn ioc(direction: u32, kind: u8, number: u8, size: usize) -> u32 {
+    direction << 30 | (size as u32) << 16 | (kind as u32) << 8 | number as u32
+}
+
+/// Statistics as JSON.
+pub const IOC_STATS: u32 = ioc(READ, LARDER, 1, TEXT_LEN);
+/// Make everything durable.
+pub const IOC_SYNC: u32 = ioc(NONE, LARDER, 2, 0);
+/// Sizes and free space as JSON.
+pub const IOC_DF: u32 = ioc(READ, LARDER, 3, TEXT_LEN);
+pub(crate) const GET_LABEL: u32 = ioc(READ, 0x94, 49, LABEL_LEN);
+pub(crate) const SET_LABEL: u32 = ioc(WRITE, 0x94, 50, LABEL_LEN);
+
+/// Makes everything durable that was done on the mount of `path` before the call.
+///
+/// # Errors
+/// `Unsupported` if `path` is not on a Larder mount; what the engine says otherwise.
+pub fn sync(path: &Path) -> io::Result<()> {
+    call(&open(path)?, IOC_SYNC, &mut [])
+}
+
+/// Statistics of the daemon behind `path`, as JSON.
+///
+/// # Errors
+/// `Unsupported` if `path` is not on a Larder mount.
+pub fn stats(path: &Path) -> io::Result<String> {
+    text(path, IOC_STATS)
+}
+
+/// Sizes and free space of the file system behind `path`, as JSON.
+///
+/// # Errors
+/// `Unsupported` if `path` is not on a Larder mount.
+pub fn df(path: &Path) -> io::Result<String> {
+    text(path, IOC_DF)
+}
+
+/// The label of the file system that `path` is on (a kernel btrfs answers too).
+///
+/// # Errors
+/// `Unsupported` if that file system has no label.
+pub fn label(path: &Path) -> io::Result<Vec<u8>> {
+    let mut buffer = [0; LABEL_LEN];
+    call(&open(path)?, GET_LABEL, &mut buffer)?;
+    let end = buffer.iter().position(|b| *b == 0).unwrap_or(buffer.len());
+    Ok(buffer[..end].to_vec())
+}
+
+/// Sets the label of the file system that `path` is on, up to 255 bytes without a zero.
+///
+/// # Errors
+/// `InvalidInput` for a label that does not fit, `PermissionDenied` for anybody but root and the mount's owner.
+pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
+    if label.len() >= LABEL_LEN || label.contains(&0) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a label has up to 255 bytes, none of them zero",
+        ));
+    }
+    let mut buffer = [0; LABEL_LEN];
+    buffer[..label.len()].copy_from_slice(label);
+    call(&open(path)?, SET_LABEL, &mut buffer)
+}
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn text(path: &Path, request: u32) -> io::Result<String> {
+    let mut buffer = vec![0; TEXT_LEN];
+    call(&open(path)?, request, &mut buffer)?;
+    buffer.truncate(buffer.iter().position(|b| *b == 0).unwrap_or(TEXT_LEN));
+    String::from_utf8(buffer).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+fn call(fd: &OwnedFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
+    let size = (request >> 16 & 0x3fff) as usize;
+    assert_eq!(size, buffer.len(), "the number of an ioctl carries its size");
+    // SAFETY: the kernel reads and writes at most `size` bytes of the buffer, which is as long.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, buffer.as_mut_ptr()) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "not on a Larder mount"))
+        }
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_linux() {
+        // FS_IOC_GETFSLABEL and FS_IOC_SETFSLABEL of <linux/fs.h>.
+        assert_eq!(GET_LABEL, 0x8100_9431);
+        assert_eq!(SET_LABEL, 0x4100_9432);
+        assert_eq!(IOC_STATS, 0xbe80_e801);
+    }
+
+    #[test]
+    fn other_file_systems_are_recognised() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(sync(dir.path()).unwrap_err().kind(), io::ErrorKind::Unsupported);
+        assert_eq!(stats(dir.path()).unwrap_err().kind(), io::ErrorKind::Unsupported);
+        assert_eq!(set_label(dir.path(), &[b'x'; 256]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

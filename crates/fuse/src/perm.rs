@@ -1,0 +1,201 @@
+//! Permission checks in the daemon.
+//!
+//! Where anybody but root can enter a mount the kernel checks permissions: files are opened without asking us, so there
+//! is no moment at which we could refuse. Where only root can enter, the kernel is spared the requests that its checks
+//! cost, and what is left is to check callers that act as somebody else (`setfsuid`) — here.
+
+use crate::acl::Acl;
+use crate::errno::Errno;
+use crate::proto::InHeader;
+use larder_fs::{Attr, FileKind};
+
+/// Read, write and execute (search, for directories), as bits of `want`.
+pub const READ: u8 = 4;
+/// See [`READ`].
+pub const WRITE: u8 = 2;
+/// See [`READ`].
+pub const EXECUTE: u8 = 1;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// User that counts for file access.
+    pub uid: u32,
+    /// Group that counts for file access.
+    pub gid: u32,
+    /// Thread; 0 if it cannot be named here.
+    pub pid: u32,
+}
+
+impl From<&InHeader> for Caller {
+    fn from(h: &InHeader) -> Self {
+        Self { uid: h.uid, gid: h.gid, pid: h.pid }
+    }
+}
+
+impl Caller {
+    /// Root stands for every capability that matters here.
+    #[must_use]
+    pub fn is_root(self) -> bool {
+        self.uid == 0
+    }
+    /// Is the caller in this group? Supplementary groups come from `/proc`; a caller that cannot be found has none.
+    #[must_use]
+    pub fn is_in(self, group: u32) -> bool {
+        self.gid == group
+            || (self.pid != 0
+                && std::fs::read_to_string(format!("/proc/{}/status", self.pid))
+                    .is_ok_and(|status| groups(&status).any(|g| g == group)))
+    }
+}
+
+fn groups(status: &str) -> impl Iterator<Item = u32> {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Groups:"))
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .filter_map(|g| g.parse().ok())
+}
+
+/// May the caller do all of `want` with the inode?
+#[must_use]
+pub fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -> bool {
+    if caller.is_root() {
+        // Root runs only what somebody may run.
+        return want & EXECUTE == 0 || attr.kind == FileKind::Directory || attr.perm & 0o111 != 0;
+    }
+    let has = |shift: u32| (attr.perm >> shift) as u8 & want == want;
+    if caller.uid == attr.uid {
+        return has(6);
+    }
+    if let Some(acl) = acl {
+        return acl.allows(caller.uid, &mut |g| caller.is_in(g), attr.uid, attr.gid, want);
+    }
+    // Most inodes treat group and others alike: then nobody needs to look for groups.
+    let alike = (attr.perm >> 3 ^ attr.perm) & 7 == 0;
+    if !alike && caller.is_in(attr.gid) { has(3) } else { has(0) }
+}
+
+/// May the caller take the name of `victim` out of `dir`, as far as the sticky bit goes?
+#[must_use]
+pub fn may_remove(caller: Caller, dir: &Attr, victim: &Attr) -> bool {
+    dir.perm & libc::S_ISVTX == 0 || caller.is_root() || caller.uid == victim.uid || caller.uid == dir.uid
+}
+
+/// Is the caller the owner, or root?
+///
+/// # Errors
+/// `EPERM` if not.
+pub fn owns(caller: Caller, attr: &Attr) -> Result<(), Errno> {
+    if caller.is_root() || caller.uid == attr.uid { Ok(()) } else { Err(Errno::PERM) }
+}
+
+/// The permission bits that chmod by this caller leaves: set-group-id only for members of the group.
+#[must_use]
+pub fn chmod(caller: Caller, attr: &Attr, perm: u32) -> u32 {
+    let keeps = perm & libc::S_ISGID == 0 || caller.is_root() || caller.is_in(attr.gid);
+    if keeps { perm } else { perm & !libc::S_ISGID }
+}
+
+/// May the caller give the inode this owner and group?
+#[must_use]
+pub fn may_chown(caller: Caller, attr: &Attr, uid: Option<u32>, gid: Option<u32>) -> bool {
+    caller.is_root()
+        || (caller.uid == attr.uid
+            && uid.is_none_or(|u| u == attr.uid)
+            && gid.is_none_or(|g| g == attr.gid || caller.is_in(g)))
+}
+
+/// What is left of permission bits when somebody else writes, truncates or owns the file: no set-user-id, and no
+/// set-group-id where the group may execute (without that it means something else).
+#[must_use]
+pub fn without_suid(perm: u32) -> u32 {
+    let perm = perm & !libc::S_ISUID;
+    if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_format::ids::{Generation, ObjectId};
+    use larder_fs::{InodeId, Timestamp};
+
+    fn attr(kind: FileKind, perm: u32) -> Attr {
+        let t = Timestamp::default();
+        Attr {
+            id: InodeId { subvol: ObjectId(5), ino: 300 },
+            generation: Generation(1),
+            kind,
+            perm,
+            nlink: 1,
+            uid: 1000,
+            gid: 100,
+            rdev: 0,
+            size: 0,
+            bytes: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            otime: t,
+            flags: 0,
+        }
+    }
+    fn caller(uid: u32, gid: u32) -> Caller {
+        Caller { uid, gid, pid: 0 }
+    }
+
+    #[test]
+    fn classes_do_not_add_up() {
+        let f = attr(FileKind::Regular, 0o046);
+        assert!(!allows(caller(1000, 100), &f, None, READ), "the owner has nothing, whatever the group has");
+        assert!(allows(caller(1, 100), &f, None, READ) && !allows(caller(1, 100), &f, None, WRITE));
+        assert!(allows(caller(1, 1), &f, None, READ | WRITE));
+        assert!(allows(caller(0, 0), &f, None, READ | WRITE) && !allows(caller(0, 0), &f, None, EXECUTE));
+        assert!(allows(caller(0, 0), &attr(FileKind::Directory, 0), None, EXECUTE));
+        assert!(allows(caller(0, 0), &attr(FileKind::Regular, 0o010), None, EXECUTE));
+    }
+
+    #[test]
+    fn sticky_directories_protect_names() {
+        let mut dir = attr(FileKind::Directory, 0o1777);
+        dir.uid = 1;
+        let victim = attr(FileKind::Regular, 0o666);
+        assert!(may_remove(caller(1000, 0), &dir, &victim) && may_remove(caller(1, 0), &dir, &victim));
+        assert!(may_remove(caller(0, 0), &dir, &victim) && !may_remove(caller(2, 0), &dir, &victim));
+        dir.perm = 0o777;
+        assert!(may_remove(caller(2, 0), &dir, &victim));
+    }
+
+    #[test]
+    fn owners_give_away_groups_only() {
+        let f = attr(FileKind::Regular, 0o666);
+        assert!(
+            may_chown(caller(1000, 5), &f, None, Some(5)) && may_chown(caller(1000, 5), &f, None, Some(100))
+        );
+        assert!(
+            !may_chown(caller(1000, 5), &f, None, Some(6)) && !may_chown(caller(1000, 5), &f, Some(1), None)
+        );
+        assert!(may_chown(caller(0, 0), &f, Some(1), Some(1)) && !may_chown(caller(7, 7), &f, None, Some(7)));
+        assert_eq!(chmod(caller(1000, 5), &f, 0o2755), 0o755);
+        assert_eq!(chmod(caller(1000, 100), &f, 0o2755), 0o2755);
+    }
+
+    #[test]
+    fn set_ids_go_as_linux_takes_them() {
+        assert_eq!(without_suid(0o6755), 0o755);
+        assert_eq!(without_suid(0o6745), 0o2745, "without group execution it marks mandatory locking");
+        assert_eq!(without_suid(0o1777), 0o1777);
+    }
+
+    #[test]
+    fn groups_are_read_from_status() {
+        assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(groups("").count(), 0);
+        let me = Caller { uid: 1, gid: u32::MAX, pid: std::process::id() };
+        for group in rustix::process::getgroups().unwrap() {
+            assert!(me.is_in(group.as_raw()));
+        }
+        assert!(!me.is_in(u32::MAX - 1));
+    }
+}

@@ -1,0 +1,87 @@
+//! Listing: READDIR and READDIRPLUS.
+
+use super::{Server, kind_bits};
+use crate::handler::{Failure, Outcome, Reply, Request};
+use crate::perm;
+use crate::proto::{self, EntryOut};
+use crate::records::Records;
+use larder_fs::{Error, FileKind, InodeId};
+
+/// An entry, remembered until the engine is done listing.
+struct Found {
+    id: InodeId,
+    kind: FileKind,
+    next: u64,
+    name: Vec<u8>,
+}
+
+impl Server {
+    pub(super) fn readdir(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let read: proto::ReadIn = request.arg()?;
+        if read.offset == 0 {
+            self.check(request, dir, perm::READ)?;
+        }
+        let mut records = Records::new(reply, read.size)?;
+        let listed = self.fs.readdir(dir, read.offset, &mut |e| {
+            records.push(None, self.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, e.name)
+        });
+        done(listed, &records)
+    }
+
+    /// As READDIR, and each entry is looked up at once. The kernel counts a look-up for each but `.` and `..`.
+    pub(super) fn readdirplus(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let read: proto::ReadIn = request.arg()?;
+        if read.offset == 0 {
+            self.check(request, dir, perm::READ)?;
+        }
+        let mut records = Records::new(reply, read.size)?;
+        let mut room = read.size as usize;
+        let mut found = Vec::new();
+        let listed = self.fs.readdir(dir, read.offset, &mut |e| {
+            let Some(rest) = room.checked_sub(Records::record_len(e.name.len(), true)) else { return false };
+            room = rest;
+            found.push(Found { id: e.id, kind: e.kind, next: e.next, name: e.name.to_vec() });
+            true
+        });
+        if found.is_empty() {
+            return done(listed, &records);
+        }
+        for e in found {
+            // Without a node id it is a plain record, not a look-up.
+            let mut entry = EntryOut::default();
+            let mut held = false;
+            if e.name != b"." && e.name != b".." {
+                match self.fs.getattr(e.id) {
+                    Ok(attr) => {
+                        self.fs.hold(attr.id);
+                        entry = self.entry_of(&attr);
+                        held = true;
+                    }
+                    // Gone since it was listed.
+                    Err(Error::NotFound) => continue,
+                    Err(Error::WouldBlock) if records.is_empty() => return Err(Failure::Wait),
+                    Err(Error::WouldBlock) => break,
+                    // Somebody may look it up and see the error; the others are listed.
+                    Err(_) => {}
+                }
+            }
+            let pushed =
+                records.push(Some(&entry), self.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, &e.name);
+            if !pushed {
+                if held {
+                    self.fs.release(e.id, 1);
+                }
+                break;
+            }
+        }
+        Ok(records.len())
+    }
+}
+
+/// What was listed before an error is worth something; the error comes again at the next call.
+fn done(listed: larder_fs::Result<()>, records: &Records<'_>) -> Outcome {
+    match listed {
+        Err(e) if records.is_empty() => Err(e.into()),
+        _ => Ok(records.len()),
+    }
+}

@@ -1,0 +1,334 @@
+//! IOCTL: inode flags (`lsattr`, `chattr`), the label, the btrfs ioctls that have an answer here, and Larder's own
+//! ([`crate::control`]).
+
+use super::Server;
+use crate::control::{GET_LABEL, IOC_DF, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, TEXT_LEN, ioc};
+use crate::errno::Errno;
+use crate::handler::{Failure, Outcome, Reply, Request};
+use crate::perm::{self, Caller};
+use crate::proto::{IoctlIn, IoctlOut};
+use larder_fs::{Attr, FileKind, InodeId, SetAttr};
+
+const NONE: u32 = 0;
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+/// `FS_IOC_GETFLAGS` and its relatives, with the sizes of 64-bit and 32-bit callers.
+const GETFLAGS: [u32; 2] = [ioc(READ, b'f', 1, 8), ioc(READ, b'f', 1, 4)];
+const SETFLAGS: [u32; 2] = [ioc(WRITE, b'f', 2, 8), ioc(WRITE, b'f', 2, 4)];
+const GETVERSION: [u32; 2] = [ioc(READ, b'v', 1, 8), ioc(READ, b'v', 1, 4)];
+const FSGETXATTR: u32 = ioc(READ, b'X', 31, 28);
+const FSSETXATTR: u32 = ioc(WRITE, b'X', 32, 28);
+const BTRFS_SYNC: u32 = ioc(NONE, 0x94, 8, 0);
+const BTRFS_WAIT_SYNC: u32 = ioc(WRITE, 0x94, 22, 8);
+const BTRFS_START_SYNC: u32 = ioc(READ, 0x94, 24, 8);
+const BTRFS_FS_INFO: u32 = ioc(READ, 0x94, 31, 1024);
+
+/// Inode flags of the format.
+const NODATASUM: u64 = 1 << 0;
+const NODATACOW: u64 = 1 << 1;
+pub(super) const NOCOMPRESS: u64 = 1 << 3;
+const SYNC: u64 = 1 << 5;
+pub(super) const IMMUTABLE: u64 = 1 << 6;
+pub(super) const APPEND: u64 = 1 << 7;
+pub(super) const NODUMP: u64 = 1 << 8;
+const NOATIME: u64 = 1 << 9;
+const DIRSYNC: u64 = 1 << 10;
+pub(super) const COMPRESS: u64 = 1 << 11;
+
+/// Inode flags beside `FS_*_FL` and `FS_XFLAG_*` (0 where there is none).
+const FLAGS: [(u64, u32, u32); 9] = [
+    (SYNC, 0x8, 0x20),
+    (IMMUTABLE, 0x10, 0x8),
+    (APPEND, 0x20, 0x10),
+    (NODUMP, 0x40, 0x80),
+    (NOATIME, 0x80, 0x40),
+    (DIRSYNC, 0x1_0000, 0),
+    (NODATACOW, 0x80_0000, 0),
+    (COMPRESS, 0x4, 0),
+    (NOCOMPRESS, 0x400, 0),
+];
+
+fn to_fs(flags: u64) -> u32 {
+    FLAGS.iter().filter(|(own, ..)| flags & own != 0).map(|(_, fs, _)| fs).sum()
+}
+fn to_x(flags: u64) -> u32 {
+    FLAGS.iter().filter(|(own, ..)| flags & own != 0).map(|(.., x)| x).sum()
+}
+
+/// New inode flags for `chattr`.
+fn from_fs(attr: &Attr, wanted: u32) -> Result<u64, Errno> {
+    let known: u32 = FLAGS.iter().map(|(_, fs, _)| fs).sum();
+    if wanted & !known != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let has = |own: u64| FLAGS.iter().any(|(o, fs, _)| *o == own && wanted & fs != 0);
+    if has(COMPRESS) && (has(NOCOMPRESS) || has(NODATACOW)) {
+        return Err(Errno::INVAL);
+    }
+    let all: u64 = FLAGS.iter().map(|(own, ..)| own).sum();
+    let mut flags = attr.flags & !all;
+    for (own, ..) in FLAGS.iter().filter(|(own, ..)| has(*own)) {
+        flags |= own;
+    }
+    // Contents with checksums cannot lose them half-way: for a file that has any, the flag stays as it was.
+    if attr.kind == FileKind::Regular {
+        if attr.size > 0 {
+            flags = flags & !NODATACOW | attr.flags & NODATACOW;
+        } else if flags & NODATACOW != 0 {
+            flags |= NODATASUM;
+        } else {
+            flags &= !NODATASUM;
+        }
+    }
+    Ok(flags)
+}
+
+/// The same for the flags of `FSSETXATTR`; the rest of that structure must be empty.
+fn from_x(attr: &Attr, arg: &[u8]) -> Result<u64, Errno> {
+    let (xflags, rest) = arg.split_first_chunk::<4>().ok_or(Errno::INVAL)?;
+    let wanted = u32::from_ne_bytes(*xflags);
+    let known: u32 = FLAGS.iter().map(|(.., x)| x).sum();
+    if wanted & !known != 0 || rest.iter().any(|b| *b != 0) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let shown: u64 = FLAGS.iter().filter(|(.., x)| *x != 0).map(|(own, ..)| own).sum();
+    let set: u64 = FLAGS.iter().filter(|(.., x)| wanted & x != 0).map(|(own, ..)| own).sum();
+    Ok(attr.flags & !shown | set)
+}
+
+impl Server {
+    pub(super) fn ioctl(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let asked: IoctlIn = request.arg()?;
+        let arg = request.data.get(..asked.in_size as usize).ok_or(Errno::INVAL)?;
+        let mut answer = |bytes: &[u8]| {
+            let len = bytes.len().min(asked.out_size as usize);
+            reply.value_and_bytes(&IoctlOut::default(), &bytes[..len])
+        };
+        match asked.cmd {
+            c if GETFLAGS.contains(&c) => answer(&u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes()),
+            c if SETFLAGS.contains(&c) => {
+                let wanted = arg.first_chunk::<4>().ok_or(Errno::INVAL)?;
+                self.set_flags(id, request, |attr| from_fs(attr, u32::from_ne_bytes(*wanted)))?;
+                answer(&[])
+            }
+            FSGETXATTR => {
+                let mut out = [0; 28];
+                out[..4].copy_from_slice(&to_x(self.fs.getattr(id)?.flags).to_ne_bytes());
+                answer(&out)
+            }
+            FSSETXATTR => {
+                self.set_flags(id, request, |attr| from_x(attr, arg))?;
+                answer(&[])
+            }
+            c if GETVERSION.contains(&c) => answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes()),
+            IOC_SYNC | BTRFS_SYNC => {
+                self.fs.sync()?;
+                answer(&[])
+            }
+            // Started and finished at once: nothing is left to wait for.
+            BTRFS_START_SYNC => {
+                self.fs.sync()?;
+                answer(&self.fs.info().generation.0.to_ne_bytes())
+            }
+            BTRFS_WAIT_SYNC => answer(&[]),
+            BTRFS_FS_INFO => answer(&self.fs_info()),
+            GET_LABEL => {
+                let mut out = [0; LABEL_LEN];
+                let label = self.fs.info().label;
+                let len = label.len().min(LABEL_LEN - 1);
+                out[..len].copy_from_slice(&label[..len]);
+                answer(&out)
+            }
+            SET_LABEL => {
+                if self.checked(request).is_some() || !self.is_privileged(request) {
+                    return Err(Errno::PERM.into());
+                }
+                let end = arg.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
+                self.fs.set_label(&arg[..end])?;
+                answer(&[])
+            }
+            IOC_STATS => answer(&text(&self.stats_json())),
+            IOC_DF => answer(&text(&self.df_json()?)),
+            _ => Err(Errno::NOTTY.into()),
+        }
+    }
+
+    /// Root, or whoever runs the daemon.
+    fn is_privileged(&self, request: &Request<'_>) -> bool {
+        request.header.uid == 0 || request.header.uid == rustix::process::getuid().as_raw()
+    }
+
+    fn set_flags(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        new: impl FnOnce(&Attr) -> Result<u64, Errno>,
+    ) -> Result<(), Failure> {
+        let attr = self.fs.getattr(id)?;
+        if !matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
+            return Err(Errno::NOTTY.into());
+        }
+        perm::owns(Caller::from(&request.header), &attr)?;
+        let flags = new(&attr)?;
+        if flags != attr.flags {
+            self.fs.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+        }
+        Ok(())
+    }
+
+    /// `struct btrfs_ioctl_fs_info_args`.
+    fn fs_info(&self) -> [u8; 1024] {
+        let info = self.fs.info();
+        let mut out = [0; 1024];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(&1u64.to_ne_bytes()); // highest device id
+        put(&1u64.to_ne_bytes()); // devices
+        put(&info.fsid);
+        put(&info.nodesize.to_ne_bytes());
+        put(&info.sectorsize.to_ne_bytes());
+        put(&info.sectorsize.to_ne_bytes()); // alignment of clones
+        put(&info.csum.to_disk().to_ne_bytes());
+        put(&(info.csum.size() as u16).to_ne_bytes());
+        put(&3u64.to_ne_bytes()); // which optional fields are there: checksum, generation
+        put(&info.generation.0.to_ne_bytes());
+        out
+    }
+
+    fn stats_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "requests": self.stats.to_json(),
+            "file_system": self.info_json(),
+        })
+    }
+
+    fn df_json(&self) -> Result<serde_json::Value, Failure> {
+        let space = self.fs.statfs()?;
+        Ok(serde_json::json!({
+            "total": space.total,
+            "free": space.free,
+            "available": space.available,
+            "block_size": space.block_size,
+            "file_system": self.info_json(),
+        }))
+    }
+
+    fn info_json(&self) -> serde_json::Value {
+        let info = self.fs.info();
+        serde_json::json!({
+            "fsid": hex(&info.fsid),
+            "label": String::from_utf8_lossy(&info.label),
+            "generation": info.generation.0,
+            "nodesize": info.nodesize,
+            "sectorsize": info.sectorsize,
+            "checksum": info.csum.name(),
+            "total_bytes": info.total_bytes,
+            "bytes_used": info.bytes_used,
+            "read_only": info.read_only,
+            "has_unreplayed_log": info.has_unreplayed_log,
+        })
+    }
+}
+
+/// JSON in the fixed length of an answer; what is too long is said instead.
+fn text(value: &serde_json::Value) -> Vec<u8> {
+    let mut bytes = value.to_string().into_bytes();
+    if bytes.len() >= TEXT_LEN {
+        bytes = br#"{"error":"the answer is too long"}"#.to_vec();
+    }
+    bytes.resize(TEXT_LEN, 0);
+    bytes
+}
+
+/// As uuids are written.
+fn hex(id: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (i, byte) in id.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02x}"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_format::ids::{Generation, ObjectId};
+    use larder_fs::Timestamp;
+
+    fn attr(size: u64, flags: u64) -> Attr {
+        let t = Timestamp::default();
+        Attr {
+            id: InodeId { subvol: ObjectId(5), ino: 300 },
+            generation: Generation(1),
+            kind: FileKind::Regular,
+            perm: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size,
+            bytes: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            otime: t,
+            flags,
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_of_linux() {
+        assert_eq!(GETFLAGS[0], 0x8008_6601);
+        assert_eq!(SETFLAGS[0], 0x4008_6602);
+        assert_eq!(FSGETXATTR, 0x801c_581f);
+        assert_eq!(FSSETXATTR, 0x401c_5820);
+        assert_eq!(BTRFS_SYNC, 0x9408);
+        assert_eq!(BTRFS_FS_INFO, 0x8400_941f);
+    }
+
+    #[test]
+    fn chattr_goes_both_ways() {
+        for (own, fs, _) in FLAGS {
+            let flags = from_fs(&attr(0, 0), fs).unwrap();
+            assert_eq!(flags & !NODATASUM, own);
+            assert_eq!(to_fs(flags), fs);
+        }
+        assert_eq!(from_fs(&attr(0, IMMUTABLE | (1 << 31)), 0).unwrap(), 1 << 31, "unknown flags stay");
+        assert_eq!(from_fs(&attr(0, 0), 0x4 | 0x400), Err(Errno::INVAL));
+        assert_eq!(from_fs(&attr(0, 0), 0x1), Err(Errno::OPNOTSUPP));
+    }
+
+    #[test]
+    fn nocow_needs_an_empty_file() {
+        assert_eq!(from_fs(&attr(0, 0), 0x80_0000).unwrap(), NODATACOW | NODATASUM);
+        assert_eq!(from_fs(&attr(1, 0), 0x80_0000).unwrap(), 0);
+        assert_eq!(from_fs(&attr(1, NODATACOW | NODATASUM), 0).unwrap(), NODATACOW | NODATASUM);
+        assert_eq!(from_fs(&attr(0, NODATACOW | NODATASUM), 0).unwrap(), 0);
+    }
+
+    #[test]
+    fn xflags_leave_the_others_alone() {
+        let mut arg = [0; 28];
+        arg[..4].copy_from_slice(&0x8u32.to_ne_bytes());
+        assert_eq!(from_x(&attr(5, COMPRESS | APPEND), &arg).unwrap(), COMPRESS | IMMUTABLE);
+        arg[12] = 1; // a project id
+        assert_eq!(from_x(&attr(5, 0), &arg), Err(Errno::OPNOTSUPP));
+        assert_eq!(from_x(&attr(5, 0), &[]), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn texts_have_one_length() {
+        let short = text(&serde_json::json!({"a": 1}));
+        assert_eq!((short.len(), &short[..8]), (TEXT_LEN, &b"{\"a\":1}\0"[..]));
+        let long = text(&serde_json::json!("x".repeat(TEXT_LEN)));
+        assert!(long.starts_with(b"{\"error\"") && long.len() == TEXT_LEN);
+        assert_eq!(hex(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
+    }
+}

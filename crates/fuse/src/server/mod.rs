@@ -1,0 +1,288 @@
+//! The server: requests of the kernel, answered by the engine.
+//!
+//! One file per group of operations. Every answer is made of as few engine calls as possible, with at most one that
+//! changes something on a queue's thread: there the engine refuses to wait *before* it changes anything, and the whole
+//! request starts again on a worker. Requests that change several things, or always wait, go to a worker directly.
+//!
+//! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count, passed on as holds.
+
+mod attr;
+mod data;
+mod dirs;
+mod ioctl;
+mod names;
+mod xattr;
+
+use crate::errno::Errno;
+use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
+use crate::mount::Mounted;
+use crate::nodes::Nodes;
+use crate::perm::{self, Caller};
+use crate::proto::{self, Opcode};
+use crate::records::{self, settled};
+use crate::stats::Stats;
+use crate::transport::{Ready, ServeError, serve_handler};
+use crate::{acl, acl::Acl};
+use larder_fs::{Attr, Error, FileKind, Filesystem, InodeId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Longest name of a directory entry.
+const NAME_MAX: usize = 255;
+
+/// How a session ended.
+#[derive(Debug)]
+pub struct Served {
+    /// The file system was closed because the kernel waited for it (`fuseblk`), with this result. `None`: closing it is
+    /// left to the caller.
+    pub closed: Option<larder_fs::Result<()>>,
+}
+
+/// Serves a mount of `fs` until it is unmounted.
+///
+/// `on_ready` is called once requests are being answered. After the return nobody uses `fs` but the caller, who closes
+/// it, unless that was done already.
+///
+/// # Errors
+/// If the session cannot be set up; `fs` is then untouched.
+pub fn serve(
+    fs: Arc<Filesystem>,
+    mounted: Mounted,
+    stats: Arc<Stats>,
+    on_ready: impl FnOnce(Ready),
+) -> Result<Served, ServeError> {
+    let server = Arc::new(Server {
+        nodes: Nodes::new(fs.root()),
+        checks: !mounted.kernel_permissions,
+        stats: Arc::clone(&stats),
+        closed: Mutex::new(None),
+        fs,
+    });
+    serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
+    Ok(Served { closed: server.closed.lock().take() })
+}
+
+/// The engine behind a mount.
+#[derive(Debug)]
+pub struct Server {
+    fs: Arc<Filesystem>,
+    nodes: Nodes,
+    /// Permissions are checked here, not by the kernel.
+    checks: bool,
+    stats: Arc<Stats>,
+    closed: Mutex<Option<larder_fs::Result<()>>>,
+}
+
+/// Requests that always wait, or change several things and so must not start over half-way.
+fn belongs_to_a_worker(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::Fsync
+            | Opcode::Fsyncdir
+            | Opcode::Syncfs
+            | Opcode::Destroy
+            | Opcode::Ioctl
+            | Opcode::CopyFileRange
+            | Opcode::CopyFileRange64
+    )
+}
+
+impl Handler for Server {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+        if let Some(answer) = settled(request.opcode) {
+            return answer;
+        }
+        match patience {
+            Patience::Queue if belongs_to_a_worker(request.opcode) => Err(Failure::Wait),
+            Patience::Queue => larder_fs::no_wait(|| self.answer(request, reply, patience)),
+            Patience::Worker => self.answer(request, reply, patience),
+        }
+    }
+
+    fn forget(&self, node: u64, count: u64) {
+        if let Some(id) = self.nodes.id(node) {
+            self.fs.release(id, count);
+        }
+    }
+}
+
+impl Server {
+    fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+        let id = self.nodes.id(request.header.nodeid);
+        let here = || id.ok_or(Failure::Errno(Errno::STALE));
+        match request.opcode {
+            Opcode::Lookup => self.lookup(here()?, request, reply),
+            Opcode::Getattr => self.getattr(here()?, reply),
+            Opcode::Setattr => self.setattr(here()?, request, reply, patience),
+            Opcode::Statx => self.statx(here()?, reply),
+            Opcode::Access => self.access(here()?, request),
+            Opcode::Readlink => reply.bytes(&self.fs.readlink(here()?)?),
+            Opcode::Symlink => self.symlink(here()?, request, reply),
+            Opcode::Mknod => self.mknod(here()?, request, reply),
+            Opcode::Mkdir => self.mkdir(here()?, request, reply),
+            Opcode::Tmpfile => self.tmpfile(here()?, request, reply),
+            Opcode::Link => self.link(here()?, request, reply),
+            Opcode::Unlink => self.unlink(here()?, request, false),
+            Opcode::Rmdir => self.unlink(here()?, request, true),
+            Opcode::Rename => self.rename(here()?, request, request.arg::<proto::RenameIn>()?.newdir, 0),
+            Opcode::Rename2 => {
+                let to: proto::Rename2In = request.arg()?;
+                self.rename(here()?, request, to.newdir, to.flags)
+            }
+            Opcode::Read => self.read(here()?, request, reply),
+            Opcode::Write => self.write(here()?, request, reply, patience),
+            Opcode::Lseek => self.lseek(here()?, request, reply),
+            Opcode::CopyFileRange | Opcode::CopyFileRange64 => self.copy(here()?, request, reply),
+            // Preallocation and punching belong to the data path; nothing here could stand in for them honestly.
+            Opcode::Fallocate => Err(Errno::OPNOTSUPP.into()),
+            Opcode::Fsync | Opcode::Fsyncdir => {
+                let how: proto::FsyncIn = request.arg()?;
+                self.fs.fsync(here()?, how.fsync_flags & proto::FSYNC_DATASYNC != 0)?;
+                Ok(0)
+            }
+            Opcode::Syncfs => {
+                self.fs.sync()?;
+                Ok(0)
+            }
+            Opcode::Destroy => self.destroy(),
+            Opcode::Statfs => self.statfs(reply),
+            Opcode::Readdir => self.readdir(here()?, request, reply),
+            Opcode::Readdirplus => self.readdirplus(here()?, request, reply),
+            Opcode::Setxattr => self.setxattr(here()?, request, patience),
+            Opcode::Getxattr => self.getxattr(here()?, request, reply),
+            Opcode::Listxattr => self.listxattr(here()?, request, reply),
+            Opcode::Removexattr => self.removexattr(here()?, request),
+            Opcode::Ioctl => self.ioctl(here()?, request, reply),
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    /// The kernel is about to finish umount and waits for us: everything becomes durable now.
+    fn destroy(&self) -> Outcome {
+        let mut closed = self.closed.lock();
+        if closed.is_none() {
+            let result = self.fs.close();
+            if let Err(error) = &result {
+                tracing::error!(%error, "closing the file system failed");
+            }
+            *closed = Some(result);
+        }
+        Ok(0)
+    }
+
+    fn statfs(&self, reply: &mut Reply<'_>) -> Outcome {
+        let s = self.fs.statfs()?;
+        let unit = u64::from(s.block_size.max(1));
+        reply.value(&proto::StatfsOut {
+            blocks: s.total / unit,
+            bfree: s.free / unit,
+            bavail: s.available / unit,
+            // Inodes are made as needed; like Linux's btrfs, there is no number to give.
+            files: 0,
+            ffree: 0,
+            bsize: s.block_size,
+            namelen: NAME_MAX as u32,
+            frsize: s.block_size,
+            ..proto::StatfsOut::default()
+        })
+    }
+
+    /// Answers with an entry, for which the kernel then holds the inode.
+    fn entry(&self, attr: &Attr, reply: &mut Reply<'_>) -> Outcome {
+        self.fs.hold(attr.id);
+        reply.value(&self.entry_of(attr))
+    }
+
+    fn entry_of(&self, attr: &Attr) -> proto::EntryOut {
+        records::entry(self.nodes.node(attr.id), attr.generation.0, self.wire(attr))
+    }
+
+    /// Attributes in the protocol's form.
+    fn wire(&self, a: &Attr) -> proto::Attr {
+        proto::Attr {
+            ino: self.nodes.ino(a.id),
+            size: a.size,
+            blocks: a.bytes.div_ceil(512),
+            atime: a.atime.sec.cast_unsigned(),
+            mtime: a.mtime.sec.cast_unsigned(),
+            ctime: a.ctime.sec.cast_unsigned(),
+            atimensec: a.atime.nsec,
+            mtimensec: a.mtime.nsec,
+            ctimensec: a.ctime.nsec,
+            mode: mode(a),
+            nlink: a.nlink,
+            uid: a.uid,
+            gid: a.gid,
+            rdev: proto::encode_rdev(a.rdev),
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    /// The caller, if permissions are to be checked for it here.
+    fn checked(&self, request: &Request<'_>) -> Option<Caller> {
+        let caller = Caller::from(&request.header);
+        (self.checks && !caller.is_root()).then_some(caller)
+    }
+
+    /// Checks permissions where that is our business; `attr` is asked for only then.
+    fn check(&self, request: &Request<'_>, id: InodeId, want: u8) -> Result<(), Failure> {
+        let Some(caller) = self.checked(request) else { return Ok(()) };
+        let attr = self.fs.getattr(id)?;
+        let acl = self.access_acl(id)?;
+        if perm::allows(caller, &attr, acl.as_ref(), want) { Ok(()) } else { Err(Errno::ACCES.into()) }
+    }
+
+    /// The inode's access list, if it has one.
+    fn access_acl(&self, id: InodeId) -> Result<Option<Acl>, Failure> {
+        Ok(match self.xattr_if_any(id, acl::ACCESS)? {
+            Some(bytes) => Some(Acl::parse(&bytes)?),
+            None => None,
+        })
+    }
+
+    fn xattr_if_any(&self, id: InodeId, name: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+        match self.fs.getxattr(id, name) {
+            Ok(value) => Ok(Some(value)),
+            Err(Error::NoAttribute) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// Type and permission bits as one.
+fn mode(a: &Attr) -> u32 {
+    kind_bits(a.kind) | (a.perm & 0o7777)
+}
+
+fn kind_bits(kind: FileKind) -> u32 {
+    match kind {
+        FileKind::Regular => libc::S_IFREG,
+        FileKind::Directory => libc::S_IFDIR,
+        FileKind::Symlink => libc::S_IFLNK,
+        FileKind::CharDevice => libc::S_IFCHR,
+        FileKind::BlockDevice => libc::S_IFBLK,
+        FileKind::Fifo => libc::S_IFIFO,
+        FileKind::Socket => libc::S_IFSOCK,
+    }
+}
+
+fn kind_of(mode: u32) -> Result<FileKind, Errno> {
+    Ok(match mode & libc::S_IFMT {
+        0 | libc::S_IFREG => FileKind::Regular,
+        libc::S_IFCHR => FileKind::CharDevice,
+        libc::S_IFBLK => FileKind::BlockDevice,
+        libc::S_IFIFO => FileKind::Fifo,
+        libc::S_IFSOCK => FileKind::Socket,
+        _ => return Err(Errno::INVAL),
+    })
+}
+
+/// A name that may stand in a directory.
+fn valid(name: &[u8]) -> Result<&[u8], Errno> {
+    match name.len() {
+        0 => Err(Errno::NOENT),
+        n if n > NAME_MAX => Err(Errno(libc::ENAMETOOLONG)),
+        _ => Ok(name),
+    }
+}

@@ -1,0 +1,184 @@
+//! The name space: LOOKUP, everything that makes or removes a name, and RENAME.
+
+use super::{Server, kind_of, valid};
+use crate::acl::{self, inherit};
+use crate::errno::Errno;
+use crate::handler::{Failure, Outcome, Reply, Request};
+use crate::perm;
+use crate::proto::{self, OpenOut};
+use crate::records::no_entry;
+use larder_fs::{Error, FileKind, InodeId, NewInode, RenameMode};
+use zerocopy::IntoBytes;
+
+/// `RENAME_*` of renameat2.
+const NOREPLACE: u32 = 1;
+const EXCHANGE: u32 = 2;
+const WHITEOUT: u32 = 4;
+
+/// What a request wants to make.
+struct Wanted<'a> {
+    kind: FileKind,
+    perm: u32,
+    umask: u32,
+    rdev: u64,
+    target: &'a [u8],
+}
+
+impl Server {
+    pub(super) fn lookup(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let name = valid(request.name()?)?;
+        // "." asks for an inode by its number (file handles), which need not be a directory's.
+        let found = match name {
+            b"." => self.fs.getattr(dir),
+            b".." if dir == self.fs.root() => self.fs.getattr(dir),
+            _ => {
+                self.check(request, dir, perm::EXECUTE)?;
+                self.fs.lookup(dir, name)
+            }
+        };
+        match found {
+            Ok(attr) => self.entry(&attr, reply),
+            Err(Error::NotFound) => reply.value(&no_entry()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    pub(super) fn symlink(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let (name, target) = request.two_names()?;
+        let wanted = Wanted { kind: FileKind::Symlink, perm: 0o777, umask: 0, rdev: 0, target };
+        self.create(dir, request, name, &wanted, reply)
+    }
+
+    pub(super) fn mknod(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let asked: proto::MknodIn = request.arg()?;
+        let kind = kind_of(asked.mode)?;
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let rdev = if device { proto::decode_rdev(asked.rdev) } else { 0 };
+        let wanted = Wanted { kind, perm: asked.mode, umask: asked.umask, rdev, target: b"" };
+        self.create(dir, request, request.name()?, &wanted, reply)
+    }
+
+    pub(super) fn mkdir(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let asked: proto::MkdirIn = request.arg()?;
+        let wanted = Wanted {
+            kind: FileKind::Directory,
+            perm: asked.mode & 0o1777,
+            umask: asked.umask,
+            rdev: 0,
+            target: b"",
+        };
+        self.create(dir, request, request.name()?, &wanted, reply)
+    }
+
+    fn create(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        name: &[u8],
+        wanted: &Wanted<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let name = valid(name)?;
+        self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
+        let attr = self.with_new(dir, request, wanted, |new| Ok(self.fs.create(dir, name, new)?))?;
+        self.entry(&attr, reply)
+    }
+
+    pub(super) fn tmpfile(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let asked: proto::CreateIn = request.arg()?;
+        self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
+        let wanted =
+            Wanted { kind: FileKind::Regular, perm: asked.mode, umask: asked.umask, rdev: 0, target: b"" };
+        // It comes with a hold, which is the look-up that this reply is.
+        let attr = self.with_new(dir, request, &wanted, |new| Ok(self.fs.create_unnamed(dir, new)?))?;
+        let opened = OpenOut { open_flags: proto::FOPEN_KEEP_CACHE, ..OpenOut::default() };
+        reply.value_and_bytes(&self.entry_of(&attr), opened.as_bytes())
+    }
+
+    /// Owner, group, mode and ACLs of a new inode, as its directory decides.
+    fn with_new<T>(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        wanted: &Wanted<'_>,
+        make: impl FnOnce(&NewInode<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let parent = self.fs.getattr(dir)?;
+        if parent.nlink == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        let is_dir = wanted.kind == FileKind::Directory;
+        let mut made = if wanted.kind == FileKind::Symlink {
+            acl::Inherited { perm: wanted.perm, xattrs: Vec::new() }
+        } else {
+            let default = self.xattr_if_any(dir, acl::DEFAULT)?;
+            inherit(default.as_deref(), wanted.perm & 0o7777, wanted.umask, is_dir)?
+        };
+        // A directory with set-group-id hands its group down, and directories the bit as well.
+        let mut gid = request.header.gid;
+        if parent.perm & libc::S_ISGID != 0 {
+            gid = parent.gid;
+            if is_dir {
+                made.perm |= libc::S_ISGID;
+            }
+        }
+        make(&NewInode {
+            kind: wanted.kind,
+            perm: made.perm,
+            uid: request.header.uid,
+            gid,
+            rdev: wanted.rdev,
+            target: wanted.target,
+            xattrs: &made.xattrs,
+        })
+    }
+
+    pub(super) fn link(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let name = valid(request.name()?)?;
+        let id = self.nodes.id(request.arg::<proto::LinkIn>()?.oldnodeid).ok_or(Errno::STALE)?;
+        self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
+        let attr = self.fs.link(id, dir, name)?;
+        self.entry(&attr, reply)
+    }
+
+    pub(super) fn unlink(&self, dir: InodeId, request: &Request<'_>, directory: bool) -> Outcome {
+        let name = valid(request.name()?)?;
+        self.may_remove(request, dir, name)?;
+        if directory {
+            self.fs.rmdir(dir, name)?;
+        } else {
+            self.fs.unlink(dir, name)?;
+        }
+        Ok(0)
+    }
+
+    fn may_remove(&self, request: &Request<'_>, dir: InodeId, name: &[u8]) -> Result<(), Failure> {
+        let Some(caller) = self.checked(request) else { return Ok(()) };
+        self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
+        let (parent, victim) = (self.fs.getattr(dir)?, self.fs.lookup(dir, name)?);
+        if perm::may_remove(caller, &parent, &victim) { Ok(()) } else { Err(Errno::PERM.into()) }
+    }
+
+    pub(super) fn rename(&self, dir: InodeId, request: &Request<'_>, to: u64, flags: u32) -> Outcome {
+        let (name, to_name) = request.two_names()?;
+        let (name, to_name) = (valid(name)?, valid(to_name)?);
+        let to = self.nodes.id(to).ok_or(Errno::STALE)?;
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            NOREPLACE => RenameMode::NoReplace,
+            EXCHANGE => RenameMode::Exchange,
+            // With NOREPLACE the kernel has made sure that nothing is there.
+            WHITEOUT | 5 => RenameMode::Whiteout { uid: request.header.uid, gid: request.header.gid },
+            _ => return Err(Errno::INVAL.into()),
+        };
+        if self.checked(request).is_some() {
+            self.may_remove(request, dir, name)?;
+            match self.may_remove(request, to, to_name) {
+                Err(Failure::Errno(Errno::NOENT)) => self.check(request, to, perm::WRITE | perm::EXECUTE)?,
+                other => other?,
+            }
+        }
+        self.fs.rename(dir, name, to, to_name, mode)?;
+        Ok(0)
+    }
+}
