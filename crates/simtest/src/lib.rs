@@ -16,5 +16,7 @@ pub mod image;
 pub mod model;
 pub mod ops;
 pub mod oracle;
+pub mod scenarios;
 pub mod walk;
+pub mod workload;
 pub mod world;
