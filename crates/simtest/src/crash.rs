@@ -220,7 +220,7 @@ impl Crashes {
             if let OpKind::Write { at, len, .. } | OpKind::Discard { at, len, .. } =
                 self.ops[*op as usize].kind
             {
-                let what = write_class(&self.ops[*op as usize], &epoch.base);
+                let what = WriteClass::of(&self.ops[*op as usize], &epoch.base);
                 out += &format!("  #{op} {what:?} {at:#x}+{len:#x}: {verdict}\n");
             }
             if i > 60 {
@@ -474,8 +474,10 @@ fn covered_parts(ops: &[Op], open: &[u32], owner: &HashMap<u64, usize>) -> HashM
     out
 }
 
+/// What a write holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WriteClass {
+#[allow(missing_docs)]
+pub enum WriteClass {
     Super,
     LogSuper,
     Node,
@@ -483,14 +485,18 @@ enum WriteClass {
     Discard,
 }
 
+impl WriteClass {
+    /// What a recorded write holds, on a disk with the file system that `image` shows.
+    #[must_use]
+    pub fn of(op: &Op, image: &Image) -> Self {
+        class_with(op, fsid_of(image).as_ref())
+    }
+}
+
 fn fsid_of(image: &Image) -> Option<[u8; 16]> {
     let mut fsid = [0; 16];
     image.read(SUPER_OFFSETS[0].0 + 0x20, &mut fsid);
     (fsid != [0; 16]).then_some(fsid)
-}
-
-fn write_class(op: &Op, image: &Image) -> WriteClass {
-    class_with(op, fsid_of(image).as_ref())
 }
 
 /// A superblock by its place, a node by the file system's id in its header.

@@ -8,14 +8,19 @@
 //! - [`ops`]: operations and the notation for workloads; [`world`]: a tree of files, and what operations do to it;
 //! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does show;
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
+//! - [`workload`], [`scenarios`]: what is tried; [`runner`]: tries it, and has each crash state looked at by [`judge`];
+//! - [`faults`]: the same on a device that fails;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
 pub mod crash;
 pub mod device;
+pub mod faults;
 pub mod image;
+pub mod judge;
 pub mod model;
 pub mod ops;
 pub mod oracle;
+pub mod runner;
 pub mod scenarios;
 pub mod walk;
 pub mod workload;

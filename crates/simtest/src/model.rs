@@ -92,7 +92,7 @@ impl Domain {
         self.done.partition_point(|d| d.begin < at)
     }
     fn returned(&self, at: Seq) -> usize {
-        self.done.partition_point(|d| d.end.is_some_and(|e| e <= at))
+        self.done.iter().take_while(|d| d.end.is_some_and(|e| e <= at)).count()
     }
 
     /// The first index from which the world holds everything that mattered to an fsync of `ino` at `index`.
@@ -158,6 +158,32 @@ impl History {
             }
         }
         Bounds { lo, hi: domain.begun(at), inodes, all }
+    }
+
+    /// Is this exactly what a file system shows on which everything has returned and nothing has crashed?
+    ///
+    /// # Errors
+    /// Where it differs.
+    pub fn verify_now(&self, found: &World) -> Result<(), String> {
+        for domain in &self.domains {
+            let n = domain.done.len();
+            let pairs = same_tree(domain, domain.now(), found)?;
+            let all = Bounds { lo: n, hi: n, inodes: BTreeMap::new(), all: n };
+            contents(domain, &all, n, &pairs, found)?;
+        }
+        Ok(())
+    }
+
+    /// Records that the file system was closed, which makes everything durable and lets all handles go.
+    pub fn close(&mut self, begin: Seq, end: Seq) {
+        for domain in &mut self.domains {
+            let mut after = domain.now().clone();
+            let handles: Vec<String> = after.handles().keys().cloned().collect();
+            for handle in handles {
+                after.apply(&Op::Close { handle }).expect("the handle is there");
+            }
+            domain.push(&Op::Sync, after, Touched::default(), begin, Some(end));
+        }
     }
 
     /// Is what was found on a disk allowed, if the power was cut at `at`?

@@ -25,25 +25,16 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-R03", "new f; mk A; F f; mv f A/f; F A; F A/f; rm A/f; rmdir A"),
     ("L-R03-xattr", "new f; mk A; F f; mv f A/f; F A; xa A/f user.u=v; F A/f"),
     ("L-R04", "mk A; mk A/B; mk C; new A/B/f; COMMIT; mv A/B/f C/f; new A/g; F A; F C/f"),
-    (
-        "L-R05",
-        "mk A; mk B; mk C; new A/f; ln A/f B/l; new B/g; COMMIT; rm B/l; mv B/g C/g; F A/f",
-    ),
+    ("L-R05", "mk A; mk B; mk C; new A/f; ln A/f B/l; new B/g; COMMIT; rm B/l; mv B/g C/g; F A/f"),
     (
         "L-R06",
         "mk A; mk A/X; new A/X/f; A/X/f[0,9000)=f; new A/X/g; A/X/g[0,300)=g; COMMIT; mv A/X A/Y; mk A/X; F A/X",
     ),
-    (
-        "L-R07",
-        "mk X; mk Y; new X/f; mk Y/Z; new Y/g; COMMIT; ln X/f X/l; mv Y/Z X/Z; mv Y/g X/g; F X/l",
-    ),
+    ("L-R07", "mk X; mk Y; new X/f; mk Y/Z; new Y/g; COMMIT; ln X/f X/l; mv Y/Z X/Z; mv Y/g X/g; F X/l"),
     ("L-R08", "mk A; COMMIT; mv A B; new B/f; F B/f; F B"),
     ("L-R09", "mk A; mk B; new B/f; COMMIT; mv B/f A/f; mv A B; F B/f"),
     ("L-R09-new", "mk A; mk A/C; mk B; new B/f; F B/f; mv B/f A/C/f; mv A/C B; F B/f"),
-    (
-        "L-R10",
-        "mk A; new A/f; F A/f; mk B; new B/f; mv B/f A/f; new A/g; F A/g; F A",
-    ),
+    ("L-R10", "mk A; new A/f; F A/f; mk B; new B/f; mv B/f A/f; new A/g; F A/g; F A"),
     ("L-R11", "new f; f[0,9000)=o; COMMIT; new t; t[0,12000)=n; F t; mv t f"),
     ("L-R11-synced", "new f; f[0,9000)=o; COMMIT; new t; t[0,12000)=n; F t; mv t f; F f"),
     ("L-R12", "new f; f[0,5000)=a; F f; mv f g; F g; mv g h; F h; mv h f; F f"),
@@ -51,21 +42,12 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-R13", "mk D; new D/f; F D/f; mv D E; F E/f"),
     ("L-R13-deep", "mk D; mk D/a; mk D/a/b; new D/a/b/f; F D/a/b/f; mv D E; F E/a/b/f"),
     ("L-R14", "new f; f[0,8000)=a; F f; trunc f 3000; mv f g; F g"),
-    (
-        "L-R15",
-        "new f; f[0,8K)=a; F f; mk A; new A/x; mk B; COMMIT; f[8K,16K)=b; mv A/x B/x; F A; F f",
-    ),
+    ("L-R15", "new f; f[0,8K)=a; F f; mk A; new A/x; mk B; COMMIT; f[8K,16K)=b; mv A/x B/x; F A; F f"),
     ("L-R16", "new f; COMMIT; mk D; f[0,64K)=a; F f; ln f D/l; F /"),
     ("L-R17", "new f; COMMIT; mv! f g; F g"),
-    (
-        "L-C01",
-        "mk A; new A/f; A/f[0,16K)=o; COMMIT; mv A/f A/g; new A/f; A/f[0,16K)=n; F A/f",
-    ),
+    ("L-C01", "mk A; new A/f; A/f[0,16K)=o; COMMIT; mv A/f A/g; new A/f; A/f[0,16K)=n; F A/f"),
     ("L-C02", "mk A; new A/f; COMMIT; mv A/f A/g; new A/f; F A/g"),
-    (
-        "L-C03",
-        "mk A; new A/f; ln A/f A/g; COMMIT; mv A/f A/h; mv A/g A/f; new A/g; F A/g",
-    ),
+    ("L-C03", "mk A; new A/f; ln A/f A/g; COMMIT; mv A/f A/h; mv A/g A/f; new A/g; F A/g"),
     (
         "L-C04",
         "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; mv A/2 A/4; ln A/3 A/2; new A/1; \
@@ -142,12 +124,15 @@ pub const LINES: &[(&str, &str)] = &[
 
 fn matrix_of_links() -> Vec<(String, String)> {
     let mut out = Vec::new();
-    for (source, link) in [("f", "g"), ("f", "A/f"), ("A/f", "f"), ("A/f", "A/g"), ("A/f", "g"), ("f", "A/g")] {
+    for (source, link) in [("f", "g"), ("f", "A/f"), ("A/f", "f"), ("A/f", "A/g"), ("A/f", "g"), ("f", "A/g")]
+    {
         for sync in ["A", "/", source, link, "n", "A/n"] {
             let neighbour = if sync.ends_with('n') { format!("new {sync}; ") } else { String::new() };
             out.push((
                 format!("L-K13 {source} {link} {sync}"),
-                format!("mk A; new {source}; {source}+5000=a; COMMIT; ln {source} {link}; {neighbour}F {sync}"),
+                format!(
+                    "mk A; new {source}; {source}+5000=a; COMMIT; ln {source} {link}; {neighbour}F {sync}"
+                ),
             ));
         }
     }
@@ -165,7 +150,8 @@ fn many_names() -> Vec<(String, String)> {
         .map(|(_, n)| format!("rm {n}; "))
         .collect();
     out.push(("L-D03".into(), format!("mk A; {news}COMMIT; {removed}F A")));
-    let mut rounds = format!("mk A; {}COMMIT; ", names(0, 40).map(|n| format!("new {n}; ")).collect::<String>());
+    let mut rounds =
+        format!("mk A; {}COMMIT; ", names(0, 40).map(|n| format!("new {n}; ")).collect::<String>());
     for round in 0..5 {
         rounds += &names(round * 7, round * 7 + 5).map(|n| format!("rm {n}; ")).collect::<String>();
         rounds += &names(40 + round * 5, 45 + round * 5).map(|n| format!("new {n}; ")).collect::<String>();

@@ -165,10 +165,11 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
 pub fn walk(fs: &Filesystem) -> Result<World, String> {
     let root = fs.root();
     let attr = fs.getattr(root).map_err(|e| format!("getattr of the root: {e}"))?;
+    let real = |id: InodeId| if id.subvol == root.subvol { id.ino } else { id.ino ^ (id.subvol.0 << 40) };
     let mut world = World::empty(attr.perm, root.ino);
     world.node_mut(ROOT).xattrs = xattrs(fs, root, "/")?;
     world.node_mut(ROOT).nlink = attr.nlink;
-    let mut known: HashMap<u64, Ino> = HashMap::from([(root.ino, ROOT)]);
+    let mut known: HashMap<InodeId, Ino> = HashMap::from([(root, ROOT)]);
     let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
     let mut todo = vec![(String::new(), root, ROOT)];
     while let Some((path, dir, dir_ino)) = todo.pop() {
@@ -185,7 +186,7 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
             if world.entries(dir_ino).contains_key(&name) {
                 return Err(format!("{full} is listed twice"));
             }
-            let old = known.get(&id.ino).copied();
+            let old = known.get(&id).copied();
             if old.is_some() && kind == FileKind::Directory {
                 return Err(format!("{full}: directory {} has two names", id.ino));
             }
@@ -196,11 +197,11 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
                     perm: attr.perm,
                     nlink: attr.nlink,
                     xattrs: xattrs(fs, id, &full)?,
-                    real: id.ino,
+                    real: real(id),
                 }),
             };
             let ino = world.insert(dir_ino, &name, old, || node.expect("new inodes have a node"));
-            known.insert(id.ino, ino);
+            known.insert(id, ino);
             *names.entry(ino).or_default() += 1;
             if kind == FileKind::Directory {
                 todo.push((full, id, ino));

@@ -1,0 +1,175 @@
+//! Crash simulation from the command line: `make torture`.
+//!
+//! Runs workloads on the engine over a simulated disk, takes the power away everywhere, and judges what is left, until
+//! enough different states were seen, the time is up, or something failed. Every failure prints the command that
+//! repeats it.
+
+use clap::Parser;
+use larder_simtest::crash::Limits;
+use larder_simtest::judge::Depth;
+use larder_simtest::oracle::{Need, need};
+use larder_simtest::runner::{Config, Outcome, run};
+use larder_simtest::workload::{Sequences, Workload, random, threads};
+use larder_simtest::{model, scenarios};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Crash simulation of the engine.
+#[derive(Debug, Parser)]
+#[command(name = "torture")]
+struct Args {
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Stop after this many different crash states.
+    #[arg(long, default_value_t = 20_000)]
+    states: usize,
+    /// Stop after this many seconds.
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// Share of the states that the kernel mounts.
+    #[arg(long, default_value_t = 0.0)]
+    kernel_share: f64,
+    /// Share of the states that `btrfs check` looks at.
+    #[arg(long, default_value_t = 0.02)]
+    check_share: f64,
+    /// Share of the states in which everything is removed.
+    #[arg(long, default_value_t = 0.1)]
+    empty_share: f64,
+    /// Share of the states that crash again while they recover.
+    #[arg(long, default_value_t = 0.05)]
+    recovery_share: f64,
+    /// Only sequences of this many operations.
+    #[arg(long)]
+    seq: Option<usize>,
+    /// Only this source of workloads.
+    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads"])]
+    only: Option<String>,
+    /// Run this workload instead, in the notation of the log scenarios.
+    #[arg(long)]
+    script: Option<String>,
+    /// Judge only the crash state with this name.
+    #[arg(long, value_parser = |s: &str| u64::from_str_radix(s, 16))]
+    state: Option<u64>,
+    /// Most states of one workload.
+    #[arg(long, default_value_t = 400)]
+    per_workload: usize,
+    /// Threads for the judging; all processors by default.
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Go on after failures, up to this many.
+    #[arg(long, default_value_t = 1)]
+    failures: usize,
+}
+
+/// Workloads without end, in the order of the seed.
+fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
+    if let Some(text) = &args.script {
+        return Ok(Box::new(std::iter::once(Workload::script("script", text)?)));
+    }
+    let seed = args.seed;
+    let sequences = |length: usize| -> Box<dyn Iterator<Item = Workload>> {
+        let all = if length <= 2 { Sequences::all(length) } else { Sequences::sample(length, 5000, seed) };
+        let mut order: Vec<usize> = (0..all.skeletons.len()).collect();
+        let count: usize =
+            if length <= 2 { order.iter().map(|i| all.workloads(*i).len()).sum() } else { order.len() };
+        println!("seq-{length}: {} sequences, {count} workloads with their syncs", order.len());
+        order.shuffle(&mut StdRng::seed_from_u64(seed));
+        Box::new(order.into_iter().flat_map(move |i| {
+            let mut workloads = all.workloads(i);
+            workloads.shuffle(&mut StdRng::seed_from_u64(seed ^ i as u64));
+            if length > 1 {
+                workloads.truncate(3);
+            }
+            workloads
+        }))
+    };
+    let randoms = move || (seed * 1000..).map(|s| random(s, 12 + s as usize % 40));
+    let many = move || (seed * 1000..).map(|s| threads(s, 2 + s as usize % 4, 12));
+    if let Some(length) = args.seq {
+        return Ok(sequences(length));
+    }
+    Ok(match args.only.as_deref() {
+        Some("scenarios") => Box::new(scenarios::all(true).into_iter()),
+        Some("sequences") => Box::new(sequences(1).chain(sequences(2)).chain(sequences(3))),
+        Some("random") => Box::new(randoms()),
+        Some("threads") => Box::new(many()),
+        _ => {
+            let bounded = sequences(1).chain(sequences(2)).chain(sequences(3));
+            let mut mixed: Vec<Box<dyn Iterator<Item = Workload>>> =
+                vec![Box::new(bounded), Box::new(randoms()), Box::new(many())];
+            let mut turn = 0;
+            let endless = std::iter::from_fn(move || {
+                turn += 1;
+                let at = turn % mixed.len();
+                mixed[at].next().or_else(|| mixed[1].next())
+            });
+            Box::new(scenarios::all(true).into_iter().chain(endless))
+        }
+    })
+}
+
+fn torture(args: &Args) -> Result<Outcome, String> {
+    let mut config = Config::new(args.seed).map_err(|e| e.to_string())?;
+    config.mode = model::Mode::Strict;
+    config.limits = Limits { seed: args.seed, ..Limits::default() };
+    config.max_states = args.per_workload;
+    config.only = args.state;
+    config.max_failures = args.failures.max(1);
+    config.workers = args.workers.unwrap_or(config.workers);
+    config.depth = Depth {
+        emptied: args.empty_share,
+        recovered: args.recovery_share,
+        checked: args.check_share,
+        kernel: args.kernel_share,
+    };
+    if args.state.is_some() {
+        config.depth = Depth { emptied: 1.0, recovered: 1.0, checked: 1.0, kernel: 0.0 };
+    }
+    if config.depth.checked > 0.0 && !need(&[Need::BtrfsProgs]) {
+        config.depth.checked = 0.0;
+    }
+    if config.depth.kernel > 0.0 && !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
+        config.depth.kernel = 0.0;
+    }
+    let begin = Instant::now();
+    let mut told = begin;
+    let mut outcome = Outcome::default();
+    for workload in source(args)? {
+        outcome.add(run(&config, &workload));
+        if told.elapsed() > Duration::from_secs(10) {
+            println!("{:4} s: {outcome}", begin.elapsed().as_secs());
+            told = Instant::now();
+        }
+        let enough = outcome.distinct.len() >= args.states || begin.elapsed().as_secs() >= args.seconds;
+        if enough || outcome.failures.len() >= config.max_failures {
+            break;
+        }
+    }
+    println!("{:4} s: {outcome}", begin.elapsed().as_secs());
+    Ok(outcome)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // A panic inside of a judged state is reported with the state; its own text comes first.
+    match torture(&args) {
+        Err(e) => {
+            eprintln!("torture: {e}");
+            ExitCode::from(2)
+        }
+        Ok(outcome) if outcome.failures.is_empty() => ExitCode::SUCCESS,
+        Ok(outcome) => {
+            for failure in &outcome.failures {
+                println!("\nFAILURE: {failure}");
+                if let Some(state) = failure.state {
+                    println!("  (append --state {state:016x} to judge only this one)");
+                }
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Looks at one crash state from all sides.
+//!
+//! Every state is opened read-only — which must write nothing — and read-write, and must show each time what the
+//! model allows. Shares of the states, chosen by their hash so that a rerun chooses the same ones, go further: new
+//! files are made and fsynced and everything is removed down to an empty root; the power is cut again while the
+//! recovery runs; `btrfs check` looks at the image before and after; the kernel mounts it and must see the same tree.
+
+use crate::crash::{Crashes, Limits};
+use crate::device::{Seq, SimDevice};
+use crate::image::Image;
+use crate::model::{History, Mode};
+use crate::oracle::{Aspects, EngineTree, KernelMount, StdTree, btrfs_check, compare_sources};
+use crate::walk::walk;
+use crate::world::{Body, World};
+use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How much of what is done to each state. Shares are between 0 and 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Depth {
+    /// Made use of, then emptied.
+    pub emptied: f64,
+    /// Crashed again while it recovers.
+    pub recovered: f64,
+    /// Given to `btrfs check`.
+    pub checked: f64,
+    /// Given to the kernel.
+    pub kernel: f64,
+}
+
+impl Depth {
+    /// Nothing but opening and looking.
+    pub const LOOK: Self = Self { emptied: 0.0, recovered: 0.0, checked: 0.0, kernel: 0.0 };
+}
+
+/// What is the same for all states of a run.
+#[derive(Debug)]
+pub struct Judge<'a> {
+    /// What was done.
+    pub history: &'a History,
+    /// What promises mean.
+    pub mode: Mode,
+    /// How to open: switches that break the engine stay on while it recovers.
+    pub options: OpenOptions,
+    /// How deep to look.
+    pub depth: Depth,
+    /// Chooses the shares.
+    pub seed: u64,
+}
+
+/// What was done with a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Done {
+    pub emptied: u64,
+    /// States of crashes during recovery.
+    pub recovered: u64,
+    pub checked: u64,
+    pub kernel: u64,
+}
+
+/// Two images with one file system's id must not be mounted at the same time: not by threads, not by processes.
+static KERNEL: Mutex<()> = Mutex::new(());
+
+fn lock_for_processes() -> Result<std::fs::File, String> {
+    let path = std::env::temp_dir().join("larder-simulation.lock");
+    let file = std::fs::File::options().create(true).append(true).open(&path);
+    let file = file.map_err(|e| format!("cannot open {}: {e}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+        .map_err(|e| format!("cannot lock {}: {e}", path.display()))?;
+    Ok(file)
+}
+
+impl Judge<'_> {
+    /// Does this state belong to a share?
+    fn chosen(&self, id: u64, share: f64, purpose: u64) -> bool {
+        let x = xxhash_rust::xxh64::xxh64(&id.to_le_bytes(), self.seed ^ purpose);
+        ((x >> 11) as f64) < share * (1u64 << 53) as f64
+    }
+
+    /// Judges a disk that a cut somewhere in `[earliest, latest]` can have left.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn state(&self, id: u64, image: &Image, earliest: Seq, latest: Seq) -> Result<Done, String> {
+        let mut done = Done::default();
+        let moments = if earliest == latest { vec![latest] } else { vec![latest, earliest] };
+        self.read_only(image, &moments)?;
+        if self.chosen(id, self.depth.checked, 1) {
+            check(image, "as the crash left it")?;
+            done.checked += 1;
+        }
+        let device = Arc::new(SimDevice::new(image.clone()));
+        let fs = self.open(&device)?;
+        let world = walk(&fs).map_err(|e| format!("read-write: {e}"))?;
+        self.verify(&world, &moments, "read-write")?;
+        if self.chosen(id, self.depth.emptied, 2) {
+            done.emptied += 1;
+            use_and_empty(&fs, &world)?;
+            fs.close().map_err(|e| format!("close after emptying: {e}"))?;
+            drop(fs);
+            crate::runner::mirrors(&device.image())?;
+            let empty = self.look(&device.image(), "after emptying")?;
+            if !crate::workload::is_empty(&empty) {
+                let left: Vec<String> = empty.names().into_iter().map(|n| n.0).collect();
+                return Err(format!("removed, but there again after a mount: {left:?}"));
+            }
+        } else {
+            fs.close().map_err(|e| format!("close: {e}"))?;
+            drop(fs);
+            let again = self.look(&device.image(), "after recovery and close")?;
+            self.verify(&again, &moments, "after recovery and close")?;
+        }
+        if self.chosen(id, self.depth.checked, 1) {
+            check(&device.image(), "after recovery, use and close")?;
+        }
+        if self.chosen(id, self.depth.recovered, 3) && !self.chosen(id, self.depth.emptied, 2) {
+            done.recovered += self.crash_again(id, &device, &moments)?;
+        }
+        if self.chosen(id, self.depth.kernel, 4) {
+            self.kernel(image)?;
+            done.kernel += 1;
+        }
+        Ok(done)
+    }
+
+    fn verify(&self, world: &World, moments: &[Seq], how: &str) -> Result<(), String> {
+        moments
+            .iter()
+            .try_for_each(|at| self.history.verify(world, *at, self.mode).map_err(|e| format!("{how}: {e}")))
+    }
+
+    fn open(&self, device: &Arc<SimDevice>) -> Result<Arc<Filesystem>, String> {
+        Filesystem::open(device.clone(), self.options.clone()).map_err(|e| format!("read-write open: {e}"))
+    }
+
+    /// Opens read-only, reads everything, and makes sure that nothing was written.
+    fn look(&self, image: &Image, how: &str) -> Result<World, String> {
+        let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
+        let options = OpenOptions { read_only: true, ..self.options.clone() };
+        let fs =
+            Filesystem::open(device.clone(), options).map_err(|e| format!("{how}: read-only open: {e}"))?;
+        let world = walk(&fs).map_err(|e| format!("{how}, read-only: {e}"))?;
+        fs.close().map_err(|e| format!("{how}: read-only close: {e}"))?;
+        let counts = device.counts();
+        if counts.refused + counts.writes + counts.discards > 0 {
+            return Err(format!("{how}: a read-only mount wrote: {counts:?}"));
+        }
+        Ok(world)
+    }
+
+    fn read_only(&self, image: &Image, moments: &[Seq]) -> Result<(), String> {
+        let world = self.look(image, "read-only")?;
+        self.verify(&world, moments, "read-only")
+    }
+
+    /// The power goes again at points of the recovery that `device` has recorded.
+    fn crash_again(&self, id: u64, device: &SimDevice, moments: &[Seq]) -> Result<u64, String> {
+        let limits = Limits { exhaustive: 3, samples: 2, per_epoch: 6, seed: self.seed ^ id };
+        let crashes = Crashes::of(&device.recording(), &limits);
+        let mut count = 0;
+        for state in crashes.states.iter().filter(|s| s.id != id) {
+            let image = crashes.image(state);
+            let again =
+                |e| format!("after a second crash, during recovery: {e}\n{}", crashes.describe(state));
+            self.read_only(&image, moments).map_err(again)?;
+            let fs = self.open(&Arc::new(SimDevice::new(image).unrecorded())).map_err(again)?;
+            let world = walk(&fs).map_err(again)?;
+            self.verify(&world, moments, "read-write").map_err(again)?;
+            fs.close().map_err(|e| again(format!("close: {e}")))?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The kernel mounts the crash state itself and must see what the engine sees.
+    fn kernel(&self, image: &Image) -> Result<(), String> {
+        let _one = KERNEL.lock();
+        let _alone = lock_for_processes()?;
+        let (_dir, path) = to_file(image)?;
+        let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
+        let options = OpenOptions { read_only: true, ..self.options.clone() };
+        let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
+        let mount = KernelMount::image(&path, "").map_err(|e| format!("the kernel: {e:#}"))?;
+        let aspects = Aspects::same_image();
+        let compared = compare_sources(&EngineTree(&fs), &StdTree::new(mount.path()), aspects);
+        let complaints = mount.unmount().map_err(|e| format!("the kernel: {e:#}"))?;
+        if !complaints.is_empty() {
+            return Err(format!("the kernel complains: {}", complaints.join("; ")));
+        }
+        let differences = compared.map_err(|e| format!("comparing with the kernel: {e:#}"))?;
+        if let Some(first) = differences.first() {
+            return Err(format!(
+                "{} differences from what the kernel sees, first: {first}",
+                differences.len()
+            ));
+        }
+        let report = btrfs_check(&path, true);
+        if !report.is_clean() {
+            return Err(format!("btrfs check after the kernel's mount: {report}"));
+        }
+        Ok(())
+    }
+}
+
+fn to_file(image: &Image) -> Result<(tempfile::TempDir, PathBuf), String> {
+    let dir = crate::oracle::scratch();
+    let path = dir.path().join("state.img");
+    image.write_sparse(&path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+    Ok((dir, path))
+}
+
+fn check(image: &Image, when: &str) -> Result<(), String> {
+    let (_dir, path) = to_file(image)?;
+    let report = btrfs_check(&path, true);
+    if report.is_clean() { Ok(()) } else { Err(format!("btrfs check {when}: {report}")) }
+}
+
+/// New files can be made, written and fsynced, get numbers of their own, and then everything can be removed.
+fn use_and_empty(fs: &Filesystem, world: &World) -> Result<(), String> {
+    let fail = |what: &str, e: larder_fs::Error| format!("{what} on the recovered file system: {e}");
+    let taken: BTreeSet<u64> = world.nodes().map(|(_, n)| n.real).collect();
+    for (i, dir) in directories(fs, world)?.into_iter().enumerate().take(4) {
+        let kind = FileKind::Regular;
+        let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+        let name = format!("after-the-crash-{i}");
+        let attr = fs.create(dir, name.as_bytes(), &new).map_err(|e| fail("create", e))?;
+        if taken.contains(&attr.id.ino) {
+            return Err(format!("inode number {} is given out twice", attr.id.ino));
+        }
+        let data: Vec<u8> = (0..9000u32).map(|b| (b % 249) as u8).collect();
+        fs.write(attr.id, 0, &data).map_err(|e| fail("write", e))?;
+        fs.fsync(attr.id, false).map_err(|e| fail("fsync", e))?;
+        let mut back = vec![0; 9001];
+        let n = fs.read(attr.id, 0, &mut back).map_err(|e| fail("read", e))?;
+        if back[..n] != data {
+            return Err("a file that was just written reads back otherwise".into());
+        }
+    }
+    // What was there before still reads the same: the new data took nobody's place.
+    let now = walk(fs)?;
+    for (path, _, _, ino) in world.names() {
+        let node = world.node(ino).expect("named");
+        let found = now.resolve(&path).ok().and_then(|i| now.node(i));
+        if let (Body::File(a), Some(Body::File(b))) = (&node.body, found.map(|n| &n.body))
+            && a != b
+        {
+            return Err(format!("{path} changed when new files were written"));
+        }
+        if found.is_none() {
+            return Err(format!("{path} vanished when new files were written"));
+        }
+    }
+    empty(fs, fs.root(), 0)?;
+    let left = walk(fs)?;
+    if crate::workload::is_empty(&left) {
+        Ok(())
+    } else {
+        Err("the root is not empty after removing everything".into())
+    }
+}
+
+fn directories(fs: &Filesystem, world: &World) -> Result<Vec<InodeId>, String> {
+    let mut out = vec![fs.root()];
+    for (path, _, _, ino) in world.names() {
+        if matches!(world.node(ino).map(|n| &n.body), Some(Body::Dir(_))) {
+            let id = crate::walk::resolve(fs, &crate::walk::Handles::new(), &path);
+            out.push(id.map_err(|e| format!("lookup of {path}: {e}"))?);
+        }
+    }
+    Ok(out)
+}
+
+/// Removes everything below a directory.
+///
+/// # Errors
+/// What cannot be removed, and why.
+pub fn empty(fs: &Filesystem, dir: InodeId, depth: u32) -> Result<(), String> {
+    let mut entries = Vec::new();
+    fs.readdir(dir, 0, &mut |e| {
+        if e.name != b"." && e.name != b".." {
+            entries.push((e.name.to_vec(), e.id, e.kind));
+        }
+        true
+    })
+    .map_err(|e| format!("readdir while removing: {e}"))?;
+    for (name, id, kind) in entries {
+        let shown = name.escape_ascii().to_string();
+        if kind == FileKind::Directory {
+            if depth > 60 {
+                return Err("directories are nested too deep".into());
+            }
+            empty(fs, id, depth + 1)?;
+            fs.rmdir(dir, &name).map_err(|e| format!("rmdir {shown}: {e}"))?;
+        } else {
+            fs.unlink(dir, &name).map_err(|e| format!("unlink {shown}: {e}"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,420 @@
+//! Runs a workload on the engine over a simulated device, takes the power away everywhere, and has each state judged.
+//!
+//! A run depends on its [`Config`] alone: the file system is made with fixed uuid and time, the engine counts time
+//! instead of reading it, and everything random comes from the seed. Where a workload has several threads the engine's
+//! answers still depend on how they were scheduled; a failure then names the state that it found, and the image is
+//! kept where `LARDER_KEEP_STATES` points.
+//!
+//! Checks of different states run on all processors; results are put together in the order of the states.
+
+use crate::crash::{Crashes, Kind, Limits};
+use crate::device::{DiscardEffect, Recording, Seq, SimDevice};
+use crate::image::Image;
+use crate::judge::{Depth, Done, Judge};
+use crate::model::{Domain, History, Mode};
+use crate::ops::Op;
+use crate::walk::{Handles, refusal, run_op, walk};
+use crate::workload::{Segment, Workload, prefix};
+use crate::world::World;
+use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
+use larder_fs::mkfs::{MkfsOptions, mkfs};
+use larder_fs::{Filesystem, OpenOptions, Timestamp, Tuning};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Everything that a run depends on.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The disk to begin with.
+    pub base: Image,
+    /// How to open.
+    pub options: OpenOptions,
+    /// What promises mean.
+    pub mode: Mode,
+    /// How many states are made.
+    pub limits: Limits,
+    /// Most states of a segment that are judged; a seeded sample, the ends always among them.
+    pub max_states: usize,
+    /// How deep each is looked into.
+    pub depth: Depth,
+    /// Threads for the judging.
+    pub workers: usize,
+    /// Judge only this one.
+    pub only: Option<u64>,
+    /// Stop at this many failures.
+    pub max_failures: usize,
+}
+
+/// Size of the simulated file systems, in bytes.
+pub const SIZE: u64 = 256 << 20;
+
+/// An empty file system that is the same bytes for the same options.
+///
+/// # Errors
+/// What mkfs says.
+pub fn fresh(size: u64, options: &MkfsOptions) -> Result<Image, larder_fs::Error> {
+    let device = SimDevice::new(Image::zeroed(size)).unrecorded().with_discard(DiscardEffect::Ignore);
+    let fixed = MkfsOptions {
+        uuid: options.uuid.or(Some(*b"larder-simulator")),
+        time: Some(Timestamp { sec: 1_700_000_000, nsec: 0 }),
+        ..options.clone()
+    };
+    mkfs(&device, &fixed)?;
+    let mut image = device.image();
+    image.freeze();
+    Ok(image)
+}
+
+impl Config {
+    /// The usual: a fresh file system, commits only when asked for, opening and looking.
+    ///
+    /// # Errors
+    /// What mkfs says.
+    pub fn new(seed: u64) -> Result<Self, larder_fs::Error> {
+        Ok(Self {
+            base: fresh(SIZE, &MkfsOptions::default())?,
+            options: OpenOptions {
+                commit_interval: None,
+                cache_size: 64 << 20,
+                tuning: Tuning { fake_clock: true, ..Tuning::default() },
+                ..OpenOptions::default()
+            },
+            mode: Mode::Strict,
+            limits: Limits { seed, ..Limits::default() },
+            max_states: usize::MAX,
+            depth: Depth::LOOK,
+            workers: std::thread::available_parallelism().map_or(2, usize::from),
+            only: None,
+            max_failures: 3,
+        })
+    }
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Workload and how to run it again.
+    pub workload: String,
+    /// The crash state, unless it happened before any crash.
+    pub state: Option<u64>,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.workload)?;
+        writeln!(f, "{}", self.what)?;
+        match self.state {
+            Some(state) => write!(f, "crash state {state:016x}"),
+            None => write!(f, "before any crash"),
+        }
+    }
+}
+
+/// What a run did and found.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Workloads run.
+    pub workloads: u64,
+    /// Operations done.
+    pub ops: u64,
+    /// States judged, by kind.
+    pub states: BTreeMap<Kind, u64>,
+    /// Different disks among them.
+    pub distinct: HashSet<u64>,
+    /// What was done to shares of them.
+    pub done: Done,
+    /// What must not be.
+    pub failures: Vec<Failure>,
+}
+
+impl Outcome {
+    /// Adds another run.
+    pub fn add(&mut self, other: Self) {
+        self.workloads += other.workloads;
+        self.ops += other.ops;
+        for (kind, n) in other.states {
+            *self.states.entry(kind).or_default() += n;
+        }
+        self.distinct.extend(other.distinct);
+        self.add_done(other.done);
+        self.failures.extend(other.failures);
+    }
+    fn add_done(&mut self, done: Done) {
+        self.done.emptied += done.emptied;
+        self.done.recovered += done.recovered;
+        self.done.checked += done.checked;
+        self.done.kernel += done.kernel;
+        if done.recovered > 0 {
+            *self.states.entry(Kind::Recovery).or_default() += done.recovered;
+        }
+    }
+    /// # Panics
+    /// Something failed; the message holds the failures.
+    pub fn assert_sound(&self) {
+        if !self.failures.is_empty() {
+            let all: Vec<String> = self.failures.iter().map(ToString::to_string).collect();
+            panic!("{} violations:\n\n{}\n\n{self}", all.len(), all.join("\n\n"));
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total: u64 = self.states.values().sum();
+        write!(f, "{} workloads, {} operations, {total} crash states", self.workloads, self.ops)?;
+        write!(f, " ({} different disks), by what was open:", self.distinct.len())?;
+        for (kind, n) in &self.states {
+            write!(f, " {kind} {n}")?;
+        }
+        let Done { emptied, recovered, checked, kernel } = self.done;
+        write!(f, "; emptied {emptied}, crashed again {recovered}, btrfs check {checked}, kernel {kernel}")?;
+        write!(f, "; failures {}", self.failures.len())
+    }
+}
+
+/// A segment that ran: what the device saw and what the model knows.
+#[derive(Debug)]
+pub struct Run {
+    /// The device's side.
+    pub recording: Recording,
+    /// The model's side.
+    pub history: History,
+}
+
+/// Runs one segment on a disk, without any crash.
+///
+/// # Errors
+/// The engine refuses what is possible, does what is not, fails, panics, or shows another tree than the model.
+pub fn execute(config: &Config, base: &Image, world: &World, segment: &Segment) -> Result<Run, String> {
+    let device = Arc::new(SimDevice::new(base.clone()));
+    let fs = quietly(|| {
+        Filesystem::open(device.clone(), config.options.clone()).map_err(|e| format!("open: {e}"))
+    })?;
+    let many = segment.threads.len() > 1;
+    let domains: Vec<Result<(Domain, Handles), String>> = std::thread::scope(|scope| {
+        let spawn = |(i, ops): (usize, &Vec<Op>)| {
+            let name = if many { prefix(i) } else { String::new() };
+            let domain = Domain::new(name, world.clone());
+            let (fs, device, ops) = (&fs, &device, ops.clone());
+            scope.spawn(move || quietly(|| thread(fs, device, domain, &ops)))
+        };
+        let running: Vec<_> = segment.threads.iter().enumerate().map(spawn).collect();
+        running.into_iter().map(|t| t.join().expect("panics are caught inside")).collect()
+    });
+    let domains: Vec<(Domain, Handles)> = domains.into_iter().collect::<Result<_, _>>()?;
+    let handles: Vec<Handles> = domains.iter().map(|d| d.1.clone()).collect();
+    let mut history = History { domains: domains.into_iter().map(|d| d.0).collect() };
+    quietly(|| {
+        let shown = walk(&fs)?;
+        history.verify_now(&shown).map_err(|e| format!("before any crash: {e}"))?;
+        for id in handles.iter().flat_map(|h| h.values()) {
+            fs.release(*id, 1);
+        }
+        let begin = device.mark();
+        fs.close().map_err(|e| format!("close: {e}"))?;
+        let end = device.mark();
+        history.close(begin, end);
+        mirrors(&device.image())
+    })?;
+    Ok(Run { recording: device.recording(), history })
+}
+
+/// The operations of one thread, each first on the model, then on the engine.
+fn thread(
+    fs: &Filesystem,
+    device: &SimDevice,
+    mut domain: Domain,
+    ops: &[Op],
+) -> Result<(Domain, Handles), String> {
+    let mut handles = Handles::new();
+    for (index, op) in ops.iter().enumerate() {
+        let mut after = domain.now().clone();
+        let expected = after.apply(op);
+        let begin = device.mark();
+        let result = run_op(fs, &mut handles, op);
+        let end = device.mark();
+        match (expected, result) {
+            (Ok(touched), Ok(real)) => {
+                if let (Some(made), Some(real)) = (touched.made, real) {
+                    after.set_real(made, real);
+                }
+                domain.push(op, after, touched, begin, Some(end));
+            }
+            (Err(_), Err(e)) if refusal(&e).is_some() => {}
+            (Err(reason), Ok(_)) => {
+                return Err(format!("operation {index}, {op}: done, but must be refused ({reason:?})"));
+            }
+            (_, Err(e)) => return Err(format!("operation {index}, {op}: {e}")),
+        }
+    }
+    Ok((domain, handles))
+}
+
+/// After a commit every copy of the superblock is the same but for its own address.
+///
+/// # Errors
+/// Which copy is not.
+pub fn mirrors(image: &Image) -> Result<(), String> {
+    let copy = |at: u64| {
+        let mut bytes = vec![0; SUPER_SIZE];
+        image.read(at, &mut bytes);
+        bytes[..0x20].fill(0);
+        bytes[0x30..0x38].fill(0);
+        bytes
+    };
+    let primary = copy(SUPER_OFFSETS[0].0);
+    let fits = |at: &&Physical| at.0 + SUPER_SIZE as u64 <= image.size();
+    match SUPER_OFFSETS[1..].iter().filter(fits).find(|at| copy(at.0) != primary) {
+        Some(at) => Err(format!("after a clean close the superblock at {at} is not like the first one")),
+        None => Ok(()),
+    }
+}
+
+/// Runs something that may panic; the panic becomes an error.
+///
+/// # Errors
+/// Its own, or the panic's message.
+pub fn quietly<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(format!("panic: {text}"))
+    })
+}
+
+/// What a disk shows.
+///
+/// # Errors
+/// It cannot be opened or read.
+pub fn show(image: &Image, options: &OpenOptions) -> Result<World, String> {
+    let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
+    let options = OpenOptions { read_only: true, ..options.clone() };
+    let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
+    walk(&fs)
+}
+
+/// Runs a workload and judges its crash states.
+#[must_use]
+pub fn run(config: &Config, workload: &Workload) -> Outcome {
+    let mut outcome = Outcome { workloads: 1, ..Outcome::default() };
+    let mut bases = vec![config.base.clone()];
+    for (number, segment) in workload.segments.iter().enumerate() {
+        let mut next = Vec::new();
+        for base in &bases {
+            let ran = quietly(|| {
+                let world = show(base, &config.options)?;
+                execute(config, base, &world, segment)
+            });
+            match ran {
+                Err(what) => {
+                    let workload = title(config, workload);
+                    outcome.failures.push(Failure { workload, state: None, what });
+                }
+                Ok(run) => {
+                    let crashes = judge_all(config, workload, &run, &mut outcome);
+                    // The next segment begins where a cut after the last operation can leave the disk, but for the
+                    // one after the close.
+                    let late = crashes.states.iter().rev().filter(|s| s.earliest < run.recording.end);
+                    next.extend(late.take(2).map(|s| crashes.image(s)));
+                }
+            }
+            if outcome.failures.len() >= config.max_failures {
+                return outcome;
+            }
+        }
+        if number + 1 < workload.segments.len() {
+            bases = next;
+        }
+    }
+    outcome
+}
+
+fn title(config: &Config, workload: &Workload) -> String {
+    let text = workload.text();
+    let name = &workload.name;
+    if workload.is_single() {
+        format!("{name}: torture --seed {} --script '{text}'", config.limits.seed)
+    } else {
+        format!("{name} (several threads; seed {}): {text}", config.limits.seed)
+    }
+}
+
+fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outcome) -> Crashes {
+    let crashes = Crashes::of(&run.recording, &config.limits);
+    outcome.ops += run.history.domains.iter().map(|d| d.len() as u64).sum::<u64>();
+    let judge = Judge {
+        history: &run.history,
+        mode: config.mode,
+        options: config.options.clone(),
+        depth: config.depth,
+        seed: config.limits.seed,
+    };
+    let mut order: Vec<usize> = (0..crashes.states.len()).collect();
+    if let Some(only) = config.only {
+        order.retain(|i| crashes.states[*i].id == only);
+    } else if order.len() > config.max_states {
+        order.shuffle(&mut StdRng::seed_from_u64(config.limits.seed ^ 0x006f_7264_6572));
+        order.truncate(config.max_states);
+        order.sort_unstable();
+    }
+    let next = AtomicUsize::new(0);
+    let failed = AtomicUsize::new(0);
+    let mut results: Vec<(usize, Result<Done, String>)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut mine = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                if at >= order.len() || failed.load(Ordering::Relaxed) >= config.max_failures {
+                    return mine;
+                }
+                let state = &crashes.states[order[at]];
+                let image = crashes.image(state);
+                let verdict = quietly(|| judge.state(state.id, &image, state.earliest, state.latest));
+                if verdict.is_err() {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                }
+                mine.push((order[at], verdict));
+            }
+        };
+        let workers: Vec<_> =
+            (0..config.workers.clamp(1, order.len().max(1))).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|w| w.join().expect("panics are caught inside")).collect()
+    });
+    results.sort_by_key(|r| r.0);
+    for (index, verdict) in results {
+        let state = &crashes.states[index];
+        *outcome.states.entry(state.kind).or_default() += 1;
+        outcome.distinct.insert(state.id);
+        match verdict {
+            Ok(done) => outcome.add_done(done),
+            Err(what) => {
+                keep(&crashes.image(state), state.id);
+                let Seq(earliest) = state.earliest;
+                let Seq(latest) = state.latest;
+                outcome.failures.push(Failure {
+                    workload: title(config, workload),
+                    state: Some(state.id),
+                    what: format!("{what}\n{}cut in [{earliest}, {latest}]", crashes.describe(state)),
+                });
+            }
+        }
+    }
+    crashes
+}
+
+/// Keeps the disk of a failure, where asked for.
+fn keep(image: &Image, id: u64) {
+    if let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") {
+        let path = std::path::Path::new(&dir).join(format!("{id:016x}.img"));
+        // The failure itself is reported whether or not its disk can be kept.
+        let _ = image.write_sparse(&path);
+    }
+}
