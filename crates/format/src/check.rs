@@ -2,8 +2,8 @@
 //!
 //! It runs on every node read from a device and again on every node about to be written, so that
 //! damage neither spreads into the engine nor out of it. What is hidden here is what a valid node
-//! is: header, layout of items, order of keys, and one rule set per kind of item ([`files`] for
-//! what subvolumes hold, [`space`] for extents, chunks and devices). After it has passed, the views
+//! is: header, layout of items, order of keys, and one rule set per kind of item (`files` for
+//! what subvolumes hold, `space` for extents, chunks and devices). After it has passed, the views
 //! of [`crate::node`] never come up empty, and item parsers find the sizes that they ask for.
 //!
 //! The rules are those of Linux's own checker, as observed from what it refuses: Linux would turn
@@ -60,6 +60,23 @@ use bad;
 /// # Errors
 /// The first rule that it breaks, with the slot and key for rules about items.
 pub fn check_node(bytes: &[u8], expect: &Expect) -> FormatResult<()> {
+    check(bytes, expect, expect.csum)
+}
+
+/// As [`check_node`], for a node that is about to be written and has no checksum yet: neither it
+/// nor the flag that goes with it is looked at (`expect.csum` counts as `None`), but items that hold
+/// checksums of the given type are.
+///
+/// # Errors
+/// As [`check_node`].
+pub fn check_unsealed(bytes: &[u8], expect: &Expect, csum: CsumType) -> FormatResult<()> {
+    if expect.csum.is_some() {
+        return check(bytes, &Expect { csum: None, ..expect.clone() }, Some(csum));
+    }
+    check(bytes, expect, Some(csum))
+}
+
+fn check(bytes: &[u8], expect: &Expect, csum: Option<CsumType>) -> FormatResult<()> {
     if bytes.len() != expect.nodesize as usize || bytes.len() < 4096 {
         bad!("node has {} bytes, expected {}", bytes.len(), expect.nodesize);
     }
@@ -69,7 +86,7 @@ pub fn check_node(bytes: &[u8], expect: &Expect) -> FormatResult<()> {
         tree: node.owner(),
         newest: expect.super_generation.0.saturating_add(1),
         nodesize: expect.nodesize,
-        csum_size: expect.csum.map(CsumType::size),
+        csum_size: csum.map(CsumType::size),
     };
     if node.level() == 0 { check_leaf(node, expect, &cx) } else { check_interior(node, expect, &cx) }
 }
@@ -150,7 +167,7 @@ struct Context {
     /// Largest generation that may be named.
     newest: u64,
     nodesize: u32,
-    /// Unknown when a node is checked before it gets its checksum.
+    /// Bytes of one data checksum; without it, checksum items cannot be checked.
     csum_size: Option<usize>,
 }
 

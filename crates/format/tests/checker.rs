@@ -1,7 +1,7 @@
 //! The node checker on leaves and nodes built by hand: each rule passes what is right and names
 //! what is wrong.
 
-use larder_format::check::{Expect, check_node};
+use larder_format::check::{Expect, check_node, check_unsealed};
 use larder_format::csum::{data_ref_hash, name_hash};
 use larder_format::node::{HEADER_SIZE, ITEM_SIZE, NodeView, POINTER_SIZE};
 use larder_format::{CsumType, Generation, Key, KeyType, Logical, ObjectId, TreeId};
@@ -750,6 +750,14 @@ fn what_the_parent_knows() {
     fresh[56] = 0;
     assert!(check(fresh.clone(), &expect()).unwrap_err().contains("lacks the flag WRITTEN"));
     assert_eq!(check_node(&fresh, &Expect { csum: None, ..expect() }), Ok(()));
+    assert_eq!(check_unsealed(&fresh, &expect(), CsumType::Crc32c), Ok(()));
+    // Checksum items are checked only by those who know how long a checksum is.
+    let at = |offset| key(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, offset);
+    let sums = leaf(ObjectId::CSUM_TREE, &[(at(0), vec![1; 64]), (at(8192), vec![1; 64])]);
+    assert_eq!(check_node(&sums, &Expect { csum: None, ..expect() }), Ok(()));
+    assert_eq!(check_unsealed(&sums, &expect(), CsumType::Sha256), Ok(()));
+    let error = check_unsealed(&sums, &expect(), CsumType::Crc32c).unwrap_err().to_string();
+    assert!(error.contains("overlaps the checksums before it, which end at 65536"), "{error}");
 }
 
 /// Leaves with something of everything.

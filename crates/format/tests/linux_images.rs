@@ -273,8 +273,41 @@ fn what_the_kernel_writes() {
         "#;
         let script = run("sh", &["-c", script, "sh", mnt.to_str().unwrap()]);
         assert_eq!(script, "");
+        log_of_the_kernel(&path, &mnt);
         drop(guard);
         let image = verify_image(&path);
         assert!(image.sb.incompat().contains(Incompat::COMPRESS_ZSTD | Incompat::DEFAULT_SUBVOL));
     }
+}
+
+/// The log that fsync leaves behind, as a crash would find it.
+fn log_of_the_kernel(path: &Path, mnt: &Path) {
+    let script = r#"
+        set -e
+        cd "$1"
+        mount -o remount,commit=300 .
+        sync -f .
+        mkdir -p sub/new/deep
+        ln -f sub/random sub/new/link; mv sub/clone "sub/new/moved"
+        dd if=/dev/urandom of=sub/new/deep/logged bs=5000 count=30 conv=fsync status=none
+        dd if=/dev/urandom of=sub/random bs=4096 count=1 seek=7 conv=fsync,notrunc status=none
+        sync sub/new
+        dd if=/dev/urandom of=snap/logged bs=100 count=1 conv=fsync status=none
+        cp --sparse=always "$2" "$2.crash"
+    "#;
+    let crash = path.with_extension("crash");
+    let arguments = ["-c", script, "sh", mnt.to_str().unwrap(), path.to_str().unwrap()];
+    // A commit of the kernel's own accord in between drops the log; then the next try has one.
+    for _ in 0..10 {
+        run("sh", &arguments);
+        let image = verify_image(&crash);
+        let nodes = image.walk_log();
+        fs::remove_file(&crash).unwrap();
+        let kinds: Vec<KeyType> = items(&nodes).map(|(_, key, _)| key.kind).collect();
+        if !kinds.is_empty() {
+            assert!(kinds.contains(&KeyType::INODE_ITEM), "{kinds:?}");
+            return;
+        }
+    }
+    panic!("ten times fsync, and never a log");
 }

@@ -143,6 +143,23 @@ impl Image {
         }
         nodes
     }
+    /// Checks the log: the tree of log roots and the log tree of each subvolume. None of their nodes
+    /// is among those of [`Image::walk`]; before that, only nodes in system chunks can be found.
+    pub(crate) fn walk_log(&self) -> Nodes {
+        let mut nodes = Nodes::new();
+        let Some(at) = self.sb.log_root() else { return nodes };
+        let generation = self.sb.generation().0 + 1;
+        let roots = self.expect_root(ObjectId::TREE_LOG, at.0, self.sb.log_root_level, generation);
+        let mut logs = Vec::new();
+        self.walk_tree(&roots, &mut nodes, &mut |key, data| {
+            assert_eq!((key.objectid, key.kind), (ObjectId::TREE_LOG, KeyType::ROOT_ITEM));
+            logs.push(self.expect_root(ObjectId::TREE_LOG, le64(data, 176), data[238], le64(data, 160)));
+        });
+        for log in logs {
+            self.walk_tree(&log, &mut nodes, &mut |_, _| {});
+        }
+        nodes
+    }
     fn walk_tree(&self, expect: &Expect, nodes: &mut Nodes, each: &mut impl FnMut(Key, &[u8])) {
         let owner = expect.owner.unwrap();
         let copies = self.node(expect.bytenr.0);
