@@ -5,6 +5,7 @@
 //! `fusermount3` (module `helper`). What may be missing on a machine is said with what to do about it.
 
 mod helper;
+pub(crate) mod readahead;
 
 use crate::transport::Transport;
 use rustix::fs::{Mode, OFlags};
@@ -179,10 +180,11 @@ impl Unmounter {
     }
 }
 
-/// Is `path` the mount of a FUSE daemon that is gone? (Everything on it fails with ENOTCONN.)
+/// Is `path` the mount of a FUSE daemon that is gone? (Everything that is not cached fails with ENOTCONN.)
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
-    matches!(std::fs::symlink_metadata(path), Err(e) if e.raw_os_error() == Some(libc::ENOTCONN))
+    // Attributes may still be cached; this is always asked.
+    matches!(rustix::fs::statfs(path), Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED))
 }
 
 /// Mounts `source` (a device or an image; it only names the mount unless it is a block device) on `mountpoint`.

@@ -53,6 +53,11 @@ fn exercise(m: &Mount) {
     let mut back = Vec::new();
     direct.read_to_end(&mut back).unwrap();
     assert!(back == data, "what was written comes back");
+    // Reads arrive in megabytes.
+    rustix::fs::fadvise(&direct, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let before = m.stats.of(Opcode::Read);
+    assert!(fs::read(m.join("big")).unwrap() == data);
+    assert!(m.stats.of(Opcode::Read) - before < 10);
     // Direct writes at any offset.
     direct.write_all_at(&[0xaa; 100], 3).unwrap();
     let mut part = [0; 104];

@@ -138,11 +138,14 @@ pub fn serve_handler<H: Handler>(
     };
     let out = init::negotiate(&offer, Wishes { uring: rings.is_some(), ..wishes });
     send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes())).map_err(io_error("answering INIT"))?;
-    let ready = |threads: usize| Ready {
-        uring: rings.is_some(),
-        threads,
-        minor: out.minor,
-        writeback: InitFlags::from_words(out.flags, out.flags2).has(InitFlags::WRITEBACK_CACHE),
+    let ready = |threads: usize| {
+        crate::mount::readahead::raise(mounted.mountpoint());
+        Ready {
+            uring: rings.is_some(),
+            threads,
+            minor: out.minor,
+            writeback: InitFlags::from_words(out.flags, out.flags2).has(InitFlags::WRITEBACK_CACHE),
+        }
     };
     let served = match &rings {
         Some(rings) => rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
