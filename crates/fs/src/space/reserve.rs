@@ -1,0 +1,492 @@
+//! Reservations: an operation owns its worst case before it starts, and who waits for space waits in line.
+//!
+//! Each kind of space has an account: how many bytes there are and which pot they are in (used, pinned,
+//! reserved, unusable; the rest is free). A [`Reservation`] is a guard on reserved bytes: allocations move bytes from
+//! it to *used*, its drop gives the rest back. Pinned bytes (freed, but still reachable from the last durable
+//! superblock) are never free.
+//!
+//! When a request does not fit, it takes a ticket. Tickets are served strictly oldest first, so that a large
+//! request is not starved by small ones. The thread with the oldest ticket runs the reclaimer; there is no
+//! thread that could be asleep or die. It gives up when the reclaimer has nothing left to try, or has tried several
+//! times without a gain: a commit frees the blocks that it has copied itself, which looks like progress for ever.
+//!
+//! The *global reserve* is the part of metadata space that only the commit may use (the extent, checksum, free-space
+//! and root trees change while it runs), deletions in need excepted. Metadata may be reserved beyond what its
+//! block groups hold, against device space that can still become metadata: worst cases are many times what
+//! is used, and a commit allocates the chunk when it is needed.
+//!
+//! Lock order: nothing is locked, and nothing called, with an account locked.
+
+use crate::api::may_wait;
+use crate::error::{Error, Result};
+use crate::space::SpaceKind;
+use parking_lot::{Condvar, Mutex};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Rounds of reclaim without a gain after which a request is refused.
+const FRUITLESS_ROUNDS: u32 = 3;
+
+/// What can make space: the engine.
+pub trait Reclaim: Send + Sync {
+    /// Tries to make `bytes` more free for `kind`, by the cheapest means left: running delayed work, writing delayed
+    /// data, allocating a chunk, committing. `Ok(false)`: there is nothing left to try.
+    ///
+    /// Runs on the thread with the oldest ticket, which may hold locks of the operation that it reserves for, and
+    /// with no lock of this module held. Reservations made inside never wait ([`Space::reserve_emergency`]).
+    ///
+    /// # Errors
+    /// Ends the wait of the ticket with this error.
+    fn reclaim(&self, kind: SpaceKind, bytes: u64) -> Result<bool>;
+}
+
+/// Bytes of one kind of space and what they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pots {
+    /// In all block groups.
+    pub total: u64,
+    /// Allocated.
+    pub used: u64,
+    /// Freed, not to be reused before the next superblock is durable.
+    pub pinned: u64,
+    /// Promised, the global reserve included.
+    pub reserved: u64,
+    /// Where nothing can be allocated: superblock copies, free space of read-only groups.
+    pub unusable: u64,
+}
+
+impl Pots {
+    /// Bytes that can be allocated now, promised or not.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.total - self.used - self.pinned - self.unusable
+    }
+    fn check(&self) {
+        let taken = self.used.checked_add(self.pinned).and_then(|n| n.checked_add(self.unusable));
+        assert!(taken.is_some_and(|n| n <= self.total), "space does not add up: {self:?}");
+    }
+}
+
+/// Figures for statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReserveStats {
+    /// Requests that had to queue.
+    pub tickets: u64,
+    /// Calls of the reclaimer.
+    pub reclaims: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Bytes allocated beyond a reservation (an estimate was too low).
+    pub overdrawn: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TicketState {
+    Waiting,
+    Granted,
+}
+
+struct Ticket {
+    bytes: u64,
+    overcommits: bool,
+    state: Mutex<TicketState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    pots: Pots,
+    /// Device space that metadata may be promised beyond `total`.
+    overcommit: u64,
+    /// Size that the global reserve should have, and what it holds (a part of `pots.reserved`).
+    global_size: u64,
+    global: u64,
+    queue: VecDeque<Arc<Ticket>>,
+}
+
+impl State {
+    /// Bytes that may still be promised.
+    fn available(&self, overcommits: bool) -> u64 {
+        let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
+        limit.saturating_sub(self.pots.reserved)
+    }
+    fn try_take(&mut self, bytes: u64, overcommits: bool) -> bool {
+        let fits = bytes <= self.available(overcommits);
+        if fits {
+            self.pots.reserved += bytes;
+        }
+        fits
+    }
+    /// Hands out what has become free: first to the global reserve, then to the oldest tickets.
+    fn serve(&mut self) {
+        self.pots.check();
+        let fill = self.global_size.saturating_sub(self.global).min(self.available(false));
+        self.global += fill;
+        self.pots.reserved += fill;
+        while let Some(first) = self.queue.front() {
+            let (bytes, overcommits) = (first.bytes, first.overcommits);
+            if !self.try_take(bytes, overcommits) {
+                break;
+            }
+            let first = self.queue.pop_front().expect("looked at");
+            *first.state.lock() = TicketState::Granted;
+            first.changed.notify_one();
+            self.wake_front();
+        }
+    }
+    /// The oldest ticket's thread has work to do: to reclaim.
+    fn wake_front(&self) {
+        if let Some(first) = self.queue.front() {
+            // Locked, so that the thread either sees that it is first or is waiting already.
+            let _state = first.state.lock();
+            first.changed.notify_one();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Account {
+    state: Mutex<State>,
+    tickets: AtomicU64,
+    reclaims: AtomicU64,
+    refused: AtomicU64,
+    overdrawn: AtomicU64,
+}
+
+/// The accounts of a file system.
+pub struct Space {
+    accounts: [Account; 3],
+    mixed: bool,
+    reclaim: OnceLock<Box<dyn Reclaim>>,
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pots: Vec<_> = self.accounts.iter().map(|a| a.state.lock().pots).collect();
+        f.debug_struct("Space").field("mixed", &self.mixed).field("pots", &pots).finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    static RECLAIMING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Space {
+    /// Accounts without any space. `mixed`: data and metadata share their block groups, hence an account.
+    #[must_use]
+    pub fn new(mixed: bool) -> Arc<Self> {
+        Arc::new(Self { accounts: Default::default(), mixed, reclaim: OnceLock::new() })
+    }
+
+    /// Says who makes space when it is short. Once.
+    ///
+    /// # Panics
+    /// When called twice.
+    pub fn set_reclaim(&self, reclaim: Box<dyn Reclaim>) {
+        assert!(self.reclaim.set(reclaim).is_ok(), "one engine");
+    }
+
+    fn account(&self, kind: SpaceKind) -> &Account {
+        match kind {
+            SpaceKind::Data => &self.accounts[0],
+            SpaceKind::Metadata => &self.accounts[usize::from(!self.mixed)],
+            SpaceKind::System => &self.accounts[2],
+        }
+    }
+
+    /// Do data and metadata share their space?
+    #[must_use]
+    pub fn is_mixed(&self) -> bool {
+        self.mixed
+    }
+
+    /// The pots of an account.
+    #[must_use]
+    pub fn pots(&self, kind: SpaceKind) -> Pots {
+        self.account(kind).state.lock().pots
+    }
+
+    /// Bytes that operations have reserved, without the global reserve: 0 when nothing runs.
+    #[must_use]
+    pub fn reserved_by_operations(&self, kind: SpaceKind) -> u64 {
+        let state = self.account(kind).state.lock();
+        state.pots.reserved - state.global
+    }
+
+    /// Bytes that metadata was promised beyond what its block groups hold. A chunk for anything else must leave
+    /// this much device space.
+    #[must_use]
+    pub fn overcommitted(&self) -> u64 {
+        let pots = self.pots(SpaceKind::Metadata);
+        pots.reserved.saturating_sub(pots.free())
+    }
+
+    /// Statistics of an account.
+    #[must_use]
+    pub fn stats(&self, kind: SpaceKind) -> ReserveStats {
+        let a = self.account(kind);
+        ReserveStats {
+            tickets: a.tickets.load(Ordering::Relaxed),
+            reclaims: a.reclaims.load(Ordering::Relaxed),
+            refused: a.refused.load(Ordering::Relaxed),
+            overdrawn: a.overdrawn.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets how many bytes (logical) of device space new metadata chunks could still have. To be called whenever
+    /// chunks come or go.
+    pub fn set_overcommit(&self, bytes: u64) {
+        let mut state = self.account(SpaceKind::Metadata).state.lock();
+        state.overcommit = bytes;
+        state.serve();
+    }
+
+    /// Sets the size of the global reserve ([`global_reserve_size`]). It fills as space becomes free.
+    pub fn set_global_reserve(&self, bytes: u64) {
+        let mut state = self.account(SpaceKind::Metadata).state.lock();
+        let surplus = state.global.saturating_sub(bytes);
+        state.global -= surplus;
+        state.pots.reserved -= surplus;
+        state.global_size = bytes;
+        state.serve();
+    }
+
+    /// Bytes that the global reserve should hold and does hold.
+    #[must_use]
+    pub fn global_reserve(&self) -> (u64, u64) {
+        let state = self.account(SpaceKind::Metadata).state.lock();
+        (state.global_size, state.global)
+    }
+
+    /// Changes pots, and serves whom the change helps.
+    pub(super) fn change(&self, kind: SpaceKind, f: impl FnOnce(&mut Pots)) {
+        let mut state = self.account(kind).state.lock();
+        f(&mut state.pots);
+        state.serve();
+    }
+
+    fn guard(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Reservation {
+        Reservation { space: Arc::clone(self), kind, bytes }
+    }
+
+    /// An empty reservation, to merge others into. What is allocated from it beyond what it holds comes from the global
+    /// reserve, then from free space: the committer's kind.
+    #[must_use]
+    pub fn empty(self: &Arc<Self>, kind: SpaceKind) -> Reservation {
+        self.guard(kind, 0)
+    }
+
+    /// Reserves if that can be done at once; `None` if not, or if others wait already.
+    #[must_use]
+    pub fn try_reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Option<Reservation> {
+        let mut state = self.account(kind).state.lock();
+        let fits = state.queue.is_empty() && state.try_take(bytes, kind == SpaceKind::Metadata);
+        fits.then(|| self.guard(kind, bytes))
+    }
+
+    /// Reserves `bytes`, waiting for space if need be.
+    ///
+    /// # Errors
+    /// `NoSpace` when nothing can be reclaimed; `WouldBlock` on a thread that must not wait
+    /// ([`crate::api::no_wait`]); what the reclaimer returned.
+    pub fn reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+        if RECLAIMING.get() {
+            return self.reserve_emergency(kind, bytes);
+        }
+        match self.try_reserve(kind, bytes) {
+            Some(guard) => Ok(guard),
+            None => {
+                may_wait()?;
+                self.queue(kind, bytes)
+            }
+        }
+    }
+
+    /// As [`Self::reserve`], for operations that free more than they take: where metadata is short they may use up to
+    /// half of the global reserve. Otherwise a full file system could not be emptied.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub fn reserve_for_deletion(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        let kind = SpaceKind::Metadata;
+        if let Some(guard) = self.try_reserve(kind, bytes) {
+            return Ok(guard);
+        }
+        {
+            let mut state = self.account(kind).state.lock();
+            if state.global.checked_sub(bytes).is_some_and(|rest| rest >= state.global_size / 2) {
+                state.global -= bytes;
+                return Ok(self.guard(kind, bytes));
+            }
+        }
+        self.reserve(kind, bytes)
+    }
+
+    /// Reserves without ever waiting, past those who wait, and from the global reserve if need be: for the reclaimer
+    /// itself and for the commit.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub fn reserve_emergency(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+        let mut state = self.account(kind).state.lock();
+        if state.try_take(bytes, kind == SpaceKind::Metadata) {
+            return Ok(self.guard(kind, bytes));
+        }
+        if kind == SpaceKind::Metadata && state.global >= bytes {
+            state.global -= bytes;
+            return Ok(self.guard(kind, bytes));
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Takes a ticket and waits.
+    fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+        let account = self.account(kind);
+        let ticket = Arc::new(Ticket {
+            bytes,
+            overcommits: kind == SpaceKind::Metadata,
+            state: Mutex::new(TicketState::Waiting),
+            changed: Condvar::new(),
+        });
+        account.tickets.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut state = account.state.lock();
+            state.queue.push_back(Arc::clone(&ticket));
+            // Space may have come since the first attempt.
+            state.serve();
+        }
+        let (mut best, mut fruitless) = (0, 0);
+        loop {
+            // Wait until served or first in line. The account is asked without the ticket locked: the order is account,
+            // ticket.
+            let (granted, first, available) = {
+                let state = account.state.lock();
+                let granted = *ticket.state.lock() == TicketState::Granted;
+                let first = state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket));
+                if !granted && !first {
+                    let mut mine = ticket.state.lock();
+                    drop(state);
+                    ticket.changed.wait(&mut mine);
+                    continue;
+                }
+                (granted, first, state.available(ticket.overcommits))
+            };
+            if granted {
+                return Ok(self.guard(kind, bytes));
+            }
+            debug_assert!(first);
+            fruitless = if available > best { 0 } else { fruitless + 1 };
+            best = best.max(available);
+            account.reclaims.fetch_add(1, Ordering::Relaxed);
+            let outcome = match self.reclaim.get() {
+                Some(engine) if fruitless <= FRUITLESS_ROUNDS => {
+                    RECLAIMING.set(true);
+                    let outcome = engine.reclaim(kind, bytes);
+                    RECLAIMING.set(false);
+                    outcome
+                }
+                _ => Ok(false),
+            };
+            let refusal = match outcome {
+                Ok(true) => continue,
+                Ok(false) => Error::NoSpace,
+                Err(e) => e,
+            };
+            let mut state = account.state.lock();
+            state.serve();
+            if *ticket.state.lock() == TicketState::Granted {
+                return Ok(self.guard(kind, bytes));
+            }
+            // Without us, the next may fit, or must take over.
+            state.queue.retain(|t| !Arc::ptr_eq(t, &ticket));
+            state.serve();
+            state.wake_front();
+            account.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(refusal);
+        }
+    }
+}
+
+/// Reserved bytes. Dropping gives back what was not allocated.
+#[derive(Debug)]
+pub struct Reservation {
+    space: Arc<Space>,
+    kind: SpaceKind,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Bytes still reserved.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+    /// What they are for.
+    #[must_use]
+    pub fn kind(&self) -> SpaceKind {
+        self.kind
+    }
+    /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own.
+    #[must_use]
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { space: Arc::clone(&self.space), kind: self.kind, bytes }
+    }
+    /// Takes over what `other` holds.
+    ///
+    /// # Panics
+    /// When it is of another kind of space.
+    pub fn merge(&mut self, mut other: Self) {
+        assert_eq!(self.kind, other.kind);
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+    /// Gives back all but `keep` bytes.
+    pub fn shrink_to(&mut self, keep: u64) {
+        let surplus = self.bytes.saturating_sub(keep);
+        drop(self.split(surplus));
+    }
+
+    /// `bytes` have been allocated: they are used now. Beyond what is reserved, the global reserve pays, then
+    /// the free space: the allocator has found them, so they are there.
+    pub(super) fn consume(&mut self, bytes: u64) {
+        let account = self.space.account(self.kind);
+        let mut state = account.state.lock();
+        let own = bytes.min(self.bytes);
+        self.bytes -= own;
+        let global = if self.kind == SpaceKind::Metadata { (bytes - own).min(state.global) } else { 0 };
+        state.global -= global;
+        state.pots.reserved -= own + global;
+        state.pots.used += bytes;
+        state.pots.check();
+        account.overdrawn.fetch_add(bytes - own, Ordering::Relaxed);
+    }
+    /// `bytes` were allocated and are given back unused: they are reserved again.
+    pub(super) fn restore(&mut self, bytes: u64) {
+        let mut state = self.space.account(self.kind).state.lock();
+        state.pots.used -= bytes;
+        state.pots.reserved += bytes;
+        self.bytes += bytes;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let bytes = self.bytes;
+            self.space.change(self.kind, |pots| pots.reserved -= bytes);
+        }
+    }
+}
+
+/// Size of the global reserve: as much as the trees that a commit rewrites (`tree_bytes`: extent, checksum,
+/// free-space and root trees), from 16 to 512 MiB, but never more than a quarter of the metadata space.
+#[must_use]
+pub fn global_reserve_size(tree_bytes: u64, metadata_total: u64) -> u64 {
+    tree_bytes.clamp(16 << 20, 512 << 20).min(metadata_total / 4)
+}
+
+#[cfg(test)]
+mod tests;
