@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Image, has, items, le64, missing, mkfs, reseal, run};
+use common::{Image, Nodes, has, items, le64, missing, mkfs, mkfs_sized, reseal, run};
 use larder_format::check::check_node;
 use larder_format::features::Incompat;
 use larder_format::node::{HEADER_SIZE, ITEM_SIZE, NodeView};
@@ -217,7 +217,9 @@ fn other_shapes() {
 struct Mounted<'a>(&'a Path);
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0).status();
+        if !Command::new("umount").arg(self.0).status().is_ok_and(|s| s.success()) {
+            let _ = Command::new("umount").arg("-l").arg(self.0).status();
+        }
     }
 }
 
@@ -229,10 +231,16 @@ fn what_the_kernel_writes() {
     let dir = tempfile::tempdir().unwrap();
     let (path, mnt) = (dir.path().join("img"), dir.path().join("mnt"));
     fs::create_dir(&mnt).unwrap();
-    for nodesize in ["4096", "16384"] {
-        mkfs(&path, &["--nodesize", nodesize]);
+    // The old space cache is kept for block groups of 100 MiB and more only.
+    let v1 = ["-O", "^free-space-tree,^block-group-tree"];
+    for (size, args, cache) in [
+        (256 << 20, &["--nodesize", "4096"][..], ""),
+        (256 << 20, &["-O", "block-group-tree"], ""),
+        (8 << 30, &v1, ",space_cache=v1"),
+    ] {
+        mkfs_sized(&path, size, args);
         let mounted = Command::new("mount")
-            .args(["-o", "loop,compress=zstd,commit=1"])
+            .args(["-o", &format!("loop,compress=zstd,commit=1{cache}")])
             .args([&path, &mnt])
             .output()
             .is_ok_and(|o| o.status.success());
@@ -274,7 +282,10 @@ fn what_the_kernel_writes() {
         assert_eq!(script, "");
         log_of_the_kernel(&path, &mnt);
         drop(guard);
-        let image = verify_image(&path);
+        let mut image = verify_image(&path);
+        let caches =
+            |nodes: &Nodes| items(nodes).filter(|(_, k, _)| k.objectid == ObjectId::FREE_SPACE).count();
+        assert_eq!(caches(&image.walk()) > 0, !cache.is_empty());
         assert!(image.sb.incompat().contains(Incompat::COMPRESS_ZSTD | Incompat::DEFAULT_SUBVOL));
     }
 }

@@ -48,7 +48,12 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
 
 /// Makes an empty 256 MiB file and `mkfs.btrfs` on it.
 pub(crate) fn mkfs(path: &Path, args: &[&str]) {
-    File::create(path).unwrap().set_len(256 << 20).unwrap();
+    mkfs_sized(path, 256 << 20, args);
+}
+
+/// Makes an empty file and `mkfs.btrfs` on it.
+pub(crate) fn mkfs_sized(path: &Path, size: u64, args: &[&str]) {
+    File::create(path).unwrap().set_len(size).unwrap();
     let mut all = vec!["-q"];
     all.extend(args);
     all.push(path.to_str().unwrap());
