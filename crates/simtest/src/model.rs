@@ -7,7 +7,8 @@
 //!
 //! - `sync` covers everything that had returned when it began;
 //! - `fsync` of an inode covers its content, attributes and names, and each directory needed to find it; no name that
-//!   it had lost comes back; of a directory, its entries too.
+//!   it had lost comes back; of a directory, its entries too;
+//! - `fdatasync` the same without the attributes.
 //!
 //! **Strict** is what holds while commits are the only way to become durable: the names and inodes found equal the
 //! world after some prefix of the operations between the two. **Weak** is what any log may do: every directory slot,
@@ -96,7 +97,8 @@ impl Domain {
     }
 
     /// The first index from which the world holds everything that mattered to an fsync of `ino` at `index`.
-    fn fsync_floor(&self, index: usize, ino: Ino) -> usize {
+    /// Attributes of the directories above are not needed to find it; `data_only`: nor are its own.
+    fn fsync_floor(&self, index: usize, ino: Ino, data_only: bool) -> usize {
         let world = &self.worlds[index];
         let parents = parents(world);
         let mut needed = BTreeSet::from([ino]);
@@ -108,8 +110,11 @@ impl Domain {
                 }
             }
         }
-        let matters =
-            |d: &Done| d.touched.inodes.iter().any(|i| needed.contains(i)) || d.touched.dirs.contains(&ino);
+        let matters = |d: &Done| {
+            let attributes = matches!(d.op, Op::Chmod { .. } | Op::SetXattr { .. } | Op::RemoveXattr { .. });
+            let touches = |i: &Ino| needed.contains(i) && (!attributes || *i == ino && !data_only);
+            d.touched.inodes.iter().any(touches) || d.touched.dirs.contains(&ino)
+        };
         self.done[..index].iter().rposition(matters).map_or(0, |k| k + 1)
     }
 }
@@ -135,6 +140,8 @@ struct Bounds {
     hi: usize,
     /// For each inode with a promise of its own: the index at which it was given.
     inodes: BTreeMap<Ino, usize>,
+    /// The same, `fdatasync` included: for content and names.
+    data: BTreeMap<Ino, usize>,
     /// The index that a sync of everything gives.
     all: usize,
 }
@@ -148,16 +155,20 @@ impl History {
             }
         }
         let mut lo = all;
-        let mut inodes = BTreeMap::new();
+        let (mut inodes, mut data) = (BTreeMap::new(), BTreeMap::new());
         for (k, done) in domain.done.iter().enumerate() {
             if let (Some(ino), Some(end)) = (done.target, done.end)
                 && end <= at
             {
-                lo = lo.max(domain.fsync_floor(k, ino));
-                inodes.insert(ino, k);
+                let data_only = matches!(done.op, Op::Fdatasync(_));
+                lo = lo.max(domain.fsync_floor(k, ino, data_only));
+                data.insert(ino, k);
+                if !data_only {
+                    inodes.insert(ino, k);
+                }
             }
         }
-        Bounds { lo, hi: domain.begun(at), inodes, all }
+        Bounds { lo, hi: domain.begun(at), inodes, data, all }
     }
 
     /// Is this exactly what a file system shows on which everything has returned and nothing has crashed?
@@ -168,7 +179,7 @@ impl History {
         for domain in &self.domains {
             let n = domain.done.len();
             let pairs = same_tree(domain, domain.now(), found)?;
-            let all = Bounds { lo: n, hi: n, inodes: BTreeMap::new(), all: n };
+            let all = Bounds { lo: n, hi: n, inodes: BTreeMap::new(), data: BTreeMap::new(), all: n };
             contents(domain, &all, n, &pairs, found)?;
         }
         Ok(())
@@ -195,13 +206,15 @@ impl History {
         if let Some(stray) = found.entries(ROOT).keys().find(|n| !known.iter().any(|p| n.starts_with(p))) {
             return Err(format!("{stray} is in the root, and nobody put it there"));
         }
+        let mut fitting = Vec::new();
         for domain in &self.domains {
             let bounds = self.bounds(domain, at);
-            match mode {
-                Mode::Strict => strict(domain, &bounds, found),
-                Mode::Weak => weak(domain, &bounds, found),
-            }
-            .map_err(|e| {
+            let all = self.domains.len() > 1;
+            let fits = match mode {
+                Mode::Strict => strict(domain, &bounds, found, all),
+                Mode::Weak => weak(domain, &bounds, found).map(|()| Vec::new()),
+            };
+            fitting.push(fits.map_err(|e| {
                 let sync = |d: &&Done| d.op.is_sync() && d.end.is_some_and(|e| e <= at);
                 let last = domain.done.iter().rfind(sync).map_or("none".into(), |d| d.op.to_string());
                 format!(
@@ -210,22 +223,63 @@ impl History {
                     bounds.hi,
                     domain.done.len(),
                 )
-            })?;
+            })?);
         }
-        Ok(())
+        match mode {
+            Mode::Strict => self.in_real_time(&fitting),
+            Mode::Weak => Ok(()),
+        }
+    }
+
+    /// Commits are of everything: where an operation is there, so is each of other threads that had returned before it
+    /// began. `fitting` has the numbers of operations that each domain can show, ascending.
+    fn in_real_time(&self, fitting: &[Vec<usize>]) -> Result<(), String> {
+        // All demands have the form "if so many there, then so many here": raising the least solution step by step
+        // finds one if there is any.
+        let mut shown: Vec<usize> = fitting.iter().map(|f| f[0]).collect();
+        loop {
+            let mut changed = false;
+            for (d, domain) in self.domains.iter().enumerate() {
+                let Some(last) = shown[d].checked_sub(1).map(|k| &domain.done[k]) else { continue };
+                for (e, other) in self.domains.iter().enumerate().filter(|(e, _)| *e != d) {
+                    let needed = other.returned(last.begin);
+                    if shown[e] < needed {
+                        changed = true;
+                        shown[e] = *fitting[e].iter().find(|p| **p >= needed).ok_or_else(|| {
+                            format!(
+                                "{} is there, but not {}, which had returned before it began",
+                                last.op,
+                                other.done[needed - 1].op
+                            )
+                        })?;
+                    }
+                }
+            }
+            if !changed {
+                return Ok(());
+            }
+        }
     }
 }
 
-fn strict(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
+/// After how many operations the domain's worlds look like this, ascending; one of them is enough unless `all` are
+/// wanted.
+fn strict(domain: &Domain, bounds: &Bounds, found: &World, all: bool) -> Result<Vec<usize>, String> {
+    let mut fits = Vec::new();
     let mut reasons: Vec<(usize, String)> = Vec::new();
     for p in (bounds.lo..=bounds.hi.max(bounds.lo)).rev() {
         match same_tree(domain, &domain.worlds[p], found) {
             Err(reason) => reasons.push((p, reason)),
             Ok(pairs) => match contents(domain, bounds, p, &pairs, found) {
-                Ok(()) => return Ok(()),
+                Ok(()) if all => fits.push(p),
+                Ok(()) => return Ok(vec![p]),
                 Err(reason) => reasons.push((p, reason)),
             },
         }
+    }
+    if !fits.is_empty() {
+        fits.reverse();
+        return Ok(fits);
     }
     let mut out = String::from("the tree is not that after any allowed number of operations:");
     for (p, reason) in reasons.iter().rev().take(6) {
@@ -305,7 +359,7 @@ fn contents(
 ) -> Result<(), String> {
     for (ino, other) in pairs {
         let Body::File(there) = &found.node(*other).expect("paired").body else { continue };
-        let from = bounds.inodes.get(ino).copied().unwrap_or(0).max(bounds.all).min(p);
+        let from = bounds.data.get(ino).copied().unwrap_or(0).max(bounds.all).min(p);
         content(domain, *ino, from, p, there).map_err(|e| {
             let names = names_of(domain, &domain.worlds[p]);
             let path = names.iter().find(|(_, i)| *i == ino).map_or("?", |(n, _)| n);
@@ -423,6 +477,7 @@ fn weak(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
             return Err(format!("inode {ino} is in no state that it had since its promise: {reason}"));
         }
         if let Body::File(there) = &other.body {
+            let floor = bounds.data.get(&ino).copied().unwrap_or(0).max(bounds.all);
             content(domain, ino, floor, hi, there).map_err(|e| format!("inode {ino}: {e}"))?;
         }
     }
@@ -438,7 +493,7 @@ struct Floors {
 
 fn weak_floors(domain: &Domain, bounds: &Bounds) -> Floors {
     let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new() };
-    for (ino, k) in &bounds.inodes {
+    for (ino, k) in &bounds.data {
         let world = &domain.worlds[*k];
         let up = parents(world);
         let mut needed = BTreeSet::from([*ino]);
@@ -582,6 +637,16 @@ mod tests {
     }
 
     #[test]
+    fn attributes_are_covered_by_an_fsync_of_the_inode_itself_only() {
+        let h = history("mk A; new A/f; F A/f; mode A 700; mode A/f 600; FD A/f; F A/f; F A");
+        assert_eq!(allowed(&h, 6, Mode::Strict), [2, 3, 4, 5, 6], "fdatasync");
+        assert_eq!(allowed(&h, 7, Mode::Strict), [5, 6, 7, 8]);
+        let h = history("mk A; new A/f; F A/f; mode A 700; F A/f; F A");
+        assert_eq!(allowed(&h, 5, Mode::Strict), [2, 3, 4, 5, 6], "not the directory above");
+        assert_eq!(allowed(&h, 6, Mode::Strict), [4, 5, 6]);
+    }
+
+    #[test]
     fn domains_are_checked_each_by_itself_and_share_syncs() {
         let mut a = history("new af; COMMIT; new ag").domains.remove(0);
         a.prefix = "a".into();
@@ -604,5 +669,37 @@ mod tests {
         let verdicts: Vec<bool> = worlds.iter().map(|w| h.verify(w, Seq(30), Mode::Strict).is_ok()).collect();
         assert_eq!(verdicts, [false, true, true, false], "b's file was there before a's sync began");
         assert!(h.verify(&worlds[0], Seq(14), Mode::Strict).is_ok());
+    }
+
+    #[test]
+    fn what_returned_before_another_thread_began_is_there_with_it() {
+        let domain = |name: &str, ops: &[(&str, u64, u64)], real: u64| {
+            let mut d = Domain::new(name, World::empty(0o755, 256));
+            for (i, (op, begin, end)) in ops.iter().enumerate() {
+                let op = parse(op).unwrap()[0][0].clone();
+                let mut after = d.now().clone();
+                let touched = after.apply(&op).unwrap();
+                after.set_real(touched.made.unwrap(), real + i as u64);
+                d.push(&op, after, touched, Seq(*begin), Some(Seq(*end)));
+            }
+            d
+        };
+        let a = domain("a", &[("new a1", 1, 2), ("new a2", 10, 12)], 300);
+        let b = domain("b", &[("new b1", 5, 6), ("new b2", 11, 13)], 400);
+        let h = History { domains: vec![a, b] };
+        let shows = |names: &[(&str, u64)]| {
+            let mut w = World::empty(0o755, 256);
+            for (name, real) in names {
+                w.apply(&Op::Create((*name).into())).unwrap();
+                let ino = w.resolve(name).unwrap();
+                w.set_real(ino, *real);
+            }
+            h.verify(&w, Seq(20), Mode::Strict).is_ok()
+        };
+        let (a1, a2, b1, b2) = (("a1", 300), ("a2", 301), ("b1", 400), ("b2", 401));
+        assert!(shows(&[]) && shows(&[a1]) && shows(&[a1, b1]) && shows(&[a1, a2, b1, b2]));
+        assert!(shows(&[a1, b1, a2]) && shows(&[a1, b1, b2]), "these two overlapped");
+        assert!(!shows(&[b1]), "a1 had returned before b1 began");
+        assert!(!shows(&[a1, a2]), "b1 had returned before a2 began");
     }
 }
