@@ -12,6 +12,7 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 export PATH
 
 say() { echo; echo "== $*"; }
+die() { echo "demo: $*" >&2; exit 1; }
 # Shows a command as a person would type it, then runs it.
 show() { echo "\$ $*" | sed "s|$larder|larder|"; "$@"; }
 
@@ -50,6 +51,7 @@ start() {
     if [ ! -e "$image" ]; then
         say "A 1 GiB image"
         show "$larder" mkfs --size 1G --label demo "$image"
+        [ -s "$image" ] || die "mkfs made no $image"
         echo "$(du -h "$image" | cut -f1) of real disk"
     fi
     problem=$(fuse_problem)
@@ -64,6 +66,7 @@ start_with_fuse() {
     say "Mounting"
     mkdir -p "$mnt"
     show "$larder" mount "$image" "$mnt"
+    is_mounted || die "mount has returned, but nothing is mounted on $mnt"
 
     say "A small tree, each file made durable with fsync"
     make_tree "$mnt"
@@ -128,6 +131,7 @@ stop() {
     fi
     if [ -e "$mnt" ] && is_mounted; then
         show "$larder" umount "$mnt"
+        ! is_mounted || die "umount has returned, but $mnt is still mounted"
         rmdir "$mnt"
     else
         echo "$image is not mounted on $mnt."

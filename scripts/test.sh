@@ -39,8 +39,10 @@ fi
 demo() {
     local dir status
     dir=$(mktemp -d)
-    make --no-print-directory run PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" &&
-        make --no-print-directory stop PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt"
+    make --no-print-directory run PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee "$dir/out" &&
+        make --no-print-directory stop PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee -a "$dir/out" &&
+        grep -q hello.txt "$dir/out" &&
+        grep -qE ', no error found|Not checked' "$dir/out"
     status=$?
     if [ $status != 0 ]; then
         # Whatever failed, nothing stays mounted.
