@@ -13,12 +13,13 @@ CARGO   ?= cargo
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 LARDER  := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/larder
 
-.PHONY: help build run stop test bench torture lint install uninstall clean
+.PHONY: help build run stop test posix bench torture lint install uninstall clean
 
 help:
 	@echo 'make run       build, make $(IMAGE) if there is none, mount it on ./$(MNT), show what it does'
 	@echo 'make stop      unmount ./$(MNT) and check $(IMAGE)'
 	@echo 'make test      every test; installs what they need when root'
+	@echo 'make posix     pjdfstest and fsx on a mount, beside the kernel (FSX_OPERATIONS, default 1000000)'
 	@echo 'make torture   the crash simulation at SCALE times its everyday size (default 20)'
 	@echo 'make bench     Larder and the kernel side by side, into docs/BENCHMARKS.md'
 	@echo 'make lint      format, clippy, documentation, licences, tidiness'
@@ -40,6 +41,10 @@ stop:
 test:
 	@scripts/test.sh
 
+FSX_OPERATIONS ?= 1000000
+posix: build
+	@scripts/posix.sh $(LARDER) $(FSX_OPERATIONS)
+
 bench:
 	@scripts/deps.sh bench
 	$(CARGO) run --release -p larder-bench -- $(ARGS)
@@ -60,18 +65,18 @@ BIN   = $(DESTDIR)$(PREFIX)/bin
 SBIN  = $(DESTDIR)$(SBINDIR)
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-install: build
+# `make build` first, where root has no Rust toolchain.
+install:
+	@test -x $(LARDER) || $(MAKE) build
 	install -d $(BIN) $(SBIN) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
 	    $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	install -m 755 $(LARDER) $(BIN)/larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/mount.fuse.larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/umount.fuse.larder
-	rm -rf $(TARGET)/assets
-	$(LARDER) assets $(TARGET)/assets
-	install -m 644 $(TARGET)/assets/man/*.1 $(SHARE)/man/man1
-	install -m 644 $(TARGET)/assets/completions/larder.bash $(SHARE)/bash-completion/completions/larder
-	install -m 644 $(TARGET)/assets/completions/_larder $(SHARE)/zsh/site-functions/_larder
-	install -m 644 $(TARGET)/assets/completions/larder.fish $(SHARE)/fish/vendor_completions.d/larder.fish
+	$(LARDER) man $(SHARE)/man/man1
+	$(LARDER) completions bash >$(SHARE)/bash-completion/completions/larder
+	$(LARDER) completions zsh >$(SHARE)/zsh/site-functions/_larder
+	$(LARDER) completions fish >$(SHARE)/fish/vendor_completions.d/larder.fish
 
 uninstall:
 	rm -f $(BIN)/larder $(SBIN)/mount.fuse.larder $(SBIN)/umount.fuse.larder \

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the system packages that Larder needs: scripts/deps.sh [build|run|test|bench]
+# Installs the system packages that Larder needs: scripts/deps.sh [build|run|test|bench|posix]
 #
-# Each level includes the one before it. As root on a Debian-like system whatever is missing is installed with apt;
+# Each level includes the one before it (posix: test). As root on a Debian-like system whatever is missing is installed with apt;
 # anywhere else the missing things are named, and the script succeeds all the same: what can be done without them is
 # done, and each test that needs one says so. Where nothing is missing, apt is not called at all.
 #
@@ -10,7 +10,7 @@
 set -eu
 
 level=${1:-test}
-case $level in build | run | test | bench) ;; *) echo "usage: $0 [build|run|test|bench]" >&2; exit 2 ;; esac
+case $level in build | run | test | bench | posix) ;; *) echo "usage: $0 [build|run|test|bench|posix]" >&2; exit 2 ;; esac
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 export PATH
@@ -37,7 +37,7 @@ mount mount
 umount mount
 modprobe kmod
 PAIRS
-    [ "$level" = test ] && return
+    [ "$level" = bench ] || return
     echo "fio fio"
     echo "xz xz-utils"
 }
@@ -65,6 +65,7 @@ missing_programs() {
             have "$program" || echo "$package"
         done
         [ "$level" != bench ] || source_package
+        [ "$level" != posix ] || [ -f /usr/include/sys/acl.h ] || echo libacl1-dev
     } | sort -u
 }
 
