@@ -20,7 +20,7 @@ help:
 	@echo 'make stop      unmount ./$(MNT) and check $(IMAGE)'
 	@echo 'make test      every test; installs what they need when root'
 	@echo 'make posix     pjdfstest and fsx on a mount, beside the kernel (FSX_OPERATIONS, default 1000000)'
-	@echo 'make torture   the crash simulation at SCALE times its everyday size (default 20)'
+	@echo 'make torture   crash states until STATES were seen (20000) or TIME seconds are over (3600)'
 	@echo 'make bench     Larder and the kernel side by side, into docs/BENCHMARKS.md'
 	@echo 'make lint      format, clippy, documentation, licences, tidiness'
 	@echo 'make install   binary, mount helpers, man pages, completions (PREFIX=$(PREFIX), DESTDIR)'
@@ -49,10 +49,12 @@ bench:
 	@scripts/deps.sh bench
 	$(CARGO) run --release -p larder-bench -- $(ARGS)
 
-SCALE ?= 20
+STATES  ?= 20000
+TIME    ?= 3600
 torture:
 	@scripts/deps.sh test
-	LARDER_SCALE=$(SCALE) $(CARGO) test --release -p larder-simtest -- --nocapture
+	$(CARGO) run --release -p larder-simtest --bin torture -- \
+	    --states $(STATES) --seconds $(TIME) --kernel-share 0.06 $(ARGS)
 
 lint:
 	$(CARGO) fmt --all --check
