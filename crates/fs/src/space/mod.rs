@@ -12,6 +12,7 @@
 //! | [`free_index`] | how free space of a block group is searched in memory |
 //! | [`chunks`] | how large chunks are and where they go |
 //! | [`reserve`] | who waits, and in which order, when space is short |
+//! | [`groups`] | which block group an allocation comes from |
 //!
 //! Two views of the same space must not be confused. The *allocator's view* (free index) already lacks
 //! blocks of the running transaction. The *applied view* (`used`, the free-space tree) changes only when the
@@ -22,6 +23,7 @@ pub mod csum_tree;
 pub mod extent_tree;
 pub mod free_index;
 pub mod free_space_tree;
+pub mod groups;
 pub mod refs;
 pub mod reserve;
 

@@ -1,0 +1,526 @@
+//! Block groups: which of them an allocation comes from.
+//!
+//! A group's bytes are free, allocated, pinned or excluded (superblock copies), and that is asserted. Allocations take
+//! from the free index and, at the same time, turn reserved bytes into used ones in the account of their
+//! kind; freed bytes are pinned and come back when the superblock without them is durable.
+//!
+//! Data comes from where the last data came from as long as that holds the whole request. Tree blocks come from
+//! *clusters*: windows of a group from which addresses are handed out in rising order, so that what is allocated
+//! together is written in one go. The committer and the running transaction have clusters of their own; otherwise their
+//! blocks, which are written at different times, would alternate on the device.
+//!
+//! A superblock must reach everything it refers to: the committer of transaction N takes blocks only from groups that
+//! N's chunk tree has (`created_in <= N`), whatever the running transaction has added meanwhile.
+//!
+//! Lock order: clusters, group, account.
+
+mod load;
+
+pub use load::{FreeSource, Loaded, load, scan_used};
+
+use crate::error::{Error, Place, Result};
+use crate::space::reserve::{Pots, Reservation, Space};
+use crate::space::{Run, SpaceKind, free_index::FreeIndex};
+use larder_format::items::BlockGroupFlags;
+use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE};
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes of a cluster: as much as a commit writes with one request of a good size.
+const CLUSTER: u64 = 1 << 20;
+
+/// No block group of the kind has room: a new chunk is needed. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeedChunk(pub SpaceKind);
+
+impl From<NeedChunk> for Error {
+    fn from(_: NeedChunk) -> Self {
+        Self::NoSpace
+    }
+}
+
+/// Who allocates tree blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ClusterUser {
+    /// Operations of the running transaction.
+    Running = 0,
+    /// The committer.
+    Committer = 1,
+}
+
+#[derive(Debug)]
+struct GroupState {
+    free: FreeIndex,
+    allocated: u64,
+    pinned: u64,
+    /// Bytes that were taken out of the free index for the superblock copies.
+    excluded: u64,
+    disk_used: u64,
+    read_only: bool,
+    removed: bool,
+}
+
+/// A block group in memory.
+#[derive(Debug)]
+pub struct BlockGroup {
+    run: Run,
+    flags: BlockGroupFlags,
+    created_in: Generation,
+    state: Mutex<GroupState>,
+}
+
+/// A group as it is now, for statistics and for decisions about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct GroupUsage {
+    pub run: Run,
+    pub flags: BlockGroupFlags,
+    pub free: u64,
+    pub allocated: u64,
+    pub pinned: u64,
+    pub disk_used: u64,
+    pub read_only: bool,
+}
+
+impl BlockGroup {
+    /// A group whose `free` stretches are given; `excluded` ranges are taken out of them for good.
+    #[must_use]
+    pub fn new(
+        run: Run,
+        flags: BlockGroupFlags,
+        created_in: Generation,
+        disk_used: u64,
+        mut free: FreeIndex,
+        excluded: &[(Logical, u64)],
+    ) -> Self {
+        let excluded = excluded.iter().map(|(at, len)| free.remove_range(Run::new(*at, *len))).sum();
+        let allocated = run.len - free.total() - excluded;
+        let state =
+            GroupState { free, allocated, pinned: 0, excluded, disk_used, read_only: false, removed: false };
+        Self { run, flags, created_in, state: Mutex::new(state) }
+    }
+    /// A new, empty group.
+    #[must_use]
+    pub fn empty(
+        run: Run,
+        flags: BlockGroupFlags,
+        created_in: Generation,
+        excluded: &[(Logical, u64)],
+    ) -> Self {
+        let mut free = FreeIndex::new();
+        free.insert(run);
+        Self::new(run, flags, created_in, 0, free, excluded)
+    }
+    /// Its stretch of the logical space.
+    #[must_use]
+    pub fn run(&self) -> Run {
+        self.run
+    }
+    /// Type and profile.
+    #[must_use]
+    pub fn flags(&self) -> BlockGroupFlags {
+        self.flags
+    }
+    /// The transaction that added it.
+    #[must_use]
+    pub fn created_in(&self) -> Generation {
+        self.created_in
+    }
+    /// The account that it belongs to.
+    #[must_use]
+    pub fn kind(&self) -> SpaceKind {
+        if self.flags.contains(BlockGroupFlags::SYSTEM) {
+            SpaceKind::System
+        } else if self.flags.contains(BlockGroupFlags::DATA) {
+            SpaceKind::Data
+        } else {
+            SpaceKind::Metadata
+        }
+    }
+    fn serves(&self, kind: SpaceKind) -> bool {
+        self.flags.contains(match kind {
+            SpaceKind::Data => BlockGroupFlags::DATA,
+            SpaceKind::Metadata => BlockGroupFlags::METADATA,
+            SpaceKind::System => BlockGroupFlags::SYSTEM,
+        })
+    }
+    /// Figures of this moment.
+    #[must_use]
+    pub fn usage(&self) -> GroupUsage {
+        let s = self.state.lock();
+        GroupUsage {
+            run: self.run,
+            flags: self.flags,
+            free: s.free.total(),
+            allocated: s.allocated,
+            pinned: s.pinned,
+            disk_used: s.disk_used,
+            read_only: s.read_only,
+        }
+    }
+    /// `used` of the block group item: what applied refs have left allocated. Only the committer changes it.
+    #[must_use]
+    pub fn disk_used(&self) -> u64 {
+        self.state.lock().disk_used
+    }
+    /// An extent entered (positive) or left (negative) the extent tree. Returns the new `used`.
+    ///
+    /// # Errors
+    /// `Corrupt` when it would be negative or more than the group has.
+    pub fn apply_used(&self, delta: i64) -> Result<u64> {
+        let mut s = self.state.lock();
+        let used = s.disk_used.checked_add_signed(delta).filter(|n| *n <= self.run.len);
+        s.disk_used = used.ok_or_else(|| {
+            let what = format!("block group's used bytes do not add up: {} {delta:+}", s.disk_used);
+            Error::corrupt(Place::block(self.run.start), what)
+        })?;
+        Ok(s.disk_used)
+    }
+    /// Free runs as the allocator sees them.
+    #[must_use]
+    pub fn free_runs(&self) -> Vec<Run> {
+        self.state.lock().free.runs().collect()
+    }
+
+    /// Takes space out, if the group may be used at all.
+    fn take(
+        &self,
+        newest: Generation,
+        from: &mut Reservation,
+        f: impl FnOnce(&mut FreeIndex) -> Option<Run>,
+    ) -> Option<Run> {
+        if self.created_in > newest {
+            return None;
+        }
+        let mut s = self.state.lock();
+        if s.read_only || s.removed {
+            return None;
+        }
+        let run = f(&mut s.free)?;
+        s.allocated += run.len;
+        from.consume(run.len);
+        Some(run)
+    }
+    fn check(&self, s: &GroupState) {
+        let sum = s.free.total() + s.allocated + s.pinned + s.excluded;
+        assert_eq!(sum, self.run.len, "block group {} does not add up", self.run.start);
+    }
+}
+
+/// What is left of a window behind what was taken from it.
+fn rest(window: Run, taken: Run) -> Option<Run> {
+    (taken.end() < window.end()).then(|| Run::new(taken.end(), window.end().0 - taken.end().0))
+}
+
+/// All block groups of a file system, and allocation from them.
+#[derive(Debug)]
+pub struct Groups {
+    space: Arc<Space>,
+    nodesize: u32,
+    groups: RwLock<BTreeMap<Logical, Arc<BlockGroup>>>,
+    /// Where the next data should go.
+    data_hint: Mutex<Logical>,
+    /// Rest of the window of each user of tree blocks.
+    clusters: Mutex<[Option<Run>; 2]>,
+}
+
+impl Groups {
+    /// No groups yet.
+    #[must_use]
+    pub fn new(space: Arc<Space>, nodesize: u32) -> Self {
+        Self {
+            space,
+            nodesize,
+            groups: RwLock::default(),
+            data_hint: Mutex::new(Logical(0)),
+            clusters: Mutex::default(),
+        }
+    }
+    /// The accounts.
+    #[must_use]
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// Adds a group; its space counts from now on.
+    ///
+    /// # Errors
+    /// `Corrupt` when it overlaps another group.
+    pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
+        let group = Arc::new(group);
+        let mut groups = self.groups.write();
+        let before = groups.range(..group.run.end()).next_back();
+        if before.is_some_and(|(_, g)| g.run.end() > group.run.start) {
+            return Err(Error::corrupt(Place::block(group.run.start), "block groups overlap"));
+        }
+        let (used, excluded) = {
+            let s = group.state.lock();
+            group.check(&s);
+            (s.allocated, s.excluded)
+        };
+        self.space.change(group.kind(), |p| {
+            p.total += group.run.len;
+            p.used += used;
+            p.unusable += excluded;
+        });
+        groups.insert(group.run.start, Arc::clone(&group));
+        Ok(group)
+    }
+
+    /// The group that holds an address.
+    #[must_use]
+    pub fn find(&self, at: Logical) -> Option<Arc<BlockGroup>> {
+        let groups = self.groups.read();
+        let (_, group) = groups.range(..=at).next_back()?;
+        (at < group.run.end()).then(|| Arc::clone(group))
+    }
+    /// The group that holds all of a run.
+    ///
+    /// # Errors
+    /// `Corrupt` when there is none: something on disk refers to space outside of block groups.
+    pub fn find_run(&self, run: Run) -> Result<Arc<BlockGroup>> {
+        self.find(run.start).filter(|g| g.run.contains(run)).ok_or_else(|| {
+            Error::corrupt(Place::block(run.start), format!("{} bytes are in no block group", run.len))
+        })
+    }
+    /// All groups in address order.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<BlockGroup>> {
+        self.groups.read().values().cloned().collect()
+    }
+    fn serving(&self, kind: SpaceKind) -> Vec<Arc<BlockGroup>> {
+        self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect()
+    }
+
+    /// Allocates data: `want` bytes in one piece, or the longest piece there is of at least `min`, in a
+    /// group not newer than `newest`. Never more than a data extent can have.
+    ///
+    /// # Errors
+    /// [`NeedChunk`] when no group has `min` bytes in one piece.
+    pub fn allocate_data(
+        &self,
+        want: u64,
+        min: u64,
+        newest: Generation,
+        from: &mut Reservation,
+    ) -> std::result::Result<Run, NeedChunk> {
+        let want = want.min(MAX_DATA_EXTENT);
+        let sector = u64::from(SECTOR_SIZE);
+        assert!(0 < min && min <= want && want.is_multiple_of(sector) && min.is_multiple_of(sector));
+        let mut hint = self.data_hint.lock();
+        let near = self.find(*hint).filter(|g| g.serves(SpaceKind::Data));
+        let got = near
+            .and_then(|g| g.take(newest, from, |f| f.allocate(want, want, Some(*hint))))
+            .or_else(|| {
+                let groups = self.serving(SpaceKind::Data);
+                groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate(want, want, None))).or_else(
+                    || {
+                        let longest = |g: &Arc<BlockGroup>| {
+                            let s = g.state.lock();
+                            if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
+                        };
+                        let best = groups.iter().max_by_key(|g| longest(g))?;
+                        best.take(newest, from, |f| f.allocate(want, min, None))
+                    },
+                )
+            })
+            .ok_or(NeedChunk(SpaceKind::Data))?;
+        *hint = got.end();
+        Ok(got)
+    }
+
+    /// Allocates `count` tree blocks, in rising order as far as possible, in groups not newer than `newest`.
+    ///
+    /// # Errors
+    /// [`NeedChunk`] when there is no room for all of them; none is allocated then.
+    pub fn allocate_blocks(
+        &self,
+        user: ClusterUser,
+        count: usize,
+        newest: Generation,
+        from: &mut Reservation,
+    ) -> std::result::Result<Vec<Logical>, NeedChunk> {
+        let mut out = Vec::with_capacity(count);
+        while out.len() < count {
+            match self.allocate_block(user, newest, from) {
+                Ok(at) => out.push(at),
+                Err(e) => {
+                    out.into_iter().for_each(|at| self.give_back(self.block(at), Some(&mut *from)));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn block(&self, at: Logical) -> Run {
+        Run::new(at, u64::from(self.nodesize))
+    }
+
+    /// Allocates one tree block, in a group not newer than `newest`.
+    ///
+    /// # Errors
+    /// [`NeedChunk`].
+    pub fn allocate_block(
+        &self,
+        user: ClusterUser,
+        newest: Generation,
+        from: &mut Reservation,
+    ) -> std::result::Result<Logical, NeedChunk> {
+        let block = u64::from(self.nodesize);
+        let mut clusters = self.clusters.lock();
+        let (mine, other) = (user as usize, 1 - user as usize);
+        if let Some(window) = clusters[mine] {
+            let got = self
+                .find(window.start)
+                .and_then(|g| g.take(newest, from, |f| f.allocate_in(window, block, block)));
+            if let Some(got) = got {
+                // Never back to what was freed behind us: rising order is the point of a cluster.
+                clusters[mine] = rest(window, got);
+                return Ok(got.start);
+            }
+            clusters[mine] = None;
+        }
+        let groups = self.serving(SpaceKind::Metadata);
+        // A window clear of the other user's, else one that is not.
+        for avoid in [clusters[other], None] {
+            for group in &groups {
+                let mut window = None;
+                let got = group.take(newest, from, |f| {
+                    window = f.window(CLUSTER, block, avoid);
+                    f.allocate_in(window?, block, block)
+                });
+                if let (Some(got), Some(window)) = (got, window) {
+                    clusters[mine] = rest(window, got);
+                    return Ok(got.start);
+                }
+            }
+        }
+        // Others may have left holes that are large enough but lie askew.
+        let sector = u64::from(SECTOR_SIZE);
+        let got = groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, sector)));
+        got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::Metadata))
+    }
+
+    /// Allocates one block for the chunk tree.
+    ///
+    /// # Errors
+    /// [`NeedChunk`].
+    pub fn allocate_system_block(
+        &self,
+        newest: Generation,
+        from: &mut Reservation,
+    ) -> std::result::Result<Logical, NeedChunk> {
+        let block = u64::from(self.nodesize);
+        let groups = self.serving(SpaceKind::System);
+        let got = groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, block)));
+        got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::System))
+    }
+
+    fn change(&self, run: Run, f: impl FnOnce(&mut GroupState), pots: impl Fn(&mut Pots, bool)) {
+        let group = self.find_run(run).expect("space of a known group");
+        let mut s = group.state.lock();
+        f(&mut s);
+        group.check(&s);
+        let read_only = s.read_only;
+        self.space.change(group.kind(), |p| pots(p, read_only));
+    }
+
+    /// Allocated space that nothing ever referred to is free again at once. Into the reservation, if one is given.
+    ///
+    /// # Panics
+    /// When the run was not allocated.
+    pub fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
+        let restored = to.map(|to| to.restore(run.len)).is_some();
+        self.change(
+            run,
+            |s| {
+                s.allocated = s.allocated.checked_sub(run.len).expect("allocated space");
+                s.free.insert(run);
+            },
+            |p, read_only| {
+                p.used -= if restored { 0 } else { run.len };
+                p.unusable += if read_only { run.len } else { 0 };
+            },
+        );
+    }
+
+    /// Allocated space is freed, to be reused after [`Self::unpin`] only.
+    ///
+    /// # Errors
+    /// `Corrupt` when the run is in no block group or more is freed than is allocated.
+    pub fn pin(&self, run: Run) -> Result<()> {
+        let group = self.find_run(run)?;
+        let mut s = group.state.lock();
+        s.allocated = s.allocated.checked_sub(run.len).ok_or_else(|| {
+            Error::corrupt(Place::block(run.start), "more is freed than the block group has allocated")
+        })?;
+        s.pinned += run.len;
+        self.space.change(group.kind(), |p| {
+            p.used -= run.len;
+            p.pinned += run.len;
+        });
+        Ok(())
+    }
+
+    /// Pinned space may be used again: no durable superblock and no version reaches it any more.
+    ///
+    /// # Panics
+    /// When the run was not pinned, or part of it is free.
+    pub fn unpin(&self, run: Run) {
+        self.change(
+            run,
+            |s| {
+                s.pinned = s.pinned.checked_sub(run.len).expect("pinned space");
+                s.free.insert(run);
+            },
+            |p, read_only| {
+                p.pinned -= run.len;
+                p.unusable += if read_only { run.len } else { 0 };
+            },
+        );
+    }
+
+    /// Keeps a group from being allocated from, or allows it again. Its free space counts as unusable meanwhile.
+    pub fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
+        let mut s = group.state.lock();
+        if s.read_only != read_only && !s.removed {
+            s.read_only = read_only;
+            let free = s.free.total();
+            self.space.change(group.kind(), |p| {
+                if read_only {
+                    p.unusable += free;
+                } else {
+                    p.unusable -= free;
+                }
+            });
+        }
+    }
+
+    /// Groups that hold nothing: neither in memory nor on disk. Candidates for removal.
+    #[must_use]
+    pub fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
+        let empty = |g: &GroupUsage| g.allocated == 0 && g.pinned == 0 && g.disk_used == 0;
+        self.all().into_iter().filter(|g| empty(&g.usage())).collect()
+    }
+
+    /// Removes a group for good. It must be read-only and hold nothing; says whether it did.
+    pub fn remove(&self, group: &BlockGroup) -> bool {
+        let mut groups = self.groups.write();
+        let mut s = group.state.lock();
+        if !s.read_only || s.removed || s.allocated > 0 || s.pinned > 0 || s.disk_used > 0 {
+            return false;
+        }
+        s.removed = true;
+        self.space.change(group.kind(), |p| {
+            p.total -= group.run.len;
+            p.unusable -= s.free.total() + s.excluded;
+        });
+        groups.remove(&group.run.start);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! Block groups from their items, and their free space from whatever records it.
+//!
+//! The free-space tree is used where it is valid and says the same as the block group item. A group
+//! where it does not, and every group of a file system without one, is read from the extent tree, which is the
+//! truth that both are derived from.
+
+use super::BlockGroup;
+use crate::error::{Error, Place, Result};
+use crate::space::free_index::FreeIndex;
+use crate::space::{Run, extent_tree::extent_of, free_space_tree};
+use crate::tree::TreeOps;
+use larder_format::items::BlockGroupItem;
+use larder_format::{Generation, Key, KeyType, Logical, ObjectId};
+use larder_volume::MappedChunk;
+
+/// Where the free space of the groups is recorded.
+pub enum FreeSource<'a> {
+    /// In a valid free-space tree.
+    Tree(&'a mut dyn TreeOps),
+    /// Nowhere (no free-space tree, a v1 cache, an invalid tree): the extent tree has to be read.
+    Extents,
+}
+
+impl std::fmt::Debug for FreeSource<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tree(_) => "Tree",
+            Self::Extents => "Extents",
+        })
+    }
+}
+
+/// A group that was read.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The group.
+    pub group: BlockGroup,
+    /// The free-space tree's record of it is wrong: before it is edited it has to be rebuilt, with
+    /// [`scan_used`] and [`free_space_tree::new_group`].
+    pub rebuild_free_space: bool,
+}
+
+/// Reads the block group of one chunk. `items` is the tree that has the block group items (block-group tree or
+/// extent tree).
+///
+/// # Errors
+/// `Corrupt` when the item is missing or does not fit the chunk, or when its `used` is not what the extent tree holds.
+pub fn load(
+    chunk: &MappedChunk,
+    items: &mut dyn TreeOps,
+    items_tree: ObjectId,
+    free: &mut FreeSource<'_>,
+    extents: &mut dyn TreeOps,
+    nodesize: u32,
+) -> Result<Loaded> {
+    let run = Run::new(chunk.start, chunk.length);
+    let key = Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len);
+    let corrupt = |what: String| Error::corrupt(Place::item(items_tree, key), what);
+    let data = items.get(&key)?.ok_or_else(|| corrupt("the chunk has no block group".into()))?;
+    let item = BlockGroupItem::parse(run.len, &data).map_err(|e| corrupt(e.0))?;
+    if item.kind().bits() != chunk.kind {
+        return Err(corrupt(format!("type {:#x}, but its chunk has {:#x}", item.kind(), chunk.kind)));
+    }
+    let used = item.used.get();
+    let mut rebuild = false;
+    let mut index = None;
+    if let FreeSource::Tree(tree) = free {
+        let mut runs = FreeIndex::new();
+        let loaded = free_space_tree::load(&mut **tree, run, &mut |r| {
+            runs.insert(r);
+            Ok(())
+        });
+        match loaded {
+            Ok(()) if runs.total() == run.len - used => index = Some(runs),
+            Ok(()) => {
+                tracing::warn!(group = %run.start, used, free = runs.total(), "free-space tree is wrong");
+                rebuild = true;
+            }
+            Err(e @ Error::Corrupt { .. }) => {
+                tracing::warn!(group = %run.start, error = %e, "free-space tree is damaged");
+                rebuild = true;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    let index = match index {
+        Some(index) => index,
+        None => {
+            let mut index = FreeIndex::new();
+            index.insert(run);
+            for r in scan_used(extents, nodesize, run)? {
+                index.remove_range(r);
+            }
+            if index.total() != run.len - used {
+                let held = run.len - index.total();
+                return Err(corrupt(format!("used {used}, but the extent tree holds {held} bytes")));
+            }
+            index
+        }
+    };
+    let excluded = chunk.superblock_ranges();
+    // Whatever is read was there before this mount: it belongs to every transaction.
+    let group = BlockGroup::new(run, item.kind(), Generation(0), used, index, &excluded);
+    Ok(Loaded { group, rebuild_free_space: rebuild })
+}
+
+/// What extents of the extent tree hold of a group: maximal runs, ascending.
+///
+/// # Errors
+/// `Corrupt` when extents overlap or leave the group.
+pub fn scan_used(extents: &mut dyn TreeOps, nodesize: u32, group: Run) -> Result<Vec<Run>> {
+    let mut out: Vec<Run> = Vec::new();
+    let mut from = Key::new(group.start, KeyType(0), 0);
+    while let Some((key, _)) = extents.at_or_after(&from)? {
+        if key.objectid.0 >= group.end().0 {
+            break;
+        }
+        if let Some((start, len)) = extent_of(&key, nodesize) {
+            let end = start.0.checked_add(len).map(Logical).filter(|e| len > 0 && *e <= group.end());
+            let clear = out.last().is_none_or(|last| last.end() <= start);
+            let Some(end) = end.filter(|_| clear) else {
+                let what = "extent overlaps another or leaves its block group";
+                return Err(Error::corrupt(Place::item(ObjectId::EXTENT_TREE, key), what));
+            };
+            match out.last_mut() {
+                Some(last) if last.end() == start => last.len = end.0 - last.start.0,
+                _ => out.push(Run::new(start, len)),
+            }
+        }
+        let Some(next) = key.successor() else { break };
+        from = next;
+    }
+    Ok(out)
+}

@@ -1,0 +1,308 @@
+//! Allocation from block groups, and loading them.
+
+use super::*;
+use crate::space::extent_tree::{ExtentFeatures, apply};
+use crate::space::free_space_tree;
+use crate::space::refs::{ExtentKind, RefHead};
+use crate::tree::TreeOps;
+use crate::tree::ops::MapTree;
+use larder_format::items::{BlockGroupItem, ExtentRef};
+use larder_format::{DeviceId, Key, KeyType, ObjectId, Physical};
+use larder_volume::{MappedChunk, Stripe};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+const MIB: u64 = 1 << 20;
+const NODE: u32 = 16384;
+const ANY: Generation = Generation(u64::MAX);
+
+fn run(start: u64, len: u64) -> Run {
+    Run::new(Logical(start), len)
+}
+fn group(start: u64, len: u64, flags: BlockGroupFlags, created: u64) -> BlockGroup {
+    BlockGroup::empty(run(start, len), flags, Generation(created), &[])
+}
+fn groups(list: Vec<BlockGroup>) -> Groups {
+    let groups = Groups::new(Space::new(false), NODE);
+    list.into_iter().for_each(|g| drop(groups.add(g).unwrap()));
+    groups
+}
+fn meta(g: &Groups, bytes: u64) -> Reservation {
+    g.space().reserve(SpaceKind::Metadata, bytes).unwrap()
+}
+
+#[test]
+fn data_is_sequential_and_falls_back_to_the_longest_piece() {
+    let g = groups(vec![
+        group(16 * MIB, 8 * MIB, BlockGroupFlags::DATA, 1),
+        group(64 * MIB, 4 * MIB, BlockGroupFlags::DATA, 1),
+        group(128 * MIB, 4 * MIB, BlockGroupFlags::METADATA, 1),
+    ]);
+    let mut r = g.space().reserve(SpaceKind::Data, 12 * MIB).unwrap();
+    let mut at = 16 * MIB;
+    for _ in 0..3 {
+        assert_eq!(g.allocate_data(2 * MIB, 4096, ANY, &mut r).unwrap(), run(at, 2 * MIB));
+        at += 2 * MIB;
+    }
+    assert_eq!(g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(), run(64 * MIB, 3 * MIB));
+    assert_eq!(g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(), run(22 * MIB, 2 * MIB), "the longest");
+    assert_eq!(g.allocate_data(3 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
+    assert_eq!(r.bytes(), MIB);
+    let pots = g.space().pots(SpaceKind::Data);
+    assert_eq!((pots.used, pots.reserved, pots.free()), (11 * MIB, MIB, MIB));
+    // Freed, it is pinned first.
+    g.pin(run(16 * MIB, 2 * MIB)).unwrap();
+    assert_eq!(g.allocate_data(2 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
+    g.unpin(run(16 * MIB, 2 * MIB));
+    assert_eq!(g.allocate_data(MIB, MIB, ANY, &mut r).unwrap().start, Logical(16 * MIB));
+    assert!(g.pin(run(16 * MIB, 8 * MIB)).is_err(), "more than is allocated");
+    assert!(g.pin(run(23 * MIB, 2 * MIB)).is_err(), "across the border");
+}
+
+#[test]
+fn blocks_rise_in_windows_of_their_own() {
+    let g = groups(vec![group(64 * MIB, 32 * MIB, BlockGroupFlags::METADATA, 1)]);
+    let mut r = meta(&g, 16 * MIB);
+    let mut last = [Logical(0); 2];
+    let mut seen = std::collections::BTreeSet::new();
+    for i in 0..120 {
+        let user = if i % 2 == 0 { ClusterUser::Running } else { ClusterUser::Committer };
+        let at = g.allocate_block(user, ANY, &mut r).unwrap();
+        let before = std::mem::replace(&mut last[user as usize], at);
+        if i > 1 && i < 100 {
+            assert_eq!(at, before.plus(u64::from(NODE)), "block {i}");
+        }
+        assert!(at.0.is_multiple_of(u64::from(NODE)) && seen.insert(at));
+    }
+    // All or nothing.
+    let free = g.all()[0].usage().free;
+    let too_many = usize::try_from(free / u64::from(NODE)).unwrap() + 1;
+    let held = r.bytes();
+    assert!(g.allocate_blocks(ClusterUser::Running, too_many, ANY, &mut r).is_err());
+    assert_eq!(g.all()[0].usage().free, free);
+    assert!(r.bytes() >= held);
+    assert_eq!(
+        g.allocate_blocks(ClusterUser::Running, too_many - 1, ANY, &mut r).unwrap().len(),
+        too_many - 1
+    );
+}
+
+#[test]
+fn a_commit_takes_no_blocks_from_groups_that_it_does_not_have() {
+    let g = groups(vec![
+        group(16 * MIB, MIB, BlockGroupFlags::METADATA, 9),
+        group(64 * MIB, MIB, BlockGroupFlags::METADATA, 8),
+        group(96 * MIB, MIB, BlockGroupFlags::SYSTEM, 9),
+    ]);
+    let mut r = meta(&g, 2 * MIB);
+    for _ in 0..MIB / u64::from(NODE) {
+        let at = g.allocate_block(ClusterUser::Committer, Generation(8), &mut r).unwrap();
+        assert!(at >= Logical(64 * MIB));
+    }
+    let none = g.allocate_block(ClusterUser::Committer, Generation(8), &mut r);
+    assert_eq!(none, Err(NeedChunk(SpaceKind::Metadata)));
+    assert_eq!(g.allocate_block(ClusterUser::Running, Generation(9), &mut r), Ok(Logical(16 * MIB)));
+    let mut system = g.space().empty(SpaceKind::System);
+    assert!(g.allocate_system_block(Generation(8), &mut system).is_err());
+    assert_eq!(g.allocate_system_block(Generation(9), &mut system), Ok(Logical(96 * MIB)));
+    assert_eq!(g.space().pots(SpaceKind::System).used, u64::from(NODE));
+}
+
+#[test]
+fn holes_that_lie_askew_are_used_last() {
+    let mut free = FreeIndex::new();
+    free.insert(run(MIB + 4096, u64::from(NODE)));
+    free.insert(run(MIB + 65536, u64::from(NODE)));
+    let g = groups(vec![BlockGroup::new(
+        run(MIB, MIB),
+        BlockGroupFlags::METADATA,
+        Generation(0),
+        MIB - 2 * u64::from(NODE),
+        free,
+        &[],
+    )]);
+    let mut r = g.space().empty(SpaceKind::Metadata);
+    let both = g.allocate_blocks(ClusterUser::Running, 2, ANY, &mut r).unwrap();
+    assert_eq!(both, [Logical(MIB + 65536), Logical(MIB + 4096)]);
+}
+
+#[test]
+fn read_only_and_removed_groups_do_not_count() {
+    let g = groups(vec![
+        group(16 * MIB, MIB, BlockGroupFlags::DATA, 1),
+        group(32 * MIB, MIB, BlockGroupFlags::DATA, 1),
+    ]);
+    let first = g.find(Logical(16 * MIB)).unwrap();
+    let mut r = g.space().reserve(SpaceKind::Data, 8192).unwrap();
+    let a = g.allocate_data(4096, 4096, ANY, &mut r).unwrap();
+    assert_eq!(a.start, Logical(16 * MIB));
+    g.set_read_only(&first, true);
+    assert_eq!(g.space().pots(SpaceKind::Data).free(), MIB);
+    assert_eq!(g.allocate_data(4096, 4096, ANY, &mut r).unwrap().start, Logical(32 * MIB));
+    assert!(!g.remove(&first), "it holds an extent");
+    g.pin(a).unwrap();
+    assert!(g.empty_groups().is_empty());
+    g.unpin(a);
+    assert_eq!(g.empty_groups().len(), 1);
+    assert!(g.remove(&first) && !g.remove(&first));
+    assert!(g.find(Logical(16 * MIB)).is_none());
+    let pots = g.space().pots(SpaceKind::Data);
+    assert_eq!((pots.total, pots.used, pots.unusable), (MIB, 4096, 0));
+    assert!(g.add(group(32 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
+    assert!(g.add(group(31 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
+}
+
+#[test]
+fn used_bytes_on_disk_must_add_up() {
+    let g = group(MIB, MIB, BlockGroupFlags::DATA, 1);
+    assert_eq!(g.apply_used(8192).unwrap(), 8192);
+    assert!(g.apply_used(-8193).is_err() && g.apply_used(1 << 30).is_err());
+    assert_eq!(g.apply_used(-8192).unwrap(), 0);
+    assert_eq!(g.usage().allocated, 0, "the allocator's view is another");
+}
+
+/// A chunk over the second superblock copy with two extents, and its trees.
+struct Image {
+    chunk: MappedChunk,
+    extents: MapTree,
+    groups: MapTree,
+    free: MapTree,
+}
+
+fn image() -> Image {
+    let stripe = Stripe { device: DeviceId(1), at: Physical(60 * MIB) };
+    let chunk = MappedChunk {
+        start: Logical(100 * MIB),
+        length: 8 * MIB,
+        kind: 1,
+        stripes: [stripe].into_iter().collect(),
+    };
+    let all = run(100 * MIB, 8 * MIB);
+    let mut extents = MapTree::default();
+    let features = ExtentFeatures { skinny: true, nodesize: NODE };
+    let used = [run(100 * MIB, 8192), run(100 * MIB + 8192, 4096), run(101 * MIB, 65536)];
+    for r in used {
+        let mut head = RefHead::existing(r.len, ExtentKind::Data);
+        head.created = true;
+        head.add(ExtentRef::Data { root: ObjectId(5), objectid: 257, offset: 0 }, 1);
+        apply(&mut extents, features, r.start, &head).unwrap();
+    }
+    let mut groups = MapTree::default();
+    let item = BlockGroupItem::new(77824, BlockGroupFlags::DATA);
+    groups.insert(&Key::new(all.start, KeyType::BLOCK_GROUP_ITEM, all.len), item.as_bytes()).unwrap();
+    let mut free = MapTree::default();
+    free_space_tree::new_group(&mut free, all, &used).unwrap();
+    Image { chunk, extents, groups, free }
+}
+
+impl Image {
+    fn load(&mut self, tree: bool) -> Result<Loaded> {
+        let mut source = if tree { FreeSource::Tree(&mut self.free) } else { FreeSource::Extents };
+        let id = ObjectId::BLOCK_GROUP_TREE;
+        load(&self.chunk, &mut self.groups, id, &mut source, &mut self.extents, NODE)
+    }
+}
+
+#[test]
+fn both_sources_say_the_same_and_superblock_copies_are_left_out() {
+    let mut image = image();
+    let a = image.load(true).unwrap();
+    let b = image.load(false).unwrap();
+    assert!(!a.rebuild_free_space && !b.rebuild_free_space);
+    assert_eq!(a.group.free_runs(), b.group.free_runs());
+    assert_eq!(a.group.usage(), b.group.usage());
+    // The copy at 64 MiB lies 4 MiB into the chunk.
+    let want = [
+        run(100 * MIB + 12288, MIB - 12288),
+        run(101 * MIB + 65536, 3 * MIB - 65536),
+        run(104 * MIB + 65536, 4 * MIB - 65536),
+    ];
+    assert_eq!(a.group.free_runs(), want);
+    let g = groups(vec![a.group]);
+    let pots = g.space().pots(SpaceKind::Data);
+    assert_eq!((pots.used, pots.unusable), (77824, 65536));
+}
+
+#[test]
+fn a_wrong_free_space_tree_is_not_believed_and_wrong_items_are_reported() {
+    let mut i = image();
+    let all = run(100 * MIB, 8 * MIB);
+    free_space_tree::remove(&mut i.free, all, run(102 * MIB, 4096)).unwrap();
+    let loaded = i.load(true).unwrap();
+    assert!(loaded.rebuild_free_space);
+    assert_eq!(loaded.group.free_runs(), image().load(false).unwrap().group.free_runs());
+    i.free = MapTree::default();
+    assert!(i.load(true).unwrap().rebuild_free_space);
+    // An extent more than the group says; an extent across its end; overlapping ones; another type; no item.
+    let extent = |start: u64, len: u64| (Key::new(start, KeyType::EXTENT_ITEM, len), Vec::new());
+    for (key, data) in [
+        extent(102 * MIB, 4096),
+        extent(108 * MIB - 4096, 8192),
+        extent(100 * MIB + 4096, 4096),
+        extent(107 * MIB, u64::MAX),
+        extent(107 * MIB, 0),
+    ] {
+        let mut i = image();
+        i.extents.0.insert(key, data);
+        assert!(matches!(i.load(false), Err(Error::Corrupt { .. })), "{key}");
+    }
+    let mut i = image();
+    i.chunk.kind = 4;
+    assert!(i.load(true).is_err());
+    i.groups = MapTree::default();
+    i.chunk.kind = 1;
+    assert!(i.load(true).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn no_byte_has_two_owners(ops in prop::collection::vec((0u8..6, any::<u32>()), 1..300)) {
+        let g = Groups::new(Space::new(true), 4096);
+        let flags = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+        let copy = [(Logical(MIB + 65536), 65536)];
+        g.add(BlockGroup::empty(run(MIB, MIB), flags, Generation(1), &copy)).unwrap();
+        g.add(BlockGroup::empty(run(2 * MIB, MIB / 2), flags, Generation(2), &[])).unwrap();
+        let mut r = g.space().empty(SpaceKind::Metadata);
+        let mut data = g.space().empty(SpaceKind::Data);
+        let (mut owned, mut pinned): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
+        for (op, n) in ops {
+            let slot = n as usize % owned.len().max(1);
+            match op {
+                0 => {
+                    let newest = Generation(1 + u64::from(n) % 2);
+                    let user = if n % 4 < 2 { ClusterUser::Running } else { ClusterUser::Committer };
+                    if let Ok(at) = g.allocate_block(user, newest, &mut r) {
+                        prop_assert!(newest.0 == 2 || at.0 < 2 * MIB);
+                        owned.push(run(at.0, 4096));
+                    }
+                }
+                1 | 2 => {
+                    let want = u64::from(1 + n % 32) * 4096;
+                    owned.extend(g.allocate_data(want, 4096, ANY, &mut data).ok());
+                }
+                3 if !owned.is_empty() => {
+                    let run = owned.swap_remove(slot);
+                    g.pin(run).unwrap();
+                    pinned.push(run);
+                }
+                4 if !owned.is_empty() => {
+                    g.give_back(owned.swap_remove(slot), n.is_multiple_of(2).then_some(&mut r));
+                    r.shrink_to(0);
+                }
+                5 if n.is_multiple_of(4) => pinned.drain(..).for_each(|run| g.unpin(run)),
+                _ => {}
+            }
+            let pots = g.space().pots(SpaceKind::Data);
+            prop_assert_eq!(pots.used, owned.iter().map(|r| r.len).sum::<u64>());
+            prop_assert_eq!(pots.pinned, pinned.iter().map(|r| r.len).sum::<u64>());
+        }
+        let mut all: Vec<Run> = owned.into_iter().chain(pinned).collect();
+        all.extend(g.all().iter().flat_map(|g| g.free_runs()));
+        all.push(run(copy[0].0.0, copy[0].1));
+        all.sort_unstable();
+        prop_assert!(all.windows(2).all(|w| w[0].end() <= w[1].start));
+        prop_assert_eq!(all.iter().map(|r| r.len).sum::<u64>(), MIB + MIB / 2);
+        prop_assert_eq!(g.space().reserved_by_operations(SpaceKind::Data), 0);
+    }
+}
