@@ -244,7 +244,7 @@ fn one(text: &str) -> Result<Option<Op>, String> {
         ["close", h] => Op::Close { handle: h.to_owned() },
         ["copy", what] => {
             let (from, range, rest) = ranged(what).ok_or("copy needs s[a,b)>t@o")??;
-            let (to, at) = rest.trim_start_matches('>').split_once('@').ok_or("copy needs >t@o")?;
+            let (to, at) = rest.trim_start_matches('>').rsplit_once('@').ok_or("copy needs >t@o")?;
             Op::Copy { from, range, to: path(to), at: size(at)? }
         }
         [_] => {
