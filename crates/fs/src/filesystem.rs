@@ -4,33 +4,11 @@
 //! Whoever may be asked again about an inode takes a *hold* on it (a FUSE look-up count); an inode without names is
 //! deleted when its last hold goes.
 
-use crate::{
-    Attr, DirEntry, Error, FsInfo, InodeId, NewInode, OpenOptions, RenameMode, Result, Seek, SetAttr, StatFs,
-    XattrMode,
-};
-use larder_volume::Device;
-use std::sync::Arc;
-
-/// An open file system.
-#[derive(Debug)]
-pub struct Filesystem {}
+use crate::lifecycle::Filesystem;
+use crate::{Attr, DirEntry, Error, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
 
 #[allow(clippy::unused_self, clippy::missing_errors_doc, unused_variables, missing_docs)]
 impl Filesystem {
-    /// Opens the file system on `device`. Reads superblock, chunks, roots, block groups; cleans orphans up when writable.
-    pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
-        Err(Error::NotSupported("open"))
-    }
-    /// Root directory of the mount, as `subvol` in the options chose it.
-    pub fn root(&self) -> InodeId {
-        unreachable!("not open")
-    }
-    pub fn info(&self) -> FsInfo {
-        unreachable!("not open")
-    }
-    pub fn statfs(&self) -> Result<StatFs> {
-        Err(Error::NotSupported("statfs"))
-    }
     /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
         Err(Error::NotSupported("lookup"))
@@ -121,20 +99,8 @@ impl Filesystem {
     pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
         Err(Error::NotSupported("fsync"))
     }
-    /// Makes everything durable that was done before the call.
-    pub fn sync(&self) -> Result<()> {
-        Err(Error::NotSupported("sync"))
-    }
     /// The caller keeps a reference to the inode (a FUSE look-up): it survives its last name.
     pub fn hold(&self, id: InodeId) {}
     /// Gives `n` holds back.
     pub fn release(&self, id: InodeId, n: u64) {}
-    /// New label, up to 255 bytes.
-    pub fn set_label(&self, label: &[u8]) -> Result<()> {
-        Err(Error::NotSupported("set_label"))
-    }
-    /// Deletes what only holds kept, commits, and closes. Later calls fail. Returns when everything is durable.
-    pub fn close(&self) -> Result<()> {
-        Err(Error::NotSupported("close"))
-    }
 }

@@ -3,13 +3,21 @@
 //! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths and
 //! not FUSE. Everything behind it is private to the crate's modules.
 
+mod alloc;
 pub mod api;
+mod core;
 pub mod error;
+mod file;
 pub mod filesystem;
+mod inode;
+mod lifecycle;
 pub mod mkfs;
+mod open;
+mod root;
 pub mod space;
+mod transaction;
 pub mod tree;
 
 pub use api::*;
 pub use error::{Error, Result};
-pub use filesystem::Filesystem;
+pub use lifecycle::{Filesystem, Stats};

@@ -25,6 +25,8 @@ pub(crate) struct Editor<'a> {
     format: &'a NodeFormat,
     root: &'a mut Root,
     source: &'a mut dyn BlockSource,
+    /// Blocks made less blocks dropped.
+    pub(super) blocks: i64,
 }
 
 impl<'a> Editor<'a> {
@@ -34,7 +36,7 @@ impl<'a> Editor<'a> {
         root: &'a mut Root,
         source: &'a mut dyn BlockSource,
     ) -> Self {
-        Self { tree, format, root, source }
+        Self { tree, format, root, source, blocks: 0 }
     }
 
     fn leaf(&self, key: &Key) -> &Arc<Node> {
@@ -141,8 +143,14 @@ impl<'a> Editor<'a> {
     fn new_node(&mut self, level: u8, first_key: Key) -> Node {
         let at = self.source.take();
         self.source.created(self.tree, at, level, first_key);
+        self.blocks += 1;
         let buffer = self.source.buffer();
         Node::fresh(buffer, self.format, at, self.source.generation(), self.tree, level)
+    }
+
+    fn dropped(&mut self, node: &Arc<Node>) {
+        self.blocks -= 1;
+        self.source.dropped(self.tree, node.address(), node.level());
     }
 
     fn insert_below(&mut self, node: &mut Arc<Node>, key: &Key, data: &[u8]) -> Split {
@@ -265,7 +273,7 @@ impl<'a> Editor<'a> {
             match root.view().nritems() {
                 0 => {
                     let leaf = self.new_node(0, *key);
-                    self.source.dropped(self.tree, root.address(), root.level());
+                    self.dropped(&root);
                     root = Arc::new(leaf);
                 }
                 1 => {
@@ -274,7 +282,7 @@ impl<'a> Editor<'a> {
                     let Some(child) = root.child(0).filter(|c| c.generation() == generation).cloned() else {
                         break;
                     };
-                    self.source.dropped(self.tree, root.address(), root.level());
+                    self.dropped(&root);
                     root = child;
                 }
                 _ => break,
@@ -301,7 +309,7 @@ impl<'a> Editor<'a> {
         self.tidy_below(Arc::make_mut(node.child_mut(slot)), key);
         let child = node.child(slot).expect("just visited");
         if child.view().nritems() == 0 {
-            self.source.dropped(self.tree, child.address(), child.level());
+            self.dropped(&child);
             node.remove_child(slot);
             return;
         }
@@ -326,7 +334,7 @@ impl<'a> Editor<'a> {
             return false;
         }
         let right = node.remove_child(left + 1).expect("just looked at");
-        self.source.dropped(self.tree, right.address(), right.level());
+        self.dropped(&right);
         let target = Arc::make_mut(node.child_mut(left));
         if right.level() == 0 {
             image::leaf_append(target.bytes_mut(), right.bytes(), 0, right.view().nritems());

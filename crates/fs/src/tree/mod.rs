@@ -16,7 +16,7 @@ mod tree;
 mod version;
 
 pub(crate) use edit::Editor;
-pub(crate) use image::NodeFormat;
+pub(crate) use image::{NodeFormat, header_mut};
 pub(crate) use node::{IMAGE_COPIES, Node};
 pub use ops::TreeOps;
 pub use store::{BlockReader, NodeStore, Pointer, StoreStats};

@@ -19,7 +19,7 @@ use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What an attempt to edit lacks.
@@ -102,6 +102,8 @@ pub struct Tree {
     id: TreeId,
     store: Arc<NodeStore>,
     state: RwLock<State>,
+    /// Blocks made less blocks dropped since the count was last taken.
+    blocks: AtomicI64,
     stats: Arc<TreeStats>,
 }
 
@@ -115,7 +117,7 @@ impl Tree {
         stats: Arc<TreeStats>,
     ) -> Self {
         let state = State { root: Root { ptr: root, node: None }, last_snapshot };
-        Self { id, store, state: RwLock::new(state), stats }
+        Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats }
     }
     /// Its id.
     #[must_use]
@@ -125,6 +127,10 @@ impl Tree {
     /// The tree as it is now, never to change. The epoch must have been entered before the call.
     pub(crate) fn version(&self, epoch: Epoch) -> Version {
         Version { tree: self.id, root: self.state.read().root.clone(), store: self.store.clone(), epoch }
+    }
+    /// By how many blocks the tree has grown since this was last asked.
+    pub(crate) fn take_growth(&self) -> i64 {
+        self.blocks.swap(0, Ordering::Relaxed)
     }
     /// Where the root is.
     pub(crate) fn root(&self) -> Root {
@@ -194,6 +200,7 @@ impl Tree {
                     for key in keys {
                         editor.tidy(key);
                     }
+                    self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
                     drop(state);
                     self.note_hold(since);
                     return result;

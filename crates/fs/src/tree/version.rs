@@ -115,6 +115,10 @@ pub struct Version {
 }
 
 impl Version {
+    /// Another tree, at a root read from an item, in the same epoch. The caller sets the tree's id.
+    pub(crate) fn at_root(&self, ptr: Pointer) -> Self {
+        Self { root: Root { ptr, node: None }, ..self.clone() }
+    }
     /// Which tree this is a version of.
     #[must_use]
     pub fn tree(&self) -> TreeId {
@@ -203,6 +207,31 @@ impl Version {
             }
         }
         Ok(())
+    }
+}
+
+/// A version where item logic wants to look something up. It never changes: the changing calls are refused.
+impl crate::tree::TreeOps for Version {
+    fn max_item_size(&self) -> usize {
+        larder_format::node::max_item_size(self.store.format().nodesize)
+    }
+    fn get(&mut self, key: &Key) -> Result<Option<Vec<u8>>> {
+        Ok(Self::get(self, key)?.map(|i| i.data().to_vec()))
+    }
+    fn at_or_before(&mut self, key: &Key) -> Result<Option<(Key, Vec<u8>)>> {
+        Ok(Self::at_or_before(self, key)?.map(|i| (i.key, i.data().to_vec())))
+    }
+    fn at_or_after(&mut self, key: &Key) -> Result<Option<(Key, Vec<u8>)>> {
+        Ok(Self::at_or_after(self, key)?.map(|i| (i.key, i.data().to_vec())))
+    }
+    fn insert(&mut self, _: &Key, _: &[u8]) -> Result<()> {
+        Err(Error::NotSupported("a version does not change"))
+    }
+    fn update(&mut self, _: &Key, _: &[u8]) -> Result<()> {
+        Err(Error::NotSupported("a version does not change"))
+    }
+    fn delete(&mut self, _: &Key) -> Result<()> {
+        Err(Error::NotSupported("a version does not change"))
     }
 }
 

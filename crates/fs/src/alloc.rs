@@ -1,0 +1,413 @@
+//! Allocation: block groups, accounts and the device behind them, put together.
+//!
+//! [`Allocator`] hides when a new chunk is made and what then has to be known where: the map of the volume, the
+//! allocator's groups, the accounts of the reservations, and the transaction whose commit writes its items. A group
+//! made in transaction N+1 must not be used by the commit of N, whose chunk tree does not have it; groups know their
+//! transaction for that.
+
+use crate::core::{Core, Roots};
+use crate::error::{Error, Place, Result};
+use crate::open::mapped;
+use crate::space::chunks::plan_chunk;
+use crate::space::extent_tree::ExtentFeatures;
+use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
+use crate::space::reserve::{Reclaim, Reservation, Space as Accounts, global_reserve_size};
+use crate::space::{Run, SpaceKind};
+use crate::transaction::Txn;
+use crate::tree::{Epoch, TreeOps, Version};
+use larder_format::features::Incompat;
+use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
+use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical, Superblock};
+use larder_volume::Volume;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// A block group made by a transaction; its items are written by the commit.
+#[derive(Debug, Clone)]
+pub(crate) struct NewGroup {
+    pub(crate) run: Run,
+    pub(crate) chunk: Chunk,
+}
+
+/// What chunks take of the device.
+#[derive(Debug)]
+struct DeviceSpace {
+    id: DeviceId,
+    uuid: [u8; 16],
+    size: u64,
+    /// First byte and length of every device extent.
+    taken: BTreeMap<Physical, u64>,
+    chunks: BTreeMap<Logical, Chunk>,
+}
+
+impl DeviceSpace {
+    fn unallocated(&self) -> u64 {
+        let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
+        usable.saturating_sub(self.taken.values().sum())
+    }
+}
+
+/// The allocator of an open file system.
+#[derive(Debug)]
+pub(crate) struct Allocator {
+    /// How extent items look on this image.
+    pub(crate) features: ExtentFeatures,
+    pub(crate) accounts: Arc<Accounts>,
+    pub(crate) groups: Groups,
+    device: Mutex<DeviceSpace>,
+    total_bytes: u64,
+    system_changed: AtomicBool,
+    /// Groups whose record in the free-space tree is wrong: the next commit makes it anew.
+    rebuild: Mutex<Vec<Run>>,
+}
+
+fn corrupt_key(tree: ObjectId, key: Key) -> impl Fn(larder_format::FormatError) -> Error {
+    move |e| Error::corrupt(Place::item(tree, key), e.0)
+}
+
+impl Allocator {
+    /// Reads chunks, device extents, block groups and free space.
+    pub(crate) fn load(sb: &Superblock, volume: &Volume, roots: &Roots, epoch: &Epoch) -> Result<Self> {
+        let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
+        let nodesize = sb.nodesize.get();
+        let features = ExtentFeatures { skinny: incompat.contains(Incompat::SKINNY_METADATA), nodesize };
+        let id = DeviceId(sb.dev_item.devid.get());
+        let mut device = DeviceSpace {
+            id,
+            uuid: sb.dev_item.uuid,
+            size: sb.dev_item.total_bytes.get(),
+            taken: BTreeMap::new(),
+            chunks: BTreeMap::new(),
+        };
+        let all = |id: ObjectId, kind| (Key::new(id, kind, 0), Key::new(id, kind, u64::MAX));
+        let (from, to) = all(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM);
+        roots.chunk.version(epoch.clone()).scan(&from, &to, |item| {
+            let chunk = Chunk::parse(item.data()).map_err(corrupt_key(ObjectId::CHUNK_TREE, item.key))?;
+            device.chunks.insert(Logical(item.key.offset), chunk);
+            Ok(true)
+        })?;
+        let (from, to) = all(ObjectId(id.0), KeyType::DEV_EXTENT);
+        roots.dev.version(epoch.clone()).scan(&from, &to, |item| {
+            let extent = DevExtent::parse(item.data()).map_err(corrupt_key(ObjectId::DEV_TREE, item.key))?;
+            device.taken.insert(Physical(item.key.offset), extent.length.get());
+            Ok(true)
+        })?;
+        let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
+        let groups = Groups::new(accounts.clone(), nodesize);
+        let mut rebuild = Vec::new();
+        let mut extents = roots.extent.version(epoch.clone());
+        let items_tree = roots.block_group.as_ref().unwrap_or(&roots.extent);
+        let mut items = items_tree.version(epoch.clone());
+        let mut free: Option<Version> = roots.free_space.as_ref().map(|t| t.version(epoch.clone()));
+        for chunk in volume.map().chunks() {
+            let mut source = match &mut free {
+                Some(tree) => FreeSource::Tree(tree as &mut dyn TreeOps),
+                None => FreeSource::Extents,
+            };
+            let loaded =
+                groups::load(&chunk, &mut items, items_tree.id(), &mut source, &mut extents, nodesize)?;
+            if loaded.rebuild_free_space {
+                rebuild.push(loaded.group.run());
+            }
+            groups.add(loaded.group)?;
+        }
+        let this = Self {
+            features,
+            accounts,
+            groups,
+            device: Mutex::new(device),
+            total_bytes: sb.total_bytes.get(),
+            system_changed: AtomicBool::new(false),
+            rebuild: Mutex::new(rebuild),
+        };
+        let metadata = this.accounts.pots(SpaceKind::Metadata);
+        this.accounts.set_global_reserve(global_reserve_size(metadata.used / 8, metadata.total));
+        this.note_device_space();
+        Ok(this)
+    }
+
+    /// Lets `core` be asked for space when it is short.
+    pub(crate) fn attach(&self, core: &Arc<Core>) {
+        self.accounts.set_reclaim(Box::new(Reclaimer(Arc::downgrade(core))));
+    }
+
+    /// Tells the accounts how much device space could still become metadata.
+    fn note_device_space(&self) {
+        let copies = self.copies(SpaceKind::Metadata);
+        let unallocated = self.device.lock().unallocated();
+        // A chunk needs whole stripes in one place; a little is always lost.
+        self.accounts.set_overcommit((unallocated / copies).saturating_sub(4 << 20) / 8 * 7);
+    }
+
+    /// Type and profile that new chunks get: those of the last group of the kind.
+    fn flags(&self, kind: SpaceKind) -> BlockGroupFlags {
+        let fallback = match kind {
+            SpaceKind::Data => BlockGroupFlags::DATA,
+            SpaceKind::Metadata => BlockGroupFlags::METADATA,
+            SpaceKind::System => BlockGroupFlags::SYSTEM,
+        };
+        let all = self.groups.all();
+        all.iter().rev().find(|g| g.flags().contains(fallback)).map_or(fallback, |g| g.flags())
+    }
+    fn copies(&self, kind: SpaceKind) -> u64 {
+        self.flags(kind).profile().map_or(1, |p| u64::from(p.copies())).max(1)
+    }
+
+    /// Makes a chunk for `kind` in `txn`. False when the device has no room for one.
+    fn new_chunk(&self, core: &Core, txn: &Txn, kind: SpaceKind) -> Result<bool> {
+        let flags = self.flags(kind);
+        let copies = self.copies(kind);
+        let mut device = self.device.lock();
+        if kind == SpaceKind::Data && !self.accounts.is_mixed() {
+            // What metadata was promised must stay possible.
+            let promised = self.accounts.overcommitted() * self.copies(SpaceKind::Metadata);
+            if device.unallocated() <= promised + (1 << 20) {
+                return Ok(false);
+            }
+        }
+        let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
+        let copies = usize::try_from(copies).unwrap_or(1);
+        let Some(plan) = plan_chunk(kind, copies, self.total_bytes, &taken, device.size) else {
+            return Ok(false);
+        };
+        let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
+        let start = Logical(end.next_multiple_of(larder_format::STRIPE_LEN).max(1 << 20));
+        let stripes = plan
+            .stripes
+            .iter()
+            .map(|at| Stripe { devid: device.id, offset: *at, dev_uuid: device.uuid })
+            .collect();
+        let chunk = Chunk::new(plan.len, flags, stripes);
+        let in_map = mapped(start, &chunk);
+        let excluded = in_map.superblock_ranges();
+        core.volume.add_chunk(in_map)?;
+        for at in &plan.stripes {
+            device.taken.insert(*at, plan.len);
+        }
+        device.chunks.insert(start, chunk.clone());
+        drop(device);
+        let run = Run::new(start, plan.len);
+        if kind == SpaceKind::System {
+            self.system_changed.store(true, Ordering::Release);
+        }
+        tracing::debug!(?kind, %start, len = plan.len, "new chunk");
+        txn.new_groups.lock().push(NewGroup { run, chunk });
+        txn.touch();
+        self.groups.add(BlockGroup::empty(run, flags, txn.generation, &excluded))?;
+        self.note_device_space();
+        Ok(true)
+    }
+
+    /// Addresses for blocks of subvolume trees.
+    pub(crate) fn allocate_blocks(
+        &self,
+        core: &Core,
+        count: usize,
+        from: &mut Reservation,
+    ) -> Result<Vec<Logical>> {
+        loop {
+            match self.groups.allocate_blocks(ClusterUser::Running, count, Generation(u64::MAX), from) {
+                Ok(blocks) => return Ok(blocks),
+                Err(_) => self.chunk_in_running(core, SpaceKind::Metadata)?,
+            }
+        }
+    }
+
+    /// A new chunk whose items the running transaction will write.
+    fn chunk_in_running(&self, core: &Core, kind: SpaceKind) -> Result<()> {
+        let txn = core.txns.pin_running()?;
+        let made = self.new_chunk(core, &txn, kind);
+        core.txns.leave();
+        if made? { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// An address for a block of a global tree, in a group that the chunk tree of `txn` has.
+    pub(crate) fn allocate_for_commit(
+        &self,
+        core: &Core,
+        txn: &Txn,
+        system: bool,
+        from: &mut Reservation,
+    ) -> Result<Logical> {
+        loop {
+            let got = if system {
+                self.groups.allocate_system_block(txn.generation, from)
+            } else {
+                self.groups.allocate_block(ClusterUser::Committer, txn.generation, from)
+            };
+            let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
+            match got {
+                Ok(at) => return Ok(at),
+                Err(_) if self.new_chunk(core, txn, kind)? => {}
+                Err(_) => return Err(Error::NoSpace),
+            }
+        }
+    }
+
+    /// Space for data: `want` bytes in one piece or the longest piece of at least `min`. Multiples of 4096.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    #[allow(dead_code)]
+    pub(crate) fn allocate_data(
+        &self,
+        core: &Core,
+        want: u64,
+        min: u64,
+        from: &mut Reservation,
+    ) -> Result<Run> {
+        loop {
+            match self.groups.allocate_data(want, min, Generation(u64::MAX), from) {
+                Ok(run) => return Ok(run),
+                Err(_) => self.chunk_in_running(core, SpaceKind::Data)?,
+            }
+        }
+    }
+
+    /// Gives allocated data space back that no extent refers to.
+    #[allow(dead_code)]
+    pub(crate) fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
+        self.groups.give_back(run, to);
+    }
+
+    /// Sum of `used` over all block groups.
+    pub(crate) fn disk_used(&self) -> u64 {
+        self.groups.all().iter().map(|g| g.disk_used()).sum()
+    }
+
+    /// Are two addresses in one block group?
+    pub(crate) fn same_group(&self, a: Logical, b: Logical) -> bool {
+        self.groups.find(a).is_some_and(|g| b < g.run().end() && b >= g.run().start)
+    }
+
+    /// Takes block groups out of service in which nothing is left, but for the last of each kind and those of this
+    /// transaction.
+    pub(crate) fn take_empty_groups(&self, generation: Generation) -> Vec<(Run, Chunk)> {
+        let mut out = Vec::new();
+        let device = self.device.lock();
+        for group in self.groups.empty_groups() {
+            let kept = self
+                .groups
+                .all()
+                .iter()
+                .filter(|g| g.flags() == group.flags() && g.run() != group.run() && !g.usage().read_only)
+                .count();
+            if group.created_in() >= generation || kept == 0 {
+                continue;
+            }
+            self.groups.set_read_only(&group, true);
+            let Some(chunk) = device.chunks.get(&group.run().start) else { continue };
+            if self.groups.remove(&group) {
+                if group.kind() == SpaceKind::System {
+                    self.system_changed.store(true, Ordering::Release);
+                }
+                out.push((group.run(), chunk.clone()));
+            } else {
+                // Somebody was faster and has allocated from it.
+                self.groups.set_read_only(&group, false);
+            }
+        }
+        out
+    }
+
+    /// The removed groups are gone from the durable superblock: their device space may be used again.
+    pub(crate) fn forget_removed(&self, core: &Core, removed: &[(Run, Chunk)]) {
+        if removed.is_empty() {
+            return;
+        }
+        let mut device = self.device.lock();
+        for (run, chunk) in removed {
+            device.chunks.remove(&run.start);
+            for stripe in &chunk.stripes {
+                device.taken.remove(&stripe.offset);
+            }
+            core.volume.map().remove(run.start);
+        }
+        drop(device);
+        self.note_device_space();
+    }
+
+    /// Have system chunks come or gone since this was last asked?
+    pub(crate) fn system_chunks_changed(&self) -> bool {
+        self.system_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// The superblock's array of system chunks; `removed` ones are left out.
+    pub(crate) fn system_chunk_array(&self, removed: &[(Run, Chunk)]) -> Result<Vec<u8>> {
+        let device = self.device.lock();
+        let system = device.chunks.iter().filter(|(at, c)| {
+            c.flags.contains(BlockGroupFlags::SYSTEM) && !removed.iter().any(|(run, _)| run.start == **at)
+        });
+        let keyed =
+            system.map(|(at, c)| (Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, at.0), c));
+        encode_sys_array(keyed).map_err(|e| Error::corrupt(Place::default(), e.0))
+    }
+
+    /// Groups whose free-space record must be made anew.
+    pub(crate) fn take_rebuilds(&self) -> Vec<Run> {
+        std::mem::take(&mut self.rebuild.lock())
+    }
+
+    /// Size and free bytes of the file system as data sees them.
+    fn statfs(&self) -> (u64, u64) {
+        let copies = self.copies(SpaceKind::Data);
+        let unallocated = self.device.lock().unallocated() / copies;
+        let data = self.accounts.pots(SpaceKind::Data);
+        let free = data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
+        (self.total_bytes / copies, free + unallocated)
+    }
+}
+
+impl Core {
+    /// Bytes in all and free bytes, for `statfs`.
+    pub(crate) fn statfs_bytes(&self) -> (u64, u64) {
+        self.space.statfs()
+    }
+
+    /// Gives space back that no version can reach any more.
+    pub(crate) fn release_expired(&self) {
+        for pinned in self.epochs.expired() {
+            for run in pinned {
+                self.space.groups.unpin(run);
+            }
+        }
+    }
+
+    /// Gives addresses back that operations did not need.
+    fn empty_purses(&self) {
+        let purses = std::mem::take(&mut *self.purses.lock());
+        for at in purses.into_iter().flatten() {
+            self.space.groups.give_back(Run::new(at, u64::from(self.nodesize())), None);
+        }
+    }
+}
+
+/// Makes space when it is short.
+struct Reclaimer(Weak<Core>);
+
+impl Reclaim for Reclaimer {
+    fn reclaim(&self, kind: SpaceKind, _bytes: u64) -> Result<bool> {
+        let Some(core) = self.0.upgrade() else { return Ok(false) };
+        if core.txns.failure().is_some() {
+            return core.check_writable().map(|()| false);
+        }
+        core.release_expired();
+        core.empty_purses();
+        let made = core.space.chunk_in_running(&core, kind);
+        match made {
+            Ok(()) => return Ok(true),
+            Err(Error::NoSpace) => {}
+            Err(e) => return Err(e),
+        }
+        // What waits for a commit: pinned space, and the reserves of everything that was noted.
+        let pinned = core.space.accounts.pots(kind).pinned > 0;
+        if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
+            core.commit_now()?;
+            core.release_expired();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,177 @@
+//! What all parts of an open file system share.
+//!
+//! [`Core`] owns the layers from the bottom up — volume, node store, roots, space, transactions, subvolumes — and the
+//! few services that join them: entering an epoch, reserving, filling purses, checking whether writing is still
+//! allowed. The parts themselves live in their modules and extend `Core` there.
+
+use crate::alloc::Allocator;
+use crate::api::{OpenOptions, Timestamp};
+use crate::error::{Error, Result};
+use crate::root::Subvolume;
+use crate::space::extent_tree::ExtentFeatures;
+use crate::space::reserve::Reservation;
+use crate::space::{Run, SpaceKind};
+use crate::transaction::{Handle, Transactions};
+use crate::tree::{Epochs, NodeStore, Tree, TreeStats};
+use larder_format::{CsumType, Generation, Logical, Superblock, TreeId};
+use larder_volume::Volume;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The global trees. Only the committer edits them.
+#[derive(Debug)]
+pub(crate) struct Roots {
+    pub(crate) root: Tree,
+    pub(crate) chunk: Tree,
+    pub(crate) extent: Tree,
+    pub(crate) dev: Tree,
+    pub(crate) csum: Tree,
+    pub(crate) uuid: Option<Tree>,
+    pub(crate) free_space: Option<Tree>,
+    pub(crate) block_group: Option<Tree>,
+}
+
+impl Roots {
+    /// All global trees.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Tree> {
+        [&self.root, &self.chunk].into_iter().chain(self.with_items())
+    }
+    /// All trees that have a ROOT_ITEM.
+    pub(crate) fn with_items(&self) -> impl Iterator<Item = &Tree> {
+        [
+            Some(&self.extent),
+            Some(&self.dev),
+            Some(&self.csum),
+            self.uuid.as_ref(),
+            self.free_space.as_ref(),
+            self.block_group.as_ref(),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+/// Space freed by one transaction, to be given back when no version can reach it.
+pub(crate) type Pinned = Vec<crate::space::Run>;
+
+/// An open file system.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) options: OpenOptions,
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) store: Arc<NodeStore>,
+    pub(crate) epochs: Epochs<Pinned>,
+    /// The superblock as last written; the committer's alone to change.
+    pub(crate) superblock: Mutex<Box<Superblock>>,
+    pub(crate) csum: CsumType,
+    pub(crate) roots: Roots,
+    pub(crate) space: Allocator,
+    pub(crate) txns: Transactions,
+    pub(crate) tree_stats: Arc<TreeStats>,
+    pub(crate) subvols: RwLock<HashMap<TreeId, Arc<Subvolume>>>,
+    /// Addresses for new blocks that operations did not need.
+    pub(crate) purses: Mutex<Vec<Vec<Logical>>>,
+    /// Why the file system is read-only from the start, if it is.
+    pub(crate) read_only: Option<String>,
+    pub(crate) fake_time: AtomicU64,
+    pub(crate) data: crate::file::DataState,
+    pub(crate) published: AtomicU64,
+}
+
+impl Core {
+    /// Bytes of a node.
+    pub(crate) fn nodesize(&self) -> u32 {
+        self.store.format().nodesize
+    }
+    /// How extent items look on this image.
+    pub(crate) fn extent_features(&self) -> ExtentFeatures {
+        self.space.features
+    }
+    /// The last published transaction, perhaps a moment old.
+    pub(crate) fn published_hint(&self) -> Generation {
+        Generation(self.published.load(Ordering::Relaxed))
+    }
+    pub(crate) fn set_published_hint(&self, generation: Generation) {
+        self.published.store(generation.0, Ordering::Relaxed);
+    }
+    /// Fails when nothing may be written.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        match &self.read_only {
+            Some(why) => Err(Error::ReadOnly(Some(why.clone()))),
+            None => match self.txns.failure() {
+                Some(why) => Err(Error::ReadOnly(Some(why))),
+                None => Ok(()),
+            },
+        }
+    }
+    /// Joins the running transaction to change up to `items` items. Waits for space and for a seal in progress.
+    pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
+        Handle::join(self, items, false)
+    }
+    /// Like `begin`, for operations that free space: they may use the last reserve.
+    pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
+        Handle::join(self, items, true)
+    }
+    /// Bytes of metadata that changing `items` items can cost.
+    fn item_cost(&self, items: u64) -> u64 {
+        // Two levels copied and one block from a split is what an item costs at worst on all but absurd trees; items
+        // of one operation share most of their path, and what is over comes back when the handle goes.
+        items * 3 * u64::from(self.nodesize())
+    }
+    pub(crate) fn reserve_items(&self, items: u64, deleting: bool) -> Result<Reservation> {
+        let bytes = self.item_cost(items);
+        if deleting {
+            self.space.accounts.reserve_for_deletion(bytes)
+        } else {
+            self.space.accounts.reserve(SpaceKind::Metadata, bytes)
+        }
+    }
+    /// Reserves without waiting, for notes inside a transaction; none when space is short (the global reserve then
+    /// pays).
+    pub(crate) fn try_reserve_items(&self, items: u64) -> Option<Reservation> {
+        self.space.accounts.try_reserve(SpaceKind::Metadata, self.item_cost(items))
+    }
+    /// Keeps addresses that an operation did not need for the next one; only a few sets, the rest is free again.
+    pub(crate) fn keep_purse(&self, purse: Vec<Logical>) {
+        let mut purses = self.purses.lock();
+        if purses.len() < 4 {
+            purses.push(purse);
+            return;
+        }
+        drop(purses);
+        for at in purse {
+            self.space.groups.give_back(Run::new(at, u64::from(self.nodesize())), None);
+        }
+    }
+    /// The time for new timestamps.
+    pub(crate) fn now(&self) -> Timestamp {
+        if self.options.tuning.fake_clock {
+            let n = self.fake_time.fetch_add(1, Ordering::Relaxed);
+            return Timestamp {
+                sec: 1_700_000_000 + (n / 1_000_000_000).cast_signed(),
+                nsec: u32::try_from(n % 1_000_000_000).unwrap_or(0),
+            };
+        }
+        Timestamp::now()
+    }
+    /// Makes everything durable that was changed before the call. Delayed data must have been written before.
+    pub(crate) fn commit(&self) -> Result<()> {
+        match self.txns.request() {
+            Some(generation) if !self.options.tuning.break_fsync_does_not_wait => self.txns.wait(generation),
+            _ => match self.txns.failure() {
+                Some(why) => Err(Error::ReadOnly(Some(why))),
+                None => Ok(()),
+            },
+        }
+    }
+    /// Commits, whether anything was noted or not: pinned space waits for a publication.
+    pub(crate) fn commit_now(&self) -> Result<()> {
+        self.txns.running().touch();
+        match self.txns.request() {
+            Some(generation) => self.txns.wait(generation),
+            None => Ok(()),
+        }
+    }
+}

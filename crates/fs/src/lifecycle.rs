@@ -1,0 +1,238 @@
+//! The life of an open file system: opening, its threads, syncing, facts and figures, closing.
+
+use crate::api::{FsInfo, InodeId, OpenOptions, StatFs};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::transaction::commit;
+use crate::tree::IMAGE_COPIES;
+use larder_format::Generation;
+use larder_volume::Device;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// An open file system.
+///
+/// Dropping it without [`Filesystem::close`] is what a crash is: the last commit stays.
+#[derive(Debug)]
+pub struct Filesystem {
+    pub(crate) core: Arc<Core>,
+    root: InodeId,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Counters since the file system was opened; shown by `larder stats`.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Stats {
+    /// Last published transaction.
+    pub generation: u64,
+    pub commits: u64,
+    /// Longest time that operations waited for a seal, and all of it.
+    pub seal_max_us: u64,
+    pub seal_total_us: u64,
+    /// Time from seal to publication, in all.
+    pub commit_total_us: u64,
+    pub nodes_written: u64,
+    pub tree_edits: u64,
+    /// Attempts to edit that first had to fetch something without the lock.
+    pub tree_retries: u64,
+    pub tree_lock_max_us: u64,
+    pub tree_lock_total_us: u64,
+    /// Nodes copied to a new address.
+    pub node_copies: u64,
+    /// Nodes copied in memory because a version could see them.
+    pub image_copies: u64,
+    pub cache_hits: u64,
+    pub cache_reads: u64,
+    pub cache_bytes: u64,
+    pub damaged_copies: u64,
+    pub device_reads: u64,
+    pub device_read_bytes: u64,
+    pub device_writes: u64,
+    pub device_written_bytes: u64,
+    pub device_flushes: u64,
+    /// Bytes written by callers that are not in extents yet.
+    pub delayed_bytes: u64,
+    pub inodes_in_memory: u64,
+    /// Why the file system is read-only, if it is.
+    pub read_only: Option<String>,
+}
+
+impl Filesystem {
+    /// Opens the file system on `device`. When it may be written, orphans are cleaned up and the threads that commit
+    /// and write back are started; [`Filesystem::close`] ends them.
+    ///
+    /// # Errors
+    /// Not btrfs, damaged, unsupported (with the feature named), in need of a log replay, or a device error.
+    pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let core = Core::open(device, options)?;
+        let root = core.mount_root()?;
+        let fs = Arc::new(Self { core: core.clone(), root, threads: Mutex::default() });
+        if core.read_only.is_some() {
+            return Ok(fs);
+        }
+        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+            let thread = thread.map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
+            fs.threads.lock().push(thread);
+            Ok::<_, Error>(())
+        };
+        let committer = core.clone();
+        spawn("larder-commit", Box::new(move || commit::run(&committer)))?;
+        crate::file::start(&core)?;
+        if let Some(interval) = core.options.commit_interval {
+            let core = core.clone();
+            let body = move || {
+                while !core.txns.pause(interval) {
+                    if let Err(e) = crate::file::flush_all(&core) {
+                        tracing::warn!("periodic write-back: {e}");
+                    }
+                    core.txns.request();
+                }
+            };
+            spawn("larder-flush", Box::new(body))?;
+        }
+        crate::inode::orphan::clean_up_after_crash(&core)?;
+        Ok(fs)
+    }
+
+    /// Root directory of the mount, as `subvol` in the options chose it.
+    #[must_use]
+    pub fn root(&self) -> InodeId {
+        self.root
+    }
+
+    /// Makes everything durable that was done before the call.
+    ///
+    /// # Errors
+    /// `ReadOnly` after a failed commit (with its reason), `DataLost` when data of some file could not be written.
+    pub fn sync(&self) -> Result<()> {
+        if self.core.read_only.is_some() {
+            return Ok(());
+        }
+        crate::api::may_wait()?;
+        let flushed = crate::file::flush_all(&self.core);
+        self.core.commit()?;
+        flushed
+    }
+
+    /// Facts about the file system.
+    #[must_use]
+    pub fn info(&self) -> FsInfo {
+        let core = &self.core;
+        let waiting = core.txns.running().label.lock().clone();
+        let sb = core.superblock.lock();
+        let end = sb.label.iter().position(|b| *b == 0).unwrap_or(sb.label.len());
+        FsInfo {
+            fsid: sb.fsid,
+            label: waiting.unwrap_or_else(|| sb.label[..end].to_vec()),
+            generation: Generation(sb.generation.get()),
+            nodesize: sb.nodesize.get(),
+            sectorsize: sb.sectorsize.get(),
+            csum: core.csum,
+            total_bytes: sb.total_bytes.get(),
+            bytes_used: sb.bytes_used.get(),
+            read_only: core.read_only.is_some() || core.txns.failure().is_some(),
+            has_unreplayed_log: sb.log_root.get() != 0,
+        }
+    }
+
+    /// Space as `df` wants it: what data can still be written, through its profile.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn statfs(&self) -> Result<StatFs> {
+        let (total, free) = self.core.statfs_bytes();
+        let info = self.info();
+        Ok(StatFs { total, free, available: free, block_size: info.sectorsize, fsid: info.fsid })
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let core = &self.core;
+        let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+        let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
+        let device = core.volume.stats().into_iter().fold((0, 0, 0, 0, 0), |a, (_, s)| {
+            (a.0 + s.reads, a.1 + s.read_bytes, a.2 + s.writes, a.3 + s.written_bytes, a.4 + s.flushes)
+        });
+        Stats {
+            generation: core.txns.published().0,
+            commits: get(&x.commits),
+            seal_max_us: get(&x.seal_max_ns) / 1000,
+            seal_total_us: get(&x.seal_ns) / 1000,
+            commit_total_us: get(&x.commit_ns) / 1000,
+            nodes_written: get(&x.nodes_written),
+            tree_edits: get(&t.edits),
+            tree_retries: get(&t.retries),
+            tree_lock_max_us: get(&t.hold_max_ns) / 1000,
+            tree_lock_total_us: get(&t.hold_ns) / 1000,
+            node_copies: get(&t.cow),
+            image_copies: get(&IMAGE_COPIES),
+            cache_hits: get(&n.hits),
+            cache_reads: get(&n.reads),
+            cache_bytes: core.store.cached_bytes(),
+            damaged_copies: get(&n.bad_copies),
+            device_reads: device.0,
+            device_read_bytes: device.1,
+            device_writes: device.2,
+            device_written_bytes: device.3,
+            device_flushes: device.4,
+            delayed_bytes: core.data.delayed_bytes(),
+            inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
+            read_only: core.read_only.clone().or_else(|| core.txns.failure()),
+        }
+    }
+
+    /// New label, up to 255 bytes; durable with the next commit.
+    ///
+    /// # Errors
+    /// `Invalid` for a label that is too long or has a NUL or newline; `ReadOnly`.
+    pub fn set_label(&self, label: &[u8]) -> Result<()> {
+        if label.len() > 255 {
+            return Err(Error::Invalid("a label has at most 255 bytes"));
+        }
+        if label.iter().any(|b| [0, b'\n'].contains(b)) {
+            return Err(Error::Invalid("a label has no NUL and no newline"));
+        }
+        let handle = self.core.begin(1)?;
+        *handle.txn.label.lock() = Some(label.to_vec());
+        handle.txn.touch();
+        Ok(())
+    }
+
+    /// Deletes what only holds kept, commits, and ends the threads. Later changes fail. Returns when everything is
+    /// durable.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`]; the threads are ended all the same.
+    pub fn close(&self) -> Result<()> {
+        let done = match (&self.core.read_only, self.core.txns.failure()) {
+            (Some(_), _) => Ok(()),
+            (None, Some(why)) => Err(Error::ReadOnly(Some(why))),
+            (None, None) => crate::inode::orphan::delete_held(&self.core).and_then(|()| self.sync()),
+        };
+        self.stop_threads();
+        self.core.txns.end("the file system was closed");
+        done
+    }
+
+    fn stop_threads(&self) {
+        self.core.txns.stop();
+        self.core.data.stop();
+        for t in std::mem::take(&mut *self.threads.lock()) {
+            // A panic of a thread was turned into a read-only file system where it happened.
+            let _ = t.join();
+        }
+    }
+}
+
+impl Drop for Filesystem {
+    fn drop(&mut self) {
+        self.core.txns.end("the file system was dropped");
+        self.stop_threads();
+    }
+}

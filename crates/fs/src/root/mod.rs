@@ -1,0 +1,132 @@
+//! Subvolumes: trees of files, and how they are found.
+//!
+//! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes in memory and the
+//! counter for new inode numbers (there is none on disk). Its ROOT_ITEM is written by the commit alone.
+
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::inode::InodeTable;
+use crate::tree::{Item, Pointer, Tree, Version};
+use larder_format::items::{RootFlags, RootItem};
+use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A subvolume in memory.
+#[derive(Debug)]
+pub(crate) struct Subvolume {
+    /// Its tree id.
+    pub(crate) id: TreeId,
+    /// Offset of its ROOT_ITEM's key: 0, or the transaction that made the snapshot.
+    pub(crate) key_offset: u64,
+    /// Its items.
+    pub(crate) tree: Tree,
+    /// Its ROOT_ITEM as last read or written.
+    pub(crate) item: Mutex<RootItem>,
+    /// Is it read-only?
+    pub(crate) read_only: AtomicBool,
+    /// Inode number of its root directory.
+    pub(crate) root_dir: u64,
+    /// The next inode number to give out; 0 until it was looked up.
+    next_ino: AtomicU64,
+    /// Its inodes in memory.
+    pub(crate) inodes: InodeTable,
+}
+
+impl Subvolume {
+    /// A new inode number: one above the highest in use.
+    ///
+    /// # Errors
+    /// Reading, or `NoSpace` when the numbers are used up.
+    pub(crate) fn new_ino(&self, core: &Core) -> Result<u64> {
+        if self.next_ino.load(Ordering::Relaxed) == 0 {
+            let version = self.tree.version(core.epochs.enter());
+            let last = version.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
+            let highest = last.map_or(0, |i| i.key.objectid.0).max(ObjectId::FIRST_FREE.0);
+            let _ = self.next_ino.compare_exchange(0, highest + 1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
+        if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
+    }
+    /// Fails where the subvolume may not be changed.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.read_only.load(Ordering::Relaxed) { Err(Error::SubvolumeReadOnly) } else { Ok(()) }
+    }
+    /// The tree as it is now.
+    pub(crate) fn version(&self, core: &Core) -> Version {
+        self.tree.version(core.epochs.enter())
+    }
+    /// One item of the tree as it is now.
+    pub(crate) fn get(&self, core: &Core, key: &Key) -> Result<Option<Item>> {
+        self.tree.get(key, &core.epochs.enter())
+    }
+}
+
+/// Parses the ROOT_ITEM that `item` holds.
+pub(crate) fn parse_root_item(item: &Item) -> Result<RootItem> {
+    let place = Place::item(ObjectId::ROOT_TREE, item.key);
+    RootItem::parse(item.data()).map_err(|e| Error::corrupt(place, e.to_string()))
+}
+
+/// Where a ROOT_ITEM says that its tree's root is.
+pub(crate) fn root_pointer(item: &RootItem) -> Pointer {
+    Pointer {
+        at: Logical(item.bytenr.get()),
+        generation: Generation(item.generation.get()),
+        level: item.level,
+        first_key: None,
+    }
+}
+
+/// Finds the ROOT_ITEM of a tree.
+pub(crate) fn find_root(roots: &Version, id: TreeId) -> Result<Option<(Key, RootItem)>> {
+    let Some(item) = roots.at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))? else {
+        return Ok(None);
+    };
+    if item.key.objectid != id || item.key.kind != KeyType::ROOT_ITEM {
+        return Ok(None);
+    }
+    Ok(Some((item.key, parse_root_item(&item)?)))
+}
+
+impl Core {
+    /// The subvolume with this id, loaded if need be.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, or it was deleted; reading; corruption.
+    pub(crate) fn subvol(&self, id: TreeId) -> Result<Arc<Subvolume>> {
+        if let Some(s) = self.subvols.read().get(&id) {
+            return Ok(s.clone());
+        }
+        if !id.is_subvolume() {
+            return Err(Error::NotFound);
+        }
+        let roots = self.roots.root.version(self.epochs.enter());
+        let (key, item) = find_root(&roots, id)?.ok_or(Error::NotFound)?;
+        if item.refs.get() == 0 {
+            return Err(Error::NotFound);
+        }
+        let tree = Tree::new(
+            id,
+            self.store.clone(),
+            root_pointer(&item),
+            Generation(item.last_snapshot.get()),
+            self.tree_stats.clone(),
+        );
+        let subvol = Arc::new(Subvolume {
+            id,
+            key_offset: key.offset,
+            tree,
+            read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
+            root_dir: match item.root_dirid.get() {
+                0 => ObjectId::FIRST_FREE.0,
+                dir => dir,
+            },
+            item: Mutex::new(item),
+            next_ino: AtomicU64::new(0),
+            inodes: InodeTable::default(),
+        });
+        Ok(self.subvols.write().entry(id).or_insert(subvol).clone())
+    }
+}

@@ -1,0 +1,595 @@
+//! The commit: from a sealed transaction to a durable superblock.
+//!
+//! The global trees describe each other. Inserting an extent item copies blocks of the extent tree, whose references
+//! go into the extent tree; block group items and free space change with every block; root items move with every root.
+//! But a block is copied to a new address at most once in a transaction, so the circle closes: the committer applies
+//! notes, then what that caused, then what that caused, until a round changes nothing. Normally that takes two or
+//! three rounds.
+//!
+//! What it writes into block groups and the free-space tree comes from *applied* references alone. The allocator's own
+//! map is ahead of them: it already lacks blocks of the next transaction.
+
+use crate::alloc::NewGroup;
+use crate::core::{Core, Pinned};
+use crate::error::{Error, Place, Result};
+use crate::root::{Subvolume, find_root};
+use crate::space::extent_tree::{self, Applied};
+use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
+use crate::space::reserve::Reservation;
+use crate::space::{Run, SpaceKind};
+use crate::space::{csum_tree, free_space_tree, groups};
+use crate::transaction::{Handle, Txn, writeout};
+use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version};
+use larder_format::features::{CompatRo, Incompat};
+use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
+use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, TreeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// Body of the committer's thread.
+pub(crate) fn run(core: &Core) {
+    while core.txns.next_seal().is_some() {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| commit_once(core)));
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => core.txns.fail(&format!("a commit failed: {e}")),
+            Err(_) => core.txns.fail("a commit hit a broken invariant; see the log"),
+        }
+    }
+}
+
+/// Seals the running transaction and brings it to the device.
+pub(crate) fn commit_once(core: &Core) -> Result<()> {
+    let (txn, since) = core.txns.close_running();
+    let delayed = flush_delayed_items(core, &txn);
+    let frozen: Vec<(Arc<Subvolume>, Root)> =
+        txn.subvols.lock().values().map(|s| (s.clone(), s.tree.root())).collect();
+    core.txns.sealed(since);
+    let begin = Instant::now();
+    delayed?;
+    let mut committer = Committer::new(core, txn.clone());
+    committer.fixpoint(&frozen)?;
+    let superblock = committer.superblock()?;
+    let mut roots: Vec<Root> = frozen.iter().map(|f| f.1.clone()).collect();
+    roots.extend(core.roots.all().map(Tree::root));
+    let nodes = writeout::write_nodes(core, txn.generation, &roots)?;
+    writeout::write_superblocks(core, &superblock)?;
+    committer.publish(&frozen, superblock);
+    core.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
+    let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    core.txns.stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Writes the inode items that operations left to the seal.
+fn flush_delayed_items(core: &Core, txn: &Arc<Txn>) -> Result<()> {
+    let inodes = std::mem::take(&mut *txn.inodes.lock());
+    let mut handle = Handle::for_seal(core, txn.clone());
+    for inode in inodes.into_values() {
+        inode.flush_item(&mut handle)?;
+    }
+    Ok(())
+}
+
+/// One commit at work.
+struct Committer<'a> {
+    core: &'a Core,
+    txn: Arc<Txn>,
+    purse: Vec<Logical>,
+    system_purse: Vec<Logical>,
+    reserve: Reservation,
+    system_reserve: Reservation,
+    /// References of the global trees' own blocks, not applied yet.
+    pending: DelayedRefs,
+    /// Space that this transaction frees.
+    freed: Pinned,
+    /// Changes for the free-space tree, by address: length, and whether it became free.
+    space_changes: BTreeMap<Logical, (u64, bool)>,
+    /// Groups whose item is older than their `disk_used`.
+    dirty_groups: BTreeSet<Logical>,
+    /// Block groups that this commit removes.
+    removed: Vec<(Run, Chunk)>,
+}
+
+/// The committer as the source of blocks for one of the global trees.
+struct Source<'c, 'a> {
+    committer: &'c mut Committer<'a>,
+    system: bool,
+}
+
+impl BlockSource for Source<'_, '_> {
+    fn generation(&self) -> Generation {
+        self.committer.txn.generation
+    }
+    fn published(&self) -> Generation {
+        self.committer.core.published_hint()
+    }
+    fn available(&self) -> usize {
+        if self.system { self.committer.system_purse.len() } else { self.committer.purse.len() }
+    }
+    fn take(&mut self) -> Logical {
+        let purse = if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
+        purse.pop().expect("the edit asked for addresses first")
+    }
+    fn untake(&mut self, at: Logical) {
+        let purse = if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
+        purse.push(at);
+    }
+    fn buffer(&mut self) -> Arc<[u8]> {
+        self.committer.core.store.buffer()
+    }
+    fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key) {
+        let nodesize = self.committer.core.nodesize();
+        let generation = self.committer.txn.generation;
+        let done =
+            self.committer.pending.create_tree_block(at, nodesize, level, tree, generation, Some(first_key));
+        debug_assert!(done.is_ok(), "a fresh address is in no other use: {done:?}");
+    }
+    fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop> {
+        debug_assert!(!maybe_shared, "global trees are never shared");
+        self.created(tree, new, old.level(), old.first_key().unwrap_or_default());
+        let nodesize = self.committer.core.nodesize();
+        let mine = ExtentRef::TreeBlock { root: tree };
+        self.committer.pending.drop_tree_block(old.address(), nodesize, old.level(), mine)?;
+        Ok(())
+    }
+    fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
+        let nodesize = self.committer.core.nodesize();
+        let mine = ExtentRef::TreeBlock { root: tree };
+        let done = self.committer.pending.drop_tree_block(at, nodesize, level, mine);
+        debug_assert!(done.is_ok(), "the block was noted when it was made: {done:?}");
+    }
+    fn provide(&mut self, need: &Need) -> Result<()> {
+        let Need::Blocks(wanted) = *need else {
+            unreachable!("the tree reads nodes itself, and global trees are never shared")
+        };
+        let system = self.system;
+        let c = &mut *self.committer;
+        let (purse, from) = if system {
+            (&mut c.system_purse, &mut c.system_reserve)
+        } else {
+            (&mut c.purse, &mut c.reserve)
+        };
+        let mut more = Vec::new();
+        while purse.len() + more.len() < wanted {
+            more.push(c.core.space.allocate_for_commit(c.core, &c.txn, system, from)?);
+        }
+        // Addresses are taken from the end: keep them rising.
+        more.reverse();
+        more.append(purse);
+        *purse = more;
+        Ok(())
+    }
+}
+
+/// A global tree with the committer behind it, as item logic wants to see it.
+struct Ops<'c, 'a> {
+    tree: &'c Tree,
+    source: Source<'c, 'a>,
+}
+
+impl Ops<'_, '_> {
+    fn version(&self) -> Version {
+        self.tree.version(self.source.committer.core.epochs.enter())
+    }
+}
+
+impl TreeOps for Ops<'_, '_> {
+    fn max_item_size(&self) -> usize {
+        larder_format::node::max_item_size(self.source.committer.core.nodesize())
+    }
+    fn get(&mut self, key: &Key) -> Result<Option<Vec<u8>>> {
+        Ok(self.version().get(key)?.map(|i| i.data().to_vec()))
+    }
+    fn at_or_before(&mut self, key: &Key) -> Result<Option<(Key, Vec<u8>)>> {
+        Ok(self.version().at_or_before(key)?.map(|i| (i.key, i.data().to_vec())))
+    }
+    fn at_or_after(&mut self, key: &Key) -> Result<Option<(Key, Vec<u8>)>> {
+        Ok(self.version().at_or_after(key)?.map(|i| (i.key, i.data().to_vec())))
+    }
+    fn insert(&mut self, key: &Key, data: &[u8]) -> Result<()> {
+        self.tree.edit(&mut self.source, &[*key], |e| e.insert(key, data))
+    }
+    fn update(&mut self, key: &Key, data: &[u8]) -> Result<()> {
+        self.tree.edit(&mut self.source, &[*key], |e| e.update(key, data))
+    }
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.tree.edit(&mut self.source, &[*key], |e| e.delete(key))
+    }
+}
+
+impl<'a> Committer<'a> {
+    fn new(core: &'a Core, txn: Arc<Txn>) -> Self {
+        Self {
+            core,
+            txn,
+            purse: Vec::new(),
+            system_purse: Vec::new(),
+            reserve: core.space.accounts.empty(SpaceKind::Metadata),
+            system_reserve: core.space.accounts.empty(SpaceKind::System),
+            pending: DelayedRefs::new(),
+            freed: Vec::new(),
+            space_changes: BTreeMap::new(),
+            dirty_groups: BTreeSet::new(),
+            removed: Vec::new(),
+        }
+    }
+
+    fn ops<'c>(&'c mut self, tree: &'c Tree) -> Ops<'c, 'a> {
+        let system = tree.id() == ObjectId::CHUNK_TREE;
+        Ops { tree, source: Source { committer: self, system } }
+    }
+
+    /// Brings the global trees to where they describe this transaction and themselves.
+    fn fixpoint(&mut self, frozen: &[(Arc<Subvolume>, Root)]) -> Result<()> {
+        let core = self.core;
+        self.rebuild_free_space()?;
+        self.write_new_groups()?;
+        self.remove_empty_groups()?;
+        for (subvol, root) in frozen {
+            self.write_subvolume_root(subvol, root)?;
+        }
+        // Every superblock has a root tree of its own generation.
+        let any = Key::new(ObjectId::FS_TREE, KeyType::ROOT_ITEM, 0);
+        core.roots.root.edit(&mut self.ops(&core.roots.root).source, &[any], |_| Ok(()))?;
+        let csums: Vec<(Logical, Vec<u8>)> =
+            self.txn.csums.lock().iter().map(|(at, sums)| (*at, sums.clone())).collect();
+        for (at, sums) in csums {
+            csum_tree::insert(&mut self.ops(&core.roots.csum), core.csum, at, &sums)?;
+        }
+        // The notes stay where they are: operations of the next transaction still count with them.
+        let notes = self.txn.refs.lock().clone();
+        for (at, head) in notes.iter() {
+            self.apply(at, head)?;
+        }
+        let mut rounds = 0;
+        loop {
+            while let Some((at, head)) = self.pending.pop_first() {
+                self.apply(at, &head)?;
+            }
+            self.write_new_groups()?;
+            self.write_free_space()?;
+            self.write_group_items()?;
+            if self.pending.is_empty()
+                && self.space_changes.is_empty()
+                && self.dirty_groups.is_empty()
+                && !self.write_global_roots()?
+                && self.pending.is_empty()
+            {
+                return Ok(());
+            }
+            rounds += 1;
+            assert!(rounds < 1000, "the global trees do not come to rest");
+        }
+    }
+
+    /// Applies the changes of one extent, and what follows for space and checksums.
+    fn apply(&mut self, at: Logical, head: &RefHead) -> Result<()> {
+        let core = self.core;
+        let features = core.extent_features();
+        let applied = extent_tree::apply(&mut self.ops(&core.roots.extent), features, at, head)?;
+        let run = Run::new(at, head.num_bytes);
+        match applied {
+            Applied::Added => self.space_changed(run, false)?,
+            Applied::Freed => {
+                self.space_changed(run, true)?;
+                core.space.groups.pin(run)?;
+                self.freed.push(run);
+                if head.kind == ExtentKind::Data {
+                    csum_tree::delete(&mut self.ops(&core.roots.csum), core.csum, run)?;
+                }
+            }
+            Applied::NeverUsed => {
+                core.space.groups.pin(run)?;
+                self.freed.push(run);
+                if head.kind == ExtentKind::Data {
+                    csum_tree::delete(&mut self.ops(&core.roots.csum), core.csum, run)?;
+                }
+            }
+            Applied::Changed => {}
+        }
+        if core.options.tuning.break_reuse_pinned && matches!(applied, Applied::Freed) {
+            core.space.groups.unpin(run);
+            self.freed.pop();
+        }
+        Ok(())
+    }
+
+    fn space_changed(&mut self, run: Run, free: bool) -> Result<()> {
+        let group = self.core.space.groups.find_run(run)?;
+        let len = run.len.cast_signed();
+        group.apply_used(if free { -len } else { len })?;
+        self.dirty_groups.insert(group.run().start);
+        if self.core.roots.free_space.is_some() && !self.core.options.tuning.break_stale_free_space {
+            self.space_changes.insert(run.start, (run.len, free));
+        }
+        Ok(())
+    }
+
+    /// Writes what became free or used into the free-space tree, neighbours together.
+    fn write_free_space(&mut self) -> Result<()> {
+        let core = self.core;
+        let Some(tree) = &core.roots.free_space else { return Ok(()) };
+        let changes = std::mem::take(&mut self.space_changes);
+        let mut changes = changes.into_iter().peekable();
+        while let Some((start, (mut len, free))) = changes.next() {
+            let group = core.space.groups.find_run(Run::new(start, len))?.run();
+            while let Some((_, (more, _))) =
+                changes.next_if(|(s, (_, f))| *f == free && *s == start.plus(len) && *s < group.end())
+            {
+                len += more;
+            }
+            let run = Run::new(start, len);
+            if free {
+                free_space_tree::add(&mut self.ops(tree), group, run)?;
+            } else {
+                free_space_tree::remove(&mut self.ops(tree), group, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the record of groups anew whose free space was not what the extent tree says. Runs before anything else
+    /// of this transaction is applied, so the extent tree is still that of the last commit.
+    fn rebuild_free_space(&mut self) -> Result<()> {
+        let core = self.core;
+        let Some(tree) = &core.roots.free_space else { return Ok(()) };
+        for run in core.space.take_rebuilds() {
+            let mut extents = core.roots.extent.version(core.epochs.enter());
+            let used = groups::scan_used(&mut extents, core.nodesize(), run)?;
+            drop(extents);
+            free_space_tree::delete_group(&mut self.ops(tree), run)?;
+            free_space_tree::new_group(&mut self.ops(tree), run, &used)?;
+        }
+        Ok(())
+    }
+
+    fn group_tree(&self) -> &'a Tree {
+        self.core.roots.block_group.as_ref().unwrap_or(&self.core.roots.extent)
+    }
+
+    fn write_group_items(&mut self) -> Result<()> {
+        let tree = self.group_tree();
+        for start in std::mem::take(&mut self.dirty_groups) {
+            let Some(group) = self.core.space.groups.find(start) else { continue };
+            let key = Key::new(start, KeyType::BLOCK_GROUP_ITEM, group.run().len);
+            let item = BlockGroupItem::new(group.disk_used(), group.flags());
+            self.ops(tree).update(&key, item.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Writes the items of block groups that were made in this transaction.
+    fn write_new_groups(&mut self) -> Result<()> {
+        // Writing the items may itself make groups.
+        loop {
+            let new = std::mem::take(&mut *self.txn.new_groups.lock());
+            if new.is_empty() {
+                return Ok(());
+            }
+            for group in new {
+                self.write_new_group(&group)?;
+            }
+        }
+    }
+
+    fn write_new_group(&mut self, group: &NewGroup) -> Result<()> {
+        let core = self.core;
+        let run = group.run;
+        let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
+        self.ops(&core.roots.chunk).insert(&key, &group.chunk.encode())?;
+        let format = *core.store.format();
+        for stripe in &group.chunk.stripes {
+            let key = Key::new(ObjectId(stripe.devid.0), KeyType::DEV_EXTENT, stripe.offset.0);
+            let item = DevExtent {
+                chunk_tree: U64::new(ObjectId::CHUNK_TREE.0),
+                chunk_objectid: U64::new(256),
+                chunk_offset: U64::new(run.start.0),
+                length: U64::new(run.len),
+                chunk_tree_uuid: format.chunk_tree_uuid,
+            };
+            self.ops(&core.roots.dev).insert(&key, item.as_bytes())?;
+        }
+        let key = Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len);
+        let item = BlockGroupItem::new(0, group.chunk.flags);
+        self.ops(self.group_tree()).insert(&key, item.as_bytes())?;
+        if let Some(tree) = &core.roots.free_space {
+            free_space_tree::new_group(&mut self.ops(tree), run, &[])?;
+        }
+        let added: u64 = group.chunk.stripes.len() as u64 * run.len;
+        self.change_device_bytes(i128::from(added))
+    }
+
+    /// Gives block groups back in which nothing is left.
+    fn remove_empty_groups(&mut self) -> Result<()> {
+        let core = self.core;
+        for (run, chunk) in core.space.take_empty_groups(self.txn.generation) {
+            let key = Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len);
+            self.ops(self.group_tree()).delete(&key)?;
+            if let Some(tree) = &core.roots.free_space {
+                free_space_tree::delete_group(&mut self.ops(tree), run)?;
+            }
+            for stripe in &chunk.stripes {
+                let key = Key::new(ObjectId(stripe.devid.0), KeyType::DEV_EXTENT, stripe.offset.0);
+                self.ops(&core.roots.dev).delete(&key)?;
+            }
+            let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
+            self.ops(&core.roots.chunk).delete(&key)?;
+            let gone: u64 = chunk.stripes.len() as u64 * run.len;
+            self.change_device_bytes(-i128::from(gone))?;
+            self.removed.push((run, chunk));
+        }
+        Ok(())
+    }
+
+    /// Changes the device's `bytes_used`, in the chunk tree and in the superblock.
+    fn change_device_bytes(&mut self, delta: i128) -> Result<()> {
+        let core = self.core;
+        let mut item = core.superblock.lock().dev_item;
+        let used = i128::from(item.bytes_used.get()) + delta;
+        let used = u64::try_from(used).map_err(|_| {
+            Error::corrupt(Place::tree(ObjectId::CHUNK_TREE), "more device space given back than was used")
+        })?;
+        item.bytes_used = U64::new(used);
+        core.superblock.lock().dev_item = item;
+        let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.get());
+        self.ops(&core.roots.chunk).update(&key, item.as_bytes())
+    }
+
+    fn write_subvolume_root(&mut self, subvol: &Subvolume, root: &Root) -> Result<()> {
+        let core = self.core;
+        let bytes = {
+            let mut item = subvol.item.lock();
+            point_to(&mut item, root, self.txn.generation);
+            let growth = subvol.tree.take_growth() * i64::from(core.nodesize());
+            item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
+            item.ctransid = U64::new(self.txn.generation.0);
+            let now = core.now();
+            item.ctime = crate::inode::to_timespec(now);
+            item.as_bytes().to_vec()
+        };
+        let key = Key::new(subvol.id, KeyType::ROOT_ITEM, subvol.key_offset);
+        self.ops(&core.roots.root).update(&key, &bytes)
+    }
+
+    /// Writes the ROOT_ITEMs of global trees whose roots moved. True if any had.
+    fn write_global_roots(&mut self) -> Result<bool> {
+        let core = self.core;
+        let mut moved = false;
+        for tree in core.roots.with_items() {
+            let root = tree.root();
+            if root.ptr.generation != self.txn.generation {
+                continue;
+            }
+            let version = core.roots.root.version(core.epochs.enter());
+            let (key, mut item) = find_root(&version, tree.id())?.ok_or_else(|| {
+                Error::corrupt(
+                    Place::tree(ObjectId::ROOT_TREE),
+                    format!("tree {} has no root item", tree.id()),
+                )
+            })?;
+            drop(version);
+            let before = (item.bytenr, item.level, item.generation);
+            point_to(&mut item, &root, self.txn.generation);
+            let growth = tree.take_growth() * i64::from(core.nodesize());
+            item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
+            if before == (item.bytenr, item.level, item.generation) {
+                continue;
+            }
+            moved = true;
+            let bytes = item.as_bytes().to_vec();
+            self.ops(&core.roots.root).update(&key, &bytes)?;
+        }
+        Ok(moved || !self.txn.new_groups.lock().is_empty())
+    }
+
+    /// The superblock of this transaction.
+    fn superblock(&self) -> Result<Box<Superblock>> {
+        let core = self.core;
+        let mut sb = core.superblock.lock().clone();
+        let generation = U64::new(self.txn.generation.0);
+        let followed_uuids = sb.uuid_tree_generation == sb.generation;
+        sb.generation = generation;
+        let root = core.roots.root.root().ptr;
+        sb.root = U64::new(root.at.0);
+        sb.root_level = root.level;
+        let chunk = core.roots.chunk.root().ptr;
+        sb.chunk_root = U64::new(chunk.at.0);
+        sb.chunk_root_generation = U64::new(chunk.generation.0);
+        sb.chunk_root_level = chunk.level;
+        sb.log_root = U64::new(0);
+        sb.log_root_level = 0;
+        sb.bytes_used = U64::new(core.space.disk_used());
+        // A v1 space cache would be stale now: 0 never equals a generation, so Linux rebuilds it.
+        sb.cache_generation = U64::new(0);
+        if core.roots.free_space.is_none() {
+            sb.compat_ro_flags = U64::new(sb.compat_ro_flags.get() & !CompatRo::FREE_SPACE_TREE_VALID.bits());
+        }
+        if followed_uuids {
+            sb.uuid_tree_generation = generation;
+        }
+        let mut incompat = sb.incompat_flags.get() | self.txn.incompat.load(Ordering::Relaxed);
+        if core.nodesize() > 4096 {
+            incompat |= Incompat::BIG_METADATA.bits();
+        }
+        sb.incompat_flags = U64::new(incompat);
+        if let Some(label) = self.txn.label.lock().take() {
+            sb.label = [0; 256];
+            sb.label[..label.len()].copy_from_slice(&label);
+        }
+        if core.space.system_chunks_changed() {
+            let bytes = core.space.system_chunk_array(&self.removed)?;
+            sb.set_sys_chunk_bytes(&bytes).map_err(|e| Error::corrupt(Place::default(), e.0))?;
+        }
+        self.fill_backup_root(&mut sb);
+        Ok(sb)
+    }
+
+    /// Notes the roots in the next of the four backup slots.
+    fn fill_backup_root(&self, sb: &mut Superblock) {
+        let core = self.core;
+        let newest = sb
+            .backup_roots
+            .iter()
+            .position(|b| b.tree_root_gen.get() != 0 && b.tree_root_gen.get() + 1 == sb.generation.get());
+        let slot = newest.map_or(0, |i| (i + 1) % 4);
+        let roots = &core.roots;
+        let pair = |t: &Tree| {
+            let p = t.root().ptr;
+            (U64::new(p.at.0), U64::new(p.generation.0), p.level)
+        };
+        let fs = core.subvols.read().get(&ObjectId::FS_TREE).map(|s| s.item.lock().clone());
+        let mut b = sb.backup_roots[slot];
+        (b.tree_root, b.tree_root_gen, b.tree_root_level) = pair(&roots.root);
+        (b.chunk_root, b.chunk_root_gen, b.chunk_root_level) = pair(&roots.chunk);
+        (b.extent_root, b.extent_root_gen, b.extent_root_level) = pair(&roots.extent);
+        (b.dev_root, b.dev_root_gen, b.dev_root_level) = pair(&roots.dev);
+        (b.csum_root, b.csum_root_gen, b.csum_root_level) = pair(&roots.csum);
+        if let Some(fs) = fs {
+            (b.fs_root, b.fs_root_gen, b.fs_root_level) = (fs.bytenr, fs.generation, fs.level);
+        }
+        b.total_bytes = sb.total_bytes;
+        b.bytes_used = sb.bytes_used;
+        b.num_devices = sb.num_devices;
+        sb.backup_roots[slot] = b;
+    }
+
+    /// Makes the transaction the published one.
+    fn publish(mut self, frozen: &[(Arc<Subvolume>, Root)], superblock: Box<Superblock>) {
+        let core = self.core;
+        *core.superblock.lock() = superblock;
+        core.store.set_super_generation(self.txn.generation);
+        for (subvol, root) in frozen {
+            subvol.tree.settle(root);
+        }
+        for tree in core.roots.all() {
+            tree.settle(&tree.root());
+        }
+        let nodesize = u64::from(core.nodesize());
+        for at in self.purse.drain(..).chain(self.system_purse.drain(..)) {
+            core.space.groups.give_back(Run::new(at, nodesize), None);
+        }
+        core.space.forget_removed(core, &self.removed);
+        core.set_published_hint(self.txn.generation);
+        let freed = std::mem::take(&mut self.freed);
+        core.txns.publish(self.txn.generation, core.roots.extent.root(), || core.epochs.advance(freed));
+        self.txn.reserved.lock().clear();
+        core.release_expired();
+    }
+}
+
+/// Makes a root item point to a root that this transaction wrote.
+fn point_to(item: &mut RootItem, root: &Root, generation: Generation) {
+    item.bytenr = U64::new(root.ptr.at.0);
+    item.level = root.ptr.level;
+    item.set_generation(generation);
+    // Callers only pass roots of this generation; the refs of a live root are 1.
+    debug_assert_eq!(root.ptr.generation, generation);
+    if item.refs.get() == 0 {
+        item.refs = U32::new(1);
+    }
+}

@@ -1,0 +1,189 @@
+//! A handle: one operation's membership in the running transaction.
+//!
+//! It is what makes a [`Tree`] editable, and the only way for operations to note changes of references, checksums and
+//! inode items. It reserves space before it joins, so a seal never waits for an operation that waits for space.
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::inode::Inode;
+use crate::root::Subvolume;
+use crate::space::SpaceKind;
+use crate::space::reserve::Reservation;
+use crate::transaction::Txn;
+use crate::transaction::sharing::KnownRefs;
+use crate::tree::{BlockSource, Editor, Need, Node, Stop};
+use larder_format::items::ExtentRef;
+use larder_format::{Generation, Key, Logical, TreeId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Membership in the running transaction. Dropping it leaves.
+#[derive(Debug)]
+pub(crate) struct Handle<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) txn: Arc<Txn>,
+    purse: Vec<Logical>,
+    known: KnownRefs,
+    /// Set for the committer's own handle, which did not join.
+    inside_seal: bool,
+    reserved: Reservation,
+}
+
+impl<'a> Handle<'a> {
+    /// Joins with space reserved for `items` item changes.
+    pub(crate) fn join(core: &'a Core, items: u64, deleting: bool) -> Result<Self> {
+        core.check_writable()?;
+        let reserved = core.reserve_items(items, deleting)?;
+        let txn = core.txns.join()?;
+        Ok(Self::over(core, txn, reserved, false))
+    }
+    /// The handle with which the committer writes delayed items while it seals.
+    pub(crate) fn for_seal(core: &'a Core, txn: Arc<Txn>) -> Self {
+        Self::over(core, txn, core.space.accounts.empty(SpaceKind::Metadata), true)
+    }
+    fn over(core: &'a Core, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
+        let purse = core.purses.lock().pop().unwrap_or_default();
+        Self { core, txn, purse, known: KnownRefs::default(), inside_seal, reserved }
+    }
+    /// The transaction's number.
+    pub(crate) fn generation(&self) -> Generation {
+        self.txn.generation
+    }
+    /// Changes items of a subvolume's tree; all at once. See [`crate::tree::Tree::edit`].
+    pub(crate) fn edit<R>(
+        &mut self,
+        subvol: &Arc<Subvolume>,
+        keys: &[Key],
+        change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.txn.touch();
+        self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
+        subvol.tree.edit(self, keys, change)
+    }
+    /// Notes that an inode's item has to be written at the seal.
+    pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
+        self.txn.touch();
+        let mut inodes = self.txn.inodes.lock();
+        if inodes.insert((inode.id.subvol, inode.id.ino), inode.clone()).is_none() {
+            self.txn.reserved.lock().extend(self.core.try_reserve_items(1));
+        }
+    }
+    /// A new data extent with its first reference. `file_offset` is the key's offset minus the offset into the extent.
+    pub(crate) fn create_data(
+        &mut self,
+        at: Logical,
+        len: u64,
+        subvol: TreeId,
+        ino: u64,
+        file_offset: u64,
+    ) -> Result<()> {
+        let key = data_ref(subvol, ino, file_offset);
+        self.noted(1);
+        self.txn.refs.lock().create_data(at, len, key, self.txn.generation)
+    }
+    /// One more reference to a data extent.
+    pub(crate) fn add_data_ref(
+        &mut self,
+        at: Logical,
+        len: u64,
+        subvol: TreeId,
+        ino: u64,
+        file_offset: u64,
+    ) -> Result<()> {
+        self.noted(1);
+        self.txn.refs.lock().add_data(at, len, data_ref(subvol, ino, file_offset))
+    }
+    /// One reference less. The extent is freed by the commit when it was the last.
+    pub(crate) fn drop_data_ref(
+        &mut self,
+        at: Logical,
+        len: u64,
+        subvol: TreeId,
+        ino: u64,
+        file_offset: u64,
+    ) -> Result<()> {
+        self.noted(1);
+        self.txn.refs.lock().drop_data(at, len, data_ref(subvol, ino, file_offset))
+    }
+    /// Checksums for the sectors from `at` on.
+    pub(crate) fn add_csums(&mut self, at: Logical, sums: Vec<u8>) {
+        if self.core.options.tuning.break_no_csums || sums.is_empty() {
+            return;
+        }
+        self.noted(1);
+        self.txn.csums.lock().insert(at, sums);
+    }
+    /// An incompat bit that the superblock must have from this transaction on.
+    #[allow(dead_code)]
+    pub(crate) fn need_incompat(&mut self, bit: u64) {
+        self.txn.incompat.fetch_or(bit, Ordering::Relaxed);
+    }
+    /// Keeps space for `items` changes that the commit will make.
+    fn noted(&mut self, items: u64) {
+        self.txn.touch();
+        let more = self.core.try_reserve_items(items);
+        self.txn.reserved.lock().extend(more);
+    }
+}
+
+fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
+    ExtentRef::Data { root: subvol, objectid: ino, offset }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        let purse = std::mem::take(&mut self.purse);
+        if !purse.is_empty() {
+            self.core.keep_purse(purse);
+        }
+        if !self.inside_seal {
+            self.core.txns.leave();
+        }
+    }
+}
+
+impl BlockSource for Handle<'_> {
+    fn generation(&self) -> Generation {
+        self.txn.generation
+    }
+    fn published(&self) -> Generation {
+        self.core.published_hint()
+    }
+    fn available(&self) -> usize {
+        self.purse.len()
+    }
+    fn take(&mut self) -> Logical {
+        self.txn.blocks.fetch_add(1, Ordering::Relaxed);
+        self.purse.pop().expect("the edit asked for addresses first")
+    }
+    fn untake(&mut self, at: Logical) {
+        self.purse.push(at);
+    }
+    fn buffer(&mut self) -> Arc<[u8]> {
+        self.core.store.buffer()
+    }
+    fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key) {
+        self.core.note_created(&self.txn, tree, at, level, first_key);
+    }
+    fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop> {
+        self.core.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)
+    }
+    fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
+        self.core.note_dropped(&self.txn, tree, at, level);
+    }
+    fn provide(&mut self, need: &Need) -> Result<()> {
+        match need {
+            Need::Node(_) => unreachable!("the tree reads nodes itself"),
+            Need::Refs(at, level) => self.core.learn_refs(&mut self.known, *at, *level),
+            Need::Blocks(n) => {
+                let missing = n.saturating_sub(self.purse.len());
+                let mut more = self.core.space.allocate_blocks(self.core, missing, &mut self.reserved)?;
+                // Addresses are taken from the end: keep them rising.
+                more.reverse();
+                more.append(&mut self.purse);
+                self.purse = more;
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What a transaction collects while it runs.
+
+use crate::alloc::NewGroup;
+use crate::inode::Inode;
+use crate::root::Subvolume;
+use crate::space::refs::DelayedRefs;
+use crate::space::reserve::Reservation;
+use larder_format::{Generation, Logical, TreeId};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// One transaction.
+#[derive(Debug)]
+pub(crate) struct Txn {
+    /// Its number.
+    pub(crate) generation: Generation,
+    /// Is there anything to commit?
+    pub(crate) dirty: AtomicBool,
+    /// Changes of extent references.
+    pub(crate) refs: Mutex<DelayedRefs>,
+    /// Checksums of new data: address of the first sector → checksums of that and following sectors.
+    pub(crate) csums: Mutex<BTreeMap<Logical, Vec<u8>>>,
+    /// Subvolumes whose trees were edited.
+    pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<Subvolume>>>,
+    /// Inodes whose items are newer in memory than in the tree.
+    pub(crate) inodes: Mutex<HashMap<(TreeId, u64), Arc<Inode>>>,
+    /// Block groups made in this transaction; their items are written by its commit.
+    pub(crate) new_groups: Mutex<Vec<NewGroup>>,
+    /// Space kept for what the notes will cost at the commit.
+    pub(crate) reserved: Mutex<Vec<Reservation>>,
+    /// Dirty blocks so far.
+    pub(crate) blocks: AtomicU64,
+    /// New label for the superblock.
+    pub(crate) label: Mutex<Option<Vec<u8>>>,
+    /// Incompat bits to set.
+    pub(crate) incompat: AtomicU64,
+}
+
+impl Txn {
+    pub(crate) fn new(generation: Generation) -> Self {
+        Self {
+            generation,
+            dirty: AtomicBool::new(false),
+            refs: Mutex::default(),
+            csums: Mutex::default(),
+            subvols: Mutex::default(),
+            inodes: Mutex::default(),
+            new_groups: Mutex::default(),
+            reserved: Mutex::default(),
+            blocks: AtomicU64::new(0),
+            label: Mutex::default(),
+            incompat: AtomicU64::new(0),
+        }
+    }
+    /// There is something to commit now.
+    pub(crate) fn touch(&self) {
+        self.dirty.store(true, Ordering::Release);
+    }
+    /// Checksum of a sector, if it was noted here.
+    pub(crate) fn csum(&self, sector: Logical, size: usize) -> Option<Vec<u8>> {
+        let csums = self.csums.lock();
+        let (start, sums) = csums.range(..=sector).next_back()?;
+        let index = usize::try_from((sector.0 - start.0) / u64::from(larder_format::SECTOR_SIZE)).ok()?;
+        sums.get(index * size..(index + 1) * size).map(<[u8]>::to_vec)
+    }
+}

@@ -1,0 +1,161 @@
+//! Reference counts: noting who uses which block, and what copying a shared one means.
+//!
+//! A block of a subvolume tree that is at most as old as the subvolume's last snapshot may be shared. Whether it is
+//! says its reference count: the published extent tree plus the notes of the sealed and the running transaction. The
+//! count must not change between looking and noting, so both happen under the lock of the running notes; the
+//! committed part is fetched beforehand ([`Core::learn_refs`]) and stands as long as no other transaction is published.
+
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::space::extent_tree::{self, ExtentInfo};
+use crate::space::refs::{DelayedRefs, ExtentKind};
+use crate::transaction::Txn;
+use crate::tree::{Need, Node, Stop, Version};
+use larder_format::items::{ExtentRef, FileExtent};
+use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use std::collections::HashMap;
+
+/// What the notes are added to when the extent tree has no item yet.
+const NO_ITEM: ExtentInfo =
+    ExtentInfo { refs: 0, full_backref: false, generation: Generation(0), num_bytes: 0, is_data: false };
+
+/// Committed reference counts that were looked up, and of which generation they are.
+#[derive(Debug, Default)]
+pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
+
+impl Core {
+    /// Notes a new block.
+    pub(crate) fn note_created(&self, txn: &Txn, tree: TreeId, at: Logical, level: u8, first_key: Key) {
+        let done = txn.refs.lock().create_tree_block(
+            at,
+            self.nodesize(),
+            level,
+            tree,
+            txn.generation,
+            Some(first_key),
+        );
+        debug_assert!(done.is_ok(), "a fresh address is in no other use: {done:?}");
+    }
+    /// Notes that a block made in this transaction is not used any more.
+    pub(crate) fn note_dropped(&self, txn: &Txn, tree: TreeId, at: Logical, level: u8) {
+        let key = ExtentRef::TreeBlock { root: tree };
+        let done = txn.refs.lock().drop_tree_block(at, self.nodesize(), level, key);
+        debug_assert!(done.is_ok(), "the block was noted when it was made: {done:?}");
+    }
+
+    /// Notes that `tree` copied `old` to `new`.
+    pub(crate) fn note_copied(
+        &self,
+        txn: &Txn,
+        known: &KnownRefs,
+        tree: TreeId,
+        old: &Node,
+        new: Logical,
+        maybe_shared: bool,
+    ) -> Result<(), Stop> {
+        let at = old.address();
+        let level = old.level();
+        let mine = ExtentRef::TreeBlock { root: tree };
+        let first_key = old.first_key().unwrap_or_default();
+        let nodesize = self.nodesize();
+        if !maybe_shared || self.options.tuning.break_ignore_sharing {
+            let mut refs = txn.refs.lock();
+            refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
+            refs.drop_tree_block(at, nodesize, level, mine)?;
+            return Ok(());
+        }
+        self.txns.with_view(|view| {
+            let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
+                return Err(Stop::Need(Need::Refs(at, level)));
+            };
+            debug_assert!(base == view.base && view.running.generation == txn.generation);
+            let mut refs = txn.refs.lock();
+            let now = refs.delta(at);
+            let sealed = view.sealed.as_ref().map(|t| t.refs.lock().delta(at)).unwrap_or_default();
+            let count = i128::from(info.refs) + i128::from(now.total) + i128::from(sealed.total);
+            let full = info.full_backref || now.set_full_backref || sealed.set_full_backref;
+            if count < 1 {
+                let what = format!("block in use has a reference count of {count}");
+                let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
+                return Err(Error::corrupt(place, what).into());
+            }
+            refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
+            let theirs_full = if level == 0 {
+                ExtentRef::SharedData { parent: at }
+            } else {
+                ExtentRef::SharedBlock { parent: at }
+            };
+            let owner = old.view().owner();
+            if count > 1 {
+                if owner == tree && !full {
+                    // The keyed references now stand for the copy; the old block's become shared ones.
+                    children(&mut refs, old, nodesize, Some(theirs_full), tree, 1)?;
+                    refs.set_full_backref(at, nodesize, level)?;
+                } else {
+                    children(&mut refs, old, nodesize, None, tree, 1)?;
+                }
+            } else if full {
+                children(&mut refs, old, nodesize, None, tree, 1)?;
+                children(&mut refs, old, nodesize, Some(theirs_full), tree, -1)?;
+            }
+            refs.drop_tree_block(at, nodesize, level, mine)?;
+            Ok(())
+        })
+    }
+
+    /// Fetches the committed reference count of a block.
+    pub(crate) fn learn_refs(&self, known: &mut KnownRefs, at: Logical, level: u8) -> Result<()> {
+        let epoch = self.epochs.enter();
+        let (base, root) = self.txns.with_view(|v| (v.base, v.extent_root.clone()));
+        let mut extents = Version { tree: ObjectId::EXTENT_TREE, root, store: self.store.clone(), epoch };
+        let kind = ExtentKind::TreeBlock { level };
+        let skinny = self.extent_features().skinny;
+        let info = extent_tree::extent_info(&mut extents, at, u64::from(self.nodesize()), kind, skinny)?;
+        // A block of a snapshot made since the last commit has no item yet: all its references are in the notes.
+        let info = info.unwrap_or(NO_ITEM);
+        known.0.insert(at, (base, info));
+        Ok(())
+    }
+}
+
+/// Changes a reference of everything that a block points to by `delta`: the shared one from the block itself, or the
+/// keyed one of `tree`.
+fn children(
+    refs: &mut DelayedRefs,
+    block: &Node,
+    nodesize: u32,
+    shared: Option<ExtentRef>,
+    tree: TreeId,
+    delta: i64,
+) -> Result<()> {
+    let view = block.view();
+    if view.level() > 0 {
+        let level = view.level() - 1;
+        for p in view.pointers() {
+            let key = shared.unwrap_or(ExtentRef::TreeBlock { root: tree });
+            let at = Logical(p.blockptr.get());
+            refs.change(at, u64::from(nodesize), ExtentKind::TreeBlock { level }, key, delta)?;
+        }
+        return Ok(());
+    }
+    for (slot, item) in view.items().iter().enumerate() {
+        let key = Key::from(item.key);
+        if key.kind != KeyType::EXTENT_DATA {
+            continue;
+        }
+        let data = view.data(slot).unwrap_or_default();
+        let extent =
+            FileExtent::parse(data).map_err(|e| Error::corrupt(Place::item(tree, key), e.to_string()))?;
+        let FileExtent::Stored(on_disk) = extent else { continue };
+        if on_disk.is_hole() {
+            continue;
+        }
+        let r = shared.unwrap_or(ExtentRef::Data {
+            root: tree,
+            objectid: key.objectid.0,
+            offset: key.offset.wrapping_sub(on_disk.offset),
+        });
+        refs.change(on_disk.disk_bytenr, on_disk.disk_num_bytes, ExtentKind::Data, r, delta)?;
+    }
+    Ok(())
+}

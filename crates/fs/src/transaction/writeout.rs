@@ -1,0 +1,130 @@
+//! Writing a transaction's nodes and superblocks.
+//!
+//! Nodes are found by walking the frozen roots through the children that hang in memory: exactly those made by this
+//! transaction. They are checked once more before they leave, because a bad item that Linux would refuse is better
+//! refused here, while the last superblock still points to good ones.
+
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::tree::{Node, Root};
+use larder_format::check::{Expect, check_node};
+use larder_format::node::FLAG_WRITTEN;
+use larder_format::{Generation, Superblock};
+use larder_volume::superblock::{SuperCopies, write_superblocks as write_copies};
+use rayon::prelude::*;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// Most bytes of one write.
+const BATCH: usize = 1 << 20;
+
+fn collect(node: &Arc<Node>, generation: Generation, out: &mut Vec<Arc<Node>>) {
+    if node.generation() != generation {
+        return;
+    }
+    out.push(node.clone());
+    for child in node.children().iter().flatten() {
+        collect(child, generation, out);
+    }
+}
+
+/// Writes all nodes of `generation` under `roots` and puts them into the cache. Returns how many.
+pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[Root]) -> Result<usize> {
+    let mut nodes = Vec::new();
+    for node in roots.iter().filter_map(|r| r.node.as_ref()) {
+        collect(node, generation, &mut nodes);
+    }
+    nodes.sort_by_key(|n| n.address());
+    let nodesize = core.nodesize() as usize;
+    let mut at = 0;
+    while at < nodes.len() {
+        // A run of neighbours goes out in one write.
+        let first = nodes[at].address();
+        let mut len = 1;
+        while len * nodesize < BATCH
+            && nodes.get(at + len).is_some_and(|n| n.address() == first.plus((len * nodesize) as u64))
+            && core.space.same_group(first, nodes[at + len].address())
+        {
+            len += 1;
+        }
+        let run = &nodes[at..at + len];
+        let images: Vec<Vec<u8>> =
+            run.par_iter().map(|n| finished(core, generation, n)).collect::<Result<_>>()?;
+        let slices: Vec<IoSlice<'_>> = images.iter().map(|i| IoSlice::new(i)).collect();
+        if let Err(e) = core.volume.write_vectored(first, &slices)
+            && !core.options.tuning.break_ignore_write_errors
+        {
+            return Err(e.into());
+        }
+        at += len;
+    }
+    for node in &nodes {
+        core.store.put(node.clone());
+    }
+    Ok(nodes.len())
+}
+
+/// The bytes of a node as they go to the device: flagged as written, checked, with checksum.
+fn finished(core: &Core, generation: Generation, node: &Node) -> Result<Vec<u8>> {
+    let mut bytes = node.bytes().to_vec();
+    let flags = node.view().flags() | FLAG_WRITTEN;
+    let header = crate::tree::header_mut(&mut bytes);
+    header.set_flags(flags);
+    let format = core.store.format();
+    let expect = Expect {
+        nodesize: format.nodesize,
+        fsid: format.fsid,
+        bytenr: node.address(),
+        level: Some(node.level()),
+        generation: Some(generation),
+        owner: None,
+        is_root: false,
+        first_key: None,
+        csum: None,
+        super_generation: generation,
+    };
+    if node.view().nritems() > 0 {
+        check_node(&bytes, &expect).map_err(|e| {
+            let place =
+                Place { tree: Some(node.view().owner()), address: Some(node.address()), ..Place::default() };
+            Error::corrupt(place, format!("refusing to write a block that Linux would refuse to read: {e}"))
+        })?;
+    }
+    let sum = core.csum.compute(&bytes[32..]);
+    bytes[..32].copy_from_slice(&sum);
+    Ok(bytes)
+}
+
+/// Makes everything written so far durable, then the superblock, then that.
+pub(crate) fn write_superblocks(core: &Core, superblock: &Superblock) -> Result<()> {
+    let tuning = &core.options.tuning;
+    let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
+    let write = || -> Result<()> {
+        for (_, device) in core.volume.devices() {
+            let done = write_copies(device.as_ref(), superblock, which);
+            if !tuning.break_ignore_write_errors {
+                done?;
+            }
+        }
+        Ok(())
+    };
+    if tuning.break_super_first {
+        write()?;
+        core.volume.flush()?;
+        return Ok(());
+    }
+    if !tuning.break_no_flush_before_super {
+        let done = core.volume.flush();
+        if !tuning.break_ignore_write_errors {
+            done?;
+        }
+    }
+    write()?;
+    if !tuning.break_no_flush_after_super {
+        let done = core.volume.flush();
+        if !tuning.break_ignore_write_errors {
+            done?;
+        }
+    }
+    Ok(())
+}
