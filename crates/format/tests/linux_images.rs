@@ -298,7 +298,7 @@ fn log_of_the_kernel(path: &Path, mnt: &Path) {
         mount -o remount,commit=300 .
         sync -f .
         mkdir -p sub/new/deep
-        ln -f sub/random sub/new/link; mv sub/clone "sub/new/moved"
+        ln -f sub/random sub/new/link; [ ! -e sub/clone ] || mv sub/clone sub/new/moved
         dd if=/dev/urandom of=sub/new/deep/logged bs=5000 count=30 conv=fsync status=none
         dd if=/dev/urandom of=sub/random bs=4096 count=1 seek=7 conv=fsync,notrunc status=none
         sync sub/new
@@ -307,7 +307,8 @@ fn log_of_the_kernel(path: &Path, mnt: &Path) {
     "#;
     let crash = path.with_extension("crash");
     let arguments = ["-c", script, "sh", mnt.to_str().unwrap(), path.to_str().unwrap()];
-    // A commit of the kernel's own accord in between drops the log; then the next try has one.
+    // A commit of the kernel's own accord in between drops the log; then the next try has one (so
+    // the script can run again).
     for _ in 0..10 {
         run("sh", &arguments);
         let image = verify_image(&crash);
