@@ -86,7 +86,7 @@ fn populate(image: &Path, at: &Path) {
     let mount = Mount(at.to_path_buf());
     let source = at.join("source");
     run("btrfs", &["-q", "subvolume", "create", text(&source)]);
-    let block: Vec<u8> = (0..4096u32).map(|n| (n * n >> 5) as u8).collect();
+    let block: Vec<u8> = (0..4096u32).map(|n| ((n * n) >> 5) as u8).collect();
     for n in 0..400 {
         fs::write(source.join(n.to_string()), &block).unwrap();
     }
