@@ -1,41 +1,85 @@
-//! The facade: every call a front end can make.
+//! The facade: every call a front end can make about inodes, names and data.
 //!
 //! Calls take inode ids and raw names, are atomic towards each other, and may come from any number of threads.
 //! Whoever may be asked again about an inode takes a *hold* on it (a FUSE look-up count); an inode without names is
-//! deleted when its last hold goes.
+//! deleted when its last hold goes. Opening, syncing and closing are in [`crate::lifecycle`].
+//!
+//! Every call can fail with what reading can: `Volume` for a device error, `Corrupt` for bytes that are not what they must
+//! be. Every call that names an inode can fail with `NotFound`, every call that changes something with `ReadOnly`,
+//! `SubvolumeReadOnly` and `NoSpace`. Under [`crate::api::no_wait`] each can answer `WouldBlock`, and has then changed
+//! nothing.
 
+use crate::file;
+use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::lifecycle::Filesystem;
-use crate::{Attr, DirEntry, Error, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
+use crate::{Attr, DirEntry, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
 
-#[allow(clippy::unused_self, clippy::missing_errors_doc, unused_variables, missing_docs)]
 impl Filesystem {
-    /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently.
+    /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently; the root of the mount is its
+    /// own parent.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `NameTooLong`.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
-        Err(Error::NotSupported("lookup"))
+        dir::lookup(&self.core, self.root(), dir, name)
     }
+    /// Attributes of an inode.
+    ///
+    /// # Errors
+    /// See the module's text.
     pub fn getattr(&self, id: InodeId) -> Result<Attr> {
-        Err(Error::NotSupported("getattr"))
+        attr::get(&*self.core.inode(id)?)
     }
+    /// Changes attributes; returns the new ones. A size is set first, then the others.
+    ///
+    /// # Errors
+    /// `NotPermitted` for an immutable or append-only inode; `IsDirectory`, `Invalid`, `FileTooBig` for a size; `Invalid`,
+    /// `NotSupported` for flags.
     pub fn setattr(&self, id: InodeId, changes: &SetAttr) -> Result<Attr> {
-        Err(Error::NotSupported("setattr"))
+        attr::set(&self.core, &self.core.inode(id)?, changes)
     }
     /// Makes a file, directory, symlink or special file.
+    ///
+    /// # Errors
+    /// `Exists`, `NotDirectory`, `NameTooLong` (a symlink's target too), `NotPermitted` for an immutable directory,
+    /// `Overflow` when the directory cannot take another name with this hash, `Invalid` for an impossible name.
     pub fn create(&self, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
-        Err(Error::NotSupported("create"))
+        create::create(&self.core, dir, name, new)
     }
     /// Makes a regular file without a name (O_TMPFILE); `link` may give it one. The result is held once.
+    ///
+    /// # Errors
+    /// `NotDirectory`; `Invalid` for another type.
     pub fn create_unnamed(&self, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
-        Err(Error::NotSupported("create_unnamed"))
+        create::create_unnamed(&self.core, dir, new)
     }
+    /// Gives an inode one more name.
+    ///
+    /// # Errors
+    /// `Exists`, `NotDirectory`, `NameTooLong`, `CrossSubvolume`, `TooManyLinks`, `Overflow`; `NotPermitted` for a directory or
+    /// by flags; `NotFound` for an inode that has lost its last name.
     pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
-        Err(Error::NotSupported("link"))
+        link::link(&self.core, id, dir, name)
     }
+    /// Removes a name of anything but a directory.
+    ///
+    /// # Errors
+    /// `IsDirectory`, `NotDirectory`; `NotPermitted` by flags.
     pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        Err(Error::NotSupported("unlink"))
+        link::unlink(&self.core, dir, name)
     }
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `NotEmpty`; `NotSupported` for a subvolume; `NotPermitted` by flags.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        Err(Error::NotSupported("rmdir"))
+        link::rmdir(&self.core, dir, name)
     }
+    /// Renames, across directories too; see [`RenameMode`]. Two names of one inode stay as they are.
+    ///
+    /// # Errors
+    /// `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what would be replaced; `Invalid` for a directory
+    /// into itself; `CrossSubvolume`; `NotSupported` for a subvolume; `NotPermitted` by flags; `NameTooLong`, `Overflow`.
     pub fn rename(
         &self,
         dir: InodeId,
@@ -44,30 +88,47 @@ impl Filesystem {
         to_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        Err(Error::NotSupported("rename"))
+        rename::rename(&self.core, (dir, name), (to_dir, to_name), mode)
     }
+    /// Target of a symlink.
+    ///
+    /// # Errors
+    /// `Invalid` for anything else.
     pub fn readlink(&self, id: InodeId) -> Result<Vec<u8>> {
-        Err(Error::NotSupported("readlink"))
+        create::readlink(&self.core, &*self.core.inode(id)?)
     }
-    /// Calls `each` for entries after position `from` (0 at first) until it returns false or the directory ends.
-    /// `.` and `..` come first.
+    /// Calls `each` for entries from position `from` on (0 at first, then an entry's `next`) until it returns false or the
+    /// directory ends. `.` and `..` come first. One call shows one moment; an entry that stays is shown once, whatever
+    /// comes and goes between calls.
+    ///
+    /// # Errors
+    /// `NotDirectory`.
     pub fn readdir(
         &self,
         dir: InodeId,
         from: u64,
         each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        Err(Error::NotSupported("readdir"))
+        dir::readdir(&self.core, self.root(), dir, from, each)
     }
     /// Reads into `buf`; returns the number of bytes, less than asked for only at the end of the file.
+    ///
+    /// # Errors
+    /// `IsDirectory`; `Invalid` for other types.
     pub fn read(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        Err(Error::NotSupported("read"))
+        file::read(&self.core, &self.core.inode(id)?, offset, buf)
     }
     /// Writes all of `data`, growing the file where needed.
+    ///
+    /// # Errors
+    /// `IsDirectory`, `Invalid`, `FileTooBig`; `NotPermitted` by flags.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<()> {
-        Err(Error::NotSupported("write"))
+        file::write(&self.core, &self.core.inode(id)?, offset, data)
     }
     /// Copies a range (sharing extents where that is possible); returns the bytes copied, 0 at the source's end.
+    ///
+    /// # Errors
+    /// As reading and writing.
     pub fn copy_range(
         &self,
         from: InodeId,
@@ -76,31 +137,58 @@ impl Filesystem {
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
-        Err(Error::NotSupported("copy_range"))
+        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
+        file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
     }
     /// Next data or hole at or after `offset`; `Ok(None)` where there is none (ENXIO).
+    ///
+    /// # Errors
+    /// `Invalid` for anything but a regular file.
     pub fn seek(&self, id: InodeId, offset: u64, what: Seek) -> Result<Option<u64>> {
-        Err(Error::NotSupported("seek"))
+        file::seek(&self.core, &self.core.inode(id)?, offset, what)
     }
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// `NoAttribute`.
     pub fn getxattr(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>> {
-        Err(Error::NotSupported("getxattr"))
+        xattr::get(&self.core, &*self.core.inode(id)?, name)
     }
+    /// Creates or replaces an extended attribute. `btrfs.compression` also sets the inode's compression flags.
+    ///
+    /// # Errors
+    /// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond what an item holds;
+    /// `Invalid` for a property that does not exist or cannot have this value; `NotPermitted` by flags.
     pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        Err(Error::NotSupported("setxattr"))
+        xattr::set(&self.core, &self.core.inode(id)?, name, value, mode)
     }
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `NoAttribute`; `NotPermitted` by flags.
     pub fn removexattr(&self, id: InodeId, name: &[u8]) -> Result<()> {
-        Err(Error::NotSupported("removexattr"))
+        xattr::remove(&self.core, &self.core.inode(id)?, name)
     }
     /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// See the module's text.
     pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
-        Err(Error::NotSupported("listxattr"))
+        xattr::list(&self.core, &*self.core.inode(id)?)
     }
     /// Makes one inode durable: data, metadata and names.
+    ///
+    /// # Errors
+    /// `DataLost` while data of this inode could not be written.
     pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
-        Err(Error::NotSupported("fsync"))
+        file::fsync(&self.core, &self.core.inode(id)?, data_only)
     }
     /// The caller keeps a reference to the inode (a FUSE look-up): it survives its last name.
-    pub fn hold(&self, id: InodeId) {}
-    /// Gives `n` holds back.
-    pub fn release(&self, id: InodeId, n: u64) {}
+    pub fn hold(&self, id: InodeId) {
+        self.core.hold(id);
+    }
+    /// Gives `n` holds back. With the last one an inode without names is deleted, before the call returns.
+    pub fn release(&self, id: InodeId, n: u64) {
+        self.core.release(id, n);
+    }
 }

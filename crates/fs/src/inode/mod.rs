@@ -1,37 +1,67 @@
-//! Inodes in memory.
+//! Inodes in memory, and the names that lead to them.
 //!
 //! An [`Inode`] exists once per (subvolume, number) as long as anybody uses it. Two locks guard it, and the difference
 //! matters: `op` serialises operations and may be held while waiting for space, devices or a transaction; `state` is
 //! held for instructions only and never across any of these, because the committer takes it while it seals.
 //!
-//! Lock order: `op` of directories (by inode number where there are two), then `op` of other inodes, then a transaction
-//! handle, then `state`, then tree locks. The inode's item in the tree may be older than `state.item`; the seal writes
-//! it (see [`crate::transaction::Handle::mark_dirty`]).
+//! Lock order: the subvolume's lock for moving directories, then `op` of directories by inode number, then `op` of other
+//! inodes by inode number ([`lock_all`] takes any set in that order), then a transaction handle, then `state`, then tree
+//! locks. Everything that an operation on names changes — entries, references, attributes, the orphan item — is guarded
+//! by the `op` of the directories and inodes concerned; that is why it can be worked out before joining a transaction
+//! ([`draft`]) and then only has to be written. Look-ups take no `op`: one item of the tree answers them.
+//!
+//! The inode's item in the tree may be older than `state.item`; the seal writes it ([`Inode::flush_item`]).
 
+pub(crate) mod attr;
+pub(crate) mod create;
+pub(crate) mod dir;
+mod draft;
+pub(crate) mod link;
+mod names;
 pub(crate) mod orphan;
+pub(crate) mod rename;
+mod table;
+#[cfg(test)]
+mod tests;
+pub(crate) mod xattr;
 
-use crate::api::{InodeId, Timestamp};
+pub(crate) use table::InodeTable;
+
+use crate::api::{FileKind, InodeId, Timestamp, may_wait};
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
 use crate::file::FileData;
 use crate::root::Subvolume;
-use larder_format::Generation;
-use larder_format::items::{InodeItem, Timespec};
-use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use crate::transaction::Handle;
+use larder_format::items::keys::inode_key;
+use larder_format::items::{FileType, InodeFlags, InodeItem, Timespec};
+use larder_format::{Generation, ObjectId, TreeId};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use zerocopy::IntoBytes;
+
+/// Number of the empty directory that stands where a snapshot's source had a nested subvolume.
+pub(crate) const PLACEHOLDER: u64 = 2;
 
 /// An inode in memory.
 #[derive(Debug)]
 pub(crate) struct Inode {
     /// Who it is.
     pub(crate) id: InodeId,
+    /// Its type, which never changes.
+    pub(crate) kind: FileKind,
     /// Its subvolume.
     pub(crate) subvol: Arc<Subvolume>,
-    /// Serialises operations: shared for reading data and look-ups, exclusive for changes.
+    /// Serialises operations: shared for reading data, exclusive for changes.
     pub(crate) op: RwLock<()>,
     /// What `stat` shows and more; short holds only.
     pub(crate) state: Mutex<InodeState>,
     /// Data that is not in extents yet.
     pub(crate) data: FileData,
+    /// Looked up since the table was last swept?
+    used: AtomicBool,
 }
 
 /// The changing part of an inode.
@@ -44,19 +74,174 @@ pub(crate) struct InodeState {
     pub(crate) size: u64,
     /// Highest DIR_INDEX given out, once it was looked up (directories).
     pub(crate) last_index: Option<u64>,
-    /// References from outside (look-ups of a front end).
-    pub(crate) holds: u64,
-    /// No name is left and the orphan item is in the tree.
-    pub(crate) orphan: bool,
+    /// Made without a name and never had one: it may still get one.
+    pub(crate) linkable: bool,
     /// The inode's items are gone: nothing may be written any more.
     pub(crate) deleted: bool,
     /// Transaction of the last change of metadata, names or extents.
     pub(crate) last_change: Generation,
 }
 
-/// The inodes of a subvolume that are in memory, by number.
-#[derive(Debug, Default)]
-pub(crate) struct InodeTable(pub(crate) Mutex<HashMap<u64, Arc<Inode>>>);
+impl InodeState {
+    /// Notes a change of the directory's entries: by how much the sum of their name lengths grew or shrank.
+    fn entries_changed(&mut self, name_bytes: i64, now: Timestamp) {
+        // Twice, because each name stands in a DIR_ITEM and in a DIR_INDEX. A damaged image may have had it wrong.
+        self.size = self.size.saturating_add_signed(2 * name_bytes);
+        self.item.mtime = to_timespec(now);
+        self.item.ctime = self.item.mtime;
+    }
+    /// Changes the link count.
+    fn links_changed(&mut self, by: i32, now: Timestamp) {
+        let links = self.item.nlink.get().saturating_add_signed(by);
+        self.item.nlink = links.into();
+        self.item.ctime = to_timespec(now);
+    }
+}
+
+impl Inode {
+    fn new(subvol: &Arc<Subvolume>, ino: u64, kind: FileKind, item: InodeItem) -> Self {
+        let state = InodeState {
+            size: item.size.get(),
+            last_index: None,
+            linkable: false,
+            deleted: false,
+            last_change: Generation(item.transid.get()),
+            item,
+        };
+        Self {
+            id: InodeId { subvol: subvol.id, ino },
+            kind,
+            subvol: subvol.clone(),
+            op: RwLock::new(()),
+            state: Mutex::new(state),
+            data: FileData::default(),
+            used: AtomicBool::new(true),
+        }
+    }
+    /// Its number as the format's first part of a key.
+    pub(crate) fn object(&self) -> ObjectId {
+        ObjectId(self.id.ino)
+    }
+    /// Is it a directory?
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+    /// Its flags.
+    pub(crate) fn flags(&self) -> InodeFlags {
+        self.state.lock().item.inode_flags()
+    }
+    /// Fails for anything but a directory.
+    pub(crate) fn expect_dir(&self) -> Result<()> {
+        if self.is_dir() { Ok(()) } else { Err(Error::NotDirectory) }
+    }
+    /// Fails where nothing may be changed: file system, subvolume, placeholder directory.
+    pub(crate) fn check_changeable(&self, core: &Core) -> Result<()> {
+        core.check_writable()?;
+        self.subvol.check_writable()?;
+        if self.id.ino == PLACEHOLDER {
+            return Err(Error::NotPermitted(
+                "the directory stands for a subvolume that is not in this snapshot",
+            ));
+        }
+        Ok(())
+    }
+    /// Changes the state in a transaction, and sees to it that the item is written.
+    pub(crate) fn change<R>(self: &Arc<Self>, h: &mut Handle<'_>, f: impl FnOnce(&mut InodeState) -> R) -> R {
+        let generation = h.generation();
+        let result = {
+            let mut state = self.state.lock();
+            let result = f(&mut state);
+            state.item.transid = generation.0.into();
+            state.item.sequence = state.item.sequence.get().wrapping_add(1).into();
+            state.last_change = generation;
+            result
+        };
+        h.mark_dirty(self);
+        result
+    }
+    /// Brings the item in the tree up to date. The committer calls it while it seals.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(crate) fn flush_item(self: &Arc<Self>, h: &mut Handle<'_>) -> Result<()> {
+        let item = {
+            let state = self.state.lock();
+            if state.deleted {
+                return Ok(());
+            }
+            let mut item = state.item;
+            item.size = match self.kind {
+                FileKind::Regular => self.data.disk_size(state.size).into(),
+                _ => state.size.into(),
+            };
+            item
+        };
+        let key = inode_key(self.object());
+        h.edit(&self.subvol, &[key], |e| e.update(&key, item.as_bytes()))
+    }
+    /// Takes `op` exclusively.
+    ///
+    /// # Errors
+    /// `WouldBlock` where the thread may not wait and somebody else holds it.
+    pub(crate) fn lock_op(&self) -> Result<RwLockWriteGuard<'_, ()>> {
+        if let Some(guard) = self.op.try_write() {
+            return Ok(guard);
+        }
+        may_wait()?;
+        Ok(self.op.write())
+    }
+    /// Fails once the inode is deleted. For callers that hold `op`.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.state.lock().deleted { Err(Error::NotFound) } else { Ok(()) }
+    }
+}
+
+/// Exclusive `op` locks of several inodes.
+pub(crate) type OpGuards<'a> = SmallVec<[RwLockWriteGuard<'a, ()>; 4]>;
+
+/// Takes `op` of all these inodes exclusively, in the order that everybody keeps. An inode may be named twice.
+///
+/// # Errors
+/// `WouldBlock` where the thread may not wait and one of them is taken.
+pub(crate) fn lock_all<'a>(inodes: &[&'a Inode]) -> Result<OpGuards<'a>> {
+    let mut sorted: SmallVec<[&Inode; 4]> = SmallVec::from_slice(inodes);
+    sorted.sort_by_key(|i| (!i.is_dir(), i.id));
+    sorted.dedup_by_key(|i| i.id);
+    sorted.into_iter().map(Inode::lock_op).collect()
+}
+
+/// Type of an inode, from the mode in its item.
+fn kind_of(tree: TreeId, ino: u64, item: &InodeItem) -> Result<FileKind> {
+    let place = || Place::item(tree, inode_key(ObjectId(ino)));
+    let kind = item.file_type().map_err(|e| Error::corrupt(place(), e.0))?;
+    to_kind(kind).ok_or_else(|| Error::corrupt(place(), "inode has no type"))
+}
+
+/// Type of an inode from a directory entry's; `None` for the two types that no inode has.
+pub(crate) fn to_kind(kind: FileType) -> Option<FileKind> {
+    Some(match kind {
+        FileType::Regular => FileKind::Regular,
+        FileType::Directory => FileKind::Directory,
+        FileType::CharDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Unknown | FileType::Xattr => return None,
+    })
+}
+/// Type for a directory entry.
+pub(crate) fn to_file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::Regular,
+        FileKind::Directory => FileType::Directory,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::Fifo => FileType::Fifo,
+        FileKind::Socket => FileType::Socket,
+        FileKind::Symlink => FileType::Symlink,
+    }
+}
 
 /// Converts a time to the form of the format.
 pub(crate) fn to_timespec(t: Timestamp) -> Timespec {
@@ -65,24 +250,4 @@ pub(crate) fn to_timespec(t: Timestamp) -> Timespec {
 /// Converts a time from the form of the format.
 pub(crate) fn from_timespec(t: Timespec) -> Timestamp {
     Timestamp { sec: t.sec.get(), nsec: t.nsec.get() }
-}
-
-impl InodeTable {
-    /// How many inodes are in memory.
-    pub(crate) fn len(&self) -> usize {
-        self.0.lock().len()
-    }
-}
-
-impl Inode {
-    /// Brings the item in the tree up to date. The committer calls it while it seals.
-    pub(crate) fn flush_item(self: &Arc<Self>, _h: &mut crate::transaction::Handle<'_>) -> crate::Result<()> {
-        Ok(())
-    }
-}
-
-impl crate::core::Core {
-    pub(crate) fn lookup_id(&self, _dir: InodeId, _name: &[u8]) -> crate::Result<InodeId> {
-        Err(crate::Error::NotFound)
-    }
 }

@@ -1,14 +1,178 @@
-//! Inodes without names.
+//! Deleting inodes that have no name left.
+//!
+//! An inode goes when it has neither names nor holds: its data first, in as many transactions as that takes, then its other
+//! items in batches, at last its inode item together with the ORPHAN item that announced it. Whatever a crash leaves of
+//! that is announced still, and is finished when the subvolume is used for the first time after it. An ORPHAN item of an
+//! inode that has names announces a truncation instead.
 
+use super::draft::prepare;
+use super::{Inode, names};
+use crate::api::{FileKind, may_wait, past_no_return};
 use crate::core::Core;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::file;
+use crate::root::Subvolume;
+use larder_format::items::keys::{inode_key, orphan_key};
+use larder_format::{Key, KeyType, ObjectId};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-/// Deletes what a crash left without names.
-pub(crate) fn clean_up_after_crash(_core: &Arc<Core>) -> Result<()> {
+/// Items that one transaction removes. Each is room for a path in the worst case.
+const BATCH: usize = 16;
+
+/// Deletes an inode if it has neither names nor holds. A failure is not the caller's: the inode stays announced.
+pub(super) fn delete_unheld(core: &Core, inode: &Arc<Inode>) {
+    let _waiting_is_allowed = past_no_return();
+    if let Err(e) = delete(core, inode) {
+        tracing::warn!("inode {} of subvolume {} was not deleted yet: {e}", inode.id.ino, inode.id.subvol);
+    }
+}
+
+fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
+    let _guard = inode.lock_op()?;
+    {
+        let state = inode.state.lock();
+        // The root of a subvolume stays, whatever a damaged image says of it.
+        let root = inode.id.ino == inode.subvol.root_dir;
+        if root || state.deleted || state.item.nlink.get() > 0 || inode.subvol.inodes.is_held(inode.id.ino) {
+            return Ok(());
+        }
+    }
+    if inode.kind == FileKind::Regular {
+        file::truncate(core, inode, 0)?;
+    }
+    loop {
+        let (keys, all) = some_items(core, inode)?;
+        // The inode item goes last, with the announcement.
+        let prepared = prepare(core, &inode.subvol, true, |d| {
+            for key in &keys {
+                d.delete_known(key);
+            }
+            if all {
+                d.delete_known(&inode_key(inode.object()));
+                names::remove_orphan(d, inode.object())?;
+            }
+            Ok(())
+        })?;
+        let (handle, ()) = prepared.write()?;
+        if all {
+            inode.state.lock().deleted = true;
+            inode.subvol.inodes.remove(inode.id.ino);
+            drop(handle);
+            return Ok(());
+        }
+    }
+}
+
+/// Some items of an inode but for the inode item; and whether these are all.
+fn some_items(core: &Core, inode: &Inode) -> Result<(Vec<Key>, bool)> {
+    let first = Key::new(inode.object(), KeyType::INODE_ITEM, 1);
+    let last = Key::new(inode.object(), KeyType(u8::MAX), u64::MAX);
+    let mut keys = Vec::new();
+    let mut all = true;
+    inode.subvol.version(core).scan(&first, &last, |item| {
+        all = keys.len() < BATCH;
+        if all {
+            keys.push(item.key);
+        }
+        Ok(all)
+    })?;
+    Ok((keys, all))
+}
+
+/// Deletes all inodes that only holds have kept, and forgets the holds.
+///
+/// # Errors
+/// None at present: what could not be deleted stays announced on disk.
+pub(crate) fn delete_held(core: &Core) -> Result<()> {
+    let subvols: Vec<_> = core.subvols.read().values().cloned().collect();
+    for subvol in subvols {
+        for inode in subvol.inodes.drop_holds() {
+            delete_unheld(core, &inode);
+        }
+    }
     Ok(())
 }
-/// Deletes what only holds kept.
-pub(crate) fn delete_held(_core: &Arc<Core>) -> Result<()> {
+
+/// Cleans up in the subvolumes that are loaded; others follow when they are used for the first time.
+///
+/// # Errors
+/// None at present, see [`Core::clean_once`].
+pub(crate) fn clean_up_after_crash(core: &Core) -> Result<()> {
+    let subvols: Vec<_> = core.subvols.read().values().cloned().collect();
+    for subvol in subvols {
+        core.clean_once(&subvol)?;
+    }
+    Ok(())
+}
+
+impl Core {
+    /// Finishes what a crash has left in a subvolume, when it is used for the first time. What cannot be finished is left
+    /// as it is, with a warning: it hinders nobody.
+    ///
+    /// # Errors
+    /// `WouldBlock`.
+    pub(super) fn clean_once(&self, subvol: &Arc<Subvolume>) -> Result<()> {
+        let table = &subvol.inodes;
+        if table.clean.load(Ordering::Acquire)
+            || self.check_writable().is_err()
+            || subvol.check_writable().is_err()
+        {
+            return Ok(());
+        }
+        may_wait()?;
+        let _cleaning = table.cleaning.lock();
+        if table.clean.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if let Err(e) = clean(self, subvol) {
+            tracing::warn!("cleaning up in subvolume {}: {e}", subvol.id);
+        }
+        table.clean.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Deals with all ORPHAN items of a subvolume that nobody uses yet.
+fn clean(core: &Core, subvol: &Arc<Subvolume>) -> Result<()> {
+    let mut next = Some(orphan_key(ObjectId(0)));
+    while let Some(from) = next {
+        let Some(item) = subvol.version(core).at_or_after(&from)? else { break };
+        if item.key.objectid != ObjectId::ORPHAN || item.key.kind != KeyType::ORPHAN_ITEM {
+            break;
+        }
+        next = item.key.successor();
+        let ino = item.key.offset;
+        if let Err(e) = clean_one(core, subvol, ino) {
+            tracing::warn!("inode {ino} of subvolume {} was not cleaned up: {e}", subvol.id);
+        }
+    }
+    Ok(())
+}
+
+fn clean_one(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<()> {
+    let inode = match subvol.inodes.get(core, subvol, ino) {
+        Ok(inode) => inode,
+        Err(Error::NotFound) => return forget_orphan(core, subvol, ino),
+        Err(e) => return Err(e),
+    };
+    let (links, size) = {
+        let state = inode.state.lock();
+        (state.item.nlink.get(), state.size)
+    };
+    if links == 0 {
+        subvol.inodes.set_orphan(&inode);
+        return delete(core, &inode);
+    }
+    let _guard = inode.lock_op()?;
+    if inode.kind == FileKind::Regular {
+        file::truncate(core, &inode, size)?;
+    }
+    forget_orphan(core, subvol, ino)
+}
+
+/// Takes an ORPHAN item away that announces nothing any more.
+fn forget_orphan(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<()> {
+    prepare(core, subvol, true, |d| names::remove_orphan(d, ObjectId(ino)))?.write()?;
     Ok(())
 }

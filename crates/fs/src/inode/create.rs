@@ -1,0 +1,265 @@
+//! Making inodes.
+//!
+//! A new inode, its first name, its attributes and, of a symlink, its target come into being in one edit. The object in
+//! memory is entered into the table before that edit, so that whoever finds the name finds the same object.
+
+use super::draft::{Draft, Prepared, prepare};
+use super::names::{self, Name, check_new_name};
+use super::{Inode, attr, dir, to_file_type, to_timespec, xattr};
+use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode};
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::transaction::Handle;
+use larder_format::items::file_extent::INLINE_HEADER_SIZE;
+use larder_format::items::inode::{PERMISSIONS, type_to_mode};
+use larder_format::items::keys::{extent_data_key, inode_key, xattr_key};
+use larder_format::items::{Compression, FileExtent, InlineExtent, InodeFlags, InodeItem};
+use larder_format::{FileOffset, Generation, ObjectId, SECTOR_SIZE};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Longest target of a symlink, in bytes; shorter where nodes are small.
+const TARGET_MAX: usize = SECTOR_SIZE as usize - 1;
+
+/// An inode that is being made.
+pub(super) struct Nascent<'a> {
+    pub(super) ino: u64,
+    new: &'a NewInode<'a>,
+    flags: InodeFlags,
+    property: Option<(Vec<u8>, Vec<u8>)>,
+    nlink: u32,
+    now: Timestamp,
+}
+
+impl<'a> Nascent<'a> {
+    /// Gives it a number, and what it inherits from the directory.
+    pub(super) fn new(core: &Core, dir: &Inode, new: &'a NewInode<'a>, nlink: u32) -> Result<Self> {
+        if new.kind == FileKind::Symlink {
+            let max =
+                TARGET_MAX.min(larder_format::node::max_item_size(core.nodesize()) - INLINE_HEADER_SIZE);
+            match new.target.len() {
+                0 => return Err(Error::Invalid("empty target")),
+                n if n > max => return Err(Error::NameTooLong),
+                _ => {}
+            }
+        }
+        let property = xattr::inherited_property(core, dir, new.kind)?;
+        let flags = inherited_flags(dir.flags(), new.kind);
+        Ok(Self { ino: dir.subvol.new_ino(core)?, new, flags, property, nlink, now: core.now() })
+    }
+    pub(super) fn object(&self) -> ObjectId {
+        ObjectId(self.ino)
+    }
+    fn item(&self, generation: Generation) -> InodeItem {
+        let time = to_timespec(self.now);
+        let size = self.new.target.len() as u64;
+        let (size, rdev) = match self.new.kind {
+            FileKind::Symlink => (size, 0),
+            FileKind::CharDevice | FileKind::BlockDevice => (0, self.new.rdev),
+            _ => (0, 0),
+        };
+        let kind = type_to_mode(to_file_type(self.new.kind)).expect("every kind has type bits");
+        let mut item = InodeItem {
+            generation: generation.0.into(),
+            transid: generation.0.into(),
+            size: size.into(),
+            nbytes: size.into(),
+            nlink: self.nlink.into(),
+            uid: self.new.uid.into(),
+            gid: self.new.gid.into(),
+            mode: (kind | (self.new.perm & PERMISSIONS)).into(),
+            rdev: rdev.into(),
+            atime: time,
+            ctime: time,
+            mtime: time,
+            otime: time,
+            ..InodeItem::default()
+        };
+        item.set_inode_flags(self.flags);
+        item
+    }
+    /// Drafts everything but names.
+    pub(super) fn draft(&self, d: &mut Draft<'_>) -> Result<()> {
+        let generation = d.generation;
+        d.insert_new(&inode_key(self.object()), self.item(generation).as_bytes().to_vec());
+        for (name, value) in self.new.xattrs.iter().chain(&self.property) {
+            xattr::put_item(d, xattr_key(self.object(), name), name, Some(value), XattrMode::Set)?;
+        }
+        if self.new.kind == FileKind::Symlink {
+            let extent = FileExtent::Inline(InlineExtent {
+                generation,
+                ram_bytes: self.new.target.len() as u64,
+                compression: Compression::None,
+                data: self.new.target,
+            });
+            d.insert_new(&extent_data_key(self.object(), FileOffset(0)), extent.encode());
+        }
+        Ok(())
+    }
+    /// Writes what was drafted, with the inode in the table.
+    pub(super) fn write<'c, T>(
+        &self,
+        dir: &Inode,
+        prepared: Prepared<'c, T>,
+    ) -> Result<(Handle<'c>, T, Arc<Inode>)> {
+        let generation = prepared.handle.generation();
+        let item = self.item(generation);
+        let inode = Arc::new(Inode::new(&dir.subvol, self.ino, self.new.kind, item));
+        dir.subvol.inodes.enter(&inode);
+        match prepared.write() {
+            Ok((handle, found)) => Ok((handle, found, inode)),
+            Err(e) => {
+                inode.state.lock().deleted = true;
+                dir.subvol.inodes.remove(self.ino);
+                Err(e)
+            }
+        }
+    }
+}
+
+/// Flags that a new inode takes from its directory.
+fn inherited_flags(dir: InodeFlags, kind: FileKind) -> InodeFlags {
+    let mut flags = InodeFlags::empty();
+    if dir.contains(InodeFlags::NOCOMPRESS) {
+        flags |= InodeFlags::NOCOMPRESS;
+    } else if dir.contains(InodeFlags::COMPRESS) {
+        flags |= InodeFlags::COMPRESS;
+    }
+    if dir.contains(InodeFlags::NODATACOW) {
+        flags |= InodeFlags::NODATACOW;
+        if kind == FileKind::Regular {
+            flags |= InodeFlags::NODATASUM;
+        }
+    }
+    flags
+}
+
+/// Fails where a directory cannot take a new name. For callers that hold its `op`.
+pub(super) fn check_takes_names(dir: &Inode) -> Result<()> {
+    let state = dir.state.lock();
+    if state.deleted || state.item.nlink.get() == 0 {
+        return Err(Error::NotFound);
+    }
+    if state.item.inode_flags().contains(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the directory is immutable"));
+    }
+    Ok(())
+}
+
+fn check_new(new: &NewInode<'_>) -> Result<()> {
+    for (name, value) in new.xattrs {
+        match name.len() {
+            0 => return Err(Error::Invalid("empty attribute name")),
+            1..=larder_format::NAME_MAX => {}
+            _ => return Err(Error::NameTooLong),
+        }
+        if value.len() > usize::from(u16::MAX) {
+            return Err(Error::TooBig);
+        }
+    }
+    Ok(())
+}
+
+/// Makes an inode with a name.
+///
+/// # Errors
+/// `Exists`; `NotFound` for a removed directory; `NotDirectory`; `NameTooLong`; `Overflow` when too many names have this hash;
+/// `NotPermitted`; no space; read-only.
+pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+    let dir = core.inode(dir)?;
+    dir.expect_dir()?;
+    check_new_name(name)?;
+    check_new(new)?;
+    dir.check_changeable(core)?;
+    let _guard = dir.lock_op()?;
+    check_takes_names(&dir)?;
+    let at = Name { dir: dir.object(), name };
+    if dir::find(core, &dir.subvol, at)?.is_some() {
+        return Err(Error::Exists);
+    }
+    let nascent = Nascent::new(core, &dir, new, 1)?;
+    let index = dir::last_index(core, &dir)? + 1;
+    let prepared = prepare(core, &dir.subvol, false, |d| {
+        names::add(d, at, index, nascent.object(), to_file_type(new.kind), names::extrefs(core))?;
+        nascent.draft(d)
+    })?;
+    let (mut handle, (), inode) = nascent.write(&dir, prepared)?;
+    let now = nascent.now;
+    dir.change(&mut handle, |state| {
+        state.last_index = Some(index);
+        state.entries_changed(name_bytes(name), now);
+    });
+    drop(handle);
+    attr::get(&inode)
+}
+
+/// Makes a regular file without a name, held once.
+///
+/// # Errors
+/// As [`create`].
+pub(crate) fn create_unnamed(core: &Core, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
+    let dir = core.inode(dir)?;
+    dir.expect_dir()?;
+    if new.kind != FileKind::Regular {
+        return Err(Error::Invalid("only a regular file can be made without a name"));
+    }
+    check_new(new)?;
+    dir.check_changeable(core)?;
+    let nascent = Nascent::new(core, &dir, new, 0)?;
+    let keep_note = !core.options.tuning.break_no_orphans;
+    let prepared = prepare(core, &dir.subvol, false, |d| {
+        if keep_note {
+            names::add_orphan(d, nascent.object())?;
+        }
+        nascent.draft(d)
+    })?;
+    let (handle, (), inode) = nascent.write(&dir, prepared)?;
+    inode.state.lock().linkable = true;
+    dir.subvol.inodes.hold(inode.id.ino);
+    dir.subvol.inodes.set_orphan(&inode);
+    drop(handle);
+    attr::get(&inode)
+}
+
+/// Bytes of a name, to be added to or taken from a directory's size.
+pub(super) fn name_bytes(name: &[u8]) -> i64 {
+    i64::try_from(name.len()).expect("a checked name")
+}
+
+/// Target of a symlink.
+///
+/// # Errors
+/// `Invalid` for anything else; reading; corruption.
+pub(crate) fn readlink(core: &Core, inode: &Inode) -> Result<Vec<u8>> {
+    if inode.kind != FileKind::Symlink {
+        return Err(Error::Invalid("not a symlink"));
+    }
+    let key = extent_data_key(inode.object(), FileOffset(0));
+    let corrupt = |what: String| Error::corrupt(Place::item(inode.subvol.id, key), what);
+    let item = inode.subvol.get(core, &key)?.ok_or_else(|| corrupt("symlink has no target".into()))?;
+    match FileExtent::parse(item.data()).map_err(|e| corrupt(e.0))? {
+        FileExtent::Inline(InlineExtent { compression: Compression::None, data, .. })
+            if !data.is_empty() && data.len() <= SECTOR_SIZE as usize =>
+        {
+            Ok(data.to_vec())
+        }
+        _ => Err(corrupt("target of a symlink is not plain inline data of 1 to 4096 bytes".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_come_from_the_directory() {
+        use InodeFlags as F;
+        let of = inherited_flags;
+        assert_eq!(of(F::empty(), FileKind::Regular), F::empty());
+        assert_eq!(of(F::IMMUTABLE | F::APPEND | F::SYNC, FileKind::Regular), F::empty());
+        assert_eq!(of(F::COMPRESS, FileKind::Directory), F::COMPRESS);
+        assert_eq!(of(F::COMPRESS | F::NOCOMPRESS, FileKind::Regular), F::NOCOMPRESS);
+        assert_eq!(of(F::NODATACOW, FileKind::Regular), F::NODATACOW | F::NODATASUM);
+        assert_eq!(of(F::NODATACOW, FileKind::Directory), F::NODATACOW);
+    }
+}

@@ -1,0 +1,243 @@
+//! Finding names and listing directories.
+//!
+//! Looking a name up is one DIR_ITEM; listing goes by DIR_INDEX, whose offsets only grow: a position that a reader was
+//! given stays good while entries come and go, and an entry that was there all the time is shown exactly once. Each call
+//! lists one version of the tree. Positions 0 and 1 are `.` and `..`; an entry at index *i* is position *i*.
+//!
+//! Borders between subvolumes are crossed here. An entry for a subvolume counts only if the root tree has the same link: a
+//! snapshot copies the entries of nested subvolumes without them, and shows an empty directory there ([`PLACEHOLDER`]).
+
+use super::names::{Name, Target, check_name};
+use super::{Inode, PLACEHOLDER, attr, to_kind};
+use crate::api::{Attr, DirEntry, FileKind, InodeId};
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::root::Subvolume;
+use crate::tree::{Item, Version};
+use larder_format::items::dir::{find_entry, single_entry};
+use larder_format::items::keys::{dir_index_key, dir_item_key, root_ref_key};
+use larder_format::items::{InodeRefs, RootRef};
+use larder_format::{FormatError, Key, KeyType, ObjectId, TreeId};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// First index of an entry.
+const FIRST_INDEX: u64 = 2;
+/// Largest index that a position can name: front ends have 63 bits.
+const LAST_INDEX: u64 = i64::MAX as u64 - 1;
+
+fn corrupt(tree: TreeId, key: Key) -> impl FnOnce(FormatError) -> Error {
+    move |e| Error::corrupt(Place::item(tree, key), e.0)
+}
+
+/// What an entry leads to.
+///
+/// # Errors
+/// Reading or corruption.
+pub(super) fn find(core: &Core, subvol: &Subvolume, at: Name<'_>) -> Result<Option<Target>> {
+    let key = dir_item_key(at.dir, at.name);
+    let Some(item) = subvol.get(core, &key)? else { return Ok(None) };
+    let entry = find_entry(item.data(), at.name).map_err(corrupt(subvol.id, key))?;
+    Ok(entry.map(|e| Target { location: e.location, kind: e.kind }))
+}
+
+/// The inode that an entry's location leads to, with the subvolume border crossed.
+fn follow(core: &Core, subvol: &Subvolume, at: Name<'_>, location: Key) -> Result<InodeId> {
+    match location.kind {
+        KeyType::INODE_ITEM => Ok(InodeId { subvol: subvol.id, ino: location.objectid.0 }),
+        KeyType::ROOT_ITEM if is_linked(core, subvol.id, location.objectid, at)? => {
+            let child = core.subvol(location.objectid)?;
+            Ok(InodeId { subvol: child.id, ino: child.root_dir })
+        }
+        KeyType::ROOT_ITEM => Ok(InodeId { subvol: subvol.id, ino: PLACEHOLDER }),
+        _ => {
+            let key = dir_item_key(at.dir, at.name);
+            Err(Error::corrupt(Place::item(subvol.id, key), format!("entry leads to {location}")))
+        }
+    }
+}
+
+/// Does the subvolume `child` hang in `parent` under this name?
+pub(super) fn is_linked(core: &Core, parent: TreeId, child: TreeId, at: Name<'_>) -> Result<bool> {
+    let key = root_ref_key(parent, child);
+    let Some(item) = core.roots.root.get(&key, &core.epochs.enter())? else { return Ok(false) };
+    let link = RootRef::parse(item.data()).map_err(corrupt(ObjectId::ROOT_TREE, key))?;
+    Ok(link.dirid == at.dir && link.name == at.name)
+}
+
+/// The directory that a subvolume hangs in; `None` for the top-level one.
+fn parent_of_subvol(core: &Core, child: TreeId) -> Result<Option<InodeId>> {
+    let roots = core.roots.root.version(core.epochs.enter());
+    let Some(item) = roots.at_or_after(&Key::new(child, KeyType::ROOT_BACKREF, 0))? else { return Ok(None) };
+    if item.key.objectid != child || item.key.kind != KeyType::ROOT_BACKREF {
+        return Ok(None);
+    }
+    let link = RootRef::parse(item.data()).map_err(corrupt(ObjectId::ROOT_TREE, item.key))?;
+    Ok(Some(InodeId { subvol: ObjectId(item.key.offset), ino: link.dirid.0 }))
+}
+
+/// The directory that holds a directory of the same subvolume; `None` for the subvolume's root and for one without a name.
+pub(super) fn parent_within(core: &Core, subvol: &Subvolume, ino: u64) -> Result<Option<u64>> {
+    if ino == subvol.root_dir || ino == PLACEHOLDER {
+        return Ok(None);
+    }
+    let first = Key::new(ObjectId(ino), KeyType::INODE_REF, 0);
+    let Some(item) = subvol.version(core).at_or_after(&first)? else { return Ok(None) };
+    if item.key.objectid != first.objectid || item.key.kind != KeyType::INODE_REF {
+        return Ok(None);
+    }
+    Ok(InodeRefs::new(item.data()).next().is_some().then_some(item.key.offset))
+}
+
+/// Is `ancestor` this directory or one above it, within their subvolume?
+pub(super) fn is_within(core: &Core, subvol: &Subvolume, dir: u64, ancestor: u64) -> Result<bool> {
+    let mut seen = HashSet::new();
+    let mut at = Some(dir);
+    while let Some(ino) = at {
+        if ino == ancestor {
+            return Ok(true);
+        }
+        if !seen.insert(ino) {
+            let key = Key::new(ObjectId(ino), KeyType::INODE_REF, 0);
+            return Err(Error::corrupt(Place::item(subvol.id, key), "directory is within itself"));
+        }
+        at = parent_within(core, subvol, ino)?;
+    }
+    Ok(false)
+}
+
+impl Core {
+    /// The directory that `..` of this one means, but for the root of the mount.
+    fn parent_id(&self, dir: InodeId) -> Result<InodeId> {
+        let subvol = self.subvol(dir.subvol)?;
+        if dir.ino == PLACEHOLDER {
+            return Ok(InodeId { subvol: dir.subvol, ino: subvol.root_dir });
+        }
+        if dir.ino == subvol.root_dir {
+            return Ok(parent_of_subvol(self, dir.subvol)?.unwrap_or(dir));
+        }
+        // A directory that was removed but is still held has no parent: it is its own.
+        let parent = parent_within(self, &subvol, dir.ino)?;
+        Ok(parent.map_or(dir, |ino| InodeId { subvol: dir.subvol, ino }))
+    }
+    /// The inode that a name in a directory leads to, with subvolume borders crossed. Loads no inode and takes no lock.
+    ///
+    /// # Errors
+    /// `NotFound`, also when `dir` is no directory; `NameTooLong`; reading; corruption.
+    pub(crate) fn lookup_id(&self, dir: InodeId, name: &[u8]) -> Result<InodeId> {
+        match name {
+            b"." => Ok(dir),
+            b".." => self.parent_id(dir),
+            _ => {
+                check_name(name)?;
+                let subvol = self.subvol(dir.subvol)?;
+                let at = Name { dir: ObjectId(dir.ino), name };
+                let target = find(self, &subvol, at)?.ok_or(Error::NotFound)?;
+                follow(self, &subvol, at, target.location)
+            }
+        }
+    }
+}
+
+/// Finds `name` in `dir`. `root` is its own parent.
+pub(crate) fn lookup(core: &Core, root: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
+    let inode = core.inode(dir)?;
+    inode.expect_dir()?;
+    let id = if name == b".." && dir == root { root } else { core.lookup_id(dir, name)? };
+    let inode = if id == dir { inode } else { core.inode(id)? };
+    attr::get(&inode)
+}
+
+/// Calls `each` for the entries from position `from` on until it returns false or the directory ends.
+pub(crate) fn readdir(
+    core: &Core,
+    root: InodeId,
+    dir: InodeId,
+    from: u64,
+    each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
+    let inode = core.inode(dir)?;
+    inode.expect_dir()?;
+    let dot = |name: &'static [u8], id, next| DirEntry { name, id, kind: FileKind::Directory, next };
+    if from == 0 && !each(&dot(b".", dir, 1)) {
+        return Ok(());
+    }
+    if from <= 1 {
+        let parent = if dir == root { dir } else { core.parent_id(dir)? };
+        if !each(&dot(b"..", parent, FIRST_INDEX)) {
+            return Ok(());
+        }
+    }
+    if dir.ino == PLACEHOLDER {
+        return Ok(());
+    }
+    let version = inode.subvol.version(core);
+    let first = dir_index_key(inode.object(), from.max(FIRST_INDEX));
+    let last = dir_index_key(inode.object(), LAST_INDEX);
+    if first > last {
+        return Ok(());
+    }
+    version.scan(&first, &last, |item| {
+        let entry = single_entry(item.data()).map_err(corrupt(dir.subvol, item.key))?;
+        let at = Name { dir: inode.object(), name: entry.name };
+        let id = follow(core, &inode.subvol, at, entry.location)?;
+        let kind = to_kind(entry.kind).ok_or_else(|| {
+            Error::corrupt(Place::item(dir.subvol, item.key), "directory entry is an attribute")
+        })?;
+        Ok(each(&DirEntry { name: entry.name, id, kind, next: item.key.offset + 1 }))
+    })
+}
+
+/// Highest index that a directory has given out. For callers that hold its `op`.
+///
+/// # Errors
+/// Reading; `Overflow` when there is no higher one.
+pub(super) fn last_index(core: &Core, dir: &Arc<Inode>) -> Result<u64> {
+    if let Some(index) = dir.state.lock().last_index {
+        return Ok(index);
+    }
+    let item = dir.subvol.version(core).at_or_before(&dir_index_key(dir.object(), u64::MAX))?;
+    let index = match item {
+        Some(item) if is_index_of(&item, dir) => item.key.offset.max(FIRST_INDEX - 1),
+        _ => FIRST_INDEX - 1,
+    };
+    // Two of them at most are given out at a time.
+    if index > LAST_INDEX - 2 {
+        return Err(Error::Overflow);
+    }
+    dir.state.lock().last_index = Some(index);
+    Ok(index)
+}
+
+/// Index of an entry, found by going through the directory. For callers that hold its `op`.
+///
+/// # Errors
+/// `Corrupt` when the name has none; reading.
+pub(super) fn index_of(core: &Core, dir: &Inode, name: &[u8]) -> Result<u64> {
+    let first = dir_index_key(dir.object(), 0);
+    let mut found = None;
+    dir.subvol.version(core).scan(&first, &dir_index_key(dir.object(), u64::MAX), |item| {
+        let entry = single_entry(item.data()).map_err(corrupt(dir.subvol.id, item.key))?;
+        if entry.name == name {
+            found = Some(item.key.offset);
+        }
+        Ok(found.is_none())
+    })?;
+    found
+        .ok_or_else(|| Error::corrupt(Place::item(dir.subvol.id, first), "directory entry has no index item"))
+}
+
+fn is_index_of(item: &Item, dir: &Inode) -> bool {
+    item.key.objectid == dir.object() && item.key.kind == KeyType::DIR_INDEX
+}
+
+/// Has the directory any entry? For callers that hold its `op`.
+pub(super) fn is_empty(version: &Version, dir: &Inode) -> Result<bool> {
+    for kind in [KeyType::DIR_ITEM, KeyType::DIR_INDEX] {
+        let first = version.at_or_after(&Key::new(dir.object(), kind, 0))?;
+        if first.is_some_and(|i| i.key.objectid == dir.object() && i.key.kind == kind) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

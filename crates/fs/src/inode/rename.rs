@@ -1,0 +1,256 @@
+//! Moving and exchanging names.
+//!
+//! A rename is one edit of up to a dozen items: two names go, two come, an inode that was replaced may be left without one,
+//! a whiteout may be made. All inodes concerned are locked, in the common order, and then the names are looked up again.
+//! Moving a directory to another one could make a loop of two directories inside each other if two such moves met;
+//! they follow one another ([`super::InodeTable`]'s `moving`), and each looks at the way up first.
+
+use super::create::{Nascent, check_takes_names, name_bytes};
+use super::draft::prepare;
+use super::link::{check_gives_names, delete_if_last, loses_last_name, named_inode};
+use super::names::{self, Name, Target, check_name, check_new_name};
+use super::{Inode, dir, lock_all, to_file_type};
+use crate::api::{FileKind, InodeId, NewInode, RenameMode, Timestamp, may_wait};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::transaction::Handle;
+use larder_format::KeyType;
+use std::sync::Arc;
+
+/// One side of a rename.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    dir: &'a Arc<Inode>,
+    name: &'a [u8],
+}
+
+impl Side<'_> {
+    fn at(&self) -> Name<'_> {
+        Name { dir: self.dir.object(), name: self.name }
+    }
+    fn find(&self, core: &Core) -> Result<Option<Target>> {
+        dir::find(core, &self.dir.subvol, self.at())
+    }
+}
+
+/// Renames; see [`RenameMode`]. Two names of one inode stay as they are.
+///
+/// # Errors
+/// `NotFound`; `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what is replaced; `Invalid` for a directory
+/// into itself; `CrossSubvolume`; `NotSupported` for a subvolume; `NotPermitted` by flags; `NameTooLong`; `Overflow`;
+/// no space; read-only.
+pub(crate) fn rename(
+    core: &Core,
+    from: (InodeId, &[u8]),
+    to: (InodeId, &[u8]),
+    mode: RenameMode,
+) -> Result<()> {
+    let (from_dir, to_dir) = (core.inode(from.0)?, core.inode(to.0)?);
+    from_dir.expect_dir()?;
+    to_dir.expect_dir()?;
+    check_name(from.1)?;
+    check_name(to.1)?;
+    if [from.1, to.1].iter().any(|n| matches!(*n, b"." | b"..")) {
+        return Err(Error::Busy("the names . and .. stay"));
+    }
+    check_new_name(to.1)?;
+    if from.0.subvol != to.0.subvol {
+        return Err(Error::CrossSubvolume);
+    }
+    from_dir.check_changeable(core)?;
+    to_dir.check_changeable(core)?;
+    let (from, to) = (Side { dir: &from_dir, name: from.1 }, Side { dir: &to_dir, name: to.1 });
+    loop {
+        let old = from.find(core)?.ok_or(Error::NotFound)?;
+        let new = to.find(core)?;
+        check_subvolumes(core, from, old, new)?;
+        let Some(source) = named_inode(core, &from_dir, from.at(), old)? else { continue };
+        let victim = match new {
+            None => None,
+            Some(new) => match named_inode(core, &to_dir, to.at(), new)? {
+                None => continue,
+                found => found,
+            },
+        };
+        let directory_moves = source.is_dir() || victim.as_ref().is_some_and(|v| v.is_dir());
+        let _moving = if directory_moves && from_dir.id != to_dir.id {
+            let moving = &from_dir.subvol.inodes.moving;
+            Some(match moving.try_lock() {
+                Some(guard) => guard,
+                None => {
+                    may_wait()?;
+                    moving.lock()
+                }
+            })
+        } else {
+            None
+        };
+        let mut involved = vec![&*from_dir, &*to_dir, &*source];
+        involved.extend(victim.as_deref());
+        let guards = lock_all(&involved)?;
+        // The names may have changed hands before they were locked.
+        if from.find(core)? != Some(old) || to.find(core)? != new {
+            continue;
+        }
+        match (mode, &victim) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::Exchange, None) => return Err(Error::NotFound),
+            (_, Some(victim)) if victim.id == source.id => return Ok(()),
+            (RenameMode::Exchange, Some(victim)) => exchange(core, from, to, &source, victim)?,
+            _ => replace(core, from, to, &source, victim.as_ref(), mode)?,
+        }
+        drop(guards);
+        if let Some(victim) = &victim {
+            delete_if_last(core, victim);
+        }
+        return Ok(());
+    }
+}
+
+/// Subvolumes are not renamed: their links are in the root tree, which operations do not change.
+fn check_subvolumes(core: &Core, from: Side<'_>, old: Target, new: Option<Target>) -> Result<()> {
+    let is_subvolume = |t: Target| t.location.kind == KeyType::ROOT_ITEM;
+    if is_subvolume(old) {
+        return Err(if dir::is_linked(core, from.dir.subvol.id, old.location.objectid, from.at())? {
+            Error::NotSupported("renaming a subvolume")
+        } else {
+            Error::NotEmpty
+        });
+    }
+    match new {
+        Some(new) if is_subvolume(new) && old.kind != larder_format::items::FileType::Directory => {
+            Err(Error::IsDirectory)
+        }
+        Some(new) if is_subvolume(new) => Err(Error::NotEmpty),
+        _ => Ok(()),
+    }
+}
+
+/// Fails where a directory would come to lie within itself. For callers that hold `moving` if the directories differ.
+fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
+    if moved.is_dir() && dir::is_within(core, &into.subvol, into.id.ino, moved.id.ino)? {
+        return Err(Error::Invalid("a directory cannot be moved into itself"));
+    }
+    Ok(())
+}
+
+fn exchange(core: &Core, from: Side<'_>, to: Side<'_>, a: &Arc<Inode>, b: &Arc<Inode>) -> Result<()> {
+    check_gives_names(from.dir, a)?;
+    check_gives_names(to.dir, b)?;
+    check_takes_names(from.dir)?;
+    check_takes_names(to.dir)?;
+    check_no_loop(core, a, to.dir)?;
+    check_no_loop(core, b, from.dir)?;
+    let same_dir = from.dir.id == to.dir.id;
+    let to_index = dir::last_index(core, to.dir)? + 1;
+    let from_index = if same_dir { to_index + 1 } else { dir::last_index(core, from.dir)? + 1 };
+    let extrefs = names::extrefs(core);
+    let prepared = prepare(core, &from.dir.subvol, false, |d| {
+        names::remove(d, from.at(), a.object())?;
+        names::remove(d, to.at(), b.object())?;
+        names::add(d, to.at(), to_index, a.object(), to_file_type(a.kind), extrefs)?;
+        names::add(d, from.at(), from_index, b.object(), to_file_type(b.kind), extrefs)
+    })?;
+    let (mut handle, ()) = prepared.write()?;
+    let now = core.now();
+    let h = &mut handle;
+    entries_changed(h, to.dir, 0, to_index, now);
+    entries_changed(h, from.dir, 0, from_index, now);
+    for inode in [a, b] {
+        inode.change(h, |state| state.links_changed(0, now));
+    }
+    Ok(())
+}
+
+fn replace(
+    core: &Core,
+    from: Side<'_>,
+    to: Side<'_>,
+    source: &Arc<Inode>,
+    victim: Option<&Arc<Inode>>,
+    mode: RenameMode,
+) -> Result<()> {
+    check_gives_names(from.dir, source)?;
+    check_takes_names(to.dir)?;
+    if from.dir.id != to.dir.id {
+        check_no_loop(core, source, to.dir)?;
+    }
+    if let Some(victim) = victim {
+        check_gives_names(to.dir, victim)?;
+        match (source.is_dir(), victim.is_dir()) {
+            (true, false) => return Err(Error::NotDirectory),
+            (false, true) => return Err(Error::IsDirectory),
+            (true, true) if !dir::is_empty(&victim.subvol.version(core), victim)? => {
+                return Err(Error::NotEmpty);
+            }
+            _ => {}
+        }
+    }
+    let new;
+    let whiteout = match mode {
+        RenameMode::Whiteout { uid, gid } => {
+            let kind = FileKind::CharDevice;
+            new = NewInode { kind, perm: 0, uid, gid, rdev: 0, target: &[], xattrs: &[] };
+            check_takes_names(from.dir)?;
+            Some(Nascent::new(core, from.dir, &new, 1)?)
+        }
+        _ => None,
+    };
+    let same_dir = from.dir.id == to.dir.id;
+    let to_index = dir::last_index(core, to.dir)? + 1;
+    let from_index = match (&whiteout, same_dir) {
+        (None, _) => dir::last_index(core, from.dir)?,
+        (Some(_), true) => to_index + 1,
+        (Some(_), false) => dir::last_index(core, from.dir)? + 1,
+    };
+    let extrefs = names::extrefs(core);
+    let last = victim.is_some_and(|v| loses_last_name(v));
+    let prepared = prepare(core, &from.dir.subvol, false, |d| {
+        names::remove(d, from.at(), source.object())?;
+        if let Some(victim) = victim {
+            names::remove(d, to.at(), victim.object())?;
+            if last && !core.options.tuning.break_no_orphans {
+                names::add_orphan(d, victim.object())?;
+            }
+        }
+        names::add(d, to.at(), to_index, source.object(), to_file_type(source.kind), extrefs)?;
+        if let Some(whiteout) = &whiteout {
+            let kind = to_file_type(FileKind::CharDevice);
+            names::add(d, from.at(), from_index, whiteout.object(), kind, extrefs)?;
+            whiteout.draft(d)?;
+        }
+        Ok(())
+    })?;
+    let mut handle = match &whiteout {
+        Some(whiteout) => whiteout.write(from.dir, prepared)?.0,
+        None => prepared.write()?.0,
+    };
+    let now = core.now();
+    let h = &mut handle;
+    let gone = name_bytes(from.name);
+    let came = name_bytes(to.name);
+    entries_changed(h, to.dir, if victim.is_some() { 0 } else { came }, to_index, now);
+    let stays = whiteout.is_some();
+    entries_changed(
+        h,
+        from.dir,
+        if stays { 0 } else { -gone },
+        if same_dir { to_index.max(from_index) } else { from_index },
+        now,
+    );
+    source.change(h, |state| state.links_changed(0, now));
+    if let Some(victim) = victim {
+        victim.change(h, |state| state.links_changed(-1, now));
+        if last {
+            victim.subvol.inodes.set_orphan(victim);
+        }
+    }
+    Ok(())
+}
+
+fn entries_changed(h: &mut Handle<'_>, dir: &Arc<Inode>, name_bytes: i64, index: u64, now: Timestamp) {
+    dir.change(h, |state| {
+        state.last_index = state.last_index.max(Some(index));
+        state.entries_changed(name_bytes, now);
+    });
+}

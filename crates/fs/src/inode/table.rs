@@ -1,0 +1,226 @@
+//! The inodes of a subvolume that are in memory, and who must stay.
+//!
+//! An inode is loaded when somebody asks for it and kept until memory is wanted: when the table has grown, those that
+//! nobody else refers to go. That is safe because whoever has something to lose refers to the inode — the running
+//! transaction while its item is dirty, the data path while it has delayed data, the table itself while it has no name.
+//! Holds are only counted, beside the inodes: a front end may hold millions, and a count does not need the inode.
+
+use super::{Inode, PLACEHOLDER, kind_of};
+use crate::api::FileKind;
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::root::Subvolume;
+use larder_format::items::keys::inode_key;
+use larder_format::items::{InodeItem, inode::S_IFDIR};
+use larder_format::{Key, ObjectId};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// So many inodes stay in memory before the first sweep. Each takes some 600 bytes.
+const KEEP: usize = 16 << 10;
+
+/// The inodes of a subvolume that are in memory, by number.
+#[derive(Debug, Default)]
+pub(crate) struct InodeTable {
+    inner: Mutex<Inner>,
+    /// Held while a directory moves to another directory: the shape of the tree stands still for others who look at it.
+    pub(super) moving: Mutex<()>,
+    /// Held while what a crash left behind is being cleaned up.
+    pub(super) cleaning: Mutex<()>,
+    /// What a crash left behind was cleaned up.
+    pub(super) clean: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    inodes: HashMap<u64, Arc<Inode>>,
+    /// References from outside (look-ups of a front end).
+    holds: HashMap<u64, u64>,
+    /// Inodes without a name that are waiting for their last hold to go.
+    orphans: HashMap<u64, Arc<Inode>>,
+    /// Inodes that left memory so far.
+    evicted: u64,
+    /// Size at which to sweep.
+    limit: usize,
+}
+
+impl InodeTable {
+    /// The inode with this number, loaded if need be.
+    ///
+    /// # Errors
+    /// `NotFound`; reading; corruption.
+    pub(super) fn get(&self, core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<Arc<Inode>> {
+        loop {
+            let evicted = {
+                let inner = self.inner.lock();
+                if let Some(inode) = inner.inodes.get(&ino) {
+                    inode.used.store(true, Ordering::Relaxed);
+                    return Ok(inode.clone());
+                }
+                inner.evicted
+            };
+            let inode = Arc::new(load(core, subvol, ino)?);
+            let mut inner = self.inner.lock();
+            // What was read may be old if the inode was in memory, changed and gone again meanwhile.
+            if inner.evicted == evicted {
+                return Ok(inner.insert(inode));
+            }
+        }
+    }
+    /// Enters an inode that is being made.
+    pub(super) fn enter(&self, inode: &Arc<Inode>) {
+        self.inner.lock().insert(inode.clone());
+    }
+    /// Takes an inode out that is gone from the tree, or never came to be.
+    pub(super) fn remove(&self, ino: u64) {
+        let mut inner = self.inner.lock();
+        inner.inodes.remove(&ino);
+        inner.orphans.remove(&ino);
+        inner.evicted += 1;
+    }
+    /// One more reference from outside.
+    pub(super) fn hold(&self, ino: u64) {
+        *self.inner.lock().holds.entry(ino).or_default() += 1;
+    }
+    /// Takes `n` references from outside back; the inode if it has no name and nobody holds it now.
+    pub(super) fn release(&self, ino: u64, n: u64) -> Option<Arc<Inode>> {
+        let mut inner = self.inner.lock();
+        let count = inner.holds.get_mut(&ino)?;
+        *count = count.saturating_sub(n);
+        if *count > 0 {
+            return None;
+        }
+        inner.holds.remove(&ino);
+        inner.orphans.get(&ino).cloned()
+    }
+    /// Is it referred to from outside?
+    pub(super) fn is_held(&self, ino: u64) -> bool {
+        self.inner.lock().holds.contains_key(&ino)
+    }
+    /// Keeps an inode without a name until it is deleted or gets one.
+    pub(super) fn set_orphan(&self, inode: &Arc<Inode>) {
+        self.inner.lock().orphans.insert(inode.id.ino, inode.clone());
+    }
+    /// It has a name (again).
+    pub(super) fn unset_orphan(&self, ino: u64) {
+        self.inner.lock().orphans.remove(&ino);
+    }
+    /// Forgets all holds; the inodes that only they kept.
+    pub(super) fn drop_holds(&self) -> Vec<Arc<Inode>> {
+        let mut inner = self.inner.lock();
+        inner.holds.clear();
+        inner.orphans.values().cloned().collect()
+    }
+    /// Forgets everything. Inodes refer to their subvolume, so this is what ends a closed file system's memory.
+    pub(crate) fn clear(&self) {
+        let old = std::mem::take(&mut *self.inner.lock());
+        drop(old);
+    }
+    /// Inodes in memory.
+    pub(crate) fn len(&self) -> usize {
+        self.inner.lock().inodes.len()
+    }
+}
+
+impl Inner {
+    fn insert(&mut self, inode: Arc<Inode>) -> Arc<Inode> {
+        if self.inodes.len() >= self.limit.max(KEEP) {
+            self.sweep();
+        }
+        self.inodes.entry(inode.id.ino).or_insert(inode).clone()
+    }
+    /// Lets go of inodes that nobody else refers to: those not looked up since the last sweep, and when that is not
+    /// enough all of them.
+    fn sweep(&mut self) {
+        let before = self.inodes.len();
+        self.inodes.retain(|_, i| Arc::strong_count(i) > 1 || i.used.swap(false, Ordering::Relaxed));
+        if self.inodes.len() > before / 4 * 3 {
+            self.inodes.retain(|_, i| Arc::strong_count(i) > 1);
+        }
+        self.evicted += (before - self.inodes.len()) as u64;
+        // Where most are in use, the next sweep waits until as many have come again: its cost stays proportional.
+        self.limit = (2 * self.inodes.len()).max(KEEP);
+    }
+}
+
+/// Reads an inode.
+fn load(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<Inode> {
+    if ino == PLACEHOLDER {
+        return placeholder(core, subvol);
+    }
+    if !(ObjectId::FIRST_FREE.0..=ObjectId::LAST_FREE.0).contains(&ino) {
+        return Err(Error::NotFound);
+    }
+    let key = inode_key(ObjectId(ino));
+    let item = subvol.get(core, &key)?.ok_or(Error::NotFound)?;
+    let (kind, item) = parse(subvol, &key, item.data())?;
+    Ok(Inode::new(subvol, ino, kind, item))
+}
+
+fn parse(subvol: &Subvolume, key: &Key, data: &[u8]) -> Result<(FileKind, InodeItem)> {
+    let corrupt = |what: String| Error::corrupt(Place::item(subvol.id, *key), what);
+    let item = *InodeItem::parse(data).map_err(|e| corrupt(e.0))?;
+    let kind = kind_of(subvol.id, key.objectid.0, &item)?;
+    if i64::try_from(item.size.get()).is_err() {
+        return Err(corrupt(format!("size {} is beyond what a file can have", item.size)));
+    }
+    Ok((kind, item))
+}
+
+/// The empty directory that stands where a snapshot's source had a nested subvolume. It looks like the subvolume's root.
+fn placeholder(core: &Core, subvol: &Arc<Subvolume>) -> Result<Inode> {
+    let key = inode_key(ObjectId(subvol.root_dir));
+    let root = subvol.get(core, &key)?.ok_or(Error::NotFound)?;
+    let (_, root) = parse(subvol, &key, root.data())?;
+    let item = InodeItem {
+        size: 0.into(),
+        nbytes: 0.into(),
+        nlink: 1.into(),
+        mode: (S_IFDIR | 0o755).into(),
+        flags: 0.into(),
+        ..root
+    };
+    Ok(Inode::new(subvol, PLACEHOLDER, FileKind::Directory, item))
+}
+
+impl Core {
+    /// The inode with this id, loaded if need be.
+    ///
+    /// # Errors
+    /// `NotFound`; reading; corruption.
+    pub(crate) fn inode(&self, id: crate::InodeId) -> Result<Arc<Inode>> {
+        let subvol = self.subvol(id.subvol)?;
+        self.clean_once(&subvol)?;
+        subvol.inodes.get(self, &subvol, id.ino)
+    }
+    /// The caller keeps a reference to the inode: it survives its last name.
+    pub(crate) fn hold(&self, id: crate::InodeId) {
+        // An id that was given out is of a subvolume in memory: those stay.
+        if let Some(subvol) = self.subvols.read().get(&id.subvol) {
+            subvol.inodes.hold(id.ino);
+        }
+    }
+    /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that if need be.
+    pub(crate) fn release(&self, id: crate::InodeId, n: u64) {
+        let subvol = self.subvols.read().get(&id.subvol).cloned();
+        if let Some(inode) = subvol.and_then(|s| s.inodes.release(id.ino, n)) {
+            super::orphan::delete_unheld(self, &inode);
+        }
+    }
+    /// Inodes in memory, in all subvolumes.
+    #[allow(dead_code)]
+    pub(crate) fn inodes_in_memory(&self) -> usize {
+        self.subvols.read().values().map(|s| s.inodes.len()).sum()
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Inodes refer to their subvolume and its table to them.
+        for subvol in self.subvols.get_mut().values() {
+            subvol.inodes.clear();
+        }
+    }
+}

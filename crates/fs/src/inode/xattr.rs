@@ -1,0 +1,261 @@
+//! Extended attributes.
+//!
+//! Attributes whose names have equal hashes share one XATTR_ITEM; each is bounded by what an item can hold. The names in
+//! `btrfs.` are properties with a meaning of their own: the one that exists, `btrfs.compression`, is checked and goes
+//! hand in hand with the inode's compression flags, as Linux has it.
+
+use super::draft::{Draft, prepare};
+use super::names::max_attribute;
+use super::{Inode, attr, to_timespec};
+use crate::api::{FileKind, XattrMode};
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use larder_format::features::Incompat;
+use larder_format::items::dir::{find_entry, remove_entry};
+use larder_format::items::keys::xattr_key;
+use larder_format::items::{DirEntries, DirEntryRef, InodeFlags};
+use larder_format::{Key, KeyType, NAME_MAX};
+use std::sync::Arc;
+
+/// Most bytes of a value, by the interface of Linux.
+const VALUE_MAX: usize = 65536;
+/// The property that chooses how a file's data is compressed.
+const COMPRESSION: &[u8] = b"btrfs.compression";
+
+/// Value of an attribute.
+///
+/// # Errors
+/// `NoAttribute`; reading; corruption.
+pub(crate) fn get(core: &Core, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+    find(core, inode, name)?.ok_or(Error::NoAttribute)
+}
+
+fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Ok(None);
+    }
+    let key = xattr_key(inode.object(), name);
+    let Some(item) = inode.subvol.get(core, &key)? else { return Ok(None) };
+    let entry =
+        find_entry(item.data(), name).map_err(|e| Error::corrupt(Place::item(inode.subvol.id, key), e.0))?;
+    Ok(entry.map(|e| e.data.to_vec()))
+}
+
+/// Names of all attributes.
+///
+/// # Errors
+/// Reading; corruption.
+pub(crate) fn list(core: &Core, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+    let key = |offset| Key::new(inode.object(), KeyType::XATTR_ITEM, offset);
+    let mut names = Vec::new();
+    inode.subvol.version(core).scan(&key(0), &key(u64::MAX), |item| {
+        for entry in DirEntries::new(item.data()) {
+            let entry = entry.map_err(|e| Error::corrupt(Place::item(inode.subvol.id, item.key), e.0))?;
+            names.push(entry.name.to_vec());
+        }
+        Ok(true)
+    })?;
+    Ok(names)
+}
+
+/// Creates or replaces an attribute.
+///
+/// # Errors
+/// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond what an item holds;
+/// `Invalid` for a property's value; `NotPermitted` by the inode's flags; no space; read-only.
+pub(crate) fn set(core: &Core, inode: &Arc<Inode>, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    check_name(name)?;
+    if value.len() > VALUE_MAX {
+        return Err(Error::TooBig);
+    }
+    change(core, inode, name, Some(value), mode)
+}
+
+/// Removes an attribute.
+///
+/// # Errors
+/// `NoAttribute`; `NotPermitted` by the inode's flags; no space; read-only.
+pub(crate) fn remove(core: &Core, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    change(core, inode, name, None, XattrMode::Replace)
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    match name.len() {
+        0 => Err(Error::Invalid("empty attribute name")),
+        1..=NAME_MAX => Ok(()),
+        _ => Err(Error::NameTooLong),
+    }
+}
+
+fn change(core: &Core, inode: &Arc<Inode>, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+    inode.check_changeable(core)?;
+    let _guard = inode.lock_op()?;
+    inode.check_alive()?;
+    attr::check_not_fixed(inode)?;
+    let mut value = value;
+    let mut mode = mode;
+    let property = name.starts_with(b"btrfs.");
+    let mut flags = None;
+    let mut incompat = Incompat::empty();
+    if property {
+        // An empty value takes a property back, whether it was set or not.
+        if value == Some(&[]) {
+            value = None;
+            mode = XattrMode::Set;
+        }
+        let method = Method::of_property(inode, name, value)?;
+        flags = Some(method.flags());
+        incompat = method.incompat();
+    }
+    let prepared = prepare(core, &inode.subvol, value.is_none(), |d| put(d, inode, name, value, mode))?;
+    let (mut handle, ()) = prepared.write()?;
+    if !incompat.is_empty() {
+        handle.need_incompat(incompat.bits());
+    }
+    let now = core.now();
+    inode.change(&mut handle, |state| {
+        state.item.ctime = to_timespec(now);
+        if let Some(new) = flags {
+            let kept = state.item.inode_flags() & !(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);
+            state.item.set_inode_flags(kept | new);
+        }
+    });
+    Ok(())
+}
+
+/// Puts an attribute of an inode, or takes it away.
+pub(super) fn put(
+    d: &mut Draft<'_>,
+    inode: &Inode,
+    name: &[u8],
+    value: Option<&[u8]>,
+    mode: XattrMode,
+) -> Result<()> {
+    put_item(d, xattr_key(inode.object(), name), name, value, mode)
+}
+
+pub(super) fn put_item(
+    d: &mut Draft<'_>,
+    key: Key,
+    name: &[u8],
+    value: Option<&[u8]>,
+    mode: XattrMode,
+) -> Result<()> {
+    let mut item = d.get(&key)?.cloned().unwrap_or_default();
+    let existed = d.parsed(&key, remove_entry(&mut item, name))?;
+    match (mode, existed) {
+        (XattrMode::Create, true) => return Err(Error::Exists),
+        (XattrMode::Replace, false) => return Err(Error::NoAttribute),
+        _ => {}
+    }
+    if let Some(value) = value {
+        let entry = DirEntryRef::xattr(d.generation, name, value);
+        if name.len() + value.len() > max_attribute(d.max_item)
+            || item.len() + entry.encoded_len() > d.max_item
+        {
+            return Err(Error::NoSpace);
+        }
+        entry.append_to(&mut item);
+    } else if !existed {
+        return Ok(());
+    }
+    *d.slot(&key)? = (!item.is_empty()).then_some(item);
+    Ok(())
+}
+
+/// Puts the property that chooses compression, or takes it away, without touching the flags.
+pub(super) fn put_property(d: &mut Draft<'_>, inode: &Inode, value: Option<&[u8]>) -> Result<()> {
+    put(d, inode, COMPRESSION, value, XattrMode::Set)
+}
+
+/// The compression property that a new inode in `dir` inherits.
+pub(super) fn inherited_property(
+    core: &Core,
+    dir: &Inode,
+    kind: FileKind,
+) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    if !matches!(kind, FileKind::Regular | FileKind::Directory) || !dir.flags().contains(InodeFlags::COMPRESS)
+    {
+        return Ok(None);
+    }
+    let value = find(core, dir, COMPRESSION)?;
+    Ok(value
+        .filter(|v| matches!(Method::parse(v), Some(Method::Compress(_))))
+        .map(|v| (COMPRESSION.to_vec(), v)))
+}
+
+/// What the compression property says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    /// Nothing: as the mount has it.
+    Unset,
+    /// Never.
+    Never,
+    /// With the method that needs this bit in the superblock.
+    Compress(Incompat),
+}
+
+impl Method {
+    /// Checks a change of a property.
+    fn of_property(inode: &Inode, name: &[u8], value: Option<&[u8]>) -> Result<Self> {
+        if name != COMPRESSION {
+            return Err(Error::Invalid("unknown property"));
+        }
+        let can = matches!(inode.kind, FileKind::Regular | FileKind::Directory);
+        let copied = !inode.flags().intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+        match value {
+            None => Ok(Self::Unset),
+            Some(_) if !can || !copied => Err(Error::Invalid("this inode's data cannot be compressed")),
+            Some(v) => Self::parse(v).ok_or(Error::Invalid("unknown compression")),
+        }
+    }
+    fn parse(value: &[u8]) -> Option<Self> {
+        let (method, level) = match value.iter().position(|b| *b == b':') {
+            Some(colon) => (&value[..colon], Some(&value[colon + 1..])),
+            None => (value, None),
+        };
+        if level.is_some_and(|l| l.is_empty() || l.len() > 2 || !l.iter().all(u8::is_ascii_digit)) {
+            return None;
+        }
+        match (method, level) {
+            (b"zlib", _) => Some(Self::Compress(Incompat::empty())),
+            (b"lzo", _) => Some(Self::Compress(Incompat::COMPRESS_LZO)),
+            (b"zstd", _) => Some(Self::Compress(Incompat::COMPRESS_ZSTD)),
+            (b"no" | b"none", None) => Some(Self::Never),
+            _ => None,
+        }
+    }
+    fn flags(self) -> InodeFlags {
+        match self {
+            Self::Unset => InodeFlags::empty(),
+            Self::Never => InodeFlags::NOCOMPRESS,
+            Self::Compress(_) => InodeFlags::COMPRESS,
+        }
+    }
+    fn incompat(self) -> Incompat {
+        match self {
+            Self::Compress(bit) => bit,
+            _ => Incompat::empty(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_the_compression_property() {
+        let zlib = Some(Method::Compress(Incompat::empty()));
+        assert_eq!(Method::parse(b"zlib"), zlib);
+        assert_eq!(Method::parse(b"zlib:9"), zlib);
+        assert_eq!(Method::parse(b"lzo"), Some(Method::Compress(Incompat::COMPRESS_LZO)));
+        assert_eq!(Method::parse(b"zstd:15"), Some(Method::Compress(Incompat::COMPRESS_ZSTD)));
+        assert_eq!(Method::parse(b"none"), Some(Method::Never));
+        assert_eq!(Method::parse(b"no"), Some(Method::Never));
+        for bad in [&b""[..], b"zli", b"gzip", b"zstd:", b"zstd:x", b"none:1", b"zstd:100"] {
+            assert_eq!(Method::parse(bad), None, "{bad:?}");
+        }
+    }
+}
