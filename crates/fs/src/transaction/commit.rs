@@ -54,8 +54,8 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     let mut committer = Committer::new(core, txn.clone());
     committer.fixpoint(&frozen)?;
     let superblock = committer.superblock()?;
-    let mut roots: Vec<Root> = frozen.iter().map(|f| f.1.clone()).collect();
-    roots.extend(core.roots.all().map(Tree::root));
+    let mut roots: Vec<(TreeId, Root)> = frozen.iter().map(|(s, root)| (s.id, root.clone())).collect();
+    roots.extend(core.roots.all().map(|t| (t.id(), t.root())));
     let nodes = writeout::write_nodes(core, txn.generation, &roots)?;
     writeout::write_superblocks(core, &superblock)?;
     committer.publish(&frozen, superblock);

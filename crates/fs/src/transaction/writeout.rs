@@ -7,9 +7,9 @@
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::tree::{Node, Root};
-use larder_format::check::{Expect, check_node};
+use larder_format::check::{Expect, check_unsealed};
 use larder_format::node::FLAG_WRITTEN;
-use larder_format::{Generation, Superblock};
+use larder_format::{Generation, Superblock, TreeId};
 use larder_volume::superblock::{SuperCopies, write_superblocks as write_copies};
 use rayon::prelude::*;
 use std::io::IoSlice;
@@ -18,32 +18,41 @@ use std::sync::Arc;
 /// Most bytes of one write.
 const BATCH: usize = 1 << 20;
 
-fn collect(node: &Arc<Node>, generation: Generation, out: &mut Vec<Arc<Node>>) {
+/// A node to write, and what it is to its tree.
+struct Outgoing {
+    node: Arc<Node>,
+    tree: TreeId,
+    is_root: bool,
+}
+
+fn collect(node: &Arc<Node>, tree: TreeId, is_root: bool, generation: Generation, out: &mut Vec<Outgoing>) {
     if node.generation() != generation {
         return;
     }
-    out.push(node.clone());
+    out.push(Outgoing { node: node.clone(), tree, is_root });
     for child in node.children().iter().flatten() {
-        collect(child, generation, out);
+        collect(child, tree, false, generation, out);
     }
 }
 
 /// Writes all nodes of `generation` under `roots` and puts them into the cache. Returns how many.
-pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[Root]) -> Result<usize> {
+pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[(TreeId, Root)]) -> Result<usize> {
     let mut nodes = Vec::new();
-    for node in roots.iter().filter_map(|r| r.node.as_ref()) {
-        collect(node, generation, &mut nodes);
+    for (tree, root) in roots {
+        if let Some(node) = &root.node {
+            collect(node, *tree, true, generation, &mut nodes);
+        }
     }
-    nodes.sort_by_key(|n| n.address());
+    nodes.sort_by_key(|n| n.node.address());
     let nodesize = core.nodesize() as usize;
     let mut at = 0;
     while at < nodes.len() {
         // A run of neighbours goes out in one write.
-        let first = nodes[at].address();
+        let first = nodes[at].node.address();
         let mut len = 1;
         while len * nodesize < BATCH
-            && nodes.get(at + len).is_some_and(|n| n.address() == first.plus((len * nodesize) as u64))
-            && core.space.same_group(first, nodes[at + len].address())
+            && nodes.get(at + len).is_some_and(|n| n.node.address() == first.plus((len * nodesize) as u64))
+            && core.space.same_group(first, nodes[at + len].node.address())
         {
             len += 1;
         }
@@ -59,13 +68,14 @@ pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[Root]) -
         at += len;
     }
     for node in &nodes {
-        core.store.put(node.clone());
+        core.store.put(node.node.clone());
     }
     Ok(nodes.len())
 }
 
 /// The bytes of a node as they go to the device: flagged as written, checked, with checksum.
-fn finished(core: &Core, generation: Generation, node: &Node) -> Result<Vec<u8>> {
+fn finished(core: &Core, generation: Generation, out: &Outgoing) -> Result<Vec<u8>> {
+    let node = &out.node;
     let mut bytes = node.bytes().to_vec();
     let flags = node.view().flags() | FLAG_WRITTEN;
     let header = crate::tree::header_mut(&mut bytes);
@@ -77,19 +87,16 @@ fn finished(core: &Core, generation: Generation, node: &Node) -> Result<Vec<u8>>
         bytenr: node.address(),
         level: Some(node.level()),
         generation: Some(generation),
-        owner: None,
-        is_root: false,
+        owner: Some(out.tree),
+        is_root: out.is_root,
         first_key: None,
         csum: None,
         super_generation: generation,
     };
-    if node.view().nritems() > 0 {
-        check_node(&bytes, &expect).map_err(|e| {
-            let place =
-                Place { tree: Some(node.view().owner()), address: Some(node.address()), ..Place::default() };
-            Error::corrupt(place, format!("refusing to write a block that Linux would refuse to read: {e}"))
-        })?;
-    }
+    check_unsealed(&bytes, &expect, core.csum).map_err(|e| {
+        let place = Place { tree: Some(out.tree), address: Some(node.address()), ..Place::default() };
+        Error::corrupt(place, format!("refusing to write a block that Linux would refuse to read: {e}"))
+    })?;
     let sum = core.csum.compute(&bytes[32..]);
     bytes[..32].copy_from_slice(&sum);
     Ok(bytes)
