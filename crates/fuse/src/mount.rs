@@ -183,8 +183,9 @@ impl Unmounter {
 /// Is `path` the mount of a FUSE daemon that is gone? (Everything that is not cached fails with ENOTCONN.)
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
-    // Attributes may still be cached; this is always asked.
-    matches!(rustix::fs::statfs(path), Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED))
+    use rustix::io::Errno;
+    // Attributes may still be cached; this is always asked. A moment after the death there are other words for it.
+    matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED))
 }
 
 /// Mounts `source` (a device or an image; it only names the mount unless it is a block device) on `mountpoint`.

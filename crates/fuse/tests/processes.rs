@@ -8,6 +8,7 @@ use common::{Mount, can_mount};
 use larder_fuse::memserver::MemServer;
 use larder_fuse::proto::Opcode;
 use larder_fuse::{MountOptions, Stats, Transport, Unmounter, mount, serve_handler};
+use larder_simtest::oracle::{LoopDevice, Need, need};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -80,7 +81,7 @@ impl Drop for Daemon {
 
 #[test]
 fn the_mount_of_a_killed_daemon_can_be_cleared() {
-    if !can_mount("the_mount_of_a_killed_daemon_can_be_cleared") {
+    if !can_mount() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -102,7 +103,7 @@ fn the_mount_of_a_killed_daemon_can_be_cleared() {
 
 #[test]
 fn ordinary_users_mount_through_the_helper() {
-    if !can_mount("ordinary_users_mount_through_the_helper") {
+    if !can_mount() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +144,7 @@ fn ordinary_users_mount_through_the_helper() {
 
 #[test]
 fn others_enter_only_if_allowed_and_are_checked() {
-    if !can_mount("others_enter_only_if_allowed_and_are_checked") {
+    if !can_mount() {
         return;
     }
     let run = |m: &Mount, script: &str| {
@@ -166,40 +167,19 @@ fn others_enter_only_if_allowed_and_are_checked() {
     m.finish();
 }
 
-/// A loop device over a small file, taken away at the end.
-struct Loop {
-    device: PathBuf,
-    _file: tempfile::NamedTempFile,
-}
-
-impl Loop {
-    fn new() -> Option<Self> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(1 << 20).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output().ok()?;
-        let device = String::from_utf8(out.stdout).ok()?.trim().to_owned();
-        (out.status.success() && !device.is_empty()).then(|| Self { device: device.into(), _file: file })
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
-    }
-}
-
 #[test]
 fn block_devices_see_sync_and_the_end() {
-    if !can_mount("block_devices_see_sync_and_the_end") {
+    if !can_mount() {
         return;
     }
-    let Some(device) = Loop::new() else {
-        assert!(std::env::var("LARDER_REQUIRE_ORACLES").is_err(), "needs loop devices");
-        eprintln!("skipped: block_devices_see_sync_and_the_end needs loop devices");
+    if !need(&[Need::LoopDevices]) {
         return;
-    };
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let device = LoopDevice::attach(file.path()).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let mounted = mount(&device.device, dir.path(), MountOptions::default()).unwrap();
+    let mounted = mount(device.path(), dir.path(), MountOptions::default()).unwrap();
     assert!(mounted.fuseblk);
     let stats = Arc::new(Stats::default());
     let counters = Arc::clone(&stats);

@@ -157,7 +157,7 @@ fn many_entries(m: &Mount, count: usize) {
 
 #[test]
 fn everything_on_both_transports() {
-    if !can_mount("everything_on_both_transports") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
@@ -171,7 +171,7 @@ fn everything_on_both_transports() {
 
 #[test]
 fn everything_when_requests_wait() {
-    if !can_mount("everything_when_requests_wait") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
@@ -184,7 +184,7 @@ fn everything_when_requests_wait() {
 
 #[test]
 fn everything_with_writeback() {
-    if !can_mount("everything_with_writeback") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
@@ -198,7 +198,7 @@ fn everything_with_writeback() {
 
 #[test]
 fn large_directories_and_few_requests() {
-    if !can_mount("large_directories_and_few_requests") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
@@ -218,7 +218,7 @@ fn large_directories_and_few_requests() {
 
 #[test]
 fn many_processes_at_once() {
-    if !can_mount("many_processes_at_once") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
@@ -270,7 +270,7 @@ impl Handler for Panicky {
 
 #[test]
 fn a_panic_is_an_io_error_and_no_more() {
-    if !can_mount("a_panic_is_an_io_error_and_no_more") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
@@ -289,7 +289,7 @@ fn a_panic_is_an_io_error_and_no_more() {
 
 #[test]
 fn a_lazy_unmount_ends_the_session_when_its_last_user_leaves() {
-    if !can_mount("a_lazy_unmount_ends_the_session_when_its_last_user_leaves") {
+    if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Raises the read-ahead of the mount on `mountpoint`, where that is permitted.
 pub(crate) fn raise(mountpoint: &Path) {
-    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return };
+    let Ok(table) = std::fs::read_to_string("/proc/thread-self/mountinfo") else { return };
     let Some(device) = device_of(&table, mountpoint) else { return };
     let setting = format!("/sys/class/bdi/{device}/read_ahead_kb");
     if let Err(error) = std::fs::write(&setting, format!("{}", MAX_WRITE >> 10)) {

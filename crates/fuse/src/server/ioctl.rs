@@ -202,6 +202,7 @@ impl Server {
     fn stats_json(&self) -> serde_json::Value {
         serde_json::json!({
             "requests": self.stats.to_json(),
+            "engine": serde_json::to_value(self.fs.stats()).unwrap_or_default(),
             "file_system": self.info_json(),
         })
     }
