@@ -62,6 +62,16 @@ pub struct Done {
     pub kernel: u64,
 }
 
+impl Done {
+    /// Adds what was done with others.
+    pub fn add(&mut self, other: Self) {
+        self.emptied += other.emptied;
+        self.recovered += other.recovered;
+        self.checked += other.checked;
+        self.kernel += other.kernel;
+    }
+}
+
 /// Two images with one file system's id must not be mounted at the same time: not by threads, not by processes.
 static KERNEL: Mutex<()> = Mutex::new(());
 
@@ -185,7 +195,7 @@ impl Judge<'_> {
         let options = OpenOptions { read_only: true, ..self.options.clone() };
         let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
         let mount = KernelMount::image(&path, "").map_err(|e| format!("the kernel: {e:#}"))?;
-        let aspects = Aspects::same_image();
+        let aspects = Aspects { allocated: false, ..Aspects::same_image() };
         let compared = compare_sources(&EngineTree(&fs), &StdTree::new(mount.path()), aspects);
         let complaints = mount.unmount().map_err(|e| format!("the kernel: {e:#}"))?;
         if !complaints.is_empty() {

@@ -74,6 +74,12 @@ impl Op {
         matches!(self, Self::Fsync(_) | Self::Fdatasync(_) | Self::Sync)
     }
 
+    /// Does it change what is in a file?
+    #[must_use]
+    pub fn is_data(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Append { .. } | Self::Truncate { .. } | Self::Copy { .. })
+    }
+
     /// The paths it names, changed by `rename`.
     #[must_use]
     pub fn map_paths(&self, rename: &impl Fn(&str) -> String) -> Self {

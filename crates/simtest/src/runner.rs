@@ -144,14 +144,11 @@ impl Outcome {
             *self.states.entry(kind).or_default() += n;
         }
         self.distinct.extend(other.distinct);
-        self.add_done(other.done);
+        self.done.add(other.done);
         self.failures.extend(other.failures);
     }
     fn add_done(&mut self, done: Done) {
-        self.done.emptied += done.emptied;
-        self.done.recovered += done.recovered;
-        self.done.checked += done.checked;
-        self.done.kernel += done.kernel;
+        self.done.add(done);
         if done.recovered > 0 {
             *self.states.entry(Kind::Recovery).or_default() += done.recovered;
         }

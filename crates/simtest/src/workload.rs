@@ -433,8 +433,12 @@ fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
         57..62 => Op::Append { path: file(rng), len: size(rng), fill: letter(rng) },
         62..68 => Op::Truncate { path: file(rng), size: if rng.random_bool(0.2) { 0 } else { size(rng) } },
         68..72 => {
+            // Linux has no user xattrs on anything but files and directories.
+            let can = |ino| matches!(world.node(ino).map(|n| &n.body), Some(Body::File(_) | Body::Dir(_)));
+            let able: Vec<_> = mine.iter().filter(|n| can(n.3)).collect();
+            let path = able.choose(rng).map_or_else(|| fresh(rng), |n| n.0.clone());
             let name = format!("user.{}", rng.random_range(0..3));
-            Op::SetXattr { path: any(rng), name, value: "v".repeat(rng.random_range(0..400)) }
+            Op::SetXattr { path, name, value: "v".repeat(rng.random_range(0..400)) }
         }
         72..74 => Op::RemoveXattr { path: any(rng), name: format!("user.{}", rng.random_range(0..3)) },
         74..77 => Op::Chmod { path: any(rng), perm: rng.random_range(0..0o1000) },

@@ -6,7 +6,7 @@
 
 use crate::ops::{Bytes, Move, Op, Special, filled};
 use larder_fs::FileKind;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Number of an inode within the model: never used twice, unlike the file system's.
@@ -72,8 +72,8 @@ impl Content {
     /// The bytes of a range, cut at the end of the file.
     #[must_use]
     pub fn read(&self, range: Bytes) -> Vec<u8> {
-        let to = range.to.min(self.size);
-        let mut out = vec![0; to.saturating_sub(range.from) as usize];
+        let to = range.to.min(self.size).max(range.from);
+        let mut out = vec![0; (to - range.from) as usize];
         for n in range.from / PAGE..to.div_ceil(PAGE) {
             if let Some(page) = self.page(n) {
                 let from = range.from.max(n * PAGE);
@@ -151,6 +151,8 @@ pub struct Touched {
 pub struct World {
     nodes: BTreeMap<Ino, Arc<Node>>,
     handles: BTreeMap<String, Ino>,
+    /// Inodes that never had a name.
+    nameless: BTreeSet<Ino>,
     next: Ino,
 }
 
@@ -185,7 +187,12 @@ impl World {
             xattrs: BTreeMap::new(),
             real: real_root,
         };
-        Self { nodes: BTreeMap::from([(ROOT, Arc::new(root))]), handles: BTreeMap::new(), next: ROOT + 1 }
+        Self {
+            nodes: BTreeMap::from([(ROOT, Arc::new(root))]),
+            handles: BTreeMap::new(),
+            nameless: BTreeSet::new(),
+            next: ROOT + 1,
+        }
     }
 
     /// An inode.
@@ -397,7 +404,8 @@ impl World {
                 if self.entries(dir).contains_key(name) {
                     return Err(Refusal::Exists);
                 }
-                if self.nodes[&ino].nlink == 0 && !from.starts_with('@') {
+                // Only what never had a name may get its first one.
+                if self.nodes[&ino].nlink == 0 && !self.nameless.remove(&ino) {
                     return Err(Refusal::NotFound);
                 }
                 self.node_mut(ino).nlink += 1;
@@ -484,6 +492,7 @@ impl World {
                 let node = Node { body, perm: 0o644, nlink: 0, xattrs: BTreeMap::new(), real: 0 };
                 self.nodes.insert(ino, Arc::new(node));
                 self.handles.insert(handle.clone(), ino);
+                self.nameless.insert(ino);
                 Ok(Touched { made: Some(ino), ..Touched::default() })
             }
             Op::Close { handle } => {
@@ -552,6 +561,7 @@ mod tests {
         assert_eq!(bytes[10..60], filled(b'b', Bytes { from: 9000, to: 9050 }));
         assert_eq!(bytes[60..3000], filled(b'a', Bytes { from: 60, to: 3000 }));
         assert!(bytes[3000..9000].iter().all(|b| *b == 0));
+        assert!(c.read(Bytes { from: 9500, to: 9600 }).is_empty());
     }
 
     #[test]
@@ -559,6 +569,8 @@ mod tests {
         let (w, r) = run("new f; open f h; rm f; @h[0,100)=a; tmp t; ln @t g");
         assert!(r.iter().all(Result::is_ok), "{r:?}");
         assert_eq!(w.nodes().count(), 3);
+        let (_, r) = run("tmp t; ln @t f; ln f g; rm f; rm g; ln @t h");
+        assert_eq!(r[5], Err(Refusal::NotFound), "an inode that lost its last name gets no new one");
         let (w, _) = run("new f; open f h; rm f; close h");
         assert_eq!(w.nodes().count(), 1);
     }

@@ -48,6 +48,9 @@ struct Args {
     /// Only this source of workloads.
     #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads"])]
     only: Option<String>,
+    /// Leave out operations on file data: names, attributes and commits only.
+    #[arg(long)]
+    names: bool,
     /// Run this workload instead, in the notation of the log scenarios.
     #[arg(long)]
     script: Option<String>,
@@ -138,7 +141,12 @@ fn torture(args: &Args) -> Result<Outcome, String> {
     let begin = Instant::now();
     let mut told = begin;
     let mut outcome = Outcome::default();
-    for workload in source(args)? {
+    for mut workload in source(args)? {
+        if args.names {
+            for ops in workload.segments.iter_mut().flat_map(|s| s.threads.iter_mut()) {
+                ops.retain(|op| !op.is_data());
+            }
+        }
         outcome.add(run(&config, &workload));
         if told.elapsed() > Duration::from_secs(10) {
             println!("{:4} s: {outcome}", begin.elapsed().as_secs());
