@@ -201,7 +201,7 @@ pub fn execute(config: &Config, base: &Image, world: &World, segment: &Segment) 
             let name = if many { prefix(i) } else { String::new() };
             let domain = Domain::new(name, world.clone());
             let (fs, device, ops) = (&fs, &device, ops.clone());
-            scope.spawn(move || quietly(|| thread(fs, device, domain, &ops)))
+            scope.spawn(move || quietly(|| perform(fs, device, domain, &ops)))
         };
         let running: Vec<_> = segment.threads.iter().enumerate().map(spawn).collect();
         running.into_iter().map(|t| t.join().expect("panics are caught inside")).collect()
@@ -224,8 +224,11 @@ pub fn execute(config: &Config, base: &Image, world: &World, segment: &Segment) 
     Ok(Run { recording: device.recording(), history })
 }
 
-/// The operations of one thread, each first on the model, then on the engine.
-fn thread(
+/// Does operations of one thread, each first on the model, then on the engine. Returns the domain with them.
+///
+/// # Errors
+/// The engine refuses what is possible, does what is not, or fails.
+pub fn perform(
     fs: &Filesystem,
     device: &SimDevice,
     mut domain: Domain,
@@ -342,6 +345,14 @@ fn title(config: &Config, workload: &Workload) -> String {
     } else {
         format!("{name} (several threads; seed {}): {text}", config.limits.seed)
     }
+}
+
+/// Judges the crash states of something that ran, whichever way.
+#[must_use]
+pub fn judge_run(config: &Config, name: &str, run: &Run) -> Outcome {
+    let mut outcome = Outcome { workloads: 1, ..Outcome::default() };
+    judge_all(config, &Workload { name: name.into(), segments: Vec::new() }, run, &mut outcome);
+    outcome
 }
 
 fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outcome) -> Crashes {
