@@ -98,11 +98,24 @@ impl FileDevice {
         }
         let mut device = Self::open_inner(path, OpenMode::Write, false, false)?;
         if !device.block_device && device.size != size {
-            device.file.set_len(size).map_err(|e| io_error(path, "resize", Physical(0), size, e))?;
-            device.size = size;
-            device.size_changed = AtomicBool::new(true);
+            device.set_size(size)?;
         }
         Ok(device)
+    }
+
+    /// Gives an image file another length. Bytes that it gains read as zeros.
+    ///
+    /// # Errors
+    /// Read-only, a block device, or what the host's file system says.
+    pub fn set_size(&mut self, size: u64) -> VolumeResult<()> {
+        let fail = |e| io_error(&self.path, "resize", Physical(0), size, e);
+        if self.block_device || self.read_only {
+            return Err(fail(io::Error::new(io::ErrorKind::Unsupported, "not a writable image file")));
+        }
+        self.file.set_len(size).map_err(fail)?;
+        self.size = size;
+        self.size_changed.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn open_inner(path: &Path, mode: OpenMode, direct: bool, despite_users: bool) -> VolumeResult<Self> {

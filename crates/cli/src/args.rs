@@ -1,0 +1,62 @@
+//! The command line: one variant per subcommand, whose arguments stand beside its code.
+
+use crate::commands;
+use clap::{ArgAction, Parser, Subcommand};
+
+/// btrfs in user space: make, mount, look into and change btrfs images without a kernel driver or root.
+#[derive(Debug, Parser)]
+#[command(name = "larder", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(after_help = "\
+Commands that take IMAGE:PATH use the longest existing file before a colon as the image.
+Exit codes: 0 done, 1 failed, 2 wrong usage or could not run.
+
+Example:
+  larder mkfs --size 1G disk.img && larder mount disk.img mnt && larder umount mnt")]
+pub(crate) struct Cli {
+    /// Say more (twice: even more).
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Mkfs(commands::mkfs::Args),
+    Mount(commands::mount::Args),
+    Umount(commands::umount::Args),
+    Sync(commands::sync::Args),
+    Stats(commands::stats::Args),
+    Ls(commands::ls::Args),
+    Cat(commands::cat::Args),
+    Cp(commands::cp::Args),
+    Rm(commands::rm::Args),
+    Mkdir(commands::mkdir::Args),
+    Label(commands::label::Args),
+    Df(commands::df::Args),
+    Inspect(commands::inspect::Args),
+    #[command(hide = true)]
+    Man(commands::man::Args),
+    #[command(hide = true)]
+    Completions(commands::completions::Args),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_has_an_example() {
+        for c in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+            let help = c.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example") && help.contains("larder "), "{} has no example", c.get_name());
+            assert!(c.get_about().is_some(), "{} says not what it does", c.get_name());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `larder cp`: files and trees into, out of and between images.
+
+use crate::copy::host::HostTree;
+use crate::copy::image::ImageTree;
+use crate::copy::{Sink, Source, copy};
+use crate::failure::{Advise, usage};
+use crate::image::{Access, Image};
+use crate::target::{Place, Target};
+use crate::{mount_options, print};
+use anyhow::{Context, anyhow, bail};
+use larder_fs::{FileKind, InodeId};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Copy files into or out of an image, with permissions, owners, times, attributes, hard links and holes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder cp -r rootfs/ disk.img:/
+  larder cp disk.img:/etc/os-release .
+  larder cp -r old.img:/home new.img:/home
+
+An existing directory as DST takes the copy under its own name; SRC with a slash at its end
+means what is in the directory. Files that exist are replaced, directories merged.")]
+pub(crate) struct Args {
+    /// Copy directories and what is in them
+    #[arg(short, long)]
+    recursive: bool,
+    /// Number of the subvolume that paths in images start in (default: the default subvolume)
+    #[arg(long, value_name = "N", value_parser = mount_options::subvolid)]
+    subvolid: Option<u64>,
+    /// Read the source image even if somebody is using it
+    #[arg(long)]
+    force: bool,
+    /// What to copy: IMAGE:PATH or a path of the host
+    #[arg(value_name = "SRC")]
+    source: OsString,
+    /// Where to: IMAGE:PATH or a path of the host
+    #[arg(value_name = "DST")]
+    destination: OsString,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match (Place::parse(&args.source), Place::parse(&args.destination)) {
+        (Place::Host(_), Place::Host(_)) => Err(anyhow!("neither side is in an image"))
+            .hint("one side is IMAGE:PATH, where IMAGE exists; `cp` copies files of the host")
+            .could_not_run(),
+        (Place::Host(from), Place::Image(to)) => {
+            let from = existing(&from)?;
+            let image = Image::open(&to.image, Access::Write, args.subvolid)?;
+            let done = into_image(args, &HostTree, &from.node, from.name, &image, &to);
+            // What arrived stays, even if a later part failed.
+            let closed = image.close();
+            done.and(closed)
+        }
+        (Place::Image(from), Place::Host(to)) => {
+            let image = Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
+            let source = image.resolve(&from.path, false)?;
+            let (dir, name) = place_on_host(&to, name_of(&from.path))?;
+            run_copy(args, &ImageTree(&image), &source.id, &HostTree, &dir, name.as_deref())?;
+            image.close()
+        }
+        (Place::Image(from), Place::Image(to)) if same_file(&from.image, &to.image) => {
+            let image = Image::open(&to.image, Access::Write, args.subvolid)?;
+            let done = within(args, &image, &from, &to);
+            let closed = image.close();
+            done.and(closed)
+        }
+        (Place::Image(from), Place::Image(to)) => {
+            let source = Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
+            let attr = source.resolve(&from.path, false)?;
+            let image = Image::open(&to.image, Access::Write, args.subvolid)?;
+            let done = into_image(args, &ImageTree(&source), &attr.id, name_of(&from.path), &image, &to);
+            let closed = image.close();
+            done.and(closed)?;
+            source.close()
+        }
+    }
+}
+
+struct HostSource {
+    node: PathBuf,
+    name: Option<Vec<u8>>,
+}
+
+fn existing(path: &Path) -> anyhow::Result<HostSource> {
+    if let Err(e) = std::fs::symlink_metadata(path) {
+        return Err(anyhow::Error::new(e).context(path.display().to_string())).could_not_run();
+    }
+    Ok(HostSource { node: path.to_owned(), name: name_of(path.as_os_str().as_bytes()) })
+}
+
+/// Last name of a path; `None` where it ends with a slash or a dot: then its content is meant.
+fn name_of(path: &[u8]) -> Option<Vec<u8>> {
+    let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    (!matches!(name, b"" | b"." | b"..")).then(|| name.to_vec())
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    match (a.metadata(), b.metadata()) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+/// Directory and name in an image that a copy gets; no name: its content goes into the directory.
+fn place_in_image(
+    image: &Image,
+    to: &Target,
+    name: Option<Vec<u8>>,
+) -> anyhow::Result<(InodeId, Option<Vec<u8>>)> {
+    match image.lookup(&to.path, true) {
+        Some(a) if a.kind == FileKind::Directory => Ok((a.id, name)),
+        _ if to.path.ends_with(b"/") => bail!("{} is not a directory", to.display()),
+        _ => {
+            let (dir, new) = image.parent(&to.path)?;
+            Ok((dir, Some(new.to_vec())))
+        }
+    }
+}
+
+fn place_on_host(to: &Path, name: Option<Vec<u8>>) -> anyhow::Result<(PathBuf, Option<Vec<u8>>)> {
+    if to.is_dir() {
+        return Ok((to.to_owned(), name));
+    }
+    let Some(new) = name_of(to.as_os_str().as_bytes()) else {
+        return usage(format!("{} is not a directory", to.display()));
+    };
+    let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !parent.is_dir() {
+        return usage(format!("{} is not a directory", parent.display()));
+    }
+    Ok((parent.to_owned(), Some(new)))
+}
+
+fn into_image<S: Source>(
+    args: &Args,
+    source: &S,
+    node: &S::Node,
+    name: Option<Vec<u8>>,
+    image: &Image,
+    to: &Target,
+) -> anyhow::Result<()> {
+    let (dir, name) = place_in_image(image, to, name)?;
+    run_copy(args, source, node, &ImageTree(image), &dir, name.as_deref())
+}
+
+/// A copy within one image, which is open once only.
+fn within(args: &Args, image: &Image, from: &Target, to: &Target) -> anyhow::Result<()> {
+    let source = image.resolve(&from.path, false)?;
+    let (dir, name) = place_in_image(image, to, name_of(&from.path))?;
+    let inside = source.kind == FileKind::Directory && image.is_below(dir, source.id)?;
+    let itself = name.as_deref().is_some_and(|n| image.fs.lookup(dir, n).is_ok_and(|a| a.id == source.id));
+    if inside || itself {
+        return usage(format!("{} cannot be copied into itself", from.display()));
+    }
+    run_copy(args, &ImageTree(image), &source.id, &ImageTree(image), &dir, name.as_deref())
+}
+
+fn run_copy<S: Source, D: Sink>(
+    args: &Args,
+    source: &S,
+    node: &S::Node,
+    sink: &D,
+    dir: &D::Node,
+    name: Option<&[u8]>,
+) -> anyhow::Result<()> {
+    let shown = || args.source.display().to_string();
+    let kind = source.meta(node).with_context(shown)?.kind;
+    if kind == FileKind::Directory && !args.recursive {
+        return Err(anyhow!("{} is a directory", shown()))
+            .hint("use -r to copy it and what is in it")
+            .could_not_run();
+    }
+    let progress = print::progress();
+    let result = match name {
+        Some(name) => copy(source, node, sink, dir, name, args.recursive, &progress).map(drop),
+        None if kind == FileKind::Directory => source.entries(node).and_then(|entries| {
+            entries.iter().try_for_each(|(name, child)| {
+                copy(source, child, sink, dir, name, args.recursive, &progress).map(drop)
+            })
+        }),
+        None => Err(anyhow!("{} is not a directory", shown())),
+    };
+    progress.finish_and_clear();
+    result
+}

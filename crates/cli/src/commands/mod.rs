@@ -1,0 +1,40 @@
+//! The subcommands, one file each: its arguments, and what it does with them.
+
+pub(crate) mod cat;
+pub(crate) mod completions;
+pub(crate) mod cp;
+pub(crate) mod df;
+pub(crate) mod inspect;
+pub(crate) mod label;
+pub(crate) mod ls;
+pub(crate) mod man;
+pub(crate) mod mkdir;
+pub(crate) mod mkfs;
+pub(crate) mod mount;
+pub(crate) mod rm;
+pub(crate) mod stats;
+pub(crate) mod sync;
+pub(crate) mod umount;
+
+use crate::args::Command;
+
+/// Runs a subcommand.
+pub(crate) fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Mkfs(a) => mkfs::run(&a),
+        Command::Mount(a) => mount::run(&a),
+        Command::Umount(a) => umount::run(&a),
+        Command::Sync(a) => sync::run(&a),
+        Command::Stats(a) => stats::run(&a),
+        Command::Ls(a) => ls::run(&a),
+        Command::Cat(a) => cat::run(&a),
+        Command::Cp(a) => cp::run(&a),
+        Command::Rm(a) => rm::run(&a),
+        Command::Mkdir(a) => mkdir::run(&a),
+        Command::Label(a) => label::run(&a),
+        Command::Df(a) => df::run(&a),
+        Command::Inspect(a) => inspect::run(&a),
+        Command::Man(a) => man::run(&a),
+        Command::Completions(a) => completions::run(&a),
+    }
+}

@@ -1,0 +1,37 @@
+//! `larder sync`: makes everything on a mount durable.
+
+use crate::failure::Advise;
+use anyhow::Context;
+use larder_fuse::control;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Make everything durable that was done on a mount. (`sync` and `syncfs` do not reach a FUSE daemon.)
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  larder sync mnt")]
+pub(crate) struct Args {
+    /// Directory on the mount
+    directory: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    mounted(&args.directory, control::sync)
+}
+
+/// Sends a request to the daemon behind `path`, with the right words where there is none.
+pub(crate) fn mounted<T>(path: &Path, send: impl FnOnce(&Path) -> std::io::Result<T>) -> anyhow::Result<T> {
+    let result = send(path);
+    let kind = result.as_ref().err().map(std::io::Error::kind);
+    let dead = matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ENOTCONN));
+    let result = result.with_context(|| path.display().to_string());
+    if dead {
+        return result
+            .hint(format!("its daemon is gone: `larder umount {}` clears it", path.display()))
+            .could_not_run();
+    }
+    match kind {
+        Some(ErrorKind::Unsupported) => result.hint("give a directory on a mounted image").could_not_run(),
+        Some(ErrorKind::NotFound | ErrorKind::NotADirectory) => result.could_not_run(),
+        _ => result,
+    }
+}

@@ -1,0 +1,78 @@
+//! `larder umount`: ends a mount, and returns when everything is durable and its daemon has exited.
+
+use crate::failure::{Advise, usage};
+use crate::mount_table::{self, Mount};
+use crate::state::{Outcome, Watch};
+use anyhow::{Context, anyhow, bail};
+use larder_fuse::Unmounter;
+use std::path::{Path, PathBuf};
+
+/// Unmount; returns when everything is durable and the daemon has exited. Also clears the mount of a killed daemon.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  larder umount mnt")]
+pub(crate) struct Args {
+    /// Take the mount away at once even if it is in use; still waits until its last user is gone
+    #[arg(short, long)]
+    lazy: bool,
+    /// Directory that it is mounted on
+    mountpoint: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    unmount(&args.mountpoint, args.lazy, true)
+}
+
+/// Unmounts and, if `wait`, waits for the daemon.
+pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Result<()> {
+    let point = mount_table::absolute(mountpoint).could_not_run()?;
+    let shown = mountpoint.display();
+    let mount = match mount_table::on(&point)? {
+        Some(m) if m.is_larder() => m,
+        Some(m) => {
+            return usage(format!("{shown} is not a Larder mount but {}", mount_table::show(&m.kind)));
+        }
+        // A lazy unmount by somebody else has taken the mount out of sight; its daemon may still be busy.
+        None => match Watch::find(&point, None)? {
+            Some(watch) => return conclude(watch, &point),
+            None => return usage(format!("{shown} is not mounted")),
+        },
+    };
+    let watch = Watch::find(&point, mount.user)?;
+    end(&mount, lazy).map_err(|e| {
+        let busy = e.kind() == std::io::ErrorKind::ResourceBusy;
+        let e = Err::<(), _>(anyhow!(e).context(format!("unmounting {shown}")));
+        if busy {
+            e.hint(format!("`fuser -vm {shown}` shows who is using it")).unwrap_err()
+        } else {
+            e.unwrap_err()
+        }
+    })?;
+    match watch {
+        Some(watch) if wait => conclude(watch, &point),
+        Some(_) => Ok(()),
+        None => {
+            eprintln!(
+                "larder: note: the daemon of {shown} left no trace; it is unmounted, but its end was not waited for"
+            );
+            Ok(())
+        }
+    }
+}
+
+fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
+    let unmounter = Unmounter::new(&mount.point);
+    if lazy || larder_fuse::mount::is_dead(&mount.point) { unmounter.detach() } else { unmounter.unmount() }
+}
+
+fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {
+    match watch.wait().with_context(|| point.display().to_string())? {
+        Some(Outcome::Clean) => Ok(()),
+        Some(Outcome::Failed(why)) => bail!("{}: unmounted, but changes may be lost: {why}", point.display()),
+        None => {
+            bail!(
+                "{}: cleared, but its daemon had been killed: the image holds what was last committed or synced",
+                point.display()
+            )
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! `-o` of `larder mount` and of the mount helper.
+//!
+//! Three kinds of words come here: Larder's own; generic ones, which mount(8) and fstab know and which mean the same
+//! for every file system; and mistakes. A mistake must not pass as one of the others — an option that is silently
+//! ignored is a promise not kept — so whatever is not known is an error. Words later in the list win.
+
+use crate::size;
+use larder_fs::SubvolChoice;
+use larder_fuse::Transport;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+/// What the words amount to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)]
+pub(crate) struct MountWishes {
+    pub(crate) read_only: bool,
+    /// `None`: as usual for who mounts.
+    pub(crate) nosuid: bool,
+    pub(crate) nodev: bool,
+    pub(crate) noexec: bool,
+    pub(crate) synchronous: bool,
+    pub(crate) dirsync: bool,
+    pub(crate) allow_other: bool,
+    pub(crate) default_permissions: Option<bool>,
+    pub(crate) no_log_replay: bool,
+    pub(crate) writeback: bool,
+    pub(crate) direct: bool,
+    pub(crate) fuseblk: bool,
+    pub(crate) transport: Transport,
+    pub(crate) subvol: SubvolChoice,
+    pub(crate) commit: Duration,
+    pub(crate) cache_size: Option<u64>,
+    pub(crate) fsname: String,
+}
+
+impl Default for MountWishes {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            nosuid: false,
+            nodev: false,
+            noexec: false,
+            synchronous: false,
+            dirsync: false,
+            allow_other: false,
+            default_permissions: None,
+            no_log_replay: false,
+            writeback: false,
+            direct: false,
+            fuseblk: true,
+            transport: Transport::Auto,
+            subvol: SubvolChoice::Default,
+            commit: DEFAULT_COMMIT,
+            cache_size: None,
+            fsname: String::new(),
+        }
+    }
+}
+
+const DEFAULT_COMMIT: Duration = Duration::from_secs(5);
+/// Longest commit interval, as in Linux's own advice.
+const MAX_COMMIT: u64 = 300;
+
+/// Larder's own options, for `--help`.
+pub(crate) const HELP: &str = "\
+Options for -o (comma-separated; -o may be repeated):
+  ro, rw                read-only or writable
+  subvol=PATH           root of the mount: a subvolume, by path from the top
+  subvolid=N            the same, by number (5 is the top)
+  commit=SECONDS        longest time until changes are durable by themselves (default 5)
+  cache_size=SIZE       as --cache-size
+  allow_other           let other users in (ordinary users: needs user_allow_other in /etc/fuse.conf)
+  default_permissions   let the kernel check permissions even for an owner-only mount
+  nologreplay           with ro: show the last commit of an image that has a log to replay
+  writeback             let the kernel delay and merge writes in its page cache
+  direct                bypass the page cache for the image (O_DIRECT)
+  transport=auto|dev|uring   how to talk to the kernel
+  nofuseblk             as root on a block device: plain fuse instead of fuseblk
+  fsname=NAME           name shown in the mount table
+  nosuid, nodev, noexec, sync, dirsync and fstab's generic options work as usual;
+  Larder mounts are noatime.";
+
+impl MountWishes {
+    /// Reads the words of all `-o` lists in order.
+    pub(crate) fn parse<'a>(lists: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let mut w = Self::default();
+        for word in lists.into_iter().flat_map(words) {
+            w.apply(&word)?;
+        }
+        if w.no_log_replay && !w.read_only {
+            return Err("nologreplay needs ro: a log that is not replayed must not be written over".into());
+        }
+        Ok(w)
+    }
+
+    fn apply(&mut self, word: &str) -> Result<(), String> {
+        let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+        if self.flag(name, value) || passes(name, value) {
+            return Ok(());
+        }
+        let needs =
+            || value.filter(|v| !v.is_empty()).ok_or(format!("mount option {name} needs a value: {name}=…"));
+        match name {
+            "subvol" => self.subvol = SubvolChoice::Path(std::ffi::OsStr::new(needs()?).as_bytes().to_vec()),
+            "subvolid" => self.subvol = SubvolChoice::Id(subvolid(needs()?)?),
+            "commit" => {
+                let seconds = needs()?.parse().ok().filter(|s| *s <= MAX_COMMIT);
+                let seconds: u64 = seconds
+                    .ok_or(format!("commit={}: not a number of seconds up to {MAX_COMMIT}", needs()?))?;
+                self.commit = if seconds == 0 { DEFAULT_COMMIT } else { Duration::from_secs(seconds) };
+            }
+            "cache_size" => self.cache_size = Some(cache_size(needs()?)?),
+            "fsname" => self.fsname = needs()?.into(),
+            "transport" => {
+                self.transport = match needs()? {
+                    "auto" => Transport::Auto,
+                    "dev" => Transport::DevFuse,
+                    "uring" => Transport::Uring,
+                    other => return Err(format!("transport={other}: use auto, dev or uring")),
+                }
+            }
+            "loop" => return Err("mount option loop is not needed: Larder opens image files itself".into()),
+            "remount" => return Err("remounting is not supported: unmount and mount again".into()),
+            "strictatime" => {
+                return Err("mount option strictatime is not supported: Larder mounts are noatime".into());
+            }
+            "" => return Err("empty mount option".into()),
+            _ => {
+                return Err(format!(
+                    "unknown mount option {word:?} (larder mount --help lists those that exist)"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Words without a value. True if it was one.
+    fn flag(&mut self, name: &str, value: Option<&str>) -> bool {
+        if value.is_some() && !matches!(name, "user") {
+            return false;
+        }
+        match name {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "nosuid" => self.nosuid = true,
+            "suid" => self.nosuid = false,
+            "nodev" => self.nodev = true,
+            "dev" => self.nodev = false,
+            "noexec" => self.noexec = true,
+            "exec" => self.noexec = false,
+            "sync" => self.synchronous = true,
+            "async" => self.synchronous = false,
+            "dirsync" => self.dirsync = true,
+            // What fstab lets ordinary users mount is restricted, unless later words say otherwise.
+            "user" | "users" => (self.nosuid, self.nodev, self.noexec) = (true, true, true),
+            "owner" | "group" => (self.nosuid, self.nodev) = (true, true),
+            "defaults" => {
+                (self.read_only, self.nosuid, self.nodev, self.noexec) = (false, false, false, false);
+                self.synchronous = false;
+            }
+            "allow_other" => self.allow_other = true,
+            "default_permissions" => self.default_permissions = Some(true),
+            "nologreplay" => self.no_log_replay = true,
+            "writeback" => self.writeback = true,
+            "nowriteback" => self.writeback = false,
+            "direct" => self.direct = true,
+            "nofuseblk" => self.fuseblk = false,
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Generic words that say nothing to us: they are for fstab's readers, or ask for what Larder does anyway.
+fn passes(name: &str, value: Option<&str>) -> bool {
+    if name.starts_with("x-") || name.starts_with("X-") {
+        return true;
+    }
+    match value {
+        Some(_) => matches!(name, "comment" | "helper" | "uhelper"),
+        None => matches!(
+            name,
+            "auto"
+                | "noauto"
+                | "nofail"
+                | "_netdev"
+                | "nouser"
+                | "nousers"
+                | "noowner"
+                | "nogroup"
+                | "noatime"
+                | "relatime"
+                | "norelatime"
+                | "nostrictatime"
+                | "nodiratime"
+                | "diratime"
+                | "atime"
+                | "lazytime"
+                | "nolazytime"
+                | "nomand"
+                | "iversion"
+                | "noiversion"
+                | "silent"
+                | "loud"
+        ),
+    }
+}
+
+/// Splits at commas that are not quoted: `subvol="a,b"` and `a\,b` keep theirs.
+fn words(list: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    let (mut word, mut quoted, mut escaped) = (String::new(), false, false);
+    for c in list.chars() {
+        match c {
+            _ if escaped => {
+                word.push(c);
+                escaped = false;
+            }
+            '\\' => escaped = true,
+            '"' => quoted = !quoted,
+            ',' if !quoted => out.push(std::mem::take(&mut word)),
+            _ => word.push(c),
+        }
+    }
+    out.push(word);
+    // A trailing comma, as scripts leave it, is no option.
+    out.retain(|w| !w.is_empty());
+    out
+}
+
+/// Number of a subvolume; 0 is the top, as in Linux.
+pub(crate) fn subvolid(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(0) => Ok(5),
+        Ok(n) => Ok(n),
+        Err(_) => Err(format!("{text:?} is not the number of a subvolume")),
+    }
+}
+
+/// Smallest cache that the engine can work with.
+const MIN_CACHE: u64 = 16 << 20;
+
+/// Size of the cache.
+pub(crate) fn cache_size(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text)?;
+    if bytes < MIN_CACHE {
+        return Err(format!("a cache of {text} is too small: at least {}", size::human(MIN_CACHE)));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ok(lists: &[&str]) -> MountWishes {
+        MountWishes::parse(lists.iter().copied()).unwrap()
+    }
+    fn err(list: &str) -> String {
+        MountWishes::parse([list]).unwrap_err()
+    }
+
+    #[test]
+    fn own_options() {
+        assert_eq!(ok(&[]), MountWishes::default());
+        let w = ok(&[
+            "ro,subvol=/a/b,commit=30",
+            "cache_size=64M,transport=dev,allow_other,writeback,direct,nologreplay",
+        ]);
+        assert!(w.read_only && w.allow_other && w.writeback && w.direct && w.no_log_replay);
+        assert_eq!(w.subvol, SubvolChoice::Path(b"/a/b".to_vec()));
+        assert_eq!(
+            (w.commit, w.cache_size, w.transport),
+            (Duration::from_secs(30), Some(64 << 20), Transport::DevFuse)
+        );
+        assert_eq!(ok(&["subvolid=257"]).subvol, SubvolChoice::Id(257));
+        assert_eq!(ok(&["subvolid=0"]).subvol, SubvolChoice::Id(5));
+        assert_eq!(ok(&["subvolid=0x100"]).subvol, SubvolChoice::Id(256));
+        assert_eq!(ok(&[r#"subvol="a,b",ro"#]).subvol, SubvolChoice::Path(b"a,b".to_vec()));
+        assert_eq!(ok(&["commit=0"]).commit, DEFAULT_COMMIT);
+    }
+
+    #[test]
+    fn generic_options_pass_and_later_ones_win() {
+        let w = ok(&[
+            "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,nodiratime",
+        ]);
+        assert_eq!(w, MountWishes::default());
+        let w = ok(&["ro,user,rw,suid"]);
+        assert!(!w.read_only && !w.nosuid && w.nodev && w.noexec);
+        let w = ok(&["nosuid,nodev,noexec,sync,dirsync,user=alice"]);
+        assert!(w.nosuid && w.nodev && w.noexec && w.synchronous && w.dirsync);
+        assert_eq!(ok(&["rw,"]), MountWishes::default());
+    }
+
+    #[test]
+    fn mistakes_are_errors() {
+        for list in ["compress=zstd", "rwx", "ro=1", "space_cache=v2", "ssd"] {
+            assert!(err(list).contains(list), "{list}");
+        }
+        for (list, want) in [
+            ("subvol=", "needs a value"),
+            ("subvol", "needs a value"),
+            ("subvolid=abc", "not the number"),
+            ("commit=soon", "seconds"),
+            ("commit=301", "300"),
+            ("cache_size=1M", "too small"),
+            ("cache_size=x", "not a size"),
+            ("transport=pigeon", "auto, dev or uring"),
+            ("nologreplay", "needs ro"),
+            ("nologreplay,ro,rw", "needs ro"),
+            ("loop", "not needed"),
+            ("remount,ro", "not supported"),
+            ("strictatime", "noatime"),
+        ] {
+            assert!(err(list).contains(want), "{list}: {}", err(list));
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Output that several commands share: JSON, raw names, times, progress.
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// Prints a value as indented JSON on standard output.
+pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(value).context("making JSON")?;
+    line(&text)
+}
+
+/// Prints one line on standard output; unlike `println!`, a closed pipe is an error and no panic.
+pub(crate) fn line(text: &str) -> anyhow::Result<()> {
+    writeln!(std::io::stdout().lock(), "{text}")?;
+    Ok(())
+}
+
+/// A uuid in its usual form.
+pub(crate) fn uuid(bytes: [u8; 16]) -> String {
+    uuid::Uuid::from_bytes(bytes).to_string()
+}
+
+/// A name as it can be shown: control characters (a terminal would obey them) and bytes that are not UTF-8 become
+/// escapes.
+pub(crate) fn name(raw: &[u8]) -> String {
+    let mut out = String::with_capacity(raw.len());
+    for chunk in raw.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || c == '\\' {
+                out.extend(c.escape_default());
+            } else {
+                out.push(c);
+            }
+        }
+        for b in chunk.invalid() {
+            let _ = write!(out, "\\x{b:02x}");
+        }
+    }
+    out
+}
+
+/// `2026-11-21 15:28:22` in UTC.
+pub(crate) fn time(seconds: i64) -> String {
+    let (days, second) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
+    // Civil date from days since 1970, by 400-year eras that begin on 1 March.
+    let z = i128::from(days) + 719_468;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let (day, month) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
+    let year = yoe + era * 400 + i128::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+}
+
+/// A progress line on a terminal, and nothing elsewhere.
+pub(crate) fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner} {pos} entries, {msg} ({elapsed})");
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_talk_to_the_terminal() {
+        assert_eq!(name("grüße".as_bytes()), "grüße");
+        assert_eq!(name(b"a\x1b[2Jb\nc\\d\xff"), "a\\u{1b}[2Jb\\nc\\\\d\\xff");
+    }
+
+    #[test]
+    fn times_are_dates() {
+        assert_eq!(time(0), "1970-01-01 00:00:00");
+        assert_eq!(time(1_795_274_902), "2026-11-21 15:28:22");
+        assert_eq!(time(951_782_400), "2000-02-29 00:00:00");
+        assert_eq!(time(-1), "1969-12-31 23:59:59");
+        let _ = (time(i64::MIN), time(i64::MAX));
+    }
+}

@@ -1,0 +1,241 @@
+//! What a mount's daemon leaves for others to find: a file that says who it is, and whose lock says that it lives.
+//!
+//! `larder umount` has to return only when the daemon has exited, and with its result. Neither can be asked of the
+//! kernel: a plain FUSE unmount returns at once. So the daemon keeps a file per mount, holds an exclusive lock on it
+//! for as long as it lives — the kernel lets go of it however the process ends — and writes its result there as
+//! its last act. Whoever waits opens the file before unmounting, then waits for the lock and for the process.
+//! A file without a result whose lock is free belonged to a daemon that was killed.
+//!
+//! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the directory for temporary
+//! files, and are named after the mount point and the mount namespace.
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Content of a state file.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) pid: u32,
+    pub(crate) image: PathBuf,
+    pub(crate) mountpoint: PathBuf,
+    /// How the daemon ended; absent while it lives, and for ever if it was killed.
+    pub(crate) result: Option<Outcome>,
+}
+
+/// How a daemon ended.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    /// Everything is durable.
+    Clean,
+    /// Something is not, or not known to be; why.
+    Failed(String),
+}
+
+/// The daemon's side: exists as long as the daemon does.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    file: File,
+    record: Record,
+}
+
+impl Claim {
+    /// Announces this process as the daemon of a mount.
+    ///
+    /// # Errors
+    /// Another daemon serves that mount point already.
+    pub(crate) fn new(image: &Path, mountpoint: &Path) -> anyhow::Result<Self> {
+        let dir = own_directory()?;
+        let path = dir.join(file_name(mountpoint));
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .with_context(|| path.display().to_string())?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            bail!("{} already has a Larder mount", mountpoint.display());
+        }
+        let record = Record {
+            pid: std::process::id(),
+            image: image.to_owned(),
+            mountpoint: mountpoint.to_owned(),
+            result: None,
+        };
+        let mut claim = Self { file, record };
+        claim.save()?;
+        Ok(claim)
+    }
+
+    /// The daemon's last act before it exits.
+    pub(crate) fn finish(mut self, result: Outcome) -> anyhow::Result<()> {
+        self.record.result = Some(result);
+        self.save()?;
+        // The lock is not given back here but by the kernel, when the process is gone.
+        std::mem::forget(self.file);
+        Ok(())
+    }
+
+    fn save(&mut self) -> anyhow::Result<()> {
+        let text = serde_json::to_vec(&self.record)?;
+        self.file.rewind()?;
+        self.file.set_len(0)?;
+        self.file.write_all(&text)?;
+        Ok(())
+    }
+}
+
+/// The other side: a daemon that may be waited for.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    path: PathBuf,
+    file: File,
+    /// The process, if it lives.
+    process: Option<rustix::fd::OwnedFd>,
+}
+
+impl Watch {
+    /// Finds the daemon of the mount on `mountpoint`, made by `user` (if known); `None` if it left no file.
+    pub(crate) fn find(mountpoint: &Path, user: Option<u32>) -> anyhow::Result<Option<Self>> {
+        let name = file_name(mountpoint);
+        for dir in directories(user) {
+            let path = dir.join(&name);
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()).map(File::from) else { continue };
+            let mut watch = Self { path, file, process: None };
+            if !watch.is_over() {
+                // The lock is held, so the number in the file is that of a living process.
+                let pid =
+                    watch.record().ok().and_then(|r| rustix::process::Pid::from_raw(r.pid.cast_signed()));
+                watch.process = pid
+                    .and_then(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()).ok());
+            }
+            return Ok(Some(watch));
+        }
+        Ok(None)
+    }
+
+    fn is_over(&self) -> bool {
+        let free = flock(&self.file, FlockOperation::NonBlockingLockShared).is_ok();
+        if free {
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+        free
+    }
+
+    /// What the daemon says about itself.
+    pub(crate) fn record(&mut self) -> anyhow::Result<Record> {
+        let mut text = String::new();
+        self.file.rewind()?;
+        self.file.read_to_string(&mut text)?;
+        serde_json::from_str(&text).with_context(|| format!("{} is damaged", self.path.display()))
+    }
+
+    /// Waits until the daemon is gone, takes its file away, and returns how it ended; `None` for one that was killed.
+    pub(crate) fn wait(mut self) -> anyhow::Result<Option<Outcome>> {
+        while let Err(e) = flock(&self.file, FlockOperation::LockShared) {
+            if e != rustix::io::Errno::INTR {
+                return Err(e).context("waiting for the daemon");
+            }
+        }
+        if let Some(process) = &self.process {
+            let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
+            while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
+        }
+        let outcome = self.record().map(|r| r.result);
+        // Still locked by us, so that no new daemon can have taken the file over.
+        let _ = fs::remove_file(&self.path);
+        outcome
+    }
+}
+
+/// Directory for this user's daemons, made if necessary.
+fn own_directory() -> anyhow::Result<PathBuf> {
+    let me = rustix::process::geteuid().as_raw();
+    let dirs = directories(Some(me));
+    let mut problem = None;
+    for dir in dirs {
+        match usable(&dir, me) {
+            Ok(()) => return Ok(dir),
+            Err(e) => problem = Some(anyhow::Error::new(e).context(dir.display().to_string())),
+        }
+    }
+    Err(problem.unwrap_or_else(|| anyhow::anyhow!("no directory for the state of mounts")))
+}
+
+fn usable(dir: &Path, me: u32) -> std::io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(dir)?;
+    if meta.is_dir() && meta.uid() == me && meta.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, "belongs to somebody else"))
+}
+
+/// Where the files of a user's mounts may lie, the preferred place first.
+fn directories(user: Option<u32>) -> Vec<PathBuf> {
+    let me = rustix::process::geteuid().as_raw();
+    let user = user.unwrap_or(me);
+    let mut dirs = Vec::new();
+    if user == 0 {
+        dirs.push(PathBuf::from("/run/larder"));
+    } else {
+        let runtime =
+            std::env::var_os("XDG_RUNTIME_DIR").filter(|d| user == me && Path::new(d).is_absolute());
+        dirs.extend(runtime.map(|d| Path::new(&d).join("larder")));
+        dirs.push(PathBuf::from(format!("/run/user/{user}/larder")));
+    }
+    dirs.push(std::env::temp_dir().join(format!("larder-{user}")));
+    dirs
+}
+
+/// Name of the file for a mount point, in this mount namespace.
+fn file_name(mountpoint: &Path) -> String {
+    let namespace = fs::read_link("/proc/self/ns/mnt").unwrap_or_default();
+    let key = [mountpoint.as_os_str().as_bytes(), b"\0", namespace.as_os_str().as_bytes()].concat();
+    let hash = larder_format::CsumType::Blake2b.compute(&key);
+    hash[..12].iter().map(|b| format!("{b:02x}")).collect::<String>() + ".json"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_exclusive_and_ends_with_its_result() {
+        let point = tempfile::tempdir().unwrap();
+        assert!(Watch::find(point.path(), None).unwrap().is_none());
+        let claim = Claim::new(Path::new("/a.img"), point.path()).unwrap();
+        assert!(Claim::new(Path::new("/b.img"), point.path()).unwrap_err().to_string().contains("already"));
+        let mut watch = Watch::find(point.path(), None).unwrap().unwrap();
+        assert!(!watch.is_over());
+        assert!(watch.process.is_some());
+        let record = watch.record().unwrap();
+        assert_eq!((record.pid, record.image.as_path()), (std::process::id(), Path::new("/a.img")));
+        assert_eq!(record.result, None);
+        // A daemon that just vanishes: its lock goes, no result is left.
+        drop(claim);
+        watch.process = None;
+        assert_eq!(watch.wait().unwrap(), None);
+        assert!(Watch::find(point.path(), None).unwrap().is_none());
+        // One that failed.
+        let mut claim = Claim::new(Path::new("/a.img"), point.path()).unwrap();
+        claim.record.result = Some(Outcome::Failed("disk on fire".into()));
+        claim.save().unwrap();
+        drop(claim);
+        let watch = Watch::find(point.path(), None).unwrap().unwrap();
+        assert_eq!(watch.wait().unwrap(), Some(Outcome::Failed("disk on fire".into())));
+    }
+}
