@@ -36,9 +36,7 @@ pub(crate) enum Command {
     Df(commands::df::Args),
     Inspect(commands::inspect::Args),
     #[command(hide = true)]
-    Man(commands::man::Args),
-    #[command(hide = true)]
-    Completions(commands::completions::Args),
+    Assets(commands::assets::Args),
 }
 
 #[cfg(test)]

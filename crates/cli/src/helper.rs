@@ -35,8 +35,7 @@ impl Invocation {
                 out.places.push(arg.into());
                 continue;
             };
-            let mut letters = text[1..].bytes().enumerate();
-            while let Some((i, letter)) = letters.next() {
+            for (i, letter) in text[1..].bytes().enumerate() {
                 if letter == b'o' || Self::WITH_VALUE.contains(&letter) {
                     let rest = &text[i + 2..];
                     let value = if rest.is_empty() { args.next() } else { Some(rest.into()) };

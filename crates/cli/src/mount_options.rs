@@ -70,7 +70,7 @@ Options for -o (comma-separated; -o may be repeated):
   subvolid=N            the same, by number (5 is the top)
   commit=SECONDS        longest time until changes are durable by themselves (default 5)
   cache_size=SIZE       as --cache-size
-  allow_other           let other users in (ordinary users: needs user_allow_other in /etc/fuse.conf)
+  allow_other           let other users in (see user_allow_other in fuse.conf(5))
   default_permissions   let the kernel check permissions even for an owner-only mount
   nologreplay           with ro: show the last commit of an image that has a log to replay
   writeback             let the kernel delay and merge writes in its page cache

@@ -385,7 +385,7 @@ impl Reader {
                     c.stripes.iter().map(|s| format!("{}:{}", s.device, s.at)).collect();
                 let text = format!(
                     "{:>16} {:>14} {:<22} {}",
-                    c.start,
+                    c.start.0,
                     c.length,
                     type_text(c.kind),
                     places.join(" ")

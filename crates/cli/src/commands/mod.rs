@@ -1,13 +1,12 @@
 //! The subcommands, one file each: its arguments, and what it does with them.
 
+pub(crate) mod assets;
 pub(crate) mod cat;
-pub(crate) mod completions;
 pub(crate) mod cp;
 pub(crate) mod df;
 pub(crate) mod inspect;
 pub(crate) mod label;
 pub(crate) mod ls;
-pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
@@ -34,7 +33,6 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Label(a) => label::run(&a),
         Command::Df(a) => df::run(&a),
         Command::Inspect(a) => inspect::run(&a),
-        Command::Man(a) => man::run(&a),
-        Command::Completions(a) => completions::run(&a),
+        Command::Assets(a) => assets::run(&a),
     }
 }

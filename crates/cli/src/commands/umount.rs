@@ -3,7 +3,7 @@
 use crate::failure::{Advise, usage};
 use crate::mount_table::{self, Mount};
 use crate::state::{Outcome, Watch};
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use larder_fuse::Unmounter;
 use std::path::{Path, PathBuf};
 
@@ -38,15 +38,14 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         },
     };
     let watch = Watch::find(&point, mount.user)?;
-    end(&mount, lazy).map_err(|e| {
-        let busy = e.kind() == std::io::ErrorKind::ResourceBusy;
-        let e = Err::<(), _>(anyhow!(e).context(format!("unmounting {shown}")));
-        if busy {
-            e.hint(format!("`fuser -vm {shown}` shows who is using it")).unwrap_err()
-        } else {
-            e.unwrap_err()
-        }
-    })?;
+    let ended = end(&mount, lazy);
+    let busy = matches!(&ended, Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy);
+    let ended = ended.with_context(|| format!("unmounting {shown}"));
+    if busy {
+        ended.hint(format!("`fuser -vm {shown}` shows who is using it"))?;
+    } else {
+        ended?;
+    }
     match watch {
         Some(watch) if wait => conclude(watch, &point),
         Some(_) => Ok(()),
