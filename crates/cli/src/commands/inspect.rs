@@ -11,7 +11,7 @@ use larder_format::check::{Expect, check_node};
 use larder_format::items::{BlockGroupFlags, Chunk, RootItem};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Superblock, Support};
-use larder_volume::{Device, MappedChunk, Volume, read_all_superblocks, read_superblock};
+use larder_volume::{Device, MappedChunk, SuperCopy, Volume, read_all_superblocks, read_superblock};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
     /// Tree to show: a number or root, extent, chunk, dev, fs, csum, uuid, free-space, block-group, data-reloc
-    #[arg(long, default_value = "root", value_parser = tree_id)]
+    #[arg(long, default_value = "root", value_parser = tree_id, allow_hyphen_values = true)]
     tree: u64,
     /// Show this one block instead of a whole tree
     #[arg(long, value_name = "ADDRESS")]
@@ -94,7 +94,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn supers(args: &Args, device: &dyn Device) -> anyhow::Result<()> {
     let copies = read_all_superblocks(device);
-    if copies.is_empty() {
+    // Nothing that looks like a superblock anywhere: not damaged, but something else.
+    let is_other = |c: &SuperCopy| matches!(&c.content, Err(e) if e.to_string().contains("not a btrfs"));
+    if copies.iter().all(is_other) {
         let error =
             read_superblock(device).err().map_or_else(|| anyhow::anyhow!("no superblock"), Into::into);
         return Err(error).could_not_run();

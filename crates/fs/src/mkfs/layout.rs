@@ -1,7 +1,7 @@
 //! Where the first chunks of a new file system lie.
 //!
 //! Hides mkfs.btrfs's placing, which other tools and people know by sight: first three small groups from 1 MiB on
-//! (system 4 MiB, metadata 8 MiB, data 8 MiB), then, where a profile keeps two copies, their replacements behind
+//! (system 4 MiB, metadata and data 8 MiB, less on tiny devices), then, where a profile keeps two copies, their replacements behind
 //! them, in a size that depends on the device's. Those that were replaced leave their space free.
 
 use crate::{Error, Result};
@@ -94,11 +94,12 @@ pub(super) fn plan(size: u64, metadata: Profile, data: Profile, mixed: bool) -> 
     let large = 1 << 30;
     let metadata_size = share(if size > 50 << 30 { large } else { 256 * MIB }, 32 * MIB);
     let data_size = share(large, 64 * MIB);
+    let first = (8 * MIB).min(size / 10) & !(STRIPE - 1);
     let both = if mixed { DATA | METADATA } else { METADATA };
 
     let mut system = cursor.take(SYSTEM, 4 * MIB, Profile::Single);
-    let mut meta = cursor.take(both, 8 * MIB, Profile::Single);
-    let mut own_data = (!mixed).then(|| cursor.take(DATA, 8 * MIB, Profile::Single));
+    let mut meta = cursor.take(both, first, Profile::Single);
+    let mut own_data = (!mixed).then(|| cursor.take(DATA, first, Profile::Single));
     if metadata == Profile::Dup {
         system = cursor.take(SYSTEM, 8 * MIB, Profile::Dup);
         meta = cursor.take(both, if mixed { data_size } else { metadata_size }, Profile::Dup);
@@ -165,7 +166,17 @@ mod tests {
             shape(1 << 30, Single, Dup, false),
             [small_system.clone(), small_meta(4), (22_020_096, 64 * MIB, 0x21, vec![22_020_096, 89_128_960])]
         );
-        assert_eq!(shape(16 * MIB, Single, Single, true), [small_system, small_meta(5)]);
+        assert_eq!(shape(80 * MIB, Single, Single, true), [small_system.clone(), small_meta(5)]);
+        // A tenth of the device at most.
+        assert_eq!(
+            shape(45 * MIB, Single, Single, false),
+            [
+                small_system,
+                (5 * MIB, 4_718_592, 4, vec![5 * MIB]),
+                (9_961_472, 4_718_592, 1, vec![9_961_472])
+            ]
+        );
+        assert_eq!(shape(16 * MIB, Single, Single, true)[1], (5 * MIB, 1_638_400, 5, vec![5 * MIB]));
         assert_eq!(
             shape(8 << 30, Dup, Dup, true),
             [
