@@ -1,5 +1,13 @@
 //! Names, attributes and inodes on a real engine over a device in memory.
 
+mod attributes;
+mod consistency;
+mod links;
+mod listing;
+mod model;
+mod orphans;
+mod renames;
+
 use crate::api::{Attr, FileKind, InodeId, NewInode, OpenOptions, Tuning};
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::{Error, Filesystem, Result};
@@ -163,8 +171,6 @@ impl World {
         consistency::check(&self.items());
     }
 }
-
-mod consistency;
 
 /// A new inode with nothing special.
 fn new(kind: FileKind) -> NewInode<'static> {

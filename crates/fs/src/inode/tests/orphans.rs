@@ -1,0 +1,150 @@
+//! Inodes without names: kept while held, deleted after, cleaned up after a crash.
+
+use super::{World, assert_err, new, options};
+use crate::{Error, FileKind, Filesystem, NewInode, OpenOptions, SetAttr, XattrMode};
+use larder_format::{Key, KeyType, ObjectId};
+
+fn orphans(w: &World) -> Vec<u64> {
+    let is_one = |k: &&Key| k.objectid == ObjectId::ORPHAN;
+    w.items().keys().filter(is_one).map(|k| k.offset).collect()
+}
+
+#[test]
+fn a_held_file_outlives_its_names() {
+    let w = World::new();
+    let f = w.file(w.root(), "f");
+    w.fs.setxattr(f, b"user.x", b"1", XattrMode::Set).unwrap();
+    w.fs.hold(f);
+    w.fs.hold(f);
+    w.fs.unlink(w.root(), b"f").unwrap();
+    assert_eq!(w.attr(f).nlink, 0);
+    w.fs.setattr(f, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).unwrap();
+    w.fs.setxattr(f, b"user.y", b"2", XattrMode::Set).unwrap();
+    assert_eq!(orphans(&w), [f.ino]);
+    w.check();
+    w.fs.release(f, 1);
+    assert_eq!(w.attr(f).perm, 0o600);
+    w.fs.release(f, 1);
+    assert_err!(w.fs.getattr(f), Error::NotFound);
+    assert_eq!(orphans(&w), [0; 0]);
+    w.check();
+    assert!(!w.items().keys().any(|k| k.objectid.0 == f.ino));
+    // Giving back what is gone, or more than was taken, harms nobody.
+    w.fs.release(f, 3);
+}
+
+#[test]
+fn a_crash_leaves_nothing_behind() {
+    let w = World::new();
+    let d = w.dir(w.root(), "d");
+    let s = w.fs.create(d, b"s", &new(FileKind::Symlink)).unwrap().id;
+    let f = w.file(d, "f");
+    for n in 0..50 {
+        w.fs.setxattr(f, format!("user.{n}").as_bytes(), &[7; 700], XattrMode::Set).unwrap();
+    }
+    for id in [d, s, f] {
+        w.fs.hold(id);
+    }
+    w.fs.unlink(d, b"s").unwrap();
+    w.fs.unlink(d, b"f").unwrap();
+    w.fs.rmdir(w.root(), b"d").unwrap();
+    let t = w.fs.create_unnamed(w.root(), &new(FileKind::Regular)).unwrap().id;
+    w.check();
+    assert_eq!(orphans(&w).len(), 4);
+    let w = w.crash();
+    assert_eq!(orphans(&w), [0; 0]);
+    for id in [d, s, f, t] {
+        assert_err!(w.fs.getattr(id), Error::NotFound);
+    }
+    w.check();
+    assert_eq!(w.items().keys().filter(|k| k.kind == KeyType::INODE_ITEM).count(), 1);
+}
+
+#[test]
+fn reading_only_leaves_orphans_alone() {
+    let w = World::new();
+    let f = w.file(w.root(), "f");
+    w.fs.hold(f);
+    w.fs.unlink(w.root(), b"f").unwrap();
+    w.fs.sync().unwrap();
+    let device = w.device.copy();
+    let fs = Filesystem::open(device.clone(), OpenOptions { read_only: true, ..options() }).unwrap();
+    assert_eq!(fs.getattr(f).unwrap().nlink, 0);
+    fs.release(f, 1);
+    assert_err!(fs.create(fs.root(), b"x", &new(FileKind::Regular)), Error::ReadOnly(_));
+    assert_err!(fs.unlink(fs.root(), b"x"), Error::ReadOnly(_));
+    assert_err!(fs.setattr(f, &SetAttr::default()), Error::ReadOnly(_));
+    fs.close().unwrap();
+}
+
+#[test]
+fn closing_deletes_what_only_holds_kept() {
+    let w = World::new();
+    let f = w.file(w.root(), "f");
+    w.fs.hold(f);
+    w.fs.unlink(w.root(), b"f").unwrap();
+    w.fs.close().unwrap();
+    let fs = Filesystem::open(w.device.clone(), OpenOptions { read_only: true, ..options() }).unwrap();
+    assert_err!(fs.getattr(f), Error::NotFound);
+}
+
+#[test]
+fn a_file_made_without_a_name_gets_one() {
+    let w = World::new();
+    let n = NewInode { xattrs: &[(b"user.a".to_vec(), b"b".to_vec())], ..new(FileKind::Regular) };
+    let t = w.fs.create_unnamed(w.root(), &n).unwrap();
+    assert_eq!(t.nlink, 0);
+    assert_eq!(orphans(&w), [t.id.ino]);
+    w.check();
+    assert_eq!(w.fs.link(t.id, w.root(), b"name").unwrap().nlink, 1);
+    assert_eq!(orphans(&w), [0; 0]);
+    w.check();
+    w.fs.release(t.id, 1);
+    assert_eq!(w.fs.getxattr(t.id, b"user.a").unwrap(), b"b");
+    // Once it had a name and lost it, it is an ordinary deleted file.
+    w.fs.hold(t.id);
+    w.fs.unlink(w.root(), b"name").unwrap();
+    assert_err!(w.fs.link(t.id, w.root(), b"again"), Error::NotFound);
+    w.fs.release(t.id, 1);
+    assert_err!(w.fs.getattr(t.id), Error::NotFound);
+    // One that never got a name goes with its hold.
+    let t = w.fs.create_unnamed(w.root(), &new(FileKind::Regular)).unwrap();
+    w.fs.release(t.id, 1);
+    assert_err!(w.fs.getattr(t.id), Error::NotFound);
+    assert_err!(w.fs.create_unnamed(w.root(), &new(FileKind::Directory)), Error::Invalid(_));
+    w.check();
+}
+
+#[test]
+fn memory_does_not_grow_with_inodes_that_were_looked_at() {
+    let w = World::new();
+    const FILES: u32 = 40_000;
+    for n in 0..FILES {
+        let id = w.file(w.root(), format!("{n}"));
+        w.fs.hold(id);
+        if n % 5000 == 0 {
+            w.fs.sync().unwrap();
+        }
+    }
+    w.fs.sync().unwrap();
+    for n in 0..FILES {
+        w.find(w.root(), format!("{n}")).unwrap();
+    }
+    let kept = w.fs.core.inodes_in_memory();
+    assert!(kept <= 20_000, "{kept} inodes in memory");
+    // What left memory comes back as it was, changes included.
+    let id = w.find(w.root(), "7").unwrap().id;
+    w.fs.setattr(id, &SetAttr { uid: Some(9), ..SetAttr::default() }).unwrap();
+    for n in 0..FILES {
+        w.find(w.root(), format!("{n}")).unwrap();
+    }
+    assert_eq!(w.find(w.root(), "7").unwrap().uid, 9);
+    w.fs.unlink(w.root(), b"7").unwrap();
+    assert_eq!(w.attr(id).nlink, 0);
+    for n in 8..FILES {
+        w.find(w.root(), format!("{n}")).unwrap();
+    }
+    w.fs.release(id, 1);
+    assert_err!(w.fs.getattr(id), Error::NotFound);
+    w.check();
+}
