@@ -114,6 +114,21 @@ impl Core {
     pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
         Handle::join(self, items, true)
     }
+    /// Keeps the memory of dirty nodes bounded: from a quarter of the cache on a commit is asked for, from half of it
+    /// on operations wait until that commit has sealed what there is.
+    pub(crate) fn bound_dirty_nodes(&self) -> Result<()> {
+        let running = self.txns.running();
+        let bytes = running.blocks.load(Ordering::Relaxed) * u64::from(self.nodesize());
+        if bytes <= self.options.cache_size / 4 {
+            return Ok(());
+        }
+        self.txns.request();
+        if bytes <= self.options.cache_size / 2 {
+            return Ok(());
+        }
+        crate::api::may_wait()?;
+        self.txns.wait_sealed(running.generation)
+    }
     /// Bytes of metadata that changing `items` items can cost.
     fn item_cost(&self, items: u64) -> u64 {
         // Two levels copied and one block from a split is what an item costs at worst on all but absurd trees; items

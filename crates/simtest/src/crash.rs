@@ -297,7 +297,9 @@ impl Crashes {
             }
         }
         // Torn: the last of each prefix, and one of each of some random subsets.
-        for i in 0..n {
+        // Few but long writes, as of neighbouring nodes, tear in more ways than many short ones.
+        let ways = (limits.samples / n as usize).clamp(1, 6);
+        for i in (0..n).flat_map(|i| std::iter::repeat_n(i, ways)) {
             if let Some(tear) = self.tear(epoch, i, rng) {
                 out.push(Choice { chosen: (0..=i).collect(), torn: Some((i, tear)), reversed: false });
             }

@@ -301,7 +301,7 @@ fn a_killed_process_leaves_no_mount_and_no_loop_device() {
     }
     if let Some(image) = std::env::var_os(CHILD) {
         let mount = KernelMount::image(Path::new(&image), "").unwrap();
-        println!("mounted {}", mount.loop_device().name());
+        println!("mounted {} {}", mount.loop_device().name(), mount.path().display());
         // Until the parent kills this process; standard input ends should it forget.
         let _ = std::io::read_to_string(std::io::stdin());
         return;
@@ -317,10 +317,11 @@ fn a_killed_process_leaves_no_mount_and_no_loop_device() {
         .spawn()
         .unwrap();
     let output = std::io::BufReader::new(child.stdout.take().unwrap());
-    let device = std::io::BufRead::lines(output)
+    let line = std::io::BufRead::lines(output)
         .map_while(Result::ok)
-        .find_map(|l| l.split_once("mounted ").map(|(_, d)| d.to_owned()))
+        .find_map(|l| l.split_once("mounted ").map(|(_, rest)| rest.to_owned()))
         .expect("the child has mounted");
+    let (device, mount_point) = line.split_once(' ').unwrap();
     let backing = format!("/sys/block/{device}/loop/backing_file");
     assert!(std::fs::read_to_string(&backing).unwrap().contains("a.img"));
     child.kill().unwrap();
@@ -337,4 +338,6 @@ fn a_killed_process_leaves_no_mount_and_no_loop_device() {
         }
     }
     btrfs_check(&image, false).assert_clean("after the kernel unmounted by itself");
+    // The empty directory is all that is left: it goes only if nothing is mounted there any more.
+    std::fs::remove_dir(mount_point).unwrap();
 }

@@ -12,7 +12,7 @@
 //! A superblock must reach everything it refers to: the committer of transaction N takes blocks only from groups that
 //! N's chunk tree has (`created_in <= N`), whatever the running transaction has added meanwhile.
 //!
-//! Lock order: clusters, group, account.
+//! Lock order: data hint or clusters, map of groups, group, account.
 
 mod load;
 
@@ -197,6 +197,7 @@ impl BlockGroup {
         if s.read_only || s.removed {
             return None;
         }
+        assert!(self.serves(from.kind()), "{:?} reservation for a group of {:?}", from.kind(), self.flags);
         let run = f(&mut s.free)?;
         s.allocated += run.len;
         from.consume(run.len);

@@ -79,3 +79,56 @@ impl Run {
         (start < end).then(|| Self { start, len: end.0 - start.0 })
     }
 }
+
+/// Joins runs that come in address order to longer ones, as long as they touch and have the same tag.
+///
+/// The committer frees and allocates thousands of neighbouring extents; the trees that are edited by range
+/// (free space, checksums) should see one range. Tags keep apart what must not be joined: another block group, the
+/// opposite change.
+#[derive(Clone, Copy, Debug)]
+pub struct RunJoiner<T> {
+    pending: Option<(T, Run)>,
+}
+
+impl<T> Default for RunJoiner<T> {
+    fn default() -> Self {
+        Self { pending: None }
+    }
+}
+
+impl<T: PartialEq> RunJoiner<T> {
+    /// Takes a run; returns the one before if it is complete.
+    #[must_use]
+    pub fn push(&mut self, tag: T, run: Run) -> Option<(T, Run)> {
+        match &mut self.pending {
+            Some((t, p)) if *t == tag && p.end() == run.start => {
+                p.len += run.len;
+                None
+            }
+            pending => pending.replace((tag, run)),
+        }
+    }
+    /// The last run.
+    #[must_use]
+    pub fn finish(self) -> Option<(T, Run)> {
+        self.pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_join_while_they_touch_and_agree() {
+        let run = |start, len| Run::new(Logical(start), len);
+        let mut joiner = RunJoiner::default();
+        let mut out = Vec::new();
+        for (tag, r) in [(1, run(0, 4)), (1, run(4, 4)), (2, run(8, 4)), (2, run(13, 1)), (2, run(14, 6))] {
+            out.extend(joiner.push(tag, r));
+        }
+        out.extend(joiner.finish());
+        assert_eq!(out, [(1, run(0, 8)), (2, run(8, 4)), (2, run(13, 7))]);
+        assert_eq!(RunJoiner::<u8>::default().finish(), None);
+    }
+}

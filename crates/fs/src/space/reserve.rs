@@ -173,6 +173,20 @@ thread_local! {
     static RECLAIMING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The thread runs the reclaimer, until dropped.
+struct Reclaiming;
+impl Reclaiming {
+    fn start() -> Self {
+        RECLAIMING.set(true);
+        Self
+    }
+}
+impl Drop for Reclaiming {
+    fn drop(&mut self) {
+        RECLAIMING.set(false);
+    }
+}
+
 impl Space {
     /// Accounts without any space. `mixed`: data and metadata share their block groups, hence an account.
     #[must_use]
@@ -382,10 +396,8 @@ impl Space {
             account.reclaims.fetch_add(1, Ordering::Relaxed);
             let outcome = match self.reclaim.get() {
                 Some(engine) if fruitless <= FRUITLESS_ROUNDS => {
-                    RECLAIMING.set(true);
-                    let outcome = engine.reclaim(kind, bytes);
-                    RECLAIMING.set(false);
-                    outcome
+                    let _reset = Reclaiming::start();
+                    engine.reclaim(kind, bytes)
                 }
                 _ => Ok(false),
             };

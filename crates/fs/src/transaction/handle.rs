@@ -33,6 +33,7 @@ impl<'a> Handle<'a> {
     /// Joins with space reserved for `items` item changes.
     pub(crate) fn join(core: &'a Core, items: u64, deleting: bool) -> Result<Self> {
         core.check_writable()?;
+        core.bound_dirty_nodes()?;
         let reserved = core.reserve_items(items, deleting)?;
         let txn = core.txns.join()?;
         Ok(Self::over(core, txn, reserved, false))

@@ -112,6 +112,17 @@ impl Transactions {
             self.changed.wait(&mut state);
         }
     }
+    /// Waits until the transaction with this number takes no more changes.
+    pub(crate) fn wait_sealed(&self, generation: Generation) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.running.generation <= generation {
+            if let Some(why) = &state.failed {
+                return Err(Error::ReadOnly(Some(why.clone())));
+            }
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
     /// Ends a join.
     pub(crate) fn leave(&self) {
         let mut state = self.state.lock();
@@ -197,6 +208,10 @@ impl Transactions {
     pub(crate) fn sealed(&self, since: Instant) {
         let mut view = self.view.write();
         let mut state = self.state.lock();
+        // Nobody can have joined, but somebody may be giving this transaction a chunk (`pin_running`).
+        while state.handles > 0 {
+            self.changed.wait(&mut state);
+        }
         let next = Arc::new(Txn::new(state.running.generation.next()));
         let old = std::mem::replace(&mut state.running, next.clone());
         view.sealed = Some(old);

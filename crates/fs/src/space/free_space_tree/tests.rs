@@ -173,3 +173,44 @@ proptest! {
         prop_assert_eq!(loaded(&mut t, g).unwrap(), runs_of(&bits));
     }
 }
+
+/// A number near a border of a group: where arithmetic goes wrong.
+fn near() -> impl Strategy<Value = u64> {
+    let borders = [0, BASE, BASE + (8 << 20), BASE + (16 << 20), u64::MAX, BITMAP_RANGE, 16 << 20];
+    (prop::sample::select(borders.to_vec()), -3i64..4, prop::bool::weighted(0.9))
+        .prop_map(|(b, n, whole)| b.wrapping_add_signed(if whole { n * 4096 } else { n }))
+}
+
+proptest! {
+    #[test]
+    fn any_items_give_an_answer(
+        items in prop::collection::vec(
+            (near(), 197u8..202, near(), prop::collection::vec(any::<u8>(), 0..300), any::<bool>()), 0..8),
+        count in 0u32..4,
+        flags in 0u32..2,
+        at in 0usize..4090,
+        len in 1usize..6,
+    ) {
+        let g = group(16 << 20);
+        let mut t = MapTree::default();
+        t.0.insert(info_key(g), FreeSpaceInfo::new(count, flags == 1).as_bytes().to_vec());
+        for (objectid, kind, offset, mut data, full) in items {
+            if full {
+                data.resize(256, 0x5a);
+            }
+            t.0.insert(Key::new(objectid, KeyType(kind), offset), data);
+        }
+        // Whatever is answered, runs that are reported lie in the group and rise.
+        let mut last = g.start;
+        let _ = load(&mut t, g, &mut |r| {
+            assert!(g.contains(r) && r.start >= last && r.len > 0);
+            last = r.end().plus(1);
+            Ok(())
+        });
+        let _ = remove(&mut t.clone(), g, sectors(at, len));
+        let _ = add(&mut t.clone(), g, sectors(at, len));
+        new_group(&mut t, g, &[sectors(at, len)]).unwrap();
+        let want: u64 = loaded(&mut t, g).unwrap().iter().map(|r| r.len).sum();
+        prop_assert_eq!(want, g.len - len as u64 * SECTOR);
+    }
+}

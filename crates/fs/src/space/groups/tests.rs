@@ -306,3 +306,51 @@ proptest! {
         prop_assert_eq!(g.space().reserved_by_operations(SpaceKind::Data), 0);
     }
 }
+
+#[test]
+fn threads_leave_nothing_behind() {
+    let flags = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+    let g = Groups::new(Space::new(true), 4096);
+    for n in 0..4 {
+        g.add(group(n * 4 * MIB, 4 * MIB, flags, n)).unwrap();
+    }
+    let all = g.all();
+    std::thread::scope(|scope| {
+        for t in 0..4u64 {
+            let (g, all) = (&g, &all);
+            scope.spawn(move || {
+                let mut mine: Vec<Run> = Vec::new();
+                let mut r = g.space().empty(SpaceKind::Metadata);
+                let mut data = g.space().empty(SpaceKind::Data);
+                for n in 0..3000u64 {
+                    let user = if t % 2 == 0 { ClusterUser::Running } else { ClusterUser::Committer };
+                    if n % 2 == 0 {
+                        mine.extend(g.allocate_data(4096 * (1 + n % 7), 4096, ANY, &mut data).ok());
+                    } else if let Ok(at) = g.allocate_block(user, Generation(n % 4), &mut r) {
+                        mine.push(run(at.0, 4096));
+                    }
+                    if n % 5 == 0 {
+                        g.set_read_only(&all[(n % 4) as usize], n % 10 == 0);
+                    }
+                    if mine.len() > 40 {
+                        for run in mine.drain(..20) {
+                            if run.len > 4096 {
+                                g.pin(run).unwrap();
+                                g.unpin(run);
+                            } else {
+                                g.give_back(run, None);
+                            }
+                        }
+                    }
+                }
+                mine.into_iter().for_each(|run| g.give_back(run, None));
+            });
+        }
+    });
+    for group in &all {
+        g.set_read_only(group, true);
+        assert_eq!(group.usage().free, 4 * MIB);
+        assert!(g.remove(group));
+    }
+    assert_eq!(g.space().pots(SpaceKind::Metadata), Pots::default());
+}
