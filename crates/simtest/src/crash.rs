@@ -23,7 +23,7 @@ use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 /// What was open when the power went.
@@ -423,11 +423,20 @@ fn epochs(recording: &Recording) -> Vec<Epoch> {
     base.freeze();
     // For each page the last durable write that touched it.
     let mut owner: HashMap<u64, usize> = HashMap::new();
+    let mut becoming: HashMap<Seq, Vec<usize>> = HashMap::new();
+    for (index, at) in durable.iter().enumerate() {
+        if let Some(at) = at {
+            becoming.entry(*at).or_default().push(index);
+        }
+    }
+    let mut pending: BTreeSet<u32> = BTreeSet::new();
+    let mut submitted = 0;
     let mut out = Vec::with_capacity(borders.len());
     for (i, from) in borders.iter().copied().enumerate() {
         let to = borders.get(i + 1).map_or(recording.end, |next| Seq(next.0 - 1));
-        for (index, op) in ops.iter().enumerate().filter(|(index, _)| durable[*index] == Some(from) && i > 0)
-        {
+        for index in becoming.remove(&from).unwrap_or_default() {
+            pending.remove(&(index as u32));
+            let op = &ops[index];
             let (OpKind::Write { pieces, .. } | OpKind::Discard { pieces, .. }) = &op.kind else { continue };
             for piece in pieces.iter() {
                 let newer = owner.get(&piece.page).is_some_and(|o| ops[*o].submitted > op.submitted);
@@ -438,12 +447,13 @@ fn epochs(recording: &Recording) -> Vec<Epoch> {
             }
         }
         base.freeze_if_large();
-        let is_open = |(index, op): &(usize, &Op)| {
-            !matches!(op.kind, OpKind::Flush)
-                && op.submitted <= to
-                && durable[*index].is_none_or(|at| at > from)
-        };
-        let open: Vec<u32> = ops.iter().enumerate().filter(is_open).map(|(i, _)| i as u32).collect();
+        while submitted < ops.len() && ops[submitted].submitted <= to {
+            if !matches!(ops[submitted].kind, OpKind::Flush) {
+                pending.insert(submitted as u32);
+            }
+            submitted += 1;
+        }
+        let open: Vec<u32> = pending.iter().copied().collect();
         let covered = covered_parts(ops, &open, &owner);
         let racing = open.iter().enumerate().any(|(i, a)| {
             open[i + 1..].iter().any(|b| {

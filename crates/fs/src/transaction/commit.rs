@@ -23,6 +23,7 @@ use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, TreeId};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -305,7 +306,18 @@ impl<'a> Committer<'a> {
         group.apply_used(if free { -len } else { len })?;
         self.dirty_groups.insert(group.run().start);
         if self.core.roots.free_space.is_some() && !self.core.options.tuning.break_stale_free_space {
-            self.space_changes.insert(run.start, (run.len, free));
+            // A block that the commit itself made and dropped again within one round was never in the tree.
+            match self.space_changes.entry(run.start) {
+                Entry::Occupied(e) if *e.get() == (run.len, !free) => {
+                    e.remove();
+                }
+                Entry::Occupied(mut e) => {
+                    e.insert((run.len, free));
+                }
+                Entry::Vacant(e) => {
+                    e.insert((run.len, free));
+                }
+            }
         }
         Ok(())
     }
