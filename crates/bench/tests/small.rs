@@ -32,7 +32,8 @@ fn a_small_run_makes_a_report() {
         std::fs::write(tree.join(format!("d{i}/f")), vec![i as u8; i * 1000]).unwrap();
     }
     let tar = dir.path().join("tree.tar");
-    let made = Command::new("tar").arg("cf").arg(&tar).arg("-C").arg(dir.path()).arg("tree").status().unwrap();
+    let made =
+        Command::new("tar").arg("cf").arg(&tar).arg("-C").arg(dir.path()).arg("tree").status().unwrap();
     assert!(made.success());
     let out = dir.path().join("report.md");
     let run = Command::new(env!("CARGO_BIN_EXE_larder-bench"))

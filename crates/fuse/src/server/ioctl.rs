@@ -2,7 +2,8 @@
 //! ([`crate::control`]).
 
 use super::Server;
-use crate::control::{GET_LABEL, IOC_DF, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, TEXT_LEN, ioc};
+use super::report::text;
+use crate::control::{GET_LABEL, IOC_DF, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Reply, Request};
 use crate::perm::{self, Caller};
@@ -198,63 +199,6 @@ impl Server {
         put(&info.generation.0.to_ne_bytes());
         out
     }
-
-    fn stats_json(&self) -> serde_json::Value {
-        serde_json::json!({
-            "requests": self.stats.to_json(),
-            "engine": serde_json::to_value(self.fs.stats()).unwrap_or_default(),
-            "file_system": self.info_json(),
-        })
-    }
-
-    fn df_json(&self) -> Result<serde_json::Value, Failure> {
-        let space = self.fs.statfs()?;
-        Ok(serde_json::json!({
-            "total": space.total,
-            "free": space.free,
-            "available": space.available,
-            "block_size": space.block_size,
-            "file_system": self.info_json(),
-        }))
-    }
-
-    fn info_json(&self) -> serde_json::Value {
-        let info = self.fs.info();
-        serde_json::json!({
-            "fsid": hex(&info.fsid),
-            "label": String::from_utf8_lossy(&info.label),
-            "generation": info.generation.0,
-            "nodesize": info.nodesize,
-            "sectorsize": info.sectorsize,
-            "checksum": info.csum.name(),
-            "total_bytes": info.total_bytes,
-            "bytes_used": info.bytes_used,
-            "read_only": info.read_only,
-            "has_unreplayed_log": info.has_unreplayed_log,
-        })
-    }
-}
-
-/// JSON in the fixed length of an answer; what is too long is said instead.
-fn text(value: &serde_json::Value) -> Vec<u8> {
-    let mut bytes = value.to_string().into_bytes();
-    if bytes.len() >= TEXT_LEN {
-        bytes = br#"{"error":"the answer is too long"}"#.to_vec();
-    }
-    bytes.resize(TEXT_LEN, 0);
-    bytes
-}
-
-/// As uuids are written.
-fn hex(id: &[u8; 16]) -> String {
-    let mut out = String::with_capacity(36);
-    for (i, byte) in id.iter().enumerate() {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            out.push('-');
-        }
-        out.push_str(&format!("{byte:02x}"));
-    }
-    out
 }
 
 #[cfg(test)]
@@ -322,14 +266,5 @@ mod tests {
         arg[12] = 1; // a project id
         assert_eq!(from_x(&attr(5, 0), &arg), Err(Errno::OPNOTSUPP));
         assert_eq!(from_x(&attr(5, 0), &[]), Err(Errno::INVAL));
-    }
-
-    #[test]
-    fn texts_have_one_length() {
-        let short = text(&serde_json::json!({"a": 1}));
-        assert_eq!((short.len(), &short[..8]), (TEXT_LEN, &b"{\"a\":1}\0"[..]));
-        let long = text(&serde_json::json!("x".repeat(TEXT_LEN)));
-        assert!(long.starts_with(b"{\"error\"") && long.len() == TEXT_LEN);
-        assert_eq!(hex(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
     }
 }

@@ -11,6 +11,7 @@ mod data;
 mod dirs;
 mod ioctl;
 mod names;
+mod report;
 mod xattr;
 
 use crate::errno::Errno;

@@ -5,7 +5,7 @@
 //!
 //! Beside io_uring one reader stays here: FORGET and INTERRUPT always come this way.
 
-use super::{Dispatch, MESSAGE_SIZE, Raw, ServeError, cpus, io_error, parse, respond};
+use super::{Dispatch, Forget, MESSAGE_SIZE, Raw, ServeError, cpus, io_error, parse, respond};
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
@@ -52,7 +52,7 @@ pub(super) fn serve<H: Handler>(
         let (dispatch, buffers) = (Arc::clone(dispatch), Arc::clone(&buffers));
         let thread = std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
             cpus::pin(i % cpu_count);
-            read_loop(&fd, &dispatch, &buffers)
+            read_loop(&fd, &dispatch, &buffers, Forget::Elsewhere)
         });
         threads.push(thread.map_err(io_error("starting a reader"))?);
     }
@@ -72,7 +72,8 @@ pub(super) fn read_only_forgets<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
 ) -> Result<(), ServeError> {
     let fd = mounted.fuse_fd().try_clone_to_owned().map_err(io_error("duplicating /dev/fuse"))?;
-    read_loop(&Arc::new(fd), dispatch, &Arc::default()).map_err(io_error("reading from /dev/fuse"))
+    read_loop(&Arc::new(fd), dispatch, &Arc::default(), Forget::Here)
+        .map_err(io_error("reading from /dev/fuse"))
 }
 
 /// A descriptor of the same connection with a queue of its own for replies; the same queue where that is refused.
@@ -94,6 +95,7 @@ fn read_loop<H: Handler>(
     fd: &Arc<OwnedFd>,
     dispatch: &Arc<Dispatch<H>>,
     buffers: &Arc<Buffers>,
+    forget: Forget,
 ) -> io::Result<()> {
     let mut message = buffers.take();
     let mut out = vec![0; MAX_WRITE as usize];
@@ -108,7 +110,7 @@ fn read_loop<H: Handler>(
         };
         let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else { continue };
         dispatch.arrived(&header);
-        if dispatch.silent(&message[..n], &header) {
+        if dispatch.silent(&message[..n], &header, forget) {
             continue;
         }
         let Some(raw) = parse(&message[..n]) else { continue };

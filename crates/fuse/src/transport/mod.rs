@@ -19,6 +19,7 @@ use crate::proto::init::{self, InitIn, Wishes};
 use crate::proto::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, InitFlags, Opcode, OutHeader};
 use crate::stats::Stats;
 use crate::workers::Workers;
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -119,7 +120,8 @@ pub fn serve_handler<H: Handler>(
     if mounted.options.transport == Transport::Uring && !offers_uring {
         return Err(ServeError::NoUring);
     }
-    let dispatch = Arc::new(Dispatch { handler, stats, workers: Workers::new(MAX_WORKERS) });
+    let dispatch =
+        Arc::new(Dispatch { handler, stats, workers: Workers::new(MAX_WORKERS), forgets: Mutex::default() });
     // The rings must exist before io_uring is accepted: from then on the kernel holds every request back until all
     // queues are registered, and there is no way back.
     let rings = if offers_uring {
@@ -216,6 +218,24 @@ pub(crate) struct Dispatch<H> {
     handler: Arc<H>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) workers: Workers,
+    forgets: Mutex<Forgets>,
+}
+
+/// Look-ups that the kernel has given back and the handler does not know of yet.
+#[derive(Debug, Default)]
+struct Forgets {
+    list: Vec<(u64, u64)>,
+    /// A worker is on it.
+    under_way: bool,
+}
+
+/// On which thread the handler forgets. The last look-up of a deleted file gives its space back, which takes a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Forget {
+    /// On this one, which does nothing else.
+    Here,
+    /// On a worker.
+    Elsewhere,
 }
 
 impl<H> std::fmt::Debug for Dispatch<H> {
@@ -277,37 +297,72 @@ impl<H: Handler> Dispatch<H> {
     }
 
     /// Handles a message that has no reply. False: it is an ordinary request.
-    pub(crate) fn silent(&self, message: &[u8], header: &InHeader) -> bool {
+    pub(crate) fn silent(self: &Arc<Self>, message: &[u8], header: &InHeader, how: Forget) -> bool {
         let body = message.get(size_of::<InHeader>()..).unwrap_or_default();
-        let forget = |node: u64, count: u64| {
-            if count > 0 && catch_unwind(AssertUnwindSafe(|| self.handler.forget(node, count))).is_err() {
-                self.stats.panic();
-                tracing::error!(node, "internal error while forgetting an inode");
-            }
-        };
+        let mut forgotten = Vec::new();
         match Opcode::from_number(header.opcode) {
             Some(Opcode::Forget) => {
                 if let Ok((f, _)) = ForgetIn::read_from_prefix(body) {
-                    self.stats.forget(1);
-                    forget(header.nodeid, f.nlookup);
+                    forgotten.push((header.nodeid, f.nlookup));
                 }
-                true
             }
             Some(Opcode::BatchForget) => {
                 if let Ok((head, mut rest)) = BatchForgetIn::read_from_prefix(body) {
                     for _ in 0..head.count {
                         let Ok((one, tail)) = ForgetOne::read_from_prefix(rest) else { break };
-                        self.stats.forget(1);
-                        forget(one.nodeid, one.nlookup);
+                        forgotten.push((one.nodeid, one.nlookup));
                         rest = tail;
                     }
                 }
-                true
             }
             // Requests are short or already decided; nothing is to be gained from stopping one half-way.
-            Some(Opcode::Interrupt) => true,
-            _ => false,
+            Some(Opcode::Interrupt) => {}
+            _ => return false,
         }
+        self.stats.forget(forgotten.len() as u64);
+        match how {
+            Forget::Here => self.forget(&forgotten),
+            Forget::Elsewhere if !forgotten.is_empty() => self.forget_elsewhere(&forgotten),
+            Forget::Elsewhere => {}
+        }
+        true
+    }
+
+    fn forget(&self, list: &[(u64, u64)]) {
+        for &(node, count) in list {
+            if count > 0 && catch_unwind(AssertUnwindSafe(|| self.handler.forget(node, count))).is_err() {
+                self.stats.panic();
+                tracing::error!(node, "internal error while forgetting an inode");
+            }
+        }
+    }
+
+    fn forget_elsewhere(self: &Arc<Self>, list: &[(u64, u64)]) {
+        /// More than this and the reader, which is faster than the worker, helps.
+        const MOST: usize = 16 << 10;
+        let mut forgets = self.forgets.lock();
+        if forgets.list.len() >= MOST {
+            drop(forgets);
+            return self.forget(list);
+        }
+        forgets.list.extend_from_slice(list);
+        if std::mem::replace(&mut forgets.under_way, true) {
+            return;
+        }
+        drop(forgets);
+        let this = Arc::clone(self);
+        self.workers.run(move || {
+            loop {
+                let mut forgets = this.forgets.lock();
+                let list = std::mem::take(&mut forgets.list);
+                if list.is_empty() {
+                    forgets.under_way = false;
+                    return;
+                }
+                drop(forgets);
+                this.forget(&list);
+            }
+        });
     }
 }
 

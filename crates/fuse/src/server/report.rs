@@ -1,0 +1,94 @@
+//! What the daemon says about itself: the JSON behind `larder stats` and `larder df`.
+
+use super::Server;
+use crate::control::TEXT_LEN;
+use crate::handler::Failure;
+
+impl Server {
+    pub(super) fn stats_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "requests": self.stats.to_json(),
+            "engine": serde_json::to_value(self.fs.stats()).unwrap_or_default(),
+            "memory": memory(),
+            "file_system": self.info_json(),
+        })
+    }
+
+    pub(super) fn df_json(&self) -> Result<serde_json::Value, Failure> {
+        let space = self.fs.statfs()?;
+        Ok(serde_json::json!({
+            "total": space.total,
+            "free": space.free,
+            "available": space.available,
+            "block_size": space.block_size,
+            "file_system": self.info_json(),
+        }))
+    }
+
+    pub(super) fn info_json(&self) -> serde_json::Value {
+        let info = self.fs.info();
+        serde_json::json!({
+            "fsid": hex(&info.fsid),
+            "label": String::from_utf8_lossy(&info.label),
+            "generation": info.generation.0,
+            "nodesize": info.nodesize,
+            "sectorsize": info.sectorsize,
+            "checksum": info.csum.name(),
+            "total_bytes": info.total_bytes,
+            "bytes_used": info.bytes_used,
+            "read_only": info.read_only,
+            "has_unreplayed_log": info.has_unreplayed_log,
+        })
+    }
+}
+
+/// This process's memory, in bytes.
+fn memory() -> serde_json::Value {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    serde_json::json!({ "anonymous": bytes("RssAnon"), "resident": bytes("VmRSS"), "peak": bytes("VmHWM") })
+}
+
+/// JSON in the fixed length of an answer; what is too long is said instead.
+pub(super) fn text(value: &serde_json::Value) -> Vec<u8> {
+    let mut bytes = value.to_string().into_bytes();
+    if bytes.len() >= TEXT_LEN {
+        bytes = br#"{"error":"the answer is too long"}"#.to_vec();
+    }
+    bytes.resize(TEXT_LEN, 0);
+    bytes
+}
+
+/// As uuids are written.
+fn hex(id: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (i, byte) in id.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02x}"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_known() {
+        assert!(memory()["anonymous"].as_u64() > Some(0), "{}", memory());
+    }
+
+    #[test]
+    fn texts_have_one_length() {
+        let short = text(&serde_json::json!({"a": 1}));
+        assert_eq!((short.len(), &short[..8]), (TEXT_LEN, &b"{\"a\":1}\0"[..]));
+        let long = text(&serde_json::json!("x".repeat(TEXT_LEN)));
+        assert!(long.starts_with(b"{\"error\"") && long.len() == TEXT_LEN);
+        assert_eq!(hex(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
+    }
+}
