@@ -2,7 +2,8 @@
 //!
 //! Where anybody but root can enter a mount the kernel checks permissions: files are opened without asking us, so there
 //! is no moment at which we could refuse. Where only root can enter, the kernel is spared the requests that its checks
-//! cost, and what is left is to check callers that act as somebody else (`setfsuid`) — here.
+//! cost, and what is left is to check callers that act as somebody else (`setfsuid`) — here. That is manners, not a border:
+//! names and attributes that the kernel has cached it uses without asking.
 
 use crate::acl::Acl;
 use crate::errno::Errno;
