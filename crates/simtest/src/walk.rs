@@ -126,7 +126,8 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
         }
         Op::Copy { from, range, to, at } => {
             let (source, target) = (resolve(fs, handles, from)?, resolve(fs, handles, to)?);
-            let len = range.to - range.from;
+            // What the copy itself adds to the file is not copied again.
+            let len = range.to.min(fs.getattr(source)?.size).saturating_sub(range.from);
             let mut done = 0;
             while done < len {
                 match fs.copy_range(source, range.from + done, target, at + done, len - done)? {

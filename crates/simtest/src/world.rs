@@ -471,8 +471,13 @@ impl World {
                 inode(ino)
             }
             Op::Copy { from, range, to, at } => {
-                let data = self.file(from)?.1.read(*range);
+                let (source, content) = self.file(from)?;
+                let data = content.read(*range);
                 let (ino, content) = self.file(to)?;
+                let len = data.len() as u64;
+                if ino == source && range.from < at + len && *at < range.from + len {
+                    return Err(Refusal::Invalid);
+                }
                 if !data.is_empty() {
                     content.write(*at, &data);
                 }
