@@ -10,6 +10,7 @@ use crate::api::{Attr, FileKind, SetAttr, SetTime, past_no_return};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file;
+use larder_format::SECTOR_SIZE;
 use larder_format::items::InodeFlags;
 use larder_format::items::inode::{PERMISSIONS, S_IFMT};
 use std::sync::Arc;
@@ -24,6 +25,11 @@ const USER_FLAGS: InodeFlags = InodeFlags::SYNC
     .union(COMPRESSION_FLAGS);
 const COMPRESSION_FLAGS: InodeFlags = InodeFlags::COMPRESS.union(InodeFlags::NOCOMPRESS);
 const NOCOW_FLAGS: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::NODATASUM);
+
+/// Bytes as `st_blocks` counts them, which knows no parts of a sector.
+fn whole_sectors(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(u64::from(SECTOR_SIZE)).unwrap_or(u64::MAX)
+}
 
 /// Attributes of an inode.
 ///
@@ -49,7 +55,7 @@ pub(crate) fn get(inode: &Inode) -> Result<Attr> {
         gid: item.gid.get(),
         rdev: item.rdev.get(),
         size: state.size,
-        bytes: item.nbytes.get().saturating_add(delayed),
+        bytes: whole_sectors(item.nbytes.get()).saturating_add(whole_sectors(delayed)),
         atime: from_timespec(item.atime),
         mtime: from_timespec(item.mtime),
         ctime: from_timespec(item.ctime),
