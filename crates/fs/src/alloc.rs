@@ -388,7 +388,7 @@ impl Core {
 struct Reclaimer(Weak<Core>);
 
 impl Reclaim for Reclaimer {
-    fn reclaim(&self, kind: SpaceKind, _bytes: u64) -> Result<bool> {
+    fn reclaim(&self, kind: SpaceKind, bytes: u64) -> Result<bool> {
         let Some(core) = self.0.upgrade() else { return Ok(false) };
         if core.txns.failure().is_some() {
             return core.check_writable().map(|()| false);
@@ -401,6 +401,8 @@ impl Reclaim for Reclaimer {
             Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
         }
+        // What delayed data has reserved beyond what it needs.
+        let flushed = crate::file::reclaim(&core, bytes.max(4 << 20));
         // What waits for a commit: pinned space, and the reserves of everything that was noted.
         let pinned = core.space.accounts.pots(kind).pinned > 0;
         if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
@@ -408,6 +410,6 @@ impl Reclaim for Reclaimer {
             core.release_expired();
             return Ok(true);
         }
-        Ok(false)
+        Ok(flushed)
     }
 }

@@ -203,7 +203,7 @@ impl Core {
         };
         drop(names);
         let space = Allocator::load(&sb, &volume, &roots, &epochs.enter())?;
-        let txns = Transactions::new(generation, roots.extent.root());
+        let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root());
         let core = Arc::new(Self {
             csum,
             space,

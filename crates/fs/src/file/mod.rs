@@ -1,83 +1,236 @@
 //! File data: delayed writes, extents, checksums, compression.
+//!
+//! | module | decision it hides |
+//! |---|---|
+//! | [`dirty`] | how bytes that are not on the device yet are kept |
+//! | [`delalloc`] | the budget of delayed bytes, their order, the space reserved for them |
+//! | [`writeback`] | how delayed bytes become extents |
+//! | [`extents`] | how extents lie in items, and what can be wrong with them |
+//! | [`replace`] | how items, references and `nbytes` change when a range gets another content |
+//! | [`read`] | where bytes come from, and how they are verified |
+//! | [`truncate`] | what happens at a file's end when its size changes |
+//! | [`seek`] | what counts as data |
+//! | [`codec`], [`lzo`] | how compressed extents are unpacked |
+//!
+//! A write goes into memory, with space reserved for it; write-back turns it into extents later. The two promises to
+//! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
+//! size in an inode's item never covers bytes that are not in extents ([`FileData::disk_size`]).
 
-use crate::api::Seek;
+mod codec;
+mod delalloc;
+mod dirty;
+mod extents;
+mod lzo;
+mod read;
+mod replace;
+mod seek;
+mod truncate;
+mod writeback;
+
+pub(crate) use delalloc::{DataState, FileData, start};
+pub(crate) use seek::seek;
+pub(crate) use truncate::truncate;
+
+use crate::api::{FileKind, may_wait, past_no_return};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::inode::Inode;
-use parking_lot::Mutex;
+use crate::inode::{Inode, to_timespec};
+use delalloc::{admit, take_in};
+use extents::{MAX_FILE_SIZE, SECTOR};
+use larder_format::items::InodeFlags;
+use parking_lot::RwLockReadGuard;
 use std::sync::Arc;
 
-/// Data of one file that is not in extents yet.
-#[derive(Debug, Default)]
-pub(crate) struct FileData {
-    _inner: Mutex<()>,
+/// Files up to this size are kept in their leaf: where Linux stops by default.
+const MAX_INLINE: u64 = 2048;
+/// A longer write is taken in by pieces of this.
+const WRITE_PIECE: usize = 4 << 20;
+/// Bytes that a copy holds in memory.
+const COPY_PIECE: u64 = 1 << 20;
+
+/// May a file of this size lie in its leaf?
+fn may_be_inline(core: &Core, size: u64) -> bool {
+    let room = larder_format::node::max_item_size(core.nodesize()) as u64 / 2;
+    size > 0 && size <= MAX_INLINE.min(room)
 }
 
-/// Data of all files that is not in extents yet.
-#[derive(Debug, Default)]
-pub(crate) struct DataState {}
-
-impl DataState {
-    /// Bytes that wait for write-back.
-    pub(crate) fn delayed_bytes(&self) -> u64 {
-        0
+fn expect_regular(inode: &Inode) -> Result<()> {
+    match inode.kind {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => Err(Error::IsDirectory),
+        _ => Err(Error::Invalid("only regular files have data")),
     }
-    /// Ends the threads that write back.
-    pub(crate) fn stop(&self) {}
 }
 
-/// Starts the threads that write back.
-pub(crate) fn start(_core: &Arc<Core>) -> Result<()> {
+fn lock_shared(inode: &Inode) -> Result<RwLockReadGuard<'_, ()>> {
+    if let Some(guard) = inode.op.try_read() {
+        return Ok(guard);
+    }
+    may_wait()?;
+    Ok(inode.op.read())
+}
+
+/// Reads into `buf`; the number of bytes, less than asked for only at the end of the file.
+///
+/// # Errors
+/// `IsDirectory`, `Invalid` for other types; `Corrupt`; a device error when no copy could be read; `WouldBlock`.
+pub(crate) fn read(core: &Core, inode: &Arc<Inode>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    expect_regular(inode)?;
+    let _op = lock_shared(inode)?;
+    let size = inode.state.lock().size;
+    let n = dirty::index(size.saturating_sub(offset).min(buf.len() as u64));
+    if n > 0 {
+        read::read_range(core, inode, offset, &mut buf[..n])?;
+    }
+    Ok(n)
+}
+
+/// Writes all of `data`, growing the file where needed. Nothing was written when it fails, unless `data` is longer than
+/// some MiB.
+///
+/// # Errors
+/// `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `ReadOnly`; `NoSpace`;
+/// `WouldBlock`.
+pub(crate) fn write(core: &Core, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<()> {
+    inode.check_changeable(core)?;
+    expect_regular(inode)?;
+    if data.is_empty() {
+        return Ok(());
+    }
+    if offset.checked_add(data.len() as u64).is_none_or(|end| end > MAX_FILE_SIZE) {
+        return Err(Error::FileTooBig);
+    }
+    let _op = inode.lock_op()?;
+    inode.check_alive()?;
+    {
+        let state = inode.state.lock();
+        let flags = state.item.inode_flags();
+        if flags.contains(InodeFlags::IMMUTABLE) {
+            return Err(Error::NotPermitted("the file is immutable"));
+        }
+        if flags.contains(InodeFlags::APPEND) && offset < state.size {
+            return Err(Error::NotPermitted("the file can only be appended to"));
+        }
+    }
+    let mut at = offset;
+    let mut begun = None;
+    for piece in data.chunks(WRITE_PIECE) {
+        write_piece(core, inode, at, piece)?;
+        begun.get_or_insert_with(past_no_return);
+        at += piece.len() as u64;
+    }
     Ok(())
 }
 
-/// Writes all delayed data back.
-pub(crate) fn flush_all(_core: &Core) -> Result<()> {
+fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<()> {
+    let size = inode.state.lock().size;
+    // Behind a gap, or away from a first sector that is the whole file.
+    let again = if at > size || (at >= SECTOR && size <= SECTOR) {
+        truncate::before_growing(core, inode, size)?
+    } else {
+        None
+    };
+    let admitted_again = match &again {
+        Some((at, data)) => Some(admit(core, inode, *at, data.len())?),
+        None => None,
+    };
+    let admitted = admit(core, inode, at, data.len())?;
+    let mut h = core.begin(1)?;
+    if let (Some((at, data)), Some(admitted)) = (again, admitted_again) {
+        take_in(core, inode, at, &data, size, admitted);
+    }
+    take_in(core, inode, at, data, size, admitted);
+    let now = to_timespec(core.now());
+    inode.change(&mut h, |state| {
+        state.size = size.max(at + data.len() as u64);
+        state.item.mtime = now;
+        state.item.ctime = now;
+    });
     Ok(())
 }
 
-impl FileData {
-    /// Bytes that are not in extents yet.
-    pub(crate) fn delayed_bytes(&self) -> u64 {
-        0
-    }
-    /// Size that may stand on disk while everybody sees `size`.
-    pub(crate) fn disk_size(&self, size: u64) -> u64 {
-        size
-    }
-}
-
-/// Reads into `buf`. Takes `op`.
-pub(crate) fn read(_core: &Core, _inode: &Arc<Inode>, _offset: u64, _buf: &mut [u8]) -> Result<usize> {
-    Err(Error::NotSupported("read"))
-}
-/// Writes all of `data`. Takes `op`.
-pub(crate) fn write(_core: &Core, _inode: &Arc<Inode>, _offset: u64, _data: &[u8]) -> Result<()> {
-    Err(Error::NotSupported("write"))
-}
-/// Copies a range. Takes `op` of both.
+/// Copies a range; the bytes copied, 0 at the source's end.
+///
+/// # Errors
+/// `Invalid` for ranges of one file that overlap; as reading and writing, when nothing was copied.
 pub(crate) fn copy_range(
-    _core: &Core,
-    _from: &Arc<Inode>,
-    _from_offset: u64,
-    _to: &Arc<Inode>,
-    _to_offset: u64,
-    _len: u64,
+    core: &Core,
+    from: &Arc<Inode>,
+    from_offset: u64,
+    to: &Arc<Inode>,
+    to_offset: u64,
+    len: u64,
 ) -> Result<u64> {
-    Err(Error::NotSupported("copy_range"))
+    expect_regular(from)?;
+    expect_regular(to)?;
+    let size = from.state.lock().size;
+    let len = len.min(size.saturating_sub(from_offset));
+    if len == 0 {
+        return Ok(0);
+    }
+    let end = to_offset.checked_add(len).ok_or(Error::FileTooBig)?;
+    if from.id == to.id && from_offset < end && to_offset < from_offset + len {
+        return Err(Error::Invalid("the ranges overlap"));
+    }
+    let mut buf = vec![0; dirty::index(len.min(COPY_PIECE))];
+    let mut done = 0;
+    while done < len {
+        let want = dirty::index((len - done).min(COPY_PIECE));
+        let outcome = read(core, from, from_offset + done, &mut buf[..want])
+            .and_then(|n| write(core, to, to_offset + done, &buf[..n]).map(|()| n));
+        match outcome {
+            Ok(0) => break,
+            Ok(n) => done += n as u64,
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
 }
-/// Next data or hole. Takes `op`.
-pub(crate) fn seek(_core: &Core, _inode: &Arc<Inode>, _offset: u64, _what: Seek) -> Result<Option<u64>> {
-    Err(Error::NotSupported("seek"))
+
+/// Makes one inode durable: data, metadata and names.
+///
+/// # Errors
+/// `DataLost` while data of the file could not be written; `ReadOnly` after a failed commit; `WouldBlock`.
+pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result<()> {
+    if core.read_only.is_some() {
+        return Ok(());
+    }
+    may_wait()?;
+    let flushed = fsync_data(core, inode);
+    core.commit()?;
+    flushed
 }
-/// Makes one inode durable.
-pub(crate) fn fsync(core: &Core, _inode: &Arc<Inode>, _data_only: bool) -> Result<()> {
-    core.commit()
+
+/// Writes an inode's data back and waits for it, without a commit.
+///
+/// # Errors
+/// As [`fsync`].
+pub(crate) fn fsync_data(core: &Core, inode: &Arc<Inode>) -> Result<()> {
+    writeback::flush_inode(core, inode)
 }
-/// Sets the size of a regular file and takes away what lies behind it, delayed data and extents beyond the end included,
-/// also where the size stays. The caller holds `op` exclusively, has checked flags and subvolume, and sets the times.
-pub(crate) fn truncate(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
-    let mut handle = core.begin(1)?;
-    inode.change(&mut handle, |state| state.size = size);
-    Ok(())
+
+/// Writes all data back that was written before the call.
+///
+/// # Errors
+/// `DataLost` when some of it could not be written; `WouldBlock`.
+pub(crate) fn flush_all(core: &Core) -> Result<()> {
+    if core.data.delayed_bytes() == 0 {
+        return Ok(());
+    }
+    may_wait()?;
+    let before = core.data.failures();
+    core.data.flush(core);
+    if core.data.failures() == before { Ok(()) } else { Err(Error::DataLost) }
+}
+
+/// Writes about `bytes` of the oldest delayed data back, which turns what was reserved for them into what they use. False
+/// when nothing could be written. Never waits for space.
+pub(crate) fn reclaim(core: &Core, bytes: u64) -> bool {
+    let before = core.data.delayed_bytes();
+    let mut any = false;
+    while before.saturating_sub(core.data.delayed_bytes()) < bytes && writeback::one_batch(core, u64::MAX) {
+        any = true;
+    }
+    any
 }

@@ -588,7 +588,8 @@ impl<'a> Committer<'a> {
         core.space.forget_removed(core, &self.removed);
         core.set_published_hint(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);
-        core.txns.publish(self.txn.generation, core.roots.extent.root(), || core.epochs.advance(freed));
+        let roots = (core.roots.extent.root(), core.roots.csum.root());
+        core.txns.publish(self.txn.generation, roots, || core.epochs.advance(freed));
         self.txn.reserved.lock().clear();
         core.release_expired();
     }

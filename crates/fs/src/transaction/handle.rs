@@ -38,6 +38,13 @@ impl<'a> Handle<'a> {
         let txn = core.txns.join()?;
         Ok(Self::over(core, txn, reserved, false))
     }
+    /// Joins with what was reserved earlier: never waits for space.
+    pub(crate) fn join_with(core: &'a Core, reserved: Reservation) -> Result<Self> {
+        core.check_writable()?;
+        core.bound_dirty_nodes()?;
+        let txn = core.txns.join()?;
+        Ok(Self::over(core, txn, reserved, false))
+    }
     /// The handle with which the committer writes delayed items while it seals.
     pub(crate) fn for_seal(core: &'a Core, txn: Arc<Txn>) -> Self {
         Self::over(core, txn, core.space.accounts.empty(SpaceKind::Metadata), true)

@@ -18,6 +18,8 @@ pub(crate) struct RefsView {
     pub(crate) base: Generation,
     /// Its root.
     pub(crate) extent_root: Root,
+    /// Root of the published checksum tree: with the notes of both transactions, all checksums there are.
+    pub(crate) csum_root: Root,
     /// The sealed transaction, if one is on its way.
     pub(crate) sealed: Option<Arc<Txn>>,
     /// The running one.
@@ -62,9 +64,9 @@ pub(crate) struct Transactions {
 }
 
 impl Transactions {
-    pub(crate) fn new(published: Generation, extent_root: Root) -> Self {
+    pub(crate) fn new(published: Generation, extent_root: Root, csum_root: Root) -> Self {
         let running = Arc::new(Txn::new(published.next()));
-        let view = RefsView { base: published, extent_root, sealed: None, running: running.clone() };
+        let view = RefsView { base: published, extent_root, csum_root, sealed: None, running: running.clone() };
         Self {
             state: Mutex::new(State {
                 running,
@@ -223,11 +225,12 @@ impl Transactions {
         self.changed.notify_all();
     }
     /// A sealed transaction is durable. `swap` runs while nobody computes reference counts.
-    pub(crate) fn publish(&self, generation: Generation, extent_root: Root, swap: impl FnOnce()) {
+    pub(crate) fn publish(&self, generation: Generation, (extent_root, csum_root): (Root, Root), swap: impl FnOnce()) {
         let mut view = self.view.write();
         let mut state = self.state.lock();
         view.base = generation;
         view.extent_root = extent_root;
+        view.csum_root = csum_root;
         view.sealed = None;
         state.published = generation;
         swap();

@@ -1,0 +1,563 @@
+//! Delayed data: what a file has in memory, the budget that all files share, and whose turn it is to be written.
+//!
+//! A file with dirty bytes stands in the queue under the tick of its oldest write; that is the order of write-back. Its
+//! space was reserved when it was written, so write-back cannot run out. Who must wait for the budget does not sit idle:
+//! it writes back the oldest data itself.
+//!
+//! Locks: `Inode.state`, then [`FileData`]'s inner mutex, then the queue's; each for instructions only. The extent lock
+//! is of another kind, see [`super::replace`]. Waiting for bytes in flight is only allowed with neither a transaction
+//! handle nor any of these.
+
+use super::dirty::{Dirty, Gaps, Taken};
+use crate::api::may_wait;
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::space::SpaceKind;
+use crate::space::reserve::Reservation;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Bytes taken from the device to memory on their way back: segments that are being written.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) taken: Taken,
+    /// Size of the file when they were taken: sectors are zero from there on.
+    pub(super) size: u64,
+    /// They are all the file has and go into the leaf.
+    pub(super) inline: bool,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    dirty: Dirty,
+    flights: SmallVec<[Arc<Flight>; 1]>,
+    /// The file is on the device up to here, delayed overwrites aside. Meaningful while anything is delayed.
+    on_disk: u64,
+    /// Space for the dirty bytes.
+    space: Option<Reservation>,
+    /// Space for the items they will need.
+    items: Option<Reservation>,
+    /// Ranges that could not be written, and were not rewritten since.
+    lost: SmallVec<[(u64, u64); 1]>,
+    /// Its tick in the queue.
+    queued: Option<u64>,
+}
+
+/// Data of one file that is not in extents yet.
+#[derive(Debug, Default)]
+pub(crate) struct FileData {
+    /// Bytes dirty or in flight.
+    delayed: AtomicU64,
+    inner: Mutex<Inner>,
+    /// A flight has landed.
+    landed: Condvar,
+    extents: Mutex<()>,
+}
+
+impl FileData {
+    /// Bytes written by callers that are not in extents yet.
+    pub(crate) fn delayed_bytes(&self) -> u64 {
+        self.delayed.load(Ordering::Acquire)
+    }
+    /// Is everything in extents?
+    pub(crate) fn is_clean(&self) -> bool {
+        self.delayed_bytes() == 0
+    }
+    /// The size that may be written to the inode's item when the file has `size` bytes: it must not cover what is not on
+    /// the device yet.
+    pub(crate) fn disk_size(&self, size: u64) -> u64 {
+        if self.is_clean() { size } else { self.inner.lock().disk_size(size) }
+    }
+    /// Serialises changes of the extent items; see [`super::replace`].
+    pub(super) fn lock_extents(&self) -> MutexGuard<'_, ()> {
+        self.extents.lock()
+    }
+    /// Could some of this file's data not be written?
+    pub(super) fn has_lost(&self) -> bool {
+        !self.inner.lock().lost.is_empty()
+    }
+    /// Copies delayed bytes into the buffer's gaps.
+    pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
+        if self.is_clean() || gaps.left().is_empty() {
+            return;
+        }
+        let inner = self.inner.lock();
+        inner.dirty.overlay(buf, gaps);
+        for flight in &inner.flights {
+            flight.taken.overlay(buf, gaps);
+        }
+    }
+    /// The first stretch of delayed bytes that ends behind `from`.
+    pub(super) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
+        if self.is_clean() {
+            return None;
+        }
+        let inner = self.inner.lock();
+        let flying = inner.flights.iter().filter(|f| f.taken.end > from);
+        flying.map(|f| (f.taken.start, f.taken.end)).chain(inner.dirty.stretch(from)).min()
+    }
+    /// Waits until no bytes of sectors in `start..end` are in flight.
+    ///
+    /// # Errors
+    /// `WouldBlock`.
+    pub(super) fn wait_landed(&self, start: u64, end: u64) -> Result<()> {
+        self.wait_until(|inner| !inner.flights.iter().any(|f| f.taken.touches(start, end)))
+    }
+    /// Waits until nothing is in flight that was written before tick `age`.
+    pub(super) fn wait_landed_before(&self, age: u64) -> Result<()> {
+        self.wait_until(|inner| !inner.flights.iter().any(|f| f.taken.age < age))
+    }
+    fn wait_until(&self, done: impl Fn(&Inner) -> bool) -> Result<()> {
+        if self.is_clean() {
+            return Ok(());
+        }
+        let mut inner = self.inner.lock();
+        while !done(&inner) {
+            may_wait()?;
+            self.landed.wait(&mut inner);
+        }
+        Ok(())
+    }
+    /// Is a whole file in flight into a leaf?
+    pub(super) fn inline_in_flight(&self) -> bool {
+        !self.is_clean() && self.inner.lock().flights.iter().any(|f| f.inline)
+    }
+    /// Tick of the oldest write that is dirty.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.inner.lock().dirty.oldest()
+    }
+}
+
+impl Inner {
+    fn disk_size(&self, size: u64) -> u64 {
+        let from = self.on_disk;
+        let dirty = self.dirty.stretch(from).map(|(start, _)| start.max(from));
+        let flying = self.flights.iter().filter_map(|f| f.taken.first_from(from)).min();
+        [dirty, flying].into_iter().flatten().fold(size, u64::min)
+    }
+    fn forget_lost(&mut self, start: u64, end: u64) {
+        let cut = |&(a, b): &(u64, u64)| {
+            [(a, b.min(start)), (a.max(end), b)].into_iter().filter(|(a, b)| a < b).collect::<SmallVec<[_; 2]>>()
+        };
+        self.lost = self.lost.iter().flat_map(cut).collect();
+    }
+}
+
+/// Makes the file end at `size`, and forgets dirty bytes behind it; the size that it had. `None`, and nothing is changed,
+/// while bytes of the sectors behind are in flight.
+pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
+    let file = &inode.data;
+    let mut state = inode.state.lock();
+    let mut inner = file.inner.lock();
+    if inner.flights.iter().any(|f| f.taken.touches(super::extents::floor(size), u64::MAX)) {
+        return None;
+    }
+    let before = inner.dirty.bytes();
+    inner.dirty.cut(size, u64::MAX);
+    let gone = before - inner.dirty.bytes();
+    inner.on_disk = inner.on_disk.min(size);
+    inner.forget_lost(size, u64::MAX);
+    let wanted = inner.dirty.footprint();
+    let back = inner.space.as_mut().map(|space| space.split(space.bytes().saturating_sub(wanted)));
+    file.delayed.fetch_sub(gone, Ordering::AcqRel);
+    core.data.forget(gone);
+    let old = std::mem::replace(&mut state.size, size);
+    drop((inner, state));
+    drop(back);
+    Some(old)
+}
+
+/// Reserved space for a write that is about to be taken.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    space: Reservation,
+    items: Option<Reservation>,
+}
+
+/// Waits for budget and reserves space for `len` bytes at `start`. Nothing is changed; what is reserved comes back with
+/// the guard.
+///
+/// # Errors
+/// `NoSpace`; `WouldBlock`; what writing data back said.
+pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<Admitted> {
+    core.data.wait_for_budget(core, len as u64)?;
+    let footprint = super::extents::ceil(start + len as u64) - super::extents::floor(start);
+    let space = core.space.accounts.reserve(SpaceKind::Data, footprint)?;
+    // Two items: one that is written, one that is split or trimmed for it.
+    let items = if inode.data.is_clean() { Some(core.reserve_items(2, false)?) } else { None };
+    Ok(Admitted { space, items })
+}
+
+/// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on disk stays right, a
+/// transaction handle; `size` is the file's size before the write.
+pub(super) fn take_in(
+    core: &Core,
+    inode: &Arc<Inode>,
+    start: u64,
+    data: &[u8],
+    size: u64,
+    admitted: Admitted,
+) {
+    let file = &inode.data;
+    let mut back = (None, None);
+    {
+        let mut inner = file.inner.lock();
+        if file.is_clean() {
+            inner.on_disk = size;
+        }
+        let age = core.data.tick();
+        let before = inner.dirty.bytes();
+        inner.dirty.write(start, data, age);
+        // Never less than before: a write only adds.
+        let more = inner.dirty.bytes() - before;
+        file.delayed.fetch_add(more, Ordering::AcqRel);
+        let wanted = inner.dirty.footprint();
+        let space = match inner.space.take() {
+            Some(mut space) => {
+                space.merge(admitted.space);
+                space
+            }
+            None => admitted.space,
+        };
+        let space = inner.space.insert(space);
+        back.0 = Some(space.split(space.bytes().saturating_sub(wanted)));
+        match &mut inner.items {
+            Some(_) => back.1 = admitted.items,
+            none => *none = admitted.items,
+        }
+        core.data.delayed.fetch_add(more, Ordering::AcqRel);
+        core.data.dirty.fetch_add(more, Ordering::AcqRel);
+        if inner.queued.is_none() {
+            inner.queued = Some(age);
+            core.data.enqueue(age, inode.clone());
+        }
+    }
+    drop(back);
+    core.data.wake_workers(core);
+}
+
+/// Bytes of one file on their way, with what was reserved for them.
+#[derive(Debug)]
+pub(super) struct Departure {
+    pub(super) inode: Arc<Inode>,
+    pub(super) flight: Arc<Flight>,
+    pub(super) space: Reservation,
+    pub(super) items: Option<Reservation>,
+}
+
+/// How much to take at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Bytes.
+    pub(super) bytes: u64,
+    /// Flights.
+    pub(super) flights: usize,
+}
+
+/// Takes dirty runs out of a file, lowest first. `requeue`: the caller has taken the file out of the queue.
+///
+/// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older one.
+pub(super) fn depart(
+    core: &Core,
+    inode: &Arc<Inode>,
+    limits: Limits,
+    requeue: bool,
+    out: &mut Vec<Departure>,
+) -> u64 {
+    let file = &inode.data;
+    let state = inode.state.lock();
+    let size = state.size;
+    let mut inner = file.inner.lock();
+    let inner = &mut *inner;
+    let (mut from, mut bytes, mut flights) = (0, 0, 0);
+    while bytes < limits.bytes && flights < limits.flights {
+        let busy = |a, b| inner.flights.iter().any(|f| f.taken.touches(a, b));
+        let Some(taken) = inner.dirty.take(&mut from, limits.bytes - bytes, busy) else { break };
+        bytes += taken.bytes;
+        flights += 1;
+        let inline = taken.start == 0 && super::may_be_inline(core, size) && inner.dirty.is_empty();
+        let need = taken.end - taken.start;
+        let space = match &mut inner.space {
+            Some(space) => space.split(need),
+            None => core.space.accounts.empty(SpaceKind::Data),
+        };
+        let flight = Arc::new(Flight { taken, size, inline });
+        inner.flights.push(flight.clone());
+        out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
+    }
+    if inner.dirty.is_empty() {
+        inner.space = None;
+    }
+    if requeue {
+        inner.queued = inner.dirty.oldest();
+        if let Some(age) = inner.queued {
+            core.data.requeue(age, inode.clone());
+        }
+    }
+    core.data.dirty.fetch_sub(bytes, Ordering::AcqRel);
+    bytes
+}
+
+/// A flight has ended: in extents, or lost. The caller holds a transaction handle if it is in extents.
+pub(super) fn land(core: &Core, inode: &Inode, flight: &Arc<Flight>, arrived: bool) {
+    let file = &inode.data;
+    let bytes = flight.taken.bytes;
+    {
+        let state = inode.state.lock();
+        let mut inner = file.inner.lock();
+        inner.flights.retain(|f| !Arc::ptr_eq(f, flight));
+        if arrived {
+            inner.on_disk = inner.disk_size(state.size).max(inner.on_disk);
+        }
+        for (at, data) in &flight.taken.parts {
+            let end = at + data.len() as u64;
+            inner.forget_lost(*at, end);
+            if !arrived && *at < state.size {
+                inner.lost.push((*at, end));
+            }
+        }
+        file.delayed.fetch_sub(bytes, Ordering::AcqRel);
+        file.landed.notify_all();
+    }
+    core.data.delayed.fetch_sub(bytes, Ordering::AcqRel);
+    if !arrived {
+        core.data.failures.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Files with dirty bytes, by the tick of the oldest.
+    queue: BTreeMap<u64, Arc<Inode>>,
+    /// Write-backs at work, by number, and the oldest tick that each may have taken.
+    jobs: BTreeMap<u64, u64>,
+    next_job: u64,
+    /// Counts what can make work possible: jobs that wrote something, files that came into the queue.
+    progress: u64,
+    /// Everything older is to be written.
+    flush_to: u64,
+    /// Callers that wait for budget.
+    waiting: u64,
+    stop: bool,
+}
+
+/// Data of all files that is not in extents yet.
+#[derive(Debug, Default)]
+pub(crate) struct DataState {
+    shared: Mutex<Shared>,
+    changed: Condvar,
+    /// Bytes dirty or in flight, and dirty.
+    delayed: AtomicU64,
+    dirty: AtomicU64,
+    clock: AtomicU64,
+    failures: AtomicU64,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Most bytes that may be delayed: a share of the memory that the engine may use.
+pub(super) fn budget(core: &Core) -> u64 {
+    (core.options.cache_size / 4).max(1 << 20)
+}
+
+/// A write-back that is registered as being at work.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    data: &'a DataState,
+    number: u64,
+    /// It has written something.
+    pub(super) wrote: bool,
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        let mut shared = self.data.shared.lock();
+        shared.jobs.remove(&self.number);
+        shared.progress += u64::from(self.wrote);
+        self.data.changed.notify_all();
+    }
+}
+
+impl DataState {
+    /// Bytes that wait for write-back.
+    pub(crate) fn delayed_bytes(&self) -> u64 {
+        self.delayed.load(Ordering::Acquire)
+    }
+    /// How many flights have been lost so far.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Acquire)
+    }
+    /// A new tick.
+    pub(super) fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::AcqRel)
+    }
+    fn forget(&self, bytes: u64) {
+        self.delayed.fetch_sub(bytes, Ordering::AcqRel);
+        self.dirty.fetch_sub(bytes, Ordering::AcqRel);
+    }
+    fn enqueue(&self, age: u64, inode: Arc<Inode>) {
+        let mut shared = self.shared.lock();
+        shared.progress += 1;
+        let other = shared.queue.insert(age, inode);
+        // A tick belongs to one write, hence to one file, and no file stands in the queue twice.
+        assert!(other.is_none(), "two files have dirty data of one tick");
+    }
+    /// As [`Self::enqueue`], for a file that was just taken out and has more.
+    fn requeue(&self, age: u64, inode: Arc<Inode>) {
+        let other = self.shared.lock().queue.insert(age, inode);
+        assert!(other.is_none(), "two files have dirty data of one tick");
+    }
+    /// Registers a job that is going to take dirty bytes as old as `age`.
+    pub(super) fn start_job(&self, age: u64) -> Job<'_> {
+        let mut shared = self.shared.lock();
+        self.job(&mut shared, age)
+    }
+    fn job(&self, shared: &mut Shared, age: u64) -> Job<'_> {
+        let number = shared.next_job;
+        shared.next_job += 1;
+        shared.jobs.insert(number, age);
+        Job { data: self, number, wrote: false }
+    }
+    /// Takes the file with the oldest dirty bytes out of the queue, of those whose oldest tick lies in `from..before`;
+    /// also that tick. The first call for a job registers it.
+    pub(super) fn pop<'a>(
+        &'a self,
+        (from, before): (u64, u64),
+        job: &mut Option<Job<'a>>,
+    ) -> Option<(u64, Arc<Inode>)> {
+        let mut shared = self.shared.lock();
+        let (&age, _) = shared.queue.range(from..before).next()?;
+        let inode = shared.queue.remove(&age).expect("looked up");
+        if job.is_none() {
+            *job = Some(self.job(&mut shared, age));
+        }
+        Some((age, inode))
+    }
+    fn background_limit(core: &Core) -> u64 {
+        budget(core) / 4
+    }
+    fn wake_workers(&self, core: &Core) {
+        if self.dirty.load(Ordering::Acquire) >= Self::background_limit(core) {
+            let _shared = self.shared.lock();
+            self.changed.notify_all();
+        }
+    }
+    /// Waits, or writes back, until `len` more bytes may be delayed.
+    fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
+        let fits = || {
+            let delayed = self.delayed_bytes();
+            delayed == 0 || delayed + len <= budget(core)
+        };
+        if fits() {
+            return Ok(());
+        }
+        may_wait()?;
+        loop {
+            let progress = self.shared.lock().progress;
+            if fits() {
+                return Ok(());
+            }
+            if super::writeback::one_batch(core, u64::MAX) {
+                continue;
+            }
+            let mut shared = self.shared.lock();
+            shared.waiting += 1;
+            while shared.progress == progress && !shared.jobs.is_empty() && !fits() {
+                self.changed.wait(&mut shared);
+            }
+            shared.waiting -= 1;
+        }
+    }
+    /// Writes everything back that was written before this call, with the help of the workers.
+    pub(super) fn flush(&self, core: &Core) {
+        let before = self.tick();
+        {
+            let mut shared = self.shared.lock();
+            shared.flush_to = shared.flush_to.max(before);
+            self.changed.notify_all();
+        }
+        loop {
+            let progress = self.shared.lock().progress;
+            if super::writeback::one_batch(core, before) {
+                continue;
+            }
+            let mut shared = self.shared.lock();
+            let pending = |s: &Shared| {
+                s.jobs.values().any(|age| *age < before) || s.queue.first_key_value().is_some_and(|(a, _)| *a < before)
+            };
+            if !pending(&shared) {
+                return;
+            }
+            while shared.progress == progress && !shared.jobs.is_empty() {
+                self.changed.wait(&mut shared);
+            }
+        }
+    }
+    /// Ends the threads that write back. What is delayed stays delayed.
+    pub(crate) fn stop(&self) {
+        {
+            let mut shared = self.shared.lock();
+            shared.stop = true;
+            self.changed.notify_all();
+        }
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+    /// What a worker waits for: the tick before which it should write. `None`: end.
+    fn next_work(&self, core: &Core, seen: &mut u64) -> Option<u64> {
+        let mut shared = self.shared.lock();
+        loop {
+            if shared.stop {
+                return None;
+            }
+            // After a batch that found nothing it could take, only progress elsewhere can change that.
+            if *seen != shared.progress {
+                let oldest = shared.queue.first_key_value().map(|(age, _)| *age);
+                let too_much = self.dirty.load(Ordering::Acquire) >= Self::background_limit(core);
+                match oldest {
+                    Some(_) if too_much || shared.waiting > 0 => {
+                        *seen = shared.progress;
+                        return Some(u64::MAX);
+                    }
+                    Some(age) if age < shared.flush_to => {
+                        *seen = shared.progress;
+                        return Some(shared.flush_to);
+                    }
+                    _ => {}
+                }
+            }
+            self.changed.wait(&mut shared);
+        }
+    }
+    fn work(&self, core: &Core) {
+        let mut seen = u64::MAX;
+        while let Some(before) = self.next_work(core, &mut seen) {
+            if super::writeback::one_batch(core, before) {
+                seen = u64::MAX;
+            }
+        }
+    }
+}
+
+/// Starts the threads that write back.
+///
+/// # Errors
+/// No thread can be started.
+pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
+    let count = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
+    for _ in 0..count {
+        let core_for_thread = core.clone();
+        let thread = std::thread::Builder::new()
+            .name("larder-data".into())
+            .spawn(move || core_for_thread.data.work(&core_for_thread))
+            .map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
+        core.data.threads.lock().push(thread);
+    }
+    Ok(())
+}

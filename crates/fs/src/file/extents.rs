@@ -1,0 +1,175 @@
+//! Where a file's bytes are: its EXTENT_DATA items, checked, in order.
+//!
+//! Hidden here: that the item which covers an offset may begin before it, that holes may have items or none, and all
+//! that can be wrong with items of a damaged image. What [`ExtentCursor`] yields is aligned, does not overflow and does
+//! not overlap.
+
+use crate::error::{Error, Place, Result};
+use crate::tree::{Cursor, Item, Version};
+use larder_format::items::keys::extent_data_key;
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent};
+use larder_format::{FileOffset, Key, KeyType, ObjectId, SECTOR_SIZE, TreeId};
+
+/// Bytes of a sector: extents begin and end at multiples of it.
+pub(super) const SECTOR: u64 = SECTOR_SIZE as u64;
+/// Files end here at the latest.
+pub(super) const MAX_FILE_SIZE: u64 = i64::MAX as u64;
+
+/// The sector boundary at or before `at`.
+pub(super) fn floor(at: u64) -> u64 {
+    at - at % SECTOR
+}
+/// The sector boundary at or after `at`, which is no larger than [`MAX_FILE_SIZE`] and so cannot overflow.
+pub(super) fn ceil(at: u64) -> u64 {
+    at.next_multiple_of(SECTOR)
+}
+
+/// What an extent item says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Data in the leaf.
+    Inline {
+        /// Uncompressed bytes.
+        ram_bytes: u64,
+        /// How they are compressed.
+        compression: Compression,
+    },
+    /// A window into an extent, or an explicit hole.
+    Stored(ExtentRecord),
+}
+
+impl Content {
+    /// Has it bytes that need not be zero?
+    pub(super) fn is_data(&self) -> bool {
+        match self {
+            Self::Inline { .. } => true,
+            Self::Stored(r) => !r.is_hole() && r.kind == ExtentKind::Regular,
+        }
+    }
+}
+
+/// An extent item of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Extent {
+    /// First byte of the file that it covers.
+    pub(super) start: u64,
+    /// First byte behind it, rounded up to a sector.
+    pub(super) end: u64,
+    /// What it says.
+    pub(super) content: Content,
+    item: Item,
+}
+
+impl Extent {
+    fn parse(tree: TreeId, item: Item) -> Result<Self> {
+        let corrupt = |what: &str| Error::corrupt(Place::item(tree, item.key), what);
+        let parsed = FileExtent::parse(item.data()).map_err(|e| corrupt(&e.0))?;
+        let start = item.key.offset;
+        let (len, content) = match parsed {
+            FileExtent::Inline(i) => {
+                if start != 0 {
+                    return Err(corrupt("inline extent is not at the start of its file"));
+                }
+                let content = Content::Inline { ram_bytes: i.ram_bytes, compression: i.compression };
+                (i.ram_bytes.checked_next_multiple_of(SECTOR), content)
+            }
+            FileExtent::Stored(r) => (Some(r.num_bytes), Content::Stored(r)),
+        };
+        let end = len.and_then(|len| start.checked_add(len)).filter(|end| *end <= MAX_FILE_SIZE + 1);
+        let end = end.ok_or_else(|| corrupt("file extent leaves the range of files"))?;
+        if !start.is_multiple_of(SECTOR) {
+            return Err(corrupt("file extent does not begin at a sector"));
+        }
+        Ok(Self { start, end: end.max(SECTOR.min(start + SECTOR)), content, item })
+    }
+    /// The item's key.
+    pub(super) fn key(&self) -> Key {
+        self.item.key
+    }
+    /// The item's bytes behind the head: data of an inline extent, as it lies in the leaf.
+    pub(super) fn inline_data(&self) -> &[u8] {
+        match FileExtent::parse(self.item.data()) {
+            Ok(FileExtent::Inline(i)) => i.data,
+            _ => &[],
+        }
+    }
+    /// The whole content of an inline extent, unpacked.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be unpacked.
+    pub(super) fn unpack_inline(&self, tree: TreeId) -> Result<Vec<u8>> {
+        let Content::Inline { ram_bytes, compression } = self.content else { return Ok(Vec::new()) };
+        // Bounded: compressed extents by the parser, others by the leaf.
+        let mut out = vec![0; usize::try_from(ram_bytes).expect("bounded by the parser")];
+        super::codec::decompress(compression, self.inline_data(), &mut out)
+            .map_err(|e| Error::corrupt(Place::item(tree, self.key()), e.0))?;
+        Ok(out)
+    }
+}
+
+/// Walks through the extents of a file.
+#[derive(Debug)]
+pub(super) struct ExtentCursor {
+    cursor: Cursor,
+    tree: TreeId,
+    ino: ObjectId,
+    /// The last extent that ends at or before the start, if the one before it is of this file.
+    before: Option<Extent>,
+    /// Found already, to be yielded next.
+    first: Option<Extent>,
+    reached: u64,
+}
+
+impl ExtentCursor {
+    /// A cursor whose first extent is the first that ends behind `start`.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(super) fn new(version: &Version, ino: ObjectId, start: u64) -> Result<Self> {
+        let key = extent_data_key(ino, FileOffset(start));
+        let mut cursor = version.seek(&key)?;
+        let mut this_before = None;
+        let mut first = None;
+        let tree = version.tree();
+        if let Some(item) = cursor.prev()? {
+            if item.key.objectid == ino && item.key.kind == KeyType::EXTENT_DATA {
+                let extent = Extent::parse(tree, item)?;
+                if extent.end > start {
+                    first = Some(extent);
+                } else {
+                    this_before = Some(extent);
+                }
+            }
+            cursor.next()?;
+        }
+        let reached = this_before.as_ref().map_or(0, |e: &Extent| e.end);
+        Ok(Self { cursor, tree, ino, before: this_before, first, reached })
+    }
+    /// The extent just before the start, if it ends at or before it.
+    pub(super) fn before(&self) -> Option<&Extent> {
+        self.before.as_ref()
+    }
+    /// The next extent.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(super) fn next(&mut self) -> Result<Option<Extent>> {
+        let extent = match self.first.take() {
+            Some(extent) => extent,
+            None => match self.cursor.next()? {
+                Some(item) if item.key.objectid == self.ino && item.key.kind == KeyType::EXTENT_DATA => {
+                    Extent::parse(self.tree, item)?
+                }
+                _ => return Ok(None),
+            },
+        };
+        if extent.start < self.reached {
+            return Err(Error::corrupt(
+                Place::item(self.tree, extent.key()),
+                "file extent overlaps the one before it",
+            ));
+        }
+        self.reached = extent.end;
+        Ok(Some(extent))
+    }
+}

@@ -1,0 +1,329 @@
+//! Reading: delayed bytes over extents, extents verified.
+//!
+//! Device reads go into the caller's buffer wherever whole sectors are wanted. Every sector of an ordinary extent is
+//! held against its checksum; where a copy fails, the others are tried, and a good one is written over a bad one.
+//!
+//! Checksums are in three places: notes of the running transaction, notes of the sealed one, and the last published
+//! checksum tree (never the one that the committer is editing). A [`View`] takes these together, in an epoch, before the
+//! file's tree is looked at; if the file changed so quickly in between that a checksum is in none of them, the read
+//! starts over with a new view. The epoch also keeps extents from being reused while their bytes are on the way.
+
+use super::codec;
+use super::dirty::{Gaps, SECTOR_LEN, index};
+use super::extents::{Content, Extent, ExtentCursor, SECTOR, ceil, floor};
+use crate::api::may_wait;
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::inode::Inode;
+use crate::space::{Run, csum_tree};
+use crate::transaction::Txn;
+use crate::tree::{Epoch, Version};
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, InodeFlags};
+use larder_format::{Generation, Logical, ObjectId};
+use rayon::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Unaligned reads up to this size go through one buffer.
+const BOUNCE: u64 = 64 << 10;
+/// From this size on sectors are verified on several threads.
+const PARALLEL: usize = 256 << 10;
+/// A compressed extent that takes more of the device than this is not one.
+const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;
+/// Views that are tried before a missing checksum is believed.
+const ATTEMPTS: u32 = 16;
+
+/// Where checksums are, all of one moment.
+#[derive(Debug)]
+struct View {
+    epoch: Epoch,
+    csums: Version,
+    notes: [Option<Arc<Txn>>; 2],
+    state: (Generation, Generation),
+}
+
+impl View {
+    fn new(core: &Core) -> Self {
+        let epoch = core.epochs.enter();
+        core.txns.with_view(|v| Self {
+            csums: Version {
+                tree: ObjectId::CSUM_TREE,
+                root: v.csum_root.clone(),
+                store: core.store.clone(),
+                epoch: epoch.clone(),
+            },
+            notes: [Some(v.running.clone()), v.sealed.clone()],
+            state: (v.base, v.running.generation),
+            epoch,
+        })
+    }
+    /// Checksums of a run of sectors, one after the other; `None` when one is in none of the places.
+    fn sums(&self, core: &Core, run: Run) -> Result<Option<Vec<u8>>> {
+        let size = core.csum.size();
+        let count = index(run.len / SECTOR);
+        let mut sums = vec![0; count * size];
+        let mut known = vec![false; count];
+        for txn in self.notes.iter().flatten() {
+            note_sums(txn, run, size, &mut sums, &mut known);
+        }
+        if known.iter().any(|k| !k) {
+            let mut tree = self.csums.clone();
+            csum_tree::read(&mut tree, core.csum, run, &mut |at, sum| {
+                let i = index((at.0 - run.start.0) / SECTOR);
+                if let Some(sum) = sum
+                    && !known[i]
+                {
+                    sums[i * size..(i + 1) * size].copy_from_slice(sum);
+                    known[i] = true;
+                }
+            })?;
+        }
+        Ok(known.iter().all(|k| *k).then_some(sums))
+    }
+}
+
+/// Takes what a transaction has noted for a run of sectors.
+fn note_sums(txn: &Txn, run: Run, size: usize, sums: &mut [u8], known: &mut [bool]) {
+    let notes = txn.csums.lock();
+    let first = notes.range(..=run.start).next_back().map_or(run.start, |(at, _)| *at);
+    for (at, noted) in notes.range(first..run.end()) {
+        let noted_run = Run::new(*at, (noted.len() / size) as u64 * SECTOR);
+        let Some(part) = noted_run.intersect(run) else { continue };
+        let from = index((part.start.0 - at.0) / SECTOR);
+        let to = index((part.start.0 - run.start.0) / SECTOR);
+        let n = index(part.len / SECTOR);
+        for i in 0..n {
+            if !known[to + i] {
+                known[to + i] = true;
+                sums[(to + i) * size..(to + i + 1) * size]
+                    .copy_from_slice(&noted[(from + i) * size..(from + i + 1) * size]);
+            }
+        }
+    }
+}
+
+/// What can stop a read.
+enum Stop {
+    /// A checksum is in none of the places that the view has.
+    NoCsum(Logical),
+    Fail(Error),
+}
+impl<E: Into<Error>> From<E> for Stop {
+    fn from(e: E) -> Self {
+        Self::Fail(e.into())
+    }
+}
+
+/// Reads what the file has at `offset`: the caller holds `op`, at least shared, and `offset + buf.len()` lies within the
+/// file.
+///
+/// # Errors
+/// `Corrupt`; a device error when no copy could be read; `WouldBlock`.
+pub(super) fn read_range(core: &Core, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    let mut gaps = Gaps::new(offset, buf.len());
+    inode.data.overlay(buf, &mut gaps);
+    for &(start, end) in gaps.left() {
+        read_extents(core, inode, start, gaps.slice(buf, start, end))?;
+    }
+    Ok(())
+}
+
+/// Reads what the extents hold at `offset`, without what is delayed.
+///
+/// # Errors
+/// As [`read_range`].
+pub(super) fn read_extents(core: &Core, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    let verified = !inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        let view = View::new(core);
+        let version = inode.subvol.tree.version(view.epoch.clone());
+        let reader = Reader { core, view: &view, verified };
+        match reader.read(&version, ObjectId(inode.id.ino), offset, buf) {
+            Ok(()) => return Ok(()),
+            Err(Stop::Fail(e)) => return Err(e),
+            Err(Stop::NoCsum(at)) if last == Some((at, view.state)) => break,
+            Err(Stop::NoCsum(at)) => last = Some((at, view.state)),
+        }
+    }
+    let at = last.map_or(Logical(0), |(at, _)| at);
+    let place = Place { tree: Some(inode.id.subvol), address: Some(at), ..Place::default() };
+    Err(Error::corrupt(place, format!("data of inode {} has no checksum", inode.id.ino)))
+}
+
+struct Reader<'a> {
+    core: &'a Core,
+    view: &'a View,
+    verified: bool,
+}
+
+impl Reader<'_> {
+    fn read(&self, version: &Version, ino: ObjectId, offset: u64, buf: &mut [u8]) -> Result<(), Stop> {
+        let end = offset + buf.len() as u64;
+        let mut cursor = ExtentCursor::new(version, ino, offset)?;
+        let mut at = offset;
+        let part = |a: u64, b: u64| index(a - offset)..index(b - offset);
+        while at < end {
+            let extent = cursor.next()?.filter(|e| e.start < end);
+            let hole_end = extent.as_ref().map_or(end, |e| e.start.max(at));
+            buf[part(at, hole_end)].fill(0);
+            at = hole_end;
+            let Some(extent) = extent else { break };
+            let stop = extent.end.min(end);
+            if at < stop {
+                self.read_one(version, &extent, at, &mut buf[part(at, stop)])?;
+                at = stop;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_one(&self, version: &Version, extent: &Extent, at: u64, buf: &mut [u8]) -> Result<(), Stop> {
+        let record = match extent.content {
+            Content::Stored(record) => record,
+            Content::Inline { compression, .. } => {
+                let unpacked;
+                let data = if compression == Compression::None {
+                    extent.inline_data()
+                } else {
+                    unpacked = extent.unpack_inline(version.tree())?;
+                    &unpacked
+                };
+                let data = data.get(index(at)..).unwrap_or_default();
+                let n = data.len().min(buf.len());
+                buf[..n].copy_from_slice(&data[..n]);
+                buf[n..].fill(0);
+                return Ok(());
+            }
+        };
+        if record.is_hole() || record.kind == ExtentKind::Prealloc {
+            buf.fill(0);
+            return Ok(());
+        }
+        let skip = record.offset + (at - extent.start);
+        if record.compression == Compression::None {
+            return self.read_plain(record.disk_bytenr, skip, buf);
+        }
+        let unpacked = self.unpack(version, extent, &record)?;
+        buf.copy_from_slice(&unpacked[index(skip)..][..buf.len()]);
+        Ok(())
+    }
+
+    /// Reads bytes from `skip` on of an uncompressed extent.
+    fn read_plain(&self, extent: Logical, skip: u64, buf: &mut [u8]) -> Result<(), Stop> {
+        let end = skip + buf.len() as u64;
+        let (first, last) = (floor(skip), ceil(end));
+        if skip == first && end == last {
+            return self.read_sectors(extent.plus(skip), buf);
+        }
+        if last - first <= BOUNCE {
+            let mut whole = vec![0; index(last - first)];
+            self.read_sectors(extent.plus(first), &mut whole)?;
+            buf.copy_from_slice(&whole[index(skip - first)..][..buf.len()]);
+            return Ok(());
+        }
+        // A sector at each edge, and the middle right where it belongs.
+        let (head, rest) = buf.split_at_mut(index(ceil(skip) - skip));
+        let (middle, tail) = rest.split_at_mut(rest.len() - index(end - floor(end)));
+        let mut sector = [0; SECTOR_LEN];
+        if !head.is_empty() {
+            self.read_sectors(extent.plus(first), &mut sector)?;
+            head.copy_from_slice(&sector[index(skip - first)..]);
+        }
+        self.read_sectors(extent.plus(ceil(skip)), middle)?;
+        if !tail.is_empty() {
+            self.read_sectors(extent.plus(floor(end)), &mut sector)?;
+            tail.copy_from_slice(&sector[..tail.len()]);
+        }
+        Ok(())
+    }
+
+    /// All of a compressed extent, unpacked.
+    fn unpack(&self, version: &Version, extent: &Extent, record: &ExtentRecord) -> Result<Vec<u8>, Stop> {
+        let corrupt = |what: &str| Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what));
+        if record.disk_num_bytes > MAX_COMPRESSED_ON_DISK {
+            return Err(corrupt("compressed extent is too long"));
+        }
+        let mut packed = vec![0; index(record.disk_num_bytes)];
+        self.read_sectors(record.disk_bytenr, &mut packed)?;
+        // Bounded by the parser.
+        let mut out = vec![0; index(record.ram_bytes)];
+        codec::decompress(record.compression, &packed, &mut out).map_err(|e| corrupt(e.0))?;
+        Ok(out)
+    }
+
+    /// Reads whole sectors and verifies them.
+    fn read_sectors(&self, at: Logical, buf: &mut [u8]) -> Result<(), Stop> {
+        may_wait()?;
+        let run = Run::new(at, buf.len() as u64);
+        let sums = match self.verified {
+            true => Some(self.view.sums(self.core, run)?.ok_or(Stop::NoCsum(at))?),
+            false => None,
+        };
+        if self.core.volume.read(at, buf, 0).is_ok() && self.all_match(buf, sums.as_deref()) {
+            return Ok(());
+        }
+        let size = self.core.csum.size();
+        for (i, sector) in buf.chunks_exact_mut(SECTOR_LEN).enumerate() {
+            let sum = sums.as_ref().map(|s| &s[i * size..(i + 1) * size]);
+            self.read_any_copy(at.plus(i as u64 * SECTOR), sector, sum)?;
+        }
+        Ok(())
+    }
+
+    fn matches(&self, sector: &[u8], sum: &[u8]) -> bool {
+        self.core.csum.compute(sector)[..sum.len()] == *sum
+    }
+
+    fn all_match(&self, buf: &[u8], sums: Option<&[u8]>) -> bool {
+        let Some(sums) = sums else { return true };
+        let size = self.core.csum.size();
+        let check = |(data, sums): (&[u8], &[u8])| {
+            data.chunks_exact(SECTOR_LEN).zip(sums.chunks_exact(size)).all(|(d, s)| self.matches(d, s))
+        };
+        if buf.len() < PARALLEL {
+            return check((buf, sums));
+        }
+        const STEP: usize = 16;
+        buf.par_chunks(STEP * SECTOR_LEN).zip(sums.par_chunks(STEP * size)).all(check)
+    }
+
+    /// Reads one sector from the first copy that is good, and writes that over those that were not.
+    fn read_any_copy(&self, at: Logical, sector: &mut [u8], sum: Option<&[u8]>) -> Result<(), Error> {
+        let core = self.core;
+        let copies = core.volume.copies(at)?;
+        let mut bad = Vec::new();
+        let mut failure = None;
+        for copy in 0..copies {
+            match core.volume.read(at, sector, copy) {
+                Ok(()) if sum.is_none_or(|sum| self.matches(sector, sum)) => {
+                    self.repair(at, sector, &bad);
+                    return Ok(());
+                }
+                Ok(()) => bad.push(copy),
+                Err(e) => {
+                    bad.push(copy);
+                    failure.get_or_insert(e);
+                }
+            }
+        }
+        core.store.stats().bad_copies.fetch_add(bad.len() as u64, Ordering::Relaxed);
+        Err(match failure {
+            Some(e) => e.into(),
+            None => Error::corrupt(Place::block(at), "data does not match its checksum in any copy"),
+        })
+    }
+
+    fn repair(&self, at: Logical, sector: &[u8], bad: &[usize]) {
+        let core = self.core;
+        for &copy in bad {
+            core.store.stats().bad_copies.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(address = %at, copy, "damaged copy of a data sector; another copy is good");
+            if core.check_writable().is_ok()
+                && let Err(e) = core.volume.write_one_copy(at, sector, copy)
+            {
+                tracing::warn!(address = %at, copy, error = %e, "repair failed");
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Replacing a range of a file in its tree: the one place that edits EXTENT_DATA items.
+//!
+//! Extents that reach into the range are trimmed or split; references, `nbytes` and the explicit holes of images without
+//! NO_HOLES follow. A [`Plan`] is worked out from a version and then written in one edit. That the items stay as the
+//! version has them in between is what the inode's extent lock is for: every caller holds it, and nobody else edits
+//! these items. It is taken with a transaction handle in hand, and whoever holds it waits for nothing but tree nodes.
+//!
+//! References are noted before the edit: noting them can fail (two items of a damaged image may contradict each other),
+//! an edit that was prepared cannot fail half way.
+
+use super::extents::{Content, Extent, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil};
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::inode::Inode;
+use crate::transaction::Handle;
+use larder_format::features::Incompat;
+use larder_format::items::keys::extent_data_key;
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, InlineExtent};
+use larder_format::{FileOffset, Generation, Key, Logical, ObjectId, TreeId};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Items that one edit changes at most, but for a few at the edges.
+pub(super) const MAX_ITEMS: usize = 16;
+/// Item changes to reserve for one replacement: those, and what is written and split at the edges.
+pub(super) const RESERVE_ITEMS: u64 = 6;
+
+/// What comes into the range.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum New<'a> {
+    /// Nothing: the range becomes a hole at the end of the file.
+    Nothing,
+    /// Data in the leaf.
+    Inline(&'a [u8]),
+    /// A window into an uncompressed extent of which the first `offset` bytes lie before the range.
+    Extent {
+        /// Address of the extent.
+        at: Logical,
+        /// Its length.
+        len: u64,
+        /// Where the range begins in it.
+        offset: u64,
+        /// Must the extent still be recorded as allocated?
+        create: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delta {
+    Create,
+    Add,
+    Drop,
+}
+
+/// A change of an extent's references: address, length, the reference's offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RefChange {
+    at: Logical,
+    len: u64,
+    offset: u64,
+    delta: Delta,
+}
+
+/// Item changes that replace a range.
+#[derive(Debug, Default)]
+struct Plan {
+    /// By key offset: does the item exist, and what it becomes.
+    items: BTreeMap<u64, (bool, Option<Vec<u8>>)>,
+    refs: SmallVec<[RefChange; 4]>,
+    nbytes: i128,
+    /// How far the range was replaced.
+    reached: u64,
+}
+
+/// Reference offset of a window: the same for all windows that were one.
+fn ref_offset(start: u64, r: &ExtentRecord) -> u64 {
+    start.wrapping_sub(r.offset)
+}
+
+impl Plan {
+    fn refer(&mut self, start: u64, r: &ExtentRecord, delta: Delta) {
+        if !r.is_hole() {
+            let offset = ref_offset(start, r);
+            self.refs.push(RefChange { at: r.disk_bytenr, len: r.disk_num_bytes, offset, delta });
+        }
+    }
+    /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are too many.
+    fn cut(&mut self, cursor: &mut ExtentCursor, tree: TreeId, start: u64, end: u64) -> Result<()> {
+        self.reached = end;
+        while let Some(extent) = cursor.next()? {
+            if extent.start >= end {
+                break;
+            }
+            if self.items.len() >= MAX_ITEMS && extent.start > start {
+                self.reached = extent.start;
+                break;
+            }
+            self.cut_one(&extent, tree, start, end)?;
+        }
+        Ok(())
+    }
+    fn cut_one(&mut self, extent: &Extent, tree: TreeId, start: u64, end: u64) -> Result<()> {
+        let r = match extent.content {
+            Content::Stored(r) => r,
+            Content::Inline { ram_bytes, .. } if start == 0 && extent.end <= end => {
+                self.nbytes -= i128::from(ram_bytes);
+                self.items.insert(0, (true, None));
+                return Ok(());
+            }
+            Content::Inline { .. } => {
+                let place = Place::item(tree, extent.key());
+                return Err(Error::corrupt(place, "inline extent is longer than a sector"));
+            }
+        };
+        let (left, right) = (extent.start < start, extent.end > end);
+        if !r.is_hole() {
+            let len = extent.end.min(end) - extent.start.max(start);
+            self.nbytes -= i128::from(len);
+        }
+        let kept = left.then(|| r.part(0, start - extent.start).encode().to_vec());
+        self.items.insert(extent.start, (true, kept));
+        if right {
+            let rest = r.part(end - extent.start, extent.end - end);
+            self.items.insert(end, (false, Some(rest.encode().to_vec())));
+        }
+        match (left, right) {
+            (false, false) => self.refer(extent.start, &r, Delta::Drop),
+            (true, true) => self.refer(extent.start, &r, Delta::Add),
+            _ => {}
+        }
+        Ok(())
+    }
+    fn put(&mut self, start: u64, data: Vec<u8>) {
+        self.items.entry(start).or_insert((false, None)).1 = Some(data);
+    }
+    /// Makes the items cover the file up to `start`, where an image wants holes to have items.
+    fn fill_hole(&mut self, before: Option<&Extent>, start: u64, generation: Generation) {
+        let from = before.map_or(0, |e| e.end);
+        if from >= start {
+            return;
+        }
+        match before.map(|e| (e.start, e.content)) {
+            Some((at, Content::Stored(r))) if r.is_hole() => {
+                self.items.insert(at, (true, Some(ExtentRecord::hole(generation, start - at).encode().to_vec())));
+            }
+            _ => self.put(from, ExtentRecord::hole(generation, start - from).encode().to_vec()),
+        }
+    }
+    /// Puts a window in. Goes on with the item before it where that one is the same extent's.
+    fn put_extent(&mut self, before: Option<&Extent>, start: u64, new: &ExtentRecord, create: bool) {
+        self.nbytes += i128::from(new.num_bytes);
+        if let Some(Extent { start: at, end, content: Content::Stored(b), .. }) = before
+            && *end == start
+            && !create
+            && (b.disk_bytenr, b.disk_num_bytes, b.kind, b.compression)
+                == (new.disk_bytenr, new.disk_num_bytes, new.kind, new.compression)
+            && b.offset + b.num_bytes == new.offset
+        {
+            let grown = ExtentRecord { num_bytes: b.num_bytes + new.num_bytes, ..*b };
+            self.items.insert(*at, (true, Some(grown.encode().to_vec())));
+            return;
+        }
+        self.refer(start, new, if create { Delta::Create } else { Delta::Add });
+        self.put(start, new.encode().to_vec());
+    }
+    fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>) -> Result<()> {
+        let mut noted = 0;
+        let outcome = self.refs.iter().try_for_each(|change| {
+            note(h, inode, change)?;
+            noted += 1;
+            Ok(())
+        });
+        let outcome = outcome.and_then(|()| {
+            let ino = ObjectId(inode.id.ino);
+            let key = |at: u64| extent_data_key(ino, FileOffset(at));
+            let keys: SmallVec<[Key; 4]> = self.items.keys().map(|at| key(*at)).collect();
+            if keys.is_empty() {
+                return Ok(());
+            }
+            h.edit(&inode.subvol, &keys, |e| {
+                for (at, (existed, _)) in &self.items {
+                    let found = e.get(&key(*at)).is_some();
+                    assert_eq!(found, *existed, "extent items changed although their lock is held");
+                }
+                for (at, (existed, now)) in &self.items {
+                    match now {
+                        Some(data) if *existed => e.update(&key(*at), data)?,
+                        Some(data) => e.insert(&key(*at), data)?,
+                        None if *existed => e.delete(&key(*at))?,
+                        None => {}
+                    }
+                }
+                Ok(())
+            })
+        });
+        if let Err(e) = outcome {
+            // An extent that was created and dropped again is freed by the commit.
+            for change in &self.refs[..noted] {
+                let delta = if change.delta == Delta::Drop { Delta::Add } else { Delta::Drop };
+                note(h, inode, &RefChange { delta, ..*change })?;
+            }
+            return Err(e);
+        }
+        let generation = h.generation();
+        {
+            let mut state = inode.state.lock();
+            // A damaged image may have had it wrong.
+            let nbytes = (i128::from(state.item.nbytes.get()) + self.nbytes).clamp(0, i128::from(u64::MAX));
+            state.item.nbytes = u64::try_from(nbytes).expect("clamped").into();
+            state.item.transid = generation.0.into();
+            state.last_change = generation;
+        }
+        h.mark_dirty(inode);
+        Ok(())
+    }
+}
+
+fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
+    let (subvol, ino) = (inode.id.subvol, inode.id.ino);
+    match c.delta {
+        Delta::Create => h.create_data(c.at, c.len, subvol, ino, c.offset),
+        Delta::Add => h.add_data_ref(c.at, c.len, subvol, ino, c.offset),
+        Delta::Drop => h.drop_data_ref(c.at, c.len, subvol, ino, c.offset),
+    }
+}
+
+/// Does this image leave holes without items?
+pub(super) fn has_no_holes(core: &Core) -> bool {
+    Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get()).contains(Incompat::NO_HOLES)
+}
+
+/// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit goes, and returns where
+/// it stopped. The caller holds the inode's extent lock.
+///
+/// Where `new` is an extent to be created, it belongs to the transaction from the moment that this is recorded, whatever
+/// happens then; `*created` tells.
+///
+/// # Errors
+/// Reading, corruption, no space; nothing is changed then.
+pub(super) fn replace(
+    h: &mut Handle<'_>,
+    inode: &Arc<Inode>,
+    (start, end): (u64, u64),
+    new: New<'_>,
+    created: &mut bool,
+) -> Result<u64> {
+    assert!(start < end && start.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR), "{start}..{end}");
+    let version = inode.subvol.version(h.core);
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
+    let mut plan = Plan::default();
+    let tree = inode.id.subvol;
+    let before = cursor.before().cloned();
+    plan.cut(&mut cursor, tree, start, end)?;
+    let generation = h.generation();
+    // What begins before the range ends the gap, too: it was found as the first extent, and trimmed.
+    let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < start);
+    if !matches!(new, New::Nothing) && !reaches_in && !has_no_holes(h.core) {
+        plan.fill_hole(before.as_ref(), start, generation);
+    }
+    match new {
+        New::Nothing => {}
+        New::Inline(data) => {
+            let ram_bytes = data.len() as u64;
+            let item = InlineExtent { generation, ram_bytes, compression: Compression::None, data };
+            plan.nbytes += i128::from(ram_bytes);
+            plan.put(start, item.encode());
+        }
+        New::Extent { at, len, offset, create } => {
+            let record = ExtentRecord {
+                generation,
+                ram_bytes: len,
+                compression: Compression::None,
+                kind: ExtentKind::Regular,
+                disk_bytenr: at,
+                disk_num_bytes: len,
+                offset,
+                num_bytes: plan.reached - start,
+            };
+            let before = if reaches_in { None } else { before.as_ref() };
+            plan.put_extent(before, start, &record, create);
+            *created |= create;
+        }
+    }
+    let reached = plan.reached;
+    drop((cursor, before, version));
+    plan.apply(h, inode)?;
+    Ok(reached)
+}
+
+/// Makes the items cover the file up to `size` where an image wants holes to have items. The caller holds the inode's
+/// extent lock.
+///
+/// # Errors
+/// Reading, corruption, no space.
+pub(super) fn cover(h: &mut Handle<'_>, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    if has_no_holes(h.core) {
+        return Ok(());
+    }
+    let end = ceil(size.min(MAX_FILE_SIZE));
+    let version = inode.subvol.version(h.core);
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), end)?;
+    if cursor.next()?.is_some_and(|e| e.start < end) {
+        return Ok(());
+    }
+    let before = cursor.before().cloned();
+    let mut plan = Plan::default();
+    plan.fill_hole(before.as_ref(), end, h.generation());
+    drop((cursor, before, version));
+    plan.apply(h, inode)
+}

@@ -1,0 +1,457 @@
+//! Write-back: from dirty bytes to extents.
+//!
+//! A batch is one large run of one file or the runs of many small files. It goes through four steps: the sectors are
+//! made whole (edges are read where the file has other bytes there, zero behind its end), space for all of them is
+//! allocated together so that they lie behind each other, they are written and their checksums computed, and only then
+//! does each file's tree get its extent. Until that has happened, readers are served from the flight.
+//!
+//! Nothing here takes `Inode.op`: a writer that waits for space or budget may hold it. Nothing waits for a reservation
+//! either: what is needed was reserved by the write.
+
+use super::delalloc::{Departure, Job, Limits, depart, land};
+use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
+use super::extents::{ExtentCursor, SECTOR, floor};
+use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, replace};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::space::reserve::Reservation;
+use crate::space::{Run, SpaceKind};
+use crate::transaction::Handle;
+use larder_format::items::InodeFlags;
+use larder_format::{CsumType, MAX_DATA_EXTENT, ObjectId};
+use rayon::prelude::*;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes that one batch takes of one file at most.
+const BATCH: u64 = 32 << 20;
+/// A batch below this takes more files in.
+const SMALL_BATCH: u64 = 1 << 20;
+/// Runs in a batch at most.
+const MAX_FLIGHTS: usize = 128;
+/// Edits under one handle: a seal waits for them.
+const EDITS_PER_HANDLE: u32 = 64;
+/// Checksums of more than this are computed on several threads.
+const PARALLEL: usize = 512 << 10;
+
+/// Writes the oldest dirty data back, if there is any older than tick `before`. False when nothing could be taken.
+pub(super) fn one_batch(core: &Core, before: u64) -> bool {
+    let mut job: Option<Job<'_>> = None;
+    let mut departures = Vec::new();
+    let (mut bytes, mut from) = (0, 0);
+    while bytes < SMALL_BATCH && departures.len() < MAX_FLIGHTS {
+        let Some((age, inode)) = core.data.pop((from, before), &mut job) else { break };
+        from = age + 1;
+        let limits = Limits { bytes: BATCH, flights: MAX_FLIGHTS - departures.len() };
+        bytes += depart(core, &inode, limits, true, &mut departures);
+    }
+    let Some(mut job) = job else { return false };
+    job.wrote = !departures.is_empty();
+    if job.wrote {
+        write(core, departures);
+    }
+    job.wrote
+}
+
+/// Writes one file's data back that is older than the call, and waits for it.
+///
+/// # Errors
+/// `DataLost` when data of the file could not be written, now or earlier, and was not rewritten since; `WouldBlock`.
+pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
+    if !inode.data.is_clean() {
+        crate::api::may_wait()?;
+        let before = core.data.tick();
+        loop {
+            let mut departures = Vec::new();
+            let mut job = core.data.start_job(0);
+            let limits = Limits { bytes: BATCH, flights: MAX_FLIGHTS };
+            depart(core, inode, limits, false, &mut departures);
+            job.wrote = !departures.is_empty();
+            if job.wrote {
+                write(core, departures);
+            }
+            drop(job);
+            // What could not be taken waits for its older version to land.
+            inode.data.wait_landed_before(before)?;
+            if inode.data.oldest().is_none_or(|age| age >= before) {
+                break;
+            }
+        }
+        inode.data.wait_landed_before(before)?;
+    }
+    if inode.data.has_lost() { Err(Error::DataLost) } else { Ok(()) }
+}
+
+/// Where a stretch of whole sectors lies in memory.
+#[derive(Debug)]
+enum Source {
+    /// In a segment of the flight.
+    Part(usize, Range<usize>),
+    /// In the image's own buffer.
+    Made(Range<usize>),
+}
+
+/// The sectors of a flight, made whole.
+#[derive(Debug, Default)]
+struct Image {
+    made: Vec<u8>,
+    sources: Vec<Source>,
+}
+
+impl Image {
+    /// The sectors of a flight: borrowed from its segments where they fill sectors, made up where they do not.
+    ///
+    /// # Errors
+    /// Reading the rest of a sector failed.
+    fn new(core: &Core, inode: &Inode, taken: &Taken, size: u64) -> Result<Self> {
+        let mut image = Self::default();
+        let (mut at, mut i) = (taken.start, 0);
+        while at < taken.end {
+            while taken.parts[i].0 + taken.parts[i].1.len() as u64 <= at {
+                i += 1;
+            }
+            let (start, data) = &taken.parts[i];
+            let whole_end = floor(start + data.len() as u64);
+            if *start <= at && whole_end > at {
+                image.sources.push(Source::Part(i, index(at - start)..index(whole_end - start)));
+                at = whole_end;
+            } else {
+                image.make(core, inode, taken, at, size)?;
+                at += SECTOR;
+            }
+        }
+        Ok(image)
+    }
+    fn make(&mut self, core: &Core, inode: &Inode, taken: &Taken, at: u64, size: u64) -> Result<()> {
+        let from = self.made.len();
+        self.made.resize(from + SECTOR_LEN, 0);
+        let sector = &mut self.made[from..];
+        let mut gaps = Gaps::new(at, SECTOR_LEN);
+        taken.overlay(sector, &mut gaps);
+        if gaps.left().iter().any(|(a, _)| *a < size) {
+            let mut below = vec![0; index((at + SECTOR).min(size) - at)];
+            super::read::read_extents(core, inode, at, &mut below)?;
+            for &(a, b) in gaps.left() {
+                if a < size {
+                    let range = index(a - at)..index(b.min(size) - at);
+                    sector[range.clone()].copy_from_slice(&below[range]);
+                }
+            }
+        }
+        match self.sources.last_mut() {
+            Some(Source::Made(range)) if range.end == from => range.end = self.made.len(),
+            _ => self.sources.push(Source::Made(from..self.made.len())),
+        }
+        Ok(())
+    }
+    /// The bytes of a range of the sectors, in order.
+    fn slices<'a>(&'a self, taken: &'a Taken, range: Range<u64>) -> Vec<&'a [u8]> {
+        let mut out = Vec::with_capacity(self.sources.len());
+        let mut at = 0;
+        for source in &self.sources {
+            let data = match source {
+                Source::Part(i, r) => &taken.parts[*i].1[r.clone()],
+                Source::Made(r) => &self.made[r.clone()],
+            };
+            let end = at + data.len() as u64;
+            let (a, b) = (range.start.max(at), range.end.min(end));
+            if a < b {
+                out.push(&data[index(a - at)..index(b - at)]);
+            }
+            at = end;
+        }
+        out
+    }
+}
+
+/// A part of a flight's sectors that becomes one extent.
+#[derive(Debug)]
+struct Piece {
+    /// Offset into the flight's sectors.
+    offset: u64,
+    run: Run,
+    csums: Vec<u8>,
+}
+
+/// A flight on its way through the steps.
+#[derive(Debug)]
+struct Item {
+    departure: Departure,
+    image: Image,
+    pieces: Vec<Piece>,
+    /// Pieces that the transaction owns already, counted from the first.
+    created: usize,
+    verified: bool,
+    /// It goes into the leaf.
+    inline: bool,
+    failed: Option<Error>,
+}
+
+impl Item {
+    fn new(core: &Core, departure: Departure) -> Self {
+        let flight = &departure.flight;
+        let verified = !departure.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
+        let (image, failed) = match Image::new(core, &departure.inode, &flight.taken, flight.size) {
+            Ok(image) => (image, None),
+            Err(e) => (Image::default(), Some(e)),
+        };
+        let mut item =
+            Self { departure, image, pieces: Vec::new(), created: 0, verified, inline: false, failed };
+        if item.departure.flight.inline && item.failed.is_none() {
+            // Preallocated extents may lie behind the end of even the smallest file.
+            match only_first_sector(core, &item.departure.inode) {
+                Ok(inline) => item.inline = inline,
+                Err(e) => item.fail(e),
+            }
+        }
+        item
+    }
+    fn taken(&self) -> &Taken {
+        &self.departure.flight.taken
+    }
+    /// Bytes of device space that it needs.
+    fn len(&self) -> u64 {
+        let stored = self.failed.is_none() && !self.inline;
+        if stored { self.taken().end - self.taken().start } else { 0 }
+    }
+    fn fail(&mut self, e: Error) {
+        self.failed.get_or_insert(e);
+    }
+}
+
+/// Brings flights to the device and into their trees. What fails is noted with its inode.
+fn write(core: &Core, departures: Vec<Departure>) {
+    let mut items: Vec<Item> = departures.into_iter().map(|d| Item::new(core, d)).collect();
+    let mut reserved: Option<Reservation> = None;
+    for item in &mut items {
+        if let Some(more) = item.departure.items.take() {
+            match &mut reserved {
+                Some(r) => r.merge(more),
+                none => *none = Some(more),
+            }
+        }
+    }
+    let runs = allocate(core, &mut items);
+    if core.options.tuning.break_extent_before_data {
+        compute_csums(core.csum, &mut items);
+        insert_all(core, &mut items, reserved.take());
+        write_runs(core, &mut items, &runs);
+        return;
+    }
+    write_runs(core, &mut items, &runs);
+    compute_csums(core.csum, &mut items);
+    insert_all(core, &mut items, reserved);
+}
+
+/// Gets space for all flights, one behind the other.
+fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
+    let mut space = core.space.accounts.empty(SpaceKind::Data);
+    for item in items.iter_mut() {
+        space.merge(std::mem::replace(&mut item.departure.space, core.space.accounts.empty(SpaceKind::Data)));
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    let mut left: u64 = items.iter().map(Item::len).sum();
+    // What was allocated and is not spoken for yet.
+    let mut rest: Option<Run> = None;
+    for item in items {
+        let (mut offset, len) = (0, item.len());
+        while offset < len {
+            let run = match rest.take() {
+                Some(run) => run,
+                None => match core.space.allocate_data(core, left.min(MAX_DATA_EXTENT), SECTOR, &mut space) {
+                    Ok(run) => {
+                        left -= run.len;
+                        runs.push(run);
+                        run
+                    }
+                    Err(e) => {
+                        left -= len - offset;
+                        item.fail(e);
+                        break;
+                    }
+                },
+            };
+            let mine = Run::new(run.start, run.len.min(len - offset));
+            if mine.len < run.len {
+                rest = Some(Run::new(mine.end(), run.len - mine.len));
+            }
+            item.pieces.push(Piece { offset, run: mine, csums: Vec::new() });
+            offset += mine.len;
+        }
+    }
+    if let Some(rest) = rest {
+        core.space.give_back(rest, None);
+    }
+    runs
+}
+
+/// Writes what lies in the runs; flights that lie in one that could not be written fail.
+fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
+    for run in runs {
+        let mut slices = Vec::new();
+        let mut first = None;
+        for item in items.iter() {
+            for piece in item.pieces.iter().filter(|p| run.contains(p.run)) {
+                first.get_or_insert(piece.run.start);
+                let bytes = item.image.slices(item.taken(), piece.offset..piece.offset + piece.run.len);
+                slices.extend(bytes.into_iter().map(IoSlice::new));
+            }
+        }
+        let Some(first) = first else { continue };
+        if let Err(e) = core.volume.write_vectored(first, &slices) {
+            tracing::warn!("data could not be written: {e}");
+            for item in items.iter_mut().filter(|i| i.pieces.iter().any(|p| run.contains(p.run))) {
+                item.fail(Error::DataLost);
+            }
+        } else {
+            core.volume.start_writeback(run.start, run.len);
+        }
+    }
+}
+
+fn compute_csums(csum: CsumType, items: &mut [Item]) {
+    for item in items.iter_mut().filter(|i| i.verified && i.failed.is_none() && !i.inline) {
+        let Item { departure, image, pieces, .. } = item;
+        for piece in pieces {
+            let range = piece.offset..piece.offset + piece.run.len;
+            let slices = image.slices(&departure.flight.taken, range);
+            piece.csums = csums_of(csum, &slices, index(piece.run.len));
+        }
+    }
+}
+
+/// Checksums of whole sectors.
+fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> {
+    let size = csum.size();
+    let of = |data: &[u8], out: &mut Vec<u8>| {
+        for sector in data.chunks_exact(SECTOR_LEN) {
+            out.extend_from_slice(&csum.compute(sector)[..size]);
+        }
+    };
+    if len < PARALLEL {
+        let mut out = Vec::with_capacity(len / SECTOR_LEN * size);
+        slices.iter().for_each(|s| of(s, &mut out));
+        return out;
+    }
+    let chunks: Vec<&[u8]> = slices.iter().flat_map(|s| s.chunks(PARALLEL / 4)).collect();
+    let sums: Vec<Vec<u8>> = chunks
+        .par_iter()
+        .map(|data| {
+            let mut out = Vec::with_capacity(data.len() / SECTOR_LEN * size);
+            of(data, &mut out);
+            out
+        })
+        .collect();
+    sums.concat()
+}
+
+/// A transaction handle that is renewed now and then.
+struct Handles<'a> {
+    core: &'a Core,
+    reserved: Option<Reservation>,
+    handle: Option<Handle<'a>>,
+    edits: u32,
+}
+
+impl<'a> Handles<'a> {
+    fn get(&mut self) -> Result<&mut Handle<'a>> {
+        self.edits += 1;
+        if self.edits > EDITS_PER_HANDLE {
+            self.handle = None;
+            self.edits = 1;
+        }
+        if self.handle.is_none() {
+            let reserved = match self.reserved.take() {
+                Some(r) => r,
+                // Beyond what the write reserved, the global reserve pays if it must.
+                None => self
+                    .core
+                    .try_reserve_items(RESERVE_ITEMS)
+                    .unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata)),
+            };
+            self.handle = Some(Handle::join_with(self.core, reserved)?);
+        }
+        Ok(self.handle.as_mut().expect("just made"))
+    }
+}
+
+/// Enters all flights into their trees, and lets them land.
+fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
+    let mut handles = Handles { core, reserved, handle: None, edits: 0 };
+    for item in items {
+        let outcome = match item.failed.take() {
+            Some(e) => Err(e),
+            None if item.inline => insert_inline(&mut handles, item),
+            None => insert_extents(&mut handles, item),
+        };
+        if let Err(e) = outcome {
+            let id = item.departure.inode.id;
+            tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
+            land(core, &item.departure.inode, &item.departure.flight, false);
+            for piece in &item.pieces[item.created..] {
+                core.space.give_back(piece.run, None);
+            }
+        }
+    }
+}
+
+fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
+    let inode = &item.departure.inode;
+    let flight = &item.departure.flight;
+    let count = item.pieces.len();
+    for i in 0..count {
+        let piece = &mut item.pieces[i];
+        let start = flight.taken.start + piece.offset;
+        let end = start + piece.run.len;
+        let csums = std::mem::take(&mut piece.csums);
+        let run = piece.run;
+        let (mut at, mut create) = (start, true);
+        let mut csums = Some(csums);
+        while at < end {
+            let h = handles.get()?;
+            let extents = inode.data.lock_extents();
+            // Readers that find the extent look for these.
+            if let Some(csums) = csums.take() {
+                h.add_csums(run.start, csums);
+            }
+            let new = New::Extent { at: run.start, len: run.len, offset: at - start, create };
+            let mut created = false;
+            let reached = replace(h, inode, (at, end), new, &mut created);
+            item.created = item.created.max(i + usize::from(created));
+            create = false;
+            at = reached?;
+            if at == end && i + 1 == count {
+                // Within the handle: the seal that has the extent must see the size that it allows.
+                land(h.core, inode, flight, true);
+            }
+            drop(extents);
+        }
+    }
+    Ok(())
+}
+
+fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
+    let inode = &item.departure.inode;
+    let flight = &item.departure.flight;
+    let bytes = item.image.slices(item.taken(), 0..flight.size).concat();
+    let h = handles.get()?;
+    let extents = inode.data.lock_extents();
+    let mut created = false;
+    replace(h, inode, (0, SECTOR), New::Inline(&bytes), &mut created)?;
+    land(h.core, inode, flight, true);
+    drop(extents);
+    Ok(())
+}
+
+/// Nothing but the first sector has an extent item.
+///
+/// # Errors
+/// Reading or corruption.
+fn only_first_sector(core: &Core, inode: &Inode) -> Result<bool> {
+    let version = inode.subvol.version(core);
+    Ok(ExtentCursor::new(&version, ObjectId(inode.id.ino), SECTOR)?.next()?.is_none())
+}
+
+const _: () = assert!(MAX_ITEMS as u64 >= RESERVE_ITEMS);
