@@ -142,7 +142,10 @@ impl Inner {
     }
     fn forget_lost(&mut self, start: u64, end: u64) {
         let cut = |&(a, b): &(u64, u64)| {
-            [(a, b.min(start)), (a.max(end), b)].into_iter().filter(|(a, b)| a < b).collect::<SmallVec<[_; 2]>>()
+            [(a, b.min(start)), (a.max(end), b)]
+                .into_iter()
+                .filter(|(a, b)| a < b)
+                .collect::<SmallVec<[_; 2]>>()
         };
         self.lost = self.lost.iter().flat_map(cut).collect();
     }
@@ -487,7 +490,8 @@ impl DataState {
             }
             let mut shared = self.shared.lock();
             let pending = |s: &Shared| {
-                s.jobs.values().any(|age| *age < before) || s.queue.first_key_value().is_some_and(|(a, _)| *a < before)
+                s.jobs.values().any(|age| *age < before)
+                    || s.queue.first_key_value().is_some_and(|(a, _)| *a < before)
             };
             if !pending(&shared) {
                 return;

@@ -33,7 +33,8 @@ pub(super) struct Gaps {
 impl Gaps {
     /// All of a buffer of `len` bytes for the file's bytes from `base` on.
     pub(super) fn new(base: u64, len: usize) -> Self {
-        let left = if len == 0 { SmallVec::new() } else { SmallVec::from_slice(&[(base, base + len as u64)]) };
+        let left =
+            if len == 0 { SmallVec::new() } else { SmallVec::from_slice(&[(base, base + len as u64)]) };
         Self { base, left }
     }
     /// What is left.
@@ -54,7 +55,8 @@ impl Gaps {
                 left.push((start, end));
                 continue;
             }
-            buf[index(a - self.base)..index(b - self.base)].copy_from_slice(&data[index(a - at)..index(b - at)]);
+            buf[index(a - self.base)..index(b - self.base)]
+                .copy_from_slice(&data[index(a - at)..index(b - at)]);
             left.extend([(start, a), (b, end)].into_iter().filter(|(s, e)| s < e));
         }
         self.left = left;
@@ -245,7 +247,8 @@ impl Dirty {
                 continue;
             }
             let keys: SmallVec<[u64; 4]> = self.segs.range(start..end).map(|(s, _)| *s).collect();
-            let mut taken = Taken { start, end, age: u64::MAX, parts: Vec::with_capacity(keys.len()), bytes: 0 };
+            let mut taken =
+                Taken { start, end, age: u64::MAX, parts: Vec::with_capacity(keys.len()), bytes: 0 };
             for key in keys {
                 let segment = self.remove(key);
                 taken.age = taken.age.min(segment.age);

@@ -240,7 +240,8 @@ impl Reader<'_> {
 
     /// All of a compressed extent, unpacked.
     fn unpack(&self, version: &Version, extent: &Extent, record: &ExtentRecord) -> Result<Vec<u8>, Stop> {
-        let corrupt = |what: &str| Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what));
+        let corrupt =
+            |what: &str| Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what));
         if record.disk_num_bytes > MAX_COMPRESSED_ON_DISK {
             return Err(corrupt("compressed extent is too long"));
         }

@@ -142,7 +142,8 @@ impl Plan {
         }
         match before.map(|e| (e.start, e.content)) {
             Some((at, Content::Stored(r))) if r.is_hole() => {
-                self.items.insert(at, (true, Some(ExtentRecord::hole(generation, start - at).encode().to_vec())));
+                self.items
+                    .insert(at, (true, Some(ExtentRecord::hole(generation, start - at).encode().to_vec())));
             }
             _ => self.put(from, ExtentRecord::hole(generation, start - from).encode().to_vec()),
         }

@@ -14,9 +14,9 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::transaction::Handle;
+use larder_format::ObjectId;
 use larder_format::items::keys::orphan_key;
 use larder_format::items::{Compression, InlineExtent};
-use larder_format::ObjectId;
 use std::sync::Arc;
 
 /// Sets the size of a file. The caller holds `op` exclusively and has checked that the file may be changed; times are
@@ -150,6 +150,8 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if let Tail::Inline(data) = &tail {
             replace(&mut h, inode, (0, SECTOR), New::Inline(data), &mut false)?;
         }
+        // The file may have ended in delayed bytes far behind its extents.
+        cover(&mut h, inode, size)?;
         drop(extents);
         return drop_extents(core, inode, h, ceil(size));
     }

@@ -66,7 +66,8 @@ pub(crate) struct Transactions {
 impl Transactions {
     pub(crate) fn new(published: Generation, extent_root: Root, csum_root: Root) -> Self {
         let running = Arc::new(Txn::new(published.next()));
-        let view = RefsView { base: published, extent_root, csum_root, sealed: None, running: running.clone() };
+        let view =
+            RefsView { base: published, extent_root, csum_root, sealed: None, running: running.clone() };
         Self {
             state: Mutex::new(State {
                 running,
@@ -225,7 +226,12 @@ impl Transactions {
         self.changed.notify_all();
     }
     /// A sealed transaction is durable. `swap` runs while nobody computes reference counts.
-    pub(crate) fn publish(&self, generation: Generation, (extent_root, csum_root): (Root, Root), swap: impl FnOnce()) {
+    pub(crate) fn publish(
+        &self,
+        generation: Generation,
+        (extent_root, csum_root): (Root, Root),
+        swap: impl FnOnce(),
+    ) {
         let mut view = self.view.write();
         let mut state = self.state.lock();
         view.base = generation;
