@@ -208,3 +208,195 @@ fn bytes_match_a_model_in_mixed_groups_and_small_nodes() {
     let files = torture(&image, &options, seed() + 2000, 800);
     judge(&image, &files);
 }
+
+/// What byte `at` of a block says that was written by thread `who` in its round `round`.
+fn stamp(who: usize, round: usize, block: usize) -> u8 {
+    (who * 67 + round * 13 + block * 7) as u8 | 1
+}
+
+#[test]
+fn threads_write_one_file_and_their_own_while_others_sync() {
+    const THREADS: usize = 6;
+    const BLOCK: usize = 10_000;
+    const BLOCKS: usize = 40;
+    let dir = scratch();
+    let image = dir.path().join("img");
+    make(&image, 1 << 30, &MkfsOptions::default());
+    let fs = open(&image, 8 << 20);
+    let shared = create(&fs, "shared");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let writers: Vec<_> = (0..THREADS)
+            .map(|who| {
+                let fs = &fs;
+                s.spawn(move || {
+                    let own = create(fs, &format!("own{who}"));
+                    let mut rng = SmallRng::seed_from_u64(who as u64);
+                    let mut last = vec![0u8; BLOCKS];
+                    for round in 0..12 {
+                        for block in 0..BLOCKS {
+                            let value = stamp(who, round, block);
+                            let data = vec![value; BLOCK];
+                            let at = ((block * THREADS + who) * BLOCK) as u64;
+                            fs.write(shared, at, &data).unwrap();
+                            last[block] = value;
+                            fs.write(own, (block * BLOCK) as u64, &data).unwrap();
+                            let check = rng.random_range(0..=block);
+                            let mut back = vec![0; BLOCK];
+                            let at = ((check * THREADS + who) * BLOCK) as u64;
+                            assert_eq!(fs.read(shared, at, &mut back).unwrap(), BLOCK);
+                            assert!(back.iter().all(|b| *b == last[check]), "block {check} of {who}");
+                            if rng.random_ratio(1, 60) {
+                                fs.fsync(if round % 2 == 0 { own } else { shared }, false).unwrap();
+                            }
+                        }
+                        if round % 4 == 3 {
+                            set_size(fs, own, (BLOCK * BLOCKS / 2 + 77) as u64);
+                        }
+                    }
+                })
+            })
+            .collect();
+        let syncer = s.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                fs.sync().unwrap();
+            }
+        });
+        for w in writers {
+            w.join().unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        syncer.join().unwrap();
+    });
+    let mut files = BTreeMap::new();
+    let mut want = Vec::new();
+    for block in 0..BLOCKS {
+        for who in 0..THREADS {
+            want.extend(vec![stamp(who, 11, block); BLOCK]);
+        }
+    }
+    files.insert("shared".to_owned(), want);
+    for who in 0..THREADS {
+        let mut own: Vec<u8> = (0..BLOCKS).flat_map(|b| vec![stamp(who, 11, b); BLOCK]).collect();
+        own.truncate(BLOCK * BLOCKS / 2 + 77);
+        files.insert(format!("own{who}"), own);
+    }
+    for (name, want) in &files {
+        assert!(read_all(&fs, find(&fs, name)) == *want, "{name}");
+    }
+    fs.close().unwrap();
+    drop(fs);
+    judge(&image, &files);
+}
+
+#[test]
+fn the_smallest_to_the_largest_offsets_work() {
+    let dir = scratch();
+    let image = dir.path().join("img");
+    make(&image, 1 << 30, &MkfsOptions::default());
+    let fs = open(&image, 8 << 20);
+    let last = i64::MAX as u64;
+    let id = create(&fs, "far");
+    fs.write(id, last - 5, b"12345").unwrap();
+    fs.write(id, 3, b"near").unwrap();
+    assert!(matches!(fs.write(id, last - 4, b"12345"), Err(larder_fs::Error::FileTooBig)));
+    assert!(matches!(fs.write(id, u64::MAX, b"1"), Err(larder_fs::Error::FileTooBig)));
+    let too_long = SetAttr { size: Some(last + 1), ..SetAttr::default() };
+    assert!(matches!(fs.setattr(id, &too_long), Err(larder_fs::Error::FileTooBig)));
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(&image, 8 << 20);
+    let id = find(&fs, "far");
+    assert_eq!(fs.getattr(id).unwrap().size, last);
+    let mut buf = [9; 10];
+    assert_eq!(fs.read(id, last - 8, &mut buf).unwrap(), 8);
+    assert_eq!(buf, *b"\0\0\x0012345\x09\x09");
+    assert_eq!(fs.read(id, 0, &mut buf).unwrap(), 10);
+    assert_eq!(buf, *b"\0\0\0near\0\0\0");
+    assert_eq!(fs.seek(id, 4096, Seek::Data).unwrap(), Some((last - 5) / 4096 * 4096));
+    set_size(&fs, id, 5);
+    assert_eq!(read_all(&fs, id), b"\0\0\0ne");
+    fs.close().unwrap();
+    drop(fs);
+    judge(&image, &BTreeMap::from([("far".to_owned(), b"\0\0\0ne".to_vec())]));
+}
+
+#[test]
+fn a_file_of_many_extents_goes_in_steps() {
+    let dir = scratch();
+    let image = dir.path().join("img");
+    make(&image, 1 << 30, &MkfsOptions::default());
+    let fs = open(&image, 64 << 20);
+    let id = create(&fs, "holes");
+    let block = vec![7; 4096];
+    for i in 0..3000u64 {
+        fs.write(id, i * 12_288, &block).unwrap();
+    }
+    fs.sync().unwrap();
+    let before = fs.getattr(id).unwrap();
+    assert_eq!(before.bytes, 3000 * 4096);
+    // One extent over very many others: replaced in steps, one item in the end.
+    let all = vec![8; 3000 * 12_288];
+    fs.write(id, 4096, &all).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(fs.getattr(id).unwrap().bytes, 4096 + all.len() as u64);
+    for i in 0..3000u64 {
+        fs.write(id, i * 12_288 + 8192, &block).unwrap();
+    }
+    set_size(&fs, id, 5000);
+    fs.sync().unwrap();
+    assert_eq!(fs.getattr(id).unwrap().bytes, 8192);
+    let mut want = vec![7; 4096];
+    want.resize(5000, 8);
+    assert!(read_all(&fs, id) == want);
+    fs.close().unwrap();
+    drop(fs);
+    judge(&image, &BTreeMap::from([("holes".to_owned(), want)]));
+}
+
+#[test]
+fn a_full_disk_says_so_at_the_write_and_loses_nothing() {
+    let dir = scratch();
+    let image = dir.path().join("img");
+    make(&image, 256 << 20, &MkfsOptions::default());
+    let fs = open(&image, 32 << 20);
+    let mut files = BTreeMap::new();
+    let mut full = false;
+    for i in 0..400 {
+        let name = format!("f{i}");
+        let id = create(&fs, &name);
+        let data: Vec<u8> = (0..1_000_000u32).map(|n| (n / 100 + i) as u8).collect();
+        match fs.write(id, 0, &data) {
+            Ok(()) => {
+                files.insert(name, data);
+            }
+            Err(larder_fs::Error::NoSpace) => {
+                full = true;
+                fs.unlink(fs.root(), name.as_bytes()).unwrap();
+                break;
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    assert!(full && files.len() > 100, "{} files", files.len());
+    fs.sync().unwrap();
+    for (name, want) in &files {
+        assert!(read_all(&fs, find(&fs, name)) == *want, "{name}");
+    }
+    // Space comes back after deletes, without a remount.
+    let gone: Vec<String> = files.keys().step_by(2).cloned().collect();
+    for name in &gone {
+        fs.unlink(fs.root(), name.as_bytes()).unwrap();
+        files.remove(name);
+    }
+    for i in 0..gone.len() - 5 {
+        let name = format!("again{i}");
+        let id = create(&fs, &name);
+        let data = vec![i as u8 | 1; 1_000_000];
+        fs.write(id, 0, &data).unwrap();
+        files.insert(name, data);
+    }
+    fs.close().unwrap();
+    drop(fs);
+    judge(&image, &files);
+}

@@ -197,7 +197,7 @@ pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Resul
 }
 
 /// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on disk stays right, a
-/// transaction handle; `size` is the file's size before the write.
+/// transaction handle, in which it has set the file's new size already; `size` is the one before.
 pub(super) fn take_in(
     core: &Core,
     inode: &Arc<Inode>,
@@ -210,9 +210,8 @@ pub(super) fn take_in(
     let mut back = (None, None);
     {
         let mut inner = file.inner.lock();
-        if file.is_clean() {
-            inner.on_disk = size;
-        }
+        // A flight that landed since the size was set believed that nothing more is delayed.
+        inner.on_disk = if file.is_clean() { size } else { inner.on_disk.min(size) };
         let age = core.data.tick();
         let before = inner.dirty.bytes();
         inner.dirty.write(start, data, age);

@@ -136,16 +136,17 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
     };
     let admitted = admit(core, inode, at, data.len())?;
     let mut h = core.begin(1)?;
-    if let (Some((at, data)), Some(admitted)) = (again, admitted_again) {
-        take_in(core, inode, at, &data, size, admitted);
-    }
-    take_in(core, inode, at, data, size, admitted);
     let now = to_timespec(core.now());
+    // The size first: write-back must not believe that the file ends, or lies in its leaf, before what it takes.
     inode.change(&mut h, |state| {
         state.size = size.max(at + data.len() as u64);
         state.item.mtime = now;
         state.item.ctime = now;
     });
+    if let (Some((at, data)), Some(admitted)) = (again, admitted_again) {
+        take_in(core, inode, at, &data, size, admitted);
+    }
+    take_in(core, inode, at, data, size, admitted);
     Ok(())
 }
 

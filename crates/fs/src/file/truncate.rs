@@ -79,10 +79,11 @@ fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
         let _extents = inode.data.lock_extents();
         cover(&mut h, inode, size)?;
     }
+    // Before the bytes: write-back must not take the file for one that may still lie in its leaf.
+    inode.state.lock().size = size;
     if let (Some((at, data)), Some(admitted)) = (again, admitted) {
         delalloc::take_in(core, inode, at, &data, old, admitted);
     }
-    inode.state.lock().size = size;
     h.mark_dirty(inode);
     Ok(())
 }
