@@ -8,7 +8,8 @@ use std::time::Instant;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    let (image, files, threads) = (&args[1], args[2].parse::<u64>().unwrap(), args[3].parse::<u64>().unwrap());
+    let (image, files, threads) =
+        (&args[1], args[2].parse::<u64>().unwrap(), args[3].parse::<u64>().unwrap());
     let device = Arc::new(FileDevice::create(image, 4 << 30).unwrap());
     mkfs(device.as_ref(), &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
     let fs = Filesystem::open(device, OpenOptions::default()).unwrap();

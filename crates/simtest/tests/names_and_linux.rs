@@ -3,7 +3,8 @@
 
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{
-    FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
+    Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, SetAttr, SetTime, Timestamp,
+    XattrMode,
 };
 use larder_simtest::oracle::{
     EngineTree, Facts, Fixture, KernelMount, Kind, Need, StdTree, TreeSource, btrfs_check, colliding_names,
@@ -94,6 +95,87 @@ fn names_that_linux_made() {
         assert_same(&variant.name, &engine, &kernel);
         std::fs::remove_file(&image).unwrap();
     }
+}
+
+/// Checks `..` of every directory below `dir`; returns the directories.
+fn check_parents(fs: &Filesystem, dir: InodeId) -> Vec<InodeId> {
+    let mut below = Vec::new();
+    fs.readdir(dir, 2, &mut |e| {
+        if e.kind == FileKind::Directory && e.id.ino != 2 {
+            below.push(e.id);
+        }
+        true
+    })
+    .unwrap();
+    let mut all = below.clone();
+    for child in below {
+        assert_eq!(fs.lookup(child, b"..").unwrap().id, dir);
+        all.extend(check_parents(fs, child));
+    }
+    all
+}
+
+#[test]
+fn borders_between_subvolumes() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("image");
+    kernel_images()[0].make(&image, 256 << 20).unwrap();
+    let mount = KernelMount::image(&image, "").unwrap();
+    populate(mount.path(), &Fixture::small()).unwrap();
+    mount.unmount_clean().unwrap();
+    let fs = open(&image, false);
+    let dirs = check_parents(&fs, fs.root());
+    let subvolumes: std::collections::BTreeSet<_> = dirs.iter().map(|d| d.subvol).collect();
+    assert!(subvolumes.len() > 4, "{subvolumes:?}");
+    let find = |path: &str| {
+        let names = path.split('/').filter(|n| !n.is_empty());
+        names.fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()).unwrap().id)
+    };
+    let (volumes, copy, frozen) = (find("volumes"), find("volumes/copy"), find("volumes/frozen"));
+    assert_eq!(copy.ino, 256);
+    let file = new(FileKind::Regular);
+    // Subvolumes stay where they are.
+    assert!(matches!(fs.unlink(volumes, b"copy"), Err(Error::IsDirectory)));
+    assert!(matches!(fs.rmdir(volumes, b"copy"), Err(Error::NotSupported(_))));
+    assert!(matches!(
+        fs.rename(volumes, b"copy", volumes, b"x", RenameMode::Replace),
+        Err(Error::NotSupported(_))
+    ));
+    let d = fs.create(volumes, b"d", &new(FileKind::Directory)).unwrap().id;
+    assert!(matches!(fs.rename(volumes, b"d", volumes, b"copy", RenameMode::Replace), Err(Error::NotEmpty)));
+    let f = fs.create(d, b"f", &file).unwrap().id;
+    assert!(matches!(fs.rename(d, b"f", volumes, b"copy", RenameMode::Replace), Err(Error::IsDirectory)));
+    assert!(matches!(fs.rename(d, b"f", copy, b"f", RenameMode::Replace), Err(Error::CrossSubvolume)));
+    assert!(matches!(fs.link(f, copy, b"f"), Err(Error::CrossSubvolume)));
+    // What is read-only stays so.
+    assert!(matches!(fs.create(frozen, b"x", &file), Err(Error::SubvolumeReadOnly)));
+    assert!(matches!(fs.unlink(frozen, b"file1"), Err(Error::SubvolumeReadOnly)));
+    assert!(matches!(fs.setattr(frozen, &SetAttr::default()), Err(Error::SubvolumeReadOnly)));
+    // The directory that stands for a subvolume that the snapshot does not have: empty, and goes like an empty directory.
+    let mut placeholders = Vec::new();
+    fs.readdir(copy, 2, &mut |e| {
+        if e.id.ino == 2 {
+            placeholders.push(e.name.to_vec());
+        }
+        true
+    })
+    .unwrap();
+    let name = placeholders.first().expect("the fixture's snapshots lack a nested subvolume");
+    let empty = fs.lookup(copy, name).unwrap();
+    assert_eq!((empty.kind, empty.size, empty.id.subvol), (FileKind::Directory, 0, copy.subvol));
+    assert!(matches!(fs.create(empty.id, b"x", &file), Err(Error::NotPermitted(_))));
+    assert!(matches!(fs.lookup(empty.id, b"x"), Err(Error::NotFound)));
+    assert!(matches!(fs.unlink(copy, name), Err(Error::IsDirectory)));
+    assert!(matches!(fs.rename(copy, name, copy, b"x", RenameMode::Replace), Err(Error::NotEmpty)));
+    let size = fs.getattr(copy).unwrap().size;
+    fs.rmdir(copy, name).unwrap();
+    assert!(matches!(fs.lookup(copy, name), Err(Error::NotFound)));
+    assert_eq!(fs.getattr(copy).unwrap().size, size - 2 * name.len() as u64);
+    fs.close().unwrap();
+    kernel_verdict(&image).unwrap();
 }
 
 fn new(kind: FileKind) -> NewInode<'static> {

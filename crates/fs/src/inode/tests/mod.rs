@@ -2,6 +2,7 @@
 
 mod attributes;
 mod consistency;
+mod damage;
 mod links;
 mod listing;
 mod model;
