@@ -108,12 +108,14 @@ pub fn may_chown(caller: Caller, attr: &Attr, uid: Option<u32>, gid: Option<u32>
             && gid.is_none_or(|g| g == attr.gid || caller.is_in(g)))
 }
 
-/// What is left of permission bits when somebody else writes, truncates or owns the file: no set-user-id, and no
-/// set-group-id where the group may execute (without that it means something else).
+/// What is left of permission bits when `caller` writes, truncates or gives away the file: no set-user-id, and no
+/// set-group-id where the group may execute or the caller is not in it.
 #[must_use]
-pub fn without_suid(perm: u32) -> u32 {
-    let perm = perm & !libc::S_ISUID;
-    if perm & libc::S_IXGRP != 0 { perm & !libc::S_ISGID } else { perm }
+pub fn without_suid(caller: Caller, perm: u32, group: u32) -> u32 {
+    let kept = perm & !libc::S_ISUID;
+    let keeps_sgid =
+        kept & libc::S_ISGID == 0 || (kept & libc::S_IXGRP == 0 && (caller.is_root() || caller.is_in(group)));
+    if keeps_sgid { kept } else { kept & !libc::S_ISGID }
 }
 
 #[cfg(test)]
@@ -184,9 +186,13 @@ mod tests {
 
     #[test]
     fn set_ids_go_as_linux_takes_them() {
-        assert_eq!(without_suid(0o6755), 0o755);
-        assert_eq!(without_suid(0o6745), 0o2745, "without group execution it marks mandatory locking");
-        assert_eq!(without_suid(0o1777), 0o1777);
+        let (root, member, other) = (caller(0, 0), caller(5, 100), caller(5, 5));
+        for who in [root, member, other] {
+            assert_eq!(without_suid(who, 0o6755, 100), 0o755);
+            assert_eq!(without_suid(who, 0o1777, 100), 0o1777);
+        }
+        // Without execution by the group it is a mark that its members may leave there.
+        assert_eq!([root, member, other].map(|who| without_suid(who, 0o6745, 100)), [0o2745, 0o2745, 0o745]);
     }
 
     #[test]

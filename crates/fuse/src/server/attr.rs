@@ -73,7 +73,7 @@ impl Server {
         }
         if has(fattr::KILL_SUIDGID) && change.perm.is_none() {
             let attr = self.fs.getattr(id)?;
-            change.perm = killed(&attr);
+            change.perm = killed(Caller::from(&request.header), &attr);
         }
         if let Some(perm) = change.perm
             && let Some(mut acl) = self.access_acl(id)?
@@ -129,8 +129,8 @@ impl Server {
 }
 
 /// The bits of a regular file's mode after somebody else's write, if they differ.
-pub(super) fn killed(attr: &Attr) -> Option<u32> {
-    let perm = perm::without_suid(attr.perm);
+pub(super) fn killed(caller: Caller, attr: &Attr) -> Option<u32> {
+    let perm = perm::without_suid(caller, attr.perm, attr.gid);
     (attr.kind == FileKind::Regular && perm != attr.perm).then_some(perm)
 }
 

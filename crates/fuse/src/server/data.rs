@@ -3,6 +3,7 @@
 use super::{Server, attr::killed};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Patience, Reply, Request};
+use crate::perm::Caller;
 use crate::proto::{self, Opcode};
 use larder_fs::{InodeId, Seek, SetAttr};
 
@@ -23,7 +24,7 @@ impl Server {
         let write: proto::WriteIn = request.arg()?;
         let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0
-            && let Some(perm) = killed(&self.fs.getattr(id)?)
+            && let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?)
         {
             if patience == Patience::Queue {
                 return Err(Failure::Wait);
