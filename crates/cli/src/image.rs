@@ -187,7 +187,7 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
         Err(larder_fs::Error::Unsupported(what)) if what.contains("log") => {
             Some("mount it once with Linux to replay the log, or read the last commit with -o ro,nologreplay")
         }
-        Err(larder_fs::Error::NotFound) => {
+        Err(e) if e.to_string().contains("no subvolume") => {
             Some("`-o subvolid=5` (or --subvolid 5) is the top of the file system")
         }
         _ => None,

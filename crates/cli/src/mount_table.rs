@@ -1,4 +1,4 @@
-//! What is mounted where, from `/proc/self/mountinfo`.
+//! What is mounted where, from `/proc/thread-self/mountinfo`.
 //!
 //! The table is asked instead of the mount point itself, for the mount point of a daemon that is gone answers nothing.
 
@@ -33,7 +33,7 @@ pub(crate) fn on(point: &Path) -> anyhow::Result<Option<Mount>> {
 
 /// All mounts, lower ones first.
 pub(crate) fn all() -> anyhow::Result<Vec<Mount>> {
-    let table = std::fs::read("/proc/self/mountinfo").context("reading the mount table")?;
+    let table = std::fs::read("/proc/thread-self/mountinfo").context("reading the mount table")?;
     Ok(table.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 

@@ -203,7 +203,7 @@ fn directories(user: Option<u32>) -> Vec<PathBuf> {
 
 /// Name of the file for a mount point, in this mount namespace.
 fn file_name(mountpoint: &Path) -> String {
-    let namespace = fs::read_link("/proc/self/ns/mnt").unwrap_or_default();
+    let namespace = fs::read_link("/proc/thread-self/ns/mnt").unwrap_or_default();
     let key = [mountpoint.as_os_str().as_bytes(), b"\0", namespace.as_os_str().as_bytes()].concat();
     let hash = larder_format::CsumType::Blake2b.compute(&key);
     hash[..12].iter().map(|b| format!("{b:02x}")).collect::<String>() + ".json"

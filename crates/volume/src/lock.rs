@@ -171,7 +171,7 @@ mod os {
 
     /// Where a block device is mounted, according to this process's mount table.
     fn mounted_at(rdev: u64) -> Option<PathBuf> {
-        let table = fs::read("/proc/self/mountinfo").ok()?;
+        let table = fs::read("/proc/thread-self/mountinfo").ok()?;
         let number = format!("{}:{}", major(rdev), minor(rdev));
         table.split(|b| *b == b'\n').find_map(|line| {
             let mut words = line.split(|b| *b == b' ');

@@ -37,14 +37,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return print::json(&value);
     }
-    for (name, text) in lines(&value) {
+    for (name, text) in lines(&value, on_mount) {
         print::line(&format!("{name:<11} {text}"))?;
     }
     Ok(())
 }
 
 /// What people want to know of the answer.
-fn lines(value: &Value) -> Vec<(&'static str, String)> {
+fn lines(value: &Value, on_mount: bool) -> Vec<(&'static str, String)> {
     let fs = &value["file_system"];
     let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
     let bytes = |v: &Value| v.as_u64().map_or_else(|| text(v), size::human);
@@ -57,7 +57,8 @@ fn lines(value: &Value) -> Vec<(&'static str, String)> {
         ("Available", bytes(&value["available"])),
         ("Generation", text(&fs["generation"])),
     ];
-    if fs["read_only"] == true {
+    // An image is opened read-only here; that says nothing about it.
+    if on_mount && fs["read_only"] == true {
         out.push(("State", "read-only".into()));
     }
     out

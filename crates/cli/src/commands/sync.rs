@@ -22,7 +22,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub(crate) fn mounted<T>(path: &Path, send: impl FnOnce(&Path) -> std::io::Result<T>) -> anyhow::Result<T> {
     let result = send(path);
     let kind = result.as_ref().err().map(std::io::Error::kind);
-    let dead = matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ENOTCONN));
+    let dead =
+        matches!(&result, Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)));
     let result = result.with_context(|| path.display().to_string());
     if dead {
         return result

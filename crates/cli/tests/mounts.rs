@@ -1,0 +1,300 @@
+//! The life of a mount: ready when the command returns, durable and gone when `umount` returns, cleared when its daemon
+//! was killed.
+
+mod common;
+
+use common::{Run, command, inside, larder};
+use larder_simtest::oracle::{Need, enter_private_namespace, need, scratch};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// An image and a mount point, in a mount namespace of this test's own; unmounted whatever happens.
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Option<Self> {
+        if !need(&[Need::Fuse, Need::Root]) {
+            return None;
+        }
+        enter_private_namespace().unwrap();
+        let s = Self { dir: scratch() };
+        std::fs::create_dir(s.point()).unwrap();
+        larder(args!["mkfs", "--size", "128M", "-L", "stage", s.image()]).ok();
+        Some(s)
+    }
+    fn image(&self) -> PathBuf {
+        self.dir.path().join("img")
+    }
+    fn point(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+    fn at(&self, name: &str) -> PathBuf {
+        self.point().join(name)
+    }
+    fn mount(&self) {
+        larder(args!["mount", self.image(), self.point()]).ok();
+    }
+    /// Process that serves the mount: whoever has a lock on the image.
+    fn daemon(&self) -> rustix::process::Pid {
+        let run = larder(args!["inspect", "super", self.image()]);
+        let text = run.fails(2, "locked by process").err;
+        let pid = text.split("process ").nth(1).unwrap().split(' ').next().unwrap();
+        rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap()
+    }
+    fn is_mounted(&self) -> bool {
+        let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        table.contains(&format!(" {} ", self.point().display()))
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            let _ = command().args(["umount", "--lazy"]).arg(self.point()).output();
+        }
+    }
+}
+
+/// Waits until a process is gone, however it ends.
+fn wait_for_end(pid: rustix::process::Pid) {
+    let fd = match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::SRCH) => return,
+        Err(e) => panic!("{e}"),
+    };
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut fds, None).unwrap();
+}
+
+fn is_alive(pid: rustix::process::Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.is_ok_and(|s| !s.contains(") Z "))
+}
+
+#[test]
+fn a_mount_is_ready_at_once_and_durable_and_gone_after_umount() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    assert!(s.is_mounted());
+    std::fs::create_dir_all(s.at("some/where")).unwrap();
+    std::os::unix::fs::symlink("some", s.at("link")).unwrap();
+    let daemon = s.daemon();
+    assert!(is_alive(daemon));
+    // Whoever writes is refused, and whoever reads.
+    larder(args!["ls", s.image()]).fails(2, "in use");
+    larder(args!["ls", "--force", s.image()]).ok();
+    larder(args!["mkfs", "--force", s.image()]).fails(2, "in use");
+    larder(args!["mount", s.image(), s.point()]).fails(2, "in use");
+    // Requests to the daemon.
+    assert_eq!(larder(args!["label", s.point()]).ok().text(), "stage\n");
+    larder(args!["label", s.at("some"), "finale"]).ok();
+    larder(args!["sync", s.point()]).ok();
+    let stats = larder(args!["stats", "--json", s.point()]).ok().json();
+    assert!(stats["requests"]["total"].as_u64().unwrap() > 0);
+    let df = larder(args!["df", "--json", s.point()]).ok().json();
+    assert_eq!((&df["file_system"]["label"], &df["total"]), (&"finale".into(), &(128u64 << 20).into()));
+    larder(args!["umount", s.point()]).ok();
+    assert!(!s.is_mounted() && !is_alive(daemon), "the daemon has exited when umount returns");
+    let names = larder(args!["ls", s.image()]).ok().text();
+    assert_eq!(names, "link\nsome\n");
+    assert_eq!(larder(args!["label", s.image()]).ok().text(), "finale\n");
+    larder(args!["umount", s.point()]).fails(2, "not mounted");
+}
+
+#[test]
+fn a_mount_in_use_stays_and_says_so() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    std::fs::create_dir(s.at("d")).unwrap();
+    let held = std::fs::File::open(s.at("d")).unwrap();
+    larder(args!["umount", s.point()]).fails(1, "fuser -vm");
+    assert!(s.is_mounted());
+    let daemon = s.daemon();
+    // Lazily: out of sight at once, waited for until the last user goes.
+    let mut lazy = command().args(["umount", "--lazy"]).arg(s.point()).spawn().unwrap();
+    while s.is_mounted() {
+        assert!(lazy.try_wait().unwrap().is_none(), "it waits");
+        std::thread::yield_now();
+    }
+    assert!(is_alive(daemon));
+    drop(held);
+    assert!(lazy.wait().unwrap().success());
+    assert!(!is_alive(daemon));
+    assert_eq!(larder(args!["ls", s.image()]).ok().text(), "d\n");
+}
+
+#[test]
+fn the_mount_of_a_killed_daemon_is_cleared() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    std::fs::create_dir(s.at("kept")).unwrap();
+    larder(args!["sync", s.point()]).ok();
+    let daemon = s.daemon();
+    rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+    wait_for_end(daemon);
+    assert!(s.is_mounted(), "dead, but there");
+    larder(args!["mount", s.image(), s.point()]).fails(2, "larder umount");
+    larder(args!["sync", s.point()]).fails(2, "larder umount");
+    larder(args!["umount", s.point()]).fails(1, "had been killed");
+    assert!(!s.is_mounted());
+    assert_eq!(larder(args!["ls", s.image()]).ok().text(), "kept\n", "what was synced is there");
+    s.mount();
+    larder(args!["umount", s.point()]).ok();
+}
+
+#[test]
+fn signals_unmount() {
+    let Some(s) = Scene::new() else { return };
+    for (i, signal) in [rustix::process::Signal::TERM, rustix::process::Signal::INT].into_iter().enumerate() {
+        s.mount();
+        std::fs::create_dir(s.at(&format!("d{i}"))).unwrap();
+        let daemon = s.daemon();
+        rustix::process::kill_process(daemon, signal).unwrap();
+        wait_for_end(daemon);
+        assert!(!s.is_mounted());
+    }
+    assert_eq!(larder(args!["ls", s.image()]).ok().text(), "d0\nd1\n");
+    // In the foreground, too, where the exit code tells.
+    let mut child = command()
+        .args(args!["mount", "--foreground", s.image(), s.point()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !s.is_mounted() {
+        assert!(child.try_wait().unwrap().is_none(), "it serves");
+        std::thread::yield_now();
+    }
+    std::fs::create_dir(s.at("d2")).unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(larder(args!["ls", s.image()]).ok().text(), "d0\nd1\nd2\n");
+}
+
+#[test]
+fn options_are_honoured() {
+    let Some(s) = Scene::new() else { return };
+    let with = |options: &str| larder(args!["mount", "-o", options, s.image(), s.point()]);
+    with("ro,noauto,x-test,defaults,ro").ok();
+    let error = std::fs::create_dir(s.at("d")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    // Readers share.
+    larder(args!["ls", s.image()]).ok();
+    larder(args!["mkdir", inside(&s.image(), "/d")]).fails(2, "in use");
+    larder(args!["umount", s.point()]).ok();
+    with("nosuid,nodev,noexec,transport=dev,commit=1,cache_size=32M,fsname=store").ok();
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let line = table.lines().find(|l| l.contains(s.point().to_str().unwrap())).unwrap();
+    assert!(line.contains("nosuid,nodev,noexec,noatime") && line.contains("fuse.larder store"), "{line}");
+    larder(args!["umount", s.point()]).ok();
+    with("subvol=/none").fails(2, "subvolid=5");
+    with("subvolid=4711").fails(2, "hint");
+    with("subvolid=5").ok();
+    larder(args!["umount", s.point()]).ok();
+    let file = s.dir.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    larder(args!["mount", s.image(), &file]).fails(2, "not a directory");
+    larder(args!["mount", s.image(), s.dir.path().join("none")]).fails(2, "No such file");
+    assert!(!s.is_mounted());
+}
+
+/// The command under the name by which mount(8) calls it.
+fn helper(name: &str, args: &[&Path]) -> Run {
+    Command::new(env!("CARGO_BIN_EXE_larder"))
+        .arg0(format!("/sbin/{name}"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+        .into()
+}
+
+#[test]
+fn the_mount_helper_follows_mount_8() {
+    let Some(s) = Scene::new() else { return };
+    let (image, point) = (s.image(), s.point());
+    let p = Path::new;
+    let mount = |options: &str| {
+        helper(
+            "mount.fuse.larder",
+            &[&image, &point, p("-n"), p("-o"), p(options), p("-t"), p("fuse.larder")],
+        )
+    };
+    mount("rw,noauto,user,nosuid").ok();
+    assert!(s.is_mounted());
+    let daemon = s.daemon();
+    helper("umount.fuse.larder", &[&point]).ok();
+    assert!(!s.is_mounted() && !is_alive(daemon));
+    mount("rw,compress=zstd").fails(1, "unknown mount option");
+    helper("mount.fuse.larder", &[&image, &point, p("-s"), p("-o"), p("rw,compress=zstd")]).ok();
+    helper("umount.fuse.larder", &[&point, p("-v")]).ok();
+    helper("mount.fuse.larder", &[&image, &point, p("-f")]).ok();
+    assert!(!s.is_mounted(), "-f does everything but mount");
+    helper("mount.fuse.larder", &[&image]).fails(1, "usage");
+    helper("mount.fuse.larder", &[p("/nonexistent"), &point]).fails(32, "No such file");
+    helper("umount.fuse.larder", &[&point]).fails(32, "not mounted");
+}
+
+#[test]
+fn an_ordinary_user_mounts_and_unmounts() {
+    let Some(s) = Scene::new() else { return };
+    const NOBODY: u32 = 65534;
+    for path in [s.dir.path(), &s.image(), &s.point()] {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    // The command itself may lie where only root can look.
+    let program = s.dir.path().join("larder");
+    std::fs::copy(env!("CARGO_BIN_EXE_larder"), &program).unwrap();
+    let as_user = |args: &[&Path]| -> Run {
+        let mut c = Command::new(&program);
+        c.args(args).uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
+        c.output().unwrap().into()
+    };
+    let reachable = s.dir.path().ancestors().all(|p| {
+        use std::os::unix::fs::MetadataExt;
+        p == s.dir.path() || std::fs::metadata(p).is_ok_and(|m| m.mode() & 0o001 != 0)
+    });
+    assert!(reachable, "the scratch directory can be reached by everybody");
+    let (image, point) = (s.image(), s.point());
+    let run = as_user(&[Path::new("mount"), &image, &point]);
+    if run.code != 0 && ["fusermount3", "/dev/fuse"].iter().any(|w| run.err.contains(w)) {
+        eprintln!("skipped: needs fusermount3 and /dev/fuse for ordinary users: {}", run.err);
+        return;
+    }
+    run.ok();
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let line = table.lines().find(|l| l.contains(point.to_str().unwrap())).unwrap();
+    assert!(line.contains("nosuid,nodev") && line.contains("user_id=65534"), "{line}");
+    as_user(&[Path::new("sync"), &point]).ok();
+    as_user(&[Path::new("umount"), &point]).ok();
+    assert!(!s.is_mounted());
+    // Root finds the daemon of another user's mount.
+    as_user(&[Path::new("mount"), &image, &point]).ok();
+    let daemon = s.daemon();
+    larder(args!["umount", &point]).ok();
+    assert!(!is_alive(daemon));
+}
+
+#[test]
+fn the_daemon_keeps_nothing_of_its_starter() {
+    let Some(s) = Scene::new() else { return };
+    // If the daemon kept our pipes, reading them to their end would never return.
+    let mut child = command()
+        .args(args!["mount", s.image(), s.point()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut text = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut text).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    let daemon = s.daemon();
+    let cwd = std::fs::read_link(format!("/proc/{}/cwd", daemon.as_raw_nonzero())).unwrap();
+    assert_eq!(cwd, Path::new("/"));
+    larder(args!["umount", s.point()]).ok();
+}
