@@ -161,13 +161,12 @@ fn signals_unmount() {
     // In the foreground, too, where the exit code tells.
     let mut child = command()
         .args(args!["mount", "--foreground", s.image(), s.point()])
-        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    while !s.is_mounted() {
-        assert!(child.try_wait().unwrap().is_none(), "it serves");
-        std::thread::yield_now();
-    }
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("is mounted on") && s.is_mounted(), "{line}");
     std::fs::create_dir(s.at("d2")).unwrap();
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();

@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Mount options, separated by commas (see below)
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Stay in the foreground; interrupting it unmounts
+    /// Stay in the foreground, print a line when the mount is ready; interrupting it unmounts
     #[arg(long)]
     foreground: bool,
     /// Memory for metadata and for data that waits to be written
@@ -177,6 +177,8 @@ fn serve(source: &Path, mountpoint: &Path, wishes: &MountWishes, daemon: bool) -
     let served = larder_fuse::serve(Arc::clone(&fs), mounted, stats, |_| {
         if daemon {
             detach();
+        } else {
+            let _ = crate::print::line(&format!("{name} is mounted on {shown}"));
         }
     });
     let result = match served {
