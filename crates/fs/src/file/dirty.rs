@@ -322,8 +322,9 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
-        fn segments_match_bytes(ops in prop::collection::vec(op(), 1..40)) {
+        fn segments_match_bytes(ops in prop::collection::vec(op(), 1..30)) {
             const LEN: usize = (WINDOW + 400_000) as usize;
             let mut dirty = Dirty::default();
             let mut model: Vec<Option<u8>> = vec![None; LEN];
