@@ -42,6 +42,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: File,
+    path: PathBuf,
     record: Record,
 }
 
@@ -53,33 +54,46 @@ impl Claim {
     pub(crate) fn new(image: &Path, mountpoint: &Path) -> anyhow::Result<Self> {
         let dir = own_directory()?;
         let path = dir.join(file_name(mountpoint));
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-            .with_context(|| path.display().to_string())?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!("{} already has a Larder mount", mountpoint.display());
-        }
+        let file = loop {
+            let file = fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)
+                .with_context(|| path.display().to_string())?;
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                bail!("{} already has a Larder mount", mountpoint.display());
+            }
+            // Whoever had the lock may have taken the file away: then this is not the one that others will find.
+            let found =
+                fs::symlink_metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
+            if found {
+                break file;
+            }
+        };
         let record = Record {
             pid: std::process::id(),
             image: image.to_owned(),
             mountpoint: mountpoint.to_owned(),
             result: None,
         };
-        let mut claim = Self { file, record };
+        let mut claim = Self { file, path, record };
         claim.save()?;
         Ok(claim)
     }
 
-    /// The daemon's last act before it exits.
+    /// The daemon's last act before it exits. Whoever waits has the file open already; only bad news are left for
+    /// those who come later.
     pub(crate) fn finish(mut self, result: Outcome) -> anyhow::Result<()> {
+        let clean = result == Outcome::Clean;
         self.record.result = Some(result);
         self.save()?;
+        if clean {
+            let _ = fs::remove_file(&self.path);
+        }
         // The lock is not given back here but by the kernel, when the process is gone.
         std::mem::forget(self.file);
         Ok(())
@@ -152,8 +166,11 @@ impl Watch {
             while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
         }
         let outcome = self.record().map(|r| r.result);
-        // Still locked by us, so that no new daemon can have taken the file over.
-        let _ = fs::remove_file(&self.path);
+        // Ours to take away only if it is still this one: a new daemon may have made its own since.
+        let same = |m: fs::Metadata| self.file.metadata().is_ok_and(|f| f.ino() == m.ino());
+        if fs::symlink_metadata(&self.path).is_ok_and(same) {
+            let _ = fs::remove_file(&self.path);
+        }
         outcome
     }
 }

@@ -3,9 +3,17 @@
 mod common;
 
 use common::{inside, larder};
-use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
+use larder_simtest::oracle::{Fixture, KernelMount, Need, btrfs_check, mkfs_btrfs, need, populate, scratch};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One test at a time: a program that another thread is just starting has copies of our open files for a moment, and a
+/// mount with an open file cannot be unmounted.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn image(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
@@ -22,6 +30,7 @@ fn check(image: &Path) {
 
 #[test]
 fn directories_are_made_listed_and_removed() {
+    let _alone = alone();
     let dir = scratch();
     let img = image(dir.path(), "a.img");
     larder(args!["mkdir", inside(&img, "/one")]).ok();
@@ -49,6 +58,7 @@ fn directories_are_made_listed_and_removed() {
 
 #[test]
 fn labels_are_shown_and_changed() {
+    let _alone = alone();
     let dir = scratch();
     let img = image(dir.path(), "a.img");
     assert_eq!(larder(args!["label", &img]).ok().text(), "shelf\n");
@@ -93,6 +103,7 @@ fn assert_same(a: &Path, b: &Path) {
 
 #[test]
 fn a_tree_goes_in_and_out_and_is_the_same() {
+    let _alone = alone();
     let dir = scratch();
     let img = image(dir.path(), "a.img");
     let from = sample(dir.path());
@@ -129,6 +140,7 @@ fn a_tree_goes_in_and_out_and_is_the_same() {
 
 #[test]
 fn trees_go_from_image_to_image() {
+    let _alone = alone();
     let dir = scratch();
     let (a, b) = (image(dir.path(), "a.img"), image(dir.path(), "b:b.img"));
     let from = sample(dir.path());
@@ -146,4 +158,81 @@ fn trees_go_from_image_to_image() {
     larder(args!["rm", "-r", inside(&b, "/u")]).ok();
     assert_eq!(larder(args!["ls", &b]).ok().text(), "v\n");
     check(&b);
+}
+
+/// Everything that the format can hold, as Linux wrote it, comes out of the image as the kernel shows it, and goes
+/// into a new image so that the kernel shows the same again.
+#[test]
+fn what_linux_wrote_is_copied_faithfully_both_ways() {
+    if !need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    let _alone = alone();
+    let dir = scratch();
+    let theirs = dir.path().join("theirs.img");
+    mkfs_btrfs(&theirs, 512 << 20, &["-q", "-O", "block-group-tree"]).unwrap();
+    let mount = KernelMount::image(&theirs, "").unwrap();
+    std::fs::create_dir(mount.join("top")).unwrap();
+    populate(&mount.join("top"), &Fixture::small()).unwrap();
+    mount.unmount_clean().unwrap();
+    let ours = dir.path().join("ours.img");
+    larder(args!["mkfs", "--size", "512M", &ours]).ok();
+    // From image to image; then the kernel looks at both.
+    larder(args!["cp", "-r", inside(&theirs, "/top"), inside(&ours, "/")]).ok();
+    check(&ours);
+    let (a, b) = (KernelMount::image(&theirs, "ro").unwrap(), KernelMount::image(&ours, "ro").unwrap());
+    assert_same(&a.join("top"), &b.join("top"));
+    // And from the host, where the kernel reads, into a third.
+    let third = dir.path().join("third.img");
+    larder(args!["mkfs", "--size", "512M", &third]).ok();
+    larder(args!["cp", "-r", a.join("top"), inside(&third, "/")]).ok();
+    check(&third);
+    let c = KernelMount::image(&third, "ro").unwrap();
+    assert_same(&a.join("top"), &c.join("top"));
+    // Out again, onto the host.
+    for m in [b, c] {
+        m.unmount_clean().unwrap();
+    }
+    let out = KernelMount::image(&ours, "").unwrap();
+    larder(args!["cp", "-r", inside(&third, "/top"), out.join("again")]).ok();
+    assert_same(&a.join("top"), &out.join("again"));
+    out.unmount_clean().unwrap();
+    a.unmount_clean().unwrap();
+}
+
+/// An image that was not unmounted has a log: readers show the last commit and say so, writers refuse.
+#[test]
+fn an_image_with_a_log_is_refused_for_writing() {
+    if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs, Need::Fuse]) {
+        return;
+    }
+    let _alone = alone();
+    let dir = scratch();
+    let (live, crashed) = (dir.path().join("live.img"), dir.path().join("crashed.img"));
+    mkfs_btrfs(&live, 256 << 20, &["-q"]).unwrap();
+    let mount = KernelMount::image(&live, "commit=300").unwrap();
+    std::fs::write(mount.join("committed"), b"yes").unwrap();
+    mount.sync().unwrap();
+    let file = std::fs::File::create(mount.join("logged")).unwrap();
+    file.write_all_at(b"later", 0).unwrap();
+    file.sync_all().unwrap();
+    larder(args!["ls", &live]).fails(2, "the kernel has it mounted");
+    larder(args!["mkfs", "--force", &live]).fails(2, "the kernel has it mounted");
+    std::fs::copy(&live, &crashed).unwrap();
+    drop(file);
+    mount.unmount_clean().unwrap();
+    let listed = larder(args!["ls", &crashed]).ok();
+    assert_eq!(listed.text(), "committed\n");
+    assert!(listed.err.contains("has a log"), "{}", listed.err);
+    assert!(larder(args!["inspect", "super", "--json", &crashed]).ok().json()[0]["log_root"] != 0);
+    let point = dir.path().join("mnt");
+    std::fs::create_dir(&point).unwrap();
+    larder(args!["mkdir", inside(&crashed, "/d")]).fails(2, "log");
+    larder(args!["mount", &crashed, &point]).fails(2, "log");
+    larder(args!["mount", "-o", "ro", &crashed, &point]).fails(2, "log");
+    larder_simtest::oracle::enter_private_namespace().unwrap();
+    larder(args!["mount", "-o", "ro,nologreplay", &crashed, &point]).ok();
+    let shown = std::fs::read_dir(&point).unwrap().count();
+    larder(args!["umount", &point]).ok();
+    assert_eq!(shown, 1);
 }
