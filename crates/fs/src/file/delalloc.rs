@@ -38,6 +38,9 @@ struct Inner {
     flights: SmallVec<[Arc<Flight>; 1]>,
     /// The file is on the device up to here, delayed overwrites aside. Meaningful while anything is delayed.
     on_disk: u64,
+    /// How far it will be once all that is in flight has landed: what was written since into ranges below does not
+    /// hold the size back, or it would take away what a sync is about to promise.
+    taken_to: u64,
     /// Space for the dirty bytes.
     space: Option<Reservation>,
     /// Space for the items they will need.
@@ -164,6 +167,7 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     inner.dirty.cut(size, u64::MAX);
     let gone = before - inner.dirty.bytes();
     inner.on_disk = inner.on_disk.min(size);
+    inner.taken_to = inner.taken_to.min(size);
     inner.forget_lost(size, u64::MAX);
     let wanted = inner.dirty.footprint();
     let back = inner.space.as_mut().map(|space| space.split(space.bytes().saturating_sub(wanted)));
@@ -212,6 +216,7 @@ pub(super) fn take_in(
         let mut inner = file.inner.lock();
         // A flight that landed since the size was set believed that nothing more is delayed.
         inner.on_disk = if file.is_clean() { size } else { inner.on_disk.min(size) };
+        inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
         let age = core.data.tick();
         let before = inner.dirty.bytes();
         inner.dirty.write(start, data, age);
@@ -288,6 +293,8 @@ pub(super) fn depart(
             Some(space) => space.split(need),
             None => core.space.accounts.empty(SpaceKind::Data),
         };
+        let from = inner.on_disk.max(inner.taken_to);
+        inner.taken_to = inner.dirty.stretch(from).map_or(size, |(start, _)| start.max(from));
         let flight = Arc::new(Flight { taken, size, inline });
         inner.flights.push(flight.clone());
         out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
@@ -314,7 +321,9 @@ pub(super) fn land(core: &Core, inode: &Inode, flight: &Arc<Flight>, arrived: bo
         let mut inner = file.inner.lock();
         inner.flights.retain(|f| !Arc::ptr_eq(f, flight));
         if arrived {
-            inner.on_disk = inner.disk_size(state.size).max(inner.on_disk);
+            let flying = inner.flights.iter().filter_map(|f| f.taken.first_from(inner.on_disk)).min();
+            let landed = flying.map_or(inner.taken_to, |at| at.min(inner.taken_to)).min(state.size);
+            inner.on_disk = inner.on_disk.max(landed);
         }
         for (at, data) in &flight.taken.parts {
             let end = at + data.len() as u64;
