@@ -149,6 +149,8 @@ struct Queue<H> {
     /// Entries that still can carry requests.
     live: usize,
     returned: Arc<Returned>,
+    /// Completions that came while the entries were registered.
+    early: Vec<(u64, i32)>,
     /// Where the eventfd is read into.
     wake_buffer: Box<[u8; 8]>,
     /// A read of the eventfd is under way.
@@ -174,6 +176,7 @@ impl<H: Handler> Queue<H> {
             id,
             ring,
             live: depth,
+            early: Vec::new(),
             with_kernel: entries.into_iter().map(Some).collect(),
             returned: Arc::new(Returned { entries: Mutex::default(), event }),
             wake_buffer: Box::new([0; 8]),
@@ -192,9 +195,11 @@ impl<H: Handler> Queue<H> {
         }
         self.arm_wake()?;
         self.ring.submit()?;
-        // A refused registration completes at once.
-        let refused = self.ring.completion().find(|c| c.user_data() != WAKE && c.result() < 0);
-        refused.map_or(Ok(()), |c| Err(io::Error::from_raw_os_error(-c.result())))
+        // A refused registration completes at once — and so may, once every queue is there, the request of somebody who
+        // was already waiting for the mount: it must not be lost.
+        self.early.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+        let refused = self.early.iter().find(|(user_data, result)| *user_data != WAKE && *result < 0);
+        refused.map_or(Ok(()), |(_, result)| Err(io::Error::from_raw_os_error(-result)))
     }
 
     fn push(&mut self, submission: Entry128) -> io::Result<()> {
@@ -212,9 +217,12 @@ impl<H: Handler> Queue<H> {
 
     /// Serves until the mount is gone.
     fn run(&mut self) {
-        let mut completed: Vec<(u64, i32)> = Vec::new();
+        let mut completed = std::mem::take(&mut self.early);
         while self.live > 0 {
-            match self.ring.submit_and_wait(1) {
+            // What came while registering is served before anything is waited for.
+            let submitted =
+                if completed.is_empty() { self.ring.submit_and_wait(1) } else { self.ring.submit() };
+            match submitted {
                 Ok(_) => {}
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
                 Err(error) => {
