@@ -195,7 +195,7 @@ impl Judge<'_> {
         let options = OpenOptions { read_only: true, ..self.options.clone() };
         let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
         let mount = KernelMount::image(&path, "").map_err(|e| format!("the kernel: {e:#}"))?;
-        let aspects = Aspects { allocated: false, ..Aspects::same_image() };
+        let aspects = Aspects::same_image();
         let compared = compare_sources(&EngineTree(&fs), &StdTree::new(mount.path()), aspects);
         let complaints = mount.unmount().map_err(|e| format!("the kernel: {e:#}"))?;
         if !complaints.is_empty() {

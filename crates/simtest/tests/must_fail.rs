@@ -1,0 +1,261 @@
+//! The simulation itself is tested: an engine that is broken on purpose must be caught, and within few states.
+//!
+//! Each test turns one switch of `Tuning` on, runs workloads that depend on what it breaks, and demands a failure. The
+//! same workloads on the engine as it is must pass, so that the failure is the switch's doing.
+
+use larder_fs::{Filesystem, OpenOptions, Tuning};
+use larder_simtest::crash::Limits;
+use larder_simtest::device::{Access, AccessKind, Fault, SimDevice};
+use larder_simtest::faults;
+use larder_simtest::image::Image;
+use larder_simtest::judge::Depth;
+use larder_simtest::model::{Domain, History};
+use larder_simtest::ops::parse;
+use larder_simtest::oracle::{KernelMount, Need, btrfs, mkfs_btrfs, need, scratch};
+use larder_simtest::runner::{Config, Outcome, Run, SIZE, judge_run, perform, run, show};
+use larder_simtest::workload::{Workload, prefix};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// States in which a broken engine must have been caught.
+const BOUND: u64 = 4000;
+
+const LOOK: Depth = Depth::LOOK;
+const CHECK: Depth = Depth { emptied: 0.2, recovered: 0.0, checked: 0.3, kernel: 0.0 };
+
+/// Makes and removes enough that freed blocks would be taken again at once.
+const CHURN: &str = "mk A; new A/f; A/f[0,200K)=a; COMMIT; A/f[0,200K)=b; new A/g; A/g[0,100K)=c; F A/g; rm A/f; \
+                     new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; A/g[0,100K)=e; F A/g; A/h[0,150K)=f; F A/h; \
+                     new i; i[0,300K)=g; COMMIT; rm i; new j; j[0,300K)=h; F j; rm A/g; new k; k[0,100K)=i; F k";
+
+const NAMES: &str = "mk A; new A/f; xa A/f user.k=v; F A/f; mv A/f g; F g; new A/f; COMMIT; ln g A/g; F A; \
+                     xa g user.k=w; F g; rm A/f; COMMIT";
+
+fn config(base: Option<&Image>, depth: Depth, tuning: Tuning) -> Config {
+    let mut config = Config::new(1).expect("a new file system");
+    if let Some(base) = base {
+        config.base = base.clone();
+    }
+    config.options = OpenOptions { tuning: Tuning { fake_clock: true, ..tuning }, ..config.options };
+    config.limits = Limits { samples: 16, per_epoch: 120, ..config.limits };
+    config.max_states = 600;
+    config.max_failures = 1;
+    config.depth = depth;
+    config
+}
+
+fn outcome(base: Option<&Image>, depth: Depth, tuning: Tuning, texts: &[&str]) -> Outcome {
+    let config = config(base, depth, tuning);
+    let mut outcome = Outcome::default();
+    for text in texts {
+        outcome.add(run(&config, &Workload::script("must fail", text).expect("a workload")));
+        if !outcome.failures.is_empty() {
+            break;
+        }
+    }
+    outcome
+}
+
+fn caught_on(base: Option<&Image>, depth: Depth, texts: &[&str], broken: Tuning) {
+    if depth.checked > 0.0 && !need(&[Need::BtrfsProgs]) {
+        return;
+    }
+    let found = outcome(base, depth, broken.clone(), texts);
+    let states: u64 = found.states.values().sum();
+    assert!(!found.failures.is_empty(), "{broken:?} went unnoticed: {found}");
+    assert!(states <= BOUND, "{broken:?} took {states} states");
+    println!("caught after {states} states: {}", found.failures[0]);
+    outcome(base, depth, Tuning::default(), texts).assert_sound();
+}
+
+fn caught(depth: Depth, texts: &[&str], broken: Tuning) {
+    caught_on(None, depth, texts, broken);
+}
+
+#[test]
+fn no_flush_before_the_superblock() {
+    caught(LOOK, &[NAMES], Tuning { break_no_flush_before_super: true, ..Tuning::default() });
+}
+
+#[test]
+fn no_flush_after_the_superblock() {
+    caught(LOOK, &[NAMES], Tuning { break_no_flush_after_super: true, ..Tuning::default() });
+}
+
+#[test]
+fn superblock_before_the_nodes() {
+    caught(LOOK, &[NAMES], Tuning { break_super_first: true, ..Tuning::default() });
+}
+
+/// Two threads. The first one's last operations are held at the first access that matches; meanwhile the second one
+/// works until `waits` says that it is waiting for the first, or to its end. Judges all crash states.
+fn overlapped(
+    tuning: &Tuning,
+    before: &str,
+    held: (&str, fn(&Access) -> bool),
+    meanwhile: (&str, bool),
+) -> Outcome {
+    let config = config(None, LOOK, tuning.clone());
+    let ops = |text: &str| parse(text).expect("a workload").remove(0);
+    let world = show(&config.base, &config.options).expect("a fresh file system");
+    let device = Arc::new(SimDevice::new(config.base.clone()));
+    let fs = Filesystem::open(device.clone(), config.options.clone()).expect("open");
+    let (first, second) = (Domain::new(prefix(0), world.clone()), Domain::new(prefix(1), world));
+    let (first, _) = perform(&fs, &device, first, &ops(before)).expect(before);
+    let ((held, holds), (meanwhile, waits)) = (held, meanwhile);
+    let taken = AtomicBool::new(false);
+    let gate = device.gate(move |a| holds(a) && !taken.swap(true, Ordering::SeqCst));
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| perform(&fs, &device, first, &ops(held)));
+        assert!(gate.wait_for(1, PATIENCE), "{held} arrives at the gate");
+        let other = device.gate(|a| a.is_write() && !a.is_superblock());
+        let second = scope.spawn(|| perform(&fs, &device, second, &ops(meanwhile)));
+        assert!(other.wait_for(1, PATIENCE), "{meanwhile} writes while {held} is held");
+        other.open();
+        if waits {
+            gate.open();
+        }
+        let second = second.join().expect("no panic").expect(meanwhile);
+        gate.open();
+        (first.join().expect("no panic").expect(held).0, second.0)
+    });
+    drop(gate);
+    let mut history = History { domains: vec![first, second] };
+    let begin = device.mark();
+    fs.close().expect("close");
+    history.close(begin, device.mark());
+    judge_run(&config, "overlapped", &Run { recording: device.recording(), history })
+}
+
+#[test]
+fn freed_space_is_used_at_once() {
+    // While the commit that frees the file is not durable, another one of its size is written. The rest of the block
+    // group is full but for less than that: how much fills it is found by trying.
+    let run = |filler: u64, tuning: &Tuning| {
+        let before =
+            format!("new t0_f; t0_f[0,2M)=a; F t0_f; new t0_z; t0_z[0,{filler}M)=z; COMMIT; rm t0_f");
+        overlapped(
+            tuning,
+            &before,
+            ("COMMIT", Access::is_superblock),
+            ("new t1_g; t1_g[0,2M)=b; F t1_g", true),
+        )
+    };
+    let broken = Tuning { break_reuse_pinned: true, ..Tuning::default() };
+    let filler = (5..9).find(|n| !run(*n, &broken).failures.is_empty());
+    run(filler.expect("reuse is noticed"), &Tuning::default()).assert_sound();
+}
+
+#[test]
+fn extents_before_their_data() {
+    // While the file's data are on their way, another file's fsync commits.
+    let run = |tuning: &Tuning| {
+        let data = |a: &Access| a.is_write() && !a.is_superblock();
+        overlapped(tuning, "new t0_f; t0_f[0,100K)=a", ("F t0_f", data), ("new t1_g; F t1_g", false))
+    };
+    let found = run(&Tuning { break_extent_before_data: true, ..Tuning::default() });
+    assert!(!found.failures.is_empty(), "early extents went unnoticed: {found}");
+    run(&Tuning::default()).assert_sound();
+}
+
+#[test]
+fn no_data_checksums() {
+    caught(CHECK, &[CHURN], Tuning { break_no_csums: true, ..Tuning::default() });
+}
+
+#[test]
+fn fsync_that_does_not_wait() {
+    let tuning = Tuning { break_fsync_does_not_wait: true, ..Tuning::default() };
+    let config = config(None, LOOK, tuning);
+    let world = show(&config.base, &config.options).expect("a fresh file system");
+    let device = Arc::new(SimDevice::new(config.base.clone()));
+    let fs = Filesystem::open(device.clone(), config.options.clone()).expect("open");
+    // No flush ends before the fsync has returned: an engine that waits for one would wait for ever.
+    let gate = device.gate(|a| a.kind == AccessKind::Flush);
+    let ops = parse("new f; F f").expect("a workload").remove(0);
+    let (done, ended) = mpsc::channel();
+    let domain = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let result = perform(&fs, &device, Domain::new("", world), &ops);
+            done.send(()).expect("the test listens");
+            result
+        });
+        assert!(
+            ended.recv_timeout(PATIENCE).is_ok() || {
+                gate.open();
+                false
+            },
+            "the fsync waits"
+        );
+        gate.open();
+        thread.join().expect("no panic").expect("new file, fsync").0
+    });
+    drop(gate);
+    let mut history = History { domains: vec![domain] };
+    let begin = device.mark();
+    fs.close().expect("close");
+    history.close(begin, device.mark());
+    let found = judge_run(&config, "no waiting", &Run { recording: device.recording(), history });
+    assert!(!found.failures.is_empty(), "went unnoticed: {found}");
+    outcome(None, LOOK, Tuning::default(), &[NAMES]).assert_sound();
+}
+
+#[test]
+fn stale_free_space_tree() {
+    caught(CHECK, &[CHURN], Tuning { break_stale_free_space: true, ..Tuning::default() });
+}
+
+#[test]
+fn no_orphan_items() {
+    let texts = ["new f; COMMIT; open f h; rm f; COMMIT; new g; F g; close h; COMMIT"];
+    caught(CHECK, &texts, Tuning { break_no_orphans: true, ..Tuning::default() });
+}
+
+#[test]
+fn no_superblock_mirrors() {
+    caught(LOOK, &[NAMES], Tuning { break_no_mirrors: true, ..Tuning::default() });
+}
+
+/// A file system on which Linux has made files and a snapshot of them.
+fn with_snapshot() -> Image {
+    let dir = scratch();
+    let path = dir.path().join("snapshot.img");
+    mkfs_btrfs(&path, SIZE, &["-q"]).expect("mkfs.btrfs");
+    let mount = KernelMount::image(&path, "").expect("the kernel mounts");
+    for i in 0..300 {
+        std::fs::write(mount.join(format!("file-{i:03}")), vec![b'x'; 100 + i * 20]).expect("write");
+    }
+    let top = mount.path().to_str().expect("a plain path");
+    btrfs(&["subvolume", "snapshot", "-r", top, &format!("{top}/snap")]).expect("snapshot");
+    mount.unmount_clean().expect("unmount");
+    Image::from_file(&path).expect("read the image")
+}
+
+#[test]
+fn sharing_is_ignored() {
+    if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let base = with_snapshot();
+    let texts = [
+        "rm file-000; new n; n[0,9000)=a; F n; mode file-100 600; file-200[0,3000)=b; COMMIT; rm file-299; \
+         trunc file-150 10; COMMIT; xa file-003 user.k=v; F file-003",
+    ];
+    let depth = Depth { emptied: 0.0, ..CHECK };
+    caught_on(Some(&base), depth, &texts, Tuning { break_ignore_sharing: true, ..Tuning::default() });
+}
+
+#[test]
+fn write_errors_are_ignored() {
+    let ops = parse(NAMES).expect("a workload").remove(0);
+    let mut config = Config::new(1).expect("a new file system");
+    config.max_states = 40;
+    config.options.tuning.break_ignore_write_errors = true;
+    let writes = faults::accesses(&config, &ops).expect("runs without faults").writes;
+    let fails = |n: u64| faults::run(&config, &ops, &[Fault::nth(n, Access::is_write)]).is_err();
+    assert!((0..writes).any(fails), "{writes} writes failed, each once, and nothing was noticed");
+}
