@@ -47,6 +47,39 @@ impl DeviceSpace {
         let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
         usable.saturating_sub(self.taken.values().sum())
     }
+    /// Every stripe must have a device extent of its own and every device extent a stripe: space for a new chunk is what
+    /// no device extent takes.
+    fn check(&self) -> Result<()> {
+        let wrong = |at: Physical, what: &str| {
+            let key = Key::new(ObjectId(self.id.0), KeyType::DEV_EXTENT, at.0);
+            Error::corrupt(Place::item(ObjectId::DEV_TREE, key), what)
+        };
+        let mut end = 0;
+        for (at, len) in &self.taken {
+            if at.0 < end {
+                return Err(wrong(*at, "device extent overlaps the one before"));
+            }
+            end =
+                at.0.checked_add(*len)
+                    .filter(|end| *len > 0 && *end <= self.size)
+                    .ok_or_else(|| wrong(*at, "device extent does not lie in the device"))?;
+        }
+        let mut stripes = 0;
+        for chunk in self.chunks.values() {
+            for stripe in chunk.stripes.iter().filter(|s| s.devid == self.id) {
+                stripes += 1;
+                if self.taken.get(&stripe.offset) != Some(&chunk.length) {
+                    return Err(wrong(stripe.offset, "chunk's stripe has no device extent of its length"));
+                }
+            }
+        }
+        let first = self.taken.keys().next().copied().unwrap_or_default();
+        if stripes == self.taken.len() {
+            Ok(())
+        } else {
+            Err(wrong(first, "device extents and stripes do not pair up"))
+        }
+    }
 }
 
 /// The allocator of an open file system.
@@ -94,6 +127,7 @@ impl Allocator {
             device.taken.insert(Physical(item.key.offset), extent.length.get());
             Ok(true)
         })?;
+        device.check()?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Groups::new(accounts.clone(), nodesize);
         let mut rebuild = Vec::new();
@@ -122,8 +156,6 @@ impl Allocator {
             system_changed: AtomicBool::new(false),
             rebuild: Mutex::new(rebuild),
         };
-        let metadata = this.accounts.pots(SpaceKind::Metadata);
-        this.accounts.set_global_reserve(global_reserve_size(metadata.used / 8, metadata.total));
         this.note_device_space();
         Ok(this)
     }
@@ -133,8 +165,15 @@ impl Allocator {
         self.accounts.set_reclaim(Box::new(Reclaimer(Arc::downgrade(core))));
     }
 
-    /// Tells the accounts how much device space could still become metadata.
+    /// Makes the global reserve as large as the metadata needs by now.
+    pub(crate) fn size_global_reserve(&self) {
+        let metadata = self.accounts.pots(SpaceKind::Metadata);
+        self.accounts.set_global_reserve(global_reserve_size(metadata.used / 8, metadata.total));
+    }
+
+    /// Chunks have come or gone: tells the accounts how much device space could still become metadata.
     fn note_device_space(&self) {
+        self.size_global_reserve();
         let copies = self.copies(SpaceKind::Metadata);
         let unallocated = self.device.lock().unallocated();
         // A chunk needs whole stripes in one place; a little is always lost.
@@ -159,21 +198,26 @@ impl Allocator {
     fn new_chunk(&self, core: &Core, txn: &Txn, kind: SpaceKind) -> Result<bool> {
         let flags = self.flags(kind);
         let copies = self.copies(kind);
+        let metadata_copies = self.copies(SpaceKind::Metadata);
         let mut device = self.device.lock();
-        if kind == SpaceKind::Data && !self.accounts.is_mixed() {
-            // What metadata was promised must stay possible.
-            let promised = self.accounts.overcommitted() * self.copies(SpaceKind::Metadata);
-            if device.unallocated() <= promised + (1 << 20) {
-                return Ok(false);
-            }
-        }
         let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
         let copies = usize::try_from(copies).unwrap_or(1);
         let Some(plan) = plan_chunk(kind, copies, self.total_bytes, &taken, device.size) else {
             return Ok(false);
         };
+        if kind == SpaceKind::Data && !self.accounts.is_mixed() {
+            // What metadata was promised must stay possible.
+            let promised = self.accounts.overcommitted() * metadata_copies;
+            let left = device.unallocated().saturating_sub(plan.len * plan.stripes.len() as u64);
+            if promised > 0 && left < promised + (1 << 20) {
+                return Ok(false);
+            }
+        }
         let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
-        let start = Logical(end.next_multiple_of(larder_format::STRIPE_LEN).max(1 << 20));
+        let start = end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
+        let Some(start) = start.filter(|start| start.checked_add(plan.len).is_some()).map(Logical) else {
+            return Ok(false);
+        };
         let stripes = plan
             .stripes
             .iter()
@@ -217,10 +261,8 @@ impl Allocator {
 
     /// A new chunk whose items the running transaction will write.
     fn chunk_in_running(&self, core: &Core, kind: SpaceKind) -> Result<()> {
-        let txn = core.txns.pin_running()?;
-        let made = self.new_chunk(core, &txn, kind);
-        core.txns.leave();
-        if made? { Ok(()) } else { Err(Error::NoSpace) }
+        let pin = core.txns.pin_running()?;
+        if self.new_chunk(core, &pin.txn, kind)? { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// An address for a block of a global tree, in a group that the chunk tree of `txn` has.
@@ -231,6 +273,7 @@ impl Allocator {
         system: bool,
         from: &mut Reservation,
     ) -> Result<Logical> {
+        let mut squeezed = false;
         loop {
             let got = if system {
                 self.groups.allocate_system_block(txn.generation, from)
@@ -241,6 +284,11 @@ impl Allocator {
             match got {
                 Ok(at) => return Ok(at),
                 Err(_) if self.new_chunk(core, txn, kind)? => {}
+                Err(_) if !squeezed => {
+                    squeezed = true;
+                    core.release_expired();
+                    core.empty_purses();
+                }
                 Err(_) => return Err(Error::NoSpace),
             }
         }
@@ -298,6 +346,12 @@ impl Allocator {
                 continue;
             }
             self.groups.set_read_only(&group, true);
+            // Who was promised its space may come for it any moment, and no other may be left.
+            let rest = self.accounts.pots(group.kind());
+            if rest.free() < rest.reserved {
+                self.groups.set_read_only(&group, false);
+                continue;
+            }
             let Some(chunk) = device.chunks.get(&group.run().start) else { continue };
             if self.groups.remove(&group) {
                 if group.kind() == SpaceKind::System {
@@ -374,14 +428,6 @@ impl Core {
             }
         }
     }
-
-    /// Gives addresses back that operations did not need.
-    fn empty_purses(&self) {
-        let purses = std::mem::take(&mut *self.purses.lock());
-        for at in purses.into_iter().flatten() {
-            self.space.groups.give_back(Run::new(at, u64::from(self.nodesize())), None);
-        }
-    }
 }
 
 /// Makes space when it is short.
@@ -393,8 +439,12 @@ impl Reclaim for Reclaimer {
         if core.txns.failure().is_some() {
             return core.check_writable().map(|()| false);
         }
+        let before = core.space.accounts.pots(kind).free();
         core.release_expired();
         core.empty_purses();
+        if core.space.accounts.pots(kind).free() >= before + bytes {
+            return Ok(true);
+        }
         let made = core.space.chunk_in_running(&core, kind);
         match made {
             Ok(()) => return Ok(true),

@@ -53,6 +53,10 @@ impl Roots {
     }
 }
 
+/// Sets of unneeded addresses that are kept, and addresses in each.
+const PURSES: usize = 4;
+const PURSE: usize = 32;
+
 /// Space freed by one transaction, to be given back when no version can reach it.
 pub(crate) type Pinned = Vec<crate::space::Run>;
 
@@ -129,34 +133,57 @@ impl Core {
         crate::api::may_wait()?;
         self.txns.wait_sealed(running.generation)
     }
-    /// Bytes of metadata that changing `items` items can cost.
-    fn item_cost(&self, items: u64) -> u64 {
-        // Two levels copied and one block from a split is what an item costs at worst on all but absurd trees; items
-        // of one operation share most of their path, and what is over comes back when the handle goes.
-        items * 3 * u64::from(self.nodesize())
+    /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and splits for as many of them
+    /// as grow. What is over comes back when the handle goes.
+    fn item_cost(&self, items: u64, growing: u64) -> u64 {
+        let level = self.tree_stats.tallest.load(Ordering::Relaxed);
+        let copies = items * level.max(1) + 1;
+        (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
     }
     pub(crate) fn reserve_items(&self, items: u64, deleting: bool) -> Result<Reservation> {
-        let bytes = self.item_cost(items);
         if deleting {
-            self.space.accounts.reserve_for_deletion(bytes)
+            // An entry for what is left to do and a counter that becomes longer: no more grows.
+            self.space.accounts.reserve_for_deletion(self.item_cost(items, items.min(2)))
         } else {
-            self.space.accounts.reserve(SpaceKind::Metadata, bytes)
+            self.space.accounts.reserve(SpaceKind::Metadata, self.item_cost(items, items))
         }
+    }
+    /// Adds to the reservation of an operation that has joined: it cannot wait any more, so it goes past those who do.
+    pub(crate) fn top_up(&self, reserved: &mut Reservation, bytes: u64, deleting: bool) -> bool {
+        let more = || self.space.accounts.reserve_inside(bytes, deleting);
+        let got = more().or_else(|| {
+            self.release_expired();
+            self.empty_purses();
+            more()
+        });
+        got.map(|more| reserved.merge(more)).is_some()
     }
     /// Reserves without waiting, for notes inside a transaction; none when space is short (the global reserve then
     /// pays).
     pub(crate) fn try_reserve_items(&self, items: u64) -> Option<Reservation> {
-        self.space.accounts.try_reserve(SpaceKind::Metadata, self.item_cost(items))
+        // The paths of what is noted are mostly shared; the global reserve has what a whole copy of the trees takes.
+        self.space.accounts.try_reserve(SpaceKind::Metadata, items * 3 * u64::from(self.nodesize()))
     }
-    /// Keeps addresses that an operation did not need for the next one; only a few sets, the rest is free again.
-    pub(crate) fn keep_purse(&self, purse: Vec<Logical>) {
+    /// Keeps addresses that an operation did not need for the next one; only a few small sets, the rest is free again.
+    pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {
+        // Addresses are taken from the end, so the highest go back.
+        let mut surplus = purse.drain(..purse.len().saturating_sub(PURSE)).collect::<Vec<_>>();
         let mut purses = self.purses.lock();
-        if purses.len() < 4 {
+        if purses.len() < PURSES && !purse.is_empty() {
             purses.push(purse);
-            return;
+        } else {
+            surplus.append(&mut purse);
         }
         drop(purses);
-        for at in purse {
+        self.give_addresses_back(surplus);
+    }
+    /// Gives addresses back that operations did not need.
+    pub(crate) fn empty_purses(&self) {
+        let purses = std::mem::take(&mut *self.purses.lock());
+        purses.into_iter().for_each(|p| self.give_addresses_back(p));
+    }
+    fn give_addresses_back(&self, addresses: Vec<Logical>) {
+        for at in addresses {
             self.space.groups.give_back(Run::new(at, u64::from(self.nodesize())), None);
         }
     }

@@ -3,6 +3,7 @@
 use crate::api::{FsInfo, InodeId, OpenOptions, StatFs};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
 use crate::tree::IMAGE_COPIES;
 use larder_format::Generation;
@@ -57,6 +58,18 @@ pub struct Stats {
     /// Bytes written by callers that are not in extents yet.
     pub delayed_bytes: u64,
     pub inodes_in_memory: u64,
+    /// Bytes of data and metadata that running operations and the next commit have reserved; without the global
+    /// reserve. 0 when nothing is left to commit.
+    pub data_reserved: u64,
+    pub metadata_reserved: u64,
+    /// Bytes of data and metadata that were freed and wait for a commit or a reader.
+    pub data_pinned: u64,
+    pub metadata_pinned: u64,
+    /// Bytes of metadata that were allocated beyond what was reserved; what commits take of the global reserve included.
+    pub metadata_overdrawn: u64,
+    /// Requests that had to wait for space, and those that were refused.
+    pub space_waits: u64,
+    pub space_refusals: u64,
     /// Why the file system is read-only, if it is.
     pub read_only: Option<String>,
 }
@@ -155,6 +168,7 @@ impl Filesystem {
     pub fn stats(&self) -> Stats {
         let core = &self.core;
         let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+        let accounts = &core.space.accounts;
         let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
         let device = core.volume.stats().into_iter().fold((0, 0, 0, 0, 0), |a, (_, s)| {
             (a.0 + s.reads, a.1 + s.read_bytes, a.2 + s.writes, a.3 + s.written_bytes, a.4 + s.flushes)
@@ -183,6 +197,13 @@ impl Filesystem {
             device_flushes: device.4,
             delayed_bytes: core.data.delayed_bytes(),
             inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
+            data_reserved: accounts.reserved_by_operations(Data),
+            metadata_reserved: accounts.reserved_by_operations(Metadata),
+            data_pinned: accounts.pots(Data).pinned,
+            metadata_pinned: accounts.pots(Metadata).pinned,
+            metadata_overdrawn: accounts.stats(Metadata).overdrawn,
+            space_waits: accounts.stats(Data).tickets + accounts.stats(Metadata).tickets,
+            space_refusals: accounts.stats(Data).refused + accounts.stats(Metadata).refused,
             read_only: core.read_only.clone().or_else(|| core.txns.failure()),
         }
     }

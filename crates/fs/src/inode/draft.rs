@@ -133,7 +133,8 @@ impl<'c, T> Prepared<'c, T> {
         let changes = std::mem::take(&mut self.changes);
         let keys: SmallVec<[Key; 8]> = changes.iter().map(|c| c.0).collect();
         let tree = self.subvol.id;
-        self.handle.edit(&self.subvol, &keys, |e| apply(e, tree, &changes))?;
+        let growing = changes.iter().filter(|(_, _, now)| now.is_some()).count();
+        self.handle.edit_growing(&self.subvol, &keys, growing, |e| apply(e, tree, &changes))?;
         Ok((self.handle, self.found))
     }
 }

@@ -177,7 +177,7 @@ impl Inode {
             item
         };
         let key = inode_key(self.object());
-        h.edit(&self.subvol, &[key], |e| e.update(&key, item.as_bytes()))
+        h.edit_growing(&self.subvol, &[key], 0, |e| e.update(&key, item.as_bytes()))
     }
     /// Takes `op` exclusively.
     ///

@@ -26,6 +26,7 @@ use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a cluster: as much as a commit writes with one request of a good size.
 const CLUSTER: u64 = 1 << 20;
@@ -224,6 +225,8 @@ pub struct Groups {
     data_hint: Mutex<Logical>,
     /// Rest of the window of each user of tree blocks.
     clusters: Mutex<[Option<Run>; 2]>,
+    /// The last published transaction: the committer may use groups up to the next one at most.
+    published: AtomicU64,
 }
 
 impl Groups {
@@ -236,7 +239,12 @@ impl Groups {
             groups: RwLock::default(),
             data_hint: Mutex::new(Logical(0)),
             clusters: Mutex::default(),
+            published: AtomicU64::new(0),
         }
+    }
+    /// A transaction was published: a commit after it may use the groups that it made.
+    pub fn set_published(&self, generation: Generation) {
+        self.published.store(generation.0, Ordering::Relaxed);
     }
     /// The accounts.
     #[must_use]
@@ -250,6 +258,13 @@ impl Groups {
     /// `Corrupt` when it overlaps another group.
     pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
         let group = Arc::new(group);
+        if group.created_in.0 > 0 {
+            // See `serving`: who runs leaves the older groups to the commit.
+            self.clusters.lock()[ClusterUser::Running as usize] = None;
+            if self.space.is_mixed() {
+                *self.data_hint.lock() = group.run.start;
+            }
+        }
         let mut groups = self.groups.write();
         let before = groups.range(..group.run.end()).next_back();
         if before.is_some_and(|(_, g)| g.run.end() > group.run.start) {
@@ -290,8 +305,13 @@ impl Groups {
     pub fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
     }
+    /// Groups of a kind in the order in which to look for space: first those that are not published. The commit on its
+    /// way must not use them, and what is free elsewhere may be all that it has.
     fn serving(&self, kind: SpaceKind) -> Vec<Arc<BlockGroup>> {
-        self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect()
+        let mut all: Vec<_> = self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect();
+        let published = self.published.load(Ordering::Relaxed);
+        all.sort_by_key(|g| g.created_in.0 <= published);
+        all
     }
 
     /// Allocates data: `want` bytes in one piece, or the longest piece there is of at least `min`, in a
@@ -375,6 +395,7 @@ impl Groups {
         if let Some(window) = clusters[mine] {
             let got = self
                 .find(window.start)
+                .filter(|g| g.serves(SpaceKind::Metadata))
                 .and_then(|g| g.take(newest, from, |f| f.allocate_in(window, block, block)));
             if let Some(got) = got {
                 // Never back to what was freed behind us: rising order is the point of a cluster.
@@ -508,6 +529,8 @@ impl Groups {
 
     /// Removes a group for good. It must be read-only and hold nothing; says whether it did.
     pub fn remove(&self, group: &BlockGroup) -> bool {
+        // A later group may lie at the same addresses and be for something else.
+        let mut clusters = self.clusters.lock();
         let mut groups = self.groups.write();
         let mut s = group.state.lock();
         if !s.read_only || s.removed || s.allocated > 0 || s.pinned > 0 || s.disk_used > 0 {
@@ -519,6 +542,9 @@ impl Groups {
             p.unusable -= s.free.total() + s.excluded;
         });
         groups.remove(&group.run.start);
+        for window in clusters.iter_mut() {
+            *window = window.filter(|w| !w.overlaps(group.run));
+        }
         true
     }
 }

@@ -176,6 +176,14 @@ pub struct DelayedRefs {
     heads: BTreeMap<Logical, RefHead>,
 }
 
+fn conflict(bytenr: Logical, num_bytes: u64, kind: ExtentKind, head: &RefHead) -> Error {
+    let what = format!(
+        "extent of {num_bytes} bytes ({kind:?}) is also used as one of {} bytes ({:?})",
+        head.num_bytes, head.kind
+    );
+    Error::corrupt(Place::block(bytenr), what)
+}
+
 impl DelayedRefs {
     /// An empty set.
     #[must_use]
@@ -188,11 +196,7 @@ impl DelayedRefs {
         if head.num_bytes == num_bytes && head.kind == kind {
             return Ok(head);
         }
-        let what = format!(
-            "extent of {num_bytes} bytes ({kind:?}) is also used as one of {} bytes ({:?})",
-            head.num_bytes, head.kind
-        );
-        Err(Error::corrupt(Place::block(bytenr), what))
+        Err(conflict(bytenr, num_bytes, kind, head))
     }
 
     /// Records `delta` more (or fewer) references `key` of the extent.
@@ -225,21 +229,9 @@ impl DelayedRefs {
         generation: Generation,
         first_key: Option<Key>,
     ) -> Result<()> {
+        self.check_new(bytenr)?;
         let head = RefHead { created: true, generation, first_key, ..RefHead::existing(num_bytes, kind) };
-        match self.heads.entry(bytenr) {
-            Entry::Vacant(e) => {
-                e.insert(head);
-            }
-            Entry::Occupied(mut e) if e.get().created && e.get().refs.len() == 0 => {
-                e.insert(head);
-            }
-            Entry::Occupied(_) => {
-                return Err(Error::corrupt(
-                    Place::block(bytenr),
-                    "allocated although something refers to it",
-                ));
-            }
-        }
+        self.heads.insert(bytenr, head);
         Ok(())
     }
 
@@ -322,6 +314,38 @@ impl DelayedRefs {
     #[must_use]
     pub fn get(&self, bytenr: Logical) -> Option<&RefHead> {
         self.heads.get(&bytenr)
+    }
+
+    /// A copy of the first head at `from` or behind it.
+    #[must_use]
+    pub fn at_or_after(&self, from: Logical) -> Option<(Logical, RefHead)> {
+        self.heads.range(from..).next().map(|(at, head)| (*at, head.clone()))
+    }
+
+    /// Could a change of such an extent be recorded? See [`Self::change`].
+    ///
+    /// # Errors
+    /// What `change` would say.
+    pub fn check(&self, bytenr: Logical, num_bytes: u64, kind: ExtentKind) -> Result<()> {
+        match self.heads.get(&bytenr) {
+            Some(head) if head.num_bytes != num_bytes || head.kind != kind => {
+                Err(conflict(bytenr, num_bytes, kind, head))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Could an extent be created there? See [`Self::created`].
+    ///
+    /// # Errors
+    /// What `created` would say.
+    pub fn check_new(&self, bytenr: Logical) -> Result<()> {
+        match self.heads.get(&bytenr) {
+            Some(head) if !head.created || head.refs.len() > 0 => {
+                Err(Error::corrupt(Place::block(bytenr), "allocated although something refers to it"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// All heads in address order.

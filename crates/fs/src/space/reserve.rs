@@ -119,6 +119,14 @@ impl State {
         }
         fits
     }
+    /// Turns bytes of the global reserve into an operation's, as long as half of it stays.
+    fn take_half_of_global(&mut self, bytes: u64) -> bool {
+        let enough = self.global.checked_sub(bytes).is_some_and(|rest| rest >= self.global_size / 2);
+        if enough {
+            self.global -= bytes;
+        }
+        enough
+    }
     /// Hands out what has become free: first to the global reserve, then to the oldest tickets.
     fn serve(&mut self) {
         self.pots.check();
@@ -330,8 +338,7 @@ impl Space {
         }
         {
             let mut state = self.account(kind).state.lock();
-            if state.global.checked_sub(bytes).is_some_and(|rest| rest >= state.global_size / 2) {
-                state.global -= bytes;
+            if state.take_half_of_global(bytes) {
                 return Ok(self.guard(kind, bytes));
             }
         }
@@ -353,6 +360,18 @@ impl Space {
             return Ok(self.guard(kind, bytes));
         }
         Err(Error::NoSpace)
+    }
+
+    /// Reserves metadata without waiting, past those who wait: for operations that hold up a seal already. Deletions may
+    /// use half of the global reserve.
+    #[must_use]
+    pub fn reserve_inside(self: &Arc<Self>, bytes: u64, deleting: bool) -> Option<Reservation> {
+        let kind = SpaceKind::Metadata;
+        let mut state = self.account(kind).state.lock();
+        if state.try_take(bytes, true) || deleting && state.take_half_of_global(bytes) {
+            return Some(self.guard(kind, bytes));
+        }
+        None
     }
 
     /// Takes a ticket and waits.

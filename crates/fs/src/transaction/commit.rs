@@ -47,23 +47,41 @@ pub(crate) fn run(core: &Core) {
 pub(crate) fn commit_once(core: &Core) -> Result<()> {
     let (txn, since) = core.txns.close_running();
     let delayed = flush_delayed_items(core, &txn);
-    let frozen: Vec<(Arc<Subvolume>, Root)> =
-        txn.subvols.lock().values().map(|s| (s.clone(), s.tree.root())).collect();
+    let mut frozen: Vec<Frozen> = txn
+        .subvols
+        .lock()
+        .values()
+        .map(|s| Frozen { subvol: s.clone(), root: s.tree.root(), growth: s.tree.take_growth() })
+        .collect();
+    // A tree whose edits all failed before they began is as it was.
+    frozen.retain(|f| f.root.ptr.generation == txn.generation);
     core.txns.sealed(since);
     let begin = Instant::now();
     delayed?;
     let mut committer = Committer::new(core, txn.clone());
     committer.fixpoint(&frozen)?;
     let superblock = committer.superblock()?;
-    let mut roots: Vec<(TreeId, Root)> = frozen.iter().map(|(s, root)| (s.id, root.clone())).collect();
+    let mut roots: Vec<(TreeId, Root)> = frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
     roots.extend(core.roots.all().map(|t| (t.id(), t.root())));
     let nodes = writeout::write_nodes(core, txn.generation, &roots)?;
+    // Whoever ended writing meanwhile had a reason not to trust what is in memory.
+    if let Some(why) = core.txns.failure() {
+        return Err(Error::ReadOnly(Some(why)));
+    }
     writeout::write_superblocks(core, &superblock)?;
     committer.publish(&frozen, superblock);
     core.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     core.txns.stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
     Ok(())
+}
+
+/// A subvolume as it was when the transaction was sealed.
+struct Frozen {
+    subvol: Arc<Subvolume>,
+    root: Root,
+    /// Blocks that its tree has won or lost.
+    growth: i64,
 }
 
 /// Writes the inode items that operations left to the seal.
@@ -128,7 +146,7 @@ impl BlockSource for Source<'_, '_> {
         let generation = self.committer.txn.generation;
         let done =
             self.committer.pending.create_tree_block(at, nodesize, level, tree, generation, Some(first_key));
-        debug_assert!(done.is_ok(), "a fresh address is in no other use: {done:?}");
+        self.committer.core.noted(done);
     }
     fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop> {
         debug_assert!(!maybe_shared, "global trees are never shared");
@@ -142,7 +160,10 @@ impl BlockSource for Source<'_, '_> {
         let nodesize = self.committer.core.nodesize();
         let mine = ExtentRef::TreeBlock { root: tree };
         let done = self.committer.pending.drop_tree_block(at, nodesize, level, mine);
-        debug_assert!(done.is_ok(), "the block was noted when it was made: {done:?}");
+        self.committer.core.noted(done);
+    }
+    fn half_done(&mut self, _: &Error) {
+        // The error ends the commit.
     }
     fn provide(&mut self, need: &Need) -> Result<()> {
         let Need::Blocks(wanted) = *need else {
@@ -207,16 +228,16 @@ impl<'a> Committer<'a> {
     fn new(core: &'a Core, txn: Arc<Txn>) -> Self {
         Self {
             core,
-            txn,
             purse: Vec::new(),
             system_purse: Vec::new(),
-            reserve: core.space.accounts.empty(SpaceKind::Metadata),
+            reserve: txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata)),
             system_reserve: core.space.accounts.empty(SpaceKind::System),
             pending: DelayedRefs::new(),
             freed: Vec::new(),
             space_changes: BTreeMap::new(),
             dirty_groups: BTreeSet::new(),
             removed: Vec::new(),
+            txn,
         }
     }
 
@@ -226,13 +247,13 @@ impl<'a> Committer<'a> {
     }
 
     /// Brings the global trees to where they describe this transaction and themselves.
-    fn fixpoint(&mut self, frozen: &[(Arc<Subvolume>, Root)]) -> Result<()> {
+    fn fixpoint(&mut self, frozen: &[Frozen]) -> Result<()> {
         let core = self.core;
         self.rebuild_free_space()?;
         self.write_new_groups()?;
         self.remove_empty_groups()?;
-        for (subvol, root) in frozen {
-            self.write_subvolume_root(subvol, root)?;
+        for f in frozen {
+            self.write_subvolume_root(f)?;
         }
         // Every superblock has a root tree of its own generation.
         let any = Key::new(ObjectId::FS_TREE, KeyType::ROOT_ITEM, 0);
@@ -243,9 +264,11 @@ impl<'a> Committer<'a> {
             csum_tree::insert(&mut self.ops(&core.roots.csum), core.csum, at, &sums)?;
         }
         // The notes stay where they are: operations of the next transaction still count with them.
-        let notes = self.txn.refs.lock().clone();
-        for (at, head) in notes.iter() {
-            self.apply(at, head)?;
+        let txn = self.txn.clone();
+        let mut next = Some(Logical(0));
+        while let Some((at, head)) = next.and_then(|from| txn.refs.lock().at_or_after(from)) {
+            self.apply(at, &head)?;
+            next = at.0.checked_add(1).map(Logical);
         }
         let mut rounds = 0;
         loop {
@@ -452,12 +475,12 @@ impl<'a> Committer<'a> {
         self.ops(&core.roots.chunk).update(&key, item.as_bytes())
     }
 
-    fn write_subvolume_root(&mut self, subvol: &Subvolume, root: &Root) -> Result<()> {
+    fn write_subvolume_root(&mut self, Frozen { subvol, root, growth }: &Frozen) -> Result<()> {
         let core = self.core;
         let bytes = {
             let mut item = subvol.item.lock();
             point_to(&mut item, root, self.txn.generation);
-            let growth = subvol.tree.take_growth() * i64::from(core.nodesize());
+            let growth = growth * i64::from(core.nodesize());
             item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
             item.ctransid = U64::new(self.txn.generation.0);
             let now = core.now();
@@ -485,11 +508,11 @@ impl<'a> Committer<'a> {
                 )
             })?;
             drop(version);
-            let before = (item.bytenr, item.level, item.generation);
+            let before = (item.bytenr, item.level, item.generation, item.bytes_used);
             point_to(&mut item, &root, self.txn.generation);
             let growth = tree.take_growth() * i64::from(core.nodesize());
             item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
-            if before == (item.bytenr, item.level, item.generation) {
+            if before == (item.bytenr, item.level, item.generation, item.bytes_used) {
                 continue;
             }
             moved = true;
@@ -571,12 +594,12 @@ impl<'a> Committer<'a> {
     }
 
     /// Makes the transaction the published one.
-    fn publish(mut self, frozen: &[(Arc<Subvolume>, Root)], superblock: Box<Superblock>) {
+    fn publish(mut self, frozen: &[Frozen], superblock: Box<Superblock>) {
         let core = self.core;
         *core.superblock.lock() = superblock;
         core.store.set_super_generation(self.txn.generation);
-        for (subvol, root) in frozen {
-            subvol.tree.settle(root);
+        for f in frozen {
+            f.subvol.tree.settle(&f.root);
         }
         for tree in core.roots.all() {
             tree.settle(&tree.root());
@@ -585,12 +608,14 @@ impl<'a> Committer<'a> {
         for at in self.purse.drain(..).chain(self.system_purse.drain(..)) {
             core.space.groups.give_back(Run::new(at, nodesize), None);
         }
+        self.reserve.shrink_to(0);
         core.space.forget_removed(core, &self.removed);
+        core.space.size_global_reserve();
+        core.space.groups.set_published(self.txn.generation);
         core.set_published_hint(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);
         let roots = (core.roots.extent.root(), core.roots.csum.root());
         core.txns.publish(self.txn.generation, roots, || core.epochs.advance(freed));
-        self.txn.reserved.lock().clear();
         core.release_expired();
     }
 }

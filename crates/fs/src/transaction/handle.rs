@@ -4,7 +4,7 @@
 //! inode items. It reserves space before it joins, so a seal never waits for an operation that waits for space.
 
 use crate::core::Core;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::root::Subvolume;
 use crate::space::SpaceKind;
@@ -26,6 +26,8 @@ pub(crate) struct Handle<'a> {
     known: KnownRefs,
     /// Set for the committer's own handle, which did not join.
     inside_seal: bool,
+    /// May it use the last reserve?
+    deleting: bool,
     reserved: Reservation,
 }
 
@@ -36,7 +38,9 @@ impl<'a> Handle<'a> {
         core.bound_dirty_nodes()?;
         let reserved = core.reserve_items(items, deleting)?;
         let txn = core.txns.join()?;
-        Ok(Self::over(core, txn, reserved, false))
+        let mut handle = Self::over(core, txn, reserved, false);
+        handle.deleting = deleting;
+        Ok(handle)
     }
     /// Joins with what was reserved earlier: never waits for space.
     pub(crate) fn join_with(core: &'a Core, reserved: Reservation) -> Result<Self> {
@@ -47,11 +51,13 @@ impl<'a> Handle<'a> {
     }
     /// The handle with which the committer writes delayed items while it seals.
     pub(crate) fn for_seal(core: &'a Core, txn: Arc<Txn>) -> Self {
-        Self::over(core, txn, core.space.accounts.empty(SpaceKind::Metadata), true)
+        // What was kept for the notes pays for the items too.
+        let reserved = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
+        Self::over(core, txn, reserved, true)
     }
     fn over(core: &'a Core, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
         let purse = core.purses.lock().pop().unwrap_or_default();
-        Self { core, txn, purse, known: KnownRefs::default(), inside_seal, reserved }
+        Self { core, txn, purse, known: KnownRefs::default(), inside_seal, deleting: false, reserved }
     }
     /// The transaction's number.
     pub(crate) fn generation(&self) -> Generation {
@@ -64,16 +70,27 @@ impl<'a> Handle<'a> {
         keys: &[Key],
         change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
     ) -> Result<R> {
+        self.edit_growing(subvol, keys, keys.len(), change)
+    }
+    /// Like [`Handle::edit`], where at most `growing` of the items are inserted or become longer.
+    pub(crate) fn edit_growing<R>(
+        &mut self,
+        subvol: &Arc<Subvolume>,
+        keys: &[Key],
+        growing: usize,
+        change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
+    ) -> Result<R> {
         self.txn.touch();
+        // Before the edit: one that fails half-way may have copied blocks already.
         self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
-        subvol.tree.edit(self, keys, change)
+        subvol.tree.edit_growing(self, keys, growing, change)
     }
     /// Notes that an inode's item has to be written at the seal.
     pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
         self.txn.touch();
         let mut inodes = self.txn.inodes.lock();
         if inodes.insert((inode.id.subvol, inode.id.ino), inode.clone()).is_none() {
-            self.txn.reserved.lock().extend(self.core.try_reserve_items(1));
+            self.core.try_reserve_items(1).into_iter().for_each(|more| self.txn.keep(more));
         }
     }
     /// A new data extent with its first reference. `file_offset` is the key's offset minus the offset into the extent.
@@ -129,8 +146,7 @@ impl<'a> Handle<'a> {
     /// Keeps space for `items` changes that the commit will make.
     fn noted(&mut self, items: u64) {
         self.txn.touch();
-        let more = self.core.try_reserve_items(items);
-        self.txn.reserved.lock().extend(more);
+        self.core.try_reserve_items(items).into_iter().for_each(|more| self.txn.keep(more));
     }
 }
 
@@ -144,7 +160,10 @@ impl Drop for Handle<'_> {
         if !purse.is_empty() {
             self.core.keep_purse(purse);
         }
-        if !self.inside_seal {
+        if self.inside_seal {
+            let rest = self.reserved.split(u64::MAX);
+            self.txn.keep(rest);
+        } else {
             self.core.txns.leave();
         }
     }
@@ -179,12 +198,25 @@ impl BlockSource for Handle<'_> {
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
         self.core.note_dropped(&self.txn, tree, at, level);
     }
+    fn half_done(&mut self, error: &Error) {
+        // Half an operation must not become durable.
+        self.core.txns.fail(&format!("an operation failed half-way: {error}"));
+    }
     fn provide(&mut self, need: &Need) -> Result<()> {
         match need {
             Need::Node(_) => unreachable!("the tree reads nodes itself"),
             Need::Refs(at, level) => self.core.learn_refs(&mut self.known, *at, *level),
             Need::Blocks(n) => {
                 let missing = n.saturating_sub(self.purse.len());
+                let bytes = missing as u64 * u64::from(self.core.nodesize());
+                let lacking = bytes.saturating_sub(self.reserved.bytes());
+                // The commit's own reserve is not for operations, however much of it is free.
+                if !self.inside_seal
+                    && lacking > 0
+                    && !self.core.top_up(&mut self.reserved, lacking, self.deleting)
+                {
+                    return Err(Error::NoSpace);
+                }
                 let mut more = self.core.space.allocate_blocks(self.core, missing, &mut self.reserved)?;
                 // Addresses are taken from the end: keep them rising.
                 more.reverse();

@@ -40,17 +40,17 @@ struct State {
 
 /// Counters.
 #[derive(Debug, Default)]
-pub struct TransactionStats {
+pub(crate) struct TransactionStats {
     /// Commits.
-    pub commits: AtomicU64,
+    pub(crate) commits: AtomicU64,
     /// Nanoseconds that joins were held up by sealing, longest and total.
-    pub seal_max_ns: AtomicU64,
+    pub(crate) seal_max_ns: AtomicU64,
     /// See `seal_max_ns`.
-    pub seal_ns: AtomicU64,
+    pub(crate) seal_ns: AtomicU64,
     /// Nanoseconds from seal to publication, in all.
-    pub commit_ns: AtomicU64,
+    pub(crate) commit_ns: AtomicU64,
     /// Nodes written.
-    pub nodes_written: AtomicU64,
+    pub(crate) nodes_written: AtomicU64,
 }
 
 /// The state machine of transactions.
@@ -61,6 +61,19 @@ pub(crate) struct Transactions {
     changed: Condvar,
     view: RwLock<RefsView>,
     pub(crate) stats: TransactionStats,
+}
+
+/// Keeps the running transaction from being sealed.
+#[derive(Debug)]
+pub(crate) struct Pin<'a> {
+    txns: &'a Transactions,
+    pub(crate) txn: Arc<Txn>,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.txns.leave();
+    }
 }
 
 impl Transactions {
@@ -134,15 +147,15 @@ impl Transactions {
             self.changed.notify_all();
         }
     }
-    /// The running transaction, which will not be sealed before `leave`; unlike `join` also while a seal drains its
-    /// handles, because those may need it to come to their end.
-    pub(crate) fn pin_running(&self) -> Result<Arc<Txn>> {
+    /// The running transaction, which will not be sealed before the guard goes; unlike `join` also while a seal drains
+    /// its handles, because those may need it to come to their end.
+    pub(crate) fn pin_running(&self) -> Result<Pin<'_>> {
         let mut state = self.state.lock();
         if let Some(why) = &state.failed {
             return Err(Error::ReadOnly(Some(why.clone())));
         }
         state.handles += 1;
-        Ok(state.running.clone())
+        Ok(Pin { txns: self, txn: state.running.clone() })
     }
 
     /// Asks for a commit of everything up to now, and returns the generation to wait for; `None` when all is published.
@@ -263,13 +276,223 @@ impl Transactions {
     }
     /// Waits up to `interval`, or until stopped: true then.
     pub(crate) fn pause(&self, interval: Duration) -> bool {
-        let until = Instant::now() + interval;
+        let until = Instant::now().checked_add(interval);
         let mut state = self.state.lock();
         while !state.stop {
-            if self.changed.wait_until(&mut state, until).timed_out() {
-                return false;
+            match until {
+                Some(until) => {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        return false;
+                    }
+                }
+                None => self.changed.wait(&mut state),
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::no_wait;
+    use crate::tree::Pointer;
+    use larder_format::Logical;
+    use std::sync::mpsc;
+    use std::thread;
+
+    fn root() -> Root {
+        let ptr = Pointer { at: Logical(1 << 20), generation: Generation(7), level: 0, first_key: None };
+        Root { ptr, node: None }
+    }
+    fn manager() -> Transactions {
+        Transactions::new(Generation(7), root())
+    }
+    /// What a committer does, without anything to commit.
+    fn commit(txns: &Transactions) -> Generation {
+        let (txn, since) = txns.close_running();
+        txns.sealed(since);
+        txns.publish(txn.generation, root(), || ());
+        txn.generation
+    }
+    /// Waits until `txns` is closing its running transaction.
+    fn until_sealing(txns: &Transactions) {
+        while !txns.state.lock().sealing {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_seal_waits_for_handles_and_lets_nobody_join() {
+        let txns = manager();
+        let first = txns.join().unwrap();
+        let (send, events) = mpsc::channel();
+        thread::scope(|s| {
+            let (txns, sender) = (&txns, send.clone());
+            s.spawn(move || {
+                let n = commit(txns);
+                sender.send(format!("published {n}")).unwrap();
+            });
+            until_sealing(txns);
+            assert!(matches!(no_wait(|| txns.join()), Err(Error::WouldBlock)));
+            let sender = send.clone();
+            s.spawn(move || {
+                let joined = txns.join().unwrap();
+                sender.send(format!("joined {}", joined.generation)).unwrap();
+                txns.leave();
+            });
+            assert!(events.try_recv().is_err(), "the first handle is still there");
+            assert_eq!(first.generation, Generation(8));
+            txns.leave();
+            let mut seen: Vec<String> = events.iter().take(2).collect();
+            seen.sort();
+            assert_eq!(seen, ["joined 9", "published 8"]);
+        });
+        assert_eq!(txns.published(), Generation(8));
+    }
+
+    #[test]
+    fn a_pin_holds_the_seal_at_each_of_its_stages() {
+        let txns = manager();
+        let handle = txns.join().unwrap();
+        thread::scope(|s| {
+            let (closed_send, closed) = mpsc::channel();
+            let (go_send, go) = mpsc::channel::<()>();
+            let committer = s.spawn({
+                let txns = &txns;
+                move || {
+                    let (txn, since) = txns.close_running();
+                    closed_send.send(()).unwrap();
+                    go.recv().unwrap();
+                    txns.sealed(since);
+                    txn
+                }
+            });
+            until_sealing(&txns);
+            // While it drains: an operation that is in it may need a chunk to come to its end.
+            let pin = txns.pin_running().unwrap();
+            txns.leave();
+            assert!(closed.try_recv().is_err());
+            drop(pin);
+            closed.recv().unwrap();
+            // While delayed items are written.
+            let pin = txns.pin_running().unwrap();
+            go_send.send(()).unwrap();
+            for _ in 0..1000 {
+                assert_eq!(txns.running().generation, pin.txn.generation, "sealed although it is pinned");
+                thread::yield_now();
+            }
+            pin.txn.touch();
+            drop(pin);
+            let sealed = committer.join().unwrap();
+            assert!(sealed.dirty.load(Ordering::Acquire) && Arc::ptr_eq(&sealed, &handle));
+            assert_eq!(txns.running().generation, Generation(9));
+        });
+    }
+
+    #[test]
+    fn a_request_names_what_covers_everything_so_far() {
+        let txns = manager();
+        assert_eq!(txns.request(), None, "nothing changed");
+        txns.running().touch();
+        assert_eq!(txns.request(), Some(Generation(8)));
+        let (_, since) = txns.close_running();
+        assert_eq!(txns.request(), Some(Generation(8)), "while it is sealed");
+        txns.sealed(since);
+        assert_eq!(txns.request(), Some(Generation(8)), "while it is written, and nothing new");
+        txns.running().touch();
+        assert_eq!(txns.request(), Some(Generation(9)));
+        txns.publish(Generation(8), root(), || ());
+        assert!(txns.wait(Generation(8)).is_ok());
+        assert!(matches!(no_wait(|| txns.wait(Generation(9))), Err(Error::WouldBlock)));
+        assert_eq!(txns.next_seal(), Some(()));
+        assert_eq!(commit(&txns), Generation(9));
+        assert_eq!(txns.request(), None);
+        txns.stop();
+        assert_eq!(txns.next_seal(), None);
+        assert!(txns.pause(Duration::MAX));
+    }
+
+    #[test]
+    fn a_failure_reaches_everybody() {
+        let txns = manager();
+        txns.join().unwrap().touch();
+        thread::scope(|s| {
+            let waits = s.spawn(|| txns.wait(txns.request().unwrap()));
+            let sealed = s.spawn(|| txns.wait_sealed(Generation(8)));
+            let commits = s.spawn(|| txns.close_running().0.generation);
+            until_sealing(&txns);
+            let joins = s.spawn(|| txns.join().map(drop));
+            txns.fail("the device is gone");
+            txns.fail("and something else went wrong");
+            for waiter in [waits, sealed, joins] {
+                match waiter.join().unwrap() {
+                    Err(Error::ReadOnly(Some(why))) => assert_eq!(why, "the device is gone"),
+                    other => panic!("{other:?}"),
+                }
+            }
+            txns.leave();
+            assert_eq!(commits.join().unwrap(), Generation(8));
+        });
+        assert!(matches!(txns.join(), Err(Error::ReadOnly(_))));
+        assert!(matches!(txns.pin_running(), Err(Error::ReadOnly(_))));
+        txns.stop();
+        assert_eq!(txns.next_seal(), None);
+    }
+
+    /// Many operations, commits all the time: nobody is in a transaction that is sealed, and all come to their end.
+    #[test]
+    fn joins_and_seals_under_load() {
+        let txns = manager();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|s| {
+            let committer = s.spawn(|| {
+                while txns.next_seal().is_some() {
+                    let (txn, since) = txns.close_running();
+                    txns.sealed(since);
+                    assert_eq!(txn.blocks.load(Ordering::Relaxed), 0, "somebody came in later");
+                    txns.publish(txn.generation, root(), || ());
+                }
+            });
+            let workers: Vec<_> = (0..4)
+                .map(|n| {
+                    let (txns, stop) = (&txns, &stop);
+                    s.spawn(move || {
+                        for i in 0..2000 {
+                            let txn = if (i + n) % 7 == 0 {
+                                let pin = txns.pin_running().unwrap();
+                                pin.txn.blocks.fetch_add(1, Ordering::Relaxed);
+                                pin.txn.touch();
+                                pin.txn.blocks.fetch_sub(1, Ordering::Relaxed);
+                                pin.txn.clone()
+                            } else {
+                                let txn = txns.join().unwrap();
+                                txn.blocks.fetch_add(1, Ordering::Relaxed);
+                                txn.touch();
+                                txn.blocks.fetch_sub(1, Ordering::Relaxed);
+                                txns.leave();
+                                txn
+                            };
+                            if i % 5 == 0
+                                && let Some(generation) = txns.request()
+                            {
+                                assert!(generation >= txn.generation);
+                                txns.wait(generation).unwrap();
+                                assert!(txns.published() >= txn.generation);
+                            }
+                        }
+                        assert!(!stop.load(Ordering::Relaxed));
+                    })
+                })
+                .collect();
+            for w in workers {
+                w.join().unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            txns.stop();
+            committer.join().unwrap();
+        });
+        assert_eq!(txns.state.lock().handles, 0);
+        assert_eq!(txns.stats.commits.load(Ordering::Relaxed), txns.published().0 - 7);
     }
 }

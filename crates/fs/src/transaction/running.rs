@@ -29,7 +29,7 @@ pub(crate) struct Txn {
     /// Block groups made in this transaction; their items are written by its commit.
     pub(crate) new_groups: Mutex<Vec<NewGroup>>,
     /// Space kept for what the notes will cost at the commit.
-    pub(crate) reserved: Mutex<Vec<Reservation>>,
+    reserved: Mutex<Option<Reservation>>,
     /// Dirty blocks so far.
     pub(crate) blocks: AtomicU64,
     /// New label for the superblock.
@@ -53,6 +53,18 @@ impl Txn {
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
         }
+    }
+    /// Keeps more space for the commit.
+    pub(crate) fn keep(&self, more: Reservation) {
+        let mut reserved = self.reserved.lock();
+        match &mut *reserved {
+            Some(kept) => kept.merge(more),
+            none @ None => *none = Some(more),
+        }
+    }
+    /// Takes what was kept.
+    pub(crate) fn take_reserved(&self) -> Option<Reservation> {
+        self.reserved.lock().take()
     }
     /// There is something to commit now.
     pub(crate) fn touch(&self) {

@@ -34,13 +34,20 @@ impl Core {
             txn.generation,
             Some(first_key),
         );
-        debug_assert!(done.is_ok(), "a fresh address is in no other use: {done:?}");
+        self.noted(done);
     }
     /// Notes that a block made in this transaction is not used any more.
     pub(crate) fn note_dropped(&self, txn: &Txn, tree: TreeId, at: Logical, level: u8) {
         let key = ExtentRef::TreeBlock { root: tree };
         let done = txn.refs.lock().drop_tree_block(at, self.nodesize(), level, key);
-        debug_assert!(done.is_ok(), "the block was noted when it was made: {done:?}");
+        self.noted(done);
+    }
+    /// A note that cannot be right means that the image uses space which it records as free. The tree has changed
+    /// already, so this transaction must not be committed.
+    pub(crate) fn noted(&self, done: Result<()>) {
+        if let Err(e) = done {
+            self.txns.fail(&e.to_string());
+        }
     }
 
     /// Notes that `tree` copied `old` to `new`.
@@ -58,8 +65,15 @@ impl Core {
         let mine = ExtentRef::TreeBlock { root: tree };
         let first_key = old.first_key().unwrap_or_default();
         let nodesize = self.nodesize();
+        let kind = ExtentKind::TreeBlock { level };
+        // Nothing is noted unless all can be: a failed copy leaves no trace.
+        let check = |refs: &DelayedRefs| -> Result<()> {
+            refs.check(at, u64::from(nodesize), kind)?;
+            refs.check_new(new)
+        };
         if !maybe_shared || self.options.tuning.break_ignore_sharing {
             let mut refs = txn.refs.lock();
+            check(&refs)?;
             refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
             refs.drop_tree_block(at, nodesize, level, mine)?;
             return Ok(());
@@ -79,6 +93,11 @@ impl Core {
                 let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
                 return Err(Error::corrupt(place, what).into());
             }
+            check(&refs)?;
+            let below = children(old, nodesize, tree)?;
+            for child in &below {
+                refs.check(child.at, child.len, child.kind)?;
+            }
             refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
             let theirs_full = if level == 0 {
                 ExtentRef::SharedData { parent: at }
@@ -89,14 +108,20 @@ impl Core {
             if count > 1 {
                 if owner == tree && !full {
                     // The keyed references now stand for the copy; the old block's become shared ones.
-                    children(&mut refs, old, nodesize, Some(theirs_full), tree, 1)?;
+                    for child in &below {
+                        refs.change(child.at, child.len, child.kind, theirs_full, 1)?;
+                    }
                     refs.set_full_backref(at, nodesize, level)?;
                 } else {
-                    children(&mut refs, old, nodesize, None, tree, 1)?;
+                    for child in &below {
+                        refs.change(child.at, child.len, child.kind, child.mine, 1)?;
+                    }
                 }
             } else if full {
-                children(&mut refs, old, nodesize, None, tree, 1)?;
-                children(&mut refs, old, nodesize, Some(theirs_full), tree, -1)?;
+                for child in &below {
+                    refs.change(child.at, child.len, child.kind, child.mine, 1)?;
+                    refs.change(child.at, child.len, child.kind, theirs_full, -1)?;
+                }
             }
             refs.drop_tree_block(at, nodesize, level, mine)?;
             Ok(())
@@ -118,26 +143,25 @@ impl Core {
     }
 }
 
-/// Changes a reference of everything that a block points to by `delta`: the shared one from the block itself, or the
-/// keyed one of `tree`.
-fn children(
-    refs: &mut DelayedRefs,
-    block: &Node,
-    nodesize: u32,
-    shared: Option<ExtentRef>,
-    tree: TreeId,
-    delta: i64,
-) -> Result<()> {
+/// What a block points to.
+struct Child {
+    at: Logical,
+    len: u64,
+    kind: ExtentKind,
+    /// The keyed reference of the tree that the block is in.
+    mine: ExtentRef,
+}
+
+/// Everything that a block of `tree` points to.
+fn children(block: &Node, nodesize: u32, tree: TreeId) -> Result<Vec<Child>> {
     let view = block.view();
     if view.level() > 0 {
-        let level = view.level() - 1;
-        for p in view.pointers() {
-            let key = shared.unwrap_or(ExtentRef::TreeBlock { root: tree });
-            let at = Logical(p.blockptr.get());
-            refs.change(at, u64::from(nodesize), ExtentKind::TreeBlock { level }, key, delta)?;
-        }
-        return Ok(());
+        let (kind, mine) =
+            (ExtentKind::TreeBlock { level: view.level() - 1 }, ExtentRef::TreeBlock { root: tree });
+        let child = |at| Child { at: Logical(at), len: u64::from(nodesize), kind, mine };
+        return Ok(view.pointers().iter().map(|p| child(p.blockptr.get())).collect());
     }
+    let mut out = Vec::new();
     for (slot, item) in view.items().iter().enumerate() {
         let key = Key::from(item.key);
         if key.kind != KeyType::EXTENT_DATA {
@@ -150,12 +174,13 @@ fn children(
         if on_disk.is_hole() {
             continue;
         }
-        let r = shared.unwrap_or(ExtentRef::Data {
-            root: tree,
-            objectid: key.objectid.0,
-            offset: key.offset.wrapping_sub(on_disk.offset),
+        let offset = key.offset.wrapping_sub(on_disk.offset);
+        out.push(Child {
+            at: on_disk.disk_bytenr,
+            len: on_disk.disk_num_bytes,
+            kind: ExtentKind::Data,
+            mine: ExtentRef::Data { root: tree, objectid: key.objectid.0, offset },
         });
-        refs.change(on_disk.disk_bytenr, on_disk.disk_num_bytes, ExtentKind::Data, r, delta)?;
     }
-    Ok(())
+    Ok(out)
 }

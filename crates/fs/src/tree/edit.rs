@@ -27,6 +27,8 @@ pub(crate) struct Editor<'a> {
     source: &'a mut dyn BlockSource,
     /// Blocks made less blocks dropped.
     pub(super) blocks: i64,
+    /// Was anything changed?
+    pub(super) changed: bool,
 }
 
 impl<'a> Editor<'a> {
@@ -36,7 +38,7 @@ impl<'a> Editor<'a> {
         root: &'a mut Root,
         source: &'a mut dyn BlockSource,
     ) -> Self {
-        Self { tree, format, root, source, blocks: 0 }
+        Self { tree, format, root, source, blocks: 0, changed: false }
     }
 
     fn leaf(&self, key: &Key) -> &Arc<Node> {
@@ -75,6 +77,7 @@ impl<'a> Editor<'a> {
         if self.get(key).is_some() {
             return Err(Error::corrupt(Place::item(self.tree, *key), "item exists already"));
         }
+        self.changed = true;
         let mut root = self.root.node.take().expect("an edited tree's root is in memory");
         let split = self.insert_below(&mut root, key, data);
         if split.is_empty() {
@@ -109,6 +112,7 @@ impl<'a> Editor<'a> {
             image::leaf_resize(bytes, slot, data.len());
         }
         image::leaf_data_mut(bytes, slot).copy_from_slice(data);
+        self.changed = true;
         Ok(())
     }
 
@@ -120,6 +124,7 @@ impl<'a> Editor<'a> {
         if self.get(key).is_none() {
             return Err(Error::corrupt(Place::item(self.tree, *key), "item is missing"));
         }
+        self.changed = true;
         let root = self.root.node.as_mut().expect("an edited tree's root is in memory");
         delete_below(Arc::make_mut(root), key);
         Ok(())

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of one node and, for an interior one, its dirty children.
-pub struct Node {
+pub(crate) struct Node {
     buf: Arc<[u8]>,
     /// As long as the node has pointers, or empty when no child is dirty.
     children: Vec<Option<Arc<Node>>>,
@@ -53,7 +53,7 @@ impl Node {
         owner: TreeId,
         level: u8,
     ) -> Self {
-        let bytes = Arc::get_mut(&mut buf).expect("a spare buffer has one owner");
+        let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
         image::init(bytes, format, at, generation, owner, level);
         Self { buf, children: Vec::new() }
     }
@@ -68,7 +68,7 @@ impl Node {
         owner: TreeId,
     ) -> Self {
         let view = self.view();
-        let bytes = Arc::get_mut(&mut buf).expect("a spare buffer has one owner");
+        let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
         bytes.copy_from_slice(&self.buf);
         image::init(bytes, format, at, generation, owner, view.level());
         image::header_mut(bytes).nritems = view.header().nritems;
@@ -77,7 +77,7 @@ impl Node {
 
     /// The bytes, for looking.
     #[must_use]
-    pub fn view(&self) -> NodeView<'_> {
+    pub(crate) fn view(&self) -> NodeView<'_> {
         NodeView(&self.buf)
     }
     /// The bytes as they are shared.
@@ -90,22 +90,22 @@ impl Node {
     }
     /// Height above the leaves.
     #[must_use]
-    pub fn level(&self) -> u8 {
+    pub(crate) fn level(&self) -> u8 {
         self.view().level()
     }
     /// Logical address.
     #[must_use]
-    pub fn address(&self) -> Logical {
+    pub(crate) fn address(&self) -> Logical {
         self.view().bytenr()
     }
     /// Transaction that made the block.
     #[must_use]
-    pub fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         self.view().generation()
     }
     /// First key.
     #[must_use]
-    pub fn first_key(&self) -> Option<Key> {
+    pub(crate) fn first_key(&self) -> Option<Key> {
         self.view().key(0)
     }
     /// The child at a slot, if it hangs here in memory.

@@ -10,7 +10,6 @@ use crate::tree::node::Node;
 use larder_format::check::{Expect, check_node};
 use larder_format::{CsumType, Generation, Key, Logical, TreeId};
 use larder_volume::VolumeResult;
-use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use std::sync::Arc;
@@ -73,8 +72,6 @@ pub struct NodeStore {
     /// Generation of the last superblock: nothing on the device may be newer than the one after it.
     super_generation: AtomicU64,
     cache: Cache<(Logical, Generation), Arc<Node>, ByBytes>,
-    /// Buffers of the size of a node, ready for copies.
-    spare: Mutex<Vec<Arc<[u8]>>>,
     repair: bool,
     stats: StoreStats,
 }
@@ -96,7 +93,6 @@ impl NodeStore {
             csum,
             super_generation: AtomicU64::new(super_generation.0),
             cache: Cache::with_weighter(items, budget, ByBytes),
-            spare: Mutex::new(Vec::new()),
             repair,
             stats: StoreStats::default(),
         }
@@ -156,7 +152,7 @@ impl NodeStore {
     fn read(&self, ptr: &Pointer, owner: TreeId) -> Result<Arc<[u8]>> {
         self.stats.reads.fetch_add(1, Ordering::Relaxed);
         let mut buf = self.buffer();
-        let bytes = Arc::get_mut(&mut buf).expect("a spare buffer has one owner");
+        let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
         let expect = Expect {
             nodesize: self.format.nodesize,
             fsid: self.format.fsid,
@@ -202,21 +198,6 @@ impl NodeStore {
 
     /// A buffer of the size of a node that nobody else has.
     pub(crate) fn buffer(&self) -> Arc<[u8]> {
-        if let Some(b) = self.spare.lock().pop() {
-            return b;
-        }
         std::iter::repeat_n(0u8, self.format.nodesize as usize).collect()
-    }
-    /// Gives buffers back that were not needed.
-    pub(crate) fn give_back(&self, buffers: impl Iterator<Item = Arc<[u8]>>) {
-        let mut spare = self.spare.lock();
-        for b in buffers {
-            if spare.len() >= 64 {
-                break;
-            }
-            if Arc::strong_count(&b) == 1 {
-                spare.push(b);
-            }
-        }
     }
 }

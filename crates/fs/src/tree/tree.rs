@@ -9,7 +9,7 @@
 //!
 //! All changes of one edit appear at once: a version has them all or none.
 
-use crate::error::{Error, Place, Result};
+use crate::error::{Error, Result};
 use crate::tree::edit::Editor;
 use crate::tree::node::Node;
 use crate::tree::store::{NodeStore, Pointer};
@@ -70,6 +70,8 @@ pub(crate) trait BlockSource {
     fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop>;
     /// `tree` no longer uses a block that it made in this transaction.
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
+    /// An edit failed after some of its changes were made; they stay in the tree.
+    fn half_done(&mut self, error: &Error);
     /// Fetches what was missing. Called without any lock; may wait.
     fn provide(&mut self, need: &Need) -> Result<()>;
 }
@@ -87,6 +89,14 @@ pub struct TreeStats {
     pub hold_max_ns: AtomicU64,
     /// Blocks copied to a new address.
     pub cow: AtomicU64,
+    /// Height of the highest tree so far: what an item costs at worst grows with it.
+    pub tallest: AtomicU64,
+}
+
+/// Addresses that `growing` inserts or enlargements can need beyond the copies of their paths, in a tree whose root has
+/// this level: a leaf becomes three, every level above splits, a root is added; and one when nothing is left.
+pub(crate) fn blocks_for_splits(growing: usize, level: u8) -> usize {
+    growing * (2 + usize::from(level)) + growing / 16 + if growing > 0 { 3 } else { 1 }
 }
 
 #[derive(Debug)]
@@ -117,6 +127,7 @@ impl Tree {
         stats: Arc<TreeStats>,
     ) -> Self {
         let state = State { root: Root { ptr: root, node: None }, last_snapshot };
+        stats.tallest.fetch_max(u64::from(root.level.min(MAX_LEVEL)), Ordering::Relaxed);
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats }
     }
     /// Its id.
@@ -170,9 +181,6 @@ impl Tree {
                     Err(p) => p,
                 }
             };
-            if held.len() > 4 * usize::from(MAX_LEVEL) {
-                return Err(Error::corrupt(Place::tree(self.id), "tree higher than eight levels"));
-            }
             let node = self.store.get(&missing, self.id)?;
             held.insert((missing.at, missing.generation), node);
         }
@@ -188,12 +196,27 @@ impl Tree {
         keys: &[Key],
         change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
     ) -> Result<R> {
+        self.edit_growing(source, keys, keys.len(), change)
+    }
+
+    /// Like [`Tree::edit`], where at most `growing` of the items are inserted or become longer: the fewer, the fewer
+    /// addresses have to be at hand. Deleting on a full file system depends on it.
+    ///
+    /// # Errors
+    /// As [`Tree::edit`].
+    pub(crate) fn edit_growing<R>(
+        &self,
+        source: &mut dyn BlockSource,
+        keys: &[Key],
+        growing: usize,
+        change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
+    ) -> Result<R> {
         let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
         self.stats.edits.fetch_add(1, Ordering::Relaxed);
         loop {
             let mut state = self.state.write();
             let since = Instant::now();
-            let need = match self.prepare(&mut state, source, keys, &held) {
+            let need = match self.prepare(&mut state, source, keys, growing, &held) {
                 Ok(()) => {
                     let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source);
                     let result = change(&mut editor);
@@ -201,8 +224,15 @@ impl Tree {
                         editor.tidy(key);
                     }
                     self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
+                    self.stats.tallest.fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
+                    let changed = editor.changed;
                     drop(state);
                     self.note_hold(since);
+                    if let Err(e) = &result
+                        && changed
+                    {
+                        source.half_done(e);
+                    }
                     return result;
                 }
                 Err(Stop::Fail(e)) => return Err(e),
@@ -232,16 +262,22 @@ impl Tree {
         state: &mut State,
         source: &mut dyn BlockSource,
         keys: &[Key],
+        growing: usize,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
     ) -> Result<(), Stop> {
-        // Worst case for one key: its path is copied, then every level splits (a leaf into three) and a root is added.
-        let per_key = 2 * (usize::from(state.root.ptr.level) + 2) + 1;
-        let wanted = per_key * keys.len().max(1);
-        if source.available() < wanted {
-            return Err(Stop::Need(Need::Blocks(wanted)));
+        let level = state.root.ptr.level;
+        let splits = blocks_for_splits(growing, level);
+        // Usually enough for the copies too: most keys of an edit share most of their paths.
+        let usual = splits
+            + if state.root.ptr.generation == source.generation() { 0 } else { usize::from(level) + 1 };
+        if source.available() < usual {
+            return Err(Stop::Need(Need::Blocks(usual)));
         }
         for key in keys {
             self.open_path(state, source, key, held)?;
+        }
+        if source.available() < splits {
+            return Err(Stop::Need(Need::Blocks(splits)));
         }
         Ok(())
     }
@@ -260,7 +296,8 @@ impl Tree {
                 .ok_or(Stop::Need(Need::Node(*ptr)))
         };
         let generation = source.generation();
-        if state.root.ptr.generation != generation {
+        // A root of this generation that is not in memory is a damaged image's; what we make always is.
+        if state.root.ptr.generation != generation || state.root.node.is_none() {
             let old = match &state.root.node {
                 Some(n) => n.clone(),
                 None => find(&state.root.ptr)?,
@@ -292,6 +329,9 @@ impl Tree {
 
     /// Copies a block to a new address.
     fn copy(&self, source: &mut dyn BlockSource, old: &Arc<Node>, shared: bool) -> Result<Arc<Node>, Stop> {
+        if source.available() == 0 {
+            return Err(Stop::Need(Need::Blocks(usize::from(old.level()) + 1)));
+        }
         let at = source.take();
         if let Err(stop) = source.copied(self.id, old, at, shared) {
             source.untake(at);
