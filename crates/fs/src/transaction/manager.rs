@@ -260,8 +260,8 @@ impl Transactions {
     pub(crate) fn fail(&self, why: &str) {
         let mut state = self.state.lock();
         tracing::error!("file system turned read-only: {why}");
+        // A seal that waits for handles goes on waiting for them: who leaves has to know of it.
         state.failed.get_or_insert_with(|| why.to_owned());
-        state.sealing = false;
         self.changed.notify_all();
     }
     /// Ends writing without calling it a failure: the file system was closed.

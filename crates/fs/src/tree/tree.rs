@@ -224,8 +224,8 @@ impl Tree {
                         editor.tidy(key);
                     }
                     self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
-                    self.stats.tallest.fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
                     let changed = editor.changed;
+                    self.stats.tallest.fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
                     drop(state);
                     self.note_hold(since);
                     if let Err(e) = &result
