@@ -306,13 +306,13 @@ mod tests {
         Root { ptr, node: None }
     }
     fn manager() -> Transactions {
-        Transactions::new(Generation(7), root())
+        Transactions::new(Generation(7), root(), root())
     }
     /// What a committer does, without anything to commit.
     fn commit(txns: &Transactions) -> Generation {
         let (txn, since) = txns.close_running();
         txns.sealed(since);
-        txns.publish(txn.generation, root(), || ());
+        txns.publish(txn.generation, (root(), root()), || ());
         txn.generation
     }
     /// Waits until `txns` is closing its running transaction.
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(txns.request(), Some(Generation(8)), "while it is written, and nothing new");
         txns.running().touch();
         assert_eq!(txns.request(), Some(Generation(9)));
-        txns.publish(Generation(8), root(), || ());
+        txns.publish(Generation(8), (root(), root()), || ());
         assert!(txns.wait(Generation(8)).is_ok());
         assert!(matches!(no_wait(|| txns.wait(Generation(9))), Err(Error::WouldBlock)));
         assert_eq!(txns.next_seal(), Some(()));
@@ -451,7 +451,7 @@ mod tests {
                     let (txn, since) = txns.close_running();
                     txns.sealed(since);
                     assert_eq!(txn.blocks.load(Ordering::Relaxed), 0, "somebody came in later");
-                    txns.publish(txn.generation, root(), || ());
+                    txns.publish(txn.generation, (root(), root()), || ());
                 }
             });
             let workers: Vec<_> = (0..4)
