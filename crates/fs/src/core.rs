@@ -135,7 +135,7 @@ impl Core {
     }
     /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and splits for as many of them
     /// as grow. What is over comes back when the handle goes.
-    fn item_cost(&self, items: u64, growing: u64) -> u64 {
+    pub(crate) fn item_cost(&self, items: u64, growing: u64) -> u64 {
         let level = self.tree_stats.tallest.load(Ordering::Relaxed);
         let copies = items * level.max(1) + 1;
         (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
@@ -157,6 +157,12 @@ impl Core {
             more()
         });
         got.map(|more| reserved.merge(more)).is_some()
+    }
+    /// Adds what `items` item changes can cost, up to where there is that much, without waiting. False when it is not
+    /// there.
+    pub(crate) fn top_up_for(&self, reserved: &mut Reservation, items: u64) -> bool {
+        let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
+        lacking == 0 || self.top_up(reserved, lacking, false)
     }
     /// Reserves without waiting, for notes inside a transaction; none when space is short (the global reserve then
     /// pays).

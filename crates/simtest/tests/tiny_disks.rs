@@ -192,3 +192,104 @@ fn an_edit_that_did_not_begin_leaves_its_subvolume_alone() {
     assert!(refused > 0, "everything was in memory");
     check(&device.image(), "after refusals");
 }
+
+/// Fills directories with files of `len` bytes until there is no space, each byte of a file its number.
+fn fill_data(fs: &Filesystem, dirs: &[InodeId], len: usize) -> Vec<usize> {
+    std::thread::scope(|s| {
+        let fills: Vec<_> = dirs
+            .iter()
+            .map(|dir| {
+                s.spawn(move || {
+                    for i in 0.. {
+                        let name = format!("file-{i:06}");
+                        let made = fs
+                            .create(*dir, name.as_bytes(), &file(&[]))
+                            .and_then(|a| fs.write(a.id, 0, &vec![content(i); len]));
+                        match made {
+                            Ok(()) if i % 50 == 49 => fs.sync().expect("a commit always fits"),
+                            Ok(()) => assert!(i < 1_000_000, "the disk does not fill up"),
+                            Err(Error::NoSpace) => return i,
+                            Err(e) => panic!("{name}: {e}"),
+                        }
+                    }
+                    unreachable!("the range has no end")
+                })
+            })
+            .collect();
+        fills.into_iter().map(|t| t.join().expect("no panic")).collect()
+    })
+}
+
+fn content(i: usize) -> u8 {
+    u8::try_from(i % 251).expect("less than 251") + 1
+}
+
+fn data(size: u64, mkfs: &MkfsOptions, len: usize) {
+    let base = fresh(size, mkfs).expect("mkfs");
+    let device = Arc::new(SimDevice::new(base).unrecorded().with_discard(DiscardEffect::Ignore));
+    let mut fs = Filesystem::open(device.clone(), options()).expect("open");
+    let dirs = make_dirs(&fs, 3);
+    idle(&fs, "fresh");
+    let mut counts = Vec::new();
+    for round in 0..3 {
+        let made = fill_data(&fs, &dirs, len);
+        idle(&fs, "full of data");
+        if round == 1 {
+            fs.close().expect("close");
+            drop(fs);
+            check(&device.image(), "full of data");
+            fs = Filesystem::open(device.clone(), options()).expect("open a full one");
+        }
+        let mut buf = vec![0; len + 1];
+        for (dir, n) in dirs.iter().zip(&made) {
+            for i in 0..*n {
+                let id = fs.lookup(*dir, format!("file-{i:06}").as_bytes()).expect("lookup").id;
+                assert_eq!(fs.read(id, 0, &mut buf).expect("read"), len, "file {i}");
+                assert!(buf[..len].iter().all(|b| *b == content(i)), "file {i}");
+            }
+            // The one that found the disk full may be there, too.
+            let last = format!("file-{n:06}");
+            match fs.unlink(*dir, last.as_bytes()) {
+                Ok(()) | Err(Error::NotFound) => {}
+                Err(e) => panic!("{last}: {e}"),
+            }
+        }
+        empty(&fs, &dirs, &made);
+        idle(&fs, "emptied");
+        fs.sync().expect("another commit");
+        counts.push(made.iter().sum::<usize>());
+    }
+    println!("{size} bytes: {counts:?} files of {len} bytes; {:?}", fs.stats());
+    fs.close().expect("close");
+    check(&device.image(), "emptied");
+    assert!(counts.iter().all(|n| *n >= counts[0] * 8 / 10), "space does not come back: {counts:?}");
+}
+
+#[test]
+fn data_single() {
+    let mkfs = MkfsOptions {
+        metadata: Some(Profile::Single),
+        data: Some(Profile::Single),
+        ..MkfsOptions::default()
+    };
+    data(minimum_size(Profile::Single, Profile::Single, false), &mkfs, 100_000);
+}
+
+#[test]
+fn data_dup() {
+    let mkfs =
+        MkfsOptions { metadata: Some(Profile::Dup), data: Some(Profile::Single), ..MkfsOptions::default() };
+    data(minimum_size(Profile::Dup, Profile::Single, false), &mkfs, 5000);
+}
+
+#[test]
+fn data_mixed() {
+    let mut mkfs = MkfsOptions {
+        metadata: Some(Profile::Single),
+        data: Some(Profile::Single),
+        nodesize: Some(4096),
+        ..MkfsOptions::default()
+    };
+    mkfs.features.mixed = true;
+    data(minimum_size(Profile::Single, Profile::Single, true), &mkfs, 20_000);
+}

@@ -179,7 +179,8 @@ impl Plan {
             if keys.is_empty() {
                 return Ok(());
             }
-            h.edit(&inode.subvol, &keys, |e| {
+            let growing = self.items.values().filter(|(_, now)| now.is_some()).count();
+            h.edit_growing(&inode.subvol, &keys, growing, |e| {
                 for (at, (existed, _)) in &self.items {
                     let found = e.get(&key(*at)).is_some();
                     assert_eq!(found, *existed, "extent items changed although their lock is held");

@@ -358,19 +358,19 @@ struct Handles<'a> {
 impl<'a> Handles<'a> {
     fn get(&mut self) -> Result<&mut Handle<'a>> {
         self.edits += 1;
-        if self.edits > EDITS_PER_HANDLE {
+        if self.edits > EDITS_PER_HANDLE || self.handle.as_ref().is_some_and(Handle::is_exhausted) {
             self.handle = None;
             self.edits = 1;
         }
         if self.handle.is_none() {
-            let reserved = match self.reserved.take() {
-                Some(r) => r,
-                // Beyond what the write reserved, the global reserve pays if it must.
-                None => self
-                    .core
-                    .try_reserve_items(RESERVE_ITEMS)
-                    .unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata)),
-            };
+            let mut reserved =
+                self.reserved.take().unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata));
+            // One run of one file is what a write reserves for. There may be many.
+            if !self.core.top_up_for(&mut reserved, RESERVE_ITEMS) {
+                // No handle and no lock is held here. If a commit does not help, the global reserve pays.
+                self.core.commit_now()?;
+                self.core.top_up_for(&mut reserved, RESERVE_ITEMS);
+            }
             self.handle = Some(Handle::join_with(self.core, reserved)?);
         }
         Ok(self.handle.as_mut().expect("just made"))
@@ -416,10 +416,15 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             if let Some(csums) = csums.take() {
                 h.add_csums(run.start, csums);
             }
+            let first = create;
             let new = New::Extent { at: run.start, len: run.len, offset: at - start, create };
             let mut created = false;
             let reached = replace(h, inode, (at, end), new, &mut created);
             item.created = item.created.max(i + usize::from(created));
+            if first && !created {
+                // The space is given back: it must not have checksums.
+                h.forget_csums(run.start);
+            }
             create = false;
             at = reached?;
             if at == end && i + 1 == count {

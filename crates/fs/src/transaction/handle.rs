@@ -28,6 +28,8 @@ pub(crate) struct Handle<'a> {
     inside_seal: bool,
     /// May it use the last reserve?
     deleting: bool,
+    /// May it take what was not reserved, because it must not fail?
+    overdraws: bool,
     reserved: Reservation,
 }
 
@@ -47,17 +49,31 @@ impl<'a> Handle<'a> {
         core.check_writable()?;
         core.bound_dirty_nodes()?;
         let txn = core.txns.join()?;
-        Ok(Self::over(core, txn, reserved, false))
+        // Acknowledged data is worth more than the reserve of the commit.
+        let mut handle = Self::over(core, txn, reserved, false);
+        handle.overdraws = true;
+        Ok(handle)
     }
     /// The handle with which the committer writes delayed items while it seals.
     pub(crate) fn for_seal(core: &'a Core, txn: Arc<Txn>) -> Self {
         // What was kept for the notes pays for the items too.
         let reserved = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
-        Self::over(core, txn, reserved, true)
+        let mut handle = Self::over(core, txn, reserved, true);
+        handle.overdraws = true;
+        handle
     }
     fn over(core: &'a Core, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
         let purse = core.purses.lock().pop().unwrap_or_default();
-        Self { core, txn, purse, known: KnownRefs::default(), inside_seal, deleting: false, reserved }
+        Self {
+            core,
+            txn,
+            purse,
+            known: KnownRefs::default(),
+            inside_seal,
+            deleting: false,
+            overdraws: false,
+            reserved,
+        }
     }
     /// The transaction's number.
     pub(crate) fn generation(&self) -> Generation {
@@ -138,6 +154,15 @@ impl<'a> Handle<'a> {
         self.noted(1);
         self.txn.csums.lock().insert(at, sums);
     }
+    /// Takes checksums back whose space is given back unused.
+    pub(crate) fn forget_csums(&mut self, at: Logical) {
+        self.txn.csums.lock().remove(&at);
+    }
+    /// Is little of what it reserved left?
+    pub(crate) fn is_exhausted(&self) -> bool {
+        let purse = self.purse.len() as u64 * u64::from(self.core.nodesize());
+        self.reserved.bytes() + purse < self.core.item_cost(2, 2)
+    }
     /// An incompat bit that the superblock must have from this transaction on.
     #[allow(dead_code)]
     pub(crate) fn need_incompat(&mut self, bit: u64) {
@@ -211,9 +236,9 @@ impl BlockSource for Handle<'_> {
                 let bytes = missing as u64 * u64::from(self.core.nodesize());
                 let lacking = bytes.saturating_sub(self.reserved.bytes());
                 // The commit's own reserve is not for operations, however much of it is free.
-                if !self.inside_seal
-                    && lacking > 0
+                if lacking > 0
                     && !self.core.top_up(&mut self.reserved, lacking, self.deleting)
+                    && !self.overdraws
                 {
                     return Err(Error::NoSpace);
                 }
