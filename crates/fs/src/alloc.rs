@@ -445,6 +445,15 @@ impl Reclaim for Reclaimer {
         if core.space.accounts.pots(kind).free() >= before + bytes {
             return Ok(true);
         }
+        // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
+        // stands in the way, and a commit ends them, none is made.
+        let pots = core.space.accounts.pots(kind);
+        let promises = core.txns.running().kept() + pots.pinned;
+        if kind == SpaceKind::Metadata && pots.used < pots.total / 4 * 3 && promises >= bytes {
+            core.commit_now()?;
+            core.release_expired();
+            return Ok(true);
+        }
         let made = core.space.chunk_in_running(&core, kind);
         match made {
             Ok(()) => return Ok(true),

@@ -62,6 +62,10 @@ impl Txn {
             none @ None => *none = Some(more),
         }
     }
+    /// Bytes that are kept for the commit.
+    pub(crate) fn kept(&self) -> u64 {
+        self.reserved.lock().as_ref().map_or(0, Reservation::bytes)
+    }
     /// Takes what was kept.
     pub(crate) fn take_reserved(&self) -> Option<Reservation> {
         self.reserved.lock().take()
