@@ -40,7 +40,10 @@ impl Scene {
     }
     /// Process that serves the mount: whoever has a lock on the image.
     fn daemon(&self) -> rustix::process::Pid {
-        let run = larder(args!["inspect", "super", self.image()]);
+        Self::daemon_of(&self.image())
+    }
+    fn daemon_of(image: &Path) -> rustix::process::Pid {
+        let run = larder(args!["inspect", "super", image]);
         let text = run.fails(2, "locked by process").err;
         let pid = text.split("process ").nth(1).unwrap().split(' ').next().unwrap();
         rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap()
@@ -295,5 +298,72 @@ fn the_daemon_keeps_nothing_of_its_starter() {
     let daemon = s.daemon();
     let cwd = std::fs::read_link(format!("/proc/{}/cwd", daemon.as_raw_nonzero())).unwrap();
     assert_eq!(cwd, Path::new("/"));
+    larder(args!["umount", s.point()]).ok();
+}
+
+/// Somebody may look at the mount point at any moment, also before the daemon is ready.
+#[test]
+fn whoever_comes_too_early_waits_and_is_served() {
+    let Some(s) = Scene::new() else { return };
+    for i in 0..25 {
+        let mut daemon = command()
+            .args(args!["mount", "--foreground", s.image(), s.point()])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        while !s.is_mounted() {
+            assert!(daemon.try_wait().unwrap().is_none(), "it serves");
+        }
+        let mut early = Command::new("mkdir").arg(s.at(&format!("d{i}"))).spawn().unwrap();
+        let fd = rustix::process::pidfd_open(
+            rustix::process::Pid::from_child(&early),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .unwrap();
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let served = rustix::event::poll(&mut fds, Some(&patience)).unwrap() == 1;
+        if !served {
+            // Ends the mount, and with it whoever hangs in it.
+            daemon.kill().unwrap();
+        }
+        assert!(served, "round {i}: the request was lost");
+        assert!(early.wait().unwrap().success());
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&daemon),
+            rustix::process::Signal::TERM,
+        )
+        .unwrap();
+        assert!(daemon.wait().unwrap().success());
+    }
+    let names = larder(args!["ls", s.image()]).ok().text();
+    assert_eq!(names.lines().count(), 25);
+}
+
+/// A block device as root: the kernel waits for the daemon at unmount, and claims the device meanwhile.
+#[test]
+fn a_block_device_is_mounted_too() {
+    let Some(s) = Scene::new() else { return };
+    if !need(&[Need::LoopDevices]) {
+        return;
+    }
+    let device = larder_simtest::oracle::LoopDevice::attach(&s.image()).unwrap();
+    larder(args!["mount", s.image(), s.point()]).fails(2, "attached to");
+    larder(args!["mount", device.path(), s.point()]).ok();
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let line = table.lines().find(|l| l.contains(s.point().to_str().unwrap())).unwrap();
+    assert!(line.contains("fuseblk.larder"), "{line}");
+    std::fs::write(s.at("f"), b"block").unwrap();
+    larder(args!["ls", device.path()]).fails(2, "in use");
+    larder(args!["ls", s.image()]).fails(2, "in use");
+    larder(args!["mkfs", "--force", device.path()]).fails(2, "in use");
+    // Even umount(8) without our helper waits until everything is durable; the process ends a moment later.
+    let daemon = Scene::daemon_of(device.path());
+    assert!(Command::new("umount").arg("-i").arg(s.point()).status().unwrap().success());
+    assert_eq!(larder(args!["cat", "--force", inside(device.path(), "/f")]).ok().text(), "block");
+    wait_for_end(daemon);
+    assert_eq!(larder(args!["cat", inside(device.path(), "/f")]).ok().text(), "block");
+    larder(args!["mount", "-o", "nofuseblk,direct", device.path(), s.point()]).ok();
+    assert_eq!(std::fs::read(s.at("f")).unwrap(), b"block");
     larder(args!["umount", s.point()]).ok();
 }
