@@ -2,7 +2,7 @@
 //!
 //! Calls take inode ids and raw names, are atomic towards each other, and may come from any number of threads.
 //! Whoever may be asked again about an inode takes a *hold* on it (a FUSE look-up count); an inode without names is
-//! deleted when its last hold goes. Opening, syncing and closing are in [`crate::lifecycle`].
+//! deleted when its last hold goes. Opening, syncing and closing are in `lifecycle`.
 //!
 //! Every call can fail with what reading can: `Volume` for a device error, `Corrupt` for bytes that are not what they must
 //! be. Every call that names an inode can fail with `NotFound`, every call that changes something with `ReadOnly`,

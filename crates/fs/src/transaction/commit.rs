@@ -577,7 +577,7 @@ impl<'a> Committer<'a> {
             let p = t.root().ptr;
             (U64::new(p.at.0), U64::new(p.generation.0), p.level)
         };
-        let fs = core.subvols.read().get(&ObjectId::FS_TREE).map(|s| s.item.lock().clone());
+        let fs = core.subvols.read().get(&ObjectId::FS_TREE).map(|s| *s.item.lock());
         let mut b = sb.backup_roots[slot];
         (b.tree_root, b.tree_root_gen, b.tree_root_level) = pair(&roots.root);
         (b.chunk_root, b.chunk_root_gen, b.chunk_root_level) = pair(&roots.chunk);

@@ -74,11 +74,4 @@ impl Txn {
     pub(crate) fn touch(&self) {
         self.dirty.store(true, Ordering::Release);
     }
-    /// Checksum of a sector, if it was noted here.
-    pub(crate) fn csum(&self, sector: Logical, size: usize) -> Option<Vec<u8>> {
-        let csums = self.csums.lock();
-        let (start, sums) = csums.range(..=sector).next_back()?;
-        let index = usize::try_from((sector.0 - start.0) / u64::from(larder_format::SECTOR_SIZE)).ok()?;
-        sums.get(index * size..(index + 1) * size).map(<[u8]>::to_vec)
-    }
 }

@@ -314,7 +314,7 @@ impl<'a> Editor<'a> {
         self.tidy_below(Arc::make_mut(node.child_mut(slot)), key);
         let child = node.child(slot).expect("just visited");
         if child.view().nritems() == 0 {
-            self.dropped(&child);
+            self.dropped(child);
             node.remove_child(slot);
             return;
         }

@@ -101,10 +101,6 @@ impl NodeStore {
     pub(crate) fn format(&self) -> &NodeFormat {
         &self.format
     }
-    /// The file system's checksum.
-    pub(crate) fn csum_type(&self) -> CsumType {
-        self.csum
-    }
     /// Counters.
     pub fn stats(&self) -> &StoreStats {
         &self.stats
