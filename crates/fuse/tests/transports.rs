@@ -303,3 +303,33 @@ fn a_lazy_unmount_ends_the_session_when_its_last_user_leaves() {
         drop(m);
     }
 }
+
+#[test]
+fn those_who_were_waiting_for_the_mount_are_served() {
+    if !can_mount() {
+        return;
+    }
+    for transport in TRANSPORTS {
+        for _ in 0..10 {
+            let dir = tempfile::tempdir().unwrap();
+            let options = MountOptions { transport, ..MountOptions::default() };
+            let mounted = larder_fuse::mount("test".as_ref(), dir.path(), options).unwrap();
+            // They hang in the kernel until INIT is answered and every queue is registered.
+            let waiting: Vec<_> = (0..8)
+                .map(|i| {
+                    let path = dir.path().join(format!("absent{i}"));
+                    std::thread::spawn(move || fs::metadata(path).unwrap_err().raw_os_error())
+                })
+                .collect();
+            let server = std::thread::spawn(move || {
+                let handler = std::sync::Arc::new(MemServer::new(true));
+                larder_fuse::serve_handler(handler, mounted, std::sync::Arc::default(), |_| {}).unwrap();
+            });
+            for one in waiting {
+                assert_eq!(one.join().unwrap(), Some(libc::ENOENT));
+            }
+            larder_fuse::Unmounter::new(dir.path()).unmount().unwrap();
+            server.join().unwrap();
+        }
+    }
+}
