@@ -16,7 +16,7 @@
 //!
 //! Contents are the same in both. Buffered data may reach the disk before or after the names around them, so each byte
 //! is one that it was at or after the last promise for that file, or zero if it was beyond the end or a hole at some
-//! such time; the size is one that the file had, or lies on the way of a write that grew it.
+//! such time; the size is one that the file had, or lies on the way from one to a larger one.
 
 use crate::device::Seq;
 use crate::ops::Op;
@@ -282,7 +282,8 @@ fn strict(domain: &Domain, bounds: &Bounds, found: &World, all: bool) -> Result<
         return Ok(fits);
     }
     let mut out = String::from("the tree is not that after any allowed number of operations:");
-    for (p, reason) in reasons.iter().rev().take(6) {
+    // The latest first: what was done last is most often what is half there.
+    for (p, reason) in reasons.iter().take(8) {
         let after = p.checked_sub(1).map_or("the start".into(), |k| domain.done[k].op.to_string());
         out += &format!("\n  not after {after} ({p}): {reason}");
     }

@@ -60,3 +60,9 @@ fn names_that_change_in_flight() {
     overtaken("new t0_x; t0_x[0,160000)=a", 1, "mv t0_x t0_z; ln t0_z t0_l; t0_l[100,200)=q; rm t0_z");
     overtaken("new t0_x; t0_x[0,160000)=a", 1, "mv t0_x t0_z; new t0_x; t0_x[0,70000)=b");
 }
+
+#[test]
+fn a_file_that_grows_by_truncation_in_flight() {
+    let during = "trunc t0_g 151553; t0_g[35697,36465)=x; mode t0_g 670";
+    overtaken("new t0_g; trunc t0_g 186; t0_g[0,929)=v", 1, during);
+}

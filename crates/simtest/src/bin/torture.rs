@@ -51,6 +51,12 @@ struct Args {
     /// Leave out operations on file data: names, attributes and commits only.
     #[arg(long)]
     names: bool,
+    /// Leave out this many workloads at the beginning.
+    #[arg(long, default_value_t = 0)]
+    skip: usize,
+    /// Stop after this many workloads.
+    #[arg(long)]
+    workloads: Option<usize>,
     /// Run this workload instead, in the notation of the log scenarios.
     #[arg(long)]
     script: Option<String>,
@@ -141,7 +147,7 @@ fn torture(args: &Args) -> Result<Outcome, String> {
     let begin = Instant::now();
     let mut told = begin;
     let mut outcome = Outcome::default();
-    for mut workload in source(args)? {
+    for mut workload in source(args)?.skip(args.skip).take(args.workloads.unwrap_or(usize::MAX)) {
         if args.names {
             for ops in workload.segments.iter_mut().flat_map(|s| s.threads.iter_mut()) {
                 ops.retain(|op| !op.is_data());
