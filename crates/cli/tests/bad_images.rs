@@ -17,6 +17,8 @@ fn image(dir: &Path) -> PathBuf {
     path
 }
 
+type Change = fn(&mut Superblock);
+
 /// Changes the superblock, checksums redone.
 fn with_super(image: &Path, change: impl FnOnce(&mut Superblock)) {
     let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
@@ -29,7 +31,7 @@ fn with_super(image: &Path, change: impl FnOnce(&mut Superblock)) {
 #[test]
 fn features_that_larder_has_not_are_named() {
     let dir = scratch();
-    let cases: [(&str, fn(&mut Superblock)); 6] = [
+    let cases: [(&str, Change); 6] = [
         ("zoned", |sb| sb.incompat_flags.set(sb.incompat_flags.get() | 0x1000)),
         ("extent-tree-v2", |sb| sb.incompat_flags.set(sb.incompat_flags.get() | 0x2000)),
         ("bit 40", |sb| sb.incompat_flags.set(sb.incompat_flags.get() | 1 << 40)),

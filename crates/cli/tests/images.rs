@@ -130,11 +130,15 @@ fn a_tree_goes_in_and_out_and_is_the_same() {
     larder(args!["cp", inside(&img, "/sample/hello"), dir.path().join("no/where")])
         .fails(2, "not a directory");
     // The content of a directory, not itself.
-    larder(args!["mkdir", inside(&img, "/flat")]).ok();
+    larder(args!["mkdir", "-m", "700", inside(&img, "/flat")]).ok();
     let mut content = from.clone().into_os_string();
     content.push("/");
     larder(args!["cp", "-r", content, inside(&img, "/flat")]).ok();
     assert_eq!(larder(args!["ls", inside(&img, "/flat")]).ok().text(), "absolute\nhello\nsparse\nsub\n");
+    let listed = larder(args!["ls", "--json", &img]).ok().json();
+    let flat = listed.as_array().unwrap().iter().find(|e| e["name"] == "flat").unwrap();
+    assert_eq!((&flat["mtime"], &flat["mtime_nsec"]), (&1_234_567_890.into(), &123_456_789.into()));
+    assert_ne!(flat["mode"], "0700", "it has got the source's permissions");
     check(&img);
 }
 

@@ -8,6 +8,7 @@ use crate::image::{Access, Image};
 use crate::target::{Place, Target};
 use crate::{mount_options, print};
 use anyhow::{Context, anyhow, bail};
+use indicatif::ProgressBar;
 use larder_fs::{FileKind, InodeId};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -23,7 +24,8 @@ Examples:
   larder cp -r old.img:/home new.img:/home
 
 An existing directory as DST takes the copy under its own name; SRC with a slash at its end
-means what is in the directory. Files that exist are replaced, directories merged.")]
+means what is in the directory; DST then gets its attributes, too. Files that exist are
+replaced, directories merged.")]
 pub(crate) struct Args {
     /// Copy directories and what is in them
     #[arg(short, long)]
@@ -177,13 +179,24 @@ fn run_copy<S: Source, D: Sink>(
     let progress = print::progress();
     let result = match name {
         Some(name) => copy(source, node, sink, dir, name, args.recursive, &progress).map(drop),
-        None if kind == FileKind::Directory => source.entries(node).and_then(|entries| {
-            entries.iter().try_for_each(|(name, child)| {
-                copy(source, child, sink, dir, name, args.recursive, &progress).map(drop)
-            })
-        }),
+        None if kind == FileKind::Directory => copy_content(args, source, node, sink, dir, &progress),
         None => Err(anyhow!("{} is not a directory", shown())),
     };
     progress.finish_and_clear();
     result
+}
+
+/// Copies what is in a directory into another, which gets its attributes, too.
+fn copy_content<S: Source, D: Sink>(
+    args: &Args,
+    source: &S,
+    node: &S::Node,
+    sink: &D,
+    dir: &D::Node,
+    progress: &ProgressBar,
+) -> anyhow::Result<()> {
+    for (name, child) in source.entries(node)? {
+        copy(source, &child, sink, dir, &name, args.recursive, progress)?;
+    }
+    sink.finish(dir, &source.meta(node)?, &source.xattrs(node)?)
 }
