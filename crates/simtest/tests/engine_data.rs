@@ -1,10 +1,11 @@
 //! File data against a model of plain bytes: random writes, truncations, copies and look-ups of holes, with write-back,
 //! commits and reopening in between; then `btrfs check` goes over all of it, and the kernel reads the same bytes.
 
+use larder_format::Physical;
 use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, Seek, SetAttr};
 use larder_simtest::oracle::{self, KernelMount, Need, btrfs_check, scratch};
-use larder_volume::{FileDevice, OpenMode};
+use larder_volume::{Device, FileDevice, OpenMode};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -399,4 +400,82 @@ fn a_full_disk_says_so_at_the_write_and_loses_nothing() {
     fs.close().unwrap();
     drop(fs);
     judge(&image, &files);
+}
+
+/// A device that fails writes with a mark in them.
+#[derive(Debug)]
+struct Flaky(FileDevice);
+
+const MARK: &[u8] = b"this cannot be written";
+
+impl Device for Flaky {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_at(at, buf)
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> std::io::Result<()> {
+        // At the start of a sector, where the test puts it.
+        if data.chunks(4096).any(|sector| sector.starts_with(MARK)) {
+            return Err(std::io::Error::other("bad sector"));
+        }
+        self.0.write_at(at, data)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[test]
+fn lost_data_is_told_until_it_is_rewritten() {
+    let dir = scratch();
+    let image = dir.path().join("img");
+    make(&image, 256 << 20, &MkfsOptions::default());
+    let device = Flaky(FileDevice::open(&image, OpenMode::Write, false).unwrap());
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let fs = Filesystem::open(Arc::new(device), options).unwrap();
+    let (bad, good) = (create(&fs, "bad"), create(&fs, "good"));
+    let old: Vec<u8> = (0..50_000u32).map(|i| (i / 50) as u8).collect();
+    fs.write(bad, 0, &old).unwrap();
+    fs.fsync(bad, false).unwrap();
+    let mut marked = vec![1; 9000];
+    marked[..MARK.len()].copy_from_slice(MARK);
+    fs.write(bad, 8192, &marked).unwrap();
+    fs.write(good, 0, &old).unwrap();
+    let mut both = old.clone();
+    both[8192..17_192].copy_from_slice(&marked);
+    assert!(read_all(&fs, bad) == both, "delayed data reads until it is lost");
+    for _ in 0..2 {
+        assert!(matches!(fs.fsync(bad, false), Err(larder_fs::Error::DataLost)));
+        assert!(read_all(&fs, bad) == old, "what was lost reads as before");
+    }
+    fs.fsync(good, false).unwrap();
+    // Elsewhere in the file, writing helps nothing; a part of the range is not all of it.
+    for (at, len) in [(30_000, 100), (8192, 4096)] {
+        fs.write(bad, at, &vec![2; len]).unwrap();
+        assert!(matches!(fs.fsync(bad, false), Err(larder_fs::Error::DataLost)));
+    }
+    fs.write(bad, 12_288, &[3; 5000]).unwrap();
+    fs.fsync(bad, false).unwrap();
+    // Lost and then cut off: nothing is missing any more.
+    fs.write(bad, 40_960, &marked).unwrap();
+    assert!(matches!(fs.fsync(bad, false), Err(larder_fs::Error::DataLost)));
+    set_size(&fs, bad, 40_960);
+    fs.fsync(bad, false).unwrap();
+    let mut want = old.clone();
+    want.truncate(40_960);
+    want[30_000..30_100].fill(2);
+    want[8192..12_288].fill(2);
+    want[12_288..17_288].fill(3);
+    assert!(read_all(&fs, bad) == want);
+    fs.close().unwrap();
+    drop(fs);
+    judge(&image, &BTreeMap::from([("bad".to_owned(), want), ("good".to_owned(), old)]));
 }
