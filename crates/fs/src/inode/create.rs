@@ -23,7 +23,7 @@ const TARGET_MAX: usize = SECTOR_SIZE as usize - 1;
 
 /// An inode that is being made.
 pub(super) struct Nascent<'a> {
-    pub(super) ino: u64,
+    ino: u64,
     new: &'a NewInode<'a>,
     flags: InodeFlags,
     property: Option<(Vec<u8>, Vec<u8>)>,
@@ -96,21 +96,22 @@ impl<'a> Nascent<'a> {
         }
         Ok(())
     }
-    /// Writes what was drafted, with the inode in the table.
+    /// Writes what was drafted, with the inode in the table. `of` picks the new inode from what drafting found.
     pub(super) fn write<'c, T>(
-        &self,
         dir: &Inode,
         prepared: Prepared<'c, T>,
+        of: impl FnOnce(&T) -> &Self,
     ) -> Result<(Handle<'c>, T, Arc<Inode>)> {
         let generation = prepared.handle.generation();
-        let item = self.item(generation);
-        let inode = Arc::new(Inode::new(&dir.subvol, self.ino, self.new.kind, item));
+        let nascent = of(&prepared.found);
+        let (ino, kind) = (nascent.ino, nascent.new.kind);
+        let inode = Arc::new(Inode::new(&dir.subvol, ino, kind, nascent.item(generation)));
         dir.subvol.inodes.enter(&inode);
         match prepared.write() {
             Ok((handle, found)) => Ok((handle, found, inode)),
             Err(e) => {
                 inode.state.lock().deleted = true;
-                dir.subvol.inodes.remove(self.ino);
+                dir.subvol.inodes.remove(ino);
                 Err(e)
             }
         }
@@ -174,16 +175,17 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     let _guard = dir.lock_op()?;
     check_takes_names(&dir)?;
     let at = Name { dir: dir.object(), name };
-    if dir::find(core, &dir.subvol, at)?.is_some() {
-        return Err(Error::Exists);
-    }
-    let nascent = Nascent::new(core, &dir, new, 1)?;
     let index = dir::last_index(core, &dir)? + 1;
     let prepared = prepare(core, &dir.subvol, false, |d| {
-        names::add(d, at, index, nascent.object(), to_file_type(new.kind), names::extrefs(core))?;
-        nascent.draft(d)
+        if names::find(d, at)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let nascent = Nascent::new(core, &dir, new, 1)?;
+        nascent.draft(d)?;
+        names::add_first(d, at, index, nascent.object(), to_file_type(new.kind))?;
+        Ok(nascent)
     })?;
-    let (mut handle, (), inode) = nascent.write(&dir, prepared)?;
+    let (mut handle, nascent, inode) = Nascent::write(&dir, prepared, |nascent| nascent)?;
     let now = nascent.now;
     dir.change(&mut handle, |state| {
         state.last_index = Some(index);
@@ -205,15 +207,16 @@ pub(crate) fn create_unnamed(core: &Core, dir: InodeId, new: &NewInode<'_>) -> R
     }
     check_new(new)?;
     dir.check_changeable(core)?;
-    let nascent = Nascent::new(core, &dir, new, 0)?;
     let keep_note = !core.options.tuning.break_no_orphans;
     let prepared = prepare(core, &dir.subvol, false, |d| {
+        let nascent = Nascent::new(core, &dir, new, 0)?;
         if keep_note {
             names::add_orphan(d, nascent.object())?;
         }
-        nascent.draft(d)
+        nascent.draft(d)?;
+        Ok(nascent)
     })?;
-    let (handle, (), inode) = nascent.write(&dir, prepared)?;
+    let (handle, _, inode) = Nascent::write(&dir, prepared, |nascent| nascent)?;
     inode.state.lock().linkable = true;
     dir.subvol.inodes.hold(inode.id.ino);
     dir.subvol.inodes.set_orphan(&inode);

@@ -88,12 +88,24 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
         return Err(Error::IsDirectory);
     }
     dir.check_changeable(core)?;
-    let inode = with_named(core, &dir, name, Error::IsDirectory, |inode| {
-        if inode.is_dir() {
+    let guard = dir.lock_op()?;
+    let at = Name { dir: dir.object(), name };
+    let inode = loop {
+        let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
+        if target.location.kind == KeyType::ROOT_ITEM {
             return Err(Error::IsDirectory);
         }
-        remove_name(core, &dir, name, inode)
-    })?;
+        if let Some(inode) = named_inode(core, &dir, at, target)? {
+            break inode;
+        }
+    };
+    if inode.is_dir() {
+        return Err(Error::IsDirectory);
+    }
+    // The directory first, then what is none: that is the common order.
+    let inode_guard = inode.lock_op()?;
+    remove_name(core, &dir, name, &inode)?;
+    drop((guard, inode_guard));
     delete_if_last(core, &inode);
     Ok(())
 }
@@ -115,8 +127,7 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     if remove_placeholder(core, &dir, name)? {
         return Ok(());
     }
-    let subvolume = Error::NotSupported("removing a subvolume like a directory");
-    let inode = with_named(core, &dir, name, subvolume, |inode| {
+    let inode = with_named(core, &dir, name, |inode| {
         inode.expect_dir()?;
         if !dir::is_empty(&inode.subvol.version(core), inode)? {
             return Err(Error::NotEmpty);
@@ -127,20 +138,19 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `f` with the inode that a name leads to, the directory and the inode locked; returns the inode. Where the name
-/// leads to a subvolume the answer is `subvolume`.
+/// Runs `f` with the inode that a name leads to, the directory and the inode locked; returns the inode. For directories,
+/// which must not be locked before it is known which comes first.
 fn with_named(
     core: &Core,
     dir: &Arc<Inode>,
     name: &[u8],
-    subvolume: Error,
     f: impl FnOnce(&Arc<Inode>) -> Result<()>,
 ) -> Result<Arc<Inode>> {
     let at = Name { dir: dir.object(), name };
     loop {
         let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
         if target.location.kind == KeyType::ROOT_ITEM {
-            return Err(subvolume);
+            return Err(Error::NotSupported("removing a subvolume like a directory"));
         }
         let Some(inode) = named_inode(core, dir, at, target)? else { continue };
         let guards = lock_all(&[dir, &inode])?;

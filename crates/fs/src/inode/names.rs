@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use larder_format::features::Incompat;
 use larder_format::items::dir::{ENTRY_HEADER_SIZE, find_entry, remove_entry, single_entry};
-use larder_format::items::inode_ref::{remove_extref, remove_ref};
+use larder_format::items::inode_ref::{REF_HEADER_SIZE, remove_extref, remove_ref};
 use larder_format::items::keys::{
     dir_index_key, dir_item_key, inode_extref_key, inode_key, inode_ref_key, orphan_key,
 };
@@ -139,6 +139,24 @@ pub(super) fn add(
         return Err(Error::TooManyLinks);
     }
     entry.append_to(item);
+    Ok(())
+}
+
+/// Adds the first name of a new inode.
+///
+/// # Errors
+/// As [`add_entry`].
+pub(super) fn add_first(
+    d: &mut Draft<'_>,
+    at: Name<'_>,
+    index: u64,
+    ino: ObjectId,
+    kind: FileType,
+) -> Result<()> {
+    add_entry(d, at, index, Target { location: inode_key(ino), kind })?;
+    let mut item = Vec::with_capacity(REF_HEADER_SIZE + at.name.len());
+    InodeRef { index, name: at.name }.append_to(&mut item);
+    d.insert_new(&inode_ref_key(ino, at.dir), item);
     Ok(())
 }
 

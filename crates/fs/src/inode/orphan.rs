@@ -38,11 +38,18 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
             return Ok(());
         }
     }
-    if inode.kind == FileKind::Regular {
-        file::truncate(core, inode, 0)?;
-    }
+    // With `op` held nothing comes to be delayed: what has landed is among the items.
+    let delayed = inode.data.delayed_bytes() > 0;
+    // Once is enough: what it leaves is no data, whatever a damaged image calls it.
+    let mut truncated = false;
     loop {
         let (keys, all) = some_items(core, inode)?;
+        let extents = keys.iter().any(|k| k.kind == KeyType::EXTENT_DATA);
+        if inode.kind == FileKind::Regular && (delayed || extents) && !truncated {
+            file::truncate(core, inode, 0)?;
+            truncated = true;
+            continue;
+        }
         // The inode item goes last, with the announcement.
         let prepared = prepare(core, &inode.subvol, true, |d| {
             for key in &keys {

@@ -186,19 +186,17 @@ fn replace(
             _ => {}
         }
     }
-    let new;
-    let whiteout = match mode {
+    let new = match mode {
         RenameMode::Whiteout { uid, gid } => {
-            let kind = FileKind::CharDevice;
-            new = NewInode { kind, perm: 0, uid, gid, rdev: 0, target: &[], xattrs: &[] };
             check_takes_names(from.dir)?;
-            Some(Nascent::new(core, from.dir, &new, 1)?)
+            let kind = FileKind::CharDevice;
+            Some(NewInode { kind, perm: 0, uid, gid, rdev: 0, target: &[], xattrs: &[] })
         }
         _ => None,
     };
     let same_dir = from.dir.id == to.dir.id;
     let to_index = dir::last_index(core, to.dir)? + 1;
-    let from_index = match (&whiteout, same_dir) {
+    let from_index = match (&new, same_dir) {
         (None, _) => dir::last_index(core, from.dir)?,
         (Some(_), true) => to_index + 1,
         (Some(_), false) => dir::last_index(core, from.dir)? + 1,
@@ -214,15 +212,14 @@ fn replace(
             }
         }
         names::add(d, to.at(), to_index, source.object(), to_file_type(source.kind), extrefs)?;
-        if let Some(whiteout) = &whiteout {
-            let kind = to_file_type(FileKind::CharDevice);
-            names::add(d, from.at(), from_index, whiteout.object(), kind, extrefs)?;
-            whiteout.draft(d)?;
-        }
-        Ok(())
+        let Some(new) = &new else { return Ok(None) };
+        let whiteout = Nascent::new(core, from.dir, new, 1)?;
+        whiteout.draft(d)?;
+        names::add_first(d, from.at(), from_index, whiteout.object(), to_file_type(new.kind))?;
+        Ok(Some(whiteout))
     })?;
-    let mut handle = match &whiteout {
-        Some(whiteout) => whiteout.write(from.dir, prepared)?.0,
+    let mut handle = match &prepared.found {
+        Some(_) => Nascent::write(from.dir, prepared, |w| w.as_ref().expect("a whiteout was drafted"))?.0,
         None => prepared.write()?.0,
     };
     let now = core.now();
@@ -230,7 +227,7 @@ fn replace(
     let gone = name_bytes(from.name);
     let came = name_bytes(to.name);
     entries_changed(h, to.dir, if victim.is_some() { 0 } else { came }, to_index, now);
-    let stays = whiteout.is_some();
+    let stays = new.is_some();
     entries_changed(
         h,
         from.dir,
