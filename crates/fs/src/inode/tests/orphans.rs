@@ -148,3 +148,94 @@ fn memory_does_not_grow_with_inodes_that_were_looked_at() {
     assert_err!(w.fs.getattr(id), Error::NotFound);
     w.check();
 }
+
+#[test]
+fn data_goes_with_its_file() {
+    let w = World::new();
+    w.fs.sync().unwrap();
+    let used = |w: &World| {
+        // The commit that removes something writes new blocks itself; the next one shows what is left.
+        for _ in 0..2 {
+            w.fs.setattr(w.root(), &SetAttr::default()).unwrap();
+            w.fs.sync().unwrap();
+        }
+        w.fs.info().bytes_used
+    };
+    let before = used(&w);
+    let make = |name: &str| {
+        let f = w.file(w.root(), name);
+        for n in 0..40u64 {
+            w.fs.write(f, n * 2 * 65536, &[u8::try_from(n).unwrap(); 65536]).unwrap();
+            w.fs.fsync(f, false).unwrap();
+        }
+        w.fs.write(f, 1 << 30, b"delayed").unwrap();
+        f
+    };
+    // Removed while nobody holds it; while somebody does; and left to the next opening by a crash.
+    make("a");
+    let b = make("b");
+    let c = make("c");
+    assert!(used(&w) > before + 3 * 40 * 65536);
+    w.fs.unlink(w.root(), b"a").unwrap();
+    w.fs.hold(b);
+    w.fs.unlink(w.root(), b"b").unwrap();
+    let mut buf = [0; 7];
+    assert_eq!(w.fs.read(b, 1 << 30, &mut buf).unwrap(), 7);
+    assert_eq!(&buf, b"delayed");
+    w.fs.write(b, 5 << 30, b"still written").unwrap();
+    w.fs.release(b, 1);
+    w.fs.hold(c);
+    w.fs.unlink(w.root(), b"c").unwrap();
+    assert!(used(&w) >= before + 40 * 65536);
+    let w = w.crash();
+    assert_eq!(used(&w), before);
+    for id in [b, c] {
+        assert_err!(w.fs.getattr(id), Error::NotFound);
+        assert_err!(w.fs.write(id, 0, b"x"), Error::NotFound);
+    }
+    w.check();
+}
+
+#[test]
+fn many_threads_make_hold_and_remove() {
+    let w = World::new();
+    let shared = w.file(w.root(), "shared");
+    std::thread::scope(|s| {
+        for t in 0..4u8 {
+            let w = &w;
+            s.spawn(move || {
+                let (fs, root) = (&w.fs, w.root());
+                for n in 0..300u32 {
+                    let name = format!("{t}-{n}").into_bytes();
+                    let id = fs.create(root, &name, &new(FileKind::Regular)).unwrap().id;
+                    fs.hold(id);
+                    fs.write(id, 0, &[t; 3000]).unwrap();
+                    fs.link(shared, root, &[&name[..], b"-link"].concat()).unwrap();
+                    if n % 3 == 0 {
+                        fs.unlink(root, &name).unwrap();
+                    }
+                    if n % 40 == 0 {
+                        fs.sync().unwrap();
+                    }
+                    // Others come and go: this one is swept out of memory and read again.
+                    for other in 0..20 {
+                        let _ = fs
+                            .lookup(root, format!("{}-{}", (t + 1) % 4, n.saturating_sub(other)).as_bytes());
+                    }
+                    let mut buf = [0; 3001];
+                    assert_eq!(fs.read(id, 0, &mut buf).unwrap(), 3000);
+                    assert_eq!(buf[..3000], [t; 3000]);
+                    assert_eq!(fs.getattr(id).unwrap().nlink, u32::from(n % 3 != 0));
+                    fs.release(id, 1);
+                    assert_eq!(fs.getattr(id).is_ok(), n % 3 != 0);
+                    if n % 2 == 0 {
+                        fs.unlink(root, &[&name[..], b"-link"].concat()).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(w.attr(shared).nlink, 1 + 4 * 150);
+    assert_eq!(w.names(w.root()).len(), 1 + 4 * 200 + 4 * 150);
+    w.check();
+}
