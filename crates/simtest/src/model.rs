@@ -380,11 +380,10 @@ fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -
         size_fits |= c.size == found.size;
         if let Some(last) = versions.last()
             && domain.worlds[k - 1].node(ino).is_some()
-            && k > from
         {
-            let grows =
-                matches!(domain.done[k - 1].op, Op::Write { .. } | Op::Append { .. } | Op::Copy { .. });
-            size_fits |= grows && (last.size..=c.size).contains(&found.size);
+            // Growing, be it by a write or by setting the size: bytes written into the new part hold the size on the
+            // disk back until they are there. Shrinking is all or nothing.
+            size_fits |= (last.size..=c.size).contains(&found.size);
         }
         if versions.last().is_none_or(|last| !Arc::ptr_eq(last, c)) {
             versions.push(c);
@@ -393,7 +392,6 @@ fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -
     if versions.is_empty() {
         return Ok(());
     }
-    // What a write has grown towards while a truncate moved the end may also show.
     if !size_fits {
         let sizes: Vec<u64> = versions.iter().map(|v| v.size).collect();
         return Err(format!("size {}, but it only ever had {sizes:?}", found.size));
