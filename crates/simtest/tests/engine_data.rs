@@ -233,7 +233,7 @@ fn threads_write_one_file_and_their_own_while_others_sync() {
                 s.spawn(move || {
                     let own = create(fs, &format!("own{who}"));
                     let mut rng = SmallRng::seed_from_u64(who as u64);
-                    let mut last = vec![0u8; BLOCKS];
+                    let mut last = [0u8; BLOCKS];
                     for round in 0..12 {
                         for block in 0..BLOCKS {
                             let value = stamp(who, round, block);

@@ -2,8 +2,8 @@
 //!
 //! [`Dirty`] keeps them in segments, to the byte: a segment never crosses a boundary of [`WINDOW`] bytes, small writes
 //! grow a segment in place, large ones become one of their own. Reading overlays them on what the extents hold; the
-//! [`Gaps`] that are left are read from there. Taking a [`Flight`] out moves segments, it does not copy them; until the
-//! flight has landed in extents its bytes are still read from it, beneath newer ones.
+//! [`Gaps`] that are left are read from there. Taking segments out ([`Taken`]) moves them, it does not copy; until they
+//! have landed in extents their bytes are still read from there, beneath newer ones.
 
 use super::extents::{SECTOR, ceil, floor};
 use larder_format::MAX_DATA_EXTENT;

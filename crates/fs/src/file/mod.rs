@@ -2,15 +2,15 @@
 //!
 //! | module | decision it hides |
 //! |---|---|
-//! | [`dirty`] | how bytes that are not on the device yet are kept |
-//! | [`delalloc`] | the budget of delayed bytes, their order, the space reserved for them |
-//! | [`writeback`] | how delayed bytes become extents |
-//! | [`extents`] | how extents lie in items, and what can be wrong with them |
-//! | [`replace`] | how items, references and `nbytes` change when a range gets another content |
-//! | [`read`] | where bytes come from, and how they are verified |
-//! | [`truncate`] | what happens at a file's end when its size changes |
-//! | [`seek`] | what counts as data |
-//! | [`codec`], [`lzo`] | how compressed extents are unpacked |
+//! | `dirty` | how bytes that are not on the device yet are kept |
+//! | `delalloc` | the budget of delayed bytes, their order, the space reserved for them |
+//! | `writeback` | how delayed bytes become extents |
+//! | `extents` | how extents lie in items, and what can be wrong with them |
+//! | `replace` | how items, references and `nbytes` change when a range gets another content |
+//! | `read` | where bytes come from, and how they are verified |
+//! | `truncate` | what happens at a file's end when its size changes |
+//! | `seek` | what counts as data |
+//! | `codec`, `lzo` | how compressed extents are unpacked |
 //!
 //! A write goes into memory, with space reserved for it; write-back turns it into extents later. The two promises to
 //! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
