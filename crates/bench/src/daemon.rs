@@ -1,63 +1,50 @@
-//! A process that serves one mount for the benchmark, and the handle by which the benchmark talks to it.
+//! The processes that serve mounts for the benchmark: the `larder` command, and the ceiling.
 //!
-//! It is this program once more. It says `ready` on a line, answers each line on its input with its statistics as JSON, and
-//! exits when it is unmounted.
+//! The ceiling is this program once more, around the in-memory server: it says `ready` on a line, answers each line
+//! on its input with its counters, and goes when it is unmounted or its input ends. Larder is run as a user runs it:
+//! `larder mount`, `larder umount`; in the foreground only so that the process is a child, which can be watched and
+//! whose exit code counts.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use larder_fs::{Filesystem, OpenOptions};
 use larder_fuse::memserver::MemServer;
-use larder_fuse::{MountOptions, Stats, Transport, mount, serve, serve_handler};
-use larder_volume::file::{FileDevice, OpenMode};
+use larder_fuse::{MountOptions, Stats, Transport, control, mount, serve_handler};
+use rustix::process::Signal;
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+/// Serves memory that forgets what is written into files.
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
     mountpoint: PathBuf,
-    /// Image or device; without it, memory that forgets what is written.
-    #[arg(long)]
-    image: Option<PathBuf>,
-    /// Bypass the page cache.
-    #[arg(long)]
-    direct: bool,
-    /// Not io_uring.
+    /// `dev` instead of io_uring.
     #[arg(long)]
     dev_fuse: bool,
 }
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
+        let options = MountOptions {
+            transport: if self.dev_fuse { Transport::DevFuse } else { Transport::Auto },
+            ..MountOptions::default()
+        };
+        let mounted = mount(Path::new("memory"), &self.mountpoint, options)?;
+        let unmounter = mounted.unmounter();
         let stats = Arc::new(Stats::default());
         let counters = Arc::clone(&stats);
         std::thread::spawn(move || {
             for _ in std::io::stdin().lines().map_while(Result::ok) {
                 say(&counters.to_json().to_string());
             }
+            // Whoever started us is gone or does not need us any more.
+            let _ = unmounter.detach();
         });
-        let options = MountOptions {
-            transport: if self.dev_fuse { Transport::DevFuse } else { Transport::Auto },
-            ..MountOptions::default()
-        };
-        let ready = |_| say("ready");
-        match &self.image {
-            None => {
-                let mounted = mount(Path::new("memory"), &self.mountpoint, options)?;
-                serve_handler(Arc::new(MemServer::new(false)), mounted, stats, ready)?;
-            }
-            Some(image) => {
-                let device = FileDevice::open(image, OpenMode::Write, self.direct)?;
-                let fs = Filesystem::open(Arc::new(device), OpenOptions::default())?;
-                let mounted = mount(image, &self.mountpoint, options)?;
-                let served = serve(Arc::clone(&fs), mounted, stats, ready)?;
-                match served.closed {
-                    Some(result) => result?,
-                    None => fs.close()?,
-                }
-            }
-        }
+        serve_handler(Arc::new(MemServer::new(false)), mounted, stats, |_| say("ready"))?;
         Ok(())
     }
 }
@@ -68,57 +55,180 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// A running daemon.
+/// A mount of `larder`, as its command line makes it.
+#[derive(Clone, Debug)]
+pub(crate) struct LarderMount<'a> {
+    /// The command.
+    pub(crate) larder: &'a Path,
+    /// Image or device.
+    pub(crate) source: &'a Path,
+    /// `-o`
+    pub(crate) options: String,
+    /// `--cache-size`
+    pub(crate) cache_size: Option<&'a str>,
+}
+
+/// A running daemon. Dropping it takes its mount away and ends it.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
-    ask: ChildStdin,
-    said: BufReader<ChildStdout>,
+    mountpoint: PathBuf,
+    kind: Kind,
+    ended: bool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Ceiling { ask: Option<ChildStdin>, said: BufReader<ChildStdout> },
+    Larder { command: PathBuf },
 }
 
 impl Daemon {
-    /// Starts one and waits until its mount can be used.
-    pub(crate) fn start(mountpoint: &Path, image: Option<&Path>, direct: bool) -> Result<Self> {
+    /// Starts the ceiling; returns when its mount can be used.
+    pub(crate) fn ceiling(mountpoint: &Path) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("serve").arg(mountpoint).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(image) = image {
-            command.arg("--image").arg(image);
-        }
-        if direct {
-            command.arg("--direct");
-        }
-        let mut child = command.spawn()?;
-        let ask = child.stdin.take().context("its input")?;
+        let mut child = start(&mut command)?;
+        let ask = child.stdin.take();
         let said = BufReader::new(child.stdout.take().context("its output")?);
-        let mut daemon = Self { child, ask, said };
+        let kind = Kind::Ceiling { ask, said };
+        let mut daemon = Self { child, mountpoint: mountpoint.to_owned(), kind, ended: false };
         if daemon.line()? != "ready" {
-            bail!("the daemon did not start");
+            bail!("the in-memory server did not start");
         }
         Ok(daemon)
     }
 
+    /// Mounts with Larder; returns when the mount can be used.
+    pub(crate) fn larder(mountpoint: &Path, how: &LarderMount<'_>) -> Result<Self> {
+        let mut command = Command::new(how.larder);
+        command.args(["mount", "--foreground", "-o", &how.options]);
+        if let Some(size) = how.cache_size {
+            command.args(["--cache-size", size]);
+        }
+        command.arg(how.source).arg(mountpoint).stdin(Stdio::null());
+        let child = start(&mut command)?;
+        let kind = Kind::Larder { command: how.larder.to_owned() };
+        let mut daemon = Self { child, mountpoint: mountpoint.to_owned(), kind, ended: false };
+        daemon.wait_for_mount()?;
+        Ok(daemon)
+    }
+
+    fn wait_for_mount(&mut self) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let start = Instant::now();
+        while !is_mounted(&self.mountpoint)? {
+            crate::interrupt::check()?;
+            if let Some(status) = self.child.try_wait()? {
+                self.ended = true;
+                bail!("larder mount: {status}");
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("larder mount: not mounted after {} s", PATIENCE.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // Answered only once requests are being served.
+        rustix::fs::statfs(&self.mountpoint).context("the mount does not answer")?;
+        Ok(())
+    }
+
     fn line(&mut self) -> Result<String> {
+        let Kind::Ceiling { said, .. } = &mut self.kind else { bail!("it says nothing") };
         let mut line = String::new();
-        if self.said.read_line(&mut line)? == 0 {
-            bail!("the daemon is gone");
+        if said.read_line(&mut line)? == 0 {
+            bail!("the in-memory server is gone");
         }
         Ok(line.trim_end().to_owned())
     }
 
-    /// Requests served so far.
-    pub(crate) fn requests(&mut self) -> Result<u64> {
-        writeln!(self.ask, "stats")?;
-        let stats: serde_json::Value = serde_json::from_str(&self.line()?)?;
-        stats["total"].as_u64().context("a total")
+    /// The daemon's statistics; counters of requests under `requests`.
+    pub(crate) fn stats(&mut self) -> Result<Value> {
+        match &mut self.kind {
+            Kind::Larder { .. } => Ok(serde_json::from_str(&control::stats(&self.mountpoint)?)?),
+            Kind::Ceiling { ask, .. } => {
+                writeln!(ask.as_mut().context("its input")?, "stats")?;
+                let requests: Value = serde_json::from_str(&self.line()?)?;
+                Ok(serde_json::json!({ "requests": requests }))
+            }
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for its end, after the unmount.
-    pub(crate) fn wait(mut self) -> Result<()> {
+    /// Unmounts and waits until everything is durable and the process is gone.
+    pub(crate) fn unmount(mut self) -> Result<()> {
+        match &self.kind {
+            Kind::Ceiling { .. } => {
+                rustix::mount::unmount(&self.mountpoint, rustix::mount::UnmountFlags::empty())?;
+            }
+            Kind::Larder { command } => {
+                let status = Command::new(command).arg("umount").arg(&self.mountpoint).status()?;
+                if !status.success() {
+                    bail!("larder umount: {status}");
+                }
+            }
+        }
         let status = self.child.wait()?;
+        self.ended = true;
         if status.success() { Ok(()) } else { bail!("the daemon failed: {status}") }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let _ = rustix::mount::unmount(&self.mountpoint, rustix::mount::UnmountFlags::DETACH);
+        if let Kind::Ceiling { ask, .. } = &mut self.kind {
+            *ask = None;
+        }
+        // Without users the detached mount is gone, and the daemon with it; one that hangs is ended.
+        for _ in 0..100 {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a daemon that the terminal's signals do not reach, and that ends when we are killed.
+fn start(command: &mut Command) -> Result<Child> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.process_group(0);
+    // SAFETY: between fork and exec one system call is made, which neither allocates nor takes a lock.
+    unsafe {
+        command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?));
+    }
+    command.spawn().with_context(|| format!("starting {name}"))
+}
+
+/// Is something mounted on `path`, in our mount namespace?
+fn is_mounted(path: &Path) -> Result<bool> {
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").context("the table of mounts")?;
+    Ok(has_mount(&table, path))
+}
+
+/// Names in the table have blanks and the like as octal numbers; names of temporary directories have none of these.
+fn has_mount(table: &str, path: &Path) -> bool {
+    table.lines().any(|line| line.split_ascii_whitespace().nth(4).is_some_and(|p| Path::new(p) == path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_mounts() {
+        let table = "36 35 98:0 / /mnt rw,noatime - ext4 /dev/root rw\n37 36 0:33 / /mnt/a rw - fuse x rw\n";
+        assert!(has_mount(table, Path::new("/mnt/a")));
+        assert!(!has_mount(table, Path::new("/mnt/b")));
+        assert!(is_mounted(Path::new("/proc")).unwrap());
     }
 }

@@ -1,19 +1,24 @@
 //! `larder-bench`: the same workloads on the kernel's btrfs and on Larder, in one run, in turn.
 //!
-//! What makes the comparison fair is spread over the modules: [`target`] gives both sides the same file, zeroed, with the same
-//! file system on it; [`workload`] times through the unmount and starts every reading step cold; [`measure`] counts
-//! the whole machine's CPU and everybody's memory; [`report`] prints ratios with their range, the kernel against itself as the noise, and
-//! the ceiling beside them: an in-memory server over the same transport.
+//! What makes the comparison fair is spread over the modules: [`target`] gives both sides the same file, full of zeros,
+//! with a file system of the same shape on it; [`workload`] times through the unmount, starts every cold step cold and
+//! looks whether what was written is there; [`measure`] counts the whole machine's CPU and everybody's memory;
+//! [`ratio`] compares round by round and gives the kernel against itself as the noise. Beside it all stands the
+//! ceiling: an in-memory server over the same transport ([`daemon`]).
 
 mod daemon;
+mod interrupt;
 mod measure;
+mod plot;
+mod ratio;
 mod report;
 mod source;
 mod target;
 mod workload;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 use std::path::PathBuf;
 use target::Target;
 use workload::Workload;
@@ -29,38 +34,72 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Role {
-    /// Serves a mount; used by the benchmark itself.
+    /// Serves the ceiling; used by the benchmark itself.
     #[command(hide = true)]
     Serve(daemon::Serve),
 }
 
+/// Profile of the metadata, for both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Metadata {
+    /// One copy.
+    Single,
+    /// Two copies.
+    Dup,
+}
+
+impl Metadata {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Dup => "dup",
+        }
+    }
+}
+
 /// What to run.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Serialize)]
 pub(crate) struct Run {
     /// Rounds; medians and ranges are over these.
     #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    pub(crate) rounds: usize,
     /// Directory for the image and the source archive; its disk is what is measured.
     #[arg(long, default_value = "/var/tmp")]
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// Archive to unpack (plain tar); otherwise that of the package linux-source is used, or one is made up.
     #[arg(long)]
-    tar: Option<PathBuf>,
-    /// MiB of the image.
-    #[arg(long, default_value_t = 6144)]
-    image_mib: u64,
-    /// MiB of the file that is written and read in sequence.
-    #[arg(long, default_value_t = 1024)]
-    stream_mib: u64,
+    pub(crate) tar: Option<PathBuf>,
+    /// MiB of the image (default: 4096, or half of what the disk has free).
+    #[arg(long)]
+    pub(crate) image_mib: Option<u64>,
+    /// MiB of the file that is written and read in sequence (default: 1024, or a quarter of the image).
+    #[arg(long)]
+    pub(crate) stream_mib: Option<u64>,
+    /// Profile of the metadata.
+    #[arg(long, value_enum, default_value_t = Metadata::Single)]
+    pub(crate) metadata: Metadata,
+    /// Checksum of both sides, as mkfs calls it.
+    #[arg(long, default_value = "crc32c")]
+    pub(crate) csum: String,
+    /// Size of Larder's cache, as `larder mount --cache-size` takes it (default: Larder's).
+    #[arg(long)]
+    pub(crate) cache_size: Option<String>,
+    /// Further options for `larder mount -o`.
+    #[arg(long)]
+    pub(crate) larder_options: Option<String>,
     /// Workloads (all of them by default).
     #[arg(long, value_enum, value_delimiter = ',')]
-    workloads: Vec<Workload>,
+    pub(crate) workloads: Vec<Workload>,
     /// Who takes part (everybody by default).
     #[arg(long, value_enum, value_delimiter = ',')]
-    targets: Vec<Target>,
-    /// Where the report goes; the plots lie beside it.
+    pub(crate) targets: Vec<Target>,
+    /// The `larder` command (default: the one beside this program).
+    #[arg(long)]
+    pub(crate) larder: Option<PathBuf>,
+    /// Where the report goes: between its marks where the file has them. Plots and JSON lie beside it.
     #[arg(long, default_value = "docs/BENCHMARKS.md")]
-    out: PathBuf,
+    pub(crate) out: PathBuf,
 }
 
 fn main() -> Result<()> {
@@ -71,19 +110,52 @@ fn main() -> Result<()> {
     }
 }
 
-fn run(mut run: Run) -> Result<()> {
+/// Fills in what depends on the machine.
+fn settle(mut run: Run) -> Result<Run> {
+    if run.workloads.is_empty() {
+        run.workloads = Workload::value_variants().to_vec();
+    }
+    if run.targets.is_empty() {
+        run.targets = Target::value_variants().to_vec();
+    }
+    if run.image_mib.is_none() {
+        let disk = rustix::fs::statvfs(&run.dir).with_context(|| run.dir.display().to_string())?;
+        let free_mib = disk.f_bavail.saturating_mul(disk.f_frsize) >> 20;
+        run.image_mib = Some(4096.min(free_mib / 2));
+    }
+    run.stream_mib = run.stream_mib.or(Some(1024.min(run.image_mib() / 4)));
+    let needs_larder = run.targets.iter().any(|t| t.is_larder());
+    if run.larder.is_none() && needs_larder {
+        let beside = std::env::current_exe()?.with_file_name("larder");
+        if !beside.exists() {
+            bail!("{} is missing: build it with the same profile (-p larder-cli)", beside.display());
+        }
+        run.larder = Some(beside);
+    }
+    Ok(run)
+}
+
+impl Run {
+    pub(crate) fn image_mib(&self) -> u64 {
+        self.image_mib.unwrap_or_default()
+    }
+    pub(crate) fn stream_mib(&self) -> u64 {
+        self.stream_mib.unwrap_or_default()
+    }
+}
+
+fn run(run: Run) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("the kernel's btrfs needs root to be mounted, and caches need root to be dropped");
     }
-    if run.workloads.is_empty() {
-        run.workloads = vec![Workload::Tree, Workload::Stream];
-    }
-    if run.targets.is_empty() {
-        run.targets = Target::ALL.to_vec();
-    }
-    let tree = run.workloads.contains(&Workload::Tree).then(|| source::archive(&run)).transpose()?;
+    let run = settle(run)?;
+    // Mounts live in a namespace of their own: nobody can copy them into another one and so keep them busy beyond the
+    // unmount that is timed, and whatever ends this process ends them.
+    larder_simtest::oracle::enter_private_namespace().context("making a mount namespace")?;
+    interrupt::install()?;
+    let archive = run.workloads.contains(&Workload::Tree).then(|| source::archive(&run)).transpose()?;
     let machine = measure::Machine::look(&run.dir)?;
-    let mut results = Vec::new();
+    let mut steps = Vec::new();
     for round in 0..run.rounds {
         let mut order = run.targets.clone();
         if round % 2 == 1 {
@@ -92,15 +164,15 @@ fn run(mut run: Run) -> Result<()> {
         for target in order {
             for workload in &run.workloads {
                 eprintln!("round {} of {}: {} on {}", round + 1, run.rounds, workload, target.name());
-                let bench = workload::Bench { run: &run, target, round, archive: tree.as_ref() };
-                let steps =
+                let bench = workload::Bench { run: &run, target, round, archive: archive.as_ref() };
+                let done =
                     bench.run(*workload).with_context(|| format!("{workload} on {}", target.name()))?;
-                for s in &steps {
-                    eprintln!("  {:<16} {:>8.2} s  {:>6.2} s CPU", s.step, s.seconds, s.cpu_seconds);
+                for s in &done {
+                    eprintln!("  {:<14} {:>8.2} s  {:>6.2} s CPU", s.step, s.seconds, s.cpu_seconds);
                 }
-                results.extend(steps);
+                steps.extend(done);
             }
         }
     }
-    report::write(&run, &machine, tree.as_ref(), &results)
+    report::write(&run, &machine, archive.as_ref(), &steps)
 }

@@ -1,6 +1,7 @@
 //! Time, CPU and memory, of the whole machine where the work is spread over kernel threads.
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -10,34 +11,74 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The machine that the figures are from.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) kernel: String,
     pub(crate) cpus: usize,
     pub(crate) memory_mib: u64,
-    /// Median milliseconds of a 4 KiB write and fdatasync on the image's disk.
-    pub(crate) flush_ms: f64,
+    /// File system type that holds the image.
+    pub(crate) disk: String,
+    /// Milliseconds of a 4 KiB write and fdatasync on the image's disk: quartiles.
+    pub(crate) flush_ms: [f64; 3],
+    /// Share of the CPUs that were busy before anything was started: others' work, which makes the figures worse.
+    pub(crate) busy_before: f64,
+    /// FUSE over io_uring is on.
+    pub(crate) uring: bool,
 }
 
 impl Machine {
     pub(crate) fn look(dir: &Path) -> Result<Self> {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { kernel, cpus, memory_mib: meminfo(&["MemTotal"])? >> 10, flush_ms: flush_cost(dir)? })
+        // Before we keep the machine busy ourselves.
+        let busy_before = busy_share(Duration::from_secs(2), cpus)?;
+        Ok(Self {
+            kernel,
+            cpus,
+            memory_mib: meminfo(&["MemTotal"])? >> 10,
+            disk: kind_of_disk(dir)?,
+            flush_ms: flush_cost(dir)?,
+            busy_before,
+            uring: fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
+                .is_ok_and(|v| v.trim() == "Y"),
+        })
     }
 }
 
-fn flush_cost(dir: &Path) -> Result<f64> {
+fn busy_share(during: Duration, cpus: usize) -> Result<f64> {
+    let (start, before) = (Instant::now(), busy()?);
+    std::thread::sleep(during);
+    Ok(((busy()? - before) / start.elapsed().as_secs_f64() / cpus as f64).clamp(0.0, 1.0))
+}
+
+fn kind_of_disk(dir: &Path) -> Result<String> {
+    let dir = fs::canonicalize(dir)?;
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(mount_kind(&table, &dir).unwrap_or("unknown").to_owned())
+}
+
+/// File system type of the innermost mount around `dir`.
+fn mount_kind<'t>(table: &'t str, dir: &Path) -> Option<&'t str> {
+    let around = table.lines().filter_map(|line| {
+        let point = line.split_ascii_whitespace().nth(4)?;
+        let kind = line.split_once(" - ")?.1.split_ascii_whitespace().next()?;
+        dir.starts_with(point).then_some((point.len(), kind))
+    });
+    around.max_by_key(|(len, _)| *len).map(|(_, kind)| kind)
+}
+
+fn flush_cost(dir: &Path) -> Result<[f64; 3]> {
     let mut file = tempfile::tempfile_in(dir)?;
     file.set_len(1 << 20)?;
     let mut times = Vec::new();
-    for _ in 0..50 {
+    for _ in 0..100 {
         let start = Instant::now();
         file.write_all(&[1; 4096])?;
         file.sync_data()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    Ok(median(&mut times))
+    times.sort_by(f64::total_cmp);
+    Ok([times[25], times[50], times[75]])
 }
 
 /// Median of a list that is not empty.
@@ -69,8 +110,10 @@ fn busy() -> Result<f64> {
     busy_in(&fs::read_to_string("/proc/stat")?).context("/proc/stat")
 }
 
+/// Clock ticks per second in `/proc`, on every architecture that Linux runs on today.
+const TICKS: f64 = 100.0;
+
 fn busy_in(stat: &str) -> Option<f64> {
-    const TICKS: f64 = 100.0;
     let fields: Vec<u64> =
         stat.lines().next()?.split_ascii_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal
@@ -78,34 +121,67 @@ fn busy_in(stat: &str) -> Option<f64> {
     Some(busy as f64 / TICKS)
 }
 
-/// Whose memory to watch.
+/// Whom to watch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Memory {
-    /// Anonymous memory of a process.
+pub(crate) enum Watched {
+    /// A process: its anonymous memory, its CPU time.
     Process(u32),
-    /// Growth of the kernel's slab and of dirty pages.
+    /// The kernel: slab and pages not yet written.
     Kernel,
 }
 
-impl Memory {
-    fn now(self) -> u64 {
+impl Watched {
+    /// KiB now.
+    fn memory(self) -> u64 {
         match self {
             Self::Process(pid) => fs::read_to_string(format!("/proc/{pid}/status"))
                 .map_or(0, |text| sum_fields(&text, &["RssAnon"])),
             Self::Kernel => meminfo(&["Slab", "Dirty", "Writeback"]).unwrap_or(0),
         }
     }
+    /// Clock ticks of CPU time so far; 0 for a process that is gone, and for the kernel.
+    fn ticks(self) -> u64 {
+        match self {
+            Self::Process(pid) => fs::read_to_string(format!("/proc/{pid}/stat"))
+                .ok()
+                .and_then(|text| process_ticks(&text))
+                .unwrap_or(0),
+            Self::Kernel => 0,
+        }
+    }
 }
 
-/// A running measurement.
+/// User and system time in `/proc/PID/stat`, whose second field, the name, may hold anything.
+fn process_ticks(stat: &str) -> Option<u64> {
+    let rest = stat.rsplit_once(')')?.1;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+/// A running measurement. Daemons end within it, so what they used is what was seen of them last.
 #[derive(Debug)]
 pub(crate) struct Watch {
+    watched: Watched,
     start: Instant,
     busy: f64,
     base: u64,
-    peak: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
+    base_ticks: u64,
+    seen: Arc<Seen>,
     sampler: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    memory: AtomicU64,
+    ticks: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Seen {
+    fn look(&self, watched: Watched) {
+        self.memory.fetch_max(watched.memory(), Ordering::Relaxed);
+        self.ticks.fetch_max(watched.ticks(), Ordering::Relaxed);
+    }
 }
 
 /// What it found.
@@ -113,32 +189,50 @@ pub(crate) struct Watch {
 pub(crate) struct Cost {
     pub(crate) seconds: f64,
     pub(crate) cpu_seconds: f64,
+    pub(crate) daemon_cpu_seconds: Option<f64>,
     pub(crate) memory_mib: f64,
 }
 
 impl Watch {
-    pub(crate) fn start(memory: Memory) -> Result<Self> {
-        let base = if matches!(memory, Memory::Kernel) { memory.now() } else { 0 };
-        let (peak, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (p, s) = (Arc::clone(&peak), Arc::clone(&stop));
+    pub(crate) fn start(watched: Watched) -> Result<Self> {
+        const INTERVAL: Duration = Duration::from_millis(50);
+        let base = if matches!(watched, Watched::Kernel) { watched.memory() } else { 0 };
+        let base_ticks = watched.ticks();
+        let seen = Arc::new(Seen::default());
+        let shared = Arc::clone(&seen);
         let sampler = std::thread::spawn(move || {
-            while !s.load(Ordering::Relaxed) {
-                p.fetch_max(memory.now(), Ordering::Relaxed);
-                std::thread::park_timeout(Duration::from_millis(100));
+            while !shared.stop.load(Ordering::Relaxed) {
+                shared.look(watched);
+                std::thread::park_timeout(INTERVAL);
             }
         });
-        Ok(Self { busy: busy()?, start: Instant::now(), base, peak, stop, sampler: Some(sampler) })
+        Ok(Self {
+            watched,
+            busy: busy()?,
+            start: Instant::now(),
+            base,
+            base_ticks,
+            seen,
+            sampler: Some(sampler),
+        })
     }
 
     pub(crate) fn stop(mut self) -> Result<Cost> {
         let (seconds, busy) = (self.start.elapsed().as_secs_f64(), busy()? - self.busy);
         self.end_sampling();
-        let peak = self.peak.load(Ordering::Relaxed).saturating_sub(self.base);
-        Ok(Cost { seconds, cpu_seconds: busy, memory_mib: peak as f64 / 1024.0 })
+        self.seen.look(self.watched);
+        let peak = self.seen.memory.load(Ordering::Relaxed).saturating_sub(self.base);
+        let ticks = self.seen.ticks.load(Ordering::Relaxed).saturating_sub(self.base_ticks);
+        Ok(Cost {
+            seconds,
+            cpu_seconds: busy,
+            daemon_cpu_seconds: matches!(self.watched, Watched::Process(_)).then_some(ticks as f64 / TICKS),
+            memory_mib: peak as f64 / 1024.0,
+        })
     }
 
     fn end_sampling(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.seen.stop.store(true, Ordering::Relaxed);
         if let Some(sampler) = self.sampler.take() {
             sampler.thread().unpark();
             let _ = sampler.join();
@@ -178,9 +272,27 @@ mod tests {
 
     #[test]
     fn a_watch_sees_memory_and_time() {
-        let watch = Watch::start(Memory::Process(std::process::id())).unwrap();
+        let watch = Watch::start(Watched::Process(std::process::id())).unwrap();
+        let held = std::hint::black_box(vec![1u8; 32 << 20]);
         let cost = watch.stop().unwrap();
-        assert!(cost.seconds >= 0.0 && cost.cpu_seconds >= 0.0);
-        assert!(Memory::Process(std::process::id()).now() > 0);
+        drop(held);
+        assert!(cost.memory_mib >= 32.0, "{cost:?}");
+        assert!(cost.daemon_cpu_seconds.is_some());
+        let cost = Watch::start(Watched::Kernel).unwrap().stop().unwrap();
+        assert_eq!(cost.daemon_cpu_seconds, None);
+    }
+
+    #[test]
+    fn names_of_processes_may_hold_brackets() {
+        let stat = "42 (a) b) R 1 2 3 4 5 6 7 8 9 10 30 12 0 0\n";
+        assert_eq!(process_ticks(stat), Some(42));
+        assert_eq!(process_ticks("gone"), None);
+    }
+
+    #[test]
+    fn the_innermost_mount_counts() {
+        let table = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /tmp rw shared:1 - tmpfs tmpfs rw\n";
+        assert_eq!(mount_kind(table, Path::new("/tmp/x")), Some("tmpfs"));
+        assert_eq!(mount_kind(table, Path::new("/var/tmp")), Some("ext4"));
     }
 }

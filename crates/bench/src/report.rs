@@ -1,236 +1,246 @@
-//! The figures, as a table and as a plot.
+//! The figures: a table on the terminal, the same in Markdown, plots, and JSON with every single measurement.
 //!
-//! A ratio is the kernel's time over Larder's in the same round: above 1 Larder is faster. The median of the rounds stands first, the range
-//! behind it. The noise is the same ratio of the kernel against itself in the round before.
+//! The document that people read has text around the figures, written by a person. The figures therefore go between two
+//! marks; what is outside of them stays.
 
 use crate::Run;
-use crate::measure::{Machine, median};
+use crate::measure::Machine;
+use crate::plot::{self, Plot};
+use crate::ratio::{Ratio, Results};
 use crate::source::Archive;
 use crate::target::Target;
 use crate::workload::Step;
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use std::fmt::Write as _;
 use std::fs;
+use std::path::{Path, PathBuf};
 
-/// Who is compared with whom.
-const PAIRS: [(Target, Target); 3] = [
-    (Target::Larder, Target::Kernel),
-    (Target::LarderDirect, Target::KernelDirect),
-    (Target::LarderLoop, Target::Kernel),
-];
+const BEGIN: &str = "<!-- figures: written by make bench -->";
+const END: &str = "<!-- end of figures -->";
 
-/// Median and range of ratios.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Ratio {
-    median: f64,
-    low: f64,
-    high: f64,
-}
-
-impl Ratio {
-    fn of(mut values: Vec<f64>) -> Option<Self> {
-        let median = (!values.is_empty()).then(|| median(&mut values))?;
-        Some(Self { median, low: values[0], high: values[values.len() - 1] })
-    }
-}
-
-impl std::fmt::Display for Ratio {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "**{:.2}** ({:.2}–{:.2})", self.median, self.low, self.high)
-    }
-}
-
-struct Results<'a>(&'a [Step]);
-
-impl Results<'_> {
-    fn steps(&self) -> Vec<&'static str> {
-        let mut names = Vec::new();
-        for s in self.0 {
-            if !names.contains(&s.step) {
-                names.push(s.step);
-            }
-        }
-        names
-    }
-    fn of<'s>(&'s self, target: Target, step: &'s str) -> impl Iterator<Item = &'s Step> {
-        self.0.iter().filter(move |s| s.target == target && s.step == step)
-    }
-    fn median_of(&self, target: Target, step: &str, field: impl Fn(&Step) -> Option<f64>) -> Option<f64> {
-        let mut values: Vec<f64> = self.of(target, step).filter_map(field).collect();
-        (!values.is_empty()).then(|| median(&mut values))
-    }
-    /// Time of `base` over time of `target`, round by round.
-    fn ratio(&self, target: Target, base: Target, step: &str) -> Option<Ratio> {
-        let ratios = self.of(target, step).filter_map(|s| {
-            let other = self.of(base, step).find(|o| o.round == s.round)?;
-            Some(other.seconds / s.seconds)
-        });
-        Ratio::of(ratios.collect())
-    }
-    fn noise(&self, target: Target, step: &str) -> Option<Ratio> {
-        let mut times: Vec<(usize, f64)> = self.of(target, step).map(|s| (s.round, s.seconds)).collect();
-        times.sort_by_key(|t| t.0);
-        Ratio::of(times.windows(2).map(|w| w[0].1 / w[1].1).collect())
-    }
-}
-
-/// Writes the report and its plot, and prints the report.
+/// Writes the report, its plots and its data, and prints it.
 pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, steps: &[Step]) -> Result<()> {
     let results = Results(steps);
-    let text = markdown(run, machine, archive, &results)?;
-    let plot = run.out.with_extension("svg");
     if let Some(parent) = run.out.parent() {
         fs::create_dir_all(parent)?;
     }
-    fs::write(&run.out, &text).with_context(|| format!("writing {}", run.out.display()))?;
-    fs::write(&plot, svg(&results)?)?;
+    let mut text = setting(run, machine, archive)?;
+    for (suffix, plot) in [("kernel", &AGAINST_KERNEL), ("ceiling", &AGAINST_CEILING)] {
+        if let Some(svg) = plot::draw(plot, results) {
+            let path = beside(&run.out, &format!("-{suffix}.svg"));
+            fs::write(&path, svg).with_context(|| path.display().to_string())?;
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            writeln!(text, "\n![{}]({name})", plot.title)?;
+        }
+    }
+    times(&mut text, results)?;
+    costs(&mut text, results)?;
+    expectations(&mut text, run, results)?;
+    let old = fs::read_to_string(&run.out).unwrap_or_default();
+    fs::write(&run.out, insert(&old, &text)).with_context(|| run.out.display().to_string())?;
+    let data = beside(&run.out, ".json");
+    let json = serde_json::json!({ "run": run, "machine": machine, "archive": archive, "steps": steps });
+    fs::write(&data, serde_json::to_string_pretty(&json)?)?;
     print!("{text}");
-    eprintln!("written to {} and {}", run.out.display(), plot.display());
+    eprintln!("written to {} and {}", run.out.display(), data.display());
     Ok(())
 }
 
-fn markdown(
-    run: &Run,
-    machine: &Machine,
-    archive: Option<&Archive>,
-    results: &Results<'_>,
-) -> Result<String> {
-    let mut t = String::from("# Benchmarks\n\n`make bench` writes this file. ");
+const AGAINST_KERNEL: Plot<'_> = Plot {
+    title: "Speed against the kernel's btrfs (median and range of the rounds)",
+    one: "kernel",
+    pairs: &[
+        ((Target::Larder, Target::Kernel), "Larder"),
+        ((Target::LarderDirect, Target::KernelDirect), "both direct"),
+        ((Target::LarderLoop, Target::Kernel), "Larder on the loop device"),
+        ((Target::KernelAgain, Target::Kernel), "kernel against itself"),
+    ],
+    expected: None,
+};
+
+const AGAINST_CEILING: Plot<'_> = Plot {
+    title: "Larder's share of the ceiling (median and range of the rounds)",
+    one: "ceiling",
+    pairs: &[((Target::Larder, Target::Ceiling), "Larder")],
+    expected: None,
+};
+
+/// `dir/NAME.md` to `dir/name` and the suffix.
+fn beside(out: &Path, suffix: &str) -> PathBuf {
+    let stem = out.file_stem().and_then(|n| n.to_str()).unwrap_or("bench").to_lowercase();
+    out.with_file_name(stem + suffix)
+}
+
+/// Puts the figures between the marks of `old`, or at its end.
+fn insert(old: &str, figures: &str) -> String {
+    let block = format!("{BEGIN}\n\n{}\n\n{END}", figures.trim());
+    match (old.find(BEGIN), old.find(END)) {
+        (Some(from), Some(to)) if from < to => format!("{}{block}{}", &old[..from], &old[to + END.len()..]),
+        _ if old.trim().is_empty() => format!("# Benchmarks\n\n{block}\n"),
+        _ => format!("{}\n\n{block}\n", old.trim_end()),
+    }
+}
+
+fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<String> {
+    let mut t = String::new();
+    let [low, median, high] = machine.flush_ms;
     writeln!(
         t,
-        "{} rounds, order alternating, on Linux {} with {} CPUs and {} MiB of memory; a 4 KiB write and flush on the \
-         image's disk takes {:.2} ms. Image: {} MiB, single profiles, made by mkfs.btrfs on a file full of zeros; \
-         both sides commit every 5 s; the kernel mounts with `-o ssd`.",
-        run.rounds, machine.kernel, machine.cpus, machine.memory_mib, machine.flush_ms, run.image_mib
+        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory, {:.0} % busy with other things before the start; \
+         FUSE over {}. The image: {} MiB on {}, where a 4 KiB write and flush takes {median:.2} ms (half of them \
+         {low:.2}–{high:.2}); data single, metadata {}, {}.",
+        run.rounds,
+        machine.kernel,
+        machine.cpus,
+        machine.memory_mib as f64 / 1024.0,
+        machine.busy_before * 100.0,
+        if machine.uring { "io_uring" } else { "/dev/fuse" },
+        run.image_mib(),
+        machine.disk,
+        run.metadata.name(),
+        run.csum
     )?;
     if let Some(a) = archive {
         writeln!(
             t,
-            "\nThe tree: {}, {} entries. The single file: {} MiB.",
-            a.what, a.entries, run.stream_mib
+            "The tree: {}, {} entries, {} MiB. The single file: {} MiB.",
+            a.what,
+            a.entries,
+            a.bytes >> 20,
+            run.stream_mib()
         )?;
-    }
-    writeln!(
-        t,
-        "\nRatios are the kernel's time over Larder's in the same round, median and range: above 1, Larder is faster. \
-         Steps that write are timed through the unmount; steps that read start from a fresh mount with empty caches. \
-         *Noise* is the kernel against itself in the round before. *Of the ceiling*: the time of an in-memory server over the same \
-         transport, over Larder's.\n"
-    )?;
-    t.push_str("![Ratios](");
-    t.push_str(run.out.with_extension("svg").file_name().and_then(|n| n.to_str()).unwrap_or_default());
-    t.push_str(")\n\n## Time against the kernel\n\n| step |");
-    for (a, b) in PAIRS {
-        write!(t, " {} : {} |", a.name(), b.name())?;
-    }
-    t.push_str(" noise | of the ceiling |\n|---|---|---|---|---|---|\n");
-    let cell = |r: Option<Ratio>| r.map_or_else(|| "–".into(), |r| r.to_string());
-    for step in results.steps() {
-        write!(t, "| {step} |")?;
-        for (a, b) in PAIRS {
-            write!(t, " {} |", cell(results.ratio(a, b, step)))?;
-        }
-        writeln!(
-            t,
-            " {} | {} |",
-            cell(results.noise(Target::Kernel, step)),
-            cell(results.ratio(Target::Larder, Target::Ceiling, step))
-        )?;
-    }
-    t.push_str(
-        "\n## What it took\n\nMedians. CPU is the whole machine's. Memory is the daemon's anonymous peak; for the kernel, the growth of slab \
-         and dirty pages. Requests are per entry of the tree, or per MiB.\n\n\
-         | step | who | seconds | CPU seconds | MiB | requests |\n|---|---|---|---|---|---|\n",
-    );
-    for step in results.steps() {
-        for target in Target::ALL {
-            let m = |field: fn(&Step) -> Option<f64>| results.median_of(target, step, field);
-            let (Some(s), Some(c), Some(mem)) =
-                (m(|s| Some(s.seconds)), m(|s| Some(s.cpu_seconds)), m(|s| Some(s.memory_mib)))
-            else {
-                continue;
-            };
-            let requests = m(|s| s.requests).map_or_else(|| "–".into(), |r| format!("{r:.1}"));
-            writeln!(t, "| {step} | {} | {s:.2} | {c:.2} | {mem:.0} | {requests} |", target.name())?;
-        }
     }
     Ok(t)
 }
 
-/// A bar for each ratio, with its range as a line; the line at 1 is the kernel.
-fn svg(results: &Results<'_>) -> Result<String> {
-    const LEFT: f64 = 210.0;
-    const WIDTH: f64 = 420.0;
-    const ROW: f64 = 16.0;
-    let mut rows = Vec::new();
+fn cell(ratio: Option<Ratio>) -> String {
+    ratio.map_or_else(|| "–".into(), |r| r.to_string())
+}
+
+fn pair_name(a: Target, b: Target) -> String {
+    match (a, b) {
+        (Target::KernelAgain, _) => "kernel : kernel (noise)".into(),
+        (Target::LarderDirect, _) => "both direct".into(),
+        _ => format!("{} : {}", a.name(), b.name()),
+    }
+}
+
+fn times(t: &mut String, results: Results<'_>) -> Result<()> {
+    let pairs: Vec<_> = results.pairs().collect();
+    if pairs.is_empty() {
+        return Ok(());
+    }
+    t.push_str("\n### Speed\n\n| step |");
+    for (a, b) in &pairs {
+        write!(t, " {} |", pair_name(*a, *b))?;
+    }
+    writeln!(t, "\n|---|{}", "---|".repeat(pairs.len()))?;
     for step in results.steps() {
-        for (a, b) in PAIRS {
-            if let Some(r) = results.ratio(a, b, step) {
-                rows.push((format!("{step}: {}", a.name()), r));
-            }
+        write!(t, "| {step} |")?;
+        for (a, b) in &pairs {
+            write!(t, " {} |", cell(results.ratio(*a, *b, step)))?;
+        }
+        t.push('\n');
+    }
+    if results.has(Target::Larder) && results.has(Target::Kernel) {
+        t.push_str("\n### CPU of the whole machine, kernel : Larder\n\n| step | ratio |\n|---|---|\n");
+        for step in results.steps() {
+            let ratio = results.ratio_of(Target::Larder, Target::Kernel, step, |s| s.cpu_seconds);
+            writeln!(t, "| {step} | {} |", cell(ratio))?;
         }
     }
-    let most = rows.iter().map(|(_, r)| r.high).fold(1.5, f64::max);
-    let x = |v: f64| LEFT + v / most * WIDTH;
-    let height = 30.0 + ROW * rows.len() as f64;
-    let mut s = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"680\" height=\"{height}\" font-family=\"sans-serif\" \
-         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
+    Ok(())
+}
+
+fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
+    t.push_str(
+        "\n### What it took\n\n| step | who | seconds | CPU s | daemon's CPU s | MiB | requests |\n\
+         |---|---|---|---|---|---|---|\n",
     );
-    for (i, (name, r)) in rows.iter().enumerate() {
-        let y = 10.0 + ROW * i as f64;
-        let mid = y + 6.0;
-        let colour = if r.median >= 1.0 { "#2a7" } else { "#c63" };
-        writeln!(
-            s,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>\
-             <rect x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"12\" fill=\"{colour}\"/>\
-             <line x1=\"{:.1}\" x2=\"{:.1}\" y1=\"{mid:.1}\" y2=\"{mid:.1}\" stroke=\"#222\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">{:.2}</text>",
-            LEFT - 6.0,
-            y + 10.0,
-            x(r.median) - LEFT,
-            x(r.low),
-            x(r.high),
-            x(r.high) + 4.0,
-            y + 10.0,
-            r.median
-        )?;
+    for step in results.steps() {
+        for target in Target::value_variants() {
+            let m = |field: fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
+            let Some(seconds) = m(|s| Some(s.seconds)) else { continue };
+            let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
+            writeln!(
+                t,
+                "| {step} | {} | {seconds:.2} | {} | {} | {} | {} |",
+                target.name(),
+                show(m(|s| Some(s.cpu_seconds)), 2),
+                show(m(|s| s.daemon_cpu_seconds), 2),
+                show(m(|s| Some(s.memory_mib)), 0),
+                show(m(|s| s.requests), 1),
+            )?;
+        }
     }
-    writeln!(
-        s,
-        "<line x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"4\" y2=\"{1:.1}\" stroke=\"#000\" stroke-dasharray=\"3 2\"/>\
-         <text x=\"{0:.1}\" y=\"{2:.1}\" text-anchor=\"middle\">kernel = 1</text>\n</svg>",
-        x(1.0),
-        height - 16.0,
-        height - 4.0
-    )?;
-    Ok(s)
+    Ok(())
+}
+
+/// What is expected of this stage, and what was measured.
+fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut at_least = |what: &str, ratio: Option<Ratio>, wanted: f64| {
+        if let Some(r) = ratio {
+            rows.push((format!("{what}: at least {wanted}"), r.to_string(), r.median >= wanted));
+        }
+    };
+    at_least("unpack, share of the ceiling", results.ratio(Target::Larder, Target::Ceiling, "unpack"), 0.6);
+    for step in ["write 1 file", "read 1 file"] {
+        at_least(
+            &format!("{step}, against the kernel"),
+            results.ratio(Target::Larder, Target::Kernel, step),
+            0.5,
+        );
+    }
+    if run.cache_size.is_none()
+        && let Some(peak) = results.peak(Target::Larder, |s| s.memory_mib)
+    {
+        rows.push((
+            "the daemon's anonymous memory: under 256 + 256 MiB".into(),
+            format!("{peak:.0} MiB"),
+            peak < 512.0,
+        ));
+    }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    t.push_str("\n### Expected and measured\n\n| expected | measured | |\n|---|---|---|\n");
+    for (what, measured, met) in rows {
+        writeln!(t, "| {what} | {measured} | {} |", if met { "met" } else { "missed" })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ratio::tests::step;
 
-    fn step(target: Target, round: usize, seconds: f64) -> Step {
-        Step { target, round, step: "unpack", seconds, cpu_seconds: 1.0, memory_mib: 2.0, requests: None }
+    #[test]
+    fn text_around_the_figures_stays() {
+        let first = insert("", "one");
+        assert!(first.starts_with("# Benchmarks\n") && first.contains("\none\n"));
+        let edited = format!("Before.\n{first}After.\n");
+        let second = insert(&edited, "two");
+        assert!(second.starts_with("Before.\n") && second.ends_with("After.\n"));
+        assert!(second.contains("\ntwo\n") && !second.contains("\none\n"));
+        assert_eq!(insert(&second, "two"), second);
+        assert!(insert("Only text.\n", "x").starts_with("Only text.\n\n<!-- figures"));
     }
 
     #[test]
-    fn ratios_pair_rounds() {
+    fn expectations_are_judged_by_the_median() {
         let steps = [
-            step(Target::Kernel, 0, 2.0),
-            step(Target::Larder, 0, 1.0),
-            step(Target::Larder, 1, 8.0),
-            step(Target::Kernel, 1, 4.0),
+            step(Target::Ceiling, 0, 1.0),
+            step(Target::Larder, 0, 2.0),
+            step(Target::Ceiling, 1, 1.0),
+            step(Target::Larder, 1, 1.25),
         ];
-        let results = Results(&steps);
-        let r = results.ratio(Target::Larder, Target::Kernel, "unpack").unwrap();
-        assert_eq!(r, Ratio { median: 1.25, low: 0.5, high: 2.0 });
-        let noise = results.noise(Target::Kernel, "unpack").unwrap();
-        assert_eq!((noise.low, noise.high), (0.5, 0.5));
-        assert_eq!(results.ratio(Target::Ceiling, Target::Kernel, "unpack"), None);
-        let plot = svg(&results).unwrap();
-        assert!(plot.contains("unpack: Larder") && plot.contains("1.25"));
+        let run = <crate::Cli as clap::Parser>::try_parse_from(["bench"]).unwrap().run;
+        let mut text = String::new();
+        expectations(&mut text, &run, Results(&steps)).unwrap();
+        assert!(text.contains("**0.65** (0.50–0.80) | met"), "{text}");
+        assert!(text.contains("2 MiB | met"), "{text}");
     }
 }

@@ -3,18 +3,22 @@
 
 use crate::Run;
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What is unpacked.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Archive {
     pub(crate) tar: PathBuf,
     pub(crate) what: String,
-    /// Entries, directories included.
+    /// Files, directories and whatever else is there after unpacking.
     pub(crate) entries: u64,
+    /// Bytes in regular files.
+    pub(crate) bytes: u64,
 }
 
 pub(crate) fn archive(run: &Run) -> Result<Archive> {
@@ -37,12 +41,36 @@ pub(crate) fn archive(run: &Run) -> Result<Archive> {
             }
         },
     };
-    let listed = Command::new("tar").arg("tf").arg(&tar).stderr(Stdio::inherit()).output()?;
-    if !listed.status.success() {
+    let (entries, bytes) = contents(&tar)?;
+    Ok(Archive { tar, what, entries, bytes })
+}
+
+/// What is in an archive: entries, directories that are only implied included, and bytes in files.
+fn contents(tar: &Path) -> Result<(u64, u64)> {
+    let names = list(tar, "tf")?;
+    let mut paths = HashSet::new();
+    for name in names.lines() {
+        let name = name.trim_start_matches("./").trim_matches('/');
+        paths.extend(Path::new(name).ancestors().filter(|p| !p.as_os_str().is_empty()));
+    }
+    let long = list(tar, "tvf")?;
+    if long.starts_with('h') || long.contains("\nh") {
+        bail!("{} has hard links, which are not counted", tar.display());
+    }
+    Ok((paths.len() as u64, long.lines().filter_map(file_size).sum()))
+}
+
+fn list(tar: &Path, how: &str) -> Result<String> {
+    let out = Command::new("tar").env("LC_ALL", "C").arg(how).arg(tar).stderr(Stdio::inherit()).output()?;
+    if !out.status.success() {
         bail!("{} is not a tar archive", tar.display());
     }
-    let entries = listed.stdout.iter().filter(|b| **b == b'\n').count() as u64;
-    Ok(Archive { tar, what, entries })
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Bytes of a regular file in a long listing: mode, owner, size, date, time, name.
+fn file_size(line: &str) -> Option<u64> {
+    line.starts_with('-').then(|| line.split_ascii_whitespace().nth(2)?.parse().ok())?
 }
 
 fn packaged() -> Option<PathBuf> {
@@ -60,11 +88,8 @@ fn packaged() -> Option<PathBuf> {
 
 fn unpack(packed: &Path, tar: &Path) -> Result<()> {
     let partial = tar.with_extension("partial");
-    let status = Command::new("xz")
-        .args(["-dc", "--threads=0"])
-        .arg(packed)
-        .stdout(File::create(&partial)?)
-        .status()?;
+    let status =
+        Command::new("xz").args(["-dc", "-T0"]).arg(packed).stdout(File::create(&partial)?).status()?;
     if !status.success() {
         bail!("xz failed on {}", packed.display());
     }
@@ -140,10 +165,18 @@ mod tests {
         make_up(&tar, 30).unwrap();
         let status = Command::new("tar").arg("xf").arg(&tar).arg("-C").arg(dir.path()).status().unwrap();
         assert!(status.success());
-        let files = walkdir::WalkDir::new(dir.path().join("tree"))
-            .into_iter()
-            .filter(|e| e.as_ref().unwrap().file_type().is_file())
-            .count();
-        assert_eq!(files, 30);
+        let found: Vec<_> =
+            walkdir::WalkDir::new(dir.path().join("tree")).into_iter().map(Result::unwrap).collect();
+        let files: Vec<_> = found.iter().filter(|e| e.file_type().is_file()).collect();
+        assert_eq!(files.len(), 30);
+        let bytes = files.iter().map(|e| e.metadata().unwrap().len()).sum();
+        assert_eq!(contents(&tar).unwrap(), (found.len() as u64, bytes));
+    }
+
+    #[test]
+    fn long_listings() {
+        assert_eq!(file_size("-rw-r--r-- root/root 1234 2024-01-01 00:00 a b"), Some(1234));
+        assert_eq!(file_size("drwxr-xr-x root/root 0 2024-01-01 00:00 a/"), None);
+        assert_eq!(file_size(""), None);
     }
 }

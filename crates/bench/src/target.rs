@@ -1,41 +1,48 @@
-//! Who is measured, and how each is mounted.
+//! Who is measured, on what, and how each is mounted.
 //!
-//! Both sides use the same file: written full of zeros before each round, so that no hole and no old content favours anybody,
-//! and formatted by the same mkfs.btrfs with the same options.
+//! Everybody gets the same file: made anew for each round and workload, written full of zeros, so that neither a hole nor
+//! old content nor the fragments of a run before favours anybody. The kernel's file system is made by mkfs.btrfs,
+//! Larder's by `larder mkfs`, with the same profiles, checksum and features.
 
 use crate::Run;
-use crate::daemon::Daemon;
-use crate::measure::Memory;
+use crate::daemon::{Daemon, LarderMount};
+use crate::measure::Watched;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use larder_simtest::oracle::{KernelMount, LoopDevice, LoopOptions, btrfs_check};
+use serde::Serialize;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file system that takes part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+/// A file system that takes part. The kernel stands at both ends of a round, so that what it does against itself
+/// has seen the same changes of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
     /// The kernel's btrfs on a loop device.
     Kernel,
     /// Larder on the file.
     Larder,
+    /// Memory behind the same transport.
+    Ceiling,
+    /// Larder on the loop device that the kernel's btrfs used (fuseblk).
+    LarderLoop,
     /// The kernel's btrfs on a loop device that bypasses the page cache.
     KernelDirect,
     /// Larder on the file, bypassing the page cache.
     LarderDirect,
-    /// Larder on the loop device that the kernel's btrfs used (fuseblk).
-    LarderLoop,
-    /// Memory behind the same transport.
-    Ceiling,
+    /// The kernel's btrfs once more: the noise.
+    KernelAgain,
 }
 
 impl Target {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Kernel, Self::Larder, Self::KernelDirect, Self::LarderDirect, Self::LarderLoop, Self::Ceiling];
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
+            Self::KernelAgain => "kernel again",
             Self::Larder => "Larder",
             Self::KernelDirect => "kernel, direct",
             Self::LarderDirect => "Larder, direct",
@@ -47,73 +54,107 @@ impl Target {
     pub(crate) fn keeps(self) -> bool {
         self != Self::Ceiling
     }
-    fn uses_loop(self) -> bool {
-        matches!(self, Self::Kernel | Self::KernelDirect | Self::LarderLoop)
+    pub(crate) fn is_larder(self) -> bool {
+        matches!(self, Self::Larder | Self::LarderDirect | Self::LarderLoop)
     }
     fn direct(self) -> bool {
         matches!(self, Self::KernelDirect | Self::LarderDirect)
     }
 }
 
-/// The file under test, formatted for one round.
+/// The file under test, formatted, for one workload in one round. Removed when dropped.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct Image<'a> {
+    run: &'a Run,
     target: Target,
     file: PathBuf,
-    device: Option<PathBuf>,
+    /// For Larder on a loop device; the kernel's mounts have their own.
+    device: Option<LoopDevice>,
     mountpoint: tempfile::TempDir,
 }
 
-impl Image {
+impl<'a> Image<'a> {
     /// Makes it anew.
-    pub(crate) fn make(run: &Run, target: Target) -> Result<Self> {
+    pub(crate) fn make(run: &'a Run, target: Target) -> Result<Self> {
         let file = run.dir.join("larder-bench.img");
-        let mut image = Self { target, file, device: None, mountpoint: tempfile::tempdir()? };
+        let mut image = Self { run, target, file, device: None, mountpoint: tempfile::tempdir()? };
         if !target.keeps() {
             return Ok(image);
         }
-        fill(&image.file, run.image_mib)?;
-        command("mkfs.btrfs", &["-q", "-f", "-m", "single", "-d", "single"], &image.file)?;
-        File::open(&image.file)?.sync_all()?;
-        if target.uses_loop() {
-            let direct = if target.direct() { "--direct-io=on" } else { "--direct-io=off" };
-            let out = Command::new("losetup").args(["--find", "--show", direct]).arg(&image.file).output()?;
-            if !out.status.success() {
-                bail!("losetup: {}", String::from_utf8_lossy(&out.stderr).trim());
-            }
-            image.device = Some(String::from_utf8(out.stdout)?.trim().into());
+        let bytes = run.image_mib() << 20;
+        fill(&image.file, run.image_mib())?;
+        let metadata = run.metadata.name();
+        if target.is_larder() {
+            let larder = run.larder.as_deref().context("no larder command")?;
+            let args = ["mkfs", "--force", "-d", "single", "-m", metadata, "--csum", &run.csum];
+            quietly(Command::new(larder).args(args).arg(&image.file))?;
+        } else {
+            // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
+            let args = ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", metadata];
+            quietly(Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file))?;
+        }
+        let file = File::open(&image.file)?;
+        file.sync_all()?;
+        let found = file.metadata()?;
+        if found.len() != bytes || found.blocks().saturating_mul(512) < bytes {
+            bail!("{} is not fully allocated after mkfs", image.file.display());
+        }
+        if target == Target::LarderLoop {
+            image.device = Some(LoopDevice::attach(&image.file)?);
         }
         Ok(image)
     }
 
     /// Mounts it.
-    pub(crate) fn mount(&self) -> Result<Mount<'_>> {
-        let path = self.mountpoint.path();
-        let source = self.device.as_deref().unwrap_or(&self.file);
-        let daemon = match self.target {
-            Target::Kernel | Target::KernelDirect => {
-                // Without `ssd` a loop device counts as rotational, which the kernel's btrfs pays for.
-                let out = Command::new("mount")
-                    .args(["-t", "btrfs", "-o", "ssd,noatime,commit=5"])
-                    .args([source, path])
-                    .output()?;
-                if !out.status.success() {
-                    bail!("mount: {}", String::from_utf8_lossy(&out.stderr).trim());
-                }
-                None
+    pub(crate) fn mount(&self) -> Result<Mount> {
+        match self.target {
+            Target::Kernel | Target::KernelAgain | Target::KernelDirect => {
+                let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
+                let device = LoopDevice::attach_with(&self.file, how)?;
+                check_direct(&device, self.target.direct())?;
+                // `ssd`: a loop device counts as rotational, which btrfs pays for in each log commit. `nodiscard`: it
+                // would otherwise punch holes into the file behind the device.
+                let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
+                Ok(Mount::Kernel(mount))
             }
-            Target::Ceiling => Some(Daemon::start(path, None, false)?),
-            _ => Some(Daemon::start(path, Some(source), self.target.direct())?),
-        };
-        Ok(Mount { path, daemon, mounted: true })
+            Target::Ceiling => Ok(Mount::Daemon(Daemon::ceiling(self.mountpoint.path())?, self.path())),
+            Target::Larder | Target::LarderDirect | Target::LarderLoop => {
+                let mut options = String::from("commit=5");
+                if self.target.direct() {
+                    options.push_str(",direct");
+                }
+                if let Some(more) = &self.run.larder_options {
+                    options.push(',');
+                    options.push_str(more);
+                }
+                let how = LarderMount {
+                    larder: self.run.larder.as_deref().context("no larder command")?,
+                    source: self.device.as_ref().map_or(&self.file, LoopDevice::path),
+                    options,
+                    cache_size: self.run.cache_size.as_deref(),
+                };
+                Ok(Mount::Daemon(Daemon::larder(self.mountpoint.path(), &how)?, self.path()))
+            }
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.mountpoint.path().to_owned()
+    }
+
+    /// The judge's verdict on the unmounted image.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !self.target.keeps() {
+            return Ok(());
+        }
+        let report = btrfs_check(&self.file, false);
+        if report.is_clean() { Ok(()) } else { bail!("btrfs check: {report}") }
     }
 }
 
-impl Drop for Image {
+impl Drop for Image<'_> {
     fn drop(&mut self) {
-        if let Some(device) = &self.device {
-            let _ = Command::new("losetup").arg("--detach").arg(device).status();
-        }
+        self.device = None;
         if self.target.keeps() {
             let _ = fs::remove_file(&self.file);
         }
@@ -122,53 +163,69 @@ impl Drop for Image {
 
 fn fill(path: &Path, mib: u64) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
+    // As large pieces of the disk as there are; the zeros then make them written ones.
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib << 20)?;
     let zeros = vec![0; 1 << 20];
     for _ in 0..mib {
+        crate::interrupt::check()?;
         file.write_all(&zeros)?;
     }
     Ok(file.sync_all()?)
 }
 
-fn command(program: &str, args: &[&str], path: &Path) -> Result<()> {
-    let out = Command::new(program).args(args).arg(path).output().with_context(|| program.to_owned())?;
+/// Did the kernel take direct I/O as it was told? It falls back silently.
+fn check_direct(device: &LoopDevice, wanted: bool) -> Result<()> {
+    let path = format!("/sys/block/{}/loop/dio", device.name());
+    let is = fs::read_to_string(&path).with_context(|| path.clone())?.trim() == "1";
+    if is == wanted { Ok(()) } else { bail!("{}: direct I/O is {is}, not {wanted}", device.name()) }
+}
+
+fn quietly(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let out = command.output().with_context(|| format!("running {name}"))?;
     if out.status.success() {
         Ok(())
     } else {
-        bail!("{program}: {}", String::from_utf8_lossy(&out.stderr).trim())
+        bail!("{name}: {}", String::from_utf8_lossy(&out.stderr).trim())
     }
 }
 
 /// A mount; taken away when dropped.
 #[derive(Debug)]
-pub(crate) struct Mount<'a> {
-    path: &'a Path,
-    daemon: Option<Daemon>,
-    mounted: bool,
+pub(crate) enum Mount {
+    Kernel(KernelMount),
+    Daemon(Daemon, PathBuf),
 }
 
-impl Mount<'_> {
+impl Mount {
     pub(crate) fn path(&self) -> &Path {
-        self.path
+        match self {
+            Self::Kernel(mount) => mount.path(),
+            Self::Daemon(_, path) => path,
+        }
     }
-    pub(crate) fn memory(&self) -> Memory {
-        self.daemon.as_ref().map_or(Memory::Kernel, |d| Memory::Process(d.pid()))
+    /// Whose memory and CPU are worth watching.
+    pub(crate) fn watched(&self) -> Watched {
+        match self {
+            Self::Kernel(_) => Watched::Kernel,
+            Self::Daemon(daemon, _) => Watched::Process(daemon.pid()),
+        }
     }
-    /// Requests served so far; `None` for the kernel.
-    pub(crate) fn requests(&mut self) -> Result<Option<u64>> {
-        self.daemon.as_mut().map(Daemon::requests).transpose()
+    /// The daemon's statistics; `None` for the kernel.
+    pub(crate) fn stats(&mut self) -> Result<Option<serde_json::Value>> {
+        match self {
+            Self::Kernel(_) => Ok(None),
+            Self::Daemon(daemon, _) => daemon.stats().map(Some),
+        }
     }
-    /// Unmounts, and waits until everything is durable.
-    pub(crate) fn unmount(mut self) -> Result<()> {
-        rustix::mount::unmount(self.path, rustix::mount::UnmountFlags::empty())?;
-        self.mounted = false;
-        self.daemon.take().map_or(Ok(()), Daemon::wait)
-    }
-}
-
-impl Drop for Mount<'_> {
-    fn drop(&mut self) {
-        if self.mounted {
-            let _ = rustix::mount::unmount(self.path, rustix::mount::UnmountFlags::DETACH);
+    /// Unmounts, and returns when everything is durable.
+    pub(crate) fn unmount(self) -> Result<()> {
+        match self {
+            Self::Daemon(daemon, _) => daemon.unmount(),
+            Self::Kernel(mount) => {
+                let complaints = mount.unmount()?;
+                if complaints.is_empty() { Ok(()) } else { bail!("the kernel: {}", complaints.join("; ")) }
+            }
         }
     }
 }

@@ -1,15 +1,20 @@
 //! What is done to each file system.
 //!
-//! A step that changes something is timed through the unmount: a plain FUSE mount never sees `sync`, and whoever leaves work for
-//! later must not win by it. A step that reads begins with a fresh mount and dropped caches. The ceiling forgets everything
-//! at an unmount, so it is not remounted between steps; its caches are dropped all the same.
+//! A step that changes something is timed through the unmount: a plain FUSE mount never sees `sync`, and whoever leaves
+//! work for later must not win by it. A cold step begins with a fresh mount and dropped caches. The ceiling forgets
+//! everything at an unmount, so it stays mounted; its caches are dropped all the same.
+//!
+//! A file system that loses what was written would be fast. Each reading step therefore counts what it
+//! finds, in the first round contents are compared outside of the measured time, and `btrfs check` looks at the image.
 
 use crate::Run;
+use crate::interrupt;
 use crate::measure::{Watch, drop_caches};
 use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use serde::Serialize;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -17,7 +22,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// A group of steps on one image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Workload {
     /// Unpack, read, find and delete a source tree.
     Tree,
@@ -35,17 +41,35 @@ impl fmt::Display for Workload {
 }
 
 /// Result of one step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Step {
     pub(crate) target: Target,
     pub(crate) round: usize,
     pub(crate) step: &'static str,
     pub(crate) seconds: f64,
+    /// Of the whole machine.
     pub(crate) cpu_seconds: f64,
+    /// Of the daemon, user and system.
+    pub(crate) daemon_cpu_seconds: Option<f64>,
     pub(crate) memory_mib: f64,
     /// Requests per operation: per entry of the tree, or per MiB.
     pub(crate) requests: Option<f64>,
+    /// All that the daemon says about itself at the end of the step.
+    pub(crate) stats: Option<serde_json::Value>,
 }
+
+/// How a step starts and what is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// Fresh mount and empty caches; the time ends with the unmount.
+    Through,
+    /// Fresh mount and empty caches; the time ends before the unmount.
+    Cold,
+    /// The mount and the caches that the step before left.
+    Warm,
+}
+
+type Action<'a> = &'a mut dyn FnMut(&Path) -> Result<()>;
 
 /// One target in one round.
 #[derive(Debug)]
@@ -56,103 +80,190 @@ pub(crate) struct Bench<'a> {
     pub(crate) archive: Option<&'a Archive>,
 }
 
-type Action<'a> = &'a mut dyn FnMut(&Path) -> Result<()>;
-
 impl Bench<'_> {
     pub(crate) fn run(&self, workload: Workload) -> Result<Vec<Step>> {
+        let image = Image::make(self.run, self.target)?;
+        let mut session = Session { bench: self, image, mount: None, operations: 0.0, done: Vec::new() };
         match workload {
-            Workload::Tree => {
-                let archive = self.archive.context("no archive")?;
-                self.steps(
-                    archive.entries as f64,
-                    &mut [
-                        ("unpack", &mut |m| unpack(&archive.tar, m)),
-                        ("read back", &mut read_all),
-                        ("find", &mut find),
-                        ("rm -rf", &mut remove_all),
-                    ],
-                )
-            }
-            Workload::Stream => {
-                let mib = self.run.stream_mib;
-                self.steps(
-                    mib as f64,
-                    &mut [
-                        ("write 1 file", &mut |m| write_file(m, mib)),
-                        ("read 1 file", &mut |m| read_file(m, mib)),
-                    ],
-                )
-            }
+            Workload::Tree => self.tree(&mut session)?,
+            Workload::Stream => self.stream(&mut session)?,
         }
+        session.finish()
     }
 
-    fn steps(&self, operations: f64, steps: &mut [(&'static str, Action<'_>)]) -> Result<Vec<Step>> {
-        let image = Image::make(self.run, self.target)?;
-        let mut kept: Option<Mount<'_>> = None;
-        let mut results = Vec::new();
-        for (step, action) in steps {
-            drop_caches()?;
-            let mut mount = match kept.take() {
-                Some(mount) => mount,
-                None => image.mount()?,
-            };
-            let before = mount.requests()?;
-            let watch = Watch::start(mount.memory())?;
-            action(mount.path())?;
-            let after = mount.requests()?;
-            if self.target.keeps() {
-                mount.unmount()?;
-            } else {
-                kept = Some(mount);
-            }
-            let cost = watch.stop()?;
-            results.push(Step {
-                target: self.target,
-                round: self.round,
-                step,
-                seconds: cost.seconds,
-                cpu_seconds: cost.cpu_seconds,
-                memory_mib: cost.memory_mib,
-                requests: before.zip(after).map(|(b, a)| (a - b) as f64 / operations),
-            });
+    fn tree(&self, session: &mut Session<'_>) -> Result<()> {
+        let archive = self.archive.context("no archive")?;
+        session.operations = archive.entries as f64;
+        session.step("unpack", Shape::Through, &mut |m| unpack(&archive.tar, m))?;
+        if self.round == 0 {
+            session.image.check()?;
         }
-        if let Some(mount) = kept {
+        session.step("read back", Shape::Cold, &mut |m| {
+            let bytes = read_all(m)?;
+            ensure!(bytes == archive.bytes, "{bytes} bytes read where {} were unpacked", archive.bytes);
+            Ok(())
+        })?;
+        if self.round == 0 && self.target.keeps() {
+            session.aside(|m| compare(&archive.tar, m))?;
+        }
+        let mut find_all = |m: &Path| {
+            let found = find(m)?;
+            ensure!(found == archive.entries, "{found} entries where {} were unpacked", archive.entries);
+            Ok(())
+        };
+        session.step("find, cold", Shape::Cold, &mut find_all)?;
+        session.step("find, warm", Shape::Warm, &mut find_all)?;
+        session.step("rm -rf", Shape::Through, &mut remove_all)?;
+        session.image.check()
+    }
+
+    fn stream(&self, session: &mut Session<'_>) -> Result<()> {
+        let mib = self.run.stream_mib();
+        session.operations = mib as f64;
+        session.step("write 1 file", Shape::Through, &mut |m| write_file(m, mib))?;
+        session.step("read 1 file", Shape::Cold, &mut |m| read_file(m, mib, &mut |_| Ok(())))?;
+        if self.round == 0 && self.target.keeps() {
+            let expected = block();
+            session.aside(|m| {
+                read_file(m, mib, &mut |b| {
+                    ensure!(b == expected, "the file's content is not what was written");
+                    Ok(())
+                })
+            })?;
+        }
+        session.unmount()?;
+        session.image.check()
+    }
+}
+
+/// The steps of one workload on one image.
+struct Session<'a> {
+    bench: &'a Bench<'a>,
+    // Before the image: a mount is gone first.
+    mount: Option<Mount>,
+    image: Image<'a>,
+    operations: f64,
+    done: Vec<Step>,
+}
+
+impl Session<'_> {
+    fn unmount(&mut self) -> Result<()> {
+        if self.bench.target.keeps()
+            && let Some(mount) = self.mount.take()
+        {
             mount.unmount()?;
         }
-        Ok(results)
+        Ok(())
     }
+
+    fn step(&mut self, step: &'static str, shape: Shape, action: Action<'_>) -> Result<()> {
+        interrupt::check()?;
+        if shape != Shape::Warm {
+            self.unmount()?;
+            drop_caches()?;
+        }
+        let mut mount = match self.mount.take() {
+            Some(mount) => mount,
+            None => self.image.mount()?,
+        };
+        let before = total(mount.stats()?.as_ref());
+        let watch = Watch::start(mount.watched())?;
+        action(mount.path())?;
+        let stats = mount.stats()?;
+        self.mount = Some(mount);
+        if shape == Shape::Through {
+            self.unmount()?;
+        }
+        let cost = watch.stop()?;
+        let after = total(stats.as_ref());
+        self.done.push(Step {
+            target: self.bench.target,
+            round: self.bench.round,
+            step,
+            seconds: cost.seconds,
+            cpu_seconds: cost.cpu_seconds,
+            daemon_cpu_seconds: cost.daemon_cpu_seconds,
+            memory_mib: cost.memory_mib,
+            requests: before.zip(after).map(|(b, a)| a.saturating_sub(b) as f64 / self.operations),
+            stats,
+        });
+        Ok(())
+    }
+
+    /// Something on the mount that is not measured.
+    fn aside(&mut self, action: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        let mount = match self.mount.take() {
+            Some(mount) => mount,
+            None => self.image.mount()?,
+        };
+        let result = action(mount.path());
+        self.mount = Some(mount);
+        result
+    }
+
+    fn finish(mut self) -> Result<Vec<Step>> {
+        if let Some(mount) = self.mount.take() {
+            mount.unmount()?;
+        }
+        Ok(std::mem::take(&mut self.done))
+    }
+}
+
+fn total(stats: Option<&serde_json::Value>) -> Option<u64> {
+    stats?["requests"]["total"].as_u64()
 }
 
 fn unpack(tar: &Path, to: &Path) -> Result<()> {
     let status = Command::new("tar").arg("xf").arg(tar).arg("-C").arg(to).status()?;
+    interrupt::check()?;
     if status.success() { Ok(()) } else { bail!("tar failed: {status}") }
 }
 
-fn read_all(root: &Path) -> Result<()> {
+/// Contents, modes, owners and times against the archive.
+fn compare(tar: &Path, with: &Path) -> Result<()> {
+    let out = Command::new("tar").arg("df").arg(tar).arg("-C").arg(with).output()?;
+    let said = String::from_utf8_lossy(&out.stdout);
+    let some: Vec<&str> = said.lines().take(5).collect();
+    if out.status.success() { Ok(()) } else { bail!("differs from the archive: {}", some.join("; ")) }
+}
+
+/// Reads every file; returns the bytes.
+fn read_all(root: &Path) -> Result<u64> {
     let mut buffer = vec![0; 256 << 10];
-    let mut files = 0;
+    let mut bytes = 0;
     for entry in walkdir::WalkDir::new(root) {
         let entry = entry?;
         if entry.file_type().is_file() {
+            interrupt::check()?;
             let mut file = File::open(entry.path())?;
-            while file.read(&mut buffer)? > 0 {}
-            files += 1;
+            loop {
+                let n = file.read(&mut buffer)?;
+                if n == 0 {
+                    break;
+                }
+                bytes += n as u64;
+            }
         }
     }
-    if files == 0 { bail!("nothing to read") } else { Ok(()) }
+    Ok(bytes)
 }
 
-fn find(root: &Path) -> Result<()> {
-    let mut total = 0;
-    for entry in walkdir::WalkDir::new(root) {
-        total += entry?.metadata()?.len();
+/// Looks at the attributes of everything below `root`; returns the number of entries.
+fn find(root: &Path) -> Result<u64> {
+    let mut entries = 0;
+    for entry in walkdir::WalkDir::new(root).min_depth(1) {
+        let entry = entry?;
+        interrupt::check()?;
+        entry.metadata()?;
+        entries += 1;
     }
-    if total == 0 { bail!("nothing found") } else { Ok(()) }
+    Ok(entries)
 }
 
 fn remove_all(root: &Path) -> Result<()> {
     for entry in fs::read_dir(root)? {
         let entry = entry?;
+        interrupt::check()?;
         if entry.file_type()?.is_dir() {
             fs::remove_dir_all(entry.path())?;
         } else {
@@ -176,16 +287,19 @@ fn block() -> Vec<u8> {
 fn write_file(root: &Path, mib: u64) -> Result<()> {
     let (block, mut file) = (block(), File::create(root.join("stream"))?);
     for _ in 0..mib {
+        interrupt::check()?;
         file.write_all(&block)?;
     }
     Ok(())
 }
 
-fn read_file(root: &Path, mib: u64) -> Result<()> {
+fn read_file(root: &Path, mib: u64, look: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut file = File::open(root.join("stream"))?;
     for _ in 0..mib {
+        interrupt::check()?;
         file.read_exact(&mut buffer)?;
+        look(&buffer)?;
     }
     Ok(())
 }

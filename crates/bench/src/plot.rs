@@ -1,0 +1,144 @@
+//! Bars with whiskers as SVG: one group per step, one bar per pair, the median as its length and the range of the rounds as a
+//! line across its end.
+
+use crate::ratio::{Ratio, Results};
+use crate::target::Target;
+use std::fmt::Write as _;
+
+/// What a plot compares.
+#[derive(Debug)]
+pub(crate) struct Plot<'a> {
+    pub(crate) title: &'a str,
+    /// What the line at 1 stands for.
+    pub(crate) one: &'a str,
+    /// Pairs with the names of their bars.
+    pub(crate) pairs: &'a [((Target, Target), &'a str)],
+    /// A ratio that is expected at least, drawn as a line.
+    pub(crate) expected: Option<f64>,
+}
+
+const LEFT: f64 = 110.0;
+const WIDTH: f64 = 470.0;
+const ROW: f64 = 17.0;
+const BAR: f64 = 12.0;
+const GAP: f64 = 9.0;
+const TOP: f64 = 56.0;
+const COLOURS: [&str; 4] = ["#33658a", "#86bbd8", "#758e4f", "#b0b0b0"];
+
+/// The plot; `None` where nothing of it was measured.
+pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
+    let groups: Vec<(&str, Vec<(usize, Ratio)>)> = results
+        .steps()
+        .into_iter()
+        .map(|step| {
+            let bars = plot.pairs.iter().enumerate();
+            let bars = bars.filter_map(|(i, ((a, b), _))| Some((i, results.ratio(*a, *b, step)?)));
+            (step, bars.collect())
+        })
+        .filter(|(_, bars): &(&str, Vec<_>)| !bars.is_empty())
+        .collect();
+    if groups.is_empty() {
+        return None;
+    }
+    let rows: usize = groups.iter().map(|g| g.1.len()).sum();
+    let bottom = TOP + rows as f64 * ROW + groups.len() as f64 * GAP;
+    let most = groups.iter().flat_map(|g| &g.1).map(|(_, r)| r.high).fold(1.2, f64::max);
+    let step = [0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0].into_iter().find(|s| most / s <= 8.0).unwrap_or(50.0);
+    let x = |v: f64| LEFT + v / most * WIDTH;
+    let mut s = String::new();
+    let mut put = |line: std::fmt::Arguments<'_>| {
+        // Writing to a string cannot fail.
+        let _ = s.write_fmt(line);
+        s.push('\n');
+    };
+    put(format_args!(
+        r#"<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{:.0}" font-family="sans-serif" font-size="11">"#,
+        bottom + 34.0
+    ));
+    put(format_args!(r##"<rect width="100%" height="100%" fill="#fff"/>"##));
+    put(format_args!(r#"<text x="8" y="18" font-size="14" font-weight="bold">{}</text>"#, plot.title));
+    let mut at = 8.0;
+    for (i, (_, name)) in plot.pairs.iter().enumerate() {
+        if !groups.iter().any(|g| g.1.iter().any(|b| b.0 == i)) {
+            continue;
+        }
+        put(format_args!(
+            r#"<rect x="{at:.0}" y="28" width="10" height="10" fill="{}"/><text x="{:.0}" y="37">{name}</text>"#,
+            COLOURS[i % COLOURS.len()],
+            at + 14.0
+        ));
+        at += 34.0 + 6.2 * name.len() as f64;
+    }
+    let mut tick = 0.0;
+    while tick <= most {
+        put(format_args!(
+            r##"<line x1="{0:.1}" x2="{0:.1}" y1="{TOP}" y2="{bottom:.1}" stroke="#ddd"/><text x="{0:.1}" y="{1:.1}" text-anchor="middle" fill="#555">{tick}</text>"##,
+            x(tick),
+            bottom + 13.0
+        ));
+        tick += step;
+    }
+    let mut y = TOP;
+    for (step, bars) in &groups {
+        let middle = y + bars.len() as f64 * ROW / 2.0 + 3.0;
+        put(format_args!(r#"<text x="{:.0}" y="{middle:.1}" text-anchor="end">{step}</text>"#, LEFT - 8.0));
+        for (i, r) in bars {
+            let mid = y + BAR / 2.0 + 1.0;
+            put(format_args!(
+                r#"<rect x="{LEFT}" y="{:.1}" width="{:.1}" height="{BAR}" fill="{}"/>"#,
+                y + 1.0,
+                x(r.median) - LEFT,
+                COLOURS[i % COLOURS.len()]
+            ));
+            put(format_args!(
+                r##"<path d="M{0:.1} {2:.1}H{1:.1}M{0:.1} {3:.1}v6M{1:.1} {3:.1}v6" stroke="#222" fill="none"/><text x="{4:.1}" y="{5:.1}">{6:.2}</text>"##,
+                x(r.low),
+                x(r.high),
+                mid,
+                mid - 3.0,
+                x(r.high) + 5.0,
+                mid + 4.0,
+                r.median
+            ));
+            y += ROW;
+        }
+        y += GAP;
+    }
+    put(format_args!(
+        r##"<line x1="{0:.1}" x2="{0:.1}" y1="{1:.1}" y2="{bottom:.1}" stroke="#000"/><text x="{0:.1}" y="{2:.1}" text-anchor="middle">{3} = 1</text>"##,
+        x(1.0),
+        TOP - 4.0,
+        bottom + 27.0,
+        plot.one
+    ));
+    if let Some(expected) = plot.expected {
+        put(format_args!(
+            r##"<line x1="{0:.1}" x2="{0:.1}" y1="{TOP}" y2="{bottom:.1}" stroke="#c33" stroke-dasharray="4 3"/>"##,
+            x(expected)
+        ));
+    }
+    put(format_args!("</svg>"));
+    Some(s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ratio::tests::step;
+
+    #[test]
+    fn a_bar_for_each_pair_that_was_measured() {
+        let steps =
+            [step(Target::Kernel, 0, 5.0), step(Target::Larder, 0, 2.0), step(Target::Larder, 1, 1.0)];
+        let pairs = [
+            ((Target::Larder, Target::Kernel), "Larder"),
+            ((Target::LarderDirect, Target::KernelDirect), "both direct"),
+        ];
+        let plot = Plot { title: "Time", one: "kernel", pairs: &pairs, expected: Some(0.6) };
+        let svg = draw(&plot, Results(&steps)).unwrap();
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+        assert!(svg.contains(">2.50<") && svg.contains(">unpack<") && svg.contains("kernel = 1"));
+        assert!(!svg.contains("both direct"), "no legend without a bar");
+        assert!(draw(&Plot { pairs: &pairs[1..], ..plot }, Results(&steps)).is_none());
+    }
+}
