@@ -47,7 +47,8 @@ posix: build
 
 bench:
 	@scripts/deps.sh bench
-	$(CARGO) run --release -p larder-bench -- $(ARGS)
+	$(CARGO) build --release -p larder-cli -p larder-bench
+	$(TARGET)/release/larder-bench $(ARGS)
 
 STATES  ?= 20000
 TIME    ?= 3600

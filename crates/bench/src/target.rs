@@ -1,8 +1,8 @@
 //! Who is measured, on what, and how each is mounted.
 //!
 //! Everybody gets the same file: made anew for each round and workload, written full of zeros, so that neither a hole nor
-//! old content nor the fragments of a run before favours anybody. The kernel's file system is made by mkfs.btrfs,
-//! Larder's by `larder mkfs`, with the same profiles, checksum and features.
+//! old content nor the fragments of a run before favours anybody. The file system on it is made by mkfs.btrfs for both
+//! sides (`larder mkfs` gives back the disk space of a file that it formats, and the image would be sparse).
 
 use crate::Run;
 use crate::daemon::{Daemon, LarderMount};
@@ -83,16 +83,9 @@ impl<'a> Image<'a> {
         }
         let bytes = run.image_mib() << 20;
         fill(&image.file, run.image_mib())?;
-        let metadata = run.metadata.name();
-        if target.is_larder() {
-            let larder = run.larder.as_deref().context("no larder command")?;
-            let args = ["mkfs", "--force", "-d", "single", "-m", metadata, "--csum", &run.csum];
-            quietly(Command::new(larder).args(args).arg(&image.file))?;
-        } else {
-            // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
-            let args = ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", metadata];
-            quietly(Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file))?;
-        }
+        // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
+        let args = ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", run.metadata.name()];
+        quietly(Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file))?;
         let file = File::open(&image.file)?;
         file.sync_all()?;
         let found = file.metadata()?;
