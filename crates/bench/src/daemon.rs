@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Serves memory that forgets what is written into files.
 #[derive(Args, Debug)]
@@ -72,6 +72,7 @@ pub(crate) struct LarderMount<'a> {
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
+    said: BufReader<ChildStdout>,
     mountpoint: PathBuf,
     kind: Kind,
     ended: bool,
@@ -79,7 +80,7 @@ pub(crate) struct Daemon {
 
 #[derive(Debug)]
 enum Kind {
-    Ceiling { ask: Option<ChildStdin>, said: BufReader<ChildStdout> },
+    Ceiling { ask: Option<ChildStdin> },
     Larder { command: PathBuf },
 }
 
@@ -89,14 +90,8 @@ impl Daemon {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("serve").arg(mountpoint).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = start(&mut command)?;
-        let ask = child.stdin.take();
-        let said = BufReader::new(child.stdout.take().context("its output")?);
-        let kind = Kind::Ceiling { ask, said };
-        let mut daemon = Self { child, mountpoint: mountpoint.to_owned(), kind, ended: false };
-        if daemon.line()? != "ready" {
-            bail!("the in-memory server did not start");
-        }
-        Ok(daemon)
+        let kind = Kind::Ceiling { ask: child.stdin.take() };
+        Self::ready(child, mountpoint, kind)
     }
 
     /// Mounts with Larder; returns when the mount can be used.
@@ -106,38 +101,23 @@ impl Daemon {
         if let Some(size) = how.cache_size {
             command.args(["--cache-size", size]);
         }
-        command.arg(how.source).arg(mountpoint).stdin(Stdio::null());
+        command.arg(how.source).arg(mountpoint).stdin(Stdio::null()).stdout(Stdio::piped());
         let child = start(&mut command)?;
-        let kind = Kind::Larder { command: how.larder.to_owned() };
-        let mut daemon = Self { child, mountpoint: mountpoint.to_owned(), kind, ended: false };
-        daemon.wait_for_mount()?;
+        Self::ready(child, mountpoint, Kind::Larder { command: how.larder.to_owned() })
+    }
+
+    /// Both say a line when their mount can be used.
+    fn ready(mut child: Child, mountpoint: &Path, kind: Kind) -> Result<Self> {
+        let said = BufReader::new(child.stdout.take().context("its output")?);
+        let mut daemon = Self { child, said, mountpoint: mountpoint.to_owned(), kind, ended: false };
+        daemon.line().context("mounting")?;
         Ok(daemon)
     }
 
-    fn wait_for_mount(&mut self) -> Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(60);
-        let start = Instant::now();
-        while !is_mounted(&self.mountpoint)? {
-            crate::interrupt::check()?;
-            if let Some(status) = self.child.try_wait()? {
-                self.ended = true;
-                bail!("larder mount: {status}");
-            }
-            if start.elapsed() > PATIENCE {
-                bail!("larder mount: not mounted after {} s", PATIENCE.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        // Answered only once requests are being served.
-        rustix::fs::statfs(&self.mountpoint).context("the mount does not answer")?;
-        Ok(())
-    }
-
     fn line(&mut self) -> Result<String> {
-        let Kind::Ceiling { said, .. } = &mut self.kind else { bail!("it says nothing") };
         let mut line = String::new();
-        if said.read_line(&mut line)? == 0 {
-            bail!("the in-memory server is gone");
+        if self.said.read_line(&mut line)? == 0 {
+            bail!("the daemon is gone");
         }
         Ok(line.trim_end().to_owned())
     }
@@ -146,7 +126,7 @@ impl Daemon {
     pub(crate) fn stats(&mut self) -> Result<Value> {
         match &mut self.kind {
             Kind::Larder { .. } => Ok(serde_json::from_str(&control::stats(&self.mountpoint)?)?),
-            Kind::Ceiling { ask, .. } => {
+            Kind::Ceiling { ask } => {
                 writeln!(ask.as_mut().context("its input")?, "stats")?;
                 let requests: Value = serde_json::from_str(&self.line()?)?;
                 Ok(serde_json::json!({ "requests": requests }))
@@ -183,7 +163,7 @@ impl Drop for Daemon {
             return;
         }
         let _ = rustix::mount::unmount(&self.mountpoint, rustix::mount::UnmountFlags::DETACH);
-        if let Kind::Ceiling { ask, .. } = &mut self.kind {
+        if let Kind::Ceiling { ask } = &mut self.kind {
             *ask = None;
         }
         // Without users the detached mount is gone, and the daemon with it; one that hangs is ended.
@@ -207,28 +187,4 @@ fn start(command: &mut Command) -> Result<Child> {
         command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?));
     }
     command.spawn().with_context(|| format!("starting {name}"))
-}
-
-/// Is something mounted on `path`, in our mount namespace?
-fn is_mounted(path: &Path) -> Result<bool> {
-    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").context("the table of mounts")?;
-    Ok(has_mount(&table, path))
-}
-
-/// Names in the table have blanks and the like as octal numbers; names of temporary directories have none of these.
-fn has_mount(table: &str, path: &Path) -> bool {
-    table.lines().any(|line| line.split_ascii_whitespace().nth(4).is_some_and(|p| Path::new(p) == path))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_of_mounts() {
-        let table = "36 35 98:0 / /mnt rw,noatime - ext4 /dev/root rw\n37 36 0:33 / /mnt/a rw - fuse x rw\n";
-        assert!(has_mount(table, Path::new("/mnt/a")));
-        assert!(!has_mount(table, Path::new("/mnt/b")));
-        assert!(is_mounted(Path::new("/proc")).unwrap());
-    }
 }
