@@ -11,7 +11,7 @@ use crate::root::Subvolume;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
-use crate::transaction::{Handle, Transactions};
+use crate::transaction::{Handle, Transactions, Txn};
 use crate::tree::{Epochs, NodeStore, Tree, TreeStats};
 use larder_format::{CsumType, Generation, Logical, Superblock, TreeId};
 use larder_volume::Volume;
@@ -164,11 +164,15 @@ impl Core {
         let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
         lacking == 0 || self.top_up(reserved, lacking, false)
     }
-    /// Reserves without waiting, for notes inside a transaction; none when space is short (the global reserve then
-    /// pays).
-    pub(crate) fn try_reserve_items(&self, items: u64) -> Option<Reservation> {
-        // The paths of what is noted are mostly shared; the global reserve has what a whole copy of the trees takes.
-        self.space.accounts.try_reserve(SpaceKind::Metadata, items * 3 * u64::from(self.nodesize()))
+    /// Keeps space, until the transaction is published, for a change that its commit will make: a copied leaf, and
+    /// `growth` bytes of items. All notes together cannot copy more than all metadata there is, which bounds the first
+    /// part however many notes there are. Where space is short nothing is kept, and the global reserve pays.
+    pub(crate) fn reserve_note(&self, txn: &Txn, growth: u64) {
+        let most = self.space.accounts.pots(SpaceKind::Metadata).used;
+        let leaf = u64::from(self.nodesize());
+        let before = txn.copies_kept.fetch_add(leaf, Ordering::Relaxed);
+        let bytes = growth + if before < most { leaf } else { 0 };
+        self.space.accounts.try_reserve(SpaceKind::Metadata, bytes).into_iter().for_each(|more| txn.keep(more));
     }
     /// Keeps addresses that an operation did not need for the next one; only a few small sets, the rest is free again.
     pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {
