@@ -172,7 +172,11 @@ impl Core {
         let leaf = u64::from(self.nodesize());
         let before = txn.copies_kept.fetch_add(leaf, Ordering::Relaxed);
         let bytes = growth + if before < most { leaf } else { 0 };
-        self.space.accounts.try_reserve(SpaceKind::Metadata, bytes).into_iter().for_each(|more| txn.keep(more));
+        self.space
+            .accounts
+            .try_reserve(SpaceKind::Metadata, bytes)
+            .into_iter()
+            .for_each(|more| txn.keep(more));
     }
     /// Keeps addresses that an operation did not need for the next one; only a few small sets, the rest is free again.
     pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {

@@ -155,7 +155,7 @@ impl KernelMount {
     /// Something still uses the mount (it is detached all the same), or the device is still claimed.
     pub fn unmount(mut self) -> Result<Vec<String>> {
         let dir = self.dir.take().expect("mounted until now");
-        let unmounted = rustix::mount::unmount(&dir, UnmountFlags::empty());
+        let unmounted = unmount_when_idle(&dir);
         if unmounted.is_err() {
             let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
         }
@@ -188,6 +188,18 @@ impl Drop for KernelMount {
             let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
             let _ = std::fs::remove_dir(dir);
             forget_device(self.device.path());
+        }
+    }
+}
+
+/// Unmounts as soon as nobody uses the mount. A child that another thread is just starting holds copies of all our open
+/// files until it has called `exec`, so "busy" may be over in a moment; it is believed after ten seconds.
+fn unmount_when_idle(dir: &Path) -> rustix::io::Result<()> {
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    loop {
+        match rustix::mount::unmount(dir, UnmountFlags::empty()) {
+            Err(rustix::io::Errno::BUSY) if std::time::Instant::now() < patience => std::thread::yield_now(),
+            done => return done,
         }
     }
 }
