@@ -76,10 +76,12 @@ install:
 	install -m 755 $(LARDER) $(BIN)/larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/mount.fuse.larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/umount.fuse.larder
-	$(LARDER) man $(SHARE)/man/man1
-	$(LARDER) completions bash >$(SHARE)/bash-completion/completions/larder
-	$(LARDER) completions zsh >$(SHARE)/zsh/site-functions/_larder
-	$(LARDER) completions fish >$(SHARE)/fish/vendor_completions.d/larder.fish
+	rm -rf $(TARGET)/assets
+	$(LARDER) assets $(TARGET)/assets
+	install -m 644 $(TARGET)/assets/man/*.1 $(SHARE)/man/man1
+	install -m 644 $(TARGET)/assets/completions/larder.bash $(SHARE)/bash-completion/completions/larder
+	install -m 644 $(TARGET)/assets/completions/_larder $(SHARE)/zsh/site-functions/_larder
+	install -m 644 $(TARGET)/assets/completions/larder.fish $(SHARE)/fish/vendor_completions.d/larder.fish
 
 uninstall:
 	rm -f $(BIN)/larder $(SBIN)/mount.fuse.larder $(SBIN)/umount.fuse.larder \
