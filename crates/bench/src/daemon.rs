@@ -1,14 +1,15 @@
 //! The processes that serve mounts for the benchmark: the `larder` command, and the ceiling.
 //!
 //! The ceiling is this program once more, around the in-memory server: it says `ready` on a line, answers each line
-//! on its input with its counters, and goes when it is unmounted or its input ends. Larder is run as a user runs it:
+//! on its input with its counters, unmounts and mounts again when told to (its files stay, the kernel's caches of them
+//! go), and goes when it is unmounted or its input ends. Larder is run as a user runs it:
 //! `larder mount`, `larder umount`; in the foreground only so that the process is a child, which can be watched and
 //! whose exit code counts.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use larder_fuse::memserver::MemServer;
-use larder_fuse::{MountOptions, Stats, Transport, control, mount, serve_handler};
+use larder_fuse::{MountOptions, Stats, Transport, Unmounter, control, mount, serve_handler};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -16,6 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Serves memory that forgets what is written into files.
@@ -29,25 +31,41 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let options = MountOptions {
-            transport: if self.dev_fuse { Transport::DevFuse } else { Transport::Auto },
-            ..MountOptions::default()
-        };
-        let mounted = mount(Path::new("memory"), &self.mountpoint, options)?;
-        let unmounter = mounted.unmounter();
+        let server = Arc::new(MemServer::new(false));
         let stats = Arc::new(Stats::default());
-        let counters = Arc::clone(&stats);
+        let again = Arc::new(AtomicBool::new(false));
+        let unmounter = Unmounter::new(&self.mountpoint);
+        let (counters, wanted) = (Arc::clone(&stats), Arc::clone(&again));
         std::thread::spawn(move || {
-            for _ in std::io::stdin().lines().map_while(Result::ok) {
-                say(&counters.to_json().to_string());
+            for line in std::io::stdin().lines().map_while(Result::ok) {
+                if line == REMOUNT {
+                    wanted.store(true, Ordering::SeqCst);
+                    if let Err(e) = unmounter.unmount() {
+                        say(&format!("unmounting: {e}"));
+                    }
+                } else {
+                    say(&counters.to_json().to_string());
+                }
             }
             // Whoever started us is gone or does not need us any more.
             let _ = unmounter.detach();
         });
-        serve_handler(Arc::new(MemServer::new(false)), mounted, stats, |_| say("ready"))?;
-        Ok(())
+        loop {
+            let options = MountOptions {
+                transport: if self.dev_fuse { Transport::DevFuse } else { Transport::Auto },
+                ..MountOptions::default()
+            };
+            let mounted = mount(Path::new("memory"), &self.mountpoint, options)?;
+            serve_handler(Arc::clone(&server), mounted, Arc::clone(&stats), |_| say(READY))?;
+            if !again.swap(false, Ordering::SeqCst) {
+                return Ok(());
+            }
+        }
     }
 }
+
+const READY: &str = "ready";
+const REMOUNT: &str = "remount";
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
@@ -132,6 +150,16 @@ impl Daemon {
                 Ok(serde_json::json!({ "requests": requests }))
             }
         }
+    }
+
+    /// Mounts the ceiling afresh, with the files that are in it.
+    pub(crate) fn remount(&mut self) -> Result<()> {
+        let Kind::Ceiling { ask } = &mut self.kind else {
+            bail!("only the ceiling is mounted again in place")
+        };
+        writeln!(ask.as_mut().context("its input")?, "{REMOUNT}")?;
+        let said = self.line()?;
+        if said == READY { Ok(()) } else { bail!("the in-memory server: {said}") }
     }
 
     pub(crate) fn pid(&self) -> u32 {

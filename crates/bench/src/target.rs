@@ -211,6 +211,13 @@ impl Mount {
             Self::Daemon(daemon, _) => daemon.stats().map(Some),
         }
     }
+    /// Ends this mount and makes the next one, for a file system that does not outlive its daemon.
+    pub(crate) fn remount(&mut self) -> Result<()> {
+        match self {
+            Self::Daemon(daemon, _) => daemon.remount(),
+            Self::Kernel(_) => bail!("the kernel's mounts are made anew"),
+        }
+    }
     /// Unmounts, and returns when everything is durable.
     pub(crate) fn unmount(self) -> Result<()> {
         match self {
