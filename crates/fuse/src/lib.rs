@@ -20,8 +20,7 @@
 //! count; and truncation comes as an ordinary SETATTR, which is why `ATOMIC_O_TRUNC` must never be accepted.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let fs: std::sync::Arc<larder_fs::Filesystem> = unimplemented!();
+//! # fn example(fs: std::sync::Arc<larder_fs::Filesystem>) -> Result<(), Box<dyn std::error::Error>> {
 //! use larder_fuse::{MountOptions, Stats, mount, serve};
 //! let mounted = mount("disk.img".as_ref(), "mnt".as_ref(), MountOptions::default())?;
 //! let served = serve(fs.clone(), mounted, Stats::default().into(), |ready| {
