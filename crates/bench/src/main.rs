@@ -96,9 +96,11 @@ pub(crate) struct Run {
     pub(crate) targets: Vec<Target>,
     /// The `larder` command (default: the one beside this program).
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) larder: Option<PathBuf>,
     /// Where the report goes: between its marks where the file has them. Plots and JSON lie beside it.
     #[arg(long, default_value = "docs/BENCHMARKS.md")]
+    #[serde(skip)]
     pub(crate) out: PathBuf,
 }
 
