@@ -3,7 +3,7 @@
 #
 #   scripts/posix.sh LARDER [FSX_OPERATIONS]
 #
-# FSX_SEED: where fsx begins (1). LARDER_POSIX_OPTIONS: further options of the Larder mount, such as writeback.
+# FSX_SEED: the first of fsx's seeds (1). LARDER_POSIX_OPTIONS: further options of the Larder mount, such as writeback.
 #
 # A pjdfstest that passes on the kernel's btrfs and not on Larder fails the run, unless scripts/posix-expected.txt explains
 # it. fsx must run clean, and btrfs check must be clean afterwards. Needs root (mounts, and tests that switch users), in a
@@ -123,14 +123,20 @@ while read -r name _ status; do
     fi
 done < <(awk '$2 == "ok" && $3 != "ok"' "$work/both")
 
-if "$tools/bin/fsx" -f "$work/fsx.toml" -N "$operations" -S "$seed" -P "$work" "$work/larder/fsx" >"$work/fsx.out" 2>&1; then
-    echo "test fsx, $operations operations, seed $seed ... ok"
-    passed=$((passed + 1))
-else
-    tail -40 "$work/fsx.out"
-    echo "test fsx, $operations operations, seed $seed ... FAILED"
-    failed=$((failed + 1))
-fi
+# In portions, each with the next seed: fsx 0.3.2 never unmaps what it maps to read, so that a long run becomes slower and
+# slower, and ends at the kernel's limit of 65,530 mappings (vm.max_map_count) after some 600,000 operations.
+portion=50000
+for ((left = operations; left > 0; left -= portion, seed++)); do
+    count=$((left < portion ? left : portion))
+    if "$tools/bin/fsx" -f "$work/fsx.toml" -N "$count" -S "$seed" -P "$work" "$work/larder/fsx" >"$work/fsx.out" 2>&1; then
+        echo "test fsx, $count operations, seed $seed ... ok"
+        passed=$((passed + 1))
+    else
+        tail -40 "$work/fsx.out"
+        echo "test fsx, $count operations, seed $seed ... FAILED"
+        failed=$((failed + 1))
+    fi
+done
 
 "$larder" umount "$work/larder"
 if report=$(btrfs check --readonly --check-data-csum "$work/larder.img" 2>&1) && [[ $report == *", no error found"* ]]; then
