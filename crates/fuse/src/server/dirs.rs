@@ -46,6 +46,7 @@ impl Server {
         if found.is_empty() {
             return done(listed, &records);
         }
+        let mut handed_out = Vec::new();
         for e in found {
             // Without a node id it is a plain record, not a look-up.
             let mut entry = EntryOut::default();
@@ -59,8 +60,11 @@ impl Server {
                     }
                     // Gone since it was listed.
                     Err(Error::NotFound) => continue,
-                    Err(Error::WouldBlock) if records.is_empty() => return Err(Failure::Wait),
-                    Err(Error::WouldBlock) => break,
+                    // A short answer would make the kernel look the rest up one by one; a worker gives a full one.
+                    Err(Error::WouldBlock) => {
+                        handed_out.into_iter().for_each(|id| self.fs.release(id, 1));
+                        return Err(Failure::Wait);
+                    }
                     // Somebody may look it up and see the error; the others are listed.
                     Err(_) => {}
                 }
@@ -73,6 +77,7 @@ impl Server {
                 }
                 break;
             }
+            handed_out.extend(held.then_some(e.id));
         }
         Ok(records.len())
     }
