@@ -57,7 +57,7 @@ impl Mount {
         self.path().join(name)
     }
     fn finish(mut self) {
-        Unmounter::new(self.path()).unmount().unwrap();
+        common::unmount_when_idle(self.path());
         self.server.take().unwrap().join().unwrap();
         assert_eq!(self.stats.panics(), 0);
     }
@@ -291,7 +291,7 @@ fn a_block_device_is_durable_after_syncfs_and_after_umount() {
     rustix::fs::syncfs(File::open(m.path()).unwrap()).unwrap();
     btrfs_check(&path, true).assert_clean("after syncfs");
     fs::write(m.join("two"), b"2").unwrap();
-    Unmounter::new(m.path()).unmount().unwrap();
+    common::unmount_when_idle(m.path());
     // Not waiting for the server: umount did.
     btrfs_check(&path, true).assert_clean("after umount");
     let k = KernelMount::image_read_only(&path, "").unwrap();

@@ -194,7 +194,7 @@ fn block_devices_see_sync_and_the_end() {
     assert_eq!(stats.of(Opcode::Syncfs), 1);
     assert_ne!(file.metadata().unwrap().dev(), fs::metadata("/").unwrap().dev());
     drop(file);
-    Unmounter::new(dir.path()).unmount().unwrap();
+    common::unmount_when_idle(dir.path());
     assert_eq!(stats.of(Opcode::Destroy), 1, "umount waited for it");
     server.join().unwrap().unwrap();
 }

@@ -328,7 +328,7 @@ fn those_who_were_waiting_for_the_mount_are_served() {
             for one in waiting {
                 assert_eq!(one.join().unwrap(), Some(libc::ENOENT));
             }
-            larder_fuse::Unmounter::new(dir.path()).unmount().unwrap();
+            common::unmount_when_idle(dir.path());
             server.join().unwrap();
         }
     }
