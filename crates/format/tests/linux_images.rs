@@ -272,7 +272,9 @@ fn what_the_kernel_writes() {
             dd if=/dev/urandom of=sub/random bs=4096 seek=100 count=9 conv=notrunc status=none
             btrfs -q subvolume set-default sub
             sync -f .
-            btrfs -q balance start --full-balance . > /dev/null
+            # Metadata only: moving data, Linux 6.18 now and then reads preallocated sectors as damaged ("corrupt" in its
+            # device statistics) and gives up.
+            btrfs -q balance start -m . > /dev/null
             touch snap/after
             btrfs -q subvolume delete frozen
             btrfs -q subvolume sync .
