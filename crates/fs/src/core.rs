@@ -164,17 +164,14 @@ impl Core {
         let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
         lacking == 0 || self.top_up(reserved, lacking, false)
     }
-    /// Keeps space, until the transaction is published, for a change that its commit will make: a copied leaf, and
-    /// `growth` bytes of items. All notes together cannot copy more than all metadata there is, which bounds the first
-    /// part however many notes there are. Where space is short nothing is kept, and the global reserve pays.
-    pub(crate) fn reserve_note(&self, txn: &Txn, growth: u64) {
-        let most = self.space.accounts.pots(SpaceKind::Metadata).used;
-        let leaf = u64::from(self.nodesize());
-        let before = txn.copies_kept.fetch_add(leaf, Ordering::Relaxed);
-        let bytes = growth + if before < most { leaf } else { 0 };
+    /// Keeps space, until the transaction is published, for a change that its commit will make: copied leaves of three
+    /// trees. Where space is short nothing is kept, and the global reserve pays: it has what a whole copy of the trees
+    /// takes.
+    pub(crate) fn reserve_note(&self, txn: &Txn) {
+        let leaves = 3 * u64::from(self.nodesize());
         self.space
             .accounts
-            .try_reserve(SpaceKind::Metadata, bytes)
+            .try_reserve(SpaceKind::Metadata, leaves)
             .into_iter()
             .for_each(|more| txn.keep(more));
     }

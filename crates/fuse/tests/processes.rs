@@ -124,7 +124,8 @@ fn ordinary_users_mount_through_the_helper() {
         return;
     }
     assert!(said.starts_with("ready"), "{said}");
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    // This thread's namespace: `/proc/self` is the main thread's.
+    let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
     let line = mounts.lines().find(|l| l.contains(dir.path().to_str().unwrap())).unwrap();
     assert!(line.starts_with("in,\\040memory ") && line.contains(" fuse.larder "), "{line}");
     for option in ["nosuid", "nodev", "default_permissions", "user_id=65534"] {

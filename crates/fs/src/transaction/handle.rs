@@ -107,7 +107,7 @@ impl<'a> Handle<'a> {
         let mut inodes = self.txn.inodes.lock();
         if inodes.insert((inode.id.subvol, inode.id.ino), inode.clone()).is_none() {
             drop(inodes);
-            self.core.reserve_note(&self.txn, 0);
+            self.core.reserve_note(&self.txn);
         }
     }
     /// A new data extent with its first reference. `file_offset` is the key's offset minus the offset into the extent.
@@ -120,7 +120,7 @@ impl<'a> Handle<'a> {
         file_offset: u64,
     ) -> Result<()> {
         let key = data_ref(subvol, ino, file_offset);
-        self.noted(REF_GROWTH);
+        self.noted();
         self.txn.refs.lock().create_data(at, len, key, self.txn.generation)
     }
     /// One more reference to a data extent.
@@ -132,7 +132,7 @@ impl<'a> Handle<'a> {
         ino: u64,
         file_offset: u64,
     ) -> Result<()> {
-        self.noted(REF_GROWTH);
+        self.noted();
         self.txn.refs.lock().add_data(at, len, data_ref(subvol, ino, file_offset))
     }
     /// One reference less. The extent is freed by the commit when it was the last.
@@ -144,7 +144,7 @@ impl<'a> Handle<'a> {
         ino: u64,
         file_offset: u64,
     ) -> Result<()> {
-        self.noted(REF_GROWTH);
+        self.noted();
         self.txn.refs.lock().drop_data(at, len, data_ref(subvol, ino, file_offset))
     }
     /// Checksums for the sectors from `at` on.
@@ -152,7 +152,7 @@ impl<'a> Handle<'a> {
         if self.core.options.tuning.break_no_csums || sums.is_empty() {
             return;
         }
-        self.noted(2 * sums.len() as u64);
+        self.noted();
         self.txn.csums.lock().insert(at, sums);
     }
     /// Takes checksums back whose space is given back unused.
@@ -170,15 +170,11 @@ impl<'a> Handle<'a> {
         self.txn.incompat.fetch_or(bit, Ordering::Relaxed);
     }
     /// Keeps space for a change of an extent's references that the commit will make.
-    fn noted(&self, growth: u64) {
+    fn noted(&self) {
         self.txn.touch();
-        self.core.reserve_note(&self.txn, growth);
+        self.core.reserve_note(&self.txn);
     }
 }
-
-/// What a noted reference grows the global trees by at most: an extent item of its own and its share of the free-space
-/// tree, in leaves that are half full.
-const REF_GROWTH: u64 = 256;
 
 fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
     ExtentRef::Data { root: subvol, objectid: ino, offset }

@@ -30,8 +30,6 @@ pub(crate) struct Txn {
     pub(crate) new_groups: Mutex<Vec<NewGroup>>,
     /// Space kept for what the notes will cost at the commit.
     reserved: Mutex<Option<Reservation>>,
-    /// Bytes of leaves that notes have asked to keep for copies.
-    pub(crate) copies_kept: AtomicU64,
     /// Dirty blocks so far.
     pub(crate) blocks: AtomicU64,
     /// New label for the superblock.
@@ -51,7 +49,6 @@ impl Txn {
             inodes: Mutex::default(),
             new_groups: Mutex::default(),
             reserved: Mutex::default(),
-            copies_kept: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
