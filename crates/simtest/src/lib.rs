@@ -10,9 +10,11 @@
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
 //! - [`workload`], [`scenarios`]: what is tried; [`runner`]: tries it, and has each crash state looked at by [`judge`];
 //! - [`faults`]: the same on a device that fails;
+//! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
 pub mod crash;
+pub mod damage;
 pub mod device;
 pub mod faults;
 pub mod image;

@@ -1,0 +1,354 @@
+//! File extents: what covers which bytes of a file.
+
+use crate::bases::{BOTH, HOLES, LINUX, OLD};
+use crate::entry::{Entry, Progs};
+use crate::find::{self, FS};
+use anyhow::Result;
+use larder_format::items::BlockGroupFlags;
+use larder_format::{Key, KeyType};
+use larder_simtest::damage::Damage;
+
+const GENERATION: usize = 0;
+const RAM_BYTES: usize = 8;
+const COMPRESSION: usize = 16;
+const ENCRYPTION: usize = 17;
+const TYPE: usize = 20;
+const DISK_BYTENR: usize = 21;
+const DISK_NUM_BYTES: usize = 29;
+const OFFSET: usize = 37;
+const NUM_BYTES: usize = 45;
+
+/// Key of the first extent of a file that stands in the tree.
+fn inline(d: &Damage, path: &str) -> Result<Key> {
+    let ino = find::ino(d, path)?;
+    Ok(d.first(FS, |k, _| k.objectid == ino && k.kind == KeyType::EXTENT_DATA)?.0)
+}
+
+/// The item that stands for the hole in `plant/sparse`.
+fn hole(d: &Damage) -> Result<Key> {
+    let ino = find::ino(d, "plant/sparse")?;
+    let is_hole = |data: &[u8]| data[TYPE] == 1 && data[DISK_BYTENR..DISK_NUM_BYTES] == [0; 8];
+    Ok(d.first(FS, |k, data| k.objectid == ino && k.kind == KeyType::EXTENT_DATA && is_hole(data))?.0)
+}
+
+pub(crate) const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "file-extents-overlap",
+        bases: BOTH,
+        kinds: &["file-extent-overlap"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, record) = find::stored(d, "plant/plain")?;
+            d.insert(FS, Key { offset: 8192, ..key }, &record.encode())
+        },
+    },
+    Entry {
+        name: "file-extent-longer-than-its-window",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).add_u64(NUM_BYTES, 4096)
+        },
+    },
+    Entry {
+        name: "file-extent-window-behind-the-extent",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).set_u64(OFFSET, 1 << 20)
+        },
+    },
+    Entry {
+        name: "file-extent-gap",
+        bases: HOLES,
+        kinds: &["file-extent-hole"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let key = hole(d)?;
+            d.item(FS, key).delete()
+        },
+    },
+    Entry {
+        name: "file-extent-gap-old",
+        bases: OLD,
+        kinds: &["file-extent-hole"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let key = hole(d)?;
+            d.item(FS, key).delete()
+        },
+    },
+    Entry {
+        name: "file-extent-missing",
+        bases: BOTH,
+        kinds: &["inode-bytes", "extent-ref-unused"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).delete()
+        },
+    },
+    Entry {
+        name: "file-extent-elsewhere",
+        bases: BOTH,
+        kinds: &["extent-item-missing", "extent-ref-unused"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
+            d.item(FS, key).set_u64(DISK_BYTENR, free.0)
+        },
+    },
+    Entry {
+        name: "file-extent-of-another-file",
+        bases: BOTH,
+        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            let (_, other) = find::stored(d, "plant/second")?;
+            d.item(FS, key).set_u64(DISK_BYTENR, other.disk_bytenr.0)
+        },
+    },
+    Entry {
+        name: "file-extent-outside-of-chunks",
+        bases: BOTH,
+        kinds: &["file-extent-unmapped"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            let nowhere = find::unmapped(d);
+            d.item(FS, key).set_u64(DISK_BYTENR, nowhere.0)
+        },
+    },
+    Entry {
+        name: "file-extent-within-an-extent",
+        bases: BOTH,
+        kinds: &["extent-item-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).add_u64(DISK_BYTENR, 4096)
+        },
+    },
+    Entry {
+        name: "file-extent-in-metadata",
+        bases: BOTH,
+        kinds: &["extent-type"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            let node = d.root(FS)?;
+            d.item(FS, key).set_u64(DISK_BYTENR, node.0)
+        },
+    },
+    Entry {
+        name: "file-extent-disk-length",
+        bases: BOTH,
+        kinds: &["extent-length"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).add_u64(DISK_NUM_BYTES, 4096)
+        },
+    },
+    Entry {
+        name: "file-extent-ram-bytes",
+        bases: BOTH,
+        kinds: &["file-extent-ram-bytes"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).add_u64(RAM_BYTES, 4096)
+        },
+    },
+    Entry {
+        name: "file-extent-unaligned",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).add_u64(NUM_BYTES, -1)
+        },
+    },
+    Entry {
+        name: "file-extent-unknown-compression",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).set_u8(COMPRESSION, 7)
+        },
+    },
+    Entry {
+        name: "file-extent-compression-without-the-feature",
+        bases: BOTH,
+        kinds: &["super-feature"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).set_u8(COMPRESSION, 2)?;
+            d.edit_super(|s| s.incompat_flags.set(s.incompat_flags.get() & !8))
+        },
+    },
+    Entry {
+        name: "file-extent-encrypted",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).set_u8(ENCRYPTION, 1)
+        },
+    },
+    Entry {
+        name: "file-extent-unknown-type",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).set_u8(TYPE, 9)
+        },
+    },
+    Entry {
+        name: "file-extent-written-marked-as-preallocated",
+        bases: BOTH,
+        kinds: &["checksum-unexpected"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            d.item(FS, key).set_u8(TYPE, 2)
+        },
+    },
+    Entry {
+        name: "file-extent-preallocated-marked-as-written",
+        bases: LINUX,
+        kinds: &["checksum-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "prealloc/untouched")?;
+            d.item(FS, key).set_u8(TYPE, 1)
+        },
+    },
+    Entry {
+        name: "file-extent-preallocated-and-compressed",
+        bases: LINUX,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = find::stored(d, "compressed/zstd/one-extent")?;
+            d.item(FS, key).set_u8(TYPE, 2)
+        },
+    },
+    Entry {
+        name: "file-extent-of-the-next-transaction",
+        bases: BOTH,
+        kinds: &["file-extent-generation"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = find::stored(d, "plant/plain")?;
+            let next = d.superblock().generation().0 + 1;
+            d.item(FS, key).set_u64(GENERATION, next)
+        },
+    },
+    Entry {
+        name: "file-extent-of-a-directory",
+        bases: BOTH,
+        kinds: &["file-extent-misplaced"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let dir = find::ino(d, "plant/empty")?;
+            d.insert(FS, Key::new(dir, KeyType::EXTENT_DATA, 0), &record.encode())
+        },
+    },
+    Entry {
+        name: "file-extent-of-a-fifo",
+        bases: BOTH,
+        kinds: &["file-extent-misplaced"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let data = d.get(FS, inline(d, "plant/dir/one")?)?;
+            let fifo = find::ino(d, "plant/fifo")?;
+            d.insert(FS, Key::new(fifo, KeyType::EXTENT_DATA, 0), &data)
+        },
+    },
+    Entry {
+        name: "file-extent-of-nobody",
+        bases: BOTH,
+        kinds: &["inode-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let data = d.get(FS, inline(d, "plant/inline")?)?;
+            let last = d.items(FS)?.pop().expect("items").0.objectid;
+            d.insert(FS, Key::new(last.0 + 1000, KeyType::EXTENT_DATA, 0), &data)
+        },
+    },
+    Entry {
+        name: "inline-extent-longer-than-its-item",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let key = inline(d, "plant/inline")?;
+            d.item(FS, key).set_u64(RAM_BYTES, 900)
+        },
+    },
+    Entry {
+        name: "inline-extent-longer-than-a-sector",
+        bases: BOTH,
+        kinds: &["file-extent-inline"],
+        progs: Progs::Sees,
+        plant: |d| {
+            find::where_it_fits(
+                d,
+                FS,
+                |key, data| key.kind == KeyType::EXTENT_DATA && data[COMPRESSION] == 0 && data[TYPE] == 0,
+                |d, key| {
+                    d.item(FS, key).edit(|data| {
+                        data.resize(21 + 5000, 7);
+                        data[RAM_BYTES..RAM_BYTES + 8].copy_from_slice(&5000u64.to_le_bytes());
+                    })
+                },
+            )
+        },
+    },
+    Entry {
+        name: "inline-extent-not-at-the-start",
+        bases: BOTH,
+        kinds: &["file-extent-invalid"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let key = inline(d, "plant/inline")?;
+            d.item(FS, key).rekey(Key { offset: 4096, ..key })
+        },
+    },
+    Entry {
+        name: "inline-extent-before-another",
+        bases: BOTH,
+        kinds: &["file-extent-inline"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let key = inline(d, "plant/inline")?;
+            let (_, record) = find::stored(d, "plant/plain")?;
+            d.insert(FS, Key { offset: 8192, ..key }, &record.encode())
+        },
+    },
+    Entry {
+        name: "symlink-without-target",
+        bases: BOTH,
+        kinds: &["inode-size"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let key = inline(d, "plant/symlink")?;
+            d.item(FS, key).delete()
+        },
+    },
+];

@@ -1,0 +1,30 @@
+//! What an entry of the catalogue is.
+
+use crate::bases::Base;
+use anyhow::Result;
+use larder_simtest::damage::Damage;
+
+/// What `btrfs check` (6.14) says to a planted damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progs {
+    /// It complains.
+    Sees,
+    /// It complains with `--check-data-csum` only.
+    SeesWithData,
+    /// It finds nothing.
+    Misses,
+}
+
+/// One kind of damage.
+pub(crate) struct Entry {
+    /// Unique in the catalogue.
+    pub name: &'static str,
+    /// The images that it is planted on, each for itself.
+    pub bases: &'static [Base],
+    /// Kinds of findings that the checker must report, all of them; it may report more.
+    pub kinds: &'static [&'static str],
+    /// What Linux's checker does.
+    pub progs: Progs,
+    /// Does it.
+    pub plant: fn(&mut Damage) -> Result<()>,
+}

@@ -1,0 +1,152 @@
+//! Log trees: what an `fsync` left for the next mount.
+
+use crate::bases::PENDING;
+use crate::entry::{Entry, Progs};
+use crate::find::{self, FS};
+use anyhow::{Context, Result};
+use larder_format::items::{BlockGroupFlags, FileExtent};
+use larder_format::{Key, KeyType, Logical, ObjectId};
+use larder_simtest::damage::{Copies, Damage, Items, Seal, raw};
+
+const LOG: ObjectId = ObjectId::TREE_LOG;
+
+/// Root of the log of the top-level subvolume, which is a leaf, and its items.
+fn log(d: &Damage) -> Result<(Logical, Items)> {
+    let at = d.log_root_of(FS)?;
+    Ok((at, d.items_below(at)?))
+}
+
+/// Writes over bytes of the first item of a type in the log.
+fn set(d: &mut Damage, kind: KeyType, at: usize, bytes: &[u8]) -> Result<()> {
+    let (leaf, items) = log(d)?;
+    let slot = items.iter().position(|(key, data)| {
+        let hole = || matches!(FileExtent::parse(data), Ok(FileExtent::Stored(r)) if r.disk_bytenr.0 == 0);
+        key.kind == kind && (kind != KeyType::EXTENT_DATA || !hole())
+    });
+    let slot = slot.with_context(|| format!("a {kind} in the log"))?;
+    d.edit_node(leaf, |n| {
+        let from = 101 + raw::item(n, slot).offset.get() as usize + at;
+        n[from..from + bytes.len()].copy_from_slice(bytes);
+    })
+}
+
+pub(crate) const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "log-rotten",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (leaf, _) = log(d)?;
+            d.edit_node_in(leaf, Copies::All, Seal::Leave, |n| n[300] ^= 1)
+        },
+    },
+    Entry {
+        name: "log-root-rotten",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(LOG)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[300] ^= 1)
+        },
+    },
+    Entry {
+        name: "log-first-copy-rotten",
+        bases: PENDING,
+        kinds: &["node-checksum"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (leaf, _) = log(d)?;
+            d.edit_node_in(leaf, Copies::Only(0), Seal::Leave, |n| n[300] ^= 1)
+        },
+    },
+    Entry {
+        name: "log-of-another-transaction",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(LOG)?;
+            d.edit_node(root, |n| {
+                let generation = &mut raw::header(n).generation;
+                generation.set(generation.get() - 1);
+            })
+        },
+    },
+    Entry {
+        name: "log-root-item-generation",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| d.item(LOG, Key::new(LOG, KeyType::ROOT_ITEM, FS.0)).add_u64(160, -1),
+    },
+    Entry {
+        name: "log-level-in-the-superblock",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| d.edit_super(|s| s.log_root_level = 1),
+    },
+    Entry {
+        name: "log-keys-out-of-order",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (leaf, _) = log(d)?;
+            d.edit_node(leaf, |n| {
+                let (a, b) = (raw::item(n, 0).key, raw::item(n, 1).key);
+                raw::item(n, 0).key = b;
+                raw::item(n, 1).key = a;
+            })
+        },
+    },
+    Entry {
+        name: "log-inode-of-no-type",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Misses,
+        plant: |d| set(d, KeyType::INODE_ITEM, 52, &[0; 4]),
+    },
+    Entry {
+        name: "log-file-extent-outside-of-chunks",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let nowhere = find::unmapped(d);
+            set(d, KeyType::EXTENT_DATA, 21, &nowhere.0.to_le_bytes())
+        },
+    },
+    Entry {
+        name: "log-file-extent-of-another-extent",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            set(d, KeyType::EXTENT_DATA, 21, &(record.disk_bytenr.0 + 4096).to_le_bytes())
+        },
+    },
+    Entry {
+        name: "log-file-extent-without-checksums",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?.plus(1 << 19);
+            set(d, KeyType::EXTENT_DATA, 21, &free.0.to_le_bytes())
+        },
+    },
+    Entry {
+        name: "log-of-no-subvolume",
+        bases: PENDING,
+        kinds: &["log-damaged"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let key = Key::new(LOG, KeyType::ROOT_ITEM, FS.0);
+            d.item(LOG, key).rekey(Key { offset: 4000, ..key })
+        },
+    },
+];

@@ -1,0 +1,329 @@
+//! The free-space tree, and checksums of data.
+
+use crate::bases::{BOTH, LINUX, MIXED};
+use crate::entry::{Entry, Progs};
+use crate::find::{self, CSUMS, FREE, FS, SECTOR};
+use anyhow::{Context, Result};
+use larder_format::items::{BlockGroupFlags, FileExtent};
+use larder_format::{Key, KeyType, Logical, ObjectId};
+use larder_simtest::damage::{Copies, Damage};
+
+/// A run of free space in a group without bitmaps.
+fn free_extent(d: &Damage) -> Result<Key> {
+    let at = find::free_space(d, BlockGroupFlags::METADATA, 1 << 20)?;
+    Ok(d.first(FREE, |key, _| key.objectid.0 == at.0 && key.kind == KeyType::FREE_SPACE_EXTENT)?.0)
+}
+
+/// The FREE_SPACE_INFO of the group that a run lies in.
+fn info_of(d: &Damage, run: Key) -> Result<Key> {
+    let items = d.items(FREE)?;
+    let info = items.iter().rfind(|(key, _)| key.kind == KeyType::FREE_SPACE_INFO && *key < run);
+    Ok(info.context("a free-space info")?.0)
+}
+
+/// A bitmap that has both free and used sectors.
+fn bitmap(d: &Damage) -> Result<(Key, Vec<u8>)> {
+    d.first(FREE, |key, data| {
+        key.kind == KeyType::FREE_SPACE_BITMAP && data.contains(&0) && data.iter().any(|b| *b != 0)
+    })
+}
+
+/// Address of a preallocated extent that nobody has written to.
+fn preallocated(d: &Damage) -> Result<Logical> {
+    let ino = find::ino(d, "prealloc/untouched")?;
+    let (_, data) = d.first(FS, |key, _| key.objectid == ino && key.kind == KeyType::EXTENT_DATA)?;
+    match FileExtent::parse(&data)? {
+        FileExtent::Stored(record) => Ok(record.disk_bytenr),
+        FileExtent::Inline(_) => anyhow::bail!("inline"),
+    }
+}
+
+fn csum_key(at: Logical) -> Key {
+    Key::new(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, at.0)
+}
+
+pub(crate) const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "free-space-run-missing",
+        bases: BOTH,
+        kinds: &["free-space-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let run = free_extent(d)?;
+            d.item(FREE, run).delete()
+        },
+    },
+    Entry {
+        name: "free-space-run-too-short",
+        bases: BOTH,
+        kinds: &["free-space-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let run = free_extent(d)?;
+            d.item(FREE, run).rekey(Key { offset: run.offset - 16384, ..run })
+        },
+    },
+    Entry {
+        name: "free-space-run-that-is-used",
+        bases: BOTH,
+        kinds: &["free-space-allocated"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let node = d.root(FS)?;
+            d.insert(FREE, Key::new(node, KeyType::FREE_SPACE_EXTENT, 16384), &[])
+        },
+    },
+    Entry {
+        name: "free-space-run-that-begins-too-early",
+        bases: BOTH,
+        kinds: &["free-space-allocated"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let run = free_extent(d)?;
+            let to = Key { objectid: ObjectId(run.objectid.0 - 16384), offset: run.offset + 16384, ..run };
+            d.item(FREE, run).rekey(to)
+        },
+    },
+    Entry {
+        name: "free-space-run-beyond-its-group",
+        bases: BOTH,
+        kinds: &["free-space-without-block-group"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let nowhere = find::unmapped(d);
+            d.insert(FREE, Key::new(nowhere, KeyType::FREE_SPACE_EXTENT, 16384), &[])
+        },
+    },
+    Entry {
+        name: "free-space-count",
+        bases: BOTH,
+        kinds: &["free-space-count"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let info = info_of(d, free_extent(d)?)?;
+            d.item(FREE, info).edit(|data| data[0] ^= 4)
+        },
+    },
+    Entry {
+        name: "free-space-claims-bitmaps",
+        bases: BOTH,
+        kinds: &["free-space-form"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let info = info_of(d, free_extent(d)?)?;
+            d.item(FREE, info).set_u32(4, 1)
+        },
+    },
+    Entry {
+        name: "free-space-denies-bitmaps",
+        bases: LINUX,
+        kinds: &["free-space-form"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let info = info_of(d, bitmap(d)?.0)?;
+            d.item(FREE, info).set_u32(4, 0)
+        },
+    },
+    Entry {
+        name: "free-space-unknown-flag",
+        bases: BOTH,
+        kinds: &["item-malformed"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let info = info_of(d, free_extent(d)?)?;
+            d.item(FREE, info).set_u32(4, 4)
+        },
+    },
+    Entry {
+        name: "free-space-info-missing",
+        bases: BOTH,
+        kinds: &["free-space-info-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let info = info_of(d, free_extent(d)?)?;
+            d.item(FREE, info).delete()
+        },
+    },
+    Entry {
+        name: "free-space-info-of-another-length",
+        bases: BOTH,
+        kinds: &["free-space-info-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let info = info_of(d, free_extent(d)?)?;
+            d.item(FREE, info).rekey(Key { offset: info.offset + 65536, ..info })
+        },
+    },
+    Entry {
+        name: "free-space-bit-of-used-space-set",
+        bases: LINUX,
+        kinds: &["free-space-allocated"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, data) = bitmap(d)?;
+            let at = data.iter().position(|b| *b == 0).context("a used byte")?;
+            d.item(FREE, key).set_u8(at, 1)
+        },
+    },
+    Entry {
+        name: "free-space-bit-of-free-space-cleared",
+        bases: LINUX,
+        kinds: &["free-space-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, data) = bitmap(d)?;
+            let at = data.iter().position(|b| *b != 0).context("a free byte")?;
+            d.item(FREE, key).set_u8(at, 0)
+        },
+    },
+    Entry {
+        name: "free-space-bitmap-missing",
+        bases: LINUX,
+        kinds: &["free-space-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = bitmap(d)?;
+            d.item(FREE, key).delete()
+        },
+    },
+    Entry {
+        name: "free-space-run-split",
+        bases: BOTH,
+        kinds: &["free-space-form"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let run = free_extent(d)?;
+            d.item(FREE, run).rekey(Key { offset: 16384, ..run })?;
+            let rest = Key::new(run.objectid.0 + 16384, run.kind, run.offset - 16384);
+            d.insert(FREE, rest, &[])?;
+            let info = info_of(d, run)?;
+            let count = u32::from_le_bytes(d.get(FREE, info)?[..4].try_into()?);
+            d.item(FREE, info).set_u32(0, count + 1)
+        },
+    },
+    Entry {
+        name: "csum-missing",
+        bases: BOTH,
+        kinds: &["checksum-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::csum_of(d, record.disk_bytenr)?;
+            d.item(CSUMS, key).delete()
+        },
+    },
+    Entry {
+        name: "csum-missing-for-the-last-sector",
+        bases: BOTH,
+        kinds: &["checksum-missing"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = d.items(CSUMS)?.pop().context("checksums")?;
+            d.item(CSUMS, key).edit(|data| data.truncate(data.len() - 4))
+        },
+    },
+    Entry {
+        name: "csum-for-free-space",
+        bases: BOTH,
+        kinds: &["checksum-without-extent"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let at = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
+            d.insert(CSUMS, csum_key(at.plus(512 << 10)), &[1; 16])
+        },
+    },
+    Entry {
+        name: "csum-for-preallocated-space",
+        bases: LINUX,
+        kinds: &["checksum-without-extent"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let at = preallocated(d)?;
+            d.insert(CSUMS, csum_key(at), &[1; 16])
+        },
+    },
+    Entry {
+        name: "csum-outside-of-chunks",
+        bases: BOTH,
+        kinds: &["checksum-without-extent"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let nowhere = find::unmapped(d);
+            d.insert(CSUMS, csum_key(nowhere), &[1; 16])
+        },
+    },
+    Entry {
+        name: "csum-items-overlap",
+        bases: BOTH,
+        kinds: &["checksum-overlap"],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::csum_of(d, record.disk_bytenr)?;
+            let data = d.get(CSUMS, key)?;
+            d.insert(CSUMS, Key { offset: key.offset + SECTOR, ..key }, &data[4..8])
+        },
+    },
+    Entry {
+        name: "csum-item-of-an-odd-size",
+        bases: BOTH,
+        kinds: &["item-malformed"],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = d.items(CSUMS)?.pop().context("checksums")?;
+            d.item(CSUMS, key).edit(|data| data.push(0))
+        },
+    },
+    Entry {
+        name: "csum-changed",
+        bases: BOTH,
+        kinds: &["data-checksum"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::csum_of(d, record.disk_bytenr)?;
+            let at = 4 * find::csum_index(key, record.disk_bytenr);
+            d.item(CSUMS, key).edit(|data| data[at] ^= 1)
+        },
+    },
+    Entry {
+        name: "data-changed",
+        bases: BOTH,
+        kinds: &["data-checksum"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            d.edit_data(record.disk_bytenr.plus(8 * SECTOR), Copies::All, |b| b[77] ^= 1)
+        },
+    },
+    Entry {
+        name: "data-changed-in-a-compressed-extent",
+        bases: LINUX,
+        kinds: &["data-checksum"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let (_, record) = find::stored(d, "compressed/zstd/one-extent")?;
+            d.edit_data(record.disk_bytenr, Copies::All, |b| b[77] ^= 1)
+        },
+    },
+    Entry {
+        name: "data-first-copy-changed",
+        bases: MIXED,
+        kinds: &["data-checksum"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            d.edit_data(record.disk_bytenr, Copies::Only(0), |b| b[77] ^= 1)
+        },
+    },
+    Entry {
+        name: "data-second-copy-changed",
+        bases: MIXED,
+        kinds: &["data-checksum"],
+        progs: Progs::SeesWithData,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            d.edit_data(record.disk_bytenr, Copies::Only(1), |b| b[77] ^= 1)
+        },
+    },
+];
