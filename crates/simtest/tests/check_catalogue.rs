@@ -31,6 +31,7 @@ mod supers;
 
 use bases::{ALL, Base};
 use entry::{Entry, Progs};
+use larder_check::Kind;
 use larder_simtest::damage::Damage;
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
@@ -83,6 +84,28 @@ fn the_catalogue_is_large_and_its_names_are_unique() {
     let names: BTreeSet<&str> = entries.iter().map(|e| e.name).collect();
     assert_eq!(names.len(), entries.len());
     assert!(entries.len() >= 60, "{} entries", entries.len());
+    assert!(entries.iter().all(|e| !e.kinds.is_empty()));
+}
+
+/// What the catalogue does not plant: what is wrong with a device and not with an image, what an image may be in the midst
+/// of, and what is said about the check itself.
+const NOT_PLANTED: [Kind; 7] = [
+    Kind::NodeUnreadable,
+    Kind::DataUnreadable,
+    Kind::LogPresent,
+    Kind::SubvolumeBeingDropped,
+    Kind::SpaceCacheStale,
+    Kind::QuotasNotChecked,
+    Kind::NotChecked,
+];
+
+#[test]
+fn every_kind_of_finding_is_planted() {
+    let planted: BTreeSet<Kind> = catalogue().iter().flat_map(|e| e.kinds).copied().collect();
+    let missing: Vec<Kind> =
+        Kind::ALL.iter().copied().filter(|k| !planted.contains(k) && !NOT_PLANTED.contains(k)).collect();
+    assert_eq!(missing, []);
+    assert!(NOT_PLANTED.iter().all(|k| !planted.contains(k)));
 }
 
 #[test]

@@ -56,9 +56,7 @@ fn assert_sound(damage: &Damage) {
         let node = damage.node(at).unwrap();
         let view = NodeView(&node);
         if view.level() > 0 {
-            todo.extend(
-                view.pointers().iter().map(|p| (Logical(p.blockptr.get()), Some(Key::from(p.key)))),
-            );
+            todo.extend(view.pointers().iter().map(|p| (Logical(p.blockptr.get()), Some(Key::from(p.key)))));
         }
     }
     assert!(seen > 10, "{seen} nodes");

@@ -31,7 +31,7 @@ mod tree;
 
 pub use tree::{ItemEdit, Items, Step};
 
-use crate::image::Image;
+use crate::image::{Image, PAGE};
 use anyhow::{Context, Result, anyhow, ensure};
 use larder_format::items::chunk::{Chunk, parse_sys_array};
 use larder_format::node::NodeView;
@@ -113,6 +113,22 @@ impl Damage {
     #[must_use]
     pub fn super_copies(&self) -> usize {
         copies_within(self.image.size()).count()
+    }
+
+    /// Cuts the image off: bytes from `size` on are gone.
+    ///
+    /// # Errors
+    /// It is not longer than that.
+    pub fn truncate(&mut self, size: u64) -> Result<()> {
+        ensure!(size < self.image.size() && size.is_multiple_of(PAGE as u64), "cannot be cut off at {size}");
+        let mut shorter = Image::zeroed(size);
+        for number in 0..size / PAGE as u64 {
+            if let Some(page) = self.image.page(number) {
+                shorter.set_page(number, page.clone());
+            }
+        }
+        self.image = shorter;
+        Ok(())
     }
 
     /// Changes every copy of the superblock and its checksum.

@@ -108,11 +108,7 @@ impl Damage {
     ///
     /// # Errors
     /// There is none.
-    pub fn first(
-        &self,
-        tree: TreeId,
-        mut wanted: impl FnMut(&Key, &[u8]) -> bool,
-    ) -> Result<(Key, Vec<u8>)> {
+    pub fn first(&self, tree: TreeId, mut wanted: impl FnMut(&Key, &[u8]) -> bool) -> Result<(Key, Vec<u8>)> {
         let found = self.items(tree)?.into_iter().find(|(key, data)| wanted(key, data));
         found.ok_or_else(|| anyhow!("tree {tree} has no such item"))
     }

@@ -3,6 +3,7 @@
 use crate::bases::{BOTH, HOLES, MIXED};
 use crate::entry::{Entry, Progs};
 use crate::find::{self, CHUNKS, DEVICES};
+use larder_check::Kind;
 use larder_format::items::{BlockGroupFlags, BlockGroupItem};
 use larder_format::{Key, KeyType};
 use zerocopy::IntoBytes;
@@ -11,7 +12,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-missing",
         bases: BOTH,
-        kinds: &["block-group-without-chunk"],
+        kinds: &[Kind::BlockGroupWithoutChunk],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -22,7 +23,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-longer-than-its-group",
         bases: BOTH,
-        kinds: &["block-group-differs"],
+        kinds: &[Kind::BlockGroupDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let last = d.chunks().iter().max_by_key(|c| c.start).expect("a chunk").start;
@@ -33,7 +34,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-of-another-type",
         bases: BOTH,
-        kinds: &["block-group-differs"],
+        kinds: &[Kind::BlockGroupDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -44,7 +45,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-stripe-elsewhere",
         bases: BOTH,
-        kinds: &["device-extent-differs"],
+        kinds: &[Kind::DeviceExtentDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -56,7 +57,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-stripe-on-an-unknown-device",
         bases: BOTH,
-        kinds: &["device-missing"],
+        kinds: &[Kind::DeviceMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -67,7 +68,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-stripe-with-another-device-uuid",
         bases: BOTH,
-        kinds: &["device-missing"],
+        kinds: &[Kind::DeviceMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -78,7 +79,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-of-two-profiles",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ChunkInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -89,7 +90,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-extent-missing",
         bases: BOTH,
-        kinds: &["device-extent-missing"],
+        kinds: &[Kind::DeviceExtentMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -100,7 +101,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-extent-surplus",
         bases: BOTH,
-        kinds: &["device-extent-without-chunk"],
+        kinds: &[Kind::DeviceExtentWithoutChunk],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -114,7 +115,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-extent-beyond-the-device",
         bases: BOTH,
-        kinds: &["device-extent-without-chunk"],
+        kinds: &[Kind::DeviceExtentWithoutChunk],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -126,7 +127,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-extent-shorter",
         bases: BOTH,
-        kinds: &["device-extent-differs"],
+        kinds: &[Kind::DeviceExtentDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -137,7 +138,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-extent-of-another-chunk",
         bases: BOTH,
-        kinds: &["device-extent-differs"],
+        kinds: &[Kind::DeviceExtentDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -148,7 +149,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-item-used",
         bases: BOTH,
-        kinds: &["device-bytes-used"],
+        kinds: &[Kind::DeviceBytesUsed],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.first(CHUNKS, |k, _| k.kind == KeyType::DEV_ITEM)?;
@@ -158,7 +159,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-item-total",
         bases: BOTH,
-        kinds: &["super-total-bytes"],
+        kinds: &[Kind::SuperTotalBytes],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.first(CHUNKS, |k, _| k.kind == KeyType::DEV_ITEM)?;
@@ -168,7 +169,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-item-uuid",
         bases: BOTH,
-        kinds: &["super-device-item"],
+        kinds: &[Kind::SuperDeviceItem],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.first(CHUNKS, |k, _| k.kind == KeyType::DEV_ITEM)?;
@@ -178,7 +179,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "dev-item-missing",
         bases: BOTH,
-        kinds: &["device-item-missing"],
+        kinds: &[Kind::DeviceItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.first(CHUNKS, |k, _| k.kind == KeyType::DEV_ITEM)?;
@@ -188,7 +189,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-missing",
         bases: BOTH,
-        kinds: &["chunk-without-block-group"],
+        kinds: &[Kind::ChunkWithoutBlockGroup],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -199,7 +200,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-missing-in-the-extent-tree",
         bases: HOLES,
-        kinds: &["chunk-without-block-group"],
+        kinds: &[Kind::ChunkWithoutBlockGroup],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -210,7 +211,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-without-chunk",
         bases: BOTH,
-        kinds: &["block-group-without-chunk"],
+        kinds: &[Kind::BlockGroupWithoutChunk],
         progs: Progs::Sees,
         plant: |d| {
             let key = Key::new(find::unmapped(d), KeyType::BLOCK_GROUP_ITEM, 1 << 20);
@@ -221,7 +222,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-of-another-type",
         bases: BOTH,
-        kinds: &["block-group-differs"],
+        kinds: &[Kind::BlockGroupDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -232,7 +233,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-of-another-type-mixed",
         bases: MIXED,
-        kinds: &["block-group-differs"],
+        kinds: &[Kind::BlockGroupDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -243,7 +244,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-shorter-than-its-chunk",
         bases: BOTH,
-        kinds: &["block-group-differs"],
+        kinds: &[Kind::BlockGroupDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -254,7 +255,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-used-too-large",
         bases: BOTH,
-        kinds: &["block-group-used"],
+        kinds: &[Kind::BlockGroupUsed],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -265,7 +266,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-used-too-small",
         bases: BOTH,
-        kinds: &["block-group-used"],
+        kinds: &[Kind::BlockGroupUsed],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::group_of(d, d.root(find::FS)?)?;
@@ -275,11 +276,122 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "group-used-more-than-there-is",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::BlockGroupInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::group_of(d, d.root(find::FS)?)?;
             d.item(find::group_tree(d), key).set_u64(0, key.offset + 16384)
+        },
+    },
+    Entry {
+        name: "image-cut-off",
+        bases: BOTH,
+        kinds: &[Kind::DeviceTruncated],
+        progs: Progs::Sees,
+        plant: |d| d.truncate(100 << 20),
+    },
+    Entry {
+        name: "chunk-overlapping-another-on-the-device",
+        bases: BOTH,
+        kinds: &[Kind::ChunkOverlap],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::chunk_of(d, record.disk_bytenr)?;
+            let other = find::dev_extent_of(d, d.root(find::FS)?)?;
+            d.item(CHUNKS, key).set_u64(56, other.offset)
+        },
+    },
+    Entry {
+        name: "chunk-beyond-the-device",
+        bases: BOTH,
+        kinds: &[Kind::ChunkBeyondDevice],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::chunk_of(d, record.disk_bytenr)?;
+            d.item(CHUNKS, key).set_u64(56, 255 << 20)
+        },
+    },
+    Entry {
+        name: "chunk-in-the-first-mebibyte",
+        bases: BOTH,
+        kinds: &[Kind::ChunkInReservedSpace],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::chunk_of(d, record.disk_bytenr)?;
+            let mut chunk = d.get(CHUNKS, key)?;
+            chunk[..8].copy_from_slice(&(256u64 << 10).to_le_bytes());
+            chunk[56..64].copy_from_slice(&(512u64 << 10).to_le_bytes());
+            d.insert(CHUNKS, Key { offset: find::unmapped(d).0, ..key }, &chunk)
+        },
+    },
+    Entry {
+        name: "metadata-chunk-for-data",
+        bases: BOTH,
+        kinds: &[Kind::NodeWrongBlockGroup],
+        progs: Progs::Sees,
+        plant: |d| {
+            let key = find::chunk_of(d, d.root(find::FS)?)?;
+            d.item(CHUNKS, key).set_u64(24, 0x21)
+        },
+    },
+    Entry {
+        name: "dev-item-of-another-file-system",
+        bases: BOTH,
+        kinds: &[Kind::DeviceItemWrong],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, _) = d.first(CHUNKS, |k, _| k.kind == KeyType::DEV_ITEM)?;
+            d.item(CHUNKS, key).add_u64(82, 1)
+        },
+    },
+    Entry {
+        name: "dev-extents-overlap",
+        bases: BOTH,
+        kinds: &[Kind::DeviceExtentOverlap],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::dev_extent_of(d, record.disk_bytenr)?;
+            let mut copy = d.get(DEVICES, key)?;
+            copy[24..32].copy_from_slice(&65536u64.to_le_bytes());
+            d.insert(DEVICES, Key { offset: key.offset + 65536, ..key }, &copy)
+        },
+    },
+    Entry {
+        name: "dev-extent-of-another-chunk-tree",
+        bases: BOTH,
+        kinds: &[Kind::DeviceExtentInvalid],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::dev_extent_of(d, record.disk_bytenr)?;
+            d.item(DEVICES, key).set_u64(0, 5)
+        },
+    },
+    Entry {
+        name: "dev-stats-with-errors",
+        bases: BOTH,
+        kinds: &[Kind::DeviceErrors],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = d.first(DEVICES, |k, _| k.kind == KeyType::PERSISTENT_ITEM)?;
+            d.item(DEVICES, key).set_u64(24, 3)
+        },
+    },
+    Entry {
+        name: "dev-item-of-a-second-device",
+        bases: BOTH,
+        kinds: &[Kind::SuperNumDevices],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (key, data) = d.first(CHUNKS, |k, _| k.kind == KeyType::DEV_ITEM)?;
+            let mut second = data;
+            second[0] = 2;
+            second[66] ^= 1;
+            d.insert(CHUNKS, Key { offset: 2, ..key }, &second)
         },
     },
 ];

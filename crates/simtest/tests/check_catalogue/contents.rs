@@ -4,6 +4,7 @@ use crate::bases::{BOTH, HOLES, LINUX, OLD};
 use crate::entry::{Entry, Progs};
 use crate::find::{self, FS};
 use anyhow::Result;
+use larder_check::Kind;
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Key, KeyType};
 use larder_simtest::damage::Damage;
@@ -35,7 +36,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extents-overlap",
         bases: BOTH,
-        kinds: &["file-extent-overlap"],
+        kinds: &[Kind::FileExtentOverlap],
         progs: Progs::Sees,
         plant: |d| {
             let (key, record) = find::stored(d, "plant/plain")?;
@@ -45,7 +46,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-longer-than-its-window",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -55,7 +56,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-window-behind-the-extent",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -65,7 +66,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-gap",
         bases: HOLES,
-        kinds: &["file-extent-hole"],
+        kinds: &[Kind::FileExtentHole],
         progs: Progs::Sees,
         plant: |d| {
             let key = hole(d)?;
@@ -75,7 +76,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-gap-old",
         bases: OLD,
-        kinds: &["file-extent-hole"],
+        kinds: &[Kind::FileExtentHole],
         progs: Progs::Sees,
         plant: |d| {
             let key = hole(d)?;
@@ -85,7 +86,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-missing",
         bases: BOTH,
-        kinds: &["inode-bytes", "extent-ref-unused"],
+        kinds: &[Kind::InodeBytes, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -95,7 +96,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-elsewhere",
         bases: BOTH,
-        kinds: &["extent-item-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentItemMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -106,7 +107,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-of-another-file",
         bases: BOTH,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -117,7 +118,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-outside-of-chunks",
         bases: BOTH,
-        kinds: &["file-extent-unmapped"],
+        kinds: &[Kind::FileExtentUnmapped],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -128,7 +129,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-within-an-extent",
         bases: BOTH,
-        kinds: &["extent-item-missing"],
+        kinds: &[Kind::ExtentItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -138,7 +139,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-in-metadata",
         bases: BOTH,
-        kinds: &["extent-type"],
+        kinds: &[Kind::ExtentType],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -149,7 +150,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-disk-length",
         bases: BOTH,
-        kinds: &["extent-length"],
+        kinds: &[Kind::ExtentLength],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -159,7 +160,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-ram-bytes",
         bases: BOTH,
-        kinds: &["file-extent-ram-bytes"],
+        kinds: &[Kind::FileExtentRamBytes],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -169,7 +170,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-unaligned",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -179,7 +180,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-unknown-compression",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -189,7 +190,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-compression-without-the-feature",
         bases: BOTH,
-        kinds: &["super-feature"],
+        kinds: &[Kind::SuperFeature],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -200,7 +201,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-encrypted",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -210,7 +211,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-unknown-type",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -220,7 +221,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-written-marked-as-preallocated",
         bases: BOTH,
-        kinds: &["checksum-unexpected"],
+        kinds: &[Kind::ChecksumUnexpected],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -230,7 +231,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-preallocated-marked-as-written",
         bases: LINUX,
-        kinds: &["checksum-missing"],
+        kinds: &[Kind::ChecksumMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "prealloc/untouched")?;
@@ -240,7 +241,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-preallocated-and-compressed",
         bases: LINUX,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "compressed/zstd/one-extent")?;
@@ -250,7 +251,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-of-the-next-transaction",
         bases: BOTH,
-        kinds: &["file-extent-generation"],
+        kinds: &[Kind::FileExtentGeneration],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -261,7 +262,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-of-a-directory",
         bases: BOTH,
-        kinds: &["file-extent-misplaced"],
+        kinds: &[Kind::FileExtentMisplaced],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -272,7 +273,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-of-a-fifo",
         bases: BOTH,
-        kinds: &["file-extent-misplaced"],
+        kinds: &[Kind::FileExtentMisplaced],
         progs: Progs::Misses,
         plant: |d| {
             let data = d.get(FS, inline(d, "plant/dir/one")?)?;
@@ -283,7 +284,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-of-nobody",
         bases: BOTH,
-        kinds: &["inode-missing"],
+        kinds: &[Kind::InodeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let data = d.get(FS, inline(d, "plant/inline")?)?;
@@ -294,7 +295,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inline-extent-longer-than-its-item",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = inline(d, "plant/inline")?;
@@ -304,7 +305,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inline-extent-longer-than-a-sector",
         bases: BOTH,
-        kinds: &["file-extent-inline"],
+        kinds: &[Kind::FileExtentInline],
         progs: Progs::Sees,
         plant: |d| {
             find::where_it_fits(
@@ -323,7 +324,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inline-extent-not-at-the-start",
         bases: BOTH,
-        kinds: &["file-extent-invalid"],
+        kinds: &[Kind::FileExtentInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let key = inline(d, "plant/inline")?;
@@ -333,7 +334,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inline-extent-before-another",
         bases: BOTH,
-        kinds: &["file-extent-inline"],
+        kinds: &[Kind::FileExtentInline],
         progs: Progs::Sees,
         plant: |d| {
             let key = inline(d, "plant/inline")?;
@@ -344,11 +345,21 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "symlink-without-target",
         bases: BOTH,
-        kinds: &["inode-size"],
+        kinds: &[Kind::InodeSize],
         progs: Progs::Sees,
         plant: |d| {
             let key = inline(d, "plant/symlink")?;
             d.item(FS, key).delete()
+        },
+    },
+    Entry {
+        name: "file-extent-compressed-without-copy-on-write",
+        bases: LINUX,
+        kinds: &[Kind::FileExtentCompression],
+        progs: Progs::Misses,
+        plant: |d| {
+            let key = find::inode(d, "compressed/zstd/one-extent")?;
+            d.item(FS, key).set_u64(64, 2)
         },
     },
 ];

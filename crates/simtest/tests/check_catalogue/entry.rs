@@ -2,6 +2,7 @@
 
 use crate::bases::Base;
 use anyhow::Result;
+use larder_check::Kind;
 use larder_simtest::damage::Damage;
 
 /// What `btrfs check` (6.14) says to a planted damage.
@@ -22,7 +23,7 @@ pub(crate) struct Entry {
     /// The images that it is planted on, each for itself.
     pub bases: &'static [Base],
     /// Kinds of findings that the checker must report, all of them; it may report more.
-    pub kinds: &'static [&'static str],
+    pub kinds: &'static [Kind],
     /// What Linux's checker does.
     pub progs: Progs,
     /// Does it.

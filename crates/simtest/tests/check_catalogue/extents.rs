@@ -4,6 +4,7 @@ use crate::bases::{BOTH, HOLES, LINUX, MIXED, OLD, PENDING};
 use crate::entry::{Entry, Progs};
 use crate::find::{self, EXTENTS, FS};
 use anyhow::{Context, Result, ensure};
+use larder_check::Kind;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem, ExtentRef};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId};
 use larder_simtest::damage::Damage;
@@ -45,7 +46,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-missing-data",
         bases: BOTH,
-        kinds: &["extent-item-missing"],
+        kinds: &[Kind::ExtentItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -55,7 +56,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-missing-node",
         bases: BOTH,
-        kinds: &["extent-item-missing"],
+        kinds: &[Kind::ExtentItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -65,7 +66,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-missing-node-old",
         bases: OLD,
-        kinds: &["extent-item-missing"],
+        kinds: &[Kind::ExtentItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -75,7 +76,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-surplus-data",
         bases: BOTH,
-        kinds: &["extent-unused"],
+        kinds: &[Kind::ExtentUnused],
         progs: Progs::Sees,
         plant: |d| {
             let at = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
@@ -86,7 +87,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-surplus-node",
         bases: BOTH,
-        kinds: &["extent-unused"],
+        kinds: &[Kind::ExtentUnused],
         progs: Progs::Sees,
         plant: |d| {
             let at = find::free_space(d, BlockGroupFlags::METADATA, 1 << 20)?;
@@ -101,7 +102,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-outside-of-groups",
         bases: BOTH,
-        kinds: &["extent-outside-block-group"],
+        kinds: &[Kind::ExtentOutsideBlockGroup],
         progs: Progs::Sees,
         plant: |d| {
             let item = data_extent(d).encode();
@@ -111,7 +112,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-across-the-end-of-its-group",
         bases: BOTH,
-        kinds: &["extent-outside-block-group"],
+        kinds: &[Kind::ExtentOutsideBlockGroup],
         progs: Progs::Sees,
         plant: |d| {
             let last = d.chunks().iter().max_by_key(|c| c.start).context("a chunk")?;
@@ -123,7 +124,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-overlapping-another",
         bases: BOTH,
-        kinds: &["extent-overlap"],
+        kinds: &[Kind::ExtentOverlap],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -134,7 +135,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-longer-than-its-users-say",
         bases: BOTH,
-        kinds: &["extent-length"],
+        kinds: &[Kind::ExtentLength],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -144,7 +145,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-refs-too-many",
         bases: BOTH,
-        kinds: &["extent-ref-count"],
+        kinds: &[Kind::ExtentRefCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -154,7 +155,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-refs-too-many-for-a-node",
         bases: BOTH,
-        kinds: &["extent-ref-count"],
+        kinds: &[Kind::ExtentRefCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -164,7 +165,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-refs-fewer-than-inline",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ExtentItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -174,7 +175,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-refs-too-few-with-keyed-ones",
         bases: LINUX,
-        kinds: &["extent-ref-count"],
+        kinds: &[Kind::ExtentRefCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/shared")?;
@@ -184,7 +185,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-without-refs",
         bases: BOTH,
-        kinds: &["extent-ref-missing"],
+        kinds: &[Kind::ExtentRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -194,7 +195,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-with-a-wrong-count",
         bases: BOTH,
-        kinds: &["extent-ref-count"],
+        kinds: &[Kind::ExtentRefCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -207,7 +208,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-of-another-tree",
         bases: BOTH,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -217,7 +218,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-of-another-inode",
         bases: BOTH,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -228,7 +229,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-of-another-offset",
         bases: BOTH,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -238,7 +239,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-of-another-tree-to-a-node",
         bases: BOTH,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -248,7 +249,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-of-another-tree-to-a-node-old",
         bases: OLD,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -258,7 +259,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-record-of-another-level",
         bases: BOTH,
-        kinds: &["extent-level"],
+        kinds: &[Kind::ExtentLevel],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -268,7 +269,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-record-of-another-level-old",
         bases: OLD,
-        kinds: &["extent-level"],
+        kinds: &[Kind::ExtentLevel],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -278,7 +279,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-node-with-full-backrefs",
         bases: BOTH,
-        kinds: &["extent-flags"],
+        kinds: &[Kind::ExtentRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, d.root(FS)?)?;
@@ -288,7 +289,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-node-without-full-backrefs",
         bases: LINUX,
-        kinds: &["extent-flags"],
+        kinds: &[Kind::ExtentRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.first(EXTENTS, |key, data| {
@@ -300,7 +301,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-data-flag-on-a-node",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ExtentItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -310,7 +311,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-of-the-future",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ExtentItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -318,19 +319,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
-        name: "extent-generation-of-another-transaction",
-        bases: BOTH,
-        kinds: &["extent-generation"],
-        progs: Progs::Misses,
-        plant: |d| {
-            let key = find::extent(d, "plant/plain")?;
-            d.item(EXTENTS, key).add_u64(8, -1)
-        },
-    },
-    Entry {
         name: "extent-shared-node-ref-of-another-parent",
         bases: MIXED,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, at) = inline(d, KeyType::SHARED_BLOCK_REF)?;
@@ -340,7 +331,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-shared-data-ref-of-another-parent",
         bases: LINUX,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, at) = inline(d, KeyType::SHARED_DATA_REF)?;
@@ -350,14 +341,15 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-snapshot-ref-missing",
         bases: LINUX,
-        kinds: &["extent-ref-missing"],
+        kinds: &[Kind::ExtentRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, data) = d.first(EXTENTS, |key, data| {
                 let item = ExtentItem::parse(key.kind, data);
                 key.kind == KeyType::METADATA_ITEM
                     && item.is_ok_and(|i| {
-                        i.inline.len() > 1 && i.inline.iter().all(|(r, _)| r.kind() == KeyType::TREE_BLOCK_REF)
+                        i.inline.len() > 1
+                            && i.inline.iter().all(|(r, _)| r.kind() == KeyType::TREE_BLOCK_REF)
                     })
             })?;
             let mut item = ExtentItem::parse(key.kind, &data)?;
@@ -368,7 +360,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-ref-missing",
         bases: LINUX,
-        kinds: &["extent-ref-missing"],
+        kinds: &[Kind::ExtentRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
@@ -378,7 +370,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-ref-surplus",
         bases: BOTH,
-        kinds: &["extent-ref-unused"],
+        kinds: &[Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let at = find::extent(d, "plant/plain")?.objectid.0;
@@ -389,7 +381,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-ref-with-a-wrong-count",
         bases: LINUX,
-        kinds: &["extent-ref-count"],
+        kinds: &[Kind::ExtentRefCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
@@ -399,7 +391,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-ref-of-another-inode",
         bases: LINUX,
-        kinds: &["extent-ref-missing", "extent-ref-unused"],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
@@ -409,7 +401,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-ref-with-a-wrong-hash",
         bases: LINUX,
-        kinds: &["extent-ref-hash"],
+        kinds: &[Kind::ExtentItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
@@ -419,7 +411,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-ref-without-extent",
         bases: BOTH,
-        kinds: &["extent-ref-unused"],
+        kinds: &[Kind::ExtentRefWithoutItem],
         progs: Progs::Sees,
         plant: |d| {
             let at = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
@@ -430,7 +422,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-keyed-tree-ref-surplus",
         bases: HOLES,
-        kinds: &["extent-ref-unused"],
+        kinds: &[Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let at = find::fs_leaf(d)?;
@@ -441,7 +433,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-inline-refs-out-of-order",
         bases: LINUX,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ExtentItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/few")?;
@@ -456,7 +448,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-inline-ref-of-an-unknown-type",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ExtentItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;
@@ -466,13 +458,40 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-of-a-deleted-subvolume-missing",
         bases: PENDING,
-        kinds: &["extent-item-missing"],
+        kinds: &[Kind::ExtentItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (tree, _) = crate::roots::deleted_subvolume(d)?;
             let (_, record) = find::stored_in(d, tree, "file")?;
             let key = Key::new(record.disk_bytenr, KeyType::EXTENT_ITEM, record.disk_num_bytes);
             d.item(EXTENTS, key).delete()
+        },
+    },
+    Entry {
+        name: "extent-of-data-among-metadata",
+        bases: BOTH,
+        kinds: &[Kind::ExtentWrongBlockGroup],
+        progs: Progs::Sees,
+        plant: |d| {
+            let at = find::free_space(d, BlockGroupFlags::METADATA, 1 << 20)?;
+            let item = data_extent(d).encode();
+            d.insert(EXTENTS, Key::new(at, KeyType::EXTENT_ITEM, 8192), &item)
+        },
+    },
+    Entry {
+        name: "extent-on-a-superblock",
+        bases: BOTH,
+        kinds: &[Kind::ExtentOnSuperblock],
+        progs: Progs::Sees,
+        plant: |d| {
+            let ranges = d.chunks().iter().flat_map(larder_volume::MappedChunk::superblock_ranges);
+            let (at, _) = ranges.into_iter().next().context("a chunk over a superblock")?;
+            let item = ExtentItem {
+                flags: ExtentFlags::TREE_BLOCK,
+                inline: vec![(ExtentRef::TreeBlock { root: FS }, 1)],
+                ..data_extent(d)
+            };
+            d.insert(EXTENTS, Key::new(at, KeyType::METADATA_ITEM, 0), &item.encode())
         },
     },
 ];

@@ -145,12 +145,11 @@ pub(crate) fn dev_extent_of(d: &Damage, at: Logical) -> Result<Key> {
 
 /// A place on the device behind the last device extent.
 pub(crate) fn behind_dev_extents(d: &Damage) -> Result<u64> {
-    let ends = d.items(DEVICES)?.into_iter().filter(|(k, _)| k.kind == KeyType::DEV_EXTENT).map(
-        |(key, data)| {
+    let ends =
+        d.items(DEVICES)?.into_iter().filter(|(k, _)| k.kind == KeyType::DEV_EXTENT).map(|(key, data)| {
             let length = u64::from_le_bytes(data[24..32].try_into().expect("eight bytes"));
             key.offset + length
-        },
-    );
+        });
     ends.max().context("device extents")
 }
 
@@ -160,9 +159,7 @@ pub(crate) fn free_space(d: &Damage, kind: BlockGroupFlags, len: u64) -> Result<
     for chunk in d.chunks().iter().filter(|c| c.kind & kind.bits() != 0) {
         for (key, _) in d.items(FREE)? {
             let at = Logical(key.objectid.0);
-            let clear = |(from, bytes): &(Logical, u64)| {
-                from.0 + bytes <= at.0 || at.0 + len <= from.0
-            };
+            let clear = |(from, bytes): &(Logical, u64)| from.0 + bytes <= at.0 || at.0 + len <= from.0;
             if key.kind == KeyType::FREE_SPACE_EXTENT
                 && (chunk.start..chunk.end()).contains(&at)
                 && key.offset >= len

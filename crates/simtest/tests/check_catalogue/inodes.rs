@@ -4,10 +4,11 @@ use crate::bases::{BOTH, HOLES, LINUX, PENDING};
 use crate::entry::{Entry, Progs};
 use crate::find::{self, FS};
 use anyhow::{Context, Result};
+use larder_check::Kind;
+use larder_format::items::FileType;
 use larder_format::items::dir::DirEntryRef;
 use larder_format::items::inode_ref::{ExtRef, InodeRef};
 use larder_format::items::keys::{dir_item_key, inode_extref_key, inode_key, orphan_key};
-use larder_format::items::FileType;
 use larder_format::{Generation, Key, KeyType, ObjectId};
 use larder_simtest::damage::Damage;
 
@@ -36,7 +37,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-links-too-many",
         bases: BOTH,
-        kinds: &["inode-link-count"],
+        kinds: &[Kind::InodeLinkCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -46,7 +47,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-links-too-few",
         bases: BOTH,
-        kinds: &["inode-link-count"],
+        kinds: &[Kind::InodeLinkCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/pair-a")?;
@@ -56,7 +57,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-without-links",
         bases: BOTH,
-        kinds: &["inode-link-count"],
+        kinds: &[Kind::InodeLinkCount],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -66,7 +67,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-directory-with-two-links",
         bases: BOTH,
-        kinds: &["inode-invalid"],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/dir")?;
@@ -76,7 +77,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-size-of-an-inline-file",
         bases: BOTH,
-        kinds: &["inode-size"],
+        kinds: &[Kind::InodeSize],
         progs: Progs::Misses,
         plant: |d| {
             let key = find::inode(d, "plant/inline")?;
@@ -86,7 +87,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-size-before-the-last-extent",
         bases: BOTH,
-        kinds: &["file-extent-beyond-end"],
+        kinds: &[Kind::FileExtentBeyondEnd],
         progs: Progs::Misses,
         plant: |d| {
             let key = find::inode(d, "plant/sparse")?;
@@ -96,7 +97,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-size-beyond-the-last-extent",
         bases: HOLES,
-        kinds: &["file-extent-hole"],
+        kinds: &[Kind::FileExtentHole],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -106,7 +107,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-size-of-a-symlink",
         bases: BOTH,
-        kinds: &["inode-size"],
+        kinds: &[Kind::InodeSize],
         progs: Progs::Misses,
         plant: |d| {
             let key = find::inode(d, "plant/symlink")?;
@@ -116,7 +117,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-bytes-too-many",
         bases: BOTH,
-        kinds: &["inode-bytes"],
+        kinds: &[Kind::InodeBytes],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -126,7 +127,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-bytes-of-an-inline-file",
         bases: BOTH,
-        kinds: &["inode-bytes"],
+        kinds: &[Kind::InodeBytes],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/inline")?;
@@ -136,7 +137,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-of-another-type",
         bases: BOTH,
-        kinds: &["dir-entry-type"],
+        kinds: &[Kind::DirEntryType],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/fifo")?;
@@ -146,7 +147,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-of-no-type",
         bases: BOTH,
-        kinds: &["inode-invalid"],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/fifo")?;
@@ -156,7 +157,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-unknown-flag",
         bases: BOTH,
-        kinds: &["inode-invalid"],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -166,7 +167,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-without-checksums-that-has-them",
         bases: BOTH,
-        kinds: &["checksum-unexpected"],
+        kinds: &[Kind::ChecksumUnexpected],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -176,7 +177,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-with-checksums-that-lacks-them",
         bases: LINUX,
-        kinds: &["checksum-missing"],
+        kinds: &[Kind::ChecksumMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.first(FS, |key, data| {
@@ -188,7 +189,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-of-the-future",
         bases: BOTH,
-        kinds: &["inode-invalid"],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -198,7 +199,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-of-the-next-transaction",
         bases: BOTH,
-        kinds: &["inode-generation"],
+        kinds: &[Kind::InodeGeneration],
         progs: Progs::Misses,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -209,7 +210,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-changed-in-the-future",
         bases: BOTH,
-        kinds: &["inode-invalid"],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -219,7 +220,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-item-missing",
         bases: BOTH,
-        kinds: &["inode-missing"],
+        kinds: &[Kind::InodeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -229,7 +230,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-item-too-short",
         bases: BOTH,
-        kinds: &["inode-invalid"],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let key = find::inode(d, "plant/plain")?;
@@ -239,7 +240,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "inode-nobody-names",
         bases: BOTH,
-        kinds: &["orphan-item-missing"],
+        kinds: &[Kind::OrphanItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let last = d.items(FS)?.into_iter().rfind(|(key, _)| key.kind == KeyType::INODE_ITEM);
@@ -253,21 +254,21 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-directory-missing",
         bases: BOTH,
-        kinds: &["root-directory"],
+        kinds: &[Kind::RootDirectory],
         progs: Progs::Sees,
         plant: |d| d.item(FS, inode_key(ObjectId(256))).delete(),
     },
     Entry {
         name: "root-directory-without-its-reference",
         bases: BOTH,
-        kinds: &["root-directory"],
+        kinds: &[Kind::RootDirectory],
         progs: Progs::Sees,
         plant: |d| d.item(FS, Key::new(256, KeyType::INODE_REF, 256)).delete(),
     },
     Entry {
         name: "directory-size",
         bases: BOTH,
-        kinds: &["directory-size"],
+        kinds: &[Kind::DirectorySize],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/dir")?;
@@ -277,7 +278,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "directory-size-of-an-empty-one",
         bases: BOTH,
-        kinds: &["directory-size"],
+        kinds: &[Kind::DirectorySize],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::inode(d, "plant/empty")?;
@@ -287,7 +288,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-without-dir-item",
         bases: BOTH,
-        kinds: &["dir-item-missing"],
+        kinds: &[Kind::DirItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -297,7 +298,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-without-dir-index",
         bases: BOTH,
-        kinds: &["dir-index-missing"],
+        kinds: &[Kind::DirIndexMissing],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -307,7 +308,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-without-inode-ref",
         bases: BOTH,
-        kinds: &["inode-ref-missing"],
+        kinds: &[Kind::InodeRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -317,7 +318,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-in-dir-item-without-inode",
         bases: BOTH,
-        kinds: &["dir-entry-without-inode"],
+        kinds: &[Kind::DirEntryWithoutInode],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -327,7 +328,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-in-dir-index-of-another-inode",
         bases: BOTH,
-        kinds: &["dir-entry-differs"],
+        kinds: &[Kind::DirEntryDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -338,7 +339,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-of-another-type-in-dir-item",
         bases: BOTH,
-        kinds: &["dir-entry-type"],
+        kinds: &[Kind::DirEntryType],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -348,7 +349,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-of-another-type-in-dir-index",
         bases: BOTH,
-        kinds: &["dir-entry-type"],
+        kinds: &[Kind::DirEntryType],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -358,7 +359,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-with-a-wrong-hash",
         bases: BOTH,
-        kinds: &["name-hash"],
+        kinds: &[Kind::NameHash],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -368,7 +369,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-changed-in-dir-index",
         bases: BOTH,
-        kinds: &["dir-item-missing", "dir-index-missing"],
+        kinds: &[Kind::DirItemMissing, Kind::DirIndexMissing],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -378,7 +379,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-changed-in-inode-ref",
         bases: BOTH,
-        kinds: &["inode-ref-missing", "inode-ref-without-entry"],
+        kinds: &[Kind::InodeRefMissing, Kind::InodeRefWithoutEntry],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -388,7 +389,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-with-another-index-in-inode-ref",
         bases: BOTH,
-        kinds: &["inode-ref-differs"],
+        kinds: &[Kind::InodeRefDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -398,7 +399,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-with-another-dir-index",
         bases: BOTH,
-        kinds: &["inode-ref-differs"],
+        kinds: &[Kind::InodeRefDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -408,7 +409,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-twice-in-dir-index",
         bases: BOTH,
-        kinds: &["dir-name-duplicate"],
+        kinds: &[Kind::DirNameDuplicate],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -419,7 +420,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-twice-in-dir-item",
         bases: BOTH,
-        kinds: &["dir-name-duplicate"],
+        kinds: &[Kind::DirNameDuplicate],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -429,7 +430,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-that-no-directory-has",
         bases: BOTH,
-        kinds: &["inode-ref-without-entry"],
+        kinds: &[Kind::InodeRefWithoutEntry],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -439,7 +440,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-in-a-file",
         bases: BOTH,
-        kinds: &["item-misplaced"],
+        kinds: &[Kind::ItemMisplaced],
         progs: Progs::Sees,
         plant: |d| {
             let file = find::ino(d, "plant/inline")?;
@@ -452,7 +453,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-with-a-reserved-index",
         bases: BOTH,
-        kinds: &["dir-index-invalid"],
+        kinds: &[Kind::DirIndexInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -462,7 +463,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-longer-than-its-item",
         bases: BOTH,
-        kinds: &["name-invalid"],
+        kinds: &[Kind::NameInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -472,7 +473,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-of-an-unknown-type",
         bases: BOTH,
-        kinds: &["name-invalid"],
+        kinds: &[Kind::NameInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -482,7 +483,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-with-a-slash",
         bases: BOTH,
-        kinds: &["name-invalid"],
+        kinds: &[Kind::NameInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -492,7 +493,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extref-missing",
         bases: LINUX,
-        kinds: &["inode-ref-missing"],
+        kinds: &[Kind::InodeRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = extref(d)?;
@@ -502,7 +503,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extref-with-another-index",
         bases: LINUX,
-        kinds: &["inode-ref-differs"],
+        kinds: &[Kind::InodeRefDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = extref(d)?;
@@ -512,7 +513,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extref-with-a-wrong-hash",
         bases: LINUX,
-        kinds: &["name-hash"],
+        kinds: &[Kind::NameHash],
         progs: Progs::Misses,
         plant: |d| {
             find::where_it_fits(
@@ -526,7 +527,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extref-that-no-directory-has",
         bases: BOTH,
-        kinds: &["inode-ref-without-entry"],
+        kinds: &[Kind::InodeRefWithoutEntry],
         progs: Progs::Sees,
         plant: |d| {
             let (file, dir) = (find::ino(d, "plant/plain")?, find::ino(d, "plant/dir")?);
@@ -538,7 +539,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "xattr-with-a-wrong-hash",
         bases: BOTH,
-        kinds: &["name-hash"],
+        kinds: &[Kind::NameHash],
         progs: Progs::Misses,
         plant: |d| {
             let ino = find::ino(d, "plant/attributes")?;
@@ -549,7 +550,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "xattr-twice",
         bases: BOTH,
-        kinds: &["xattr-duplicate"],
+        kinds: &[Kind::XattrDuplicate],
         progs: Progs::Misses,
         plant: |d| {
             let ino = find::ino(d, "plant/attributes")?;
@@ -560,7 +561,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "xattr-longer-than-its-item",
         bases: BOTH,
-        kinds: &["name-invalid"],
+        kinds: &[Kind::NameInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let ino = find::ino(d, "plant/attributes")?;
@@ -571,7 +572,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "xattr-of-nobody",
         bases: BOTH,
-        kinds: &["inode-missing"],
+        kinds: &[Kind::InodeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (last, _) = d.items(FS)?.pop().context("items")?;
@@ -584,7 +585,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "orphan-item-missing",
         bases: PENDING,
-        kinds: &["orphan-item-missing"],
+        kinds: &[Kind::OrphanItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let key = orphan(d)?;
@@ -594,18 +595,45 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "orphan-item-for-nobody",
         bases: BOTH,
-        kinds: &["orphan-item-stale"],
+        kinds: &[Kind::OrphanItemStale],
         progs: Progs::Misses,
         plant: |d| d.insert(FS, orphan_key(ObjectId(1_000_000)), &[]),
     },
     Entry {
         name: "orphan-item-with-content",
         bases: PENDING,
-        kinds: &["item-invalid"],
+        kinds: &[Kind::ItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let key = orphan(d)?;
             d.item(FS, key).edit(|data| data.push(1))
+        },
+    },
+    Entry {
+        name: "directory-with-two-names",
+        bases: BOTH,
+        kinds: &[Kind::DirLinks],
+        progs: Progs::Sees,
+        plant: |d| {
+            let (child, dir) = (find::ino(d, "plant/empty")?, find::ino(d, "plant/dir")?);
+            let generation = Generation(d.superblock().generation().0);
+            let entry = DirEntryRef::inode(child, generation, FileType::Directory, b"again").encode();
+            let mut reference = Vec::new();
+            InodeRef { index: 60, name: b"again" }.append_to(&mut reference);
+            d.insert(FS, dir_item_key(dir, b"again"), &entry)?;
+            d.insert(FS, Key::new(dir, KeyType::DIR_INDEX, 60), &entry)?;
+            d.insert(FS, Key::new(child, KeyType::INODE_REF, dir.0), &reference)?;
+            d.item(FS, inode_key(dir)).add_u64(SIZE, 10)
+        },
+    },
+    Entry {
+        name: "inode-with-preallocation-denies-it",
+        bases: LINUX,
+        kinds: &[Kind::InodeFlags],
+        progs: Progs::Misses,
+        plant: |d| {
+            let key = find::inode(d, "prealloc/untouched")?;
+            d.item(FS, key).set_u64(FLAGS, 0)
         },
     },
 ];

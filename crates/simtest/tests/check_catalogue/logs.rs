@@ -4,6 +4,7 @@ use crate::bases::PENDING;
 use crate::entry::{Entry, Progs};
 use crate::find::{self, FS};
 use anyhow::{Context, Result};
+use larder_check::Kind;
 use larder_format::items::{BlockGroupFlags, FileExtent};
 use larder_format::{Key, KeyType, Logical, ObjectId};
 use larder_simtest::damage::{Copies, Damage, Items, Seal, raw};
@@ -34,7 +35,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-rotten",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let (leaf, _) = log(d)?;
@@ -44,7 +45,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-root-rotten",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(LOG)?;
@@ -54,7 +55,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-first-copy-rotten",
         bases: PENDING,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum],
         progs: Progs::Sees,
         plant: |d| {
             let (leaf, _) = log(d)?;
@@ -64,7 +65,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-of-another-transaction",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(LOG)?;
@@ -77,21 +78,21 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-root-item-generation",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| d.item(LOG, Key::new(LOG, KeyType::ROOT_ITEM, FS.0)).add_u64(160, -1),
     },
     Entry {
         name: "log-level-in-the-superblock",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| d.edit_super(|s| s.log_root_level = 1),
     },
     Entry {
         name: "log-keys-out-of-order",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let (leaf, _) = log(d)?;
@@ -105,14 +106,14 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-inode-of-no-type",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Misses,
         plant: |d| set(d, KeyType::INODE_ITEM, 52, &[0; 4]),
     },
     Entry {
         name: "log-file-extent-outside-of-chunks",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let nowhere = find::unmapped(d);
@@ -122,7 +123,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-file-extent-of-another-extent",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Misses,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -132,7 +133,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-file-extent-without-checksums",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?.plus(1 << 19);
@@ -142,7 +143,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-of-no-subvolume",
         bases: PENDING,
-        kinds: &["log-damaged"],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Misses,
         plant: |d| {
             let key = Key::new(LOG, KeyType::ROOT_ITEM, FS.0);

@@ -3,13 +3,15 @@
 use crate::bases::BOTH;
 use crate::entry::{Entry, Progs};
 use crate::find::{self, CSUMS, FS};
+use larder_check::Kind;
+use larder_format::node::NodeView;
 use larder_simtest::damage::{Copies, Seal, raw};
 
 pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-first-copy-rotten",
         bases: BOTH,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -19,7 +21,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-second-copy-rotten",
         bases: BOTH,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum],
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -29,7 +31,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-second-copy-of-another-time",
         bases: BOTH,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum],
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -42,7 +44,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-rotten",
         bases: BOTH,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -52,7 +54,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-rotten-interior",
         bases: BOTH,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(FS)?;
@@ -62,7 +64,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-rotten-csum-tree",
         bases: BOTH,
-        kinds: &["node-checksum"],
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(CSUMS)?;
@@ -72,7 +74,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-never-written",
         bases: BOTH,
-        kinds: &["node-address"],
+        kinds: &[Kind::NodeAddress],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -82,7 +84,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-of-another-file-system",
         bases: BOTH,
-        kinds: &["node-fsid"],
+        kinds: &[Kind::NodeFsid],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -92,7 +94,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-of-another-address",
         bases: BOTH,
-        kinds: &["node-address"],
+        kinds: &[Kind::NodeAddress],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -102,7 +104,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-level",
         bases: BOTH,
-        kinds: &["node-level"],
+        kinds: &[Kind::NodeLevel],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -112,7 +114,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-owner",
         bases: BOTH,
-        kinds: &["node-owner"],
+        kinds: &[Kind::NodeOwner],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -122,7 +124,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-owner-of-a-root",
         bases: BOTH,
-        kinds: &["node-owner"],
+        kinds: &[Kind::NodeOwner],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(FS)?;
@@ -132,7 +134,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-older-than-its-pointer",
         bases: BOTH,
-        kinds: &["node-generation"],
+        kinds: &[Kind::NodeGeneration],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -145,7 +147,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-not-written-flag",
         bases: BOTH,
-        kinds: &["node-flags"],
+        kinds: &[Kind::NodeFlags],
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -155,7 +157,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-backref-revision",
         bases: BOTH,
-        kinds: &["node-flags"],
+        kinds: &[Kind::NodeFlags],
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -165,7 +167,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-chunk-tree-uuid",
         bases: BOTH,
-        kinds: &["node-chunk-tree-uuid"],
+        kinds: &[Kind::NodeChunkTreeUuid],
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -175,7 +177,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-keys-out-of-order",
         bases: BOTH,
-        kinds: &["node-key-order"],
+        kinds: &[Kind::NodeKeyOrder],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -189,7 +191,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-key-twice",
         bases: BOTH,
-        kinds: &["node-key-order"],
+        kinds: &[Kind::NodeKeyOrder],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -199,7 +201,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-pointer-keys-out-of-order",
         bases: BOTH,
-        kinds: &["node-key-order"],
+        kinds: &[Kind::NodeKeyOrder],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -213,7 +215,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-key-in-the-parent",
         bases: BOTH,
-        kinds: &["node-first-key"],
+        kinds: &[Kind::NodeFirstKey],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -226,7 +228,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-generation-in-the-parent",
         bases: BOTH,
-        kinds: &["node-generation"],
+        kinds: &[Kind::NodeGeneration],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -239,7 +241,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-that-points-to-itself",
         bases: BOTH,
-        kinds: &["node-level"],
+        kinds: &[Kind::NodeLevel],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -249,7 +251,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-pointed-to-twice",
         bases: BOTH,
-        kinds: &["node-first-key"],
+        kinds: &[Kind::NodeFirstKey],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -263,7 +265,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-pointer-unaligned",
         bases: BOTH,
-        kinds: &["node-flags"],
+        kinds: &[Kind::NodeFlags],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -276,7 +278,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-pointer-outside-of-chunks",
         bases: BOTH,
-        kinds: &["node-unmapped"],
+        kinds: &[Kind::NodeUnmapped],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -287,7 +289,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-items-overlap",
         bases: BOTH,
-        kinds: &["node-layout"],
+        kinds: &[Kind::NodeLayout],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -300,7 +302,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-item-reaches-past-the-leaf",
         bases: BOTH,
-        kinds: &["node-layout"],
+        kinds: &[Kind::NodeLayout],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -310,7 +312,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-more-items-than-fit",
         bases: BOTH,
-        kinds: &["node-layout"],
+        kinds: &[Kind::NodeLayout],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -320,7 +322,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-empty-leaf",
         bases: BOTH,
-        kinds: &["node-layout"],
+        kinds: &[Kind::NodeLayout],
         progs: Progs::Sees,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -330,11 +332,36 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-more-pointers-than-fit",
         bases: BOTH,
-        kinds: &["node-layout"],
+        kinds: &[Kind::NodeLayout],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(FS)?;
             d.edit_node(root, |n| raw::header(n).nritems.set(494))
+        },
+    },
+    Entry {
+        name: "node-copies-differ",
+        bases: BOTH,
+        kinds: &[Kind::NodeCopiesDiffer],
+        progs: Progs::Misses,
+        plant: |d| {
+            let leaf = find::fs_leaf(d)?;
+            // The last byte belongs to the data of the first item.
+            d.edit_node_in(leaf, Copies::Only(1), Seal::Fix, |n| *n.last_mut().expect("bytes") ^= 1)
+        },
+    },
+    Entry {
+        name: "node-with-a-key-of-its-neighbour",
+        bases: BOTH,
+        kinds: &[Kind::NodeKeyRange],
+        progs: Progs::Sees,
+        plant: |d| {
+            let leaf = find::fs_leaf(d)?;
+            let last = NodeView(&d.node(leaf)?).nritems() - 1;
+            d.edit_node(leaf, |n| {
+                let offset = &mut raw::item(n, last).key.offset;
+                offset.set(offset.get() + 100_000);
+            })
         },
     },
 ];

@@ -4,6 +4,7 @@ use crate::bases::{BOTH, LINUX, PENDING};
 use crate::entry::{Entry, Progs};
 use crate::find::{self, CSUMS, FS, ROOTS, UUIDS};
 use anyhow::{Context, Result};
+use larder_check::Kind;
 use larder_format::items::dir::DirEntries;
 use larder_format::items::keys::{dir_item_key, orphan_key, root_backref_key, root_ref_key, uuid_key};
 use larder_format::items::root::RootRef;
@@ -23,8 +24,7 @@ const GENERATION_V2: usize = 239;
 fn subvolume(d: &Damage, name: &str) -> Result<TreeId> {
     let (key, _) = d
         .first(ROOTS, |key, data| {
-            key.kind == KeyType::ROOT_BACKREF
-                && RootRef::parse(data).is_ok_and(|r| r.name == name.as_bytes())
+            key.kind == KeyType::ROOT_BACKREF && RootRef::parse(data).is_ok_and(|r| r.name == name.as_bytes())
         })
         .context(name.to_owned())?;
     Ok(key.objectid)
@@ -45,7 +45,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-at-another-tree",
         bases: BOTH,
-        kinds: &["node-owner"],
+        kinds: &[Kind::NodeOwner],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(CSUMS)?;
@@ -56,7 +56,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-outside-of-chunks",
         bases: BOTH,
-        kinds: &["node-unmapped"],
+        kinds: &[Kind::NodeUnmapped],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -67,7 +67,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-unaligned",
         bases: BOTH,
-        kinds: &["root-item-invalid"],
+        kinds: &[Kind::RootItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -77,7 +77,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-level",
         bases: BOTH,
-        kinds: &["node-level"],
+        kinds: &[Kind::NodeLevel],
         progs: Progs::Sees,
         plant: |d| {
             let (key, root) = d.root_item(FS)?;
@@ -87,7 +87,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-generation",
         bases: BOTH,
-        kinds: &["node-generation"],
+        kinds: &[Kind::NodeGeneration],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -97,7 +97,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-second-generation",
         bases: BOTH,
-        kinds: &["root-item-wrong"],
+        kinds: &[Kind::RootItemWrong],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -107,7 +107,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-unknown-flag",
         bases: BOTH,
-        kinds: &["root-item-invalid"],
+        kinds: &[Kind::RootItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -117,7 +117,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-last-snapshot-of-the-future",
         bases: BOTH,
-        kinds: &["root-item-invalid"],
+        kinds: &[Kind::RootItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -127,7 +127,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-of-an-odd-size",
         bases: BOTH,
-        kinds: &["root-item-invalid"],
+        kinds: &[Kind::RootItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -137,7 +137,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-top-directory",
         bases: BOTH,
-        kinds: &["root-item-wrong"],
+        kinds: &[Kind::RootItemWrong],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -147,7 +147,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-last-snapshot-too-early",
         bases: LINUX,
-        kinds: &["root-item-wrong"],
+        kinds: &[Kind::RootItemWrong],
         progs: Progs::Misses,
         plant: |d| {
             let (key, ..) = keys(d, subvolume(d, "origin")?)?;
@@ -157,7 +157,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "tree-missing-checksums",
         bases: BOTH,
-        kinds: &["tree-missing"],
+        kinds: &[Kind::TreeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(CSUMS)?;
@@ -167,7 +167,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "tree-missing-extents",
         bases: BOTH,
-        kinds: &["tree-missing"],
+        kinds: &[Kind::TreeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(ObjectId::EXTENT_TREE)?;
@@ -177,7 +177,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "tree-missing-data-relocation",
         bases: BOTH,
-        kinds: &["tree-missing"],
+        kinds: &[Kind::TreeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(ObjectId::DATA_RELOC_TREE)?;
@@ -187,7 +187,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "tree-missing-free-space",
         bases: BOTH,
-        kinds: &["tree-missing"],
+        kinds: &[Kind::TreeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(find::FREE)?;
@@ -197,7 +197,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "tree-missing-top-subvolume",
         bases: BOTH,
-        kinds: &["tree-missing"],
+        kinds: &[Kind::TreeMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -207,7 +207,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-missing",
         bases: LINUX,
-        kinds: &["root-ref-without-root"],
+        kinds: &[Kind::RootRefWithoutRoot],
         progs: Progs::Sees,
         plant: |d| {
             let (key, ..) = keys(d, subvolume(d, "copy-of-copy")?)?;
@@ -217,7 +217,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-without-root-ref",
         bases: LINUX,
-        kinds: &["root-ref-missing"],
+        kinds: &[Kind::RootRefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (_, key, _) = keys(d, subvolume(d, "copy")?)?;
@@ -227,7 +227,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-without-root-backref",
         bases: LINUX,
-        kinds: &["root-backref-missing"],
+        kinds: &[Kind::RootBackrefMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (_, _, key) = keys(d, subvolume(d, "copy")?)?;
@@ -237,7 +237,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-ref-of-another-directory",
         bases: LINUX,
-        kinds: &["root-ref-differs"],
+        kinds: &[Kind::RootRefDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, key, _) = keys(d, subvolume(d, "copy")?)?;
@@ -247,7 +247,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-ref-with-another-index",
         bases: LINUX,
-        kinds: &["root-ref-differs"],
+        kinds: &[Kind::RootRefDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, key, _) = keys(d, subvolume(d, "copy")?)?;
@@ -257,7 +257,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-backref-with-another-name",
         bases: LINUX,
-        kinds: &["root-ref-differs"],
+        kinds: &[Kind::RootRefDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let (_, _, key) = keys(d, subvolume(d, "copy")?)?;
@@ -267,7 +267,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-ref-longer-than-its-item",
         bases: LINUX,
-        kinds: &["root-item-invalid"],
+        kinds: &[Kind::RootItemInvalid],
         progs: Progs::Sees,
         plant: |d| {
             let (_, key, _) = keys(d, subvolume(d, "copy")?)?;
@@ -277,7 +277,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-without-dir-item",
         bases: LINUX,
-        kinds: &["dir-item-missing"],
+        kinds: &[Kind::DirItemMissing],
         progs: Progs::Sees,
         plant: |d| {
             let dir = find::ino(d, "volumes")?;
@@ -287,7 +287,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-entry-of-no-subvolume",
         bases: LINUX,
-        kinds: &["entry-without-subvolume"],
+        kinds: &[Kind::EntryWithoutSubvolume],
         progs: Progs::Sees,
         plant: |d| {
             let dir = find::ino(d, "volumes")?;
@@ -302,7 +302,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-dead-without-orphan",
         bases: LINUX,
-        kinds: &["dropped-root-without-orphan"],
+        kinds: &[Kind::DroppedRootWithoutOrphan],
         progs: Progs::Sees,
         plant: |d| {
             let (key, ..) = keys(d, subvolume(d, "copy")?)?;
@@ -312,7 +312,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-being-dropped-without-orphan",
         bases: PENDING,
-        kinds: &["dropped-root-without-orphan"],
+        kinds: &[Kind::DroppedRootWithoutOrphan],
         progs: Progs::Misses,
         plant: |d| {
             let (_, key) = deleted_subvolume(d)?;
@@ -322,7 +322,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-being-dropped-alive-again",
         bases: PENDING,
-        kinds: &["subvolume-unreachable"],
+        kinds: &[Kind::SubvolumeUnreachable],
         progs: Progs::Misses,
         plant: |d| {
             let (tree, _) = deleted_subvolume(d)?;
@@ -333,14 +333,14 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "subvolume-orphan-for-nobody",
         bases: BOTH,
-        kinds: &["orphan-root-stale"],
+        kinds: &[Kind::OrphanRootStale],
         progs: Progs::Misses,
         plant: |d| d.insert(ROOTS, orphan_key(ObjectId(4000)), &[]),
     },
     Entry {
         name: "uuid-missing",
         bases: BOTH,
-        kinds: &["uuid-missing"],
+        kinds: &[Kind::UuidMissing],
         progs: Progs::Misses,
         plant: |d| {
             let (_, root) = d.root_item(FS)?;
@@ -350,7 +350,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "uuid-of-another-subvolume",
         bases: BOTH,
-        kinds: &["uuid-missing", "uuid-stale"],
+        kinds: &[Kind::UuidMissing, Kind::UuidStale],
         progs: Progs::Misses,
         plant: |d| {
             let (_, root) = d.root_item(FS)?;
@@ -360,14 +360,14 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "uuid-of-nobody",
         bases: BOTH,
-        kinds: &["uuid-stale"],
+        kinds: &[Kind::UuidStale],
         progs: Progs::Misses,
         plant: |d| d.insert(UUIDS, uuid_key(&[7; 16], KeyType::UUID_SUBVOL), &4000u64.to_le_bytes()),
     },
     Entry {
         name: "uuid-item-of-an-odd-size",
         bases: BOTH,
-        kinds: &["uuid-item-invalid"],
+        kinds: &[Kind::UuidItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (_, root) = d.root_item(FS)?;
@@ -377,15 +377,38 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "default-subvolume-missing",
         bases: BOTH,
-        kinds: &["default-subvolume"],
+        kinds: &[Kind::DefaultSubvolume],
         progs: Progs::Misses,
         plant: |d| d.item(ROOTS, dir_item_key(ObjectId(6), b"default")).set_u64(0, 4000),
     },
     Entry {
         name: "default-subvolume-without-entry",
         bases: BOTH,
-        kinds: &["default-subvolume"],
+        kinds: &[Kind::DefaultSubvolume],
         progs: Progs::Misses,
         plant: |d| d.item(ROOTS, dir_item_key(ObjectId(6), b"default")).delete(),
+    },
+    Entry {
+        name: "subvolume-without-entry",
+        bases: LINUX,
+        kinds: &[Kind::RootRefWithoutEntry],
+        progs: Progs::Sees,
+        plant: |d| {
+            let dir = find::ino(d, "volumes")?;
+            let (index, _) = d.first(FS, |key, data| {
+                key.objectid == dir
+                    && key.kind == KeyType::DIR_INDEX
+                    && DirEntries::new(data).next().is_some_and(|e| e.is_ok_and(|e| e.name == b"copy"))
+            })?;
+            d.item(FS, index).delete()?;
+            d.item(FS, dir_item_key(dir, b"copy")).delete()
+        },
+    },
+    Entry {
+        name: "balance-interrupted",
+        bases: BOTH,
+        kinds: &[Kind::RelocationInterrupted],
+        progs: Progs::Misses,
+        plant: |d| d.insert(ROOTS, Key::new(ObjectId::BALANCE, KeyType::TEMPORARY_ITEM, 0), &[0; 448]),
     },
 ];

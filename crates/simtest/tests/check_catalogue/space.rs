@@ -1,9 +1,10 @@
 //! The free-space tree, and checksums of data.
 
-use crate::bases::{BOTH, LINUX, MIXED};
+use crate::bases::{BOTH, HOLES, LINUX, MIXED};
 use crate::entry::{Entry, Progs};
 use crate::find::{self, CSUMS, FREE, FS, SECTOR};
 use anyhow::{Context, Result};
+use larder_check::Kind;
 use larder_format::items::{BlockGroupFlags, FileExtent};
 use larder_format::{Key, KeyType, Logical, ObjectId};
 use larder_simtest::damage::{Copies, Damage};
@@ -46,7 +47,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-missing",
         bases: BOTH,
-        kinds: &["free-space-missing"],
+        kinds: &[Kind::FreeSpaceMissing],
         progs: Progs::Sees,
         plant: |d| {
             let run = free_extent(d)?;
@@ -56,7 +57,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-too-short",
         bases: BOTH,
-        kinds: &["free-space-missing"],
+        kinds: &[Kind::FreeSpaceMissing],
         progs: Progs::Sees,
         plant: |d| {
             let run = free_extent(d)?;
@@ -66,7 +67,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-that-is-used",
         bases: BOTH,
-        kinds: &["free-space-allocated"],
+        kinds: &[Kind::FreeSpaceAllocated],
         progs: Progs::Sees,
         plant: |d| {
             let node = d.root(FS)?;
@@ -76,7 +77,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-that-begins-too-early",
         bases: BOTH,
-        kinds: &["free-space-allocated"],
+        kinds: &[Kind::FreeSpaceAllocated],
         progs: Progs::Sees,
         plant: |d| {
             let run = free_extent(d)?;
@@ -87,7 +88,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-beyond-its-group",
         bases: BOTH,
-        kinds: &["free-space-without-block-group"],
+        kinds: &[Kind::FreeSpaceWithoutBlockGroup],
         progs: Progs::Sees,
         plant: |d| {
             let nowhere = find::unmapped(d);
@@ -97,7 +98,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-count",
         bases: BOTH,
-        kinds: &["free-space-count"],
+        kinds: &[Kind::FreeSpaceCount],
         progs: Progs::Sees,
         plant: |d| {
             let info = info_of(d, free_extent(d)?)?;
@@ -107,7 +108,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-claims-bitmaps",
         bases: BOTH,
-        kinds: &["free-space-form"],
+        kinds: &[Kind::FreeSpaceForm],
         progs: Progs::Sees,
         plant: |d| {
             let info = info_of(d, free_extent(d)?)?;
@@ -117,7 +118,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-denies-bitmaps",
         bases: LINUX,
-        kinds: &["free-space-form"],
+        kinds: &[Kind::FreeSpaceForm],
         progs: Progs::Sees,
         plant: |d| {
             let info = info_of(d, bitmap(d)?.0)?;
@@ -127,7 +128,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-unknown-flag",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::FreeSpaceItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let info = info_of(d, free_extent(d)?)?;
@@ -137,7 +138,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-info-missing",
         bases: BOTH,
-        kinds: &["free-space-info-missing"],
+        kinds: &[Kind::FreeSpaceInfoMissing],
         progs: Progs::Sees,
         plant: |d| {
             let info = info_of(d, free_extent(d)?)?;
@@ -147,7 +148,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-info-of-another-length",
         bases: BOTH,
-        kinds: &["free-space-info-missing"],
+        kinds: &[Kind::FreeSpaceInfoMissing],
         progs: Progs::Sees,
         plant: |d| {
             let info = info_of(d, free_extent(d)?)?;
@@ -157,7 +158,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-bit-of-used-space-set",
         bases: LINUX,
-        kinds: &["free-space-allocated"],
+        kinds: &[Kind::FreeSpaceAllocated],
         progs: Progs::Sees,
         plant: |d| {
             let (key, data) = bitmap(d)?;
@@ -168,7 +169,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-bit-of-free-space-cleared",
         bases: LINUX,
-        kinds: &["free-space-missing"],
+        kinds: &[Kind::FreeSpaceMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, data) = bitmap(d)?;
@@ -179,7 +180,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-bitmap-missing",
         bases: LINUX,
-        kinds: &["free-space-missing"],
+        kinds: &[Kind::FreeSpaceMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = bitmap(d)?;
@@ -189,7 +190,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-split",
         bases: BOTH,
-        kinds: &["free-space-form"],
+        kinds: &[Kind::FreeSpaceForm],
         progs: Progs::Sees,
         plant: |d| {
             let run = free_extent(d)?;
@@ -204,7 +205,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-missing",
         bases: BOTH,
-        kinds: &["checksum-missing"],
+        kinds: &[Kind::ChecksumMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -215,7 +216,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-missing-for-the-last-sector",
         bases: BOTH,
-        kinds: &["checksum-missing"],
+        kinds: &[Kind::ChecksumMissing],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = d.items(CSUMS)?.pop().context("checksums")?;
@@ -225,7 +226,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-for-free-space",
         bases: BOTH,
-        kinds: &["checksum-without-extent"],
+        kinds: &[Kind::ChecksumWithoutExtent],
         progs: Progs::SeesWithData,
         plant: |d| {
             let at = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
@@ -235,7 +236,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-for-preallocated-space",
         bases: LINUX,
-        kinds: &["checksum-without-extent"],
+        kinds: &[Kind::ChecksumWithoutExtent],
         progs: Progs::Sees,
         plant: |d| {
             let at = preallocated(d)?;
@@ -245,7 +246,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-outside-of-chunks",
         bases: BOTH,
-        kinds: &["checksum-without-extent"],
+        kinds: &[Kind::ChecksumWithoutExtent],
         progs: Progs::SeesWithData,
         plant: |d| {
             let nowhere = find::unmapped(d);
@@ -255,7 +256,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-items-overlap",
         bases: BOTH,
-        kinds: &["checksum-overlap"],
+        kinds: &[Kind::ChecksumOverlap],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -267,7 +268,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-item-of-an-odd-size",
         bases: BOTH,
-        kinds: &["item-malformed"],
+        kinds: &[Kind::ChecksumItemInvalid],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = d.items(CSUMS)?.pop().context("checksums")?;
@@ -277,7 +278,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-changed",
         bases: BOTH,
-        kinds: &["data-checksum"],
+        kinds: &[Kind::DataChecksum],
         progs: Progs::SeesWithData,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -289,7 +290,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "data-changed",
         bases: BOTH,
-        kinds: &["data-checksum"],
+        kinds: &[Kind::DataChecksum],
         progs: Progs::SeesWithData,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -299,7 +300,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "data-changed-in-a-compressed-extent",
         bases: LINUX,
-        kinds: &["data-checksum"],
+        kinds: &[Kind::DataChecksum],
         progs: Progs::SeesWithData,
         plant: |d| {
             let (_, record) = find::stored(d, "compressed/zstd/one-extent")?;
@@ -309,7 +310,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "data-first-copy-changed",
         bases: MIXED,
-        kinds: &["data-checksum"],
+        kinds: &[Kind::DataChecksum],
         progs: Progs::SeesWithData,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -319,11 +320,28 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "data-second-copy-changed",
         bases: MIXED,
-        kinds: &["data-checksum"],
+        kinds: &[Kind::DataChecksum],
         progs: Progs::SeesWithData,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
             d.edit_data(record.disk_bytenr, Copies::Only(1), |b| b[77] ^= 1)
         },
+    },
+    Entry {
+        name: "free-space-runs-overlap",
+        bases: BOTH,
+        kinds: &[Kind::FreeSpaceOverlap],
+        progs: Progs::Sees,
+        plant: |d| {
+            let run = free_extent(d)?;
+            d.insert(FREE, Key { objectid: ObjectId(run.objectid.0 + 16384), offset: 16384, ..run }, &[])
+        },
+    },
+    Entry {
+        name: "free-space-not-valid",
+        bases: HOLES,
+        kinds: &[Kind::FreeSpaceNotValid],
+        progs: Progs::Misses,
+        plant: |d| d.edit_super(|s| s.compat_ro_flags.set(s.compat_ro_flags.get() & !2)),
     },
 ];
