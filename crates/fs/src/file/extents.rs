@@ -101,7 +101,7 @@ impl Extent {
         let Content::Inline { ram_bytes, compression } = self.content else { return Ok(Vec::new()) };
         // Bounded: compressed extents by the parser, others by the leaf.
         let mut out = vec![0; usize::try_from(ram_bytes).expect("bounded by the parser")];
-        super::codec::decompress(compression, self.inline_data(), &mut out)
+        larder_codec::decompress(compression, self.inline_data(), &mut out)
             .map_err(|e| Error::corrupt(Place::item(tree, self.key()), e.0))?;
         Ok(out)
     }

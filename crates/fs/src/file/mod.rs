@@ -10,17 +10,14 @@
 //! | `read` | where bytes come from, and how they are verified |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
-//! | `codec`, `lzo` | how compressed extents are unpacked |
 //!
 //! A write goes into memory, with space reserved for it; write-back turns it into extents later. The two promises to
 //! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
 //! size in an inode's item never covers bytes that are not in extents ([`FileData::disk_size`]).
 
-mod codec;
 mod delalloc;
 mod dirty;
 mod extents;
-mod lzo;
 mod read;
 mod replace;
 mod seek;

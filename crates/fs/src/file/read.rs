@@ -8,7 +8,6 @@
 //! file's tree is looked at; if the file changed so quickly in between that a checksum is in none of them, the read
 //! starts over with a new view. The epoch also keeps extents from being reused while their bytes are on the way.
 
-use super::codec;
 use super::dirty::{Gaps, SECTOR_LEN, index};
 use super::extents::{Content, Extent, ExtentCursor, SECTOR, ceil, floor};
 use crate::api::may_wait;
@@ -249,7 +248,7 @@ impl Reader<'_> {
         self.read_sectors(record.disk_bytenr, &mut packed)?;
         // Bounded by the parser.
         let mut out = vec![0; index(record.ram_bytes)];
-        codec::decompress(record.compression, &packed, &mut out).map_err(|e| corrupt(e.0))?;
+        larder_codec::decompress(record.compression, &packed, &mut out).map_err(|e| corrupt(e.0))?;
         Ok(out)
     }
 

@@ -1,15 +1,21 @@
 //! Unpacking compressed extents.
 //!
+//! A crate of its own because two readers need it that must not share more: the engine, and the tools that read images
+//! which the engine refuses.
+//!
 //! Hidden here: what the three methods do with a stream that is shorter than its extent (the rest is zero), that has
 //! padding behind it (ignored), or that lies. Output never exceeds the buffer given, and a decoder never takes more
 //! memory than the format's window of 128 KiB asks for.
+
+mod lzo;
 
 use larder_format::items::Compression;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 /// Why a stream could not be unpacked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct CodecError(pub(super) &'static str);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CodecError(pub &'static str);
 
 /// Largest window that Linux reads, as a power of two.
 const ZSTD_WINDOW_LOG: u32 = 17;
@@ -18,7 +24,7 @@ const ZSTD_WINDOW_LOG: u32 = 17;
 ///
 /// # Errors
 /// The stream is damaged, or ends without its end mark before `out` is full.
-pub(super) fn decompress(method: Compression, input: &[u8], out: &mut [u8]) -> Result<(), CodecError> {
+pub fn decompress(method: Compression, input: &[u8], out: &mut [u8]) -> Result<(), CodecError> {
     let done = match method {
         Compression::None => {
             let n = input.len().min(out.len());
@@ -26,7 +32,7 @@ pub(super) fn decompress(method: Compression, input: &[u8], out: &mut [u8]) -> R
             n
         }
         Compression::Zlib => zlib(input, out)?,
-        Compression::Lzo => super::lzo::decompress(input, out)?,
+        Compression::Lzo => lzo::decompress(input, out)?,
         Compression::Zstd => zstd(input, out)?,
     };
     out[done..].fill(0);
@@ -80,7 +86,7 @@ mod tests {
                 e.write_all(data).unwrap();
                 e.finish().unwrap()
             }
-            Compression::Lzo => super::super::lzo::tests::compress(data),
+            Compression::Lzo => super::lzo::tests::compress(data),
             Compression::Zstd => zstd::bulk::compress(data, 3).unwrap(),
         }
     }

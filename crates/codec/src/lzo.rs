@@ -4,7 +4,7 @@
 //! sector. What must be known and is hidden here: a segment's length never straddles a sector boundary of the stream;
 //! where fewer than four bytes are left, they are skipped.
 
-use super::codec::CodecError;
+use super::CodecError;
 use larder_format::SECTOR_SIZE;
 
 const SECTOR: usize = SECTOR_SIZE as usize;
@@ -59,11 +59,11 @@ fn unpack(segment: &[u8], out: &mut [u8]) -> Result<usize, CodecError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Frames `data` as the format wants it.
-    pub(in crate::file) fn compress(data: &[u8]) -> Vec<u8> {
+    pub(crate) fn compress(data: &[u8]) -> Vec<u8> {
         let mut out = vec![0; LEN];
         for sector in data.chunks(SECTOR) {
             let packed = lzokay::compress::compress(sector).unwrap();

@@ -1,0 +1,355 @@
+//! Which found nodes stand in for a missing part of a tree.
+//!
+//! A copy-on-write tree leaves older versions of its leaves behind, so there are usually several for the same keys, and
+//! those of a range that was emptied since. Three things tell them apart, the best that is there being used:
+//!
+//! - the extent tree, where it can be read, lists every node in use with its generation: exact ([`Live`]);
+//! - interior nodes that were found: a leaf below the newest of them that it does not point to, though it is not older
+//!   than the leaf, is not in use;
+//! - generations: of two leaves that begin with the same key the newer one has replaced the other, and where leaves
+//!   overlap the newer one is right.
+//!
+//! In use does not mean in use *by this tree*: a snapshot keeps leaves that its source has replaced, and they name the
+//! source as their owner. References tell: a node's children are referred to by its tree, or by the node itself.
+//!
+//! Only when the extent tree says that leaves are missing are those no longer in use put into what remains, marked as
+//! stale: a file as it was is better than none.
+
+use crate::reader::Reader;
+use crate::scan::{Found, Scan};
+use crate::tree::{Filling, Tree};
+use larder_format::items::{ExtentItem, ExtentRef};
+use larder_format::node::NodeView;
+use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::OnceLock;
+
+/// A found node, and which of the keys below it count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) node: Found,
+    pub(crate) low: Key,
+    pub(crate) high: Key,
+    pub(crate) stale: bool,
+}
+
+/// The extent tree, read when it is first needed.
+#[derive(Debug)]
+pub(crate) struct LiveSource {
+    extents: Tree,
+    live: OnceLock<Option<Live>>,
+}
+
+impl LiveSource {
+    pub(crate) fn new(extents: Tree) -> Self {
+        Self { extents, live: OnceLock::new() }
+    }
+
+    fn get(&self, reader: &Reader<'_>) -> Option<&Live> {
+        self.live.get_or_init(|| Live::read(reader, &self.extents)).as_ref()
+    }
+}
+
+/// What the extent tree says of a node in use.
+#[derive(Debug)]
+struct InUse {
+    generation: Generation,
+    level: u8,
+    /// Trees that have a reference of their own: the parent is a node that belongs to the tree.
+    trees: SmallVec<[TreeId; 2]>,
+    /// Nodes that have a reference: they are shared with snapshots.
+    parents: SmallVec<[Logical; 1]>,
+}
+
+/// Every node in use, by the extent tree.
+#[derive(Debug, Default)]
+struct Live {
+    nodes: BTreeMap<Logical, InUse>,
+}
+
+impl Live {
+    /// Reads the extent tree; `None` if any of it cannot be read, for half the truth would pass live nodes for dead.
+    fn read(reader: &Reader<'_>, extents: &Tree) -> Option<Self> {
+        let mut live = Self::default();
+        let mut whole = true;
+        let gaps = extents.walk(reader, Key::MIN, Key::MAX, &mut |item| {
+            let understood = match item.key.kind {
+                KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => live.extent(item.key, item.data),
+                KeyType::TREE_BLOCK_REF | KeyType::SHARED_BLOCK_REF => live.keyed(item.key),
+                _ => true,
+            };
+            whole &= understood;
+            if understood { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        (gaps.is_empty() && whole && !live.nodes.is_empty()).then_some(live)
+    }
+
+    fn extent(&mut self, key: Key, data: &[u8]) -> bool {
+        let Ok(extent) = ExtentItem::parse(key.kind, data) else { return false };
+        let level = match (key.kind, extent.block) {
+            (KeyType::METADATA_ITEM, _) => u8::try_from(key.offset).unwrap_or(u8::MAX),
+            (_, Some(info)) => info.level,
+            // File data.
+            _ => return true,
+        };
+        let mut node =
+            InUse { generation: extent.generation, level, trees: SmallVec::new(), parents: SmallVec::new() };
+        for (r, _) in &extent.inline {
+            match r {
+                ExtentRef::TreeBlock { root } => node.trees.push(*root),
+                ExtentRef::SharedBlock { parent } => node.parents.push(*parent),
+                _ => {}
+            }
+        }
+        self.nodes.insert(Logical(key.objectid.0), node);
+        true
+    }
+
+    fn keyed(&mut self, key: Key) -> bool {
+        let Some(node) = self.nodes.get_mut(&Logical(key.objectid.0)) else { return false };
+        if key.kind == KeyType::TREE_BLOCK_REF {
+            node.trees.push(ObjectId(key.offset));
+        } else {
+            node.parents.push(Logical(key.offset));
+        }
+        true
+    }
+
+    fn get(&self, found: &Found) -> Option<&InUse> {
+        self.nodes.get(&found.at).filter(|n| n.generation == found.generation)
+    }
+
+    /// Is any child of the missing node, or of another node that belongs to the tree, in use and was not found?
+    fn lacks(&self, missing: &Missing, tree: TreeId, level: u8, scan: &Scan) -> bool {
+        self.nodes.iter().any(|(at, n)| {
+            let here = || scan.at(*at).iter().any(|f| f.generation == n.generation);
+            n.level == level && (n.trees.contains(&tree) || n.parents.contains(&missing.at)) && !here()
+        })
+    }
+}
+
+/// A node that cannot be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Missing {
+    pub(crate) at: Logical,
+    /// Its level, where that is known.
+    pub(crate) level: Option<u8>,
+    pub(crate) low: Key,
+    pub(crate) high: Key,
+    /// What lies below it is not newer.
+    pub(crate) newest: Generation,
+}
+
+/// What stands in for a missing node.
+pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filling {
+    let Some(scan) = reader.scan() else { return Filling::default() };
+    let mut cover = Cover::new(missing.low, missing.high);
+    let live = tree.live.as_ref().and_then(|l| l.get(reader));
+    let mut complete = false;
+    if let (Some(live), Some(level)) = (live, missing.level.and_then(|l| l.checked_sub(1))) {
+        // The very children of the missing node, whatever their level; then those that may be.
+        let children = candidates(scan, tree, missing, level);
+        let mine = |f: &&Found| {
+            live.get(f).is_some_and(|n| n.trees.contains(&tree.id) || n.parents.contains(&missing.at))
+        };
+        let perhaps = |f: &&Found| {
+            f.owner != tree.id
+                && live
+                    .get(f)
+                    .is_some_and(|n| n.trees.iter().any(|t| tree.owners.iter().any(|(o, _)| o == t)))
+        };
+        for child in children.iter().filter(mine).chain(children.iter().filter(perhaps)) {
+            cover.add(child, last_below(reader, scan, child), false);
+        }
+        complete = !live.lacks(missing, tree.id, level, scan);
+    }
+    if complete {
+        return Filling { pieces: cover.pieces(), complete };
+    }
+    let leaves = candidates(scan, tree, missing, 0);
+    let below = missing.level != Some(0);
+    match live {
+        Some(live) => {
+            let mine = |f: &&Found| below && live.get(f).is_some_and(|n| n.trees.contains(&tree.id));
+            for leaf in leaves.iter().filter(mine) {
+                cover.add(leaf, leaf.last, false);
+            }
+            for leaf in leaves.iter().filter(|f| !mine(f)) {
+                cover.add(leaf, leaf.last, true);
+            }
+        }
+        None => {
+            let authorities = Authorities::new(reader, scan, tree, missing.newest);
+            let mut begun = BTreeSet::new();
+            for leaf in leaves.iter().filter(|f| !below || authorities.allow(f)) {
+                if begun.insert(leaf.first) {
+                    // What stands in for a leaf that is gone is an older one.
+                    cover.add(leaf, leaf.last, !below);
+                }
+            }
+        }
+    }
+    Filling { pieces: cover.pieces(), complete }
+}
+
+/// Found nodes of a level that may lie below the missing node, newest first.
+fn candidates(scan: &Scan, tree: &Tree, missing: &Missing, level: u8) -> Vec<Found> {
+    let mut all: Vec<Found> = Vec::new();
+    for (owner, most) in &tree.owners {
+        let fits = |f: &&Found| {
+            f.level == level
+                && f.generation <= missing.newest.min(*most)
+                && f.first <= missing.high
+                && (f.last >= missing.low || level > 0)
+        };
+        all.extend(scan.of(*owner).filter(fits));
+    }
+    // Of one generation the one written last lies behind the others, as a rule.
+    all.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
+    all
+}
+
+/// The last key below a node, as far as the way there was found.
+fn last_below(reader: &Reader<'_>, scan: &Scan, node: &Found) -> Key {
+    let mut at = *node;
+    while at.level > 0 {
+        let Some(bytes) = reader.found(&at) else { break };
+        let Some(last) = NodeView(&bytes).pointers().last().copied() else { break };
+        let child = scan.at(Logical(last.blockptr.get())).iter().find(|f| {
+            f.generation.0 == last.generation.get() && f.level + 1 == at.level && f.first >= last.key.into()
+        });
+        match child {
+            Some(c) => at = *c,
+            None => break,
+        }
+    }
+    at.last
+}
+
+/// Ranges that are taken, by first key.
+struct Cover {
+    low: Key,
+    high: Key,
+    taken: BTreeMap<Key, Piece>,
+}
+
+impl Cover {
+    fn new(low: Key, high: Key) -> Self {
+        Self { low, high, taken: BTreeMap::new() }
+    }
+
+    /// Takes what is free of a node's range.
+    fn add(&mut self, leaf: &Found, last: Key, stale: bool) {
+        let (mut from, end) = (leaf.first.max(self.low), last.min(self.high));
+        // Where something taken covers the beginning, begin behind it.
+        if let Some((_, p)) = self.taken.range(..=from).next_back()
+            && p.high >= from
+        {
+            match p.high.successor() {
+                Some(k) => from = k,
+                None => return,
+            }
+        }
+        let mut free = Vec::new();
+        while from <= end {
+            let next = self.taken.range(from..=end).next().map(|(k, p)| (*k, p.high));
+            let Some((begin, until)) = next else {
+                free.push((from, end));
+                break;
+            };
+            if begin > from {
+                free.push((from, begin.predecessor().unwrap_or(from)));
+            }
+            match until.successor() {
+                Some(k) => from = k,
+                None => break,
+            }
+        }
+        for (low, high) in free {
+            self.taken.insert(low, Piece { node: *leaf, low, high, stale });
+        }
+    }
+
+    fn pieces(self) -> Vec<Piece> {
+        self.taken.into_values().collect()
+    }
+}
+
+/// Interior nodes just above leaves, the newest for each key.
+struct Authorities {
+    /// By first key: last key pointed to, generation, and the leaves pointed to.
+    nodes: BTreeMap<Key, (Key, Generation, BTreeSet<(u64, u64)>)>,
+}
+
+impl Authorities {
+    fn new(reader: &Reader<'_>, scan: &Scan, tree: &Tree, newest: Generation) -> Self {
+        let mut found: Vec<&Found> = Vec::new();
+        for (owner, most) in &tree.owners {
+            found.extend(
+                scan.of(*owner).filter(|f| f.level == 1 && f.generation <= newest && f.generation <= *most),
+            );
+        }
+        found.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
+        let mut nodes: BTreeMap<Key, (Key, Generation, BTreeSet<(u64, u64)>)> = BTreeMap::new();
+        for f in found {
+            let covered = nodes.range(..=f.last).next_back().is_some_and(|(_, (last, ..))| *last >= f.first);
+            if covered {
+                continue;
+            }
+            if let Some(bytes) = reader.found(f) {
+                let pointers = NodeView(&bytes).pointers();
+                let leaves = pointers.iter().map(|p| (p.blockptr.get(), p.generation.get())).collect();
+                nodes.insert(f.first, (f.last, f.generation, leaves));
+            }
+        }
+        Self { nodes }
+    }
+
+    /// Nothing newer says that this leaf is not in use.
+    fn allow(&self, leaf: &Found) -> bool {
+        let above = self.nodes.range(..=leaf.first).next_back().map(|(_, n)| n);
+        let above =
+            above.filter(|(last, generation, _)| *last >= leaf.first && *generation >= leaf.generation);
+        above.is_none_or(|(_, _, leaves)| leaves.contains(&(leaf.at.0, leaf.generation.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_format::Physical;
+
+    fn key(n: u64) -> Key {
+        Key::new(n, KeyType::INODE_ITEM, 0)
+    }
+
+    fn leaf(generation: u64, first: u64, last: u64) -> Found {
+        Found {
+            physical: Physical(0),
+            at: Logical(generation << 20 | first),
+            generation: Generation(generation),
+            owner: ObjectId::FS_TREE,
+            first: key(first),
+            last: key(last),
+            level: 0,
+        }
+    }
+
+    #[test]
+    fn newer_leaves_leave_to_older_ones_what_they_do_not_cover() {
+        let mut cover = Cover::new(key(5), key(90));
+        for l in [leaf(9, 20, 30), leaf(8, 25, 50), leaf(7, 1, 100), leaf(6, 22, 24)] {
+            cover.add(&l, l.last, false);
+        }
+        let got: Vec<(u64, u64, u64)> = cover
+            .pieces()
+            .iter()
+            .map(|p| (p.node.generation.0, p.low.objectid.0, p.high.objectid.0))
+            .collect();
+        // A piece's end is the key before the next one's begin.
+        assert_eq!(got.iter().map(|g| g.0).collect::<Vec<_>>(), [7, 9, 8, 7]);
+        assert_eq!((got[0].1, got[1].1, got[1].2, got[2].2, got[3].2), (5, 20, 30, 50, 90));
+    }
+}
