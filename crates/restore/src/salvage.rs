@@ -277,10 +277,13 @@ impl Cover {
     }
 }
 
+/// Last key pointed to, generation, and the leaves pointed to.
+type Above = (Key, Generation, BTreeSet<(u64, u64)>);
+
 /// Interior nodes just above leaves, the newest for each key.
 struct Authorities {
-    /// By first key: last key pointed to, generation, and the leaves pointed to.
-    nodes: BTreeMap<Key, (Key, Generation, BTreeSet<(u64, u64)>)>,
+    /// By first key.
+    nodes: BTreeMap<Key, Above>,
 }
 
 impl Authorities {
@@ -292,7 +295,7 @@ impl Authorities {
             );
         }
         found.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
-        let mut nodes: BTreeMap<Key, (Key, Generation, BTreeSet<(u64, u64)>)> = BTreeMap::new();
+        let mut nodes: BTreeMap<Key, Above> = BTreeMap::new();
         for f in found {
             let covered = nodes.range(..=f.last).next_back().is_some_and(|(_, (last, ..))| *last >= f.first);
             if covered {

@@ -5,7 +5,7 @@
 
 use crate::{Error, Observer, Result};
 use larder_format::{Superblock, Support};
-use larder_volume::{Device, VolumeError, read_all_superblocks};
+use larder_volume::{Device, VolumeError, read_all_superblocks, read_superblock};
 
 /// The superblock to start from, and backup roots of all that are intact.
 pub(crate) struct Chosen {
@@ -39,6 +39,9 @@ pub(crate) fn choose(device: &dyn Device, wanted: Option<usize>, observer: &dyn 
         None => (0..intact.len()).max_by_key(|i| intact[*i].1.generation()),
     };
     let Some(found) = found else {
+        if foreign && let Err(e) = read_superblock(device) {
+            return Err(e.into());
+        }
         let reasons: Vec<String> = why.iter().map(|(i, e)| format!("copy {i}: {e}")).collect();
         let text = match wanted {
             Some(n) => format!("superblock copy {n} cannot be used ({})", reasons.join("; ")),
