@@ -36,9 +36,9 @@ impl Severity {
     }
 }
 
-const SCRUB: &str = "another copy may be good: mount with Linux and run `btrfs scrub`, which rewrites bad copies";
-const SAVE: &str =
-    "copy what is still readable (`larder cp -r`, `btrfs restore`) to another disk, then make a new file system";
+const SCRUB: &str =
+    "another copy may be good: mount with Linux and run `btrfs scrub`, which rewrites bad copies";
+const SAVE: &str = "copy what is still readable (`larder cp -r`, `btrfs restore`) to another disk, then make a new file system";
 const REPAIR: &str =
     "back up what is readable; `btrfs check --repair` may mend it, but only on a copy of the image";
 const REBUILD_FREE_SPACE: &str = "`btrfs check --clear-space-cache v2`, or mount once with Linux's \
@@ -49,7 +49,8 @@ const NONE: &str = "nothing needs to be done";
 const DELETE_FILE: &str = "restore the file from a backup, or delete it";
 const MEMORY: &str = "test this machine's memory before trusting the file system again; then copy what is readable \
                       to a new one";
-const DEVICE: &str = "look at the device's health and cables (`smartctl`, kernel log), then copy the image elsewhere";
+const DEVICE: &str =
+    "look at the device's health and cables (`smartctl`, kernel log), then copy the image elsewhere";
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $severity:ident, $meaning:expr, $remedy:expr;)*) => {
@@ -93,6 +94,8 @@ kinds! {
         "a copy of the superblock cannot be used; rescue tools would miss it", NEXT_COMMIT;
     SuperMirrorDiffers = "super-mirror-differs", Error,
         "a copy of the superblock describes another state or another file system", NEXT_COMMIT;
+    SuperMirrorGeneration = "super-mirror-generation", Warning,
+        "a copy of the superblock is of another commit, as after a crash between two copies", NEXT_COMMIT;
     SuperField = "super-field", Error,
         "a field of the superblock cannot be right", REPAIR;
     SuperFeature = "super-feature", Error,
@@ -199,7 +202,7 @@ kinds! {
     // ---- items that break a rule of their own
     ItemInvalid = "item-invalid", Error,
         "an item breaks a rule of the format; Linux refuses the node that it is in", MEMORY;
-    ItemMisplaced = "item-misplaced", Warning,
+    ItemMisplaced = "item-misplaced", Error,
         "an item stands in a tree where it has no meaning", REPAIR;
     InodeInvalid = "inode-invalid", Error,
         "an inode's item breaks a rule of the format; Linux refuses the node that it is in", MEMORY;
@@ -545,7 +548,14 @@ mod tests {
         let kinds: Vec<&str> = all.iter().map(|f| f.kind.name()).collect();
         assert_eq!(
             kinds,
-            ["super-primary", "extent-unused", "extent-unused", "extent-unused", "log-present", "extent-unused"]
+            [
+                "super-primary",
+                "extent-unused",
+                "extent-unused",
+                "extent-unused",
+                "log-present",
+                "extent-unused"
+            ]
         );
         assert_eq!(all[1].address, Some(Logical(7)));
     }

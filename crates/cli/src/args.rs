@@ -35,6 +35,7 @@ pub(crate) enum Command {
     Label(commands::label::Args),
     Df(commands::df::Args),
     Inspect(commands::inspect::Args),
+    Check(commands::check::Args),
     #[command(hide = true)]
     Assets(commands::assets::Args),
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod assets;
 pub(crate) mod cat;
+pub(crate) mod check;
 pub(crate) mod cp;
 pub(crate) mod df;
 pub(crate) mod inspect;
@@ -33,6 +34,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Label(a) => label::run(&a),
         Command::Df(a) => df::run(&a),
         Command::Inspect(a) => inspect::run(&a),
+        Command::Check(a) => check::run(&a),
         Command::Assets(a) => assets::run(&a),
     }
 }

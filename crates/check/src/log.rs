@@ -1,0 +1,128 @@
+//! Log trees: can the next mount replay them?
+//!
+//! A log hangs on the superblock, not on the root tree; its nodes and the data that only it knows are in no extent tree. So it
+//! is looked at for itself: its nodes, the sort of its items, where its data lies, whether its checksums overlap. What comes
+//! of it when it is replayed is not asked.
+
+use crate::finding::{Finding, Kind};
+use crate::source::{Edge, Node};
+use crate::walk::{Memory, Visit, Walk};
+use crate::world::Pass;
+use larder_format::items::{DirEntries, DirLogIndex, ExtRefs, FileExtent, InodeItem, InodeRefs, RootItem};
+use larder_format::node::NodeView;
+use larder_format::{FormatError, FormatResult, Key, KeyType, ObjectId};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Checks the log, if there is one.
+pub(crate) fn check(pass: &Pass<'_>) {
+    let sb = &pass.world.superblock;
+    let Some(at) = sb.log_root() else { return };
+    let what = format!("there is a log at {at}, of transaction {}", sb.generation().next());
+    pass.world.add(Finding::new(Kind::LogPresent, what).tree(ObjectId::TREE_LOG).address(at));
+    let top = Edge::root(ObjectId::TREE_LOG, at, sb.log_root_level, sb.generation().next());
+    let visitor = Log { pass, top: true, roots: Mutex::default(), lost: AtomicBool::new(false) };
+    walk(pass, &visitor, &top);
+    let mut lost = visitor.lost.into_inner();
+    let mut roots = visitor.roots.into_inner();
+    roots.sort_unstable_by_key(|(key, _)| *key);
+    for (key, item) in roots {
+        let edge = Edge::root(ObjectId::TREE_LOG, item.root(), item.level, item.root_generation());
+        if item.root_generation() != sb.generation().next() {
+            let what = format!(
+                "the log of tree {} has generation {}, expected {}",
+                ObjectId(key.offset),
+                item.root_generation(),
+                sb.generation().next()
+            );
+            damaged(pass, key, what);
+        }
+        let visitor = Log { pass, top: false, roots: Mutex::default(), lost: AtomicBool::new(false) };
+        walk(pass, &visitor, &edge);
+        lost |= visitor.lost.into_inner();
+    }
+    if lost {
+        let what = "part of the log cannot be read";
+        pass.world.add(Finding::new(Kind::LogDamaged, what).tree(ObjectId::TREE_LOG).address(at));
+    }
+}
+
+fn walk(pass: &Pass<'_>, visitor: &Log<'_>, edge: &Edge) {
+    let memory = Memory::new();
+    let walk =
+        Walk { source: &pass.world.source, seen: &pass.seen, memory: &memory, visitor, report: pass.first };
+    walk.tree(edge, None);
+}
+
+fn damaged(pass: &Pass<'_>, key: Key, what: String) {
+    pass.add(|| Finding::new(Kind::LogDamaged, what).tree(ObjectId::TREE_LOG).key(key));
+}
+
+struct Log<'a> {
+    pass: &'a Pass<'a>,
+    /// The tree of log roots, or one of the logs?
+    top: bool,
+    roots: Mutex<Vec<(Key, RootItem)>>,
+    lost: AtomicBool,
+}
+
+impl Visit for Log<'_> {
+    /// Where the first checksums begin and the last ones end.
+    type Piece = ();
+    const SHARED: bool = false;
+
+    fn empty(&self) {}
+    fn lost(&self, _: &Edge) {
+        self.lost.store(true, Relaxed);
+    }
+    fn child(&self, _: NodeView<'_>, _: &Edge) {}
+    fn join(&self, _: &Edge, (): (), (): (), _: bool) {}
+    fn leaf(&self, _: &Edge, node: &Node, _: bool) {
+        let view = node.view();
+        for slot in 0..view.items().len() {
+            let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
+            let done = if self.top { self.root(key, data) } else { self.item(key, data) };
+            if let Err(e) = done {
+                damaged(self.pass, key, e.to_string());
+            }
+        }
+    }
+}
+
+impl Log<'_> {
+    fn root(&self, key: Key, data: &[u8]) -> FormatResult<()> {
+        if key.kind != KeyType::ROOT_ITEM || key.objectid != ObjectId::TREE_LOG {
+            return Err(FormatError::new(format!("{key} has no place in the tree of logs")));
+        }
+        self.roots.lock().push((key, RootItem::parse(data)?));
+        Ok(())
+    }
+
+    fn item(&self, key: Key, data: &[u8]) -> FormatResult<()> {
+        match key.kind {
+            KeyType::INODE_ITEM => InodeItem::parse(data).map(drop),
+            KeyType::INODE_REF => InodeRefs::new(data).try_for_each(|r| r.map(drop)),
+            KeyType::INODE_EXTREF => ExtRefs::new(data).try_for_each(|r| r.map(drop)),
+            KeyType::XATTR_ITEM | KeyType::DIR_ITEM | KeyType::DIR_INDEX => {
+                DirEntries::new(data).try_for_each(|r| r.map(drop))
+            }
+            KeyType::DIR_LOG_INDEX => DirLogIndex::parse(data).map(drop),
+            KeyType::DIR_LOG_ITEM | KeyType::EXTENT_CSUM => Ok(()),
+            KeyType::EXTENT_DATA => {
+                if let FileExtent::Stored(r) = FileExtent::parse(data)?
+                    && !r.is_hole()
+                {
+                    let end = r.disk_bytenr.0.saturating_add(r.disk_num_bytes);
+                    let chunk = self.pass.world.chunks.find(r.disk_bytenr.0);
+                    if chunk.is_none_or(|c| end > c.end()) {
+                        let what =
+                            format!("data at {} (+{}) lies in no chunk", r.disk_bytenr, r.disk_num_bytes);
+                        return Err(FormatError::new(what));
+                    }
+                }
+                Ok(())
+            }
+            _ => Err(FormatError::new(format!("{key} has no place in a log"))),
+        }
+    }
+}

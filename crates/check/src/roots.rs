@@ -1,0 +1,428 @@
+//! The root tree: which trees there are, where subvolumes hang, which are on their way out.
+//!
+//! The list of trees is loaded without a word before the walk, for the walk needs it; what is wrong with the root tree's
+//! nodes is reported when they are walked like all others. References between subvolumes are few, and are followed one by
+//! one. Entries of subvolumes cannot be trusted the other way round in a snapshot: it keeps the entries of its source, where
+//! nothing hangs. In a subvolume that is no snapshot, the sum over such entries must equal that over its references.
+
+use crate::finding::{Finding, Kind};
+use crate::links::Totals;
+use crate::source::{Edge, Source};
+use crate::walk::{Dropped, find, scan};
+use crate::world::{World, tree_name};
+use larder_format::items::keys::{
+    dir_index_key, dir_item_key, orphan_key, parse_uuid_item, uuid_key, uuid_of_key,
+};
+use larder_format::items::{DirEntries, RootFlags, RootItem, RootRef};
+use larder_format::{CompatRo, Incompat, Key, KeyType, ObjectId, Superblock, TreeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+
+/// A tree.
+#[derive(Clone, Debug)]
+pub(crate) struct Root {
+    pub(crate) edge: Edge,
+    pub(crate) key: Key,
+    pub(crate) item: RootItem,
+}
+
+impl Root {
+    /// Is it a subvolume that is alive?
+    pub(crate) fn is_live(&self) -> bool {
+        self.item.refs.get() > 0
+    }
+    /// Where the deletion of a dead one has got to.
+    pub(crate) fn dropped(&self) -> Option<Dropped> {
+        let progress = Key::from(self.item.drop_progress);
+        (!self.is_live() && progress != Key::MIN)
+            .then_some(Dropped { before: progress, level: self.item.drop_level })
+    }
+}
+
+/// A record of where a subvolume hangs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hook {
+    dirid: u64,
+    index: u64,
+    name: Box<[u8]>,
+}
+
+/// What the root tree holds.
+#[derive(Debug, Default)]
+pub(crate) struct Roots {
+    pub(crate) trees: Vec<Root>,
+    /// (parent, child) from the parent's side and from the child's.
+    refs: BTreeMap<(TreeId, TreeId), Hook>,
+    backrefs: BTreeMap<(TreeId, TreeId), Hook>,
+    orphans: BTreeSet<u64>,
+    default: Option<Vec<u8>>,
+    pub(crate) has_space_cache: bool,
+    pub(crate) has_balance: bool,
+}
+
+pub(crate) fn root_tree(sb: &Superblock) -> Edge {
+    Edge::root(ObjectId::ROOT_TREE, sb.root(), sb.root_level, sb.generation())
+}
+
+/// Loads the root tree.
+pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
+    let mut roots = Roots::default();
+    let default = dir_item_key(ObjectId::ROOT_TREE_DIR, b"default");
+    scan(source, &root_tree(sb), Key::MIN, Key::MAX, &mut |key, data| {
+        match key.kind {
+            KeyType::ROOT_ITEM => match RootItem::parse(data) {
+                Ok(item) => {
+                    let edge = Edge::root(key.objectid, item.root(), item.level, item.root_generation());
+                    roots.trees.push(Root { edge, key, item });
+                }
+                Err(e) => {
+                    let finding = Finding::new(Kind::RootItemInvalid, e.to_string());
+                    source.findings.add(finding.tree(ObjectId::ROOT_TREE).key(key));
+                }
+            },
+            KeyType::ROOT_REF | KeyType::ROOT_BACKREF => match RootRef::parse(data) {
+                Ok(r) => {
+                    let hook = Hook { dirid: r.dirid.0, index: r.sequence, name: r.name.into() };
+                    let other = ObjectId(key.offset);
+                    if key.kind == KeyType::ROOT_REF {
+                        roots.refs.insert((key.objectid, other), hook);
+                    } else {
+                        roots.backrefs.insert((other, key.objectid), hook);
+                    }
+                }
+                Err(e) => {
+                    let finding = Finding::new(Kind::RootItemInvalid, e.to_string());
+                    source.findings.add(finding.tree(ObjectId::ROOT_TREE).key(key));
+                }
+            },
+            KeyType::ORPHAN_ITEM if key.objectid == ObjectId::ORPHAN => {
+                roots.orphans.insert(key.offset);
+            }
+            KeyType::TEMPORARY_ITEM if key.objectid == ObjectId::BALANCE => roots.has_balance = true,
+            KeyType(0) if key.objectid == ObjectId::FREE_SPACE => roots.has_space_cache = true,
+            _ if key == default => roots.default = Some(data.to_vec()),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    });
+    roots
+}
+
+impl Roots {
+    /// The tree with this id.
+    pub(crate) fn tree(&self, id: TreeId) -> Option<&Root> {
+        self.trees.iter().find(|r| r.edge.tree == id)
+    }
+    pub(crate) fn edge(&self, id: TreeId) -> Option<Edge> {
+        self.tree(id).map(|r| r.edge)
+    }
+
+    /// Checks what the root tree says.
+    pub(crate) fn check(&self, world: &World<'_>) {
+        let lost = world.lost.part_of(ObjectId::ROOT_TREE);
+        self.check_needed(world, lost);
+        let by_id: BTreeMap<TreeId, &Root> = self.trees.iter().map(|r| (r.edge.tree, r)).collect();
+        for root in &self.trees {
+            check_item(world, root);
+            if root.edge.tree.is_subvolume() {
+                self.check_subvolume(world, root, lost);
+            }
+        }
+        self.check_refs(world, &by_id, lost);
+        self.check_orphans(world, &by_id, lost);
+        self.check_default(world, &by_id, lost);
+        if self.has_balance || self.trees.iter().any(|r| r.edge.tree == ObjectId::TREE_RELOC) {
+            world.add(Finding::new(
+                Kind::RelocationInterrupted,
+                "there is a record of a balance that goes on",
+            ));
+        }
+        let sb = &world.superblock;
+        if self.has_space_cache && sb.cache_generation() != sb.generation() {
+            let what =
+                format!("cache_generation is {}, the generation {}", sb.cache_generation(), sb.generation());
+            world.add(Finding::new(Kind::SpaceCacheStale, what));
+        }
+    }
+
+    fn check_needed(&self, world: &World<'_>, lost: bool) {
+        let mut needed = vec![
+            ObjectId::EXTENT_TREE,
+            ObjectId::DEV_TREE,
+            ObjectId::FS_TREE,
+            ObjectId::CSUM_TREE,
+            ObjectId::DATA_RELOC_TREE,
+        ];
+        let compat_ro = world.superblock.compat_ro();
+        if compat_ro.contains(CompatRo::FREE_SPACE_TREE) {
+            needed.push(ObjectId::FREE_SPACE_TREE);
+        }
+        if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
+            needed.push(ObjectId::BLOCK_GROUP_TREE);
+        }
+        for tree in needed.into_iter().filter(|t| self.tree(*t).is_none()) {
+            let finding = Finding::new(Kind::TreeMissing, format!("there is no {}", tree_name(tree)));
+            world.add(finding.tree(tree).follow_up_if(lost));
+        }
+    }
+
+    fn check_subvolume(&self, world: &World<'_>, root: &Root, lost: bool) {
+        let id = root.edge.tree;
+        let place = |kind, what: String| Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(root.key);
+        if !root.is_live() {
+            if self.orphans.contains(&id.0) {
+                let what = format!("subvolume {id} is deleted, and being removed");
+                world.add(place(Kind::SubvolumeBeingDropped, what));
+            } else {
+                let what = format!("subvolume {id} has refs 0 and no orphan item");
+                world.add(place(Kind::DroppedRootWithoutOrphan, what).follow_up_if(lost));
+            }
+            return;
+        }
+        let hangs = self.refs.keys().chain(self.backrefs.keys()).any(|(_, child)| *child == id);
+        if id != ObjectId::FS_TREE && !hangs {
+            let what = format!("subvolume {id} hangs in no other subvolume");
+            world.add(place(Kind::SubvolumeUnreachable, what).follow_up_if(lost));
+        }
+    }
+
+    fn check_refs(&self, world: &World<'_>, by_id: &BTreeMap<TreeId, &Root>, lost: bool) {
+        let pairs: BTreeSet<_> = self.refs.keys().chain(self.backrefs.keys()).copied().collect();
+        for (parent, child) in pairs {
+            let key = Key::new(parent, KeyType::ROOT_REF, child.0);
+            let add = |kind, what: String| {
+                let finding = Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(key);
+                world.add(finding.follow_up_if(lost));
+            };
+            let hook = match (self.refs.get(&(parent, child)), self.backrefs.get(&(parent, child))) {
+                (Some(a), Some(b)) => {
+                    if a != b {
+                        let what = format!(
+                            "subvolume {parent} calls {child} \"{}\" (directory {}, index {}), it calls itself \"{}\" ({}, {})",
+                            a.name.escape_ascii(),
+                            a.dirid,
+                            a.index,
+                            b.name.escape_ascii(),
+                            b.dirid,
+                            b.index
+                        );
+                        add(Kind::RootRefDiffers, what);
+                    }
+                    a
+                }
+                (Some(a), None) => {
+                    add(
+                        Kind::RootBackrefMissing,
+                        format!("subvolume {child} does not record its parent {parent}"),
+                    );
+                    a
+                }
+                (None, Some(b)) => {
+                    add(
+                        Kind::RootRefMissing,
+                        format!("subvolume {parent} does not record its child {child}"),
+                    );
+                    b
+                }
+                (None, None) => continue,
+            };
+            if !by_id.get(&child).is_some_and(|r| r.is_live()) {
+                add(
+                    Kind::RootRefWithoutRoot,
+                    format!("there is no subvolume {child}, but a reference from {parent}"),
+                );
+                continue;
+            }
+            match by_id.get(&parent) {
+                Some(root) => check_entry(world, root, child, hook, &add),
+                None => add(
+                    Kind::RootRefWithoutRoot,
+                    format!("subvolume {child} hangs in {parent}, which is not there"),
+                ),
+            }
+        }
+    }
+
+    fn check_orphans(&self, world: &World<'_>, by_id: &BTreeMap<TreeId, &Root>, lost: bool) {
+        for id in &self.orphans {
+            let key = orphan_key(ObjectId(*id));
+            let what = match by_id.get(&ObjectId(*id)) {
+                Some(root) if root.is_live() => format!("tree {id} is to be removed, but is alive"),
+                None if ObjectId(*id).is_subvolume() => {
+                    format!("tree {id} is to be removed, but is not there")
+                }
+                _ => continue,
+            };
+            let finding = Finding::new(Kind::OrphanRootStale, what).tree(ObjectId::ROOT_TREE).key(key);
+            world.add(finding.follow_up_if(lost));
+        }
+    }
+
+    fn check_default(&self, world: &World<'_>, by_id: &BTreeMap<TreeId, &Root>, lost: bool) {
+        let key = dir_item_key(ObjectId::ROOT_TREE_DIR, b"default");
+        let add = |what: String| {
+            let finding = Finding::new(Kind::DefaultSubvolume, what).tree(ObjectId::ROOT_TREE).key(key);
+            world.add(finding.follow_up_if(lost));
+        };
+        let Some(data) = &self.default else {
+            if world.has(Incompat::DEFAULT_SUBVOL) {
+                add("a default subvolume was set, but there is no entry for it".into());
+            }
+            return;
+        };
+        match DirEntries::new(data).next() {
+            Some(Ok(entry)) => {
+                let id = entry.location.objectid;
+                if !by_id.get(&id).is_some_and(|r| r.is_live() && id.is_subvolume()) {
+                    add(format!("the default subvolume is {id}, which does not exist"));
+                }
+            }
+            Some(Err(e)) => add(e.to_string()),
+            None => add("the entry is empty".into()),
+        }
+    }
+
+    /// Compares the entries of subvolumes in a subvolume with its references.
+    pub(crate) fn check_entries(&self, world: &World<'_>, root: &Root, totals: &Totals) {
+        if root.item.parent_uuid != [0; 16] || totals.broken {
+            return;
+        }
+        let id = root.edge.tree;
+        let refs: Vec<(&TreeId, &Hook)> = self
+            .refs
+            .range((id, ObjectId(0))..=(id, ObjectId(u64::MAX)))
+            .map(|((_, child), hook)| (child, hook))
+            .collect();
+        let sum = refs.iter().fold(0u64, |sum, (child, hook)| {
+            let value = ("subvolume", hook.dirid, hook.index, &*hook.name, child.0);
+            sum.wrapping_add(world.hashing.of(&value))
+        });
+        if sum == totals.subvolumes {
+            return;
+        }
+        let known: BTreeSet<(u64, u64, u64)> = refs.iter().map(|(c, h)| (h.dirid, h.index, c.0)).collect();
+        scan(&world.source, &root.edge, Key::MIN, Key::MAX, &mut |key, data| {
+            if key.kind == KeyType::DIR_INDEX {
+                for entry in DirEntries::new(data).map_while(Result::ok) {
+                    let child = entry.location.objectid;
+                    let is_subvolume = entry.location.kind == KeyType::ROOT_ITEM;
+                    if is_subvolume && !known.contains(&(key.objectid.0, key.offset, child.0)) {
+                        let what = format!(
+                            "entry \"{}\" names subvolume {child}, which does not hang there",
+                            entry.name.escape_ascii()
+                        );
+                        world.add(Finding::new(Kind::EntryWithoutSubvolume, what).tree(id).key(key));
+                    }
+                }
+            }
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// The uuid tree against the subvolumes, both ways.
+    pub(crate) fn check_uuids(&self, world: &World<'_>, uuid_tree: &Edge) {
+        let mut listed: BTreeSet<(KeyType, [u8; 16], TreeId)> = BTreeSet::new();
+        let lost = world.lost.part_of(ObjectId::UUID_TREE) || world.lost.part_of(ObjectId::ROOT_TREE);
+        let by_id: BTreeMap<TreeId, &Root> = self.trees.iter().map(|r| (r.edge.tree, r)).collect();
+        scan(&world.source, uuid_tree, Key::MIN, Key::MAX, &mut |key, data| {
+            if !matches!(key.kind, KeyType::UUID_SUBVOL | KeyType::UUID_RECEIVED_SUBVOL) {
+                return ControlFlow::Continue(());
+            }
+            let uuid = uuid_of_key(&key);
+            let place = |kind, what: String| Finding::new(kind, what).tree(ObjectId::UUID_TREE).key(key);
+            match parse_uuid_item(data) {
+                Err(e) => world.add(place(Kind::UuidItemInvalid, e.to_string())),
+                Ok(ids) => {
+                    for id in ids {
+                        let own = by_id.get(&id).map(|r| own_uuid(r, key.kind));
+                        if own != Some(uuid) {
+                            let is = own.map_or_else(
+                                || "does not exist".into(),
+                                |u| format!("has {}", uuid::Uuid::from_bytes(u)),
+                            );
+                            let what = format!(
+                                "{} is said to be subvolume {id}, which {is}",
+                                uuid::Uuid::from_bytes(uuid)
+                            );
+                            world.add(place(Kind::UuidStale, what).follow_up_if(lost));
+                        }
+                        listed.insert((key.kind, uuid, id));
+                    }
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        for root in self.trees.iter().filter(|r| r.edge.tree.is_subvolume() && r.is_live()) {
+            for kind in [KeyType::UUID_SUBVOL, KeyType::UUID_RECEIVED_SUBVOL] {
+                let uuid = own_uuid(root, kind);
+                let id = root.edge.tree;
+                if uuid != [0; 16] && !listed.contains(&(kind, uuid, id)) {
+                    let what = format!("{} of subvolume {id} is not there", uuid::Uuid::from_bytes(uuid));
+                    let finding = Finding::new(Kind::UuidMissing, what).tree(ObjectId::UUID_TREE);
+                    world.add(finding.key(uuid_key(&uuid, kind)).follow_up_if(lost));
+                }
+            }
+        }
+    }
+}
+
+fn own_uuid(root: &Root, kind: KeyType) -> [u8; 16] {
+    if kind == KeyType::UUID_SUBVOL { root.item.uuid } else { root.item.received_uuid }
+}
+
+fn check_item(world: &World<'_>, root: &Root) {
+    let add = |what: String| {
+        world.add(Finding::new(Kind::RootItemWrong, what).tree(ObjectId::ROOT_TREE).key(root.key));
+    };
+    let newest = world.generation();
+    let (item, id) = (&root.item, root.edge.tree);
+    for (name, value) in [
+        ("generation", item.generation.get()),
+        ("last_snapshot", item.last_snapshot.get()),
+        ("ctransid", item.ctransid.get()),
+        ("otransid", item.otransid.get()),
+    ] {
+        if value > newest {
+            add(format!("{name} is {value}, the superblock's generation {newest}"));
+        }
+    }
+    if item.refs.get() > 1 {
+        add(format!("refs is {}, expected 0 or 1", item.refs));
+    }
+    let dead = item.root_flags().contains(RootFlags::DEAD);
+    if dead && root.is_live() && id.is_subvolume() {
+        add("it is flagged as deleted, but has references".into());
+    }
+    if id.is_subvolume() && item.root_dirid.get() != ObjectId::FIRST_FREE.0 {
+        add(format!("root_dirid is {}, expected 256", item.root_dirid));
+    }
+}
+
+/// The directory entry through which a subvolume is reached.
+fn check_entry(world: &World<'_>, parent: &Root, child: TreeId, hook: &Hook, add: &dyn Fn(Kind, String)) {
+    let dir = ObjectId(hook.dirid);
+    let leads = |data: Option<Vec<u8>>| {
+        data.is_some_and(|data| {
+            DirEntries::new(&data).map_while(Result::ok).any(|e| {
+                *e.name == *hook.name && e.location.objectid == child && e.location.kind == KeyType::ROOT_ITEM
+            })
+        })
+    };
+    let source = &world.source;
+    let index = leads(find(source, &parent.edge, dir_index_key(dir, hook.index)));
+    let item = leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
+    if !index || !item {
+        let which = match (index, item) {
+            (false, false) => "neither listed nor found by name",
+            (false, true) => "not listed",
+            _ => "not found by name",
+        };
+        let what = format!(
+            "subvolume {child} should be \"{}\" in directory {} of tree {}, and is {which} there",
+            hook.name.escape_ascii(),
+            hook.dirid,
+            parent.edge.tree
+        );
+        add(Kind::RootRefWithoutEntry, what);
+    }
+}

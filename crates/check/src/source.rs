@@ -1,0 +1,506 @@
+//! Reading tree nodes: every copy of them, and what is wrong with each.
+//!
+//! The decision hidden here is what counts as a node that can still be used. A node whose checksum, address, level or
+//! layout is wrong says nothing, and its subtree is lost. A node with an older generation than its parent wants, a wrong
+//! owner or an item that breaks a rule still says a lot: it is reported and looked into, so that one wrong field does not
+//! hide everything below it. With several copies the best one is used; the others are reported by the place where they lie.
+//!
+//! What is wrong with a node itself is reported when it is met first; what is wrong with the way that led to it, on each
+//! way: snapshots share nodes.
+
+use crate::finding::{Finding, Findings, Kind};
+use crate::progress::Meter;
+use larder_format::check::{Expect, check_unsealed};
+use larder_format::csum::name_hash;
+use larder_format::items::{BlockGroupFlags, DirEntries};
+use larder_format::node::{
+    BACKREF_REV, FLAG_WRITTEN, HEADER_SIZE, ITEM_SIZE, NodeView, leaf_capacity, max_pointers,
+};
+use larder_format::{
+    CsumType, DeviceId, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Physical, Superblock, TreeId,
+};
+use larder_volume::{Volume, VolumeError};
+use std::sync::OnceLock;
+
+/// A way to a node: what the one who points to it says about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    /// The tree that is being walked.
+    pub(crate) tree: TreeId,
+    pub(crate) at: Logical,
+    pub(crate) level: u8,
+    pub(crate) generation: Generation,
+    /// Key in the parent's pointer.
+    pub(crate) first_key: Option<Key>,
+    /// Key in the parent's next pointer: what this node holds is below it.
+    pub(crate) end: Option<Key>,
+    pub(crate) is_root: bool,
+}
+
+impl Edge {
+    pub(crate) fn root(tree: TreeId, at: Logical, level: u8, generation: Generation) -> Self {
+        Self { tree, at, level, generation, first_key: None, end: None, is_root: true }
+    }
+    /// The way from `parent`, which this edge leads to, to the child in a slot.
+    pub(crate) fn child(&self, parent: NodeView<'_>, slot: usize) -> Option<Self> {
+        let pointers = parent.pointers();
+        let pointer = pointers.get(slot)?;
+        Some(Self {
+            tree: self.tree,
+            at: Logical(pointer.blockptr.get()),
+            level: parent.level().checked_sub(1)?,
+            generation: Generation(pointer.generation.get()),
+            first_key: Some(pointer.key.into()),
+            end: pointers.get(slot + 1).map(|p| p.key.into()).or(self.end),
+            is_root: false,
+        })
+    }
+}
+
+/// A node that can be looked into.
+pub(crate) struct Node {
+    pub(crate) bytes: Vec<u8>,
+    /// Is it perhaps not what the tree should have here?
+    pub(crate) doubtful: bool,
+}
+
+impl Node {
+    pub(crate) fn view(&self) -> NodeView<'_> {
+        NodeView(&self.bytes)
+    }
+}
+
+/// Something wrong with one copy of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Fault {
+    kind: Kind,
+    what: String,
+    key: Option<Key>,
+    weight: Weight,
+    /// About the way to the node rather than the node.
+    of_edge: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Weight {
+    /// The node can be used.
+    Light,
+    /// The node may be another one than the tree should have.
+    Doubtful,
+    /// The node says nothing.
+    Fatal,
+}
+
+/// The nodes of an image.
+pub(crate) struct Source<'a> {
+    pub(crate) volume: Volume,
+    pub(crate) findings: &'a Findings,
+    pub(crate) meter: &'a Meter<'a>,
+    nodesize: u32,
+    fsid: [u8; 16],
+    csum: CsumType,
+    generation: Generation,
+    /// That of the chunk tree's root: no superblock has it.
+    chunk_tree_uuid: OnceLock<[u8; 16]>,
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn new(
+        volume: Volume,
+        superblock: &Superblock,
+        findings: &'a Findings,
+        meter: &'a Meter<'a>,
+    ) -> Self {
+        Self {
+            volume,
+            findings,
+            meter,
+            nodesize: superblock.nodesize(),
+            fsid: superblock.metadata_fsid(),
+            csum: superblock.csum_type(),
+            generation: superblock.generation(),
+            chunk_tree_uuid: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn nodesize(&self) -> u32 {
+        self.nodesize
+    }
+
+    /// Reads and judges every copy of a node. `fresh`: met for the first time, so report its own faults and not only
+    /// those of the way to it. `None` if it is lost, which is reported, too.
+    pub(crate) fn read(&self, edge: &Edge, fresh: bool) -> Option<Node> {
+        let copies = match self.volume.copies(edge.at) {
+            Ok(n) => n,
+            Err(e) => {
+                self.report(edge, Kind::NodeUnmapped, &e.to_string(), None, None);
+                return self.lost(edge);
+            }
+        };
+        let mut best: Option<(Weight, Vec<u8>, Vec<Fault>)> = None;
+        let mut judged: Vec<Vec<Fault>> = Vec::with_capacity(copies);
+        for copy in 0..copies {
+            let (bytes, faults) = self.judge_copy(edge, copy);
+            let weight = faults.iter().map(|f| f.weight).max();
+            if faults.is_empty()
+                && let Some((_, other, others)) = &best
+                && others.is_empty()
+                && *other != bytes
+                && fresh
+            {
+                let what = format!("copies 0 and {copy} of the node differ, and both are valid");
+                self.report(edge, Kind::NodeCopiesDiffer, &what, None, None);
+            }
+            let better = match (&best, weight) {
+                (None, _) => true,
+                (Some((_, _, faults)), None) => !faults.is_empty(),
+                (Some((w, _, faults)), Some(weight)) => !faults.is_empty() && weight < *w,
+            };
+            if better {
+                best = Some((weight.unwrap_or(Weight::Light), bytes, faults.clone()));
+            }
+            judged.push(faults);
+        }
+        self.report_faults(edge, &judged, fresh);
+        let (weight, bytes, faults) = best?;
+        if weight == Weight::Fatal && !faults.is_empty() {
+            return self.lost(edge);
+        }
+        Some(Node { bytes, doubtful: weight >= Weight::Doubtful })
+    }
+
+    /// A node that was judged before; says nothing. The best copy that there is.
+    pub(crate) fn read_quietly(&self, edge: &Edge) -> Option<Node> {
+        let copies = self.volume.copies(edge.at).ok()?;
+        let mut best: Option<(Weight, Node)> = None;
+        for copy in 0..copies {
+            let (bytes, faults) = self.judge_copy(edge, copy);
+            let weight = faults.iter().map(|f| f.weight).max().unwrap_or(Weight::Light);
+            let perfect = faults.is_empty();
+            if weight < Weight::Fatal && best.as_ref().is_none_or(|(w, _)| weight < *w) {
+                best = Some((weight, Node { bytes, doubtful: weight == Weight::Doubtful }));
+            }
+            if perfect {
+                break;
+            }
+        }
+        best.map(|(_, node)| node)
+    }
+
+    /// Compares what a way says with what is known of a node that was read before.
+    pub(crate) fn check_edge(&self, edge: &Edge, known: &Facts) {
+        for fault in edge_faults(edge, known, self.generation) {
+            self.report(edge, fault.kind, &fault.what, fault.key, None);
+        }
+    }
+
+    fn judge_copy(&self, edge: &Edge, copy: usize) -> (Vec<u8>, Vec<Fault>) {
+        let mut bytes = vec![0; self.nodesize as usize];
+        self.meter.read(bytes.len() as u64);
+        if let Err(e) = self.volume.read_block(edge.at, &mut bytes, copy) {
+            let kind =
+                if matches!(e, VolumeError::Io { .. }) { Kind::NodeUnreadable } else { Kind::NodeUnmapped };
+            let fault = Fault { kind, what: e.to_string(), key: None, weight: Weight::Fatal, of_edge: false };
+            return (bytes, vec![fault]);
+        }
+        let faults = self.judge(&bytes, edge);
+        (bytes, faults)
+    }
+
+    /// Everything that is wrong with a node's bytes. A fatal fault ends the search.
+    fn judge(&self, bytes: &[u8], edge: &Edge) -> Vec<Fault> {
+        let view = NodeView(bytes);
+        let fatal =
+            |kind, what: String| vec![Fault { kind, what, key: None, weight: Weight::Fatal, of_edge: false }];
+        if view.bytenr() != edge.at {
+            let zeros = bytes.iter().all(|b| *b == 0);
+            let what = if zeros {
+                "the node is all zeros".to_owned()
+            } else {
+                format!("the header says node {}, expected {}", view.bytenr(), edge.at)
+            };
+            return fatal(Kind::NodeAddress, what);
+        }
+        if !view.csum_matches(self.csum) {
+            return fatal(Kind::NodeChecksum, format!("the {} checksum does not match", self.csum.name()));
+        }
+        if view.level() >= MAX_LEVEL || view.level() != edge.level {
+            let what = format!("the level is {}, expected {}", view.level(), edge.level);
+            return fatal(Kind::NodeLevel, what);
+        }
+        let mut faults = self.header_faults(view);
+        let mut contents = self.content_faults(view, edge);
+        if contents.iter().any(|f| f.weight == Weight::Fatal) {
+            contents.append(&mut faults);
+            return contents;
+        }
+        faults.append(&mut contents);
+        faults.append(&mut edge_faults(edge, &Facts::of(view), self.generation));
+        faults
+    }
+
+    fn header_faults(&self, view: NodeView<'_>) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        let mut light = |kind, what: String| {
+            faults.push(Fault { kind, what, key: None, weight: Weight::Light, of_edge: false });
+        };
+        let header = view.header();
+        if header.fsid != self.fsid {
+            let (is, expected) = (uuid::Uuid::from_bytes(header.fsid), uuid::Uuid::from_bytes(self.fsid));
+            light(Kind::NodeFsid, format!("the header has fsid {is}, expected {expected}"));
+        }
+        let expected = self.chunk_tree_uuid.get_or_init(|| header.chunk_tree_uuid);
+        if header.chunk_tree_uuid != *expected {
+            let is = uuid::Uuid::from_bytes(header.chunk_tree_uuid);
+            let expected = uuid::Uuid::from_bytes(*expected);
+            light(
+                Kind::NodeChunkTreeUuid,
+                format!("the header has chunk tree uuid {is}, expected {expected}"),
+            );
+        }
+        if view.flags() & FLAG_WRITTEN == 0 {
+            light(Kind::NodeFlags, "the header lacks the flag WRITTEN".into());
+        }
+        let rev = (header.flags_and_rev.get() >> 56) as u8;
+        if rev != BACKREF_REV {
+            light(Kind::NodeFlags, format!("back reference revision is {rev}, expected {BACKREF_REV}"));
+        }
+        faults
+    }
+
+    fn content_faults(&self, view: NodeView<'_>, edge: &Edge) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        if let Ok(chunk) = self.volume.map().chunk_at(edge.at).ok_or(()) {
+            let flags = BlockGroupFlags::from_bits_retain(chunk.kind);
+            let wanted = if edge.tree == ObjectId::CHUNK_TREE {
+                BlockGroupFlags::SYSTEM
+            } else {
+                BlockGroupFlags::METADATA
+            };
+            if !flags.contains(wanted) {
+                let what = format!("the node lies in a {} block group", flags.type_name());
+                let kind = Kind::NodeWrongBlockGroup;
+                faults.push(Fault { kind, what, key: None, weight: Weight::Light, of_edge: false });
+            }
+        }
+        // The rules of the format know no "tree that is walked" here: faults of the way are looked for apart.
+        let expect = Expect {
+            nodesize: self.nodesize,
+            fsid: view.header().fsid,
+            bytenr: edge.at,
+            level: None,
+            generation: None,
+            owner: None,
+            is_root: edge.is_root,
+            first_key: None,
+            csum: None,
+            super_generation: Generation(self.generation.0.max(view.generation().0)),
+        };
+        let Err(error) = check_unsealed(view.0, &expect, self.csum) else {
+            return faults;
+        };
+        if error.0.starts_with("header has back reference revision") {
+            // Known already, and it hides the rest: look at the rest with the header as it should be.
+            let mut mended = view.0.to_vec();
+            mended[63] = BACKREF_REV;
+            if let Err(error) = check_unsealed(&mended, &expect, self.csum) {
+                faults.push(content_fault(view, &error.0));
+            }
+            return faults;
+        }
+        faults.push(content_fault(view, &error.0));
+        faults
+    }
+
+    fn report_faults(&self, edge: &Edge, judged: &[Vec<Fault>], fresh: bool) {
+        let Some((first, rest)) = judged.split_first() else { return };
+        let wanted = |f: &&Fault| fresh || f.of_edge;
+        if rest.iter().all(|other| other == first) {
+            for fault in first.iter().filter(wanted) {
+                self.report(edge, fault.kind, &fault.what, fault.key, None);
+            }
+            return;
+        }
+        let found = self.volume.map().lookup(edge.at, u64::from(self.nodesize));
+        for (copy, faults) in judged.iter().enumerate() {
+            let place = found.as_ref().ok().and_then(|l| l.stripes.get(copy)).map(|s| (s.device, s.at));
+            for fault in faults.iter().filter(wanted) {
+                let what = format!("copy {copy} of {}: {}", judged.len(), fault.what);
+                self.report(edge, fault.kind, &what, fault.key, place);
+            }
+        }
+    }
+
+    fn report(
+        &self,
+        edge: &Edge,
+        kind: Kind,
+        what: &str,
+        key: Option<Key>,
+        place: Option<(DeviceId, Physical)>,
+    ) {
+        let mut finding = Finding::new(kind, what).tree(edge.tree).address(edge.at);
+        finding.key = key.or(edge.first_key);
+        finding.device = place;
+        self.findings.add(finding);
+    }
+
+    fn lost(&self, edge: &Edge) -> Option<Node> {
+        let to = edge.end.map_or_else(|| "its end".to_owned(), |k| k.to_string());
+        let from = edge.first_key.map_or_else(|| "its beginning".to_owned(), |k| k.to_string());
+        let what = format!("tree {} cannot be read from {from} to {to}", edge.tree);
+        self.report(edge, Kind::SubtreeLost, &what, None, None);
+        None
+    }
+}
+
+/// What a way can be compared with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) level: u8,
+    pub(crate) generation: Generation,
+    pub(crate) owner: TreeId,
+    pub(crate) first_key: Option<Key>,
+    pub(crate) last_key: Option<Key>,
+}
+
+impl Facts {
+    pub(crate) fn of(view: NodeView<'_>) -> Self {
+        let n = if view.level() == 0 { view.items().len() } else { view.pointers().len() };
+        Self {
+            level: view.level(),
+            generation: view.generation(),
+            owner: view.owner(),
+            first_key: view.key(0),
+            last_key: n.checked_sub(1).and_then(|last| view.key(last)),
+        }
+    }
+}
+
+fn edge_faults(edge: &Edge, node: &Facts, newest: Generation) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut fault = |kind, what: String, key, weight| {
+        faults.push(Fault { kind, what, key, weight, of_edge: true });
+    };
+    if node.level != edge.level {
+        let what = format!("the level is {}, expected {}", node.level, edge.level);
+        fault(Kind::NodeLevel, what, None, Weight::Doubtful);
+    }
+    let newest = if edge.tree == ObjectId::TREE_LOG { newest.next() } else { newest };
+    if node.generation != edge.generation {
+        let what = format!("the generation is {}, expected {}", node.generation, edge.generation);
+        fault(Kind::NodeGeneration, what, None, Weight::Doubtful);
+    } else if node.generation > newest {
+        let what = format!("the generation is {}, newer than the superblock's {newest}", node.generation);
+        fault(Kind::NodeGeneration, what, None, Weight::Light);
+    }
+    if !owner_fits(node.owner, edge) {
+        let what = format!("the owner is tree {}, which has no nodes in tree {}", node.owner, edge.tree);
+        fault(Kind::NodeOwner, what, None, Weight::Light);
+    }
+    if let (Some(expected), Some(first)) = (edge.first_key, node.first_key)
+        && expected != first
+    {
+        let what = format!("the first key is {first}, expected {expected}");
+        fault(Kind::NodeFirstKey, what, Some(expected), Weight::Light);
+    }
+    if let (Some(end), Some(last)) = (edge.end, node.last_key)
+        && last >= end
+    {
+        let what = format!("the last key is {last}, but the next node begins at {end}");
+        fault(Kind::NodeKeyRange, what, Some(last), Weight::Light);
+    }
+    faults
+}
+
+/// May a node made by `owner` stand here? Snapshots share nodes below the root.
+fn owner_fits(owner: TreeId, edge: &Edge) -> bool {
+    if edge.tree == ObjectId::TREE_RELOC {
+        owner.holds_files()
+    } else if edge.tree.is_subvolume() && !edge.is_root {
+        owner.is_subvolume()
+    } else {
+        owner == edge.tree
+    }
+}
+
+/// Turns the checker's complaint about a node into a fault with a kind.
+fn content_fault(view: NodeView<'_>, error: &str) -> Fault {
+    let fatal = |kind, what: String, key| Fault { kind, what, key, weight: Weight::Fatal, of_edge: false };
+    if let Some(what) = layout_fault(view) {
+        return fatal(Kind::NodeLayout, what, None);
+    }
+    let n = if view.level() == 0 { view.items().len() } else { view.pointers().len() };
+    let keys = || (0..n).filter_map(|slot| view.key(slot));
+    if let Some((slot, (a, b))) = keys().zip(keys().skip(1)).enumerate().find(|(_, (a, b))| a >= b) {
+        return fatal(
+            Kind::NodeKeyOrder,
+            format!("key {b} in slot {} does not follow {a}", slot + 1),
+            Some(b),
+        );
+    }
+    let slot = error.split(' ').nth(1).and_then(|s| s.trim_end_matches(':').parse::<usize>().ok());
+    let key = slot.filter(|_| error.starts_with("item ")).and_then(|slot| view.key(slot));
+    let kind = match key {
+        Some(key) => item_kind(view, slot.unwrap_or(0), &key),
+        None => Kind::NodeLayout,
+    };
+    Fault { kind, what: error.to_owned(), key, weight: Weight::Light, of_edge: false }
+}
+
+fn item_kind(view: NodeView<'_>, slot: usize, key: &Key) -> Kind {
+    match key.kind {
+        KeyType::INODE_ITEM => Kind::InodeInvalid,
+        KeyType::DIR_ITEM | KeyType::XATTR_ITEM => {
+            let data = view.data(slot).unwrap_or_default();
+            let wrong_hash =
+                DirEntries::new(data).filter_map(Result::ok).any(|e| name_hash(e.name) != key.offset);
+            if wrong_hash { Kind::NameHash } else { Kind::NameInvalid }
+        }
+        KeyType::DIR_INDEX | KeyType::INODE_REF | KeyType::INODE_EXTREF => Kind::NameInvalid,
+        KeyType::EXTENT_DATA => Kind::FileExtentInvalid,
+        KeyType::EXTENT_CSUM => Kind::ChecksumItemInvalid,
+        KeyType::ROOT_ITEM | KeyType::ROOT_REF | KeyType::ROOT_BACKREF => Kind::RootItemInvalid,
+        KeyType::EXTENT_ITEM
+        | KeyType::METADATA_ITEM
+        | KeyType::TREE_BLOCK_REF
+        | KeyType::SHARED_BLOCK_REF
+        | KeyType::EXTENT_DATA_REF
+        | KeyType::SHARED_DATA_REF => Kind::ExtentItemInvalid,
+        KeyType::BLOCK_GROUP_ITEM => Kind::BlockGroupInvalid,
+        KeyType::FREE_SPACE_INFO | KeyType::FREE_SPACE_EXTENT | KeyType::FREE_SPACE_BITMAP => {
+            Kind::FreeSpaceItemInvalid
+        }
+        KeyType::DEV_EXTENT => Kind::DeviceExtentInvalid,
+        KeyType::DEV_ITEM => Kind::DeviceItemWrong,
+        KeyType::CHUNK_ITEM => Kind::ChunkInvalid,
+        _ => Kind::ItemInvalid,
+    }
+}
+
+/// Do the parts of a node lie where they can?
+fn layout_fault(view: NodeView<'_>) -> Option<String> {
+    let nodesize = u32::try_from(view.0.len()).ok()?;
+    let n = view.nritems();
+    if view.level() > 0 {
+        let max = max_pointers(nodesize);
+        return (n == 0 || n > max).then(|| format!("the node has {n} pointers, expected 1 to {max}"));
+    }
+    let capacity = leaf_capacity(nodesize);
+    if n > capacity / ITEM_SIZE {
+        return Some(format!("the leaf says {n} items, at most {} fit", capacity / ITEM_SIZE));
+    }
+    debug_assert!(capacity + HEADER_SIZE == view.0.len());
+    let mut end = capacity;
+    for (slot, item) in view.items().iter().enumerate() {
+        let (offset, size) = (item.offset.get() as usize, item.size.get() as usize);
+        if offset.checked_add(size) != Some(end) {
+            return Some(format!("item {slot} has {size} bytes at {offset}, expected to end at {end}"));
+        }
+        if offset < n * ITEM_SIZE {
+            return Some(format!("the data of item {slot} overlaps the item headers"));
+        }
+        end = offset;
+    }
+    None
+}

@@ -1,0 +1,440 @@
+//! The order of things: what is loaded, walked and compared when.
+
+use crate::chunks::{self, chunk_root};
+use crate::coverage::{Coverage, Flaw};
+use crate::data::{Bad, Data};
+use crate::extents::{Closer, Extents};
+use crate::files::{Files, has_inodes};
+use crate::finding::{Finding, Findings, Kind};
+use crate::free_space;
+use crate::links::{self, LinkSink, SUBVOLUMES, Totals};
+use crate::log;
+use crate::lost::Lost;
+use crate::owners::Owners;
+use crate::plain::Plain;
+use crate::progress::{Meter, Phase, Watcher};
+use crate::refs::{self, Collected, Refs, Sink};
+use crate::roots::{self, Roots, root_tree};
+use crate::sets::{Hashing, Ledger, SectorSet};
+use crate::source::{Edge, Source};
+use crate::sums::Sums;
+use crate::supers;
+use crate::tables;
+use crate::walk::{Memory, Visit, Walk, scan};
+use crate::world::{Counts, Pass, World};
+use crate::{Error, Options, Report, Stats};
+use larder_format::items::keys::csum_key;
+use larder_format::items::{BlockGroupFlags, BlockGroupItem};
+use larder_format::{CompatRo, Key, KeyType, Logical, ObjectId};
+use larder_volume::{Device, Volume};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use zerocopy::FromBytes;
+
+/// Pages of [`Coverage`] in one window, each of 2 KiB for 16 MiB of data: 128 MiB of memory, 1 TiB of data.
+const WINDOW: usize = 1 << 16;
+/// Groups of addresses that are looked at closely, and facts about them.
+const UNEVEN_ADDRESSES: usize = 4096;
+const RECORDS: usize = 500_000;
+/// Ranges with flaws of one sort that are listed.
+const FLAWS: usize = 1000;
+
+type Items = Vec<(Key, Vec<u8>)>;
+
+pub(crate) fn run(
+    devices: &[Arc<dyn Device>],
+    options: &Options,
+    watcher: Watcher<'_>,
+) -> Result<Report, Error> {
+    let findings = Findings::new(options.keep);
+    let meter = Meter::new(watcher);
+    meter.phase(Phase::Opening);
+    let counts = check_image(devices, options, &findings, &meter)?;
+    let stats = Stats {
+        nodes: counts.nodes.load(Relaxed),
+        extents: counts.extents.load(Relaxed),
+        inodes: counts.inodes.load(Relaxed),
+        names: counts.names.load(Relaxed),
+        file_extents: counts.file_extents.load(Relaxed),
+        data_bytes: counts.data_bytes.load(Relaxed),
+        bytes_read: meter.bytes.load(Relaxed),
+        elapsed: meter.elapsed(),
+    };
+    let (findings, counts) = findings.finish();
+    Ok(Report { findings, counts, stats })
+}
+
+fn check_image(
+    devices: &[Arc<dyn Device>],
+    options: &Options,
+    findings: &Findings,
+    meter: &Meter<'_>,
+) -> Result<Counts, Error> {
+    let Some(opened) = supers::open(devices, findings)? else {
+        findings.add(Finding::new(Kind::NotChecked, "without a superblock nothing else can be found"));
+        return Ok(Counts::default());
+    };
+    let superblock = opened.superblock;
+    if !supers::understand(&superblock, findings)? {
+        return Ok(Counts::default());
+    }
+    supers::backups(&superblock, findings);
+    let source = Source::new(Volume::new(opened.devices)?, &superblock, findings, meter);
+    let array = chunks::system_chunks(&superblock, &source)?;
+    let loaded = chunks::load(&superblock, &source)?;
+    chunks::compare_system_chunks(&array, &loaded, findings);
+    let world = World {
+        source,
+        findings,
+        meter,
+        superblock,
+        chunks: loaded.chunks,
+        hashing: Hashing::default(),
+        lost: Lost::default(),
+        full_backref: SectorSet::new(),
+        last_snapshot: AtomicU64::new(0),
+        features: AtomicU64::new(0),
+        counts: Counts::default(),
+    };
+    if world.chunks.0.is_empty() {
+        walk_plain(&Pass::silent(&world).reporting(), &chunk_root(&world.superblock));
+        let what = "without chunks nothing else can be found";
+        world.add(Finding::new(Kind::NotChecked, what).tree(ObjectId::CHUNK_TREE));
+        return Ok(world.counts);
+    }
+    let roots = roots::load(&world.superblock, &world.source);
+    check_trees(&world, &roots, &loaded.dev_items, options);
+    Ok(world.counts)
+}
+
+impl<'a> Pass<'a> {
+    /// A pass that reports and collects nothing.
+    fn silent(world: &'a World<'a>) -> Self {
+        Self {
+            world,
+            seen: SectorSet::new(),
+            first: false,
+            refs: Refs { hashing: &world.hashing, sink: Sink::None },
+            coverage: None,
+            owners: None,
+            data: None,
+        }
+    }
+    fn reporting(mut self) -> Self {
+        self.first = true;
+        self
+    }
+}
+
+/// What a pass over the subvolumes gives.
+#[derive(Default)]
+struct Walked {
+    block_groups: Items,
+    /// For each tree with inodes, its place among the roots.
+    totals: Vec<(usize, Totals)>,
+    uneven_dirs: Vec<(Edge, u64)>,
+}
+
+fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, options: &Options) {
+    let last_snapshot = roots.trees.iter().map(|r| r.item.last_snapshot.get()).max().unwrap_or(0);
+    world.last_snapshot.store(last_snapshot, Relaxed);
+    expect_work(world, roots, options.data);
+
+    let ledger = Ledger::new();
+    let coverage = Coverage::new(0, WINDOW);
+    let data = Data::default();
+    let pass = Pass {
+        refs: Refs { hashing: &world.hashing, sink: Sink::Sums(&ledger) },
+        coverage: Some(&coverage),
+        data: options.data.then_some(&data),
+        ..Pass::silent(world).reporting()
+    };
+    let walked = walk_all(&pass, roots);
+    log::check(&pass);
+    drop(pass);
+
+    world.meter.phase(Phase::Comparing);
+    roots.check(world);
+    compare_tables(world, roots, dev_items, &walked);
+    compare_names(world, roots, &walked);
+    let flaws = all_flaws(world, roots, coverage);
+    look_closer(world, roots, &ledger, &flaws, &data);
+    if roots.tree(ObjectId::QUOTA_TREE).is_some() {
+        world.add(Finding::new(Kind::QuotasNotChecked, "there is a quota tree").tree(ObjectId::QUOTA_TREE));
+    }
+}
+
+/// Tells the meter how much there is to read.
+fn expect_work(world: &World<'_>, roots: &Roots, data: bool) {
+    let count = |key: Key, bytes: &[u8]| {
+        let (Some(chunk), Ok(item)) =
+            (world.chunks.starting_at(key.objectid.0), BlockGroupItem::ref_from_bytes(bytes))
+        else {
+            return;
+        };
+        let is_data = chunk.flags.contains(BlockGroupFlags::DATA);
+        if data || !is_data || chunk.flags.contains(BlockGroupFlags::METADATA) {
+            let copies = world.source.volume.copies(Logical(chunk.start)).unwrap_or(1) as u64;
+            world.meter.expect(item.used.get().min(chunk.len).saturating_mul(copies));
+        }
+    };
+    if let Some(tree) = roots.edge(ObjectId::BLOCK_GROUP_TREE) {
+        scan(&world.source, &tree, Key::MIN, Key::MAX, &mut |key, bytes| {
+            count(key, bytes);
+            ControlFlow::Continue(())
+        });
+    } else if let Some(tree) = roots.edge(ObjectId::EXTENT_TREE) {
+        for chunk in &world.chunks.0 {
+            let key = |offset| Key::new(chunk.start, KeyType::BLOCK_GROUP_ITEM, offset);
+            scan(&world.source, &tree, key(0), key(u64::MAX), &mut |key, bytes| {
+                count(key, bytes);
+                ControlFlow::Break(())
+            });
+        }
+    }
+}
+
+fn walk_with<V: Visit>(pass: &Pass<'_>, memory: &Memory<V::Piece>, visitor: &V, edge: &Edge) -> V::Piece {
+    let walk = Walk { source: &pass.world.source, seen: &pass.seen, memory, visitor, report: pass.first };
+    walk.tree(edge, None)
+}
+
+fn walk_plain(pass: &Pass<'_>, edge: &Edge) {
+    pass.uses_root(edge);
+    walk_with(pass, &Memory::new(), &Plain { pass }, edge);
+}
+
+/// Walks every tree.
+fn walk_all(pass: &Pass<'_>, roots: &Roots) -> Walked {
+    let world = pass.world;
+    let mut walked = Walked::default();
+    walk_plain(pass, &chunk_root(&world.superblock));
+    walk_plain(pass, &root_tree(&world.superblock));
+    world.meter.phase(Phase::Extents);
+    // First of all, for it says which leaves are referred to by address.
+    if let Some(edge) = roots.edge(ObjectId::EXTENT_TREE) {
+        pass.uses_root(&edge);
+        let visitor = Extents { pass, block_groups: Mutex::default() };
+        walk_with(pass, &Memory::new(), &visitor, &edge).finish(&mut Closer(pass));
+        walked.block_groups = visitor.block_groups.into_inner();
+        walked.block_groups.sort_unstable_by_key(|(key, _)| *key);
+    } else if pass.first {
+        world.lost.add_tree(ObjectId::EXTENT_TREE);
+    }
+    world.meter.phase(Phase::Checksums);
+    if let Some(edge) = roots.edge(ObjectId::CSUM_TREE) {
+        pass.uses_root(&edge);
+        walk_with(pass, &Memory::new(), &Sums { pass }, &edge);
+    } else if pass.first {
+        world.lost.add_tree(ObjectId::CSUM_TREE);
+    }
+    world.meter.phase(Phase::Files);
+    let special = |tree| matches!(tree, ObjectId::EXTENT_TREE | ObjectId::CSUM_TREE);
+    for root in roots.trees.iter().filter(|r| !r.edge.tree.holds_files() && !special(r.edge.tree)) {
+        walk_plain(pass, &root.edge);
+    }
+    walk_files(pass, roots, &mut walked);
+    walked
+}
+
+/// Walks everything that holds files: what is alive first, for the rest may have lost parts of what it shares.
+fn walk_files(pass: &Pass<'_>, roots: &Roots, walked: &mut Walked) {
+    let memory = Memory::new();
+    let uneven_dirs = Mutex::default();
+    let live = |root: &roots::Root| has_inodes(root.edge.tree) && root.is_live();
+    let order = roots.trees.iter().enumerate().filter(|(_, r)| live(r));
+    let rest = roots.trees.iter().enumerate().filter(|(_, r)| r.edge.tree.holds_files() && !live(r));
+    for (n, root) in order.chain(rest) {
+        let whole = live(root);
+        let visitor = Files {
+            pass,
+            root: root.edge,
+            links: LinkSink::Sum,
+            whole,
+            uneven_dirs: &uneven_dirs,
+            looked_up: Mutex::default(),
+        };
+        pass.uses_root(&root.edge);
+        let walk = Walk {
+            source: &pass.world.source,
+            seen: &pass.seen,
+            memory: &memory,
+            visitor: &visitor,
+            report: pass.first,
+        };
+        let totals = walk.tree(&root.edge, root.dropped()).finish(&visitor);
+        if whole {
+            walked.totals.push((n, totals));
+        }
+    }
+    walked.uneven_dirs = uneven_dirs.into_inner();
+}
+
+/// Everything that a tree holds; its nodes have been judged already.
+fn collect(world: &World<'_>, edge: Option<Edge>) -> Items {
+    let mut items = Items::new();
+    if let Some(edge) = edge {
+        scan(&world.source, &edge, Key::MIN, Key::MAX, &mut |key, data| {
+            items.push((key, data.to_vec()));
+            ControlFlow::Continue(())
+        });
+    }
+    items
+}
+
+/// Chunks, block groups, devices, free space, uuids.
+fn compare_tables(world: &World<'_>, roots: &Roots, dev_items: &Items, walked: &Walked) {
+    let edges: Vec<Edge> = roots.trees.iter().map(|r| r.edge).collect();
+    let compat_ro = world.superblock.compat_ro();
+    let by_tree =
+        roots.edge(ObjectId::BLOCK_GROUP_TREE).filter(|_| compat_ro.contains(CompatRo::BLOCK_GROUP_TREE));
+    match by_tree {
+        Some(edge) => {
+            let items = collect(world, Some(edge));
+            tables::block_groups(world, ObjectId::BLOCK_GROUP_TREE, &items);
+        }
+        None => tables::block_groups(world, ObjectId::EXTENT_TREE, &walked.block_groups),
+    }
+    let dev_tree = collect(world, roots.edge(ObjectId::DEV_TREE));
+    tables::devices(world, dev_items, &dev_tree);
+    tables::bytes_used(world, &edges);
+    supers::features(world, &edges);
+    if let Some(edge) = roots.edge(ObjectId::FREE_SPACE_TREE) {
+        if compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
+            free_space::check(world, &edge, roots.edge(ObjectId::EXTENT_TREE).as_ref());
+        } else {
+            let what = "the superblock does not say that the free-space tree is valid";
+            world.add(Finding::new(Kind::FreeSpaceNotValid, what).tree(ObjectId::FREE_SPACE_TREE));
+        }
+    }
+    if let Some(edge) = roots.edge(ObjectId::UUID_TREE) {
+        roots.check_uuids(world, &edge);
+    }
+}
+
+/// Names, entries and inodes of each subvolume; subvolumes among each other.
+fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
+    // Snapshots that share damage have the same sum.
+    let mut by_sum: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (n, totals) in &walked.totals {
+        let root = &roots.trees[*n];
+        if !totals.has_top {
+            let what = format!("subvolume {} has no top directory", root.edge.tree);
+            let finding = Finding::new(Kind::RootDirectory, what).tree(root.edge.tree);
+            let key = Key::new(ObjectId::FIRST_FREE, KeyType::INODE_ITEM, 0);
+            world.add(finding.key(key).follow_up_if(totals.broken));
+        }
+        if totals.links != 0 {
+            by_sum.entry(totals.links).or_default().push(*n);
+        }
+        roots.check_entries(world, root, totals);
+    }
+    let broken = |n: usize| walked.totals.iter().any(|(k, t)| *k == n && t.broken);
+    for same in by_sum.values().take(SUBVOLUMES) {
+        if let Some(first) = same.first() {
+            links::explain(world, &roots.trees[*first].edge, broken(*first));
+        }
+    }
+    if by_sum.len() > SUBVOLUMES {
+        let what = format!(
+            "names are wrong in {} more subvolumes, not looked at closely",
+            by_sum.len() - SUBVOLUMES
+        );
+        world.add(Finding::new(Kind::NotChecked, what));
+    }
+    for (edge, dir) in &walked.uneven_dirs {
+        let tree = roots.trees.iter().position(|r| r.edge.tree == edge.tree);
+        links::explain_directory(world, edge, *dir, tree.is_some_and(broken));
+    }
+}
+
+/// Flaws of all windows; for each window but the first the trees are walked again.
+fn all_flaws(world: &World<'_>, roots: &Roots, first: Coverage) -> Vec<(Flaw, u64, u64)> {
+    let mut next = first.next_window();
+    let (mut flaws, _) = first.flaws(FLAWS);
+    while let Some(from) = next {
+        let coverage = Coverage::new(from, WINDOW);
+        walk_all(&Pass { coverage: Some(&coverage), ..Pass::silent(world) }, roots);
+        next = coverage.next_window();
+        flaws.extend(coverage.flaws(FLAWS).0);
+    }
+    flaws
+}
+
+/// Another pass, if sums or sectors disagree: who is it?
+fn look_closer(world: &World<'_>, roots: &Roots, ledger: &Ledger, flaws: &[(Flaw, u64, u64)], data: &Data) {
+    let bad = std::mem::take(&mut *data.bad.lock());
+    let ranges = flaws.iter().map(|(_, at, len)| (*at, *len)).chain(bad.iter().map(|b| (b.at, b.len)));
+    let owners = Owners::new(ranges);
+    let mut uneven = ledger.uneven();
+    if let Some(uneven) = &mut uneven
+        && uneven.limit(UNEVEN_ADDRESSES)
+    {
+        let what = "references are wrong in more places than were looked at closely";
+        world.add(Finding::new(Kind::NotChecked, what).tree(ObjectId::EXTENT_TREE));
+    }
+    let collected = Collected::new(RECORDS);
+    if uneven.is_some() || !owners.is_empty() {
+        let sink = uneven.as_ref().map_or(Sink::None, |u| Sink::Records(u, &collected));
+        let refs = Refs { hashing: &world.hashing, sink };
+        walk_all(&Pass { refs, owners: Some(&owners), ..Pass::silent(world) }, roots);
+    }
+    if uneven.is_some() {
+        refs::explain(collected, &world.lost, world.findings);
+    }
+    for flaw in flaws {
+        report_flaw(world, &owners, *flaw);
+    }
+    for bad in bad {
+        report_bad(world, &owners, &bad);
+    }
+}
+
+fn report_flaw(world: &World<'_>, owners: &Owners, (flaw, at, len): (Flaw, u64, u64)) {
+    let (kind, what, follows) = match flaw {
+        Flaw::Missing => {
+            let what = format!("{len} bytes at {at} are in use and have no checksums");
+            (Kind::ChecksumMissing, what, world.lost.part_of(ObjectId::CSUM_TREE))
+        }
+        Flaw::Unexpected => {
+            let what = format!(
+                "{len} bytes at {at} have checksums, but belong to a file without, or are preallocated"
+            );
+            (Kind::ChecksumUnexpected, what, false)
+        }
+        Flaw::WithoutData => {
+            let what = format!("there are checksums for {len} bytes at {at}, where nothing is allocated");
+            (Kind::ChecksumWithoutExtent, what, world.lost.extents_at(Logical(at)))
+        }
+    };
+    let mut finding = Finding::new(kind, what).tree(ObjectId::CSUM_TREE).address(Logical(at));
+    finding.key = Some(csum_key(Logical(at)));
+    if let Some((tree, key)) = owners.of(at) {
+        (finding.tree, finding.key) = (Some(tree), Some(key));
+    }
+    world.add(finding.follow_up_if(follows));
+}
+
+fn report_bad(world: &World<'_>, owners: &Owners, bad: &Bad) {
+    let copy = if bad.copies > 1 { format!("copy {} of {}: ", bad.copy, bad.copies) } else { String::new() };
+    let (kind, what) = match &bad.error {
+        Some(error) => (Kind::DataUnreadable, format!("{copy}{error}")),
+        None => {
+            (Kind::DataChecksum, format!("{copy}{} bytes at {} are not what was written", bad.len, bad.at))
+        }
+    };
+    let mut finding = Finding::new(kind, what).address(Logical(bad.at));
+    if let Ok(found) = world.source.volume.map().lookup(Logical(bad.at), bad.len)
+        && let Some(stripe) = found.stripes.get(bad.copy)
+    {
+        finding.device = Some((stripe.device, stripe.at));
+    }
+    if let Some((tree, key)) = owners.of(bad.at) {
+        (finding.tree, finding.key) = (Some(tree), Some(key));
+    }
+    world.add(finding);
+}

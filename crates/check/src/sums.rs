@@ -1,0 +1,105 @@
+//! The checksum tree, and with [`crate::Options::data`] the data behind it.
+//!
+//! Each item holds the checksums of a range. The ranges go to [`crate::coverage`], where they meet the extents and the
+//! files. Data is read where its checksums are, a leaf's worth at a time and in parallel, every copy of it.
+
+use crate::coverage::Fact;
+use crate::data::Data;
+use crate::finding::{Finding, Kind};
+use crate::source::{Edge, Node};
+use crate::walk::Visit;
+use crate::world::Pass;
+use larder_format::node::NodeView;
+use larder_format::{KeyType, Logical, ObjectId, SECTOR_SIZE};
+
+/// Walks the checksum tree.
+pub(crate) struct Sums<'a> {
+    pub(crate) pass: &'a Pass<'a>,
+}
+
+impl Visit for Sums<'_> {
+    /// Where the first range begins and the last one ends.
+    type Piece = Option<(u64, u64)>;
+    const SHARED: bool = false;
+
+    fn empty(&self) -> Self::Piece {
+        None
+    }
+    fn lost(&self, edge: &Edge) -> Self::Piece {
+        self.pass.lost(edge);
+        None
+    }
+    fn child(&self, parent: NodeView<'_>, edge: &Edge) {
+        self.pass.uses_child(parent, edge);
+    }
+    fn join(&self, edge: &Edge, left: Self::Piece, right: Self::Piece, _: bool) -> Self::Piece {
+        match (left, right) {
+            (Some((from, end)), Some((next, to))) => {
+                if end > next {
+                    self.overlap(edge, end, next);
+                }
+                Some((from, to.max(end)))
+            }
+            (some, none) => some.or(none),
+        }
+    }
+    fn leaf(&self, edge: &Edge, node: &Node, _: bool) -> Self::Piece {
+        let view = node.view();
+        let size = self.pass.world.superblock.csum_type().size();
+        let mut ranges = Vec::new();
+        let mut piece: Self::Piece = None;
+        for slot in 0..view.items().len() {
+            let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
+            if key.kind != KeyType::EXTENT_CSUM || key.objectid != ObjectId::EXTENT_CSUM {
+                self.pass.misplaced(edge, key);
+                continue;
+            }
+            let len = (data.len() / size) as u64 * u64::from(SECTOR_SIZE);
+            let end = key.offset.saturating_add(len);
+            if let Some((_, last)) = piece
+                && last > key.offset
+            {
+                self.overlap(edge, last, key.offset);
+            }
+            piece = Some((piece.map_or(key.offset, |(from, _)| from), end));
+            if let Some(coverage) = self.pass.coverage {
+                coverage.add(Fact::Sums, key.offset, len);
+            }
+            ranges.push((key.offset, data));
+        }
+        if let Some(check) = self.pass.data.filter(|_| self.pass.first) {
+            verify(self.pass, check, &ranges, size);
+        }
+        piece
+    }
+}
+
+impl Sums<'_> {
+    fn overlap(&self, edge: &Edge, end: u64, next: u64) {
+        self.pass.add(|| {
+            let what = format!("checksums up to {end} are followed by checksums from {next} on");
+            let key = larder_format::items::keys::csum_key(Logical(next));
+            Finding::new(Kind::ChecksumOverlap, what).tree(edge.tree).key(key).address(Logical(next))
+        });
+    }
+}
+
+fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(u64, &[u8])], size: usize) {
+    // Items that lie behind each other are read together.
+    let mut rest = ranges;
+    while let Some(((at, _), _)) = rest.split_first() {
+        let mut end = *at;
+        let n = rest
+            .iter()
+            .take_while(|(from, data)| {
+                let joins = *from == end;
+                end = from.saturating_add((data.len() / size) as u64 * u64::from(SECTOR_SIZE));
+                joins
+            })
+            .count()
+            .max(1);
+        let sums: Vec<&[u8]> = rest[..n].iter().flat_map(|(_, data)| data.chunks_exact(size)).collect();
+        check.verify(pass, *at, &sums);
+        rest = &rest[n..];
+    }
+}

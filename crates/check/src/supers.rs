@@ -1,0 +1,256 @@
+//! Superblocks: which one to start from, and whether the others agree with it.
+//!
+//! Linux starts from the first copy only, and so does the check as long as that can be used. When it cannot, that is a finding, and the
+//! newest copy that can be used serves in its place, so that people learn what else is wrong.
+
+use crate::Error;
+use crate::finding::{Finding, Findings, Kind};
+use crate::source::Edge;
+use crate::world::World;
+use larder_format::{
+    BackupRoot, CompatRo, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE, SUPER_OFFSETS, SuperFlags,
+    Superblock,
+};
+use larder_volume::{Device, SuperCopy, VolumeError, read_all_superblocks};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The superblock to go by, and which device is which.
+pub(crate) struct Opened {
+    pub(crate) superblock: Box<Superblock>,
+    pub(crate) devices: Vec<(DeviceId, Arc<dyn Device>)>,
+}
+
+/// Reads the superblocks of all devices. `None` if none can be used, which is reported.
+pub(crate) fn open(devices: &[Arc<dyn Device>], findings: &Findings) -> Result<Option<Opened>, Error> {
+    let mut opened: Option<Opened> = None;
+    for device in devices {
+        let copies = read_all_superblocks(&**device);
+        if copies.iter().all(is_something_else) {
+            let what = copies.into_iter().find_map(|c| c.content.err()).map_or_else(
+                || {
+                    format!(
+                        "not a btrfs file system: {} bytes are too few to hold a superblock",
+                        device.size()
+                    )
+                },
+                |e| e.to_string(),
+            );
+            return Err(Error::NotBtrfs { device: device.name(), what });
+        }
+        let Some(superblock) = best(&copies, findings) else { continue };
+        let member = (superblock.device_id(), device.clone());
+        match &mut opened {
+            None => opened = Some(Opened { superblock, devices: vec![member] }),
+            Some(o) => {
+                if o.superblock.metadata_fsid() != superblock.metadata_fsid() {
+                    let what = format!("{} belongs to another file system", device.name());
+                    findings.add(Finding::new(Kind::SuperMirrorDiffers, what));
+                    continue;
+                }
+                if superblock.generation() > o.superblock.generation() {
+                    o.superblock = superblock;
+                }
+                o.devices.push(member);
+            }
+        }
+    }
+    Ok(opened)
+}
+
+fn is_something_else(copy: &SuperCopy) -> bool {
+    matches!(&copy.content, Err(VolumeError::Corrupt { what, .. }) if what.starts_with("not a btrfs"))
+}
+
+/// The copy to go by; the others are compared with it.
+fn best(copies: &[SuperCopy], findings: &Findings) -> Option<Box<Superblock>> {
+    let primary = copies.iter().find(|c| c.at == SUPER_OFFSETS[0]);
+    if let Some(Err(e)) = primary.map(|c| &c.content) {
+        let what = e.to_string();
+        let unreadable =
+            what.contains("checksum is") || what.contains("magic") || is_something_else(&copies[0]);
+        let kind = if unreadable || matches!(e, VolumeError::Io { .. }) {
+            Kind::SuperPrimary
+        } else {
+            Kind::SuperField
+        };
+        findings.add(Finding::new(kind, what));
+    }
+    let usable = copies.iter().filter_map(|c| c.content.as_ref().ok());
+    let chosen = match primary.and_then(|c| c.content.as_ref().ok()) {
+        Some(sb) => sb.clone(),
+        None => usable.max_by_key(|sb| sb.generation())?.clone(),
+    };
+    let id = chosen.device_id();
+    let size = chosen.dev_item.total_bytes.get();
+    for copy in copies.iter().filter(|c| c.at != SUPER_OFFSETS[0] && c.at.0.saturating_add(4096) < size) {
+        match &copy.content {
+            Err(e) => findings.add(Finding::new(Kind::SuperMirror, e.to_string()).device(id, copy.at)),
+            Ok(other) => compare(&chosen, other, findings),
+        }
+    }
+    Some(chosen)
+}
+
+/// A log commit writes the first copy alone, and a crash can come between two copies: then generations differ.
+fn compare(primary: &Superblock, mirror: &Superblock, findings: &Findings) {
+    let id = primary.device_id();
+    let at = larder_format::Physical(mirror.bytenr.get());
+    if primary.fsid != mirror.fsid {
+        let what = format!("the copy at {at} belongs to file system {}", uuid::Uuid::from_bytes(mirror.fsid));
+        findings.add(Finding::new(Kind::SuperMirrorDiffers, what).device(id, at));
+        return;
+    }
+    if primary.generation() != mirror.generation() {
+        let what = format!(
+            "the copy at {at} is of generation {}, the first copy of {}",
+            mirror.generation(),
+            primary.generation()
+        );
+        findings.add(Finding::new(Kind::SuperMirrorGeneration, what).device(id, at));
+        return;
+    }
+    let comparable = |sb: &Superblock| {
+        let mut sb = *sb;
+        sb.csum.fill(0);
+        sb.bytenr.set(0);
+        sb.log_root.set(0);
+        sb.log_root_transid.set(0);
+        sb.log_root_level = 0;
+        sb
+    };
+    let (a, b) = (comparable(primary), comparable(mirror));
+    if a != b {
+        let first = a.as_bytes().iter().zip(b.as_bytes()).position(|(a, b)| a != b).unwrap_or(0);
+        let what = format!("the copy at {at} differs from the first copy, from byte {first:#x} on");
+        findings.add(Finding::new(Kind::SuperMirrorDiffers, what).device(id, at));
+    }
+}
+
+/// Flags and features. `false` if the rest cannot be understood.
+pub(crate) fn understand(sb: &Superblock, findings: &Findings) -> Result<bool, Error> {
+    let flags = sb.super_flags();
+    if flags.intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2) {
+        return Err(Error::Unsupported("it is a metadata dump without its data".into()));
+    }
+    if flags.contains(SuperFlags::ERROR) {
+        findings.add(Finding::new(Kind::SuperErrorFlag, "the superblock has the flag ERROR"));
+    }
+    if flags.unknown() != 0 {
+        let what = format!("flags are {:#x}, of which {:#x} are unknown", flags.bits(), flags.unknown());
+        findings.add(Finding::new(Kind::SuperField, what));
+    }
+    let changing = flags
+        & (SuperFlags::CHANGING_FSID
+            | SuperFlags::CHANGING_FSID_V2
+            | SuperFlags::CHANGING_BG_TREE
+            | SuperFlags::CHANGING_DATA_CSUM
+            | SuperFlags::CHANGING_META_CSUM);
+    if !changing.is_empty() {
+        let what = format!("the superblock has the flags {}", changing.names().join(", "));
+        findings.add(Finding::new(Kind::SuperInterrupted, what));
+    }
+    if sb.root_dir_objectid.get() != ObjectId::ROOT_TREE_DIR.0 {
+        let what = format!("root_dir_objectid is {}, expected 6", sb.root_dir_objectid);
+        findings.add(Finding::new(Kind::SuperField, what));
+    }
+    let incompat = sb.incompat();
+    if incompat.unknown() != 0 {
+        let what =
+            format!("unknown incompatible features {:#x}: the rest is not checked", incompat.unknown());
+        findings.add(Finding::new(Kind::SuperFeature, what));
+        return Ok(false);
+    }
+    let unsupported = incompat
+        & (Incompat::ZONED | Incompat::EXTENT_TREE_V2 | Incompat::RAID_STRIPE_TREE | Incompat::REMAP_TREE);
+    if !unsupported.is_empty() {
+        let names = unsupported.names().join(", ");
+        return Err(Error::Unsupported(format!("it uses {names}, which Larder does not know")));
+    }
+    Ok(true)
+}
+
+/// Do the feature bits describe what is there?
+pub(crate) fn features(world: &World<'_>, roots: &[Edge]) {
+    let sb = &world.superblock;
+    let add = |what: String| world.add(Finding::new(Kind::SuperFeature, what));
+    let compat_ro = sb.compat_ro();
+    let has = |tree| roots.iter().any(|r| r.tree == tree);
+    let rooted = !world.lost.part_of(ObjectId::ROOT_TREE);
+    if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
+        let needed = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+        if !compat_ro.contains(needed) || !world.has(Incompat::NO_HOLES) {
+            add("block-group-tree is set without free-space-tree (valid) and no-holes".into());
+        }
+    } else if has(ObjectId::BLOCK_GROUP_TREE) {
+        add("there is a block-group tree, but its bit is not set".into());
+    }
+    if !compat_ro.contains(CompatRo::FREE_SPACE_TREE) {
+        if compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
+            add("free-space-tree-valid is set without free-space-tree".into());
+        }
+        if has(ObjectId::FREE_SPACE_TREE) && rooted {
+            add("there is a free-space tree, but its bit is not set".into());
+        }
+    }
+    if compat_ro.unknown() != 0 {
+        add(format!("unknown read-only-compatible features {:#x}", compat_ro.unknown()));
+    }
+    let seen = Incompat::from_bits_retain(world.features.load(Relaxed));
+    let missing = seen & !sb.incompat();
+    if !missing.is_empty() {
+        add(format!("{} is in use, but not set", missing.names().join(", ")));
+    }
+    if !world.has(Incompat::MIXED_BACKREF) {
+        add("mixed-backref is not set".into());
+    }
+}
+
+/// The backup roots must be possible, and the one of this generation say what the superblock says.
+pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
+    for (slot, backup) in sb.backup_roots.iter().enumerate() {
+        let backup: &BackupRoot = backup;
+        if *backup == BackupRoot::new_zeroed() {
+            continue;
+        }
+        let mut wrong = Vec::new();
+        let newest = sb.generation().0;
+        let roots = [
+            ("tree", backup.tree_root, backup.tree_root_gen, backup.tree_root_level),
+            ("chunk", backup.chunk_root, backup.chunk_root_gen, backup.chunk_root_level),
+            ("extent", backup.extent_root, backup.extent_root_gen, backup.extent_root_level),
+            ("fs", backup.fs_root, backup.fs_root_gen, backup.fs_root_level),
+            ("dev", backup.dev_root, backup.dev_root_gen, backup.dev_root_level),
+            ("csum", backup.csum_root, backup.csum_root_gen, backup.csum_root_level),
+        ];
+        for (name, at, generation, level) in roots {
+            if !at.get().is_multiple_of(u64::from(SECTOR_SIZE)) {
+                wrong.push(format!("{name}_root is {at}"));
+            }
+            // Linux takes some of these from memory, where the next transaction may have begun.
+            if generation.get() > newest + 1 {
+                wrong.push(format!("{name}_root_gen is {generation}, the generation {newest}"));
+            }
+            if level >= MAX_LEVEL {
+                wrong.push(format!("{name}_root_level is {level}"));
+            }
+        }
+        if backup.tree_root_gen.get() == newest
+            && (backup.tree_root.get() != sb.root().0 || backup.tree_root_level != sb.root_level)
+        {
+            wrong.push(format!("tree_root is {}, the superblock's {}", backup.tree_root, sb.root()));
+        }
+        if backup.tree_root_gen.get() == newest
+            && backup.chunk_root_gen.get() == sb.chunk_root_generation().0
+            && (backup.chunk_root.get() != sb.chunk_root().0
+                || backup.chunk_root_level != sb.chunk_root_level)
+        {
+            wrong.push(format!("chunk_root is {}, the superblock's {}", backup.chunk_root, sb.chunk_root()));
+        }
+        if !wrong.is_empty() {
+            let what = format!("backup root {slot}: {}", wrong.join("; "));
+            findings.add(Finding::new(Kind::SuperBackupRoot, what));
+        }
+    }
+}
