@@ -21,7 +21,7 @@ use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physi
 use larder_volume::Volume;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A block group made by a transaction; its items are written by the commit.
@@ -30,6 +30,10 @@ pub(crate) struct NewGroup {
     pub(crate) run: Run,
     pub(crate) chunk: Chunk,
 }
+
+/// Blocks that a commit may need beyond copies and what grows by bytes: splits up to the root of each global tree, and
+/// what its purse holds.
+const SLACK_BLOCKS: u64 = 40;
 
 /// What chunks take of the device.
 #[derive(Debug)]
@@ -92,6 +96,8 @@ pub(crate) struct Allocator {
     device: Mutex<DeviceSpace>,
     total_bytes: u64,
     system_changed: AtomicBool,
+    /// Bytes of the trees that a commit may have to copy whole.
+    global_trees: AtomicU64,
     /// Groups whose record in the free-space tree is wrong: the next commit makes it anew.
     rebuild: Mutex<Vec<Run>>,
 }
@@ -154,8 +160,10 @@ impl Allocator {
             device: Mutex::new(device),
             total_bytes: sb.total_bytes.get(),
             system_changed: AtomicBool::new(false),
+            global_trees: AtomicU64::new(0),
             rebuild: Mutex::new(rebuild),
         };
+        this.measure_global_trees(roots, epoch)?;
         this.note_device_space();
         Ok(this)
     }
@@ -165,10 +173,31 @@ impl Allocator {
         self.accounts.set_reclaim(Box::new(Reclaimer(Arc::downgrade(core))));
     }
 
-    /// Makes the global reserve as large as the metadata needs by now.
-    pub(crate) fn size_global_reserve(&self) {
+    /// Makes the global reserve as large as commits need by now.
+    fn size_global_reserve(&self) {
         let metadata = self.accounts.pots(SpaceKind::Metadata);
-        self.accounts.set_global_reserve(global_reserve_size(metadata.used / 8, metadata.total));
+        let commit = self.global_trees() + SLACK_BLOCKS * u64::from(self.features.nodesize);
+        self.accounts.set_global_reserve(global_reserve_size(commit, metadata.total));
+    }
+    /// Looks how large the trees are that only commits edit, and sizes the global reserve by it.
+    ///
+    /// # Errors
+    /// Reading or corruption of a root.
+    pub(crate) fn measure_global_trees(&self, roots: &Roots, epoch: &Epoch) -> Result<()> {
+        let mut blocks = 0u64;
+        for tree in roots.all().filter(|t| t.id() != ObjectId::CHUNK_TREE) {
+            blocks = blocks.saturating_add(tree.version(epoch.clone()).blocks_at_most()?);
+        }
+        // An estimate from above: never more than there is.
+        let bytes = blocks.saturating_mul(u64::from(self.features.nodesize));
+        let used = self.accounts.pots(SpaceKind::Metadata).used;
+        self.global_trees.store(bytes.min(used), Ordering::Relaxed);
+        self.size_global_reserve();
+        Ok(())
+    }
+    /// Bytes that a commit copies at most, if nothing grows.
+    pub(crate) fn global_trees(&self) -> u64 {
+        self.global_trees.load(Ordering::Relaxed)
     }
 
     /// Chunks have come or gone: tells the accounts how much device space could still become metadata.
@@ -286,6 +315,7 @@ impl Allocator {
                 Err(_) if self.new_chunk(core, txn, kind)? => {}
                 Err(_) if !squeezed => {
                     squeezed = true;
+                    core.epochs.wait_for_oldest();
                     core.release_expired();
                     core.empty_purses();
                 }
@@ -439,23 +469,44 @@ impl Reclaim for Reclaimer {
         if core.txns.failure().is_some() {
             return core.check_writable().map(|()| false);
         }
-        let before = core.space.accounts.pots(kind).free();
+        let before = core.space.accounts.unheld(kind);
+        let enough = || core.space.accounts.unheld(kind) >= before.saturating_add(bytes);
         core.release_expired();
         core.empty_purses();
-        if core.space.accounts.pots(kind).free() >= before + bytes {
+        if enough() {
             return Ok(true);
         }
-        // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
-        // stands in the way, and a commit ends them, none is made.
-        let pots = core.space.accounts.pots(kind);
-        let promises = core.txns.running().kept() + pots.pinned;
-        if kind == SpaceKind::Metadata && pots.used < pots.total / 4 * 3 && promises >= bytes {
+        let commit = || -> Result<()> {
             core.commit_now()?;
             core.release_expired();
-            return Ok(true);
+            if !enough() && core.space.accounts.pots(kind).pinned > 0 {
+                // Somebody still reads what was freed.
+                core.epochs.wait_for_oldest();
+                core.release_expired();
+            }
+            Ok(())
+        };
+        if kind == SpaceKind::Metadata {
+            // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
+            // stands in the way, and a commit ends them, none is made.
+            let pots = core.space.accounts.pots(kind);
+            let promises = core.txns.running().kept() + pots.pinned;
+            if pots.used < pots.total / 4 * 3 && promises >= bytes {
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
+            }
+            // What delayed data has reserved for its items, many times what they take: oldest first. What was written
+            // leaves notes, which the commit ends.
+            if pots.used < pots.total / 4 * 3 && crate::file::reclaim(&core, bytes) {
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
+            }
         }
-        let made = core.space.chunk_in_running(&core, kind);
-        match made {
+        match core.space.chunk_in_running(&core, kind) {
             Ok(()) => return Ok(true),
             Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
@@ -465,7 +516,12 @@ impl Reclaim for Reclaimer {
         // What waits for a commit: pinned space, and the reserves of everything that was noted.
         let pinned = core.space.accounts.pots(kind).pinned > 0;
         if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
-            core.commit_now()?;
+            commit()?;
+            return Ok(true);
+        }
+        // A commit on its way has not said yet what it frees, and holds what was kept for it.
+        if let Some(generation) = core.txns.request() {
+            core.txns.wait(generation)?;
             core.release_expired();
             return Ok(true);
         }

@@ -53,6 +53,9 @@ impl Roots {
     }
 }
 
+/// Bytes of copies of global trees' blocks that the global reserve pays in one commit.
+pub(crate) const MAX_COPIES_IN_RESERVE: u64 = 256 << 20;
+
 /// Sets of unneeded addresses that are kept, and addresses in each.
 const PURSES: usize = 4;
 const PURSE: usize = 32;
@@ -164,16 +167,29 @@ impl Core {
         let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
         lacking == 0 || self.top_up(reserved, lacking, false)
     }
-    /// Keeps space, until the transaction is published, for a change that its commit will make: copied leaves of three
-    /// trees. Where space is short nothing is kept, and the global reserve pays: it has what a whole copy of the trees
-    /// takes.
-    pub(crate) fn reserve_note(&self, txn: &Txn) {
-        let leaves = 3 * u64::from(self.nodesize());
-        self.space
-            .accounts
-            .try_reserve(SpaceKind::Metadata, leaves)
-            .into_iter()
-            .for_each(|more| txn.keep(more));
+    /// Keeps space, until the transaction is published, for what its commit will do with an operation's notes: `bytes`
+    /// by which trees may grow, or that the seal copies. That the global trees' blocks are copied is what the global
+    /// reserve is for; only where they are so large that it does not hold them all is something kept for that, too:
+    /// leaves of three trees for each note.
+    pub(crate) fn keep_for_notes(
+        &self,
+        txn: &Txn,
+        from: &mut Reservation,
+        notes: u64,
+        bytes: u64,
+        deleting: bool,
+    ) {
+        let notes = txn.notes.fetch_add(notes, Ordering::Relaxed) + notes;
+        let copies = notes.saturating_mul(3 * u64::from(self.nodesize())).min(self.space.global_trees());
+        let beyond = copies.saturating_sub(MAX_COPIES_IN_RESERVE);
+        let before = txn.kept_for_copies.fetch_max(beyond, Ordering::Relaxed);
+        let owed = bytes + beyond.saturating_sub(before);
+        let lacking = owed.saturating_sub(from.bytes());
+        if lacking > 0 && !self.top_up(from, lacking, deleting) {
+            // The global reserve has to pay. The sooner it is filled again, the better.
+            self.txns.request();
+        }
+        txn.keep(from.split(owed));
     }
     /// Keeps addresses that an operation did not need for the next one; only a few small sets, the rest is free again.
     pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {

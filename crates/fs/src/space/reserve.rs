@@ -9,18 +9,22 @@
 //! request is not starved by small ones. The thread with the oldest ticket runs the reclaimer; there is no
 //! thread that could be asleep or die. It gives up when the reclaimer has nothing left to try, or has tried several
 //! times without a gain: a commit frees the blocks that it has copied itself, which looks like progress for ever.
+//! But nobody is refused for what others merely hold: an operation that has its reservation comes to its end without
+//! needing more ([`Reservation::passing`]), gives back nearly all of it, and is waited for.
 //!
 //! The *global reserve* is the part of metadata space that only the commit may use (the extent, checksum, free-space
-//! and root trees change while it runs), deletions in need excepted. Metadata may be reserved beyond what its
+//! and root trees change while it runs), deletions in need excepted: they may have half of it, which is why it is twice
+//! what a commit takes ([`global_reserve_size`]). Metadata may be reserved beyond what its
 //! block groups hold, against device space that can still become metadata: worst cases are many times what
 //! is used, and a commit allocates the chunk when it is needed.
 //!
 //! Lock order: nothing is locked, and nothing called, with an account locked.
 
 use crate::api::may_wait;
+use crate::core::MAX_COPIES_IN_RESERVE;
 use crate::error::{Error, Result};
 use crate::space::SpaceKind;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,6 +95,8 @@ enum TicketState {
 struct Ticket {
     bytes: u64,
     overcommits: bool,
+    /// May have half of the global reserve.
+    deletes: bool,
     state: Mutex<TicketState>,
     changed: Condvar,
 }
@@ -103,10 +109,17 @@ struct State {
     /// Size that the global reserve should have, and what it holds (a part of `pots.reserved`).
     global_size: u64,
     global: u64,
+    /// Reservations of operations that are on their way to their end.
+    passing: u64,
     queue: VecDeque<Arc<Ticket>>,
 }
 
 impl State {
+    /// Bytes that no operation holds: what reclaiming is to increase. It counts the global reserve, which is the first to
+    /// get what comes back.
+    fn unheld(&self) -> u64 {
+        (self.pots.free() + self.overcommit).saturating_sub(self.pots.reserved - self.global)
+    }
     /// Bytes that may still be promised.
     fn available(&self, overcommits: bool) -> u64 {
         let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
@@ -134,8 +147,9 @@ impl State {
         self.global += fill;
         self.pots.reserved += fill;
         while let Some(first) = self.queue.front() {
-            let (bytes, overcommits) = (first.bytes, first.overcommits);
-            if !self.try_take(bytes, overcommits) {
+            let (bytes, overcommits, deletes) = (first.bytes, first.overcommits, first.deletes);
+            let fits = self.try_take(bytes, overcommits) || deletes && self.take_half_of_global(bytes);
+            if !fits {
                 break;
             }
             let first = self.queue.pop_front().expect("looked at");
@@ -237,6 +251,13 @@ impl Space {
         state.pots.reserved - state.global
     }
 
+    /// Bytes that no operation holds, the global reserve and what metadata may overcommit included: what
+    /// [`Reclaim::reclaim`] is to increase.
+    #[must_use]
+    pub fn unheld(&self, kind: SpaceKind) -> u64 {
+        self.account(kind).state.lock().unheld()
+    }
+
     /// Bytes that metadata was promised beyond what its block groups hold. A chunk for anything else must leave
     /// this much device space.
     #[must_use]
@@ -290,7 +311,7 @@ impl Space {
     }
 
     fn guard(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Reservation {
-        Reservation { space: Arc::clone(self), kind, bytes }
+        Reservation { space: Arc::clone(self), kind, bytes, passing: false }
     }
 
     /// An empty reservation, to merge others into. What is allocated from it beyond what it holds comes from the global
@@ -314,6 +335,10 @@ impl Space {
     /// `NoSpace` when nothing can be reclaimed; `WouldBlock` on a thread that must not wait
     /// ([`crate::api::no_wait`]); what the reclaimer returned.
     pub fn reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+        self.reserve_or_wait(kind, bytes, false)
+    }
+
+    fn reserve_or_wait(self: &Arc<Self>, kind: SpaceKind, bytes: u64, deletes: bool) -> Result<Reservation> {
         if RECLAIMING.get() {
             return self.reserve_emergency(kind, bytes);
         }
@@ -321,7 +346,7 @@ impl Space {
             Some(guard) => Ok(guard),
             None => {
                 may_wait()?;
-                self.queue(kind, bytes)
+                self.queue(kind, bytes, deletes)
             }
         }
     }
@@ -338,11 +363,12 @@ impl Space {
         }
         {
             let mut state = self.account(kind).state.lock();
-            if state.take_half_of_global(bytes) {
+            // Behind those who wait, or they would never find the reserve full.
+            if state.queue.is_empty() && state.take_half_of_global(bytes) {
                 return Ok(self.guard(kind, bytes));
             }
         }
-        self.reserve(kind, bytes)
+        self.reserve_or_wait(kind, bytes, true)
     }
 
     /// Reserves without ever waiting, past those who wait, and from the global reserve if need be: for the reclaimer
@@ -375,11 +401,12 @@ impl Space {
     }
 
     /// Takes a ticket and waits.
-    fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+    fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64, deletes: bool) -> Result<Reservation> {
         let account = self.account(kind);
         let ticket = Arc::new(Ticket {
             bytes,
             overcommits: kind == SpaceKind::Metadata,
+            deletes,
             state: Mutex::new(TicketState::Waiting),
             changed: Condvar::new(),
         });
@@ -390,28 +417,27 @@ impl Space {
             // Space may have come since the first attempt.
             state.serve();
         }
+        let _line = InLine { account, ticket: &ticket };
         let (mut best, mut fruitless) = (0, 0);
         loop {
             // Wait until served or first in line. The account is asked without the ticket locked: the order is account,
             // ticket.
-            let (granted, first, available) = {
+            let (granted, first, unheld) = {
                 let state = account.state.lock();
                 let granted = *ticket.state.lock() == TicketState::Granted;
                 let first = state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket));
                 if !granted && !first {
-                    let mut mine = ticket.state.lock();
-                    drop(state);
-                    ticket.changed.wait(&mut mine);
+                    ticket.wait(state);
                     continue;
                 }
-                (granted, first, state.available(ticket.overcommits))
+                (granted, first, state.unheld())
             };
             if granted {
                 return Ok(self.guard(kind, bytes));
             }
             debug_assert!(first);
-            fruitless = if available > best { 0 } else { fruitless + 1 };
-            best = best.max(available);
+            fruitless = if unheld > best { 0 } else { fruitless + 1 };
+            best = best.max(unheld);
             account.reclaims.fetch_add(1, Ordering::Relaxed);
             let outcome = match self.reclaim.get() {
                 Some(engine) if fruitless <= FRUITLESS_ROUNDS => {
@@ -430,12 +456,41 @@ impl Space {
             if *ticket.state.lock() == TicketState::Granted {
                 return Ok(self.guard(kind, bytes));
             }
-            // Without us, the next may fit, or must take over.
-            state.queue.retain(|t| !Arc::ptr_eq(t, &ticket));
-            state.serve();
-            state.wake_front();
+            if state.passing > 0 && matches!(refusal, Error::NoSpace) {
+                // Each that ends wakes us; after it, everything is tried once more.
+                ticket.wait(state);
+                fruitless = FRUITLESS_ROUNDS - 1;
+                continue;
+            }
             account.refused.fetch_add(1, Ordering::Relaxed);
             return Err(refusal);
+        }
+    }
+}
+
+impl Ticket {
+    /// Waits to be woken. Who changes anything locks the account first, so nothing is missed.
+    fn wait(&self, state: MutexGuard<'_, State>) {
+        let mut mine = self.state.lock();
+        drop(state);
+        self.changed.wait(&mut mine);
+    }
+}
+
+/// A ticket's place in the line. Whoever leaves, by whatever way, lets the next fit or take over.
+struct InLine<'a> {
+    account: &'a Account,
+    ticket: &'a Arc<Ticket>,
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        let mut state = self.account.state.lock();
+        let before = state.queue.len();
+        state.queue.retain(|t| !Arc::ptr_eq(t, self.ticket));
+        if state.queue.len() < before {
+            state.serve();
+            state.wake_front();
         }
     }
 }
@@ -446,6 +501,7 @@ pub struct Reservation {
     space: Arc<Space>,
     kind: SpaceKind,
     bytes: u64,
+    passing: bool,
 }
 
 impl Reservation {
@@ -459,12 +515,22 @@ impl Reservation {
     pub fn kind(&self) -> SpaceKind {
         self.kind
     }
-    /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own.
+    /// Says that the operation that has it needs nothing more, waits for no space and no commit, and ends: while there
+    /// is such a reservation, nobody is refused.
+    #[must_use]
+    pub fn passing(mut self) -> Self {
+        if !self.passing {
+            self.passing = true;
+            self.space.account(self.kind).state.lock().passing += 1;
+        }
+        self
+    }
+    /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own, which is not a passing one.
     #[must_use]
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        Self { space: Arc::clone(&self.space), kind: self.kind, bytes }
+        self.space.guard(self.kind, bytes)
     }
     /// Takes over what `other` holds.
     ///
@@ -505,18 +571,27 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            let bytes = self.bytes;
-            self.space.change(self.kind, |pots| pots.reserved -= bytes);
+        if self.bytes == 0 && !self.passing {
+            return;
+        }
+        let mut state = self.space.account(self.kind).state.lock();
+        state.pots.reserved -= self.bytes;
+        state.serve();
+        if self.passing {
+            state.passing -= 1;
+            // Who waits for operations to end counts with this one.
+            state.wake_front();
         }
     }
 }
 
-/// Size of the global reserve: as much as the trees that a commit rewrites (`tree_bytes`: extent, checksum,
-/// free-space and root trees), from 16 to 512 MiB, but never more than a quarter of the metadata space.
+/// Size of the global reserve. `commit_bytes` is the most that a commit copies: every block of the extent, checksum,
+/// free-space and root trees once, and what they grow by. Twice that, because deletions may have half; from 16 to 512
+/// MiB, but not more than a quarter of the metadata space, or half of it where a commit may need that.
 #[must_use]
-pub fn global_reserve_size(tree_bytes: u64, metadata_total: u64) -> u64 {
-    tree_bytes.clamp(16 << 20, 512 << 20).min(metadata_total / 4)
+pub fn global_reserve_size(commit_bytes: u64, metadata_total: u64) -> u64 {
+    let needed = 2 * commit_bytes.min(MAX_COPIES_IN_RESERVE);
+    needed.clamp(16 << 20, 512 << 20).min((metadata_total / 4).max(needed.min(metadata_total / 2)))
 }
 
 #[cfg(test)]

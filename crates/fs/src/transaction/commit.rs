@@ -610,7 +610,10 @@ impl<'a> Committer<'a> {
         }
         self.reserve.shrink_to(0);
         core.space.forget_removed(core, &self.removed);
-        core.space.size_global_reserve();
+        if let Err(e) = core.space.measure_global_trees(&core.roots, &core.epochs.enter()) {
+            // The reserve stays as large as it was; the next commit will need the root and say what is wrong.
+            tracing::warn!("the size of the global trees is not known: {e}");
+        }
         core.space.groups.set_published(self.txn.generation);
         core.set_published_hint(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);

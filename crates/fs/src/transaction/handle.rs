@@ -1,7 +1,8 @@
 //! A handle: one operation's membership in the running transaction.
 //!
 //! It is what makes a [`Tree`] editable, and the only way for operations to note changes of references, checksums and
-//! inode items. It reserves space before it joins, so a seal never waits for an operation that waits for space.
+//! inode items. It reserves space before it joins, so a seal never waits for an operation that waits for space. What its
+//! notes will cost when they are committed stays reserved when it leaves.
 
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -31,14 +32,21 @@ pub(crate) struct Handle<'a> {
     /// May it take what was not reserved, because it must not fail?
     overdraws: bool,
     reserved: Reservation,
+    /// Notes made, and bytes to be kept for them.
+    notes: u64,
+    owed: u64,
 }
+
+/// Bytes by which trees may grow for one change of an extent's references: an extent item, or a reference of its own, and
+/// records of free space on both sides; all twice, because leaves that were split are half empty.
+const NOTE_GROWTH: u64 = 256;
 
 impl<'a> Handle<'a> {
     /// Joins with space reserved for `items` item changes.
     pub(crate) fn join(core: &'a Core, items: u64, deleting: bool) -> Result<Self> {
         core.check_writable()?;
         core.bound_dirty_nodes()?;
-        let reserved = core.reserve_items(items, deleting)?;
+        let reserved = core.reserve_items(items, deleting)?.passing();
         let txn = core.txns.join()?;
         let mut handle = Self::over(core, txn, reserved, false);
         handle.deleting = deleting;
@@ -73,6 +81,8 @@ impl<'a> Handle<'a> {
             deleting: false,
             overdraws: false,
             reserved,
+            notes: 0,
+            owed: 0,
         }
     }
     /// The transaction's number.
@@ -104,10 +114,11 @@ impl<'a> Handle<'a> {
     /// Notes that an inode's item has to be written at the seal.
     pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
         self.txn.touch();
-        let mut inodes = self.txn.inodes.lock();
-        if inodes.insert((inode.id.subvol, inode.id.ino), inode.clone()).is_none() {
-            drop(inodes);
-            self.core.reserve_note(&self.txn);
+        let others = self.txn.inodes.lock().insert((inode.id.subvol, inode.id.ino), inode.clone());
+        if others.is_none() && inode.state.lock().item.generation.get() != self.txn.generation.0 {
+            // The path to the item; a new inode's is in a leaf that this transaction has copied already.
+            let level = self.core.tree_stats.tallest.load(Ordering::Relaxed);
+            self.owed += level.max(1) * u64::from(self.core.nodesize());
         }
     }
     /// A new data extent with its first reference. `file_offset` is the key's offset minus the offset into the extent.
@@ -153,6 +164,7 @@ impl<'a> Handle<'a> {
             return;
         }
         self.noted();
+        self.owed += 2 * sums.len() as u64;
         self.txn.csums.lock().insert(at, sums);
     }
     /// Takes checksums back whose space is given back unused.
@@ -169,10 +181,14 @@ impl<'a> Handle<'a> {
     pub(crate) fn need_incompat(&mut self, bit: u64) {
         self.txn.incompat.fetch_or(bit, Ordering::Relaxed);
     }
-    /// Keeps space for a change of an extent's references that the commit will make.
-    fn noted(&self) {
+    /// A change of an extent's references was noted for the commit.
+    fn noted(&mut self) {
         self.txn.touch();
-        self.core.reserve_note(&self.txn);
+        self.owe(1);
+    }
+    fn owe(&mut self, notes: u64) {
+        self.notes += notes;
+        self.owed += notes * NOTE_GROWTH;
     }
 }
 
@@ -182,6 +198,7 @@ fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
+        self.core.keep_for_notes(&self.txn, &mut self.reserved, self.notes, self.owed, self.deleting);
         let purse = std::mem::take(&mut self.purse);
         if !purse.is_empty() {
             self.core.keep_purse(purse);
@@ -216,12 +233,18 @@ impl BlockSource for Handle<'_> {
         self.core.store.buffer()
     }
     fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key) {
+        self.owe(1);
         self.core.note_created(&self.txn, tree, at, level, first_key);
     }
     fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop> {
-        self.core.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)
+        // A shared block's references are passed on to what it points to.
+        let children = if maybe_shared { old.view().nritems() as u64 / 2 } else { 0 };
+        self.core.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
+        self.owe(1 + children);
+        Ok(())
     }
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
+        self.owe(1);
         self.core.note_dropped(&self.txn, tree, at, level);
     }
     fn half_done(&mut self, error: &Error) {

@@ -30,6 +30,10 @@ pub(crate) struct Txn {
     pub(crate) new_groups: Mutex<Vec<NewGroup>>,
     /// Space kept for what the notes will cost at the commit.
     reserved: Mutex<Option<Reservation>>,
+    /// Notes so far.
+    pub(crate) notes: AtomicU64,
+    /// Bytes kept because the global reserve does not hold a copy of all global trees.
+    pub(crate) kept_for_copies: AtomicU64,
     /// Dirty blocks so far.
     pub(crate) blocks: AtomicU64,
     /// New label for the superblock.
@@ -49,6 +53,8 @@ impl Txn {
             inodes: Mutex::default(),
             new_groups: Mutex::default(),
             reserved: Mutex::default(),
+            notes: AtomicU64::new(0),
+            kept_for_copies: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),

@@ -354,3 +354,28 @@ fn epochs_release_in_order() {
     drop(first);
     assert_eq!(epochs.expired(), [1, 2, 3]);
 }
+
+#[test]
+fn the_oldest_version_can_be_waited_for() {
+    let epochs: Epochs<u32> = Epochs::new();
+    epochs.wait_for_oldest();
+    let first = epochs.enter();
+    epochs.advance(1);
+    let second = epochs.enter();
+    epochs.advance(2);
+    let (started, waits) = std::sync::mpsc::channel();
+    std::thread::scope(|s| {
+        let waiter = s.spawn(|| {
+            started.send(()).unwrap();
+            epochs.wait_for_oldest();
+            epochs.expired()
+        });
+        waits.recv().unwrap();
+        assert!(!waiter.is_finished() && epochs.expired().is_empty());
+        drop(first);
+        assert_eq!(waiter.join().unwrap(), [1], "the second still lives");
+    });
+    drop(second);
+    epochs.wait_for_oldest();
+    assert_eq!(epochs.expired(), [2]);
+}

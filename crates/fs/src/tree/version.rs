@@ -7,25 +7,47 @@
 use crate::error::{Error, Place, Result};
 use crate::tree::node::Node;
 use crate::tree::store::{NodeStore, Pointer};
+use larder_format::node::max_pointers;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// A stretch of time between two published transactions. Holding it pins what they and later ones free.
+/// A stretch of time between two published transactions. Holding it pins what they and later ones free. Whoever holds
+/// one may wait for locks, nodes and devices, but neither for space nor for a commit: both may be waiting for its end.
 #[derive(Debug, Clone)]
-pub struct Epoch(#[allow(dead_code)] Arc<()>);
+pub struct Epoch(#[allow(dead_code)] Arc<Stretch>);
+
+/// What the clones of an epoch share. Its end wakes who waits for it.
+#[derive(Debug)]
+struct Stretch(Arc<Ends>);
+
+impl Drop for Stretch {
+    fn drop(&mut self) {
+        let _lock = self.0.lock.lock();
+        self.0.one.notify_all();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Ends {
+    lock: Mutex<()>,
+    one: Condvar,
+}
 
 /// The current epoch, and the space waiting for older ones to end.
 #[derive(Debug)]
 pub(crate) struct Epochs<T> {
     current: RwLock<Epoch>,
-    waiting: Mutex<VecDeque<(Weak<()>, T)>>,
+    waiting: Mutex<VecDeque<(Weak<Stretch>, T)>>,
+    ends: Arc<Ends>,
 }
 
 impl<T> Epochs<T> {
     pub(crate) fn new() -> Self {
-        Self { current: RwLock::new(Epoch(Arc::new(()))), waiting: Mutex::new(VecDeque::new()) }
+        let ends = Arc::new(Ends::default());
+        let first = Epoch(Arc::new(Stretch(ends.clone())));
+        Self { current: RwLock::new(first), waiting: Mutex::new(VecDeque::new()), ends }
     }
     /// Enters the current epoch.
     pub(crate) fn enter(&self) -> Epoch {
@@ -33,9 +55,23 @@ impl<T> Epochs<T> {
     }
     /// A transaction was published that freed `pinned`: begins a new epoch.
     pub(crate) fn advance(&self, pinned: T) {
+        // Within the lock, so that epochs queue up in order; let go of outside, see `wait_for_oldest`.
         let mut waiting = self.waiting.lock();
-        let old = std::mem::replace(&mut *self.current.write(), Epoch(Arc::new(())));
+        let new = Epoch(Arc::new(Stretch(self.ends.clone())));
+        let old = std::mem::replace(&mut *self.current.write(), new);
         waiting.push_back((Arc::downgrade(&old.0), pinned));
+        drop(waiting);
+        drop(old);
+    }
+    /// Waits until the oldest version is gone that keeps freed space from being used, if there is one. It lives for one
+    /// operation at most, which does not wait for the caller.
+    pub(crate) fn wait_for_oldest(&self) {
+        let Some(oldest) = self.waiting.lock().front().map(|(w, _)| w.clone()) else { return };
+        // An epoch may end wherever its last clone goes: nothing is locked outside of this.
+        let mut lock = self.ends.lock.lock();
+        while oldest.strong_count() > 0 {
+            self.ends.one.wait(&mut lock);
+        }
     }
     /// Takes out what no version can reach any more, oldest first.
     pub(crate) fn expired(&self) -> Vec<T> {
@@ -133,6 +169,17 @@ impl Version {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch.clone()
+    }
+    /// How many blocks the tree has at most, from its root alone: exact up to level 1.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(crate) fn blocks_at_most(&self) -> Result<u64> {
+        let root = self.root_node()?;
+        let Some(below) = root.level().checked_sub(1) else { return Ok(1) };
+        let pointers = max_pointers(self.store.format().nodesize) as u64;
+        let child = (0..below).fold(1u64, |blocks, _| blocks.saturating_mul(pointers).saturating_add(1));
+        Ok((root.view().nritems() as u64).saturating_mul(child).saturating_add(1))
     }
     fn root_node(&self) -> Result<Arc<Node>> {
         match &self.root.node {

@@ -88,6 +88,69 @@ fn the_global_reserve_is_for_the_commit_and_for_deletions() {
 }
 
 #[test]
+fn a_deletion_that_waits_is_served_from_the_global_reserve_once_it_is_full_again() {
+    let s = space(100);
+    s.set_global_reserve(40);
+    let _rest = s.reserve(META, 60).unwrap();
+    // Half of the reserve is in use, to be back with the next commit.
+    let mut commit = s.empty(META);
+    commit.consume(20);
+    {
+        let weak = Arc::downgrade(&s);
+        s.set_reclaim(Box::new(With(move |_, _| {
+            weak.upgrade().expect("alive").change(META, |p| p.used = 0);
+            Ok(true)
+        })));
+    }
+    let deletion = s.reserve_for_deletion(15).unwrap();
+    assert_eq!((deletion.bytes(), s.global_reserve()), (15, (40, 25)));
+    assert!(matches!(s.reserve(META, 1), Err(Error::NoSpace)), "not for others");
+}
+
+#[test]
+fn who_is_about_to_give_back_is_waited_for() {
+    let s = space(100);
+    s.set_reclaim(Box::new(With(|_, _| Ok(false))));
+    let held = s.reserve(META, 80).unwrap();
+    assert!(matches!(s.reserve(META, 30), Err(Error::NoSpace)), "nobody says that it will come back");
+    let mut passing = held.passing();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| s.reserve(META, 30).map(|r| r.bytes()));
+        until("a ticket", || s.account(META).state.lock().queue.len() == 1);
+        passing.consume(60);
+        drop(passing);
+        assert_eq!(waiter.join().unwrap().unwrap(), 30);
+        // It comes to its end without giving anything back: then nobody waits for ever.
+        let mut passing = s.reserve(META, 40).unwrap().passing();
+        let waiter = scope.spawn(|| s.reserve(META, 30));
+        until("a ticket", || s.account(META).state.lock().queue.len() == 1);
+        passing.consume(40);
+        drop(passing);
+        assert!(matches!(waiter.join().unwrap(), Err(Error::NoSpace)));
+    });
+    assert!(s.account(META).state.lock().queue.is_empty());
+    assert_eq!(s.reserved_by_operations(META), 0);
+}
+
+#[test]
+fn a_reclaimer_that_panics_leaves_nobody_in_line() {
+    let s = space(100);
+    s.set_reclaim(Box::new(With(|_, _| panic!("a bug"))));
+    let _all = s.reserve(META, 100).unwrap();
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.reserve(META, 1))).is_err());
+    assert!(s.account(META).state.lock().queue.is_empty());
+}
+
+#[test]
+fn the_global_reserve_holds_two_commits_where_there_is_room() {
+    assert_eq!(global_reserve_size(1 << 20, 1 << 40), 16 << 20);
+    assert_eq!(global_reserve_size(100 << 20, 1 << 40), 200 << 20);
+    assert_eq!(global_reserve_size(1 << 40, 1 << 40), 512 << 20);
+    assert_eq!(global_reserve_size(1 << 20, 8 << 20), 2 << 20);
+    assert_eq!(global_reserve_size(3 << 20, 8 << 20), 4 << 20, "half of all metadata");
+}
+
+#[test]
 fn a_thread_that_must_not_wait_is_told_so() {
     let s = space(100);
     s.set_reclaim(Box::new(With(|_, _| panic!("must not be reached"))));
