@@ -150,7 +150,8 @@ fn check_header(node: NodeView<'_>, expect: &Expect) -> FormatResult<()> {
 }
 
 /// May a node made by tree `owner` stand in `tree`? Snapshots share nodes below the root.
-fn owner_fits(owner: TreeId, tree: TreeId, is_root: bool) -> bool {
+#[must_use]
+pub fn owner_fits(owner: TreeId, tree: TreeId, is_root: bool) -> bool {
     if tree == ObjectId::TREE_RELOC {
         owner.holds_files()
     } else if tree.is_subvolume() && !is_root {

@@ -173,7 +173,7 @@ impl Tree {
             let missing = {
                 let state = self.state.read();
                 match find(&state.root, key, |p| {
-                    held.get(&(p.at, p.generation)).cloned().or_else(|| self.store.peek(p))
+                    self.at_hand(p, &held)
                 }) {
                     Ok(leaf) => {
                         return Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)));
@@ -250,6 +250,12 @@ impl Tree {
         }
     }
 
+    /// The node that a pointer means, from those that were fetched for this attempt or from the cache.
+    fn at_hand(&self, ptr: &Pointer, held: &HashMap<(Logical, Generation), Arc<Node>>) -> Option<Arc<Node>> {
+        let held = held.get(&(ptr.at, ptr.generation)).filter(|node| ptr.means(node, self.id));
+        held.cloned().or_else(|| self.store.peek(ptr, self.id))
+    }
+
     fn note_hold(&self, since: Instant) {
         let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.stats.hold_ns.fetch_add(ns, Ordering::Relaxed);
@@ -289,12 +295,7 @@ impl Tree {
         key: &Key,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
     ) -> Result<(), Stop> {
-        let find = |ptr: &Pointer| {
-            held.get(&(ptr.at, ptr.generation))
-                .cloned()
-                .or_else(|| self.store.peek(ptr))
-                .ok_or(Stop::Need(Need::Node(*ptr)))
-        };
+        let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(Stop::Need(Need::Node(*ptr)));
         let generation = source.generation();
         // A root of this generation that is not in memory is a damaged image's; what we make always is.
         if state.root.ptr.generation != generation || state.root.node.is_none() {

@@ -1,0 +1,83 @@
+//! A disk in memory that counts what a request costs.
+//!
+//! The difference to [`crate::device::SimDevice`] is what it is for: nothing is recorded, and a request that asks more of
+//! it than [`super::limits::ACCESSES`] is stopped by a panic in the thread that asks. So an endless loop that reads ends
+//! where it is, and with a stack to look at.
+
+use super::limits::ACCESSES;
+use crate::image::Image;
+use larder_format::Physical;
+use larder_volume::Device;
+use parking_lot::RwLock;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The disk.
+#[derive(Debug)]
+pub struct HostileDevice {
+    image: RwLock<Image>,
+    size: u64,
+    accesses: AtomicU64,
+    written: AtomicU64,
+}
+
+impl HostileDevice {
+    /// A writable disk with this content.
+    #[must_use]
+    pub fn new(mut image: Image) -> Self {
+        image.freeze();
+        let size = image.size();
+        Self { image: RwLock::new(image), size, accesses: AtomicU64::new(0), written: AtomicU64::new(0) }
+    }
+    /// What it holds now.
+    #[must_use]
+    pub fn image(&self) -> Image {
+        self.image.read().clone()
+    }
+    /// A new request begins.
+    pub fn begin(&self) {
+        self.accesses.store(0, Relaxed);
+    }
+    /// Bytes that were written: they lie in memory, which is not the engine's doing.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+    fn access(&self, at: Physical, len: usize) -> io::Result<()> {
+        let n = self.accesses.fetch_add(1, Relaxed);
+        assert!(n != ACCESSES, "hostile: a request that reads and writes the device without end");
+        if n > ACCESSES {
+            return Err(io::Error::other("too many accesses for one request"));
+        }
+        if at.0.checked_add(len as u64).is_none_or(|end| end > self.size) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+}
+
+impl Device for HostileDevice {
+    fn name(&self) -> String {
+        "hostile".into()
+    }
+    fn size(&self) -> u64 {
+        self.size
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        self.access(at, buf.len())?;
+        self.image.read().read(at.0, buf);
+        Ok(())
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        self.access(at, data.len())?;
+        self.written.fetch_add(data.len() as u64, Relaxed);
+        self.image.write().write(at.0, data);
+        Ok(())
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,328 @@
+//! What a victim does with an image: mounts it, reads everything, mounts it for writing, changes things, and looks again.
+//!
+//! Each call to the engine is one request under the [`limits`]. Answers are not judged, errors are as good as data: an
+//! image that somebody made may say anything. What is checked is that the engine comes back, that it does not take more
+//! than it may, and what no image can excuse: that `readdir` goes forward and that `read` fills what it says it fills.
+//!
+//! How much is asked is bounded here, because the image decides how much there seems to be: directories may contain
+//! themselves, and files may be as long as a number can say.
+
+use super::device::HostileDevice;
+use super::limits::{self, HEAP};
+use super::survey::Survey;
+use crate::image::Image;
+use larder_fs::{
+    Attr, Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Seek, SetAttr, SetTime,
+    Tuning, XattrMode,
+};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Memory that the engine may use for its caches.
+const CACHE: usize = 16 << 20;
+/// Inodes that one walk looks at.
+const INODES: usize = 400;
+/// Entries of one directory that a walk looks at.
+const ENTRIES: usize = 400;
+/// Bytes that one walk reads.
+const BYTES: usize = 6 << 20;
+/// Bytes of one read.
+const PIECE: usize = 128 << 10;
+
+/// What came of it; for tests that want to know that something happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Outcome {
+    /// Could be opened for reading, for writing.
+    pub opened: bool,
+    pub writable: bool,
+    /// Inodes seen and bytes read by the first walk.
+    pub inodes: usize,
+    pub bytes: usize,
+    /// Requests that worked, and that failed.
+    pub done: usize,
+    pub failed: usize,
+    /// What failed first, in each of the two mounts.
+    pub first_error: [Option<String>; 2],
+}
+
+/// Attacks with an image. `script` varies what is asked.
+pub fn exercise(image: &Image, script: u8) -> Outcome {
+    let mut victim = Victim {
+        device: Arc::new(HostileDevice::new(image.clone())),
+        outcome: Outcome::default(),
+        mount: 0,
+        base: limits::live(),
+        bytes: 0,
+        script,
+    };
+    if let Some(fs) = victim.open(true) {
+        victim.outcome.opened = true;
+        let seen = victim.walk(&fs);
+        victim.outcome.inodes = seen.len();
+        victim.outcome.bytes = victim.bytes;
+        victim.close(fs);
+    }
+    victim.mount = 1;
+    if let Some(fs) = victim.open(false) {
+        victim.outcome.writable = true;
+        let seen = if script & 1 == 0 { victim.walk(&fs) } else { victim.list(&fs) };
+        victim.change(&fs, &seen);
+        victim.close(fs);
+        // What was made of the image must be as harmless.
+        if script & 2 == 0
+            && let Some(fs) = victim.open(true)
+        {
+            victim.walk(&fs);
+            victim.close(fs);
+        }
+    }
+    victim.outcome
+}
+
+/// As [`exercise`], on a seed as it is.
+#[must_use]
+pub fn exercise_seed(seed: &Survey) -> Outcome {
+    exercise(&seed.image, 0)
+}
+
+struct Victim {
+    device: Arc<HostileDevice>,
+    outcome: Outcome,
+    mount: usize,
+    /// Bytes on the heap before.
+    base: usize,
+    bytes: usize,
+    script: u8,
+}
+
+impl Victim {
+    /// One request: under the limits, counted, its error remembered.
+    fn ask<T>(&mut self, what: &'static str, request: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+        self.device.begin();
+        limits::reset_peak();
+        let answer = limits::timed(what, request);
+        // What the disk was told to keep lies in this process's memory, too: twice while it is being copied.
+        let allowed = self.base + CACHE + HEAP + 2 * self.device.written() as usize;
+        let peak = limits::peak();
+        assert!(peak <= allowed, "hostile: {what} took {} MiB of memory", (peak - self.base) >> 20);
+        match answer {
+            Ok(value) => {
+                self.outcome.done += 1;
+                Some(value)
+            }
+            Err(e) => {
+                self.outcome.failed += 1;
+                self.outcome.first_error[self.mount].get_or_insert_with(|| format!("{what}: {e}"));
+                None
+            }
+        }
+    }
+
+    fn open(&mut self, read_only: bool) -> Option<Arc<Filesystem>> {
+        let options = |no_log_replay| OpenOptions {
+            read_only,
+            no_log_replay,
+            cache_size: CACHE as u64,
+            commit_interval: None,
+            tuning: Tuning { fake_clock: true, ..Tuning::default() },
+            ..OpenOptions::default()
+        };
+        let device = self.device.clone();
+        let fs = self.ask("open", || Filesystem::open(device, options(false)));
+        if fs.is_some() || !read_only {
+            return fs;
+        }
+        let device = self.device.clone();
+        self.ask("open without the log", || Filesystem::open(device, options(true)))
+    }
+
+    fn close(&mut self, fs: Arc<Filesystem>) {
+        self.ask("close", || fs.close());
+        self.ask("drop", || {
+            drop(fs);
+            Ok(())
+        });
+    }
+
+    /// Looks at everything that can be reached, until enough was seen. Gives back what it met: attributes, and where.
+    fn walk(&mut self, fs: &Filesystem) -> Vec<Found> {
+        self.bytes = 0;
+        let seen = self.list(fs);
+        self.ask("statfs", || fs.statfs());
+        let _ = (fs.info(), fs.stats());
+        for found in &seen {
+            self.look(fs, found);
+        }
+        seen
+    }
+
+    /// Finds inodes by reading directories.
+    fn list(&mut self, fs: &Filesystem) -> Vec<Found> {
+        let Some(root) = self.ask("getattr", || fs.getattr(fs.root())) else { return Vec::new() };
+        let mut known = HashSet::from([root.id]);
+        let mut seen = vec![Found { attr: root, dir: fs.root(), name: b".".to_vec() }];
+        let mut next = 0;
+        while let Some(dir) = seen.get(next).map(|f| f.attr.clone()) {
+            next += 1;
+            if dir.kind != FileKind::Directory {
+                continue;
+            }
+            for name in self.names(fs, dir.id) {
+                let Some(attr) = self.ask("lookup", || fs.lookup(dir.id, &name)) else { continue };
+                if seen.len() < INODES && known.insert(attr.id) {
+                    seen.push(Found { attr, dir: dir.id, name });
+                }
+            }
+        }
+        seen
+    }
+
+    fn names(&mut self, fs: &Filesystem, dir: InodeId) -> Vec<Vec<u8>> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let mut from = 0;
+        // Some at a time, as front ends do.
+        loop {
+            let (before, mut position) = (names.len(), from);
+            let more = self.ask("readdir", || {
+                fs.readdir(dir, from, &mut |e| {
+                    assert!(e.next > position, "hostile: readdir goes from {position} to {}", e.next);
+                    position = e.next;
+                    names.push(e.name.to_vec());
+                    names.len() - before < 37
+                })
+            });
+            if more.is_none() || names.len() == before || names.len() > ENTRIES {
+                break;
+            }
+            from = position;
+        }
+        names.retain(|n| n != b"." && n != b"..");
+        names
+    }
+
+    fn look(&mut self, fs: &Filesystem, found: &Found) {
+        let id = found.attr.id;
+        self.ask("getattr", || fs.getattr(id));
+        for name in self.ask("listxattr", || fs.listxattr(id)).unwrap_or_default().iter().take(20) {
+            self.ask("getxattr", || fs.getxattr(id, name));
+        }
+        match found.attr.kind {
+            FileKind::Symlink => drop(self.ask("readlink", || fs.readlink(id))),
+            FileKind::Regular => self.read(fs, id, found.attr.size),
+            FileKind::Directory => drop(self.ask("lookup of the parent", || fs.lookup(id, b".."))),
+            _ => {}
+        }
+    }
+
+    fn read(&mut self, fs: &Filesystem, id: InodeId, size: u64) {
+        let mut at = 0;
+        for _ in 0..24 {
+            let Some(Some(data)) = self.ask("seek to data", || fs.seek(id, at, Seek::Data)) else { break };
+            assert!(data >= at, "hostile: seek goes from {at} to {data}");
+            let hole = self.ask("seek to a hole", || fs.seek(id, data, Seek::Hole)).flatten();
+            assert!(hole.is_none_or(|h| h >= data), "hostile: seek goes from {data} to {hole:?}");
+            let Some(end) = hole else { break };
+            self.read_at(fs, id, data, size);
+            if end <= at {
+                break;
+            }
+            at = end;
+        }
+        for at in [0, 1, size.saturating_sub(5000), size / 2 + 1, size, u64::MAX - 100, i64::MAX as u64] {
+            self.read_at(fs, id, at, size);
+        }
+    }
+
+    fn read_at(&mut self, fs: &Filesystem, id: InodeId, at: u64, size: u64) {
+        if self.bytes > BYTES {
+            return;
+        }
+        let mut buf = vec![0x5a; PIECE];
+        if let Some(n) = self.ask("read", || fs.read(id, at, &mut buf)) {
+            assert!(n <= buf.len() && n as u64 <= size.saturating_sub(at), "hostile: read {n} bytes at {at} of {size}");
+            self.bytes += n;
+        }
+    }
+
+    /// Changes what can be changed.
+    fn change(&mut self, fs: &Filesystem, seen: &[Found]) {
+        let root = fs.root();
+        let new = |kind| NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+        self.ask("create", || fs.create(root, b"made", &new(FileKind::Regular)));
+        self.ask("mkdir", || fs.create(root, b"made-dir", &new(FileKind::Directory)));
+        if self.script & 4 != 0 {
+            self.ask("sync", || fs.sync());
+        }
+        let long_target = vec![b't'; 3000];
+        let symlink = NewInode { target: &long_target, ..new(FileKind::Symlink) };
+        for (i, found) in seen.iter().enumerate().take(120) {
+            let id = found.attr.id;
+            let turn = i + usize::from(self.script >> 3);
+            match found.attr.kind {
+                FileKind::Directory => {
+                    self.ask("create", || fs.create(id, b"new", &new(FileKind::Regular)));
+                    self.ask("symlink", || fs.create(id, b"new-symlink", &symlink));
+                    self.ask("rename", || {
+                        fs.rename(id, b"new", root, format!("from-{i}").as_bytes(), RenameMode::Replace)
+                    });
+                    self.ask("rmdir", || fs.rmdir(found.dir, &found.name));
+                }
+                FileKind::Regular => self.change_file(fs, found, turn, i),
+                _ => drop(self.ask("unlink", || fs.unlink(found.dir, &found.name))),
+            }
+            if turn.is_multiple_of(5) {
+                self.ask("setxattr", || fs.setxattr(id, b"user.new", &[1; 200], XattrMode::Set));
+                for name in self.ask("listxattr", || fs.listxattr(id)).unwrap_or_default().iter().take(2) {
+                    self.ask("removexattr", || fs.removexattr(id, name));
+                }
+            }
+            if turn % 40 == 39 {
+                self.ask("sync", || fs.sync());
+            }
+        }
+        self.ask("sync", || fs.sync());
+    }
+
+    fn change_file(&mut self, fs: &Filesystem, found: &Found, turn: usize, i: usize) {
+        let (id, size) = (found.attr.id, found.attr.size);
+        let data = vec![0xa5; 10_000];
+        let resize = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+        match turn % 10 {
+            0 => drop(self.ask("write", || fs.write(id, 0, &data))),
+            1 => drop(self.ask("write at the end", || fs.write(id, size, &data))),
+            2 => drop(self.ask("write in the middle", || fs.write(id, size / 2 + 3, &data[..100]))),
+            3 => drop(self.ask("truncate", || fs.setattr(id, &resize(size / 2 + 1)))),
+            4 => drop(self.ask("extend", || fs.setattr(id, &resize(size.saturating_add(70_000))))),
+            5 => drop(self.ask("unlink", || fs.unlink(found.dir, &found.name))),
+            6 => drop(self.ask("link", || fs.link(id, fs.root(), format!("link-{i}").as_bytes()))),
+            7 => drop(self.ask("rename", || {
+                let mode = if i.is_multiple_of(2) { RenameMode::Replace } else { RenameMode::Whiteout { uid: 0, gid: 0 } };
+                fs.rename(found.dir, &found.name, fs.root(), format!("moved-{i}").as_bytes(), mode)
+            })),
+            8 => {
+                let made = self.ask("lookup", || fs.lookup(fs.root(), b"made"));
+                if let Some(made) = made {
+                    self.ask("copy", || fs.copy_range(id, 0, made.id, 4096, size.min(200_000)));
+                    self.ask("exchange", || {
+                        fs.rename(found.dir, &found.name, fs.root(), b"made", RenameMode::Exchange)
+                    });
+                }
+            }
+            _ => {
+                let (now, flags) = (Some(SetTime::Now), Some(found.attr.flags));
+                self.ask("setattr", || fs.setattr(id, &SetAttr { mtime: now, flags, ..resize(0) }));
+            }
+        }
+        if turn.is_multiple_of(3) {
+            self.ask("fsync", || fs.fsync(id, false));
+        }
+    }
+}
+
+/// An inode that a walk met, and one of its names.
+struct Found {
+    attr: Attr,
+    dir: InodeId,
+    name: Vec<u8>,
+}

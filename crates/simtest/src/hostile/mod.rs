@@ -1,0 +1,51 @@
+//! Hostile input: what fuzzers do, as functions on bytes, so that tests on a stable compiler do exactly the same.
+//!
+//! Each body takes the bytes of an input and returns; what must never happen is that it panics, runs for ever or takes
+//! memory without bound. The fuzz targets (`fuzz/`) call the bodies with whatever a fuzzer comes up with;
+//! `tests/hostile.rs` calls them with the inputs that were kept.
+//!
+//! - [`formats`]: bytes to types — superblock, system chunks, nodes, items, compressed streams;
+//! - [`mutate`]: an input is a program that changes a small real image ([`seeds`], mapped by [`survey`]) in the format's own
+//!   words, with checksums put right;
+//! - [`exercise`]: what a victim does with such an image — mounts it, reads everything, writes, snapshots what it reads —
+//!   under [`limits`].
+
+pub mod choices;
+pub mod device;
+pub mod exercise;
+pub mod formats;
+pub mod leaf;
+pub mod limits;
+pub mod mutate;
+pub mod seeds;
+pub mod survey;
+
+/// A fuzz target: its name, which is that of its corpus, and its body.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 6] = [
+    ("superblock", formats::superblock),
+    ("sys_chunks", formats::sys_chunks),
+    ("node", formats::node),
+    ("item", formats::any_item),
+    ("compressed", formats::compressed),
+    ("image", image),
+];
+
+/// Mounts, reads and writes the image that the input makes of a seed.
+pub fn image(input: &[u8]) {
+    let mutated = mutate::mutate(input);
+    exercise::exercise(&mutated.image, mutated.script);
+}
+
+/// Reproducible noise for tests: 32 bits at a time.
+pub fn noise(seed: u64) -> impl FnMut() -> u32 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u32
+    }
+}

@@ -1,0 +1,103 @@
+//! The seeds: small real images, unpacked and surveyed when first asked for.
+//!
+//! Those that Linux made lie packed in `fuzz/seeds` (`make.sh` there says how they came to be). One more is made here, by
+//! the engine itself, so that what *it* writes is attacked as it is now; nothing of the corpus depends on its layout but the
+//! meaning of inputs that chose it.
+
+use super::survey::Survey;
+use super::device::HostileDevice;
+use crate::image::{Image, PAGE, Page};
+use larder_fs::mkfs::{MkfsOptions, mkfs};
+use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, Timestamp, Tuning, XattrMode};
+use std::io::Read;
+use std::sync::{Arc, OnceLock};
+
+/// Names of the seeds. Inputs choose by position: append only.
+pub const NAMES: [&str; 7] = ["bgt", "small", "mixed", "old", "bitmaps", "log", "larder"];
+
+static PACKED: [&[u8]; 6] = [
+    include_bytes!("../../../../fuzz/seeds/bgt.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/small.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/mixed.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/old.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/bitmaps.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/log.img.zst"),
+];
+
+/// The seed with this position in [`NAMES`] (taken modulo their number).
+///
+/// # Panics
+/// If a seed is not sound.
+#[must_use]
+pub fn seed(number: usize) -> &'static Survey {
+    static SEEDS: [OnceLock<Survey>; NAMES.len()] = [const { OnceLock::new() }; NAMES.len()];
+    let number = number % NAMES.len();
+    SEEDS[number].get_or_init(|| {
+        let image = match PACKED.get(number) {
+            Some(packed) => unpack(packed),
+            None => made_by_the_engine(),
+        };
+        Survey::new(image).unwrap_or_else(|e| panic!("seed {}: {e}", NAMES[number]))
+    })
+}
+
+fn unpack(packed: &[u8]) -> Image {
+    let mut reader = zstd::stream::read::Decoder::new(packed).expect("a zstd stream");
+    reader.window_log_max(27).expect("a window that zstd knows");
+    let mut pages = Vec::new();
+    let mut page = [0; PAGE];
+    let mut number = 0u64;
+    while reader.read_exact(&mut page).is_ok() {
+        if page.iter().any(|b| *b != 0) {
+            pages.push((number, Page::new(page)));
+        }
+        number += 1;
+    }
+    let mut image = Image::zeroed(number * PAGE as u64);
+    for (number, page) in pages {
+        image.set_page(number, page);
+    }
+    image.freeze();
+    image
+}
+
+/// A file system made and filled by the engine, the same each time.
+fn made_by_the_engine() -> Image {
+    let device = Arc::new(HostileDevice::new(Image::zeroed(128 << 20)));
+    let time = Timestamp { sec: 1_700_000_000, nsec: 0 };
+    let options = MkfsOptions { uuid: Some([7; 16]), time: Some(time), ..MkfsOptions::default() };
+    mkfs(&*device, &options).expect("mkfs");
+    let options = OpenOptions {
+        commit_interval: None,
+        tuning: Tuning { fake_clock: true, ..Tuning::default() },
+        ..OpenOptions::default()
+    };
+    let fs = Filesystem::open(device.clone(), options).expect("open");
+    let new = |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let root = fs.root();
+    let make = |dir, name: &str, kind| fs.create(dir, name.as_bytes(), &new(kind)).expect(name).id;
+    let dir = make(root, "dir", FileKind::Directory);
+    for i in 0..80u32 {
+        device.begin();
+        let file = make(dir, &format!("file with a name of some length {i}"), FileKind::Regular);
+        fs.write(file, 0, &vec![i as u8; (i as usize * 97) % 9000]).expect("write");
+        fs.setxattr(file, b"user.number", format!("{i}").as_bytes(), XattrMode::Set).expect("setxattr");
+        fs.link(file, root, format!("link {i}").as_bytes()).expect("link");
+    }
+    let symlink = NewInode { target: b"dir/somewhere", ..new(FileKind::Symlink) };
+    fs.create(root, b"symlink", &symlink).expect("symlink");
+    let sparse = make(root, "sparse", FileKind::Regular);
+    fs.write(sparse, 1 << 30, b"end").expect("write");
+    fs.sync().expect("sync");
+    for i in (0..80).step_by(3) {
+        fs.unlink(root, format!("link {i}").as_bytes()).expect("unlink");
+    }
+    // An orphan: without a name, but held, when the power goes.
+    let gone = make(root, "gone", FileKind::Regular);
+    fs.write(gone, 0, &[9; 30_000]).expect("write");
+    fs.hold(gone);
+    fs.unlink(root, b"gone").expect("unlink");
+    fs.sync().expect("sync");
+    drop(fs);
+    device.image()
+}

@@ -1,0 +1,9 @@
+//! A tree node and every item in it.
+#![no_main]
+
+use larder_simtest::hostile::{self, limits::CountingAllocator};
+
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| hostile::formats::node(input));
