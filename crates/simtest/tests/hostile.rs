@@ -84,9 +84,12 @@ fn sound_images_are_exercised_to_the_end() {
     let log = PanicLog::start();
     for (number, name) in seeds::NAMES.into_iter().enumerate() {
         let mut outcome = exercise::Outcome::default();
-        let found = panics(&log, std::panic::AssertUnwindSafe(|| {
-            outcome = exercise::exercise_seed(seeds::seed(number));
-        }));
+        let found = panics(
+            &log,
+            std::panic::AssertUnwindSafe(|| {
+                outcome = exercise::exercise_seed(seeds::seed(number));
+            }),
+        );
         assert!(found.is_empty(), "{name}: {found:#?}");
         assert!(outcome.opened, "{name}: {outcome:?}");
         assert!(outcome.inodes > 30 && outcome.bytes > 20_000, "{name}: {outcome:?}");

@@ -567,10 +567,8 @@ impl<'a> Committer<'a> {
     /// Notes the roots in the next of the four backup slots.
     fn fill_backup_root(&self, sb: &mut Superblock) {
         let core = self.core;
-        let newest = sb
-            .backup_roots
-            .iter()
-            .position(|b| b.tree_root_gen.get() != 0 && b.tree_root_gen.get() + 1 == sb.generation.get());
+        let before = sb.generation.get() - 1;
+        let newest = sb.backup_roots.iter().position(|b| b.tree_root_gen.get() == before && before != 0);
         let slot = newest.map_or(0, |i| (i + 1) % 4);
         let roots = &core.roots;
         let pair = |t: &Tree| {

@@ -172,9 +172,7 @@ impl Tree {
         loop {
             let missing = {
                 let state = self.state.read();
-                match find(&state.root, key, |p| {
-                    self.at_hand(p, &held)
-                }) {
+                match find(&state.root, key, |p| self.at_hand(p, &held)) {
                     Ok(leaf) => {
                         return Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)));
                     }

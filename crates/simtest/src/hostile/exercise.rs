@@ -240,7 +240,10 @@ impl Victim {
         }
         let mut buf = vec![0x5a; PIECE];
         if let Some(n) = self.ask("read", || fs.read(id, at, &mut buf)) {
-            assert!(n <= buf.len() && n as u64 <= size.saturating_sub(at), "hostile: read {n} bytes at {at} of {size}");
+            assert!(
+                n <= buf.len() && n as u64 <= size.saturating_sub(at),
+                "hostile: read {n} bytes at {at} of {size}"
+            );
             self.bytes += n;
         }
     }
@@ -297,7 +300,11 @@ impl Victim {
             5 => drop(self.ask("unlink", || fs.unlink(found.dir, &found.name))),
             6 => drop(self.ask("link", || fs.link(id, fs.root(), format!("link-{i}").as_bytes()))),
             7 => drop(self.ask("rename", || {
-                let mode = if i.is_multiple_of(2) { RenameMode::Replace } else { RenameMode::Whiteout { uid: 0, gid: 0 } };
+                let mode = if i.is_multiple_of(2) {
+                    RenameMode::Replace
+                } else {
+                    RenameMode::Whiteout { uid: 0, gid: 0 }
+                };
                 fs.rename(found.dir, &found.name, fs.root(), format!("moved-{i}").as_bytes(), mode)
             })),
             8 => {

@@ -35,7 +35,8 @@ pub fn superblock(bytes: &[u8]) {
         sb.dev_item.fsid = sb.metadata_fsid();
         let sealed = sb.seal(at);
         let Ok(sb) = Superblock::parse(&sealed, at) else { continue };
-        let _ = (sb.support(), format!("{sb:?}"), sb.label(), sb.current_backup_slot(), sb.next_backup_slot());
+        let _ =
+            (sb.support(), format!("{sb:?}"), sb.label(), sb.current_backup_slot(), sb.next_backup_slot());
         let _ = (sb.incompat().names(), sb.compat_ro().names(), sb.super_flags().names());
         sys_chunks(sb.sys_chunk_bytes());
     }
@@ -123,7 +124,8 @@ pub fn any_item(bytes: &[u8]) {
     header.set_flags(FLAG_WRITTEN);
     header.nritems.set(1);
     header.owner.set(5);
-    let (first, _) = larder_format::node::ItemHeader::mut_from_prefix(body).expect("longer than an item header");
+    let (first, _) =
+        larder_format::node::ItemHeader::mut_from_prefix(body).expect("longer than an item header");
     first.key = key.into();
     first.offset.set((offset - HEADER_SIZE) as u32);
     first.size.set(data.len() as u32);
@@ -185,7 +187,7 @@ fn item(key: &Key, data: &[u8]) {
             }
             assert!(again.is_empty() || again == data, "directory entries encode as they were");
         }
-        KeyType::DIR_LOG_INDEX | KeyType::DIR_LOG_ITEM => drop(DirLogIndex::parse(data).map(|d| *d)),
+        KeyType::DIR_LOG_INDEX | KeyType::DIR_LOG_ITEM => drop(DirLogIndex::parse(data).copied()),
         KeyType::EXTENT_DATA => {
             if let Ok(e) = FileExtent::parse(data) {
                 let _ = (e.generation(), e.len(), e.is_empty());
@@ -213,7 +215,8 @@ fn item(key: &Key, data: &[u8]) {
                 assert_eq!(e.encoded_len(), data.len());
                 assert_eq!(e.encode(), data, "extent items encode as they were");
                 for (r, _) in &e.inline {
-                    let _ = (e.inline_count(r), r.sequence(), r.inline_order(), r.keyed(Logical(key.objectid.0)));
+                    let _ =
+                        (e.inline_count(r), r.sequence(), r.inline_order(), r.keyed(Logical(key.objectid.0)));
                 }
             }
         }

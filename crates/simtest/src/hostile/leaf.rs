@@ -3,8 +3,8 @@
 //! Hidden here is the layout, so that a mutator can change keys, sizes and contents of items and still give a leaf that the
 //! node checker reads to the end.
 
-use larder_format::node::{HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, NodeView};
 use larder_format::Key;
+use larder_format::node::{HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, NodeView};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A leaf's items: keys and data.

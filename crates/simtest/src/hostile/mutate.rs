@@ -256,7 +256,10 @@ impl Patient {
         let number = self.any_leaf(c);
         self.edit(number, |this, leaf| {
             let own = leaf.0.get(c.below(leaf.0.len())).cloned();
-            let Some((mut key, data)) = (if c.byte() % 2 == 0 { own } else { this.other_item(c) }) else { return };
+            let Some((mut key, data)) = (if c.byte().is_multiple_of(2) { own } else { this.other_item(c) })
+            else {
+                return;
+            };
             this.change_key(c, &mut key);
             leaf.0.push((key, data));
         });
@@ -328,7 +331,7 @@ impl Patient {
         match c.byte() % 4 {
             // As the target itself has it, so that only its content is out of place.
             0 | 1 => {
-                let (to, fit) = (self.info(target), c.byte() % 2 == 0);
+                let (to, fit) = (self.info(target), c.byte().is_multiple_of(2));
                 self.write_pointer(number, slot, |p| {
                     p.blockptr.set(to.at.0);
                     p.generation.set(to.generation);
@@ -417,7 +420,7 @@ impl Patient {
     fn scribble_data(&mut self, c: &mut Choices<'_>) -> &'static str {
         let packed: Vec<_> = self.survey.extents.iter().filter(|e| e.compressed).collect();
         let plain: Vec<_> = self.survey.extents.iter().filter(|e| !e.compressed).collect();
-        let from = if c.byte() % 4 == 0 || packed.is_empty() { plain } else { packed };
+        let from = if c.byte().is_multiple_of(4) || packed.is_empty() { plain } else { packed };
         if from.is_empty() {
             return "no data";
         }
@@ -428,7 +431,7 @@ impl Patient {
         self.image.read(at.0, &mut bytes);
         for _ in 0..=c.byte() % 8 {
             // The head of a stream says most about the rest.
-            let i = if c.byte() % 2 == 0 { c.below(64) } else { c.below(bytes.len()) };
+            let i = if c.byte().is_multiple_of(2) { c.below(64) } else { c.below(bytes.len()) };
             bytes[i] = c.byte();
         }
         self.image.write(at.0, &bytes);
@@ -440,7 +443,8 @@ impl Patient {
         let (wanted, size) = (csum_key(at), self.survey.csum.size());
         let sum = self.survey.csum.compute(bytes);
         let leaves = 0..self.survey.blocks.len();
-        for number in leaves.filter(|n| self.info(*n).tree == ObjectId::CSUM_TREE && self.info(*n).level == 0) {
+        for number in leaves.filter(|n| self.info(*n).tree == ObjectId::CSUM_TREE && self.info(*n).level == 0)
+        {
             let mut leaf = Leaf::parse(&self.now(number));
             for (key, data) in &mut leaf.0 {
                 if key.kind != wanted.kind || key.offset > wanted.offset {
@@ -505,7 +509,7 @@ fn write(bytes: &mut [u8], at: usize, width: usize, value: u64) {
 }
 
 /// Fields of the superblock that are worth a change: where they lie and how long they are.
-const SUPER_FIELDS: [(usize, usize); 30] = [
+const SUPER_FIELDS: [(usize, usize); 36] = [
     (0x38, 8),
     (0x48, 8),
     (0x50, 8),
@@ -536,6 +540,13 @@ const SUPER_FIELDS: [(usize, usize); 30] = [
     (0x32b, 4),
     (0x32b, 8),
     (0x32b, 8),
+    // Generations of the roots in the four backups, and an address.
+    (0xb33, 8),
+    (0xbdb, 8),
+    (0xc83, 8),
+    (0xd2b, 8),
+    (0xb2b, 8),
+    (0x12b, 8),
 ];
 
 /// Types that a key can be changed to.
@@ -606,18 +617,9 @@ fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
         }
         KeyType::EXTENT_DATA if len > 53 => &[(0, 8), (8, 8), (16, 1), (20, 1)],
         // Generation, ram_bytes, compression, encryption, type, address, length on disk, offset, length.
-        KeyType::EXTENT_DATA => &[
-            (0, 8),
-            (8, 8),
-            (16, 1),
-            (17, 1),
-            (20, 1),
-            (21, 8),
-            (29, 8),
-            (37, 8),
-            (45, 8),
-            (45, 8),
-        ],
+        KeyType::EXTENT_DATA => {
+            &[(0, 8), (8, 8), (16, 1), (17, 1), (20, 1), (21, 8), (29, 8), (37, 8), (45, 8), (45, 8)]
+        }
         // Inode (size, links, mode, flags), generation, directory, address, limit, used, last snapshot, flags, refs,
         // drop_progress, levels, second generation.
         KeyType::ROOT_ITEM => &[
@@ -642,18 +644,9 @@ fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
             (239, 8),
         ],
         KeyType::ROOT_REF | KeyType::ROOT_BACKREF => &[(0, 8), (8, 8), (16, 2), (18, 1)],
-        KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => &[
-            (0, 8),
-            (0, 8),
-            (8, 8),
-            (16, 8),
-            (24, 1),
-            (25, 8),
-            (33, 1),
-            (33, 8),
-            (41, 8),
-            (49, 4),
-        ],
+        KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
+            &[(0, 8), (0, 8), (8, 8), (16, 8), (24, 1), (25, 8), (33, 1), (33, 8), (41, 8), (49, 4)]
+        }
         KeyType::EXTENT_DATA_REF => &[(0, 8), (8, 8), (16, 8), (24, 4)],
         KeyType::SHARED_DATA_REF => &[(0, 4)],
         KeyType::BLOCK_GROUP_ITEM => &[(0, 8), (8, 8), (16, 8)],

@@ -4,8 +4,8 @@
 //! the engine itself, so that what *it* writes is attacked as it is now; nothing of the corpus depends on its layout but the
 //! meaning of inputs that chose it.
 
-use super::survey::Survey;
 use super::device::HostileDevice;
+use super::survey::Survey;
 use crate::image::{Image, PAGE, Page};
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, Timestamp, Tuning, XattrMode};
