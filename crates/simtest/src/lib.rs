@@ -10,11 +10,8 @@
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
 //! - [`workload`], [`scenarios`]: what is tried; [`runner`]: tries it, and has each crash state looked at by [`judge`];
 //! - [`faults`]: the same on a device that fails;
-<<<<<<< HEAD
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
-=======
 //! - [`hostile`]: images and bytes that somebody made to do harm, for fuzzers and for tests;
->>>>>>> 0665195 (Hostile images: bodies and mutator for fuzzing; a block is what its pointer means, from the cache too)
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
 pub mod crash;
