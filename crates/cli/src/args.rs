@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Df(commands::df::Args),
     Inspect(commands::inspect::Args),
     Check(commands::check::Args),
+    Map(commands::map::Args),
+    Restore(commands::restore::Args),
     #[command(hide = true)]
     Assets(commands::assets::Args),
 }
@@ -52,7 +54,9 @@ mod tests {
 
     #[test]
     fn every_subcommand_has_an_example() {
-        for c in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+        let top = Cli::command();
+        let nested = top.get_subcommands().flat_map(clap::Command::get_subcommands);
+        for c in top.get_subcommands().chain(nested).filter(|c| !c.is_hide_set()) {
             let help = c.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains("Example") && help.contains("larder "), "{} has no example", c.get_name());
             assert!(c.get_about().is_some(), "{} says not what it does", c.get_name());

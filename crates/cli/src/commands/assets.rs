@@ -23,7 +23,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     top.build();
     page(&man, &top, "larder")?;
     for c in top.get_subcommands().filter(|c| !c.is_hide_set()) {
-        page(&man, c, &format!("larder-{}", c.get_name()))?;
+        let name = format!("larder-{}", c.get_name());
+        page(&man, c, &name)?;
+        for below in c.get_subcommands().filter(|b| b.get_name() != "help") {
+            page(&man, below, &format!("{name}-{}", below.get_name()))?;
+        }
     }
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut Cli::command(), "larder", &completions)
@@ -33,7 +37,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn page(dir: &Path, command: &clap::Command, name: &str) -> anyhow::Result<()> {
-    // clap wants names that live as long as the program; there are some fifteen.
+    // clap wants names that live as long as the program; there are some thirty.
     let leaked: &'static str = Box::leak(name.to_owned().into_boxed_str());
     let mut text = Vec::new();
     clap_mangen::Man::new(command.clone().name(leaked)).render(&mut text)?;

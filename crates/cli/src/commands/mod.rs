@@ -8,9 +8,11 @@ pub(crate) mod df;
 pub(crate) mod inspect;
 pub(crate) mod label;
 pub(crate) mod ls;
+pub(crate) mod map;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
+pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod stats;
 pub(crate) mod sync;
@@ -35,6 +37,8 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Df(a) => df::run(&a),
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
+        Command::Map(a) => map::run(&a),
+        Command::Restore(a) => restore::run(&a),
         Command::Assets(a) => assets::run(&a),
     }
 }

@@ -1,0 +1,78 @@
+//! `larder map`: a picture of the space.
+//!
+//! | module | decision |
+//! |---|---|
+//! | `space` | what a cell of the device holds: bounded memory, however large the device |
+//! | `layout` | where on the picture a cell lies |
+//! | `draw` | colours, tooltips, legends |
+//!
+//! Read without the engine, so that a damaged image has a map, too.
+
+mod draw;
+mod layout;
+mod space;
+
+use crate::image::{Access, open_device};
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use layout::Layout;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+/// Draw a picture of an image's space: what lies where, how full it is, how old.
+///
+/// Every cell is the same number of bytes of the device. Left: data, metadata, system, unallocated; the fuller, the
+/// stronger. Right: how long ago what lies there was written, by transaction. Point at a cell for its facts.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder map disk.img -o map.html
+  larder map --layout rows disk.img -o map.svg")]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// File to write: .svg, or .html for tooltips that come at once; `-` is an SVG on standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// How cells are put on the picture
+    #[arg(long, value_enum, default_value_t = Layout::Hilbert)]
+    layout: Layout,
+    /// About how many cells; Hilbert curves take a power of four
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(16..=262_144))]
+    cells: u32,
+    /// Read the image even if somebody is using it
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let to_stdout = args.output.as_os_str() == "-";
+    let extension = args.output.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let html = match &extension[..] {
+        "html" | "htm" => true,
+        "svg" => false,
+        _ if to_stdout => false,
+        _ => return crate::failure::usage("the output must end in .svg or .html, or be - for an SVG"),
+    };
+    let device = open_device(&args.image, Access::Read { force: args.force })?;
+    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template("{bytes} of {total_bytes} in extents ({elapsed})") {
+        bar.set_style(style);
+    }
+    let name = args.image.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    let grid = layout::Grid::new(args.layout, args.cells);
+    super::inspect::session(device, |s| {
+        let space = space::Space::read(s, grid.cells(), &bar)?;
+        bar.finish_and_clear();
+        let picture = draw::picture(&space, &grid, &name, html);
+        if to_stdout {
+            std::io::stdout().lock().write_all(picture.as_bytes())?;
+            return Ok(());
+        }
+        std::fs::write(&args.output, picture).with_context(|| args.output.display().to_string())?;
+        if space.cells.is_empty() {
+            bail!("the device is empty");
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,269 @@
+//! What each cell of the device holds.
+//!
+//! Cells are fixed in number; extents are added up as they are read and forgotten. So memory does not depend on the
+//! device, and a cell that covers gigabytes still knows how much of each kind there is in it.
+
+use crate::commands::inspect::{Group, Session, read_groups};
+use indicatif::ProgressBar;
+use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem};
+use larder_format::{Key, KeyType, Logical, ObjectId};
+use std::ops::ControlFlow;
+
+/// What bytes of the device are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Data = 0,
+    Metadata = 1,
+    System = 2,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 3] = [Self::Data, Self::Metadata, Self::System];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Data => "Data",
+            Self::Metadata => "Metadata",
+            Self::System => "System",
+        }
+    }
+
+    /// Of free space in a block group.
+    pub(super) fn of_group(flags: BlockGroupFlags) -> Self {
+        if flags.contains(BlockGroupFlags::SYSTEM) {
+            Self::System
+        } else if flags.contains(BlockGroupFlags::DATA) {
+            Self::Data
+        } else {
+            Self::Metadata
+        }
+    }
+}
+
+/// One cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Cell {
+    /// Bytes in use, by [`Kind`].
+    pub(super) used: [u64; 3],
+    /// Bytes in block groups, by the kind that they are or would be.
+    pub(super) allocated: [u64; 3],
+    /// The block group that has most of the cell: its number, and how much that is.
+    pub(super) group: Option<(u32, u64)>,
+    /// Sum over bytes in use of their generation.
+    age: u128,
+    /// Oldest and newest generation in it.
+    pub(super) generations: Option<(u64, u64)>,
+}
+
+impl Cell {
+    pub(super) fn used(&self) -> u64 {
+        self.used.iter().sum()
+    }
+    pub(super) fn allocated(&self) -> u64 {
+        self.allocated.iter().sum()
+    }
+    /// Mean generation of what is in use.
+    pub(super) fn mean_generation(&self) -> Option<u64> {
+        let used = u128::from(self.used());
+        self.generations?;
+        self.age.checked_div(used).map(|g| u64::try_from(g).unwrap_or(u64::MAX))
+    }
+}
+
+/// The device, cell by cell.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) label: String,
+    /// Bytes of the device.
+    pub(super) size: u64,
+    pub(super) cells: Vec<Cell>,
+    pub(super) groups: Vec<Group>,
+    pub(super) generation: u64,
+    /// Bytes on the device, by kind.
+    pub(super) used: [u64; 3],
+    pub(super) allocated: [u64; 3],
+}
+
+impl Space {
+    fn new(size: u64, count: u32) -> Self {
+        Self {
+            label: String::new(),
+            size,
+            cells: vec![Cell::default(); count as usize],
+            groups: Vec::new(),
+            generation: 0,
+            used: [0; 3],
+            allocated: [0; 3],
+        }
+    }
+
+    /// Reads block groups and extents.
+    pub(super) fn read(s: &Session<'_>, count: u32, bar: &ProgressBar) -> anyhow::Result<Self> {
+        let sb = s.reader.superblock();
+        let size = sb.dev_item.total_bytes.get().min(s.reader.device().size()).max(1);
+        let mut space = Self::new(size, count);
+        space.label = crate::print::name(sb.label());
+        space.generation = sb.generation().0;
+        space.groups = read_groups(s);
+        let map = s.reader.volume().map();
+        for chunk in map.chunks() {
+            let group = space.groups.binary_search_by_key(&chunk.start, |g| g.start).ok();
+            let kind = Kind::of_group(BlockGroupFlags::from_bits_retain(chunk.kind));
+            for stripe in &chunk.stripes {
+                space.allocate(stripe.at.0, chunk.length, kind, group.and_then(|g| u32::try_from(g).ok()));
+            }
+        }
+        bar.set_length(sb.bytes_used());
+        if !space.extents(s, bar) {
+            space.even(s);
+        }
+        Ok(space)
+    }
+
+    /// Adds all extents; says whether they could be read.
+    fn extents(&mut self, s: &Session<'_>, bar: &ProgressBar) -> bool {
+        let Some(tree) = s.trees.tree(ObjectId::EXTENT_TREE) else {
+            s.problems.add("there is no extent tree: block groups are drawn as evenly filled".into());
+            return false;
+        };
+        let nodesize = u64::from(s.reader.superblock().nodesize());
+        let (mut done, mut any) = (0u64, false);
+        let gaps = tree.walk(s.reader, Key::MIN, Key::MAX, &mut |item| {
+            let length = match item.key.kind {
+                KeyType::EXTENT_ITEM => item.key.offset,
+                KeyType::METADATA_ITEM => nodesize,
+                _ => return ControlFlow::Continue(()),
+            };
+            if let Ok(e) = ExtentItem::parse(item.key.kind, item.data) {
+                any = true;
+                let data = e.flags.contains(ExtentFlags::DATA);
+                self.extent(s, Logical(item.key.objectid.0), length, data, e.generation.0);
+                done = done.saturating_add(length);
+                bar.set_position(done);
+            }
+            ControlFlow::Continue(())
+        });
+        s.problems.gaps(gaps);
+        any
+    }
+
+    fn extent(&mut self, s: &Session<'_>, at: Logical, length: u64, data: bool, generation: u64) {
+        let (mut at, mut rest) = (at, length);
+        while rest > 0 {
+            let Some(chunk) = s.reader.volume().map().chunk_at(at) else { return };
+            let n = rest.min(chunk.end().0 - at.0);
+            let into = at.0 - chunk.start.0;
+            let kind = match Kind::of_group(BlockGroupFlags::from_bits_retain(chunk.kind)) {
+                Kind::Data if !data => Kind::Metadata,
+                k => k,
+            };
+            for stripe in &chunk.stripes {
+                self.fill(stripe.at.0.saturating_add(into), n, kind, Some(generation));
+            }
+            (at, rest) = (at.plus(n), rest - n);
+        }
+    }
+
+    /// Without extents: each block group as if what is used of it were spread over it.
+    fn even(&mut self, s: &Session<'_>) {
+        for g in self.groups.clone() {
+            let Some(chunk) = s.reader.volume().map().chunk_at(g.start) else { continue };
+            let kind = Kind::of_group(g.flags);
+            for stripe in &chunk.stripes {
+                self.each(stripe.at.0, chunk.length, |cell, n| {
+                    let used = u128::from(n) * u128::from(g.used) / u128::from(g.length.max(1));
+                    cell.used[kind as usize] += u64::try_from(used).unwrap_or(n);
+                });
+                self.used[kind as usize] += g.used;
+            }
+        }
+    }
+
+    /// First byte of a cell.
+    pub(super) fn start(&self, cell: usize) -> u64 {
+        let at = u128::from(self.size) * cell as u128 / self.cells.len() as u128;
+        u64::try_from(at).unwrap_or(u64::MAX)
+    }
+
+    /// Calls `each` with every cell that a range touches, and the bytes of it that lie there.
+    fn each(&mut self, from: u64, length: u64, mut each: impl FnMut(&mut Cell, u64)) {
+        let end = from.saturating_add(length).min(self.size);
+        if from >= end {
+            return;
+        }
+        let cells = self.cells.len() as u128;
+        let mut i = usize::try_from(u128::from(from) * cells / u128::from(self.size)).unwrap_or(0);
+        // Rounding may have put us one too early.
+        while self.start(i + 1) <= from {
+            i += 1;
+        }
+        let mut at = from;
+        while at < end && i < self.cells.len() {
+            let next = self.start(i + 1).min(end);
+            each(&mut self.cells[i], next - at);
+            (at, i) = (next, i + 1);
+        }
+    }
+
+    fn allocate(&mut self, from: u64, length: u64, kind: Kind, group: Option<u32>) {
+        self.allocated[kind as usize] += length;
+        self.each(from, length, |cell, n| {
+            cell.allocated[kind as usize] += n;
+            if let Some(g) = group
+                && cell.group.is_none_or(|(_, most)| n > most)
+            {
+                cell.group = Some((g, n));
+            }
+        });
+    }
+
+    fn fill(&mut self, from: u64, length: u64, kind: Kind, generation: Option<u64>) {
+        self.used[kind as usize] = self.used[kind as usize].saturating_add(length);
+        self.each(from, length, |cell, n| {
+            // A hostile image may claim the same bytes many times.
+            cell.used[kind as usize] = cell.used[kind as usize].saturating_add(n);
+            if let Some(g) = generation {
+                cell.age = cell.age.saturating_add(u128::from(g) * u128::from(n));
+                cell.generations = Some(cell.generations.map_or((g, g), |(a, b)| (a.min(g), b.max(g))));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_shared_out_to_the_byte() {
+        for (size, count) in
+            [(1000, 16), (10 << 40, 16_384), (4096, 4096), (100, 1024), ((1 << 40) + 7, 4096)]
+        {
+            let mut space = Space::new(size, count);
+            assert_eq!((space.start(0), space.start(count as usize)), (0, size));
+            space.allocate(0, size, Kind::Data, None);
+            assert_eq!(space.cells.iter().map(Cell::allocated).sum::<u64>(), size);
+            let (from, len) = (size / 3, size / 2);
+            space.fill(from, len, Kind::Metadata, Some(7));
+            space.fill(size - 1, 1 << 50, Kind::System, Some(9));
+            assert_eq!(space.cells.iter().map(|c| c.used[1]).sum::<u64>(), len);
+            assert_eq!(space.cells.iter().map(|c| c.used[2]).sum::<u64>(), 1);
+            for i in 0..count as usize {
+                let n = space.start(i + 1) - space.start(i);
+                assert!(space.cells[i].allocated() == n && space.cells[i].used[1] <= n);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cell_knows_how_old_it_is() {
+        let mut space = Space::new(4096, 1);
+        assert_eq!(space.cells[0].mean_generation(), None);
+        space.fill(0, 1000, Kind::Data, Some(10));
+        space.fill(1000, 3000, Kind::Data, Some(50));
+        assert_eq!(
+            (space.cells[0].mean_generation(), space.cells[0].generations),
+            (Some(40), Some((10, 50)))
+        );
+    }
+}
