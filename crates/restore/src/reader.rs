@@ -148,7 +148,7 @@ impl<'o> Reader<'o> {
         self.observer
     }
 
-    /// What lies on the device; looked for now if that has not been done and is allowed.
+    /// What lies on the device; searched if that has not been done yet and is allowed.
     pub(crate) fn scan(&self) -> Option<&Scan> {
         if !self.may_scan {
             return self.scan.get();
