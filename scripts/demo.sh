@@ -136,10 +136,9 @@ stop() {
     else
         echo "$image is not mounted on $mnt."
     fi
+    show "$larder" check --data "$image"
     if command -v btrfs >/dev/null; then
         show btrfs check --readonly --check-data-csum "$image"
-    else
-        echo "Not checked: btrfs-progs is not installed (Larder has no check command of its own yet)."
     fi
 }
 

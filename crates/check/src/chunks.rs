@@ -70,6 +70,17 @@ impl Chunks {
         let n = self.0.partition_point(|c| c.start <= at);
         self.0.get(n.checked_sub(1)?).filter(|c| at < c.end())
     }
+    /// How many of these bytes lie in chunks, up to the first gap.
+    pub(crate) fn covered(&self, at: u64, len: u64) -> u64 {
+        let end = at.saturating_add(len);
+        let mut here = at;
+        while here < end
+            && let Some(chunk) = self.find(here)
+        {
+            here = chunk.end();
+        }
+        here.min(end) - at
+    }
     /// The chunk that begins at an address.
     pub(crate) fn starting_at(&self, at: u64) -> Option<&Chunk> {
         self.find(at).filter(|c| c.start == at)

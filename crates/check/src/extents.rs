@@ -149,7 +149,8 @@ impl Extents<'_> {
             let level = item.block.map_or(key.offset, |b| u64::from(b.level));
             (nodesize, Size::Node(u8::try_from(level).unwrap_or(u8::MAX)))
         };
-        if item.flags.contains(ExtentFlags::FULL_BACKREF) && self.pass.first {
+        let mapped = || world.chunks.find(key.objectid.0).is_some();
+        if item.flags.contains(ExtentFlags::FULL_BACKREF) && self.pass.first && mapped() {
             world.full_backref.insert(key.objectid.0);
         }
         Item { key, len, size, refs: item.refs, flags: item.flags }

@@ -39,7 +39,7 @@ pub(crate) struct Files<'a> {
 }
 
 /// Most directories that are looked at closely.
-const DIRS: usize = 1000;
+const DIRS: usize = 200;
 
 /// What is known of a range of leaves.
 #[derive(Clone, Debug)]
@@ -402,8 +402,8 @@ impl Leaf<'_> {
         if let Some(stat) = inode.stat {
             return Some(stat.flags);
         }
-        let mut last = self.files.looked_up.lock();
-        if let Some((ino, flags)) = *last
+        let last = *self.files.looked_up.lock();
+        if let Some((ino, flags)) = last
             && ino == inode.ino
         {
             return flags;
@@ -411,7 +411,7 @@ impl Leaf<'_> {
         let source = &self.files.pass.world.source;
         let item = find(source, &self.files.root, inode_key(ObjectId(inode.ino)));
         let flags = item.and_then(|data| InodeItem::parse(&data).ok().map(InodeItem::inode_flags));
-        *last = Some((inode.ino, flags));
+        *self.files.looked_up.lock() = Some((inode.ino, flags));
         flags
     }
 }

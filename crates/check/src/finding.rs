@@ -350,8 +350,8 @@ kinds! {
         "two extents of a file cover the same bytes: which one is read is chance", DELETE_FILE;
     FileExtentHole = "file-extent-hole", Error,
         "a file has a gap without the item that should stand for it; Linux may fail to read there", REPAIR;
-    FileExtentBeyondEnd = "file-extent-beyond-end", Error,
-        "a file has data behind its end", DELETE_FILE;
+    FileExtentBeyondEnd = "file-extent-beyond-end", Warning,
+        "a file has data behind its end, as after a crash while it was cut short", NONE;
     FileExtentInline = "file-extent-inline", Error,
         "data that stands in the tree stands where it may not", DELETE_FILE;
     FileExtentMisplaced = "file-extent-misplaced", Error,

@@ -122,10 +122,12 @@ impl Roots {
         let lost = world.lost.part_of(ObjectId::ROOT_TREE);
         self.check_needed(world, lost);
         let by_id: BTreeMap<TreeId, &Root> = self.trees.iter().map(|r| (r.edge.tree, r)).collect();
+        let hanging: BTreeSet<TreeId> =
+            self.refs.keys().chain(self.backrefs.keys()).map(|(_, child)| *child).collect();
         for root in &self.trees {
             check_item(world, root);
             if root.edge.tree.is_subvolume() {
-                self.check_subvolume(world, root, lost);
+                self.check_subvolume(world, root, &hanging, lost);
             }
         }
         self.check_refs(world, &by_id, lost);
@@ -166,7 +168,7 @@ impl Roots {
         }
     }
 
-    fn check_subvolume(&self, world: &World<'_>, root: &Root, lost: bool) {
+    fn check_subvolume(&self, world: &World<'_>, root: &Root, hanging: &BTreeSet<TreeId>, lost: bool) {
         let id = root.edge.tree;
         let place = |kind, what: String| Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(root.key);
         if !root.is_live() {
@@ -179,8 +181,7 @@ impl Roots {
             }
             return;
         }
-        let hangs = self.refs.keys().chain(self.backrefs.keys()).any(|(_, child)| *child == id);
-        if id != ObjectId::FS_TREE && !hangs {
+        if id != ObjectId::FS_TREE && !hanging.contains(&id) {
             let what = format!("subvolume {id} hangs in no other subvolume");
             world.add(place(Kind::SubvolumeUnreachable, what).follow_up_if(lost));
         }
@@ -282,10 +283,10 @@ impl Roots {
         }
     }
 
-    /// Compares the entries of subvolumes in a subvolume with its references.
-    pub(crate) fn check_entries(&self, world: &World<'_>, root: &Root, totals: &Totals) {
+    /// Compares the entries of subvolumes in a subvolume with its references. Was it necessary to search for them?
+    pub(crate) fn check_entries(&self, world: &World<'_>, root: &Root, totals: &Totals) -> bool {
         if root.item.parent_uuid != [0; 16] || totals.broken {
-            return;
+            return false;
         }
         let id = root.edge.tree;
         let refs: Vec<(&TreeId, &Hook)> = self
@@ -298,7 +299,7 @@ impl Roots {
             sum.wrapping_add(world.hashing.of(&value))
         });
         if sum == totals.subvolumes {
-            return;
+            return false;
         }
         let known: BTreeSet<(u64, u64, u64)> = refs.iter().map(|(c, h)| (h.dirid, h.index, c.0)).collect();
         scan(&world.source, &root.edge, Key::MIN, Key::MAX, &mut |key, data| {
@@ -317,6 +318,7 @@ impl Roots {
             }
             ControlFlow::Continue(())
         });
+        true
     }
 
     /// The uuid tree against the subvolumes, both ways.

@@ -40,6 +40,8 @@ const WINDOW: usize = 1 << 16;
 /// Groups of addresses that are looked at closely, and facts about them.
 const UNEVEN_ADDRESSES: usize = 4096;
 const RECORDS: usize = 500_000;
+/// Most block groups or device extents: enough for some PiB.
+const TABLE: usize = 4 << 20;
 /// Ranges with flaws of one sort that are listed.
 const FLAWS: usize = 1000;
 
@@ -280,8 +282,13 @@ fn collect(world: &World<'_>, edge: Option<Edge>) -> Items {
     if let Some(edge) = edge {
         scan(&world.source, &edge, Key::MIN, Key::MAX, &mut |key, data| {
             items.push((key, data.to_vec()));
-            ControlFlow::Continue(())
+            if items.len() < TABLE { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
+        if items.len() >= TABLE {
+            world.lost.add_tree(edge.tree);
+            let what = "there are more items than a file system can need: only the first ones are looked at";
+            world.add(Finding::new(Kind::NotChecked, what).tree(edge.tree));
+        }
     }
     items
 }
@@ -320,6 +327,7 @@ fn compare_tables(world: &World<'_>, roots: &Roots, dev_items: &Items, walked: &
 fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
     // Snapshots that share damage have the same sum.
     let mut by_sum: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    let mut searched = 0;
     for (n, totals) in &walked.totals {
         let root = &roots.trees[*n];
         if !totals.has_top {
@@ -331,7 +339,9 @@ fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
         if totals.links != 0 {
             by_sum.entry(totals.links).or_default().push(*n);
         }
-        roots.check_entries(world, root, totals);
+        if searched < SUBVOLUMES && roots.check_entries(world, root, totals) {
+            searched += 1;
+        }
     }
     let broken = |n: usize| walked.totals.iter().any(|(k, t)| *k == n && t.broken);
     for same in by_sum.values().take(SUBVOLUMES) {
@@ -358,6 +368,7 @@ fn all_flaws(world: &World<'_>, roots: &Roots, first: Coverage) -> Vec<(Flaw, u6
     let (mut flaws, _) = first.flaws(FLAWS);
     while let Some(from) = next {
         let coverage = Coverage::new(from, WINDOW);
+        expect_work(world, roots, false);
         walk_all(&Pass { coverage: Some(&coverage), ..Pass::silent(world) }, roots);
         next = coverage.next_window();
         flaws.extend(coverage.flaws(FLAWS).0);
@@ -381,6 +392,7 @@ fn look_closer(world: &World<'_>, roots: &Roots, ledger: &Ledger, flaws: &[(Flaw
     if uneven.is_some() || !owners.is_empty() {
         let sink = uneven.as_ref().map_or(Sink::None, |u| Sink::Records(u, &collected));
         let refs = Refs { hashing: &world.hashing, sink };
+        expect_work(world, roots, false);
         walk_all(&Pass { refs, owners: Some(&owners), ..Pass::silent(world) }, roots);
     }
     if uneven.is_some() {

@@ -62,8 +62,17 @@ impl Visit for Sums<'_> {
                 self.overlap(edge, last, key.offset);
             }
             piece = Some((piece.map_or(key.offset, |(from, _)| from), end));
+            let inside = self.pass.world.chunks.covered(key.offset, len);
             if let Some(coverage) = self.pass.coverage {
-                coverage.add(Fact::Sums, key.offset, len);
+                coverage.add(Fact::Sums, key.offset, inside);
+            }
+            if inside < len {
+                self.pass.add(|| {
+                    let what =
+                        format!("there are checksums for {len} bytes at {}, not all in a chunk", key.offset);
+                    let finding = Finding::new(Kind::ChecksumWithoutExtent, what).tree(edge.tree);
+                    finding.key(key).address(Logical(key.offset))
+                });
             }
             ranges.push((key.offset, data));
         }

@@ -16,7 +16,7 @@ use larder_format::Key;
 use larder_format::node::NodeView;
 use parking_lot::Mutex;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -90,7 +90,8 @@ impl<V: Visit> Walk<'_, V> {
     }
 
     fn node(&self, edge: &Edge, dropped: Option<Dropped>) -> V::Piece {
-        let fresh = self.seen.insert(edge.at.0);
+        // Addresses that lead nowhere are not worth remembering, and there may be any number of them.
+        let fresh = self.source.volume.copies(edge.at).is_err() || self.seen.insert(edge.at.0);
         if !fresh {
             if !V::SHARED {
                 return self.visitor.lost(edge);
@@ -168,48 +169,56 @@ pub(crate) fn scan(
     to: Key,
     each: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
 ) -> bool {
-    let mut lost = false;
-    let _ = scan_node(source, root, from, to, each, &mut lost);
-    lost
+    let mut scan = Scan { source, from, to, each, lost: false, seen: HashSet::new() };
+    let _ = scan.node(root);
+    scan.lost
 }
 
-fn scan_node(
-    source: &Source<'_>,
-    edge: &Edge,
+struct Scan<'a> {
+    source: &'a Source<'a>,
     from: Key,
     to: Key,
-    each: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
-    lost: &mut bool,
-) -> ControlFlow<()> {
-    let Some(node) = source.read_quietly(edge) else {
-        *lost = true;
-        return ControlFlow::Continue(());
-    };
-    let view = node.view();
-    if view.level() == 0 {
-        let first = view.search(&from).unwrap_or_else(|slot| slot);
-        for slot in first..view.items().len() {
-            let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
-            if key > to {
+    each: &'a mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
+    lost: bool,
+    /// Interior nodes: a tree that leads to one of them twice is damaged, and could keep us busy for ever.
+    seen: HashSet<u64>,
+}
+
+impl Scan<'_> {
+    fn node(&mut self, edge: &Edge) -> ControlFlow<()> {
+        if edge.level > 0 && !self.seen.insert(edge.at.0) {
+            return ControlFlow::Continue(());
+        }
+        let Some(node) = self.source.read_quietly(edge) else {
+            self.lost = true;
+            return ControlFlow::Continue(());
+        };
+        let view = node.view();
+        if view.level() == 0 {
+            let first = view.search(&self.from).unwrap_or_else(|slot| slot);
+            for slot in first..view.items().len() {
+                let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
+                if key > self.to {
+                    return ControlFlow::Break(());
+                }
+                (self.each)(key, data)?;
+            }
+            return ControlFlow::Continue(());
+        }
+        let first = match view.search(&self.from) {
+            Ok(slot) => slot,
+            Err(slot) => slot.saturating_sub(1),
+        };
+        for slot in first..view.pointers().len() {
+            if view.key(slot).is_some_and(|key| key > self.to) {
                 return ControlFlow::Break(());
             }
-            each(key, data)?;
+            if let Some(child) = edge.child(view, slot) {
+                self.node(&child)?;
+            }
         }
-        return ControlFlow::Continue(());
+        ControlFlow::Continue(())
     }
-    let first = match view.search(&from) {
-        Ok(slot) => slot,
-        Err(slot) => slot.saturating_sub(1),
-    };
-    for slot in first..view.pointers().len() {
-        if view.key(slot).is_some_and(|key| key > to) {
-            return ControlFlow::Break(());
-        }
-        if let Some(child) = edge.child(view, slot) {
-            scan_node(source, &child, from, to, each, lost)?;
-        }
-    }
-    ControlFlow::Continue(())
 }
 
 /// One item of a tree.

@@ -45,7 +45,7 @@ fn wrong_usage_is_exit_code_2() {
 
 #[test]
 fn every_subcommand_helps_with_an_example() {
-    for c in "mkfs mount umount sync stats ls cat cp rm mkdir label df inspect map restore".split(' ') {
+    for c in "mkfs mount umount sync stats ls cat cp rm mkdir label df inspect map restore check".split(' ') {
         let text = larder([c, "--help"]).ok().text();
         assert!(text.contains("Example") && text.contains(&format!("larder {c}")), "{c}: {text}");
     }
@@ -73,6 +73,7 @@ fn things_that_are_no_images_are_refused_by_every_command() {
         larder(args!["mkdir", inside(bad, "/x")]).fails(2, why);
         larder(args!["inspect", "super", bad]).fails(2, why);
         larder(args!["inspect", "tree", bad]).fails(2, why);
+        larder(args!["check", bad]).fails(2, why);
         larder(args!["mount", bad, &point]).fails(2, why);
         if bad != &dir {
             larder(args!["df", bad]).fails(2, why);

@@ -1,0 +1,236 @@
+//! `larder check` has nothing to say against sound images: of every kind that Linux makes, populated, with snapshots, and in
+//! the midst of things — a deleted subvolume half removed, a file without a name, a log that waits to be replayed.
+//!
+//! A checker that cries wolf is not believed when there is one. Where the image is at rest, `btrfs check` has to agree.
+
+use anyhow::{Context, Result};
+use larder_check::{Kind, Options, Report, Severity};
+use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
+use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
+use larder_simtest::oracle::{
+    Fixture, KernelMount, Need, btrfs, btrfs_check, copy_image, kernel_images, mkfs_btrfs, need, populate,
+    scratch,
+};
+use larder_volume::{Device, FileDevice, OpenMode};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+fn check(image: &Path) -> Report {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read, false).expect("an image"));
+    larder_check::check(&[device], &Options { data: true, ..Options::default() }, &|_| ())
+        .expect("it can be checked")
+}
+
+/// No errors and no warnings; notes are allowed.
+#[track_caller]
+fn assert_sound(report: &Report, what: &str) {
+    let said: Vec<String> = report
+        .findings
+        .iter()
+        .filter(|f| f.severity() != Severity::Note)
+        .map(|f| format!("{}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what))
+        .collect();
+    assert!(said.is_empty(), "{what}: {said:#?}");
+    assert!(report.is_clean());
+}
+
+fn needs_linux() -> bool {
+    need(&[Need::MkfsBtrfs, Need::KernelBtrfs])
+}
+
+fn subvolume(args: &[&str], paths: &[&Path]) -> Result<()> {
+    let mut all: Vec<&std::ffi::OsStr> = vec!["subvolume".as_ref()];
+    all.extend(args.iter().map(|a| std::ffi::OsStr::new(*a)));
+    all.extend(paths.iter().map(|p| p.as_os_str()));
+    btrfs(&all).map(drop)
+}
+
+/// Every kind of image that Linux makes, with everything that the format can hold.
+#[test]
+fn images_of_linux_are_sound() {
+    if !needs_linux() {
+        return;
+    }
+    let few = Fixture { entries: 60, large_file: 1 << 20, fragments: 300, links: 40 };
+    for (n, variant) in kernel_images().into_iter().enumerate() {
+        let dir = scratch();
+        let image = dir.path().join("image");
+        variant.make(&image, 256 << 20).unwrap();
+        let empty = check(&image);
+        assert_sound(&empty, &format!("{} empty", variant.name));
+        let compress = ["", "compress=zstd", "compress-force=lzo", "compress=zlib"][n % 4];
+        let options = [variant.mount.as_str(), compress].join(",");
+        let mount = KernelMount::image(&image, options.trim_matches(',')).unwrap();
+        populate(mount.path(), &few).unwrap();
+        mount.unmount_clean().unwrap();
+        let report = check(&image);
+        assert_sound(&report, &variant.name);
+        let s = report.stats;
+        assert!(s.inodes > 100 && s.extents > 100 && s.data_bytes > 1 << 20, "{}: {s:?}", variant.name);
+    }
+}
+
+/// Snapshots of snapshots with changes on every side, a deleted one among them, quotas on.
+#[test]
+fn snapshots_and_quotas() {
+    if !needs_linux() {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("image");
+    mkfs_btrfs(&image, 512 << 20, &["-n", "4096"]).unwrap();
+    let mount = KernelMount::image(&image, "").unwrap();
+    let top = mount.path();
+    btrfs(&["quota".as_ref(), "enable".as_ref(), top.as_os_str()]).unwrap();
+    subvolume(&["create"], &[&top.join("s0")]).unwrap();
+    for n in 0..600 {
+        std::fs::write(top.join(format!("s0/file-{n:04}")), vec![b'x'; n * 37]).unwrap();
+    }
+    for generation in 1..12usize {
+        let (from, to) = (top.join(format!("s{}", generation / 2)), top.join(format!("s{generation}")));
+        subvolume(&["snapshot"], &[&from, &to]).unwrap();
+        for n in 0..30 {
+            let name = format!("file-{:04}", (n * 19 + generation * 7) % 600);
+            let _ = std::fs::remove_file(from.join(&name));
+            std::fs::write(to.join(&name), format!("{generation} {n}").repeat(n * 20)).unwrap();
+            std::fs::hard_link(to.join(&name), to.join(format!("{name}-{generation}-{n}"))).unwrap();
+        }
+    }
+    mount.sync().unwrap();
+    for gone in [3, 7] {
+        subvolume(&["delete"], &[&top.join(format!("s{gone}"))]).unwrap();
+    }
+    mount.unmount_clean().unwrap();
+    let report = check(&image);
+    assert_sound(&report, "snapshots");
+    assert!(report.found(Kind::QuotasNotChecked));
+    btrfs_check(&image, true).assert_clean("snapshots");
+}
+
+/// Images copied from under the kernel, as a power cut would leave them.
+#[test]
+fn images_in_the_midst_of_things() {
+    if !needs_linux() {
+        return;
+    }
+    let dir = scratch();
+    let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
+    mkfs_btrfs(&image, 512 << 20, &["-n", "4096"]).unwrap();
+    let mount = KernelMount::image(&image, "commit=300").unwrap();
+    let top = mount.path();
+    subvolume(&["create"], &[&top.join("doomed")]).unwrap();
+    for n in 0..3000 {
+        std::fs::write(top.join(format!("doomed/{n}")), vec![b'd'; 3000]).unwrap();
+    }
+    subvolume(&["snapshot"], &[&top.join("doomed"), &top.join("alive")]).unwrap();
+    std::fs::write(top.join("kept"), b"kept").unwrap();
+    std::fs::write(top.join("nameless"), vec![b'n'; 100_000]).unwrap();
+    mount.sync().unwrap();
+    // A file without a name that is still open has an orphan item.
+    let nameless = File::open(top.join("nameless")).unwrap();
+    std::fs::remove_file(top.join("nameless")).unwrap();
+    subvolume(&["delete", "-c"], &[&top.join("doomed")]).unwrap();
+    // A log: several files, a rename, an unlink, data.
+    for n in 0..40 {
+        let mut file = File::create(top.join(format!("logged-{n}"))).unwrap();
+        file.write_all(&vec![b'l'; n * 1000]).unwrap();
+        file.sync_all().unwrap();
+    }
+    std::fs::rename(top.join("logged-1"), top.join("renamed")).unwrap();
+    File::open(top.join("renamed")).unwrap().sync_all().unwrap();
+    copy_image(&image, &copy).unwrap();
+    let report = check(&copy);
+    assert_sound(&report, "with a log");
+    assert!(report.found(Kind::LogPresent), "{:?}", report.counts);
+    drop(nameless);
+    mount.unmount_clean().unwrap();
+    assert_sound(&check(&image), "afterwards");
+
+    // While the cleaner is at work: after each sync some of the deleted subvolume is gone.
+    let mount = KernelMount::image(&image, "commit=1").unwrap();
+    subvolume(&["delete", "-c"], &[&mount.join("alive")]).unwrap();
+    let mut dropping = 0;
+    for _ in 0..20 {
+        mount.sync().unwrap();
+        copy_image(&image, &copy).unwrap();
+        let report = check(&copy);
+        // The copy may be torn by a commit in between; then its generations tell.
+        let torn =
+            report.findings.iter().any(|f| f.kind == Kind::NodeGeneration || f.kind == Kind::NodeAddress);
+        if !torn {
+            assert_sound(&report, "while a subvolume is dropped");
+            dropping += usize::from(report.found(Kind::SubvolumeBeingDropped));
+        }
+    }
+    assert!(dropping <= 20);
+    mount.unmount_clean().unwrap();
+    assert_sound(&check(&image), "at the end");
+}
+
+/// What Larder makes itself.
+#[test]
+fn images_of_larder_are_sound() {
+    let dir = scratch();
+    for (nodesize, mixed) in [(4096, false), (4096, true), (16384, false), (65536, false)] {
+        let image = dir.path().join(format!("image-{nodesize}-{mixed}"));
+        make_with_larder(&image, nodesize, mixed).unwrap();
+        let report = check(&image);
+        assert_sound(&report, &format!("nodes of {nodesize}, mixed {mixed}"));
+        assert!(report.stats.inodes >= 700 && report.stats.data_bytes > 1 << 20, "{:?}", report.stats);
+    }
+}
+
+fn make_with_larder(image: &Path, nodesize: u32, mixed: bool) -> Result<()> {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::create(image, 256 << 20)?);
+    let features = Features { mixed, ..Features::default() };
+    let options = MkfsOptions { nodesize: Some(nodesize), features, ..MkfsOptions::default() };
+    mkfs(&*device, &options).context("mkfs")?;
+    let fs = Filesystem::open(device, OpenOptions::default())?;
+    let root = fs.root();
+    let new = |kind, target| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target, xattrs: &[] };
+    for n in 0..20u32 {
+        let name = format!("directory-{n}");
+        let dir = fs.create(root, name.as_bytes(), &new(FileKind::Directory, b""))?.id;
+        for k in 0..40u32 {
+            let name = format!("file-{k}");
+            let file = fs.create(dir, name.as_bytes(), &new(FileKind::Regular, b""))?.id;
+            fs.write(file, u64::from(k % 3) * 5000, &vec![b'a'; (n * k * 13) as usize])?;
+            if k % 5 == 0 {
+                fs.link(file, dir, format!("link-{k}").as_bytes())?;
+            }
+            if k % 7 == 0 {
+                fs.unlink(dir, name.as_bytes())?;
+            }
+        }
+    }
+    fs.close()?;
+    Ok(())
+}
+
+/// One byte of data changed: found with the data read, not without.
+#[test]
+fn data_is_read_only_when_asked_for() {
+    if !needs_linux() {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("image");
+    mkfs_btrfs(&image, 256 << 20, &["-m", "single", "-d", "single"]).unwrap();
+    let mount = KernelMount::image(&image, "").unwrap();
+    let pattern: Vec<u8> = b"a pattern that is nowhere else ".repeat(1000);
+    std::fs::write(mount.join("file"), &pattern).unwrap();
+    mount.unmount_clean().unwrap();
+    let bytes = std::fs::read(&image).unwrap();
+    let at = bytes.windows(31).position(|w| w == &pattern[..31]).expect("the data in the image") as u64;
+    File::options().write(true).open(&image).unwrap().write_all_at(b"B", at + 5000).unwrap();
+    let report = check(&image);
+    assert!(report.found(Kind::DataChecksum) && report.errors() == 1, "{:?}", report.counts);
+    let finding = report.findings.iter().find(|f| f.kind == Kind::DataChecksum).unwrap();
+    assert_eq!(finding.tree.map(|t| t.0), Some(5));
+    assert_eq!(finding.device.map(|(_, at)| at.0), Some(at + 4096));
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::Read, false).unwrap());
+    assert!(larder_check::check(&[device], &Options::default(), &|_| ()).unwrap().is_clean());
+}
