@@ -113,7 +113,7 @@ kinds! {
         "the sum of used space is wrong: free space is misreported", REPAIR;
     SuperNumDevices = "super-num-devices", Error,
         "the number of devices is wrong", NEXT_COMMIT;
-    SuperBackupRoot = "super-backup-root", Error,
+    SuperBackupRoot = "super-backup-root", Warning,
         "a backup root does not say what it should: a rescue would start in the wrong place", NEXT_COMMIT;
     SuperSystemChunks = "super-system-chunks", Error,
         "the superblock's list of system chunks is damaged: the chunk tree may not be found", "`btrfs rescue chunk-recover`";

@@ -8,9 +8,10 @@ use crate::finding::{Finding, Kind};
 use crate::source::{Edge, Node};
 use crate::walk::{Memory, Visit, Walk};
 use crate::world::Pass;
+use larder_format::items::keys::csum_key;
 use larder_format::items::{DirEntries, DirLogIndex, ExtRefs, FileExtent, InodeItem, InodeRefs, RootItem};
 use larder_format::node::NodeView;
-use larder_format::{FormatError, FormatResult, Key, KeyType, ObjectId};
+use larder_format::{FormatError, FormatResult, Key, KeyType, Logical, ObjectId, SECTOR_SIZE};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -67,25 +68,43 @@ struct Log<'a> {
 }
 
 impl Visit for Log<'_> {
-    /// Where the first checksums begin and the last ones end.
-    type Piece = ();
+    /// Where the first checksums begin and the last ones end: replaying overlapping ones fails.
+    type Piece = Option<(u64, u64)>;
     const SHARED: bool = false;
 
-    fn empty(&self) {}
-    fn lost(&self, _: &Edge) {
+    fn empty(&self) -> Self::Piece {
+        None
+    }
+    fn lost(&self, _: &Edge) -> Self::Piece {
         self.lost.store(true, Relaxed);
+        None
     }
     fn child(&self, _: NodeView<'_>, _: &Edge) {}
-    fn join(&self, _: &Edge, (): (), (): (), _: bool) {}
-    fn leaf(&self, _: &Edge, node: &Node, _: bool) {
+    fn join(&self, _: &Edge, left: Self::Piece, right: Self::Piece, _: bool) -> Self::Piece {
+        let (Some((from, end)), Some((next, to))) = (left, right) else { return left.or(right) };
+        if end > next {
+            let what = format!("checksums up to {end} are followed by checksums from {next} on");
+            damaged(self.pass, csum_key(Logical(next)), what);
+        }
+        Some((from, to.max(end)))
+    }
+    fn leaf(&self, edge: &Edge, node: &Node, _: bool) -> Self::Piece {
         let view = node.view();
+        let size = self.pass.world.superblock.csum_type().size();
+        let mut piece = None;
         for slot in 0..view.items().len() {
             let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
             let done = if self.top { self.root(key, data) } else { self.item(key, data) };
             if let Err(e) = done {
                 damaged(self.pass, key, e.to_string());
             }
+            if key.kind == KeyType::EXTENT_CSUM {
+                let sectors = (data.len() / size) as u64;
+                let end = key.offset.saturating_add(sectors * u64::from(SECTOR_SIZE));
+                piece = self.join(edge, piece, Some((key.offset, end)), true);
+            }
         }
+        piece
     }
 }
 
