@@ -160,8 +160,9 @@ fn images_in_the_midst_of_things() {
     subvolume(&["delete", "-c"], &[&mount.join("alive")]).unwrap();
     for _ in 0..10 {
         freeze(mount.path(), "--freeze");
-        copy_image(&image, &copy).unwrap();
+        let copied = copy_image(&image, &copy);
         freeze(mount.path(), "--unfreeze");
+        copied.unwrap();
         assert_sound(&check(&copy), "while a subvolume is dropped");
     }
     mount.unmount_clean().unwrap();
