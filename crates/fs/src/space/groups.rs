@@ -255,8 +255,13 @@ impl Groups {
     /// Adds a group; its space counts from now on.
     ///
     /// # Errors
-    /// `Corrupt` when it overlaps another group.
+    /// `Corrupt` when it overlaps another group, or holds data and metadata although they have accounts of their own.
     pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
+        // Such a group would be counted in one account and serve both.
+        if !self.space.is_mixed() && group.serves(SpaceKind::Data) && group.serves(SpaceKind::Metadata) {
+            let what = "block group of data and metadata on a file system without mixed groups";
+            return Err(Error::corrupt(Place::block(group.run.start), what));
+        }
         let group = Arc::new(group);
         if group.created_in.0 > 0 {
             // See `serving`: who runs leaves the older groups to the commit.

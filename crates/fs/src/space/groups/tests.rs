@@ -150,6 +150,9 @@ fn read_only_and_removed_groups_do_not_count() {
     assert_eq!((pots.total, pots.used, pots.unusable), (MIB, 4096, 0));
     assert!(g.add(group(32 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
     assert!(g.add(group(31 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
+    let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+    assert!(g.add(group(64 * MIB, MIB, both, 1)).is_err(), "data and metadata have accounts of their own");
+    assert!(Groups::new(Space::new(true), NODE).add(group(64 * MIB, MIB, both, 1)).is_ok());
 }
 
 #[test]
