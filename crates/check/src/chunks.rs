@@ -143,7 +143,7 @@ fn add(source: &Source<'_>, start: Logical, chunk: &items::Chunk) -> Result<bool
         Kind::DeviceMissing
     } else if beyond {
         Kind::ChunkBeyondDevice
-    } else if text.contains("overlap") {
+    } else if text.contains("overlap") || text.contains("shares space") {
         Kind::ChunkOverlap
     } else {
         Kind::ChunkInvalid

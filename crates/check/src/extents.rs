@@ -16,7 +16,7 @@ use crate::walk::Visit;
 use crate::world::Pass;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem, ExtentRef, parse_keyed_refs};
 use larder_format::node::NodeView;
-use larder_format::{Incompat, Key, KeyType, Logical, ObjectId};
+use larder_format::{FormatError, Incompat, Key, KeyType, Logical, ObjectId};
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -119,6 +119,7 @@ impl Extents<'_> {
                 Err(e) => Err(e),
             }
         } else {
+            self.hash(edge, key, data);
             parse_keyed_refs(&key, data)
         };
         match refs {
@@ -135,6 +136,24 @@ impl Extents<'_> {
             }
         }
         part
+    }
+
+    /// A reference to data is filed under its hash, or behind others with the same hash.
+    fn hash(&self, edge: &Edge, key: Key, data: &[u8]) {
+        const COLLISIONS: u64 = 64;
+        if key.kind != KeyType::EXTENT_DATA_REF {
+            return;
+        }
+        let Ok(refs) = parse_keyed_refs(&key, data) else { return };
+        if let Some((by, _)) = refs.iter().find(|(by, _)| key.offset.wrapping_sub(by.sequence()) > COLLISIONS)
+        {
+            let e = FormatError::new(format!(
+                "the reference is filed under {}, its hash is {}",
+                key.offset,
+                by.sequence()
+            ));
+            self.pass.invalid(Kind::ExtentItemInvalid, edge, key, &e);
+        }
     }
 
     fn item(&self, key: Key, item: &ExtentItem) -> Item {

@@ -14,6 +14,7 @@ use crate::run::{Close, Run};
 use crate::source::{Edge, Node};
 use crate::walk::{Visit, find};
 use crate::world::Pass;
+use larder_format::items::dir::is_plain_name;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{
     BlockGroupFlags, Compression, DirEntries, ExtRefs, ExtentKind, ExtentRecord, ExtentRef, FileExtent,
@@ -297,6 +298,11 @@ impl Leaf<'_> {
             }
             if self.fresh && self.files.pass.first {
                 self.files.pass.world.counts.names.fetch_add(1, Relaxed);
+            }
+            if !is_plain_name(entry.name) {
+                self.add(Kind::NameInvalid, key, || {
+                    format!("\"{}\" cannot be the name of a file", entry.name.escape_ascii())
+                });
             }
             inode.index_bytes = inode.index_bytes.saturating_add(entry.name.len() as u64);
             inode.entries = inode.entries.wrapping_sub(entry_value(hashing, &entry));

@@ -64,6 +64,12 @@ impl Reader<'_> {
         self.world.add(Finding::new(kind, what).tree(ObjectId::FREE_SPACE_TREE).key(key).address(at));
     }
 
+    /// What it means that no block group lies there: mkfs leaves entries of its first groups behind, below all others.
+    fn stranger(&self, start: u64) -> Kind {
+        let below = self.world.chunks.0.first().is_some_and(|first| start < first.start);
+        if below { Kind::FreeSpaceWithoutBlockGroup } else { Kind::FreeSpaceOverlap }
+    }
+
     fn item(&mut self, key: Key, data: &[u8]) {
         let (start, end) = (key.objectid.0, key.objectid.0.saturating_add(key.offset));
         if key.kind == KeyType::FREE_SPACE_INFO {
@@ -72,11 +78,16 @@ impl Reader<'_> {
             let Some(chunk) = chunk.filter(|c| c.end() == end) else {
                 let what = format!("no block group lies at {start} (+{})", key.offset);
                 self.strange_until = end;
-                return self.add(Kind::FreeSpaceWithoutBlockGroup, key, what);
+                return self.add(self.stranger(start), key, what);
             };
             self.seen.insert(chunk.start);
-            let (count, bitmaps) = FreeSpaceInfo::parse(data)
-                .map_or((u64::MAX, false), |i| (i.extent_count.get().into(), i.uses_bitmaps()));
+            let (count, bitmaps) = match FreeSpaceInfo::parse(data) {
+                Ok(info) => (info.extent_count.get().into(), info.uses_bitmaps()),
+                Err(e) => {
+                    self.add(Kind::FreeSpaceItemInvalid, key, e.to_string());
+                    (u64::MAX, false)
+                }
+            };
             self.group = Some(Group { start, end, key, bitmaps, count, runs: 0, last: 0 });
             return;
         }
@@ -90,15 +101,13 @@ impl Reader<'_> {
             }
             let what = format!("free space at {start} (+{}) belongs to no block group", key.offset);
             let known = self.world.chunks.find(start).is_some();
-            let kind = if known { Kind::FreeSpaceInfoMissing } else { Kind::FreeSpaceWithoutBlockGroup };
+            let kind = if known { Kind::FreeSpaceInfoMissing } else { self.stranger(start) };
             return self.add(kind, key, what);
         };
         if start < group.start || end > group.end {
             let what =
                 format!("{start} (+{}) lies outside of the block group at {}", key.offset, group.start);
-            let known = self.world.chunks.find(start).is_some();
-            let kind = if known { Kind::FreeSpaceOverlap } else { Kind::FreeSpaceWithoutBlockGroup };
-            self.add(kind, key, what);
+            self.add(Kind::FreeSpaceOverlap, key, what);
         } else {
             if is_bitmap != group.bitmaps {
                 let form = |bitmaps| if bitmaps { "bitmaps" } else { "extents" };
@@ -123,8 +132,16 @@ impl Reader<'_> {
             self.add(Kind::FreeSpaceOverlap, key, what);
         }
         // A run may be cut where one bitmap ends and the next begins; it counts once.
-        if !(joins && from == group.last && from != group.start) {
+        let goes_on = from == group.last && from != group.start;
+        if !(joins && goes_on) {
             group.runs += 1;
+        }
+        if goes_on && !joins {
+            self.add(
+                Kind::FreeSpaceForm,
+                key,
+                format!("one run of free space is two entries, cut at {from}"),
+            );
         }
         group.last = group.last.max(to);
         if let Some(chunk) = self.world.chunks.starting_at(group.start) {

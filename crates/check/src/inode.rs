@@ -218,7 +218,8 @@ pub(crate) fn check(world: &World<'_>, tree: TreeId, inode: &Inode) {
         add(Kind::ItemMisplaced, format!("it has mode {:o} and directory entries", stat.mode));
     }
     match (stat.mode & S_IFMT, &inode.extents) {
-        (S_IFREG | S_IFLNK, None) if stat.nbytes != 0 => {
+        (S_IFLNK, None) => add(Kind::InodeSize, "the symbolic link has no target".into()),
+        (S_IFREG, None) if stat.nbytes != 0 => {
             add(Kind::InodeBytes, format!("nbytes is {}, but it has no extents", stat.nbytes));
         }
         (S_IFREG, None) => {
@@ -226,7 +227,6 @@ pub(crate) fn check(world: &World<'_>, tree: TreeId, inode: &Inode) {
                 add(Kind::FileExtentHole, format!("it has {} bytes and no extents", stat.size));
             }
         }
-        (S_IFLNK, None) => add(Kind::InodeSize, "the symbolic link has no target".into()),
         (S_IFREG, Some(span)) => contents(world, &stat, span, &add),
         (S_IFLNK, Some(span)) => symlink(&stat, span, &add),
         (_, Some(_)) => {
@@ -262,6 +262,10 @@ fn contents(world: &World<'_>, stat: &Stat, span: &Span, add: &dyn Fn(Kind, Stri
                 format!("nothing stands for what lies at offset {at} (size {})", stat.size),
             );
         }
+    }
+    // Without no-holes a crash can leave data behind the end, which Linux then still moves.
+    if let Some(at) = span.last_data.filter(|at| *at >= end && world.has(Incompat::NO_HOLES)) {
+        add(Kind::FileExtentBeyondEnd, format!("size is {}, but data is kept for offset {at}", stat.size));
     }
     if let Some((len, compressed)) = span.inline {
         if len > SECTOR {

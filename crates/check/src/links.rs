@@ -265,7 +265,9 @@ pub(crate) fn explain_directory(world: &World<'_>, root: &Edge, dir: u64, broken
         let shown = name.escape_ascii();
         match (&items[..], &indexes[..]) {
             ([item], [index]) if (item.0, item.1) != (index.0, index.1) => {
-                let what = format!("name \"{shown}\" is listed as {} and looked up as {}", index.0, item.0);
+                let seen = |s: &Seen| format!("{} ({})", s.0, type_name(s.1));
+                let what =
+                    format!("name \"{shown}\" is listed as {} and looked up as {}", seen(index), seen(item));
                 add(Kind::DirEntryDiffers, index.2, what);
             }
             ([], [index, ..]) => {

@@ -1,9 +1,12 @@
 //! Log trees: can the next mount replay them?
 //!
 //! A log hangs on the superblock, not on the root tree; its nodes and the data that only it knows are in no extent tree. So it
-//! is looked at for itself: its nodes, the sort of its items, where its data lies, whether its checksums overlap. What comes
-//! of it when it is replayed is not asked.
+//! is looked at for itself: its nodes, the sort of its items, its data ([`data`]). What comes of it when it is replayed is not
+//! asked.
 
+mod data;
+
+use self::data::LoggedData;
 use crate::finding::{Finding, Kind};
 use crate::source::{Edge, Node};
 use crate::walk::{Memory, Visit, Walk};
@@ -16,13 +19,13 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Checks the log, if there is one.
-pub(crate) fn check(pass: &Pass<'_>) {
+pub(crate) fn check(pass: &Pass<'_>, extent_root: Option<&Edge>) {
     let sb = &pass.world.superblock;
     let Some(at) = sb.log_root() else { return };
     let what = format!("there is a log at {at}, of transaction {}", sb.generation().next());
     pass.world.add(Finding::new(Kind::LogPresent, what).tree(ObjectId::TREE_LOG).address(at));
     let top = Edge::root(ObjectId::TREE_LOG, at, sb.log_root_level, sb.generation().next());
-    let visitor = Log { pass, top: true, roots: Mutex::default(), lost: AtomicBool::new(false) };
+    let visitor = Log::new(pass, true);
     walk(pass, &visitor, &top);
     let mut lost = visitor.lost.into_inner();
     let mut roots = visitor.roots.into_inner();
@@ -38,9 +41,11 @@ pub(crate) fn check(pass: &Pass<'_>) {
             );
             damaged(pass, key, what);
         }
-        let visitor = Log { pass, top: false, roots: Mutex::default(), lost: AtomicBool::new(false) };
+        let visitor = Log::new(pass, false);
         walk(pass, &visitor, &edge);
-        lost |= visitor.lost.into_inner();
+        let part_lost = visitor.lost.into_inner();
+        lost |= part_lost;
+        data::check(pass, extent_root, visitor.data.into_inner(), part_lost);
     }
     if lost {
         let what = "part of the log cannot be read";
@@ -64,6 +69,7 @@ struct Log<'a> {
     /// The tree of log roots, or one of the logs?
     top: bool,
     roots: Mutex<Vec<(Key, RootItem)>>,
+    data: Mutex<LoggedData>,
     lost: AtomicBool,
 }
 
@@ -108,7 +114,11 @@ impl Visit for Log<'_> {
     }
 }
 
-impl Log<'_> {
+impl<'a> Log<'a> {
+    fn new(pass: &'a Pass<'a>, top: bool) -> Self {
+        Self { pass, top, roots: Mutex::default(), data: Mutex::default(), lost: AtomicBool::new(false) }
+    }
+
     fn root(&self, key: Key, data: &[u8]) -> FormatResult<()> {
         if key.kind != KeyType::ROOT_ITEM || key.objectid != ObjectId::TREE_LOG {
             return Err(FormatError::new(format!("{key} has no place in the tree of logs")));
@@ -119,14 +129,21 @@ impl Log<'_> {
 
     fn item(&self, key: Key, data: &[u8]) -> FormatResult<()> {
         match key.kind {
-            KeyType::INODE_ITEM => InodeItem::parse(data).map(drop),
+            KeyType::INODE_ITEM => InodeItem::parse(data).map(|item| {
+                self.data.lock().inode(key.objectid, item.inode_flags());
+            }),
             KeyType::INODE_REF => InodeRefs::new(data).try_for_each(|r| r.map(drop)),
             KeyType::INODE_EXTREF => ExtRefs::new(data).try_for_each(|r| r.map(drop)),
             KeyType::XATTR_ITEM | KeyType::DIR_ITEM | KeyType::DIR_INDEX => {
                 DirEntries::new(data).try_for_each(|r| r.map(drop))
             }
             KeyType::DIR_LOG_INDEX => DirLogIndex::parse(data).map(drop),
-            KeyType::DIR_LOG_ITEM | KeyType::EXTENT_CSUM => Ok(()),
+            KeyType::EXTENT_CSUM => {
+                let sectors = (data.len() / self.pass.world.superblock.csum_type().size()) as u64;
+                self.data.lock().sums(key.offset, sectors);
+                Ok(())
+            }
+            KeyType::DIR_LOG_ITEM => Ok(()),
             KeyType::EXTENT_DATA => {
                 if let FileExtent::Stored(r) = FileExtent::parse(data)?
                     && !r.is_hole()
@@ -138,6 +155,7 @@ impl Log<'_> {
                             format!("data at {} (+{}) lies in no chunk", r.disk_bytenr, r.disk_num_bytes);
                         return Err(FormatError::new(what));
                     }
+                    self.data.lock().extent(key, &r);
                 }
                 Ok(())
             }

@@ -14,7 +14,7 @@ use larder_format::items::keys::{
     dir_index_key, dir_item_key, orphan_key, parse_uuid_item, uuid_key, uuid_of_key,
 };
 use larder_format::items::{DirEntries, RootFlags, RootItem, RootRef};
-use larder_format::{CompatRo, Incompat, Key, KeyType, ObjectId, Superblock, TreeId};
+use larder_format::{CompatRo, Generation, Incompat, Key, KeyType, ObjectId, Superblock, TreeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
@@ -72,7 +72,8 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
         match key.kind {
             KeyType::ROOT_ITEM => match RootItem::parse(data) {
                 Ok(item) => {
-                    let edge = Edge::root(key.objectid, item.root(), item.level, item.root_generation());
+                    let mut edge = Edge::root(key.objectid, item.root(), item.level, item.root_generation());
+                    edge.last_snapshot = Generation(item.last_snapshot.get());
                     roots.trees.push(Root { edge, key, item });
                 }
                 Err(e) => {

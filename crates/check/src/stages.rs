@@ -156,7 +156,7 @@ fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, options: &Op
         ..Pass::silent(world).reporting()
     };
     let walked = walk_all(&pass, roots);
-    log::check(&pass);
+    log::check(&pass, roots.edge(ObjectId::EXTENT_TREE).as_ref());
     drop(pass);
 
     world.meter.phase(Phase::Comparing);

@@ -100,6 +100,7 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
             compare_device_items(world, &world.superblock.dev_item, item, *key);
         }
     }
+    device_uuids(world, dev_items);
     for (id, _) in world.source.volume.devices().filter(|(id, _)| !known.contains_key(id)) {
         let what = format!("the chunk tree has no item for device {id}");
         world.add(Finding::new(Kind::DeviceItemMissing, what).follow_up_if(chunk_tree_lost));
@@ -112,6 +113,28 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
     if superblock.total_bytes() != total && !chunk_tree_lost && !known.is_empty() {
         let what = format!("total_bytes is {}, the devices have {total}", superblock.total_bytes());
         world.add(Finding::new(Kind::SuperTotalBytes, what));
+    }
+}
+
+/// A stripe names its device by number and by uuid; Linux takes one whose uuid it does not know for missing.
+fn device_uuids(world: &World<'_>, dev_items: &Items) {
+    let uuids: BTreeMap<DeviceId, [u8; 16]> = dev_items
+        .iter()
+        .filter_map(|(key, data)| Some((DeviceId(key.offset), DevItem::ref_from_bytes(data).ok()?.uuid)))
+        .collect();
+    for chunk in &world.chunks.0 {
+        for stripe in &chunk.item.stripes {
+            let Some(uuid) = uuids.get(&stripe.devid).filter(|uuid| **uuid != stripe.dev_uuid) else {
+                continue;
+            };
+            let (named, is) = (uuid::Uuid::from_bytes(stripe.dev_uuid), uuid::Uuid::from_bytes(*uuid));
+            let what = format!(
+                "the chunk at {} lies on device {} with uuid {named}, which has {is}",
+                chunk.start, stripe.devid
+            );
+            let finding = Finding::new(Kind::DeviceMissing, what).tree(ObjectId::CHUNK_TREE);
+            world.add(finding.address(Logical(chunk.start)).device(stripe.devid, stripe.offset));
+        }
     }
 }
 

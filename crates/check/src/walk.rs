@@ -94,6 +94,10 @@ impl<V: Visit> Walk<'_, V> {
         let fresh = self.source.volume.copies(edge.at).is_err() || self.seen.insert(edge.at.0);
         if !fresh {
             if !V::SHARED {
+                // A second tree at the root of another: say whose it is.
+                if edge.is_root && self.report {
+                    self.source.read(edge, false);
+                }
                 return self.visitor.lost(edge);
             }
             if let Some(known) = self.memory.nodes.lock().get(&edge.at.0) {
