@@ -31,12 +31,14 @@ mod supers;
 
 use bases::{ALL, Base};
 use entry::{Entry, Progs};
-use larder_check::Kind;
+use larder_check::{Kind, Options, Report, Severity};
 use larder_simtest::damage::Damage;
+use larder_simtest::device::{AccessKind, Fault, SimDevice};
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 fn catalogue() -> Vec<&'static Entry> {
     [
@@ -74,6 +76,14 @@ fn planted() -> Vec<(&'static Entry, Base, Result<Image, String>)> {
     pairs.into_par_iter().filter_map(plant).collect()
 }
 
+/// Keeps the image of an entry that fails where `LARDER_KEEP_STATES` says.
+fn keep(entry: &Entry, base: Base, image: &Image) {
+    if let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") {
+        let path = std::path::Path::new(&dir).join(format!("{}-{base:?}.img", entry.name));
+        image.write_sparse(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    }
+}
+
 fn report(failures: Vec<String>, of: usize) {
     assert!(failures.is_empty(), "{} of {of} entries fail:\n{}", failures.len(), failures.join("\n"));
 }
@@ -89,7 +99,8 @@ fn the_catalogue_is_large_and_its_names_are_unique() {
 
 /// What the catalogue does not plant: what is wrong with a device and not with an image, what an image may be in the midst
 /// of, and what is said about the check itself.
-const NOT_PLANTED: [Kind; 7] = [
+const NOT_PLANTED: [Kind; 8] = [
+    Kind::InodeFlags,
     Kind::NodeUnreadable,
     Kind::DataUnreadable,
     Kind::LogPresent,
@@ -137,9 +148,100 @@ fn btrfs_check_says_what_the_catalogue_claims() {
             (true, true) => Progs::Misses,
         };
         (progs != entry.progs).then(|| {
+            keep(entry, base, &image);
             let said = with_data.complaints.first().map_or("", String::as_str);
             format!("{} on {base:?}: {:?} is claimed, but {progs:?}: {said}", entry.name, entry.progs)
         })
     };
     report(planted.into_par_iter().filter_map(judge).collect(), of);
+}
+
+/// What the checker says to an image, data included.
+fn check(device: SimDevice) -> Result<Report, larder_check::Error> {
+    // Entries run in parallel already.
+    let options = Options { data: true, threads: 1, ..Options::default() };
+    larder_check::check(&[Arc::new(device.read_only().unrecorded())], &options, &|_| ())
+}
+
+/// What a report says, in a line.
+fn summary(report: &Report) -> String {
+    let count = |(kind, count): (&Kind, &larder_check::Count)| match (count.found, count.follow_ups) {
+        (0, n) => format!("{kind} ({n} follow)"),
+        (n, 0) => format!("{kind} ({n})"),
+        (n, m) => format!("{kind} ({n}, {m} follow)"),
+    };
+    let first = report.findings.first().map_or("nothing", |f| f.what.as_str());
+    format!("{}; first: {first}", report.counts.iter().map(count).collect::<Vec<_>>().join(", "))
+}
+
+/// What is wrong with what the checker says to a planted damage.
+fn complaint(entry: &Entry, image: &Image) -> Option<String> {
+    let report = match check(SimDevice::new(image.clone())) {
+        Ok(report) => report,
+        Err(e) => return Some(format!("not checked: {e}")),
+    };
+    let missed: Vec<Kind> = entry.kinds.iter().copied().filter(|k| !report.found(*k)).collect();
+    if !missed.is_empty() {
+        return Some(format!("{missed:?} is not among {}", summary(&report)));
+    }
+    (entry.progs != Progs::Misses && report.is_clean())
+        .then(|| format!("an error for btrfs check, and none here: {}", summary(&report)))
+}
+
+#[test]
+fn the_checker_finds_and_names_every_entry() {
+    let planted = planted();
+    let of = planted.len();
+    let judge = |(entry, base, image): (&Entry, Base, Result<Image, String>)| {
+        let complaint = match &image {
+            Ok(image) => {
+                let complaint = complaint(entry, image)?;
+                keep(entry, base, image);
+                complaint
+            }
+            Err(e) => format!("cannot be planted: {e}"),
+        };
+        Some(format!("{} on {base:?}: {complaint}", entry.name))
+    };
+    report(planted.into_par_iter().filter_map(judge).collect(), of);
+}
+
+#[test]
+fn sound_images_have_no_findings() {
+    for base in ALL {
+        let Some(image) = base.image() else { continue };
+        let report = check(SimDevice::new(image.clone())).expect("an image that can be checked");
+        // What a base image is in the midst of, or what mkfs leaves behind, is no more than a note.
+        let said: Vec<Kind> =
+            report.counts.keys().copied().filter(|k| k.severity() != Severity::Note).collect();
+        assert_eq!(said, [], "{base:?}: {:?}", report.findings);
+        for kind in [Kind::LogPresent, Kind::SubvolumeBeingDropped] {
+            assert!(base != Base::Pending || report.found(kind), "{}", summary(&report));
+        }
+        assert!(report.stats.inodes > 400 && report.stats.data_bytes > 1 << 16, "{:?}", report.stats);
+    }
+}
+
+#[test]
+fn what_a_device_cannot_read_is_named() {
+    let image = Base::Larder.image().expect("an image of Larder's own");
+    let damage = Damage::on(image).unwrap();
+    let leaf = find::fs_leaf(&damage).unwrap();
+    let (_, record) = find::stored(&damage, "plant/plain").unwrap();
+    let failing = |at, copies: usize| {
+        let device = SimDevice::new(image.clone());
+        for place in damage.places(at).unwrap().into_iter().take(copies) {
+            let hit = move |a: &larder_simtest::device::Access| {
+                a.kind == AccessKind::Read && a.overlaps(&(place.0..place.0 + 4096))
+            };
+            device.inject(Fault::nth(0, hit).forever());
+        }
+        check(device).unwrap()
+    };
+    let both = failing(leaf, 2);
+    assert!(both.found(Kind::NodeUnreadable) && both.found(Kind::SubtreeLost), "{}", summary(&both));
+    let first = failing(leaf, 1);
+    assert!(first.found(Kind::NodeUnreadable) && !first.found(Kind::SubtreeLost), "{}", summary(&first));
+    let data = failing(record.disk_bytenr, 1);
+    assert!(data.found(Kind::DataUnreadable), "{}", summary(&data));
 }

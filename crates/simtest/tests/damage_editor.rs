@@ -131,3 +131,23 @@ fn copies_and_checksums_are_damaged_as_told() {
     damage.edit_super_bytes(0, |b| b[100] ^= 1).unwrap();
     assert!(Damage::on(&damage.into_image()).is_err());
 }
+
+#[test]
+fn a_full_leaf_shares_with_the_one_beside_it() {
+    let mut damage = Damage::on(&IMAGE).unwrap();
+    let before = damage.items(FS).unwrap();
+    let leaves = damage.nodes(FS, 0).unwrap();
+    let victim = NodeView(&damage.node(leaves[1]).unwrap()).key(1).unwrap();
+    let large = vec![7; 3000];
+    for n in 0..3 {
+        damage
+            .insert(FS, Key { offset: victim.offset + 1 + n, kind: KeyType(99), ..victim }, &large)
+            .unwrap();
+    }
+    let after = damage.items(FS).unwrap();
+    assert_eq!(after.len(), before.len() + 3);
+    assert!(after.is_sorted_by(|a, b| a.0 < b.0));
+    assert_eq!(after.into_iter().filter(|(k, _)| k.kind != KeyType(99)).collect::<Vec<_>>(), before);
+    assert_eq!(damage.nodes(FS, 0).unwrap(), leaves);
+    assert_sound(&damage);
+}

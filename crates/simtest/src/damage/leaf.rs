@@ -39,6 +39,15 @@ pub(super) fn pack(node: &mut [u8], items: &[(Key, Vec<u8>)]) -> Result<()> {
     Ok(())
 }
 
+/// Where to cut a list of items so that two leaves of nodes of `nodesize` bytes hold it, about half each; `None` if they
+/// cannot.
+pub(super) fn balance(items: &[(Key, Vec<u8>)], nodesize: usize) -> Option<usize> {
+    let capacity = leaf_capacity(u32::try_from(nodesize).ok()?);
+    let size = |items: &[(Key, Vec<u8>)]| items.iter().map(|(_, data)| ITEM_SIZE + data.len()).sum::<usize>();
+    let larger = |cut: &usize| size(&items[..*cut]).max(size(&items[*cut..]));
+    (1..items.len()).min_by_key(larger).filter(|cut| larger(cut) <= capacity)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +72,15 @@ mod tests {
             end = item.offset.get() as usize;
         }
         assert_eq!(view.leaf_free(), leaf_capacity(4096) - 4 * ITEM_SIZE - 311);
+    }
+
+    #[test]
+    fn two_leaves_share_what_is_too_much_for_one() {
+        let full = leaf_capacity(4096);
+        assert_eq!(balance(&items(&[1000, 1000, 1000, 1000, 1000]), 4096), Some(2));
+        assert_eq!(balance(&items(&[full - ITEM_SIZE, full - ITEM_SIZE]), 4096), Some(1));
+        assert_eq!(balance(&items(&[3000, 3000, 3000]), 4096), None);
+        assert_eq!(balance(&items(&[10]), 4096), None);
     }
 
     #[test]

@@ -2,10 +2,11 @@
 //!
 //! Trees are found as the format says: root tree, chunk tree and log root through the superblock, all others through
 //! their root items, a subvolume's log through the log root. What is hidden here is what a change to a leaf drags along:
-//! the packing, and the keys in the nodes above when the first item comes or goes.
+//! the packing, the keys in the nodes above when the first item comes or goes, and room: what does not fit a leaf any more
+//! is shared with the one beside it.
 
 use super::{Damage, leaf, raw};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use larder_format::items::root::RootItem;
 use larder_format::node::NodeView;
 use larder_format::{Key, KeyType, Logical, ObjectId, TreeId};
@@ -165,7 +166,7 @@ impl Damage {
     /// Adds an item where its key belongs.
     ///
     /// # Errors
-    /// It is there already, or its leaf is full.
+    /// It is there already, or its leaf is full and those beside it are, too.
     pub fn insert(&mut self, tree: TreeId, key: Key, data: &[u8]) -> Result<()> {
         self.edit_leaf(tree, key, |items, slot| {
             ensure!(items.get(slot).is_none_or(|(k, _)| *k != key), "tree {tree} has an item {key} already");
@@ -186,8 +187,19 @@ impl Damage {
         let mut items = leaf::unpack(&bytes)?;
         change(&mut items, step.slot)?;
         ensure!(!items.is_empty() || above.is_empty(), "{key} is alone in its leaf: choose another");
-        leaf::pack(&mut bytes, &items)?;
-        self.edit_node(step.at, |node| node.copy_from_slice(&bytes))?;
+        let Err(full) = leaf::pack(&mut bytes, &items) else { return self.put_leaf(step.at, above, &items) };
+        // What a subvolume shares with its snapshots has to stay where it is.
+        if tree != ObjectId::FS_TREE && tree.is_subvolume() {
+            return Err(full);
+        }
+        self.put_with_neighbour(&path, items).context(full)
+    }
+
+    /// Writes a leaf, and its first key into the nodes above.
+    fn put_leaf(&mut self, at: Logical, above: &[Step], items: &[(Key, Vec<u8>)]) -> Result<()> {
+        let mut bytes = self.node(at)?;
+        leaf::pack(&mut bytes, items)?;
+        self.edit_node(at, |node| node.copy_from_slice(&bytes))?;
         let Some((first, _)) = items.first() else { return Ok(()) };
         for up in above.iter().rev() {
             self.edit_node(up.at, |node| raw::pointer(node, up.slot).key = (*first).into())?;
@@ -196,6 +208,36 @@ impl Damage {
             }
         }
         Ok(())
+    }
+
+    /// Shares the items of a leaf that has become too small with a leaf beside it: look-ups find all of them as before.
+    fn put_with_neighbour(&mut self, path: &[Step], items: Items) -> Result<()> {
+        let [above @ .., parent, leaf] = path else { bail!("the tree is this one leaf") };
+        let node = self.node(parent.at)?;
+        let children: Vec<Logical> =
+            NodeView(&node).pointers().iter().map(|p| Logical(p.blockptr.get())).collect();
+        let step = |slot| Step { at: parent.at, slot };
+        for beside in [parent.slot + 1, parent.slot.wrapping_sub(1)] {
+            let Some(other) = children.get(beside) else { continue };
+            let other_items = leaf::unpack(&self.node(*other)?)?;
+            let (left_first, all) = if beside > parent.slot {
+                (true, [items.clone(), other_items].concat())
+            } else {
+                (false, [other_items, items.clone()].concat())
+            };
+            let Some(cut) = leaf::balance(&all, node.len()) else { continue };
+            let (left, right) = all.split_at(cut);
+            let ways: [(Logical, usize); 2] = if left_first {
+                [(leaf.at, parent.slot), (*other, beside)]
+            } else {
+                [(*other, beside), (leaf.at, parent.slot)]
+            };
+            for ((at, slot), part) in ways.into_iter().zip([left, right]) {
+                self.put_leaf(at, &[above, &[step(slot)]].concat(), part)?;
+            }
+            return Ok(());
+        }
+        bail!("and the leaves beside it are full, too")
     }
 }
 

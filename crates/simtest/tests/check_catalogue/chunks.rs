@@ -21,14 +21,14 @@ pub(crate) const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
-        name: "chunk-longer-than-its-group",
+        name: "chunk-shorter-than-its-group",
         bases: BOTH,
         kinds: &[Kind::BlockGroupDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let last = d.chunks().iter().max_by_key(|c| c.start).expect("a chunk").start;
             let key = find::chunk_of(d, last)?;
-            d.item(CHUNKS, key).add_u64(0, 1 << 20)
+            d.item(CHUNKS, key).add_u64(0, -(1 << 20))
         },
     },
     Entry {
@@ -45,7 +45,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "chunk-stripe-elsewhere",
         bases: BOTH,
-        kinds: &[Kind::DeviceExtentDiffers],
+        kinds: &[Kind::DeviceExtentMissing, Kind::DeviceExtentWithoutChunk],
         progs: Progs::Sees,
         plant: |d| {
             let (_, record) = find::stored(d, "plant/plain")?;
@@ -392,6 +392,16 @@ pub(crate) const ENTRIES: &[Entry] = &[
             second[0] = 2;
             second[66] ^= 1;
             d.insert(CHUNKS, Key { offset: 2, ..key }, &second)
+        },
+    },
+    Entry {
+        name: "dev-stats-of-an-odd-size",
+        bases: BOTH,
+        kinds: &[Kind::ItemInvalid],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (key, _) = d.first(DEVICES, |k, _| k.kind == KeyType::PERSISTENT_ITEM)?;
+            d.item(DEVICES, key).edit(|data| data.truncate(13))
         },
     },
 ];

@@ -86,7 +86,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-missing",
         bases: BOTH,
-        kinds: &[Kind::InodeBytes, Kind::ExtentRefUnused],
+        kinds: &[Kind::InodeBytes, Kind::ExtentUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -96,7 +96,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-elsewhere",
         bases: BOTH,
-        kinds: &[Kind::ExtentItemMissing, Kind::ExtentRefUnused],
+        kinds: &[Kind::ExtentItemMissing, Kind::ExtentUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -107,7 +107,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-of-another-file",
         bases: BOTH,
-        kinds: &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
+        kinds: &[Kind::ExtentRefMissing, Kind::ExtentUnused],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "plant/plain")?;
@@ -241,7 +241,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "file-extent-preallocated-and-compressed",
         bases: LINUX,
-        kinds: &[Kind::FileExtentInvalid],
+        kinds: &[Kind::ChecksumUnexpected],
         progs: Progs::Sees,
         plant: |d| {
             let (key, _) = find::stored(d, "compressed/zstd/one-extent")?;
@@ -311,7 +311,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
             find::where_it_fits(
                 d,
                 FS,
-                |key, data| key.kind == KeyType::EXTENT_DATA && data[COMPRESSION] == 0 && data[TYPE] == 0,
+                |key, data| {
+                    key.kind == KeyType::EXTENT_DATA
+                        && data[COMPRESSION] == 0
+                        && data[TYPE] == 0
+                        && (100..3000).contains(&data.len())
+                },
                 |d, key| {
                     d.item(FS, key).edit(|data| {
                         data.resize(21 + 5000, 7);
@@ -329,17 +334,6 @@ pub(crate) const ENTRIES: &[Entry] = &[
         plant: |d| {
             let key = inline(d, "plant/inline")?;
             d.item(FS, key).rekey(Key { offset: 4096, ..key })
-        },
-    },
-    Entry {
-        name: "inline-extent-before-another",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInline],
-        progs: Progs::Sees,
-        plant: |d| {
-            let key = inline(d, "plant/inline")?;
-            let (_, record) = find::stored(d, "plant/plain")?;
-            d.insert(FS, Key { offset: 8192, ..key }, &record.encode())
         },
     },
     Entry {

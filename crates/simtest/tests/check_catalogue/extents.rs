@@ -195,7 +195,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "extent-ref-with-a-wrong-count",
         bases: BOTH,
-        kinds: &[Kind::ExtentRefCount],
+        kinds: &[Kind::ExtentRefUnused],
         progs: Progs::Sees,
         plant: |d| {
             let key = find::extent(d, "plant/plain")?;

@@ -5,6 +5,7 @@ use crate::entry::{Entry, Progs};
 use crate::find::{self, FS};
 use anyhow::{Context, Result};
 use larder_check::Kind;
+use larder_format::csum::name_hash;
 use larder_format::items::FileType;
 use larder_format::items::dir::DirEntryRef;
 use larder_format::items::inode_ref::{ExtRef, InodeRef};
@@ -31,6 +32,15 @@ fn orphan(d: &Damage) -> Result<Key> {
 /// An INODE_EXTREF item.
 fn extref(d: &Damage) -> Result<(Key, Vec<u8>)> {
     d.first(FS, |key, _| key.kind == KeyType::INODE_EXTREF)
+}
+
+/// Gives a name of one link, in all three places, another of the same length.
+fn rename(d: &mut Damage, path: &str, to: &[u8]) -> Result<()> {
+    let name = find::name(d, path)?;
+    d.item(FS, name.reference).set(10, to)?;
+    d.item(FS, name.index).set(30, to)?;
+    d.item(FS, name.item).set(30, to)?;
+    d.item(FS, name.item).rekey(Key { offset: name_hash(to), ..name.item })
 }
 
 pub(crate) const ENTRIES: &[Entry] = &[
@@ -316,9 +326,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
-        name: "name-in-dir-item-without-inode",
+        name: "name-in-dir-item-of-another-inode",
         bases: BOTH,
-        kinds: &[Kind::DirEntryWithoutInode],
+        kinds: &[Kind::DirEntryDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -339,7 +349,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "name-of-another-type-in-dir-item",
         bases: BOTH,
-        kinds: &[Kind::DirEntryType],
+        kinds: &[Kind::DirEntryDiffers],
         progs: Progs::Sees,
         plant: |d| {
             let name = find::name(d, "plant/dir/one")?;
@@ -481,16 +491,6 @@ pub(crate) const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
-        name: "name-with-a-slash",
-        bases: BOTH,
-        kinds: &[Kind::NameInvalid],
-        progs: Progs::Sees,
-        plant: |d| {
-            let name = find::name(d, "plant/dir/one")?;
-            d.item(FS, name.index).set(30, b"a/b")
-        },
-    },
-    Entry {
         name: "extref-missing",
         bases: LINUX,
         kinds: &[Kind::InodeRefMissing],
@@ -578,7 +578,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
             let (last, _) = d.items(FS)?.pop().context("items")?;
             let entry = DirEntryRef::xattr(Generation(1), b"user.lost", b"value").encode();
             let key = Key::new(last.objectid.0 + 1000, KeyType::XATTR_ITEM, 0);
-            let hash = larder_format::csum::name_hash(b"user.lost");
+            let hash = name_hash(b"user.lost");
             d.insert(FS, Key { offset: hash, ..key }, &entry)
         },
     },
@@ -600,16 +600,6 @@ pub(crate) const ENTRIES: &[Entry] = &[
         plant: |d| d.insert(FS, orphan_key(ObjectId(1_000_000)), &[]),
     },
     Entry {
-        name: "orphan-item-with-content",
-        bases: PENDING,
-        kinds: &[Kind::ItemInvalid],
-        progs: Progs::Misses,
-        plant: |d| {
-            let key = orphan(d)?;
-            d.item(FS, key).edit(|data| data.push(1))
-        },
-    },
-    Entry {
         name: "directory-with-two-names",
         bases: BOTH,
         kinds: &[Kind::DirLinks],
@@ -627,13 +617,28 @@ pub(crate) const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
-        name: "inode-with-preallocation-denies-it",
-        bases: LINUX,
-        kinds: &[Kind::InodeFlags],
-        progs: Progs::Misses,
+        name: "name-of-no-inode",
+        bases: BOTH,
+        kinds: &[Kind::DirEntryWithoutInode, Kind::InodeRefWithoutEntry],
+        progs: Progs::Sees,
         plant: |d| {
-            let key = find::inode(d, "prealloc/untouched")?;
-            d.item(FS, key).set_u64(FLAGS, 0)
+            let name = find::name(d, "plant/dir/one")?;
+            d.item(FS, name.item).set_u64(0, 1_000_000)?;
+            d.item(FS, name.index).set_u64(0, 1_000_000)
         },
+    },
+    Entry {
+        name: "name-with-a-slash",
+        bases: BOTH,
+        kinds: &[Kind::NameInvalid],
+        progs: Progs::Misses,
+        plant: |d| rename(d, "plant/dir/one", b"a/b"),
+    },
+    Entry {
+        name: "name-that-leads-upwards",
+        bases: BOTH,
+        kinds: &[Kind::NameInvalid],
+        progs: Progs::Misses,
+        plant: |d| rename(d, "plant/pair-a", b"../../"),
     },
 ];

@@ -65,7 +65,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-of-another-transaction",
         bases: PENDING,
-        kinds: &[Kind::LogDamaged],
+        kinds: &[Kind::NodeGeneration],
         progs: Progs::Sees,
         plant: |d| {
             let root = d.root(LOG)?;
@@ -106,7 +106,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-inode-of-no-type",
         bases: PENDING,
-        kinds: &[Kind::LogDamaged],
+        kinds: &[Kind::InodeInvalid],
         progs: Progs::Misses,
         plant: |d| set(d, KeyType::INODE_ITEM, 52, &[0; 4]),
     },
@@ -133,21 +133,11 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "log-file-extent-without-checksums",
         bases: PENDING,
-        kinds: &[Kind::LogDamaged],
+        kinds: &[Kind::ChecksumMissing],
         progs: Progs::Sees,
         plant: |d| {
             let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?.plus(1 << 19);
             set(d, KeyType::EXTENT_DATA, 21, &free.0.to_le_bytes())
-        },
-    },
-    Entry {
-        name: "log-of-no-subvolume",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Misses,
-        plant: |d| {
-            let key = Key::new(LOG, KeyType::ROOT_ITEM, FS.0);
-            d.item(LOG, key).rekey(Key { offset: 4000, ..key })
         },
     },
 ];

@@ -4,7 +4,8 @@ use crate::bases::BOTH;
 use crate::entry::{Entry, Progs};
 use crate::find::{self, CSUMS, FS};
 use larder_check::Kind;
-use larder_format::node::NodeView;
+use larder_format::ObjectId;
+use larder_format::node::{HEADER_SIZE, NodeView};
 use larder_simtest::damage::{Copies, Seal, raw};
 
 pub(crate) const ENTRIES: &[Entry] = &[
@@ -31,7 +32,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-second-copy-of-another-time",
         bases: BOTH,
-        kinds: &[Kind::NodeChecksum],
+        kinds: &[Kind::NodeGeneration],
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
@@ -265,7 +266,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "node-pointer-unaligned",
         bases: BOTH,
-        kinds: &[Kind::NodeFlags],
+        kinds: &[Kind::NodeLayout],
         progs: Progs::Sees,
         plant: |d| {
             let (parent, slot) = find::parent_of(d, find::fs_leaf(d)?)?;
@@ -346,8 +347,11 @@ pub(crate) const ENTRIES: &[Entry] = &[
         progs: Progs::Misses,
         plant: |d| {
             let leaf = find::fs_leaf(d)?;
-            // The last byte belongs to the data of the first item.
-            d.edit_node_in(leaf, Copies::Only(1), Seal::Fix, |n| *n.last_mut().expect("bytes") ^= 1)
+            // The transaction in the first item, an entry of a directory.
+            d.edit_node_in(leaf, Copies::Only(1), Seal::Fix, |n| {
+                let at = HEADER_SIZE + raw::item(n, 0).offset.get() as usize;
+                n[at + 17] ^= 1;
+            })
         },
     },
     Entry {
@@ -362,6 +366,86 @@ pub(crate) const ENTRIES: &[Entry] = &[
                 let offset = &mut raw::item(n, last).key.offset;
                 offset.set(offset.get() + 100_000);
             })
+        },
+    },
+    Entry {
+        name: "node-rotten-root-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::ROOT_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-chunk-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::CHUNK_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-extent-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::EXTENT_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-device-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::DEV_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-block-group-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::BLOCK_GROUP_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-free-space-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::FREE_SPACE_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-uuid-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::UUID_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
+        },
+    },
+    Entry {
+        name: "node-rotten-data-relocation-tree",
+        bases: BOTH,
+        kinds: &[Kind::NodeChecksum, Kind::SubtreeLost],
+        progs: Progs::Sees,
+        plant: |d| {
+            let root = d.root(ObjectId::DATA_RELOC_TREE)?;
+            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[130] ^= 1)
         },
     },
 ];

@@ -48,8 +48,8 @@ pub(crate) const ENTRIES: &[Entry] = &[
         kinds: &[Kind::NodeOwner],
         progs: Progs::Sees,
         plant: |d| {
-            let (key, _) = d.root_item(CSUMS)?;
-            let other = d.root(UUIDS)?;
+            let (key, _) = d.root_item(UUIDS)?;
+            let other = d.root(find::DEVICES)?;
             d.item(ROOTS, key).set_u64(BYTENR, other.0)
         },
     },
@@ -97,7 +97,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "root-item-second-generation",
         bases: BOTH,
-        kinds: &[Kind::RootItemWrong],
+        kinds: &[Kind::UuidStale],
         progs: Progs::Misses,
         plant: |d| {
             let (key, _) = d.root_item(FS)?;
@@ -150,7 +150,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         kinds: &[Kind::RootItemWrong],
         progs: Progs::Misses,
         plant: |d| {
-            let (key, ..) = keys(d, subvolume(d, "origin")?)?;
+            let (key, ..) = keys(d, subvolume(d, "frozen")?)?;
             d.item(ROOTS, key).set_u64(LAST_SNAPSHOT, 0)
         },
     },
@@ -380,13 +380,6 @@ pub(crate) const ENTRIES: &[Entry] = &[
         kinds: &[Kind::DefaultSubvolume],
         progs: Progs::Misses,
         plant: |d| d.item(ROOTS, dir_item_key(ObjectId(6), b"default")).set_u64(0, 4000),
-    },
-    Entry {
-        name: "default-subvolume-without-entry",
-        bases: BOTH,
-        kinds: &[Kind::DefaultSubvolume],
-        progs: Progs::Misses,
-        plant: |d| d.item(ROOTS, dir_item_key(ObjectId(6), b"default")).delete(),
     },
     Entry {
         name: "subvolume-without-entry",

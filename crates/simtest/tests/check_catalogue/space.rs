@@ -88,7 +88,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "free-space-run-beyond-its-group",
         bases: BOTH,
-        kinds: &[Kind::FreeSpaceWithoutBlockGroup],
+        kinds: &[Kind::FreeSpaceOverlap],
         progs: Progs::Sees,
         plant: |d| {
             let nowhere = find::unmapped(d);
@@ -236,7 +236,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "csum-for-preallocated-space",
         bases: LINUX,
-        kinds: &[Kind::ChecksumWithoutExtent],
+        kinds: &[Kind::ChecksumUnexpected],
         progs: Progs::Sees,
         plant: |d| {
             let at = preallocated(d)?;
@@ -343,5 +343,22 @@ pub(crate) const ENTRIES: &[Entry] = &[
         kinds: &[Kind::FreeSpaceNotValid],
         progs: Progs::Misses,
         plant: |d| d.edit_super(|s| s.compat_ro_flags.set(s.compat_ro_flags.get() & !2)),
+    },
+    Entry {
+        name: "free-space-of-no-group",
+        bases: BOTH,
+        kinds: &[Kind::FreeSpaceOverlap],
+        progs: Progs::Sees,
+        plant: |d| {
+            let nowhere = find::unmapped(d);
+            d.insert(FREE, Key::new(nowhere, KeyType::FREE_SPACE_INFO, 1 << 20), &[0; 8])
+        },
+    },
+    Entry {
+        name: "free-space-left-by-mkfs",
+        bases: BOTH,
+        kinds: &[Kind::FreeSpaceWithoutBlockGroup],
+        progs: Progs::Misses,
+        plant: |d| d.insert(FREE, Key::new(512 << 10, KeyType::FREE_SPACE_INFO, 65536), &[0; 8]),
     },
 ];

@@ -2,7 +2,7 @@
 
 use crate::bases::{BOTH, LINUX};
 use crate::entry::{Entry, Progs};
-use crate::find::{self, FS, ROOTS};
+use crate::find::{self, ROOTS, UUIDS};
 use larder_check::Kind;
 use larder_format::items::BlockGroupFlags;
 use larder_format::items::chunk::{encode_sys_array, parse_sys_array};
@@ -40,7 +40,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "super-mirror-stale",
         bases: BOTH,
-        kinds: &[Kind::SuperMirrorDiffers],
+        kinds: &[Kind::SuperMirrorGeneration],
         progs: Progs::Misses,
         plant: |d| d.edit_super_copy(1, |s| s.generation.set(s.generation.get() - 1)),
     },
@@ -97,7 +97,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         kinds: &[Kind::NodeOwner],
         progs: Progs::Sees,
         plant: |d| {
-            let other = d.root(FS)?;
+            let other = d.root(UUIDS)?;
             d.edit_super(|s| s.root.set(other.0))
         },
     },
@@ -148,7 +148,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "super-dev-item-of-another-file-system",
         bases: BOTH,
-        kinds: &[Kind::SuperPrimary],
+        kinds: &[Kind::SuperField],
         progs: Progs::Sees,
         plant: |d| d.edit_super(|s| s.dev_item.fsid[0] ^= 1),
     },
@@ -196,7 +196,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "super-log-root-at-another-node",
         bases: BOTH,
-        kinds: &[Kind::NodeOwner],
+        kinds: &[Kind::LogDamaged],
         progs: Progs::Sees,
         plant: |d| {
             let other = find::fs_leaf(d)?;
@@ -267,7 +267,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "super-root-unaligned",
         bases: BOTH,
-        kinds: &[Kind::SuperPrimary],
+        kinds: &[Kind::SuperField],
         progs: Progs::Sees,
         plant: |d| d.edit_super(|s| s.root = Logical(s.root.get() + 512).0.into()),
     },
@@ -288,7 +288,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     Entry {
         name: "super-of-two-devices",
         bases: BOTH,
-        kinds: &[Kind::DeviceMissing],
+        kinds: &[Kind::SuperNumDevices],
         progs: Progs::Sees,
         plant: |d| d.edit_super(|s| s.num_devices.set(2)),
     },
