@@ -8,15 +8,15 @@
 //! A file system says most things twice: an extent's references and the pointers that make them, a directory's entries and
 //! the names that inodes record, allocated space and free space. A checker has to compare the two sides of tens of millions of
 //! facts, in bounded memory and at the speed of the disk. Here each node is read once, by any thread, in any order, and each
-//! fact adds a keyed hash to the sum of its side ([`sets`]). Where the sums agree, so do the facts. Where they do not, a second
-//! walk collects the facts about the few places in question, and they are compared one by one ([`refs`], [`links`],
-//! [`free_space`]). A sound image costs one pass and some tens of MiB, whatever its size; damage costs another pass or two.
+//! fact adds a keyed hash to the sum of its side (`sets`). Where the sums agree, so do the facts. Where they do not, a second
+//! walk collects the facts about the few places in question, and they are compared one by one (`refs`, `links`,
+//! `free_space`). A sound image costs one pass and some tens of MiB, whatever its size; damage costs another pass or two.
 //!
 //! Facts about one object whose items span leaves — an inode, an extent — are put together by joining what is known of
-//! neighbouring leaves ([`run`], [`walk`]). A node that snapshots share is looked at once, and what was learnt of it is joined
+//! neighbouring leaves (`run`, `walk`). A node that snapshots share is looked at once, and what was learnt of it is joined
 //! into each of them.
 //!
-//! What cannot be read is reported, and what merely follows from its absence is marked as a follow-up ([`lost`]).
+//! What cannot be read is reported, and what merely follows from its absence is marked as a follow-up (`lost`).
 //!
 //! # Not checked
 //!

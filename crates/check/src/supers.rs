@@ -250,7 +250,7 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
             || (b.chunk_root.get(), b.chunk_root_level) == (sb.chunk_root().0, sb.chunk_root_level);
         (b.tree_root.get(), b.tree_root_level) == (sb.root().0, sb.root_level) && same_chunks
     };
-    if !current.is_empty() && !current.iter().any(|b| agrees(b)) {
+    if !current.is_empty() && !current.iter().any(agrees) {
         let what = format!("no backup root of generation {newest} has the superblock's roots");
         findings.add(Finding::new(Kind::SuperBackupRoot, what));
     }
