@@ -48,7 +48,13 @@ impl LiveSource {
     }
 
     fn get(&self, reader: &Reader<'_>) -> Option<&Live> {
-        self.live.get_or_init(|| Live::read(reader, &self.extents)).as_ref()
+        self.live
+            .get_or_init(|| {
+                let mut live = Live::read(reader, &self.extents)?;
+                live.compare(reader.scan()?);
+                Some(live)
+            })
+            .as_ref()
     }
 }
 
@@ -67,6 +73,9 @@ struct InUse {
 #[derive(Debug, Default)]
 struct Live {
     nodes: BTreeMap<Logical, InUse>,
+    /// Of what is in use and was not found: trees and levels, and parents.
+    lost: BTreeSet<(TreeId, u8)>,
+    lost_below: BTreeSet<Logical>,
 }
 
 impl Live {
@@ -121,12 +130,20 @@ impl Live {
         self.nodes.get(&found.at).filter(|n| n.generation == found.generation)
     }
 
-    /// Is any child of the missing node, or of another node that belongs to the tree, in use and was not found?
-    fn lacks(&self, missing: &Missing, tree: TreeId, level: u8, scan: &Scan) -> bool {
-        self.nodes.iter().any(|(at, n)| {
-            let here = || scan.at(*at).iter().any(|f| f.generation == n.generation);
-            n.level == level && (n.trees.contains(&tree) || n.parents.contains(&missing.at)) && !here()
-        })
+    /// Remembers which nodes in use were not found.
+    fn compare(&mut self, scan: &Scan) {
+        for (at, node) in &self.nodes {
+            if scan.at(*at).iter().any(|f| f.generation == node.generation) {
+                continue;
+            }
+            self.lost.extend(node.trees.iter().map(|t| (*t, node.level)));
+            self.lost_below.extend(&node.parents);
+        }
+    }
+
+    /// Is any child of the missing node, or of another node of the tree, in use and was not found?
+    fn lacks(&self, missing: &Missing, tree: TreeId, level: u8) -> bool {
+        self.lost.contains(&(tree, level)) || self.lost_below.contains(&missing.at)
     }
 }
 
@@ -163,7 +180,7 @@ pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filli
         for child in children.iter().filter(mine).chain(children.iter().filter(perhaps)) {
             cover.add(child, last_below(reader, scan, child), false);
         }
-        complete = !live.lacks(missing, tree.id, level, scan);
+        complete = !live.lacks(missing, tree.id, level);
     }
     if complete {
         return Filling { pieces: cover.pieces(), complete };
@@ -181,7 +198,7 @@ pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filli
             }
         }
         None => {
-            let authorities = Authorities::new(reader, scan, tree, missing.newest);
+            let authorities = Authorities::new(reader, &candidates(scan, tree, missing, 1));
             let mut begun = BTreeSet::new();
             for leaf in leaves.iter().filter(|f| !below || authorities.allow(f)) {
                 if begun.insert(leaf.first) {
@@ -198,13 +215,8 @@ pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filli
 fn candidates(scan: &Scan, tree: &Tree, missing: &Missing, level: u8) -> Vec<Found> {
     let mut all: Vec<Found> = Vec::new();
     for (owner, most) in &tree.owners {
-        let fits = |f: &&Found| {
-            f.level == level
-                && f.generation <= missing.newest.min(*most)
-                && f.first <= missing.high
-                && (f.last >= missing.low || level > 0)
-        };
-        all.extend(scan.of(*owner).filter(fits));
+        let fresh = |f: &&Found| f.generation <= missing.newest.min(*most);
+        all.extend(scan.between(*owner, level, missing.low, missing.high).filter(fresh));
     }
     // Of one generation the one written last lies behind the others, as a rule.
     all.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
@@ -287,14 +299,8 @@ struct Authorities {
 }
 
 impl Authorities {
-    fn new(reader: &Reader<'_>, scan: &Scan, tree: &Tree, newest: Generation) -> Self {
-        let mut found: Vec<&Found> = Vec::new();
-        for (owner, most) in &tree.owners {
-            found.extend(
-                scan.of(*owner).filter(|f| f.level == 1 && f.generation <= newest && f.generation <= *most),
-            );
-        }
-        found.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
+    /// From interior nodes, newest first.
+    fn new(reader: &Reader<'_>, found: &[Found]) -> Self {
         let mut nodes: BTreeMap<Key, Above> = BTreeMap::new();
         for f in found {
             let covered = nodes.range(..=f.last).next_back().is_some_and(|(_, (last, ..))| *last >= f.first);

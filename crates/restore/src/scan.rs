@@ -22,6 +22,9 @@ const SECTOR: usize = SECTOR_SIZE as usize;
 /// Most threads: more only wait for the device.
 const THREADS: usize = 8;
 
+/// Nodes before a range that are looked at for reaching into it.
+const NEAREST: usize = 64;
+
 /// A node that was found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
@@ -48,8 +51,8 @@ pub(crate) struct Looks {
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     nodes: Vec<Found>,
-    /// By owner: positions in `nodes`.
-    by_owner: BTreeMap<TreeId, Vec<u32>>,
+    /// By owner and level: positions in `nodes`, by first key.
+    by_owner: BTreeMap<(TreeId, u8), Vec<u32>>,
 }
 
 impl Scan {
@@ -85,14 +88,17 @@ impl Scan {
     fn new(mut nodes: Vec<Found>) -> Self {
         nodes.sort_unstable_by_key(|n| (n.at, std::cmp::Reverse(n.generation), n.physical));
         nodes.truncate(u32::MAX as usize);
-        let mut by_owner: BTreeMap<TreeId, Vec<u32>> = BTreeMap::new();
+        let mut by_owner: BTreeMap<(TreeId, u8), Vec<u32>> = BTreeMap::new();
         for (i, n) in (0u32..).zip(&nodes) {
             // The second copy of a node says nothing new.
             let again = (i as usize).checked_sub(1).map(|b| &nodes[b]);
             if again.is_some_and(|b| (b.at, b.generation) == (n.at, n.generation)) {
                 continue;
             }
-            by_owner.entry(n.owner).or_default().push(i);
+            by_owner.entry((n.owner, n.level)).or_default().push(i);
+        }
+        for list in by_owner.values_mut() {
+            list.sort_unstable_by_key(|i| nodes[*i as usize].first);
         }
         Self { nodes, by_owner }
     }
@@ -129,12 +135,33 @@ impl Scan {
 
     /// Every node that names this tree as its owner, once.
     pub(crate) fn of(&self, owner: TreeId) -> impl Iterator<Item = &Found> {
-        self.by_owner.get(&owner).into_iter().flatten().map(|i| &self.nodes[*i as usize])
+        let levels = self.by_owner.range((owner, 0)..=(owner, u8::MAX));
+        levels.flat_map(|(_, list)| list).map(|i| &self.nodes[*i as usize])
+    }
+
+    /// Nodes of an owner and level with keys between `low` and `high`. Of those that begin before `low`, which may be
+    /// any number, only the nearest are looked at.
+    pub(crate) fn between(
+        &self,
+        owner: TreeId,
+        level: u8,
+        low: Key,
+        high: Key,
+    ) -> impl Iterator<Item = &Found> {
+        let list = self.by_owner.get(&(owner, level)).map_or(&[][..], |l| &l[..]);
+        let first = |i: &u32| self.nodes[*i as usize].first;
+        let from = list.partition_point(|i| first(i) < low);
+        let to = list.partition_point(|i| first(i) <= high).max(from);
+        let before = list[from.saturating_sub(NEAREST)..from].iter();
+        let reaches = before.map(|i| &self.nodes[*i as usize]).filter(move |f| f.last >= low || level > 0);
+        reaches.chain(list[from..to].iter().map(|i| &self.nodes[*i as usize]))
     }
 
     /// Every tree that was found.
     pub(crate) fn owners(&self) -> impl Iterator<Item = TreeId> + '_ {
-        self.by_owner.keys().copied()
+        let mut owners: Vec<TreeId> = self.by_owner.keys().map(|(o, _)| *o).collect();
+        owners.dedup();
+        owners.into_iter()
     }
 }
 
