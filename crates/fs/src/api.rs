@@ -250,6 +250,8 @@ pub struct Tuning {
     pub break_no_mirrors: bool,
     /// Report success although a metadata write failed.
     pub break_ignore_write_errors: bool,
+    /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.
+    pub seal_ahead: Option<usize>,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
     pub fake_clock: bool,
 }

@@ -150,7 +150,7 @@ impl Filesystem {
     /// Value of an extended attribute.
     ///
     /// # Errors
-    /// `NoAttribute`.
+    /// `NoAttribute`; so too for `user.` on anything but files and directories, as on Linux.
     pub fn getxattr(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         xattr::get(&self.core, &*self.core.inode(id)?, name)
     }
@@ -158,7 +158,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond what an item holds;
-    /// `Invalid` for a property that does not exist or cannot have this value; `NotPermitted` by flags.
+    /// `Invalid` for a property that does not exist or cannot have this value; `NotPermitted` by flags, and for
+    /// `user.` on anything but files and directories.
     pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         xattr::set(&self.core, &self.core.inode(id)?, name, value, mode)
     }

@@ -11,6 +11,7 @@ mod file;
 pub mod filesystem;
 mod inode;
 mod lifecycle;
+mod lock;
 pub mod mkfs;
 mod open;
 mod root;

@@ -16,7 +16,7 @@
 //!
 //! Contents are the same in both. Buffered data may reach the disk before or after the names around them, so each byte
 //! is one that it was at or after the last promise for that file, or zero if it was beyond the end or a hole at some
-//! such time; the size is one that the file had, or lies on the way from one to a larger one.
+//! such time; the size is one that the file had, or lies on the way from one to a larger one that a write made.
 
 use crate::device::Seq;
 use crate::ops::Op;
@@ -381,9 +381,10 @@ fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -
         if let Some(last) = versions.last()
             && domain.worlds[k - 1].node(ino).is_some()
         {
-            // Growing, be it by a write or by setting the size: bytes written into the new part hold the size on the
-            // disk back until they are there. Shrinking is all or nothing.
-            size_fits |= (last.size..=c.size).contains(&found.size);
+            // Growing by a write: bytes hold the size on the disk back until they are there. Setting the size, either
+            // way, is all or nothing.
+            let set = matches!(domain.done[k - 1].op, Op::Truncate { .. });
+            size_fits |= !set && (last.size..=c.size).contains(&found.size);
         }
         if versions.last().is_none_or(|last| !Arc::ptr_eq(last, c)) {
             versions.push(c);
@@ -633,6 +634,29 @@ mod tests {
         );
         assert!(check(&|c| fill(c, 0, 4096, b'a'), 24).is_ok(), "before the fsync returned, a part");
         assert!(check(&|c| c.truncate(8192), 24).is_ok(), "or a hole");
+    }
+
+    #[test]
+    fn a_size_that_was_set_is_there_or_is_not() {
+        let h = history("new f; f[0,4K)=a; F f; trunc f 40K; f[20K,24K)=b; f+8K=c");
+        let shows = |size: u64, build: &dyn Fn(&mut Content)| {
+            let mut c = Content::default();
+            c.write(0, &crate::ops::filled(b'a', Bytes { from: 0, to: 4096 }));
+            build(&mut c);
+            c.truncate(size);
+            h.verify(&file_of(&h, 1, c), Seq(60), Mode::Strict)
+                .map_err(|e| assert!(e.contains("size"), "{e}"))
+        };
+        for fits in [4, 40, 41, 44, 48] {
+            assert!(shows(fits << 10, &|_| {}).is_ok(), "{fits} KiB");
+        }
+        for between in [8, 20, 24, 39] {
+            assert!(shows(between << 10, &|_| {}).is_err(), "{between} KiB");
+        }
+        let b = |c: &mut Content| {
+            c.write(20 << 10, &crate::ops::filled(b'b', Bytes { from: 20 << 10, to: 24 << 10 }))
+        };
+        assert!(shows(40 << 10, &b).is_ok() && shows(24 << 10, &b).is_err());
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Config {
             options: OpenOptions {
                 commit_interval: None,
                 cache_size: 64 << 20,
-                tuning: Tuning { fake_clock: true, ..Tuning::default() },
+                tuning: Tuning { fake_clock: true, seal_ahead: Some(2), ..Tuning::default() },
                 ..OpenOptions::default()
             },
             mode: Mode::Strict,

@@ -293,6 +293,14 @@ impl World {
         matches!(self.nodes[&ino].body, Body::Dir(_))
     }
 
+    /// User attributes are for files and directories.
+    fn may_have(&self, ino: Ino, name: &str) -> Result<(), Refusal> {
+        match self.nodes[&ino].body {
+            Body::Symlink(_) | Body::Special(..) if name.starts_with("user.") => Err(Refusal::NotPermitted),
+            _ => Ok(()),
+        }
+    }
+
     fn file(&mut self, path: &str) -> Result<(Ino, &mut Content), Refusal> {
         let ino = self.resolve(path)?;
         match &mut self.node_mut(ino).body {
@@ -454,11 +462,13 @@ impl World {
             }
             Op::SetXattr { path, name, value } => {
                 let ino = self.resolve(path)?;
+                self.may_have(ino, name)?;
                 self.node_mut(ino).xattrs.insert(name.clone(), value.clone().into_bytes());
                 inode(ino)
             }
             Op::RemoveXattr { path, name } => {
                 let ino = self.resolve(path)?;
+                self.may_have(ino, name)?;
                 if !self.nodes[&ino].xattrs.contains_key(name) {
                     return Err(Refusal::NoAttribute);
                 }
@@ -533,9 +543,11 @@ mod tests {
 
     #[test]
     fn refusals_are_those_of_posix() {
-        let (_, r) = run("mk A; mk A/B; new f; new f; mv A A/B/C; mv f A; mv A f; rmdir A; rm A; rmdir f; \
-                          ln A l; xa- f user.x; new f/g; rm nix; mv= f nix");
-        let errors: Vec<_> = r.into_iter().skip(3).map(Result::unwrap_err).collect();
+        let (_, r) = run(
+            "mk A; mk A/B; new f; sym f s; new f; mv A A/B/C; mv f A; mv A f; rmdir A; rm A; rmdir f; \
+                          ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s user.x; xa- s trusted.x",
+        );
+        let errors: Vec<_> = r.into_iter().skip(4).map(Result::unwrap_err).collect();
         use Refusal::*;
         assert_eq!(
             errors,
@@ -551,7 +563,10 @@ mod tests {
                 NoAttribute,
                 NotDirectory,
                 NotFound,
-                NotFound
+                NotFound,
+                NotPermitted,
+                NotPermitted,
+                NoAttribute
             ]
         );
     }

@@ -30,9 +30,16 @@ impl Source for ImageTree<'_> {
     }
 
     fn xattrs(&self, id: &InodeId) -> anyhow::Result<Xattrs> {
-        let names = self.0.fs.listxattr(*id)?;
-        let names = names.into_iter().filter(|n| is_copied(n));
-        names.map(|n| Ok((self.0.fs.getxattr(*id, &n)?, n))).map(|r| r.map(|(v, n)| (n, v))).collect()
+        let mut xattrs = Xattrs::new();
+        for name in self.0.fs.listxattr(*id)?.into_iter().filter(|n| is_copied(n)) {
+            match self.0.fs.getxattr(*id, &name) {
+                Ok(value) => xattrs.push((name, value)),
+                // Stored where no such attribute can be: Linux lists it, too, and shows it to nobody.
+                Err(larder_fs::Error::NoAttribute) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(xattrs)
     }
 
     fn entries(&self, id: &InodeId) -> anyhow::Result<Vec<(Vec<u8>, InodeId)>> {

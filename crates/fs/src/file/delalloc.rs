@@ -13,9 +13,10 @@ use crate::api::may_wait;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::lock::{self, Locked, Mutex};
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Condvar;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,6 +42,9 @@ struct Inner {
     /// How far it will be once all that is in flight has landed: what was written since into ranges below does not
     /// hold the size back, or it would take away what a sync is about to promise.
     taken_to: u64,
+    /// Ranges that setting the size has added, ascending: holes, and good on the device as they are. What is written
+    /// into them does not hold the size back, so that a crash shows the size that was set or one from before.
+    holes: SmallVec<[(u64, u64); 1]>,
     /// Space for the dirty bytes.
     space: Option<Reservation>,
     /// Space for the items they will need.
@@ -56,10 +60,10 @@ struct Inner {
 pub(crate) struct FileData {
     /// Bytes dirty or in flight.
     delayed: AtomicU64,
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, lock::Delayed>,
     /// A flight has landed.
     landed: Condvar,
-    extents: Mutex<()>,
+    extents: Mutex<(), lock::Extents>,
 }
 
 impl FileData {
@@ -77,7 +81,7 @@ impl FileData {
         if self.is_clean() { size } else { self.inner.lock().disk_size(size) }
     }
     /// Serialises changes of the extent items; see [`super::replace`].
-    pub(super) fn lock_extents(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_extents(&self) -> Locked<'_, ()> {
         self.extents.lock()
     }
     /// Could some of this file's data not be written?
@@ -122,7 +126,7 @@ impl FileData {
         let mut inner = self.inner.lock();
         while !done(&inner) {
             may_wait()?;
-            self.landed.wait(&mut inner);
+            self.landed.wait(inner.inner());
         }
         Ok(())
     }
@@ -138,10 +142,72 @@ impl FileData {
 
 impl Inner {
     fn disk_size(&self, size: u64) -> u64 {
-        let from = self.on_disk;
-        let dirty = self.dirty.stretch(from).map(|(start, _)| start.max(from));
-        let flying = self.flights.iter().filter_map(|f| f.taken.first_from(from)).min();
-        [dirty, flying].into_iter().flatten().fold(size, u64::min)
+        let first = |at| [self.first_dirty(at), self.first_flying(at)].into_iter().flatten().min();
+        self.holding(self.on_disk, first).unwrap_or(size)
+    }
+    /// The first dirty byte at or behind `at`.
+    fn first_dirty(&self, at: u64) -> Option<u64> {
+        self.dirty.stretch(at).map(|(start, _)| start.max(at))
+    }
+    /// The first byte in flight at or behind `at`.
+    fn first_flying(&self, at: u64) -> Option<u64> {
+        self.flights.iter().filter_map(|f| f.taken.first_from(at)).min()
+    }
+    /// The first byte at or behind `from` that holds the size back, of those that `first` finds.
+    fn holding(&self, from: u64, first: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let mut at = from;
+        loop {
+            at = first(at)?;
+            match self.holes.iter().find(|(a, b)| (*a..*b).contains(&at)) {
+                Some((_, end)) => at = *end,
+                None => return Some(at),
+            }
+        }
+    }
+    /// How far the file of `size` bytes will be once all that is in flight has landed.
+    fn reach(&self, size: u64) -> u64 {
+        self.holding(self.on_disk.max(self.taken_to), |at| self.first_dirty(at)).unwrap_or(size)
+    }
+    /// Setting the size has made a file of `old` bytes one of `new`. `tail`: zeros for the rest of the last sector are
+    /// still to come.
+    fn grown(&mut self, old: u64, new: u64, tail: bool) {
+        let sector = super::extents::ceil(old);
+        let delayed = [self.first_dirty(old), self.first_flying(old)].into_iter().flatten().min();
+        // While zeros for the last sector are on their way, the size must not cover it.
+        let start = if tail || delayed.is_some_and(|at| at < sector) { sector } else { old };
+        if start < new {
+            match self.holes.last_mut() {
+                Some((_, end)) if *end == start => *end = new,
+                _ => self.holes.push((start, new)),
+            }
+        }
+        self.taken_to = self.reach(new);
+    }
+    /// Bytes that were taken out of the dirty ones are on their way.
+    fn set_off(&mut self, flight: Flight) -> Arc<Flight> {
+        self.taken_to = self.reach(flight.size);
+        let flight = Arc::new(flight);
+        self.flights.push(flight.clone());
+        flight
+    }
+    /// One flight less: the file of `size` bytes may be further on the device.
+    fn arrived(&mut self, size: u64) {
+        let flying = self.holding(self.on_disk, |at| self.first_flying(at));
+        let landed = flying.map_or(self.taken_to, |at| at.min(self.taken_to)).min(size);
+        self.on_disk = self.on_disk.max(landed);
+        self.forget_holes();
+    }
+    /// Holes that do not matter any more.
+    fn forget_holes(&mut self) {
+        let on_disk = self.on_disk;
+        self.holes.retain(|(_, end)| *end > on_disk);
+    }
+    /// The holes end at `size`.
+    fn cut_holes(&mut self, size: u64) {
+        self.holes.retain(|(start, end)| {
+            *end = size.min(*end);
+            *start < *end
+        });
     }
     fn forget_lost(&mut self, start: u64, end: u64) {
         let cut = |&(a, b): &(u64, u64)| {
@@ -168,6 +234,7 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let gone = before - inner.dirty.bytes();
     inner.on_disk = inner.on_disk.min(size);
     inner.taken_to = inner.taken_to.min(size);
+    inner.cut_holes(size);
     inner.forget_lost(size, u64::MAX);
     let wanted = inner.dirty.footprint();
     let back = inner.space.as_mut().map(|space| space.split(space.bytes().saturating_sub(wanted)));
@@ -177,6 +244,20 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     drop((inner, state));
     drop(back);
     Some(old)
+}
+
+/// Makes the file end at `new` instead of `old`, which was less. `tail`: zeros for the rest of its last sector are about to
+/// be taken in.
+pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
+    let mut state = inode.state.lock();
+    let mut inner = inode.data.inner.lock();
+    state.size = new;
+    if inode.data.is_clean() {
+        inner.on_disk = old;
+        inner.taken_to = old;
+        inner.holes.clear();
+    }
+    inner.grown(old, new, tail);
 }
 
 /// Reserved space for a write that is about to be taken.
@@ -217,6 +298,7 @@ pub(super) fn take_in(
         // A flight that landed since the size was set believed that nothing more is delayed.
         inner.on_disk = if file.is_clean() { size } else { inner.on_disk.min(size) };
         inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
+        inner.forget_holes();
         let age = core.data.tick();
         let before = inner.dirty.bytes();
         inner.dirty.write(start, data, age);
@@ -293,10 +375,7 @@ pub(super) fn depart(
             Some(space) => space.split(need),
             None => core.space.accounts.empty(SpaceKind::Data),
         };
-        let from = inner.on_disk.max(inner.taken_to);
-        inner.taken_to = inner.dirty.stretch(from).map_or(size, |(start, _)| start.max(from));
-        let flight = Arc::new(Flight { taken, size, inline });
-        inner.flights.push(flight.clone());
+        let flight = inner.set_off(Flight { taken, size, inline });
         out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
     }
     if inner.dirty.is_empty() {
@@ -321,9 +400,7 @@ pub(super) fn land(core: &Core, inode: &Inode, flight: &Arc<Flight>, arrived: bo
         let mut inner = file.inner.lock();
         inner.flights.retain(|f| !Arc::ptr_eq(f, flight));
         if arrived {
-            let flying = inner.flights.iter().filter_map(|f| f.taken.first_from(inner.on_disk)).min();
-            let landed = flying.map_or(inner.taken_to, |at| at.min(inner.taken_to)).min(state.size);
-            inner.on_disk = inner.on_disk.max(landed);
+            inner.arrived(state.size);
         }
         for (at, data) in &flight.taken.parts {
             let end = at + data.len() as u64;
@@ -360,14 +437,14 @@ struct Shared {
 /// Data of all files that is not in extents yet.
 #[derive(Debug, Default)]
 pub(crate) struct DataState {
-    shared: Mutex<Shared>,
+    shared: Mutex<Shared, lock::Queue>,
     changed: Condvar,
     /// Bytes dirty or in flight, and dirty.
     delayed: AtomicU64,
     dirty: AtomicU64,
     clock: AtomicU64,
     failures: AtomicU64,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// Most bytes that may be delayed: a share of the memory that the engine may use.
@@ -478,7 +555,7 @@ impl DataState {
             let mut shared = self.shared.lock();
             shared.waiting += 1;
             while shared.progress == progress && !shared.jobs.is_empty() && !fits() {
-                self.changed.wait(&mut shared);
+                self.changed.wait(shared.inner());
             }
             shared.waiting -= 1;
         }
@@ -505,7 +582,7 @@ impl DataState {
                 return;
             }
             while shared.progress == progress && !shared.jobs.is_empty() {
-                self.changed.wait(&mut shared);
+                self.changed.wait(shared.inner());
             }
         }
     }
@@ -544,7 +621,7 @@ impl DataState {
                     _ => {}
                 }
             }
-            self.changed.wait(&mut shared);
+            self.changed.wait(shared.inner());
         }
     }
     fn work(&self, core: &Core) {
@@ -572,4 +649,156 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
         core.data.threads.lock().push(thread);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dirty::index;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        /// So many bytes behind the end.
+        Append(u64),
+        /// A share of the file that is there, and so many bytes.
+        Write(u8, u64),
+        /// Sets the size to so much more; with zeros for the last sector to come, or none needed.
+        Grow(u64, bool),
+        /// Sets the size to a share of what it is; with zeros for the last sector when odd.
+        Shrink(u8),
+        Depart,
+        /// The flight of this number, counted from the oldest.
+        Land(u8),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let len = prop_oneof![1u64..300, Just(4096), 1u64..20_000];
+        prop_oneof![
+            3 => len.clone().prop_map(Op::Append),
+            3 => (any::<u8>(), len.clone()).prop_map(|(at, n)| Op::Write(at, n)),
+            3 => (len, any::<bool>()).prop_map(|(n, tail)| Op::Grow(n, tail)),
+            1 => any::<u8>().prop_map(Op::Shrink),
+            3 => Just(Op::Depart),
+            3 => any::<u8>().prop_map(Op::Land),
+        ]
+    }
+
+    /// What the functions of this module do with a file's lock held, without an engine around it.
+    #[derive(Default)]
+    struct File {
+        inner: Inner,
+        size: u64,
+        /// Ranges that setting the size has added.
+        set: Vec<(u64, u64)>,
+        /// Bytes that the size on the device must not cover before they have landed.
+        new: Vec<u64>,
+    }
+
+    impl File {
+        fn take_in(&mut self, at: u64, len: u64, size: u64) {
+            let clean = self.inner.dirty.is_empty() && self.inner.flights.is_empty();
+            self.inner.on_disk = if clean { size } else { self.inner.on_disk.min(size) };
+            self.inner.taken_to = if clean { size } else { self.inner.taken_to.min(size) };
+            self.inner.forget_holes();
+            self.inner.dirty.write(at, &vec![1; index(len)], 0);
+        }
+        fn run(&mut self, op: &Op) {
+            let size = self.size;
+            match *op {
+                Op::Append(len) => {
+                    self.size += len;
+                    self.take_in(size, len, size);
+                    self.new.extend((size..self.size).step_by(64));
+                }
+                Op::Write(share, len) => {
+                    let at = size * u64::from(share) / 256;
+                    let len = len.min(size - at);
+                    if len > 0 {
+                        self.take_in(at, len, size);
+                    }
+                }
+                Op::Grow(by, tail) => {
+                    let sector = super::super::extents::ceil(size);
+                    let tail = tail && size < sector;
+                    if self.inner.dirty.is_empty() && self.inner.flights.is_empty() {
+                        (self.inner.on_disk, self.inner.taken_to) = (size, size);
+                        self.inner.holes.clear();
+                    }
+                    self.size += by;
+                    self.set.push((size, self.size));
+                    self.inner.grown(size, self.size, tail);
+                    if tail {
+                        self.take_in(size, sector - size, size);
+                        self.new.push(size);
+                    }
+                }
+                Op::Shrink(share) => {
+                    let to = size * u64::from(share) / 256;
+                    if self
+                        .inner
+                        .flights
+                        .iter()
+                        .any(|f| f.taken.touches(super::super::extents::floor(to), u64::MAX))
+                    {
+                        return;
+                    }
+                    self.inner.dirty.cut(to, u64::MAX);
+                    self.inner.on_disk = self.inner.on_disk.min(to);
+                    self.inner.taken_to = self.inner.taken_to.min(to);
+                    self.inner.cut_holes(to);
+                    self.size = to;
+                    self.new.retain(|at| *at < to);
+                    self.set.iter_mut().for_each(|(_, end)| *end = to.min(*end));
+                    let sector = super::super::extents::ceil(to);
+                    if share % 2 == 1 && to < sector {
+                        self.take_in(to, sector - to, to);
+                        self.new.push(to);
+                    }
+                }
+                Op::Depart => {
+                    let inner = &mut self.inner;
+                    let busy = |a, b| inner.flights.iter().any(|f| f.taken.touches(a, b));
+                    if let Some(taken) = inner.dirty.take(&mut 0, 8192, busy) {
+                        inner.set_off(Flight { taken, size, inline: false });
+                    }
+                }
+                Op::Land(n) => {
+                    let flights = &mut self.inner.flights;
+                    if flights.is_empty() {
+                        return;
+                    }
+                    let flight = flights.remove(usize::from(n) % flights.len());
+                    self.inner.arrived(self.size);
+                    let here = |at: &u64| flight.taken.first_from(*at) == Some(*at);
+                    self.new.retain(|at| !here(at));
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn the_size_on_disk_covers_what_landed_and_what_was_set(ops in prop::collection::vec(op(), 1..40)) {
+            let mut file = File::default();
+            for op in &ops {
+                file.run(op);
+                let shown = file.inner.disk_size(file.size);
+                prop_assert!(shown <= file.size);
+                for (from, to) in &file.set {
+                    prop_assert!(shown <= *from || shown >= *to, "{shown} lies in {from}..{to}");
+                }
+                if let Some(at) = file.new.iter().find(|at| **at < shown) {
+                    return Err(TestCaseError::fail(format!("{shown} covers {at}, which is on its way")));
+                }
+            }
+            // Once everything has landed nothing holds the size back.
+            while !(file.inner.dirty.is_empty() && file.inner.flights.is_empty()) {
+                file.run(&Op::Depart);
+                file.run(&Op::Land(0));
+            }
+            prop_assert_eq!(file.inner.on_disk.max(file.inner.disk_size(file.size)), file.size);
+        }
+    }
 }

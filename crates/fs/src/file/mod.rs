@@ -32,10 +32,10 @@ use crate::api::{FileKind, may_wait, past_no_return};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
+use crate::lock::Shared;
 use delalloc::{admit, take_in};
 use extents::{MAX_FILE_SIZE, SECTOR};
 use larder_format::items::InodeFlags;
-use parking_lot::RwLockReadGuard;
 use std::sync::Arc;
 
 /// Files up to this size are kept in their leaf: where Linux stops by default.
@@ -59,7 +59,7 @@ fn expect_regular(inode: &Inode) -> Result<()> {
     }
 }
 
-fn lock_shared(inode: &Inode) -> Result<RwLockReadGuard<'_, ()>> {
+fn lock_shared(inode: &Inode) -> Result<Shared<'_, ()>> {
     if let Some(guard) = inode.op.try_read() {
         return Ok(guard);
     }
@@ -144,6 +144,8 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         take_in(core, inode, at, &data, size, admitted);
     }
     take_in(core, inode, at, data, size, admitted);
+    // Once more: what is delayed now holds the size on disk back.
+    h.mark_dirty(inode);
     Ok(())
 }
 

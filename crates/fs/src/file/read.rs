@@ -255,6 +255,7 @@ impl Reader<'_> {
     /// Reads whole sectors and verifies them.
     fn read_sectors(&self, at: Logical, buf: &mut [u8]) -> Result<(), Stop> {
         may_wait()?;
+        crate::lock::must_hold_none_from::<crate::lock::InodeState>();
         let run = Run::new(at, buf.len() as u64);
         let sums = match self.verified {
             true => Some(self.view.sums(self.core, run)?.ok_or(Stop::NoCsum(at))?),

@@ -80,7 +80,7 @@ fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
         cover(&mut h, inode, size)?;
     }
     // Before the bytes: write-back must not take the file for one that may still lie in its leaf.
-    inode.state.lock().size = size;
+    delalloc::grow(inode, old, size, again.as_ref().is_some_and(|(at, _)| *at == old));
     if let (Some((at, data)), Some(admitted)) = (again, admitted) {
         delalloc::take_in(core, inode, at, &data, old, admitted);
     }
@@ -144,10 +144,10 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
             continue;
         }
         let Some(old) = delalloc::cut(core, inode, size) else { continue };
-        h.mark_dirty(inode);
         if let Some(admitted) = admitted {
             delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
         }
+        h.mark_dirty(inode);
         if let Tail::Inline(data) = &tail {
             replace(&mut h, inode, (0, SECTOR), New::Inline(data), &mut false)?;
         }

@@ -430,6 +430,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             if at == end && i + 1 == count {
                 // Within the handle: the seal that has the extent must see the size that it allows.
                 land(h.core, inode, flight, true);
+                h.mark_dirty(inode);
             }
             drop(extents);
         }
@@ -446,6 +447,7 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     let mut created = false;
     replace(h, inode, (0, SECTOR), New::Inline(&bytes), &mut created)?;
     land(h.core, inode, flight, true);
+    h.mark_dirty(inode);
     drop(extents);
     Ok(())
 }

@@ -154,6 +154,7 @@ fn check_new(new: &NewInode<'_>) -> Result<()> {
             1..=larder_format::NAME_MAX => {}
             _ => return Err(Error::NameTooLong),
         }
+        xattr::check_may_have(new.kind, name)?;
         if value.len() > usize::from(u16::MAX) {
             return Err(Error::TooBig);
         }

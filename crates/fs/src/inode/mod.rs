@@ -31,12 +31,12 @@ use crate::api::{FileKind, InodeId, Timestamp, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::FileData;
+use crate::lock::{self, Exclusive, Mutex, RwLock};
 use crate::root::Subvolume;
 use crate::transaction::Handle;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{FileType, InodeFlags, InodeItem, Timespec};
 use larder_format::{Generation, ObjectId, TreeId};
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -55,9 +55,9 @@ pub(crate) struct Inode {
     /// Its subvolume.
     pub(crate) subvol: Arc<Subvolume>,
     /// Serialises operations: shared for reading data, exclusive for changes.
-    pub(crate) op: RwLock<()>,
+    pub(crate) op: RwLock<(), lock::Op>,
     /// What `stat` shows and more; short holds only.
-    pub(crate) state: Mutex<InodeState>,
+    pub(crate) state: Mutex<InodeState, lock::InodeState>,
     /// Data that is not in extents yet.
     pub(crate) data: FileData,
     /// Looked up since the table was last swept?
@@ -112,7 +112,7 @@ impl Inode {
             id: InodeId { subvol: subvol.id, ino },
             kind,
             subvol: subvol.clone(),
-            op: RwLock::new(()),
+            op: RwLock::ordered((), (kind != FileKind::Directory, subvol.id.0, ino)),
             state: Mutex::new(state),
             data: FileData::default(),
             used: AtomicBool::new(true),
@@ -163,27 +163,43 @@ impl Inode {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub(crate) fn flush_item(self: &Arc<Self>, h: &mut Handle<'_>) -> Result<()> {
-        let item = {
-            let state = self.state.lock();
-            if state.deleted {
-                return Ok(());
-            }
-            let mut item = state.item;
-            item.size = match self.kind {
-                FileKind::Regular => self.data.disk_size(state.size).into(),
-                _ => state.size.into(),
-            };
-            item
-        };
+    pub(crate) fn flush_item(&self, h: &mut Handle<'_>) -> Result<()> {
+        let Some(item) = self.item_for_disk() else { return Ok(()) };
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| e.update(&key, item.as_bytes()))
+    }
+    /// The same before the seal, while operations go on. That the item is right in the end rests on a rule: an operation
+    /// marks an inode dirty *after* its last change of anything that the item shows, the size on disk included.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space.
+    pub(crate) fn write_item_ahead(&self, h: &mut Handle<'_>) -> Result<()> {
+        let Some(item) = self.item_for_disk() else { return Ok(()) };
+        let key = inode_key(self.object());
+        h.edit_growing(&self.subvol, &[key], 0, |e| match e.get(&key) {
+            Some(_) => e.update(&key, item.as_bytes()),
+            // Deleted since we looked.
+            None => Ok(()),
+        })
+    }
+    /// The item as it is to be written; `None` once the inode is deleted.
+    fn item_for_disk(&self) -> Option<InodeItem> {
+        let state = self.state.lock();
+        if state.deleted {
+            return None;
+        }
+        let mut item = state.item;
+        item.size = match self.kind {
+            FileKind::Regular => self.data.disk_size(state.size).into(),
+            _ => state.size.into(),
+        };
+        Some(item)
     }
     /// Takes `op` exclusively.
     ///
     /// # Errors
     /// `WouldBlock` where the thread may not wait and somebody else holds it.
-    pub(crate) fn lock_op(&self) -> Result<RwLockWriteGuard<'_, ()>> {
+    pub(crate) fn lock_op(&self) -> Result<Exclusive<'_, ()>> {
         if let Some(guard) = self.op.try_write() {
             return Ok(guard);
         }
@@ -197,7 +213,7 @@ impl Inode {
 }
 
 /// Exclusive `op` locks of several inodes.
-pub(crate) type OpGuards<'a> = SmallVec<[RwLockWriteGuard<'a, ()>; 4]>;
+pub(crate) type OpGuards<'a> = SmallVec<[Exclusive<'a, ()>; 4]>;
 
 /// Takes `op` of all these inodes exclusively, in the order that everybody keeps. An inode may be named twice.
 ///

@@ -9,11 +9,11 @@ use super::{Inode, PLACEHOLDER, kind_of};
 use crate::api::FileKind;
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
+use crate::lock::{self, Mutex};
 use crate::root::Subvolume;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{InodeItem, inode::S_IFDIR};
 use larder_format::{Key, ObjectId};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +24,11 @@ const KEEP: usize = if cfg!(test) { 64 } else { 16 << 10 };
 /// The inodes of a subvolume that are in memory, by number.
 #[derive(Debug, Default)]
 pub(crate) struct InodeTable {
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, lock::Table>,
     /// Held while a directory moves to another directory: the shape of the tree stands still for others who look at it.
-    pub(super) moving: Mutex<()>,
+    pub(super) moving: Mutex<(), lock::Moving>,
     /// Held while what a crash left behind is being cleaned up.
-    pub(super) cleaning: Mutex<()>,
+    pub(super) cleaning: Mutex<(), lock::Cleaning>,
     /// What a crash left behind was cleaned up.
     pub(super) clean: AtomicBool,
 }

@@ -3,6 +3,9 @@
 //! Attributes whose names have equal hashes share one XATTR_ITEM; each is bounded by what an item can hold. The names in
 //! `btrfs.` are properties with a meaning of their own: the one that exists, `btrfs.compression`, is checked and goes
 //! hand in hand with the inode's compression flags, as Linux has it.
+//!
+//! Names in `user.` belong to regular files and directories. Linux neither sets them on anything else nor shows them
+//! there, whatever the disk holds; neither do we, so that no image can be made with attributes that Linux hides.
 
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
@@ -27,7 +30,24 @@ const COMPRESSION: &[u8] = b"btrfs.compression";
 /// # Errors
 /// `NoAttribute`; reading; corruption.
 pub(crate) fn get(core: &Core, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+    if !may_have(inode.kind, name) {
+        return Err(Error::NoAttribute);
+    }
     find(core, inode, name)?.ok_or(Error::NoAttribute)
+}
+
+/// Can an inode of this kind have an attribute of this name, as far as Linux lets anybody see?
+fn may_have(kind: FileKind, name: &[u8]) -> bool {
+    matches!(kind, FileKind::Regular | FileKind::Directory) || !name.starts_with(b"user.")
+}
+
+/// # Errors
+/// `NotPermitted` for a name that inodes of this kind do not have.
+pub(super) fn check_may_have(kind: FileKind, name: &[u8]) -> Result<()> {
+    if may_have(kind, name) {
+        return Ok(());
+    }
+    Err(Error::NotPermitted("user attributes are for files and directories"))
 }
 
 fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -41,7 +61,7 @@ fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
     Ok(entry.map(|e| e.data.to_vec()))
 }
 
-/// Names of all attributes.
+/// Names of all attributes that are stored, those that [`get`] does not give included, as on Linux.
 ///
 /// # Errors
 /// Reading; corruption.
@@ -62,7 +82,7 @@ pub(crate) fn list(core: &Core, inode: &Inode) -> Result<Vec<Vec<u8>>> {
 ///
 /// # Errors
 /// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond what an item holds;
-/// `Invalid` for a property's value; `NotPermitted` by the inode's flags; no space; read-only.
+/// `Invalid` for a property's value; `NotPermitted` by the inode's kind or flags; no space; read-only.
 pub(crate) fn set(core: &Core, inode: &Arc<Inode>, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
     check_name(name)?;
     if value.len() > VALUE_MAX {
@@ -74,7 +94,7 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, name: &[u8], value: &[u8], mo
 /// Removes an attribute.
 ///
 /// # Errors
-/// `NoAttribute`; `NotPermitted` by the inode's flags; no space; read-only.
+/// `NoAttribute`; `NotPermitted` by the inode's kind or flags; no space; read-only.
 pub(crate) fn remove(core: &Core, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
     check_name(name)?;
     change(core, inode, name, None, XattrMode::Replace)
@@ -90,6 +110,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 fn change(core: &Core, inode: &Arc<Inode>, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
     inode.check_changeable(core)?;
+    check_may_have(inode.kind, name)?;
     let _guard = inode.lock_op()?;
     inode.check_alive()?;
     attr::check_not_fixed(inode)?;

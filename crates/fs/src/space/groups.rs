@@ -19,11 +19,11 @@ mod load;
 pub use load::{FreeSource, Loaded, load, scan_used};
 
 use crate::error::{Error, Place, Result};
+use crate::lock::{self, Mutex, RwLock};
 use crate::space::reserve::{Pots, Reservation, Space};
 use crate::space::{Run, SpaceKind, free_index::FreeIndex};
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE};
-use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +68,7 @@ pub struct BlockGroup {
     run: Run,
     flags: BlockGroupFlags,
     created_in: Generation,
-    state: Mutex<GroupState>,
+    state: Mutex<GroupState, lock::Group>,
 }
 
 /// A group as it is now, for statistics and for decisions about it.
@@ -220,11 +220,11 @@ fn rest(window: Run, taken: Run) -> Option<Run> {
 pub struct Groups {
     space: Arc<Space>,
     nodesize: u32,
-    groups: RwLock<BTreeMap<Logical, Arc<BlockGroup>>>,
+    groups: RwLock<BTreeMap<Logical, Arc<BlockGroup>>, lock::GroupMap>,
     /// Where the next data should go.
-    data_hint: Mutex<Logical>,
+    data_hint: Mutex<Logical, lock::Hint>,
     /// Rest of the window of each user of tree blocks.
-    clusters: Mutex<[Option<Run>; 2]>,
+    clusters: Mutex<[Option<Run>; 2], lock::Hint>,
     /// The last published transaction: the committer may use groups up to the next one at most.
     published: AtomicU64,
 }

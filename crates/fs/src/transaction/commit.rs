@@ -43,8 +43,14 @@ pub(crate) fn run(core: &Core) {
     }
 }
 
+/// Dirty inodes from which on their items are written before the seal.
+const MANY_INODES: usize = 1000;
+/// Items that one handle writes then.
+const AHEAD: usize = 64;
+
 /// Seals the running transaction and brings it to the device.
 pub(crate) fn commit_once(core: &Core) -> Result<()> {
+    write_items_ahead(core);
     let (txn, since) = core.txns.close_running();
     let delayed = flush_delayed_items(core, &txn);
     let mut frozen: Vec<Frozen> = txn
@@ -82,6 +88,49 @@ struct Frozen {
     root: Root,
     /// Blocks that its tree has won or lost.
     growth: i64,
+}
+
+/// Writes inode items that operations left to the seal while operations go on, where there are many: the seal, for which
+/// everybody waits, then has only those that have changed again.
+///
+/// It never waits for space or a seal: this is the thread that such a wait would be for. What it cannot write, the seal does.
+pub(crate) fn write_items_ahead(core: &Core) {
+    let txn = core.txns.running();
+    let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);
+    for _ in 0..4 {
+        let mut dirty = {
+            let mut inodes = txn.inodes.lock();
+            if inodes.len() < many {
+                return;
+            }
+            std::mem::take(&mut *inodes)
+        };
+        let mut order: Vec<_> = dirty.keys().copied().collect();
+        // Neighbours share leaves.
+        order.sort_unstable();
+        for some in order.chunks(AHEAD) {
+            let cost = core.item_cost(some.len() as u64, 0);
+            let reserved = core.space.accounts.try_reserve(SpaceKind::Metadata, cost);
+            let handle = reserved.map(|r| crate::api::no_wait(|| Handle::join_with(core, r)));
+            let written = match handle {
+                Some(Ok(mut handle)) => some.iter().try_for_each(|id| {
+                    dirty[id].write_item_ahead(&mut handle)?;
+                    dirty.remove(id);
+                    Ok(())
+                }),
+                Some(Err(e)) => Err(e),
+                None => Err(Error::NoSpace),
+            };
+            if let Err(e) = written {
+                tracing::debug!("inode items are left to the seal: {e}");
+                let mut inodes = txn.inodes.lock();
+                dirty.into_iter().for_each(|(id, inode)| {
+                    inodes.entry(id).or_insert(inode);
+                });
+                return;
+            }
+        }
+    }
 }
 
 /// Writes the inode items that operations left to the seal.

@@ -3,10 +3,11 @@
 //! One mutex guards the state machine and nothing else; it is held for a few instructions at a time.
 
 use crate::error::{Error, Result};
+use crate::lock::{self, Joined, Mutex, RwLock};
 use crate::transaction::Txn;
 use crate::tree::Root;
 use larder_format::Generation;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::Condvar;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -56,10 +57,10 @@ pub(crate) struct TransactionStats {
 /// The state machine of transactions.
 #[derive(Debug)]
 pub(crate) struct Transactions {
-    state: Mutex<State>,
+    state: Mutex<State, lock::Transactions>,
     /// Something changed that joiners, waiters or the committer may be waiting for.
     changed: Condvar,
-    view: RwLock<RefsView>,
+    view: RwLock<RefsView, lock::View>,
     pub(crate) stats: TransactionStats,
 }
 
@@ -115,6 +116,7 @@ impl Transactions {
 
     /// Joins the running transaction; waits while one is being sealed. `leave` must follow.
     pub(crate) fn join(&self) -> Result<Arc<Txn>> {
+        lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
         loop {
             if let Some(why) = &state.failed {
@@ -122,25 +124,30 @@ impl Transactions {
             }
             if !state.sealing {
                 state.handles += 1;
-                return Ok(state.running.clone());
+                let txn = state.running.clone();
+                drop(state);
+                lock::enter::<Joined>();
+                return Ok(txn);
             }
             crate::api::may_wait()?;
-            self.changed.wait(&mut state);
+            self.changed.wait(state.inner());
         }
     }
     /// Waits until the transaction with this number takes no more changes.
     pub(crate) fn wait_sealed(&self, generation: Generation) -> Result<()> {
+        lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
         while state.running.generation <= generation {
             if let Some(why) = &state.failed {
                 return Err(Error::ReadOnly(Some(why.clone())));
             }
-            self.changed.wait(&mut state);
+            self.changed.wait(state.inner());
         }
         Ok(())
     }
     /// Ends a join.
     pub(crate) fn leave(&self) {
+        lock::leave::<Joined>();
         let mut state = self.state.lock();
         state.handles -= 1;
         if state.handles == 0 && state.sealing {
@@ -155,7 +162,10 @@ impl Transactions {
             return Err(Error::ReadOnly(Some(why.clone())));
         }
         state.handles += 1;
-        Ok(Pin { txns: self, txn: state.running.clone() })
+        let txn = state.running.clone();
+        drop(state);
+        lock::enter_again::<Joined>();
+        Ok(Pin { txns: self, txn })
     }
 
     /// Asks for a commit of everything up to now, and returns the generation to wait for; `None` when all is published.
@@ -181,6 +191,7 @@ impl Transactions {
     /// # Errors
     /// `ReadOnly` when writing has ended before that.
     pub(crate) fn wait(&self, generation: Generation) -> Result<()> {
+        lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
         loop {
             if state.published >= generation {
@@ -190,7 +201,7 @@ impl Transactions {
                 return Err(Error::ReadOnly(Some(why.clone())));
             }
             crate::api::may_wait()?;
-            self.changed.wait(&mut state);
+            self.changed.wait(state.inner());
         }
     }
 
@@ -207,16 +218,17 @@ impl Transactions {
             } else if state.stop {
                 return None;
             }
-            self.changed.wait(&mut state);
+            self.changed.wait(state.inner());
         }
     }
     /// Closes the running transaction to new handles and waits for those that are in it.
     pub(crate) fn close_running(&self) -> (Arc<Txn>, Instant) {
+        lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
         state.sealing = true;
         let since = Instant::now();
         while state.handles > 0 {
-            self.changed.wait(&mut state);
+            self.changed.wait(state.inner());
         }
         (state.running.clone(), since)
     }
@@ -226,7 +238,7 @@ impl Transactions {
         let mut state = self.state.lock();
         // Nobody can have joined, but somebody may be giving this transaction a chunk (`pin_running`).
         while state.handles > 0 {
-            self.changed.wait(&mut state);
+            self.changed.wait(state.inner());
         }
         let next = Arc::new(Txn::new(state.running.generation.next()));
         let old = std::mem::replace(&mut state.running, next.clone());
@@ -281,11 +293,11 @@ impl Transactions {
         while !state.stop {
             match until {
                 Some(until) => {
-                    if self.changed.wait_until(&mut state, until).timed_out() {
+                    if self.changed.wait_until(state.inner(), until).timed_out() {
                         return false;
                     }
                 }
-                None => self.changed.wait(&mut state),
+                None => self.changed.wait(state.inner()),
             }
         }
         true
@@ -334,7 +346,8 @@ mod tests {
                 sender.send(format!("published {n}")).unwrap();
             });
             until_sealing(txns);
-            assert!(matches!(no_wait(|| txns.join()), Err(Error::WouldBlock)));
+            let refused = s.spawn(|| no_wait(|| txns.join())).join().unwrap();
+            assert!(matches!(refused, Err(Error::WouldBlock)));
             let sender = send.clone();
             s.spawn(move || {
                 let joined = txns.join().unwrap();

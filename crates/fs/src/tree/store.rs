@@ -142,6 +142,7 @@ impl NodeStore {
             return Ok(node);
         }
         crate::api::may_wait()?;
+        crate::lock::must_hold_none_from::<crate::lock::InodeState>();
         let node = Arc::new(Node::clean(self.read(ptr, owner)?));
         self.cache.insert((ptr.at, ptr.generation), node.clone());
         Ok(node)

@@ -10,13 +10,13 @@
 //! All changes of one edit appear at once: a version has them all or none.
 
 use crate::error::{Error, Result};
+use crate::lock::{self, RwLock};
 use crate::tree::edit::Editor;
 use crate::tree::node::Node;
 use crate::tree::store::{NodeStore, Pointer};
 use crate::tree::version::{Epoch, Item, Root, Version, child_pointer, child_slot};
 use larder_format::node::FLAG_RELOC;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -111,7 +111,7 @@ pub(crate) struct State {
 pub struct Tree {
     id: TreeId,
     store: Arc<NodeStore>,
-    state: RwLock<State>,
+    state: RwLock<State, lock::TreeRoot>,
     /// Blocks made less blocks dropped since the count was last taken.
     blocks: AtomicI64,
     stats: Arc<TreeStats>,

@@ -1,7 +1,7 @@
 //! Attributes, flags and extended attributes.
 
 use super::{World, assert_err, colliding_names, new};
-use crate::{Error, FileKind, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use crate::{Error, FileKind, NewInode, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
 use XattrMode::{Create, Replace, Set};
 use larder_format::Key;
 use larder_format::items::InodeFlags;
@@ -174,6 +174,33 @@ fn extended_attributes() {
     assert_eq!(w.fs.getxattr(f, b"user.a").unwrap().len(), most);
     w.fs.removexattr(f, b"user.a").unwrap();
     assert_eq!(w.fs.listxattr(f).unwrap(), [vec![b'n'; 255]]);
+    w.check();
+}
+
+#[test]
+fn user_attributes_are_for_files_and_directories() {
+    let w = World::new();
+    let kinds =
+        [FileKind::Symlink, FileKind::Fifo, FileKind::Socket, FileKind::CharDevice, FileKind::BlockDevice];
+    for (n, kind) in kinds.into_iter().enumerate() {
+        let name = format!("n{n}");
+        let user = [(b"user.a".to_vec(), b"1".to_vec())];
+        let made = |xattrs| w.fs.create(w.root(), name.as_bytes(), &NewInode { xattrs, ..new(kind) });
+        assert_err!(made(&user), Error::NotPermitted(_));
+        let trusted = [(b"trusted.a".to_vec(), b"1".to_vec())];
+        let id = made(&trusted).unwrap().id;
+        for mode in [Set, Create, Replace] {
+            assert_err!(w.fs.setxattr(id, b"user.a", b"1", mode), Error::NotPermitted(_));
+        }
+        assert_err!(w.fs.removexattr(id, b"user.a"), Error::NotPermitted(_));
+        assert_err!(w.fs.getxattr(id, b"user.a"), Error::NoAttribute);
+        w.fs.setxattr(id, b"security.a", b"2", Set).unwrap();
+        assert_eq!(w.fs.getxattr(id, b"trusted.a").unwrap(), b"1");
+        w.fs.removexattr(id, b"trusted.a").unwrap();
+        assert_eq!(w.fs.listxattr(id).unwrap(), [b"security.a"]);
+    }
+    let d = w.dir(w.root(), "d");
+    w.fs.setxattr(d, b"user.a", b"1", Set).unwrap();
     w.check();
 }
 

@@ -1,5 +1,6 @@
 //! Names, attributes and inodes on a real engine over a device in memory.
 
+mod ahead;
 mod attributes;
 mod consistency;
 mod damage;
@@ -221,7 +222,7 @@ fn what_was_made_is_found_now_and_after_reopening() {
     let mut made = Vec::new();
     for kind in kinds {
         let name = format!("{kind:?}");
-        let xattrs = [(b"user.a".to_vec(), b"1".to_vec()), (b"user.b".to_vec(), vec![])];
+        let xattrs = [(b"trusted.a".to_vec(), b"1".to_vec()), (b"trusted.b".to_vec(), vec![])];
         let n = NewInode { perm: 0o1755, rdev, xattrs: &xattrs, ..new(kind) };
         let attr = w.fs.create(w.root(), name.as_bytes(), &n).unwrap();
         assert_eq!((attr.kind, attr.perm, attr.uid, attr.gid, attr.nlink), (kind, 0o1755, 1000, 100, 1));
@@ -236,8 +237,8 @@ fn what_was_made_is_found_now_and_after_reopening() {
         assert_eq!(w.attr(w.root()), root);
         for (name, attr) in &made {
             assert_eq!(w.find(w.root(), name).unwrap(), *attr);
-            assert_eq!(w.fs.getxattr(attr.id, b"user.a").unwrap(), b"1");
-            assert_eq!(w.fs.getxattr(attr.id, b"user.b").unwrap(), b"");
+            assert_eq!(w.fs.getxattr(attr.id, b"trusted.a").unwrap(), b"1");
+            assert_eq!(w.fs.getxattr(attr.id, b"trusted.b").unwrap(), b"");
         }
         let link = w.find(w.root(), "Symlink").unwrap();
         assert_eq!(w.fs.readlink(link.id).unwrap(), b"target");
