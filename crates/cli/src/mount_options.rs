@@ -121,7 +121,11 @@ impl MountWishes {
                 }
             }
             "loop" => return Err("mount option loop is not needed: Larder opens image files itself".into()),
-            "remount" => return Err("remounting is not supported: unmount and mount again".into()),
+            "remount" => {
+                return Err("remounting is not supported: unmount and mount again \
+                     (as root, `mount -i -o remount,ro DIRECTORY` has the kernel refuse all changes)"
+                    .into());
+            }
             "strictatime" => {
                 return Err("mount option strictatime is not supported: Larder mounts are noatime".into());
             }

@@ -219,6 +219,24 @@ fn options_are_honoured() {
     with("subvolid=4711").fails(2, "hint");
     with("subvolid=5").ok();
     larder(args!["umount", s.point()]).ok();
+    // Remounting is the kernel's business alone.
+    s.mount();
+    std::fs::write(s.at("before"), b"kept").unwrap();
+    with("remount,ro").fails(2, "mount -i -o remount,ro");
+    helper("mount.fuse.larder", &[&s.image(), &s.point(), Path::new("-o"), Path::new("remount,ro")])
+        .fails(1, "mount -i -o remount,ro");
+    let remount = |how: &str| {
+        let status = Command::new("mount").args(["-i", "-o", how]).arg(s.point()).status().unwrap();
+        assert!(status.success(), "{how}");
+    };
+    remount("remount,ro");
+    let error = std::fs::create_dir(s.at("d")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    remount("remount,rw");
+    std::fs::create_dir(s.at("d")).unwrap();
+    remount("remount,ro");
+    larder(args!["umount", s.point()]).ok();
+    assert_eq!(larder(args!["cat", inside(&s.image(), "/before")]).ok().text(), "kept");
     let file = s.dir.path().join("file");
     std::fs::write(&file, b"").unwrap();
     larder(args!["mount", s.image(), &file]).fails(2, "not a directory");
