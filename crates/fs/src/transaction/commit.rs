@@ -109,9 +109,8 @@ pub(crate) fn write_items_ahead(core: &Core) {
         // Neighbours share leaves.
         order.sort_unstable();
         for some in order.chunks(AHEAD) {
-            let cost = core.item_cost(some.len() as u64, 0);
-            let reserved = core.space.accounts.try_reserve(SpaceKind::Metadata, cost);
-            let handle = reserved.map(|r| crate::api::no_wait(|| Handle::join_with(core, r)));
+            let handle = reserve_ahead(core, &txn, some.len() as u64)
+                .map(|r| crate::api::no_wait(|| Handle::join_with(core, r)));
             let written = match handle {
                 Some(Ok(mut handle)) => some.iter().try_for_each(|id| {
                     dirty[id].write_item_ahead(&mut handle)?;
@@ -131,6 +130,20 @@ pub(crate) fn write_items_ahead(core: &Core) {
             }
         }
     }
+}
+
+/// Space to write so many items: what was kept for them, and more if it is there.
+fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
+    let cost = core.item_cost(items, 0);
+    let mut kept = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
+    let mut mine = kept.split(cost);
+    let lacking = cost - mine.bytes();
+    match core.space.accounts.try_reserve(SpaceKind::Metadata, lacking) {
+        Some(more) => mine.merge(more),
+        None => kept.merge(mine.split(u64::MAX)),
+    }
+    txn.keep(kept);
+    (mine.bytes() == cost).then_some(mine)
 }
 
 /// Writes the inode items that operations left to the seal.
