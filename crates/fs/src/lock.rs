@@ -15,6 +15,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 /// A place in the order of locks.
+#[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub(crate) trait Rank {
     /// Locks are taken in ascending order.
     const RANK: u8;
