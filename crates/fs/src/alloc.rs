@@ -8,7 +8,7 @@
 use crate::core::{Core, Roots};
 use crate::error::{Error, Place, Result};
 use crate::open::mapped;
-use crate::space::chunks::plan_chunk;
+use crate::space::chunks::{ChunkPlan, plan_chunk};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
 use crate::space::reserve::{Reclaim, Reservation, Space as Accounts, global_reserve_size};
@@ -223,24 +223,34 @@ impl Allocator {
         self.flags(kind).profile().map_or(1, |p| u64::from(p.copies())).max(1)
     }
 
+    /// Where a chunk for `kind` would lie, if the device has room for one.
+    fn plan(&self, device: &DeviceSpace, kind: SpaceKind) -> Option<ChunkPlan> {
+        let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
+        let copies = usize::try_from(self.copies(kind)).unwrap_or(1);
+        plan_chunk(kind, copies, self.total_bytes, &taken, device.size)
+    }
+    /// What metadata was promised must stay possible: may this chunk for `kind` not be made for that reason?
+    fn is_promised(&self, device: &DeviceSpace, kind: SpaceKind, plan: &ChunkPlan) -> bool {
+        if kind != SpaceKind::Data || self.accounts.is_mixed() {
+            return false;
+        }
+        let promised = self.accounts.overcommitted() * self.copies(SpaceKind::Metadata);
+        let left = device.unallocated().saturating_sub(plan.len * plan.stripes.len() as u64);
+        promised > 0 && left < promised + (1 << 20)
+    }
+    /// Is there room for a chunk for `kind`, but promised to operations on metadata?
+    fn waits_for_promises(&self, kind: SpaceKind) -> bool {
+        let device = self.device.lock();
+        self.plan(&device, kind).is_some_and(|plan| self.is_promised(&device, kind, &plan))
+    }
+
     /// Makes a chunk for `kind` in `txn`. False when the device has no room for one.
     fn new_chunk(&self, core: &Core, txn: &Txn, kind: SpaceKind) -> Result<bool> {
         let flags = self.flags(kind);
-        let copies = self.copies(kind);
-        let metadata_copies = self.copies(SpaceKind::Metadata);
         let mut device = self.device.lock();
-        let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
-        let copies = usize::try_from(copies).unwrap_or(1);
-        let Some(plan) = plan_chunk(kind, copies, self.total_bytes, &taken, device.size) else {
+        let Some(plan) = self.plan(&device, kind) else { return Ok(false) };
+        if self.is_promised(&device, kind, &plan) {
             return Ok(false);
-        };
-        if kind == SpaceKind::Data && !self.accounts.is_mixed() {
-            // What metadata was promised must stay possible.
-            let promised = self.accounts.overcommitted() * metadata_copies;
-            let left = device.unallocated().saturating_sub(plan.len * plan.stripes.len() as u64);
-            if promised > 0 && left < promised + (1 << 20) {
-                return Ok(false);
-            }
         }
         let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
         let start = end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
@@ -510,6 +520,20 @@ impl Reclaim for Reclaimer {
             Ok(()) => return Ok(true),
             Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
+        }
+        if core.space.waits_for_promises(kind) {
+            // Operations promise themselves many times what they take. With those under way at their end, delayed data
+            // written and a commit, nothing is left of it.
+            let made = core.space.accounts.alone(SpaceKind::Metadata, || {
+                crate::file::reclaim(&core, u64::MAX);
+                commit()?;
+                core.space.chunk_in_running(&core, kind)
+            });
+            match made {
+                Ok(()) => return Ok(true),
+                Err(Error::NoSpace) => {}
+                Err(e) => return Err(e),
+            }
         }
         // What delayed data has reserved beyond what it needs.
         let flushed = crate::file::reclaim(&core, bytes.max(4 << 20));

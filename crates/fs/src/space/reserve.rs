@@ -120,10 +120,16 @@ impl State {
     fn unheld(&self) -> u64 {
         (self.pots.free() + self.overcommit).saturating_sub(self.pots.reserved - self.global)
     }
-    /// Bytes that may still be promised.
+    /// Is there plenty of room for this, but operations that are about to end have reserved it? Chunks that were made for
+    /// their sake would stay for good.
+    fn is_only_held_up(&self, bytes: u64) -> bool {
+        self.passing > 0 && self.pots.used.saturating_add(bytes) < self.pots.total / 4 * 3
+    }
+    /// Bytes that may still be promised. What the global reserve lacks is promised already: chunks that operations were
+    /// promised would otherwise be used up by them before it is full.
     fn available(&self, overcommits: bool) -> u64 {
         let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
-        limit.saturating_sub(self.pots.reserved)
+        limit.saturating_sub(self.pots.reserved + self.global_size.saturating_sub(self.global))
     }
     fn try_take(&mut self, bytes: u64, overcommits: bool) -> bool {
         let fits = bytes <= self.available(overcommits);
@@ -143,7 +149,8 @@ impl State {
     /// Hands out what has become free: first to the global reserve, then to the oldest tickets.
     fn serve(&mut self) {
         self.pots.check();
-        let fill = self.global_size.saturating_sub(self.global).min(self.available(false));
+        let unpromised = self.pots.free().saturating_sub(self.pots.reserved);
+        let fill = self.global_size.saturating_sub(self.global).min(unpromised);
         self.global += fill;
         self.pots.reserved += fill;
         while let Some(first) = self.queue.front() {
@@ -400,6 +407,31 @@ impl Space {
         None
     }
 
+    /// Runs `f` while no operation is under way that has reserved `kind`, and none begins: gets in line like everybody
+    /// else, waits for those before and for those that are passing, and lets nobody through until `f` is done. What `f`
+    /// reserves must not wait.
+    pub fn alone<R>(&self, kind: SpaceKind, f: impl FnOnce() -> R) -> R {
+        let account = self.account(kind);
+        let ticket = Arc::new(Ticket {
+            // Never served: it stands in the way.
+            bytes: u64::MAX,
+            overcommits: false,
+            deletes: false,
+            state: Mutex::new(TicketState::Waiting),
+            changed: Condvar::new(),
+        });
+        account.state.lock().queue.push_back(Arc::clone(&ticket));
+        let _line = InLine { account, ticket: &ticket };
+        loop {
+            let state = account.state.lock();
+            if state.passing == 0 && state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket)) {
+                break;
+            }
+            ticket.wait(state);
+        }
+        f()
+    }
+
     /// Takes a ticket and waits.
     fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64, deletes: bool) -> Result<Reservation> {
         let account = self.account(kind);
@@ -426,7 +458,7 @@ impl Space {
                 let state = account.state.lock();
                 let granted = *ticket.state.lock() == TicketState::Granted;
                 let first = state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket));
-                if !granted && !first {
+                if !granted && (!first || state.is_only_held_up(bytes)) {
                     ticket.wait(state);
                     continue;
                 }
