@@ -300,6 +300,8 @@ fn addresses_that_hold_nothing_are_told_apart() {
     // What items hold is said in words.
     let text = larder(args!["inspect", "tree", "--tree", "fs", &image]).ok().text();
     assert!(text.contains("mode 40755") && text.contains("names [index 0, name ..]"), "{text}");
+    let none = larder(args!["inspect", "tree", "--limit", "0", "--json", &image]).ok().json();
+    assert_eq!(none, serde_json::json!([]));
     let json = larder(args!["inspect", "tree", "--tree", "fs", "--json", &image]).ok().json();
     assert_eq!(json[0]["items"][0]["holds"]["nlink"], 1);
 }

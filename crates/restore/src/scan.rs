@@ -73,7 +73,9 @@ impl Scan {
                         if at >= size {
                             break;
                         }
-                        window(device, at, looks, &mut buf, &mut found);
+                        if device.data_from(Physical(at)).0 < at.saturating_add(WINDOW) {
+                            window(device, at, looks, &mut buf, &mut found);
+                        }
                         let n = done.fetch_add(WINDOW, Ordering::Relaxed) + WINDOW;
                         observer.progress(Step::Scan, n.min(size), size);
                     }

@@ -79,6 +79,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// First address from `at` on that may hold anything but zeros; `at` itself where that is not known. Lets a search of a
+    /// sparse image pass over its holes.
+    fn data_from(&self, at: Physical) -> Physical {
+        at
+    }
+
     /// Starts write-back of completed writes without waiting, where the device has such a thing.
     fn start_writeback(&self, at: Physical, len: u64) {
         let _ = (at, len);

@@ -309,6 +309,13 @@ impl Device for FileDevice {
         }
     }
 
+    fn data_from(&self, at: Physical) -> Physical {
+        if self.block_device || at.0 >= self.size {
+            return at;
+        }
+        os::data_from(&self.file, at.0).map_or(at, |found| Physical(found.unwrap_or(self.size)))
+    }
+
     fn start_writeback(&self, at: Physical, len: u64) {
         if self.buffered.is_none() && !self.read_only {
             os::start_writeback(&self.file, at.0, len);
@@ -454,6 +461,21 @@ mod os {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Where data begins from `at` on; `None` in it if there is none any more. Moves the file's position, which nothing
+    /// else here uses.
+    #[cfg(target_os = "linux")]
+    pub(super) fn data_from(file: &File, at: u64) -> Option<Option<u64>> {
+        match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(found) => Some(Some(found)),
+            Err(rustix::io::Errno::NXIO) => Some(None),
+            Err(_) => None,
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn data_from(_: &File, _: u64) -> Option<Option<u64>> {
+        None
+    }
+
     #[cfg(target_os = "linux")]
     pub(super) fn start_writeback(file: &File, at: u64, len: u64) {
         use std::os::fd::AsRawFd;
@@ -481,6 +503,22 @@ mod tests {
 
     fn pattern(n: usize, salt: u8) -> Vec<u8> {
         (0..n).map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ salt).collect()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn holes_are_passed_over() {
+        let (_dir, path) = image(64 << 20);
+        let d = FileDevice::open(&path, OpenMode::Write, false).unwrap();
+        d.write_at(Physical(32 << 20), &[1; 4096]).unwrap();
+        // A file system without holes says that everything is data; none may say that data is a hole.
+        assert!(d.data_from(Physical(0)).0 <= 32 << 20);
+        assert_eq!(d.data_from(Physical(32 << 20)), Physical(32 << 20));
+        assert!((40 << 20..=64 << 20).contains(&d.data_from(Physical(40 << 20)).0));
+        assert_eq!(d.data_from(Physical(64 << 20)), Physical(64 << 20));
+        let mut back = [0; 4096];
+        d.read_at(Physical(32 << 20), &mut back).unwrap();
+        assert_eq!(back, [1; 4096]);
     }
 
     /// The host's file system may not know O_DIRECT (older tmpfs): then only the buffered half is tested.

@@ -22,6 +22,9 @@ pub(super) struct Args {
     /// Show this one block instead of a whole tree
     #[arg(long, value_name = "ADDRESS")]
     block: Option<u64>,
+    /// Show at most so many blocks
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
     #[command(flatten)]
     how: How,
 }
@@ -72,8 +75,12 @@ fn open_tree(reader: &Reader<'_>, problems: &Problems, id: u64) -> anyhow::Resul
 
 pub(super) fn tree(args: &Args) -> anyhow::Result<()> {
     with_reader(device(&args.image, &args.how)?, |reader, problems| {
-        let (mut values, mut result) = (Vec::new(), Ok(()));
+        let (mut values, mut result, mut left) = (Vec::new(), Ok(()), args.limit.unwrap_or(usize::MAX));
         let mut one = |view: NodeView<'_>| {
+            if left == 0 {
+                return ControlFlow::Break(());
+            }
+            left -= 1;
             if args.how.json {
                 values.push(node_value(view));
             } else {
