@@ -1,7 +1,7 @@
 //! Every item of a range of keys, in order, with what was found put where nodes are missing.
 //!
 //! A walk goes down from a root. Where a node cannot be had, leaves that a scan found take its place
-//! ([`crate::salvage`]), and the range is remembered as a [`Gap`], with how well it was filled. Users see items, not
+//! (`salvage`), and the range is remembered as a [`Gap`], with how well it was filled. Users see items, not
 //! nodes; whether an item comes from where it should is a flag of the item.
 //!
 //! The range of keys of a child is cut by its neighbours', and a node with keys outside its range is not believed:
