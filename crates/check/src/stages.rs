@@ -306,6 +306,9 @@ fn compare_tables(world: &World<'_>, roots: &Roots, dev_items: &Items, walked: &
         }
         None => tables::block_groups(world, ObjectId::EXTENT_TREE, &walked.block_groups),
     }
+    if roots.edge(ObjectId::DEV_TREE).is_none() {
+        world.lost.add_tree(ObjectId::DEV_TREE);
+    }
     let dev_tree = collect(world, roots.edge(ObjectId::DEV_TREE));
     tables::devices(world, dev_items, &dev_tree);
     tables::bytes_used(world, &edges);

@@ -133,7 +133,11 @@ impl Damage {
     /// # Errors
     /// There is no such tree, or a node is not where it should be.
     pub fn path(&self, tree: TreeId, key: Key) -> Result<Vec<Step>> {
-        let mut at = self.root(tree)?;
+        self.path_below(self.root(tree)?, key)
+    }
+
+    fn path_below(&self, root: Logical, key: Key) -> Result<Vec<Step>> {
+        let mut at = root;
         let mut path = Vec::new();
         loop {
             let bytes = self.node(at)?;
@@ -173,6 +177,19 @@ impl Damage {
             items.insert(slot, (key, data.to_vec()));
             Ok(())
         })
+    }
+
+    /// Adds an item below a root that no root item leads to: in a subvolume's log.
+    ///
+    /// # Errors
+    /// It is there already, or its leaf is full.
+    pub fn insert_below(&mut self, root: Logical, key: Key, data: &[u8]) -> Result<()> {
+        let path = self.path_below(root, key)?;
+        let (step, above) = path.split_last().expect("a path has a leaf");
+        let mut items = leaf::unpack(&self.node(step.at)?)?;
+        ensure!(items.get(step.slot).is_none_or(|(k, _)| *k != key), "there is an item {key} already");
+        items.insert(step.slot, (key, data.to_vec()));
+        self.put_leaf(step.at, above, &items)
     }
 
     fn edit_leaf(

@@ -140,4 +140,26 @@ pub(crate) const ENTRIES: &[Entry] = &[
             set(d, KeyType::EXTENT_DATA, 21, &free.0.to_le_bytes())
         },
     },
+    Entry {
+        name: "log-checksums-overlap",
+        bases: PENDING,
+        kinds: &[Kind::LogDamaged],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (root, items) = log(d)?;
+            let mut sums = items.into_iter().filter(|(key, _)| key.kind == KeyType::EXTENT_CSUM);
+            let (key, data) = sums.find(|(_, data)| data.len() >= 8).context("checksums in the log")?;
+            d.insert_below(root, Key { offset: key.offset + 4096, ..key }, &data[4..8])
+        },
+    },
+    Entry {
+        name: "log-item-of-a-type-that-logs-lack",
+        bases: PENDING,
+        kinds: &[Kind::LogDamaged],
+        progs: Progs::Misses,
+        plant: |d| {
+            let (root, _) = log(d)?;
+            d.insert_below(root, Key::new(500, KeyType::CHUNK_ITEM, 0), &[0; 10])
+        },
+    },
 ];
