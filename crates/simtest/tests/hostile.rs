@@ -106,9 +106,10 @@ fn made_up_images_do_no_harm() {
     let _alone = alone();
     let log = PanicLog::start();
     let mut rng = noise(20_260_917);
-    for round in 0..280u32 {
+    for round in 0..500u32 {
         let mut input = vec![(round % 7) as u8, rng() as u8];
-        let steps = 8 + rng() as usize % 60;
+        // Few changes leave most of the image within reach, many meet in the same place.
+        let steps = if round.is_multiple_of(3) { 8 + rng() as usize % 60 } else { 4 + rng() as usize % 8 };
         input.extend((0..steps).map(|_| rng() as u8));
         let found = panics(&log, || hostile::image(&input));
         assert!(found.is_empty(), "{:?} of {input:?}: {found:#?}", mutate::mutate(&input).steps);
