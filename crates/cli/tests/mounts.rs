@@ -4,8 +4,11 @@
 mod common;
 
 use common::{Run, command, inside, larder};
-use larder_simtest::oracle::{Need, enter_private_namespace, need, scratch};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs, btrfs_check, enter_private_namespace, kernel_images, need, scratch,
+};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -216,6 +219,24 @@ fn options_are_honoured() {
     with("subvolid=4711").fails(2, "hint");
     with("subvolid=5").ok();
     larder(args!["umount", s.point()]).ok();
+    // Remounting is the kernel's business alone.
+    s.mount();
+    std::fs::write(s.at("before"), b"kept").unwrap();
+    with("remount,ro").fails(2, "mount -i -o remount,ro");
+    helper("mount.fuse.larder", &[&s.image(), &s.point(), Path::new("-o"), Path::new("remount,ro")])
+        .fails(1, "mount -i -o remount,ro");
+    let remount = |how: &str| {
+        let status = Command::new("mount").args(["-i", "-o", how]).arg(s.point()).status().unwrap();
+        assert!(status.success(), "{how}");
+    };
+    remount("remount,ro");
+    let error = std::fs::create_dir(s.at("d")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    remount("remount,rw");
+    std::fs::create_dir(s.at("d")).unwrap();
+    remount("remount,ro");
+    larder(args!["umount", s.point()]).ok();
+    assert_eq!(larder(args!["cat", inside(&s.image(), "/before")]).ok().text(), "kept");
     let file = s.dir.path().join("file");
     std::fs::write(&file, b"").unwrap();
     larder(args!["mount", s.image(), &file]).fails(2, "not a directory");
@@ -294,6 +315,43 @@ fn an_ordinary_user_mounts_and_unmounts() {
     as_user(&[Path::new("sync"), &point]).ok();
     as_user(&[Path::new("umount"), &point]).ok();
     assert!(!s.is_mounted());
+    // From nothing to files that go in and out, with no right that others do not have.
+    let own = |name: &str| s.dir.path().join(name);
+    let mine = own("mine.img");
+    as_user(&[Path::new("mkfs"), Path::new("--size"), Path::new("128M"), &mine]).ok();
+    std::fs::create_dir(own("tree")).unwrap();
+    std::fs::write(own("tree/file"), b"from a directory").unwrap();
+    let program = own("tree/program");
+    std::fs::write(&program, b"#!/bin/sh\n").unwrap();
+    for path in [&own("tree"), &own("tree/file"), &program] {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+    as_user(&[Path::new("cp"), Path::new("-r"), &own("tree"), &inside(&mine, "/tree")]).ok();
+    as_user(&[Path::new("mount"), &mine, &point]).ok();
+    // The top is root's, as mkfs.btrfs makes it; what was copied in keeps its owner.
+    let host = |command: &str, args: &[&Path]| {
+        Command::new(command).args(args).uid(NOBODY).gid(NOBODY).output().unwrap()
+    };
+    let copied = host("cp", &[&s.at("tree/file"), &s.at("tree/copy")]);
+    assert!(copied.status.success(), "{copied:?}");
+    assert_eq!(host("cat", &[&s.at("tree/copy")]).stdout, b"from a directory");
+    let made = Command::new("mknod")
+        .arg(s.at("tree/null"))
+        .args(["c", "1", "3"])
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .unwrap();
+    assert!(!made.status.success(), "device nodes are root's to make");
+    let mode = host("stat", &[Path::new("-c"), Path::new("%a %u"), &s.at("tree/program")]);
+    assert_eq!(String::from_utf8_lossy(&mode.stdout), "4755 65534\n", "kept, though not honoured here");
+    // Not even root may look in, unless asked for.
+    assert_eq!(std::fs::read(s.at("tree/copy")).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    as_user(&[Path::new("umount"), &point]).ok();
+    assert_eq!(as_user(&[Path::new("ls"), &mine]).ok().text(), "tree\n");
+    as_user(&[Path::new("cp"), &inside(&mine, "/tree/copy"), &own("tree/back")]).ok();
+    assert_eq!(std::fs::read(own("tree/back")).unwrap(), b"from a directory");
     // Root finds the daemon of another user's mount.
     as_user(&[Path::new("mount"), &image, &point]).ok();
     let daemon = s.daemon();
@@ -386,4 +444,71 @@ fn a_block_device_is_mounted_too() {
     larder(args!["mount", "-o", "nofuseblk,direct", device.path(), s.point()]).ok();
     assert_eq!(std::fs::read(s.at("f")).unwrap(), b"block");
     larder(args!["umount", s.point()]).ok();
+}
+
+/// A file with these bytes at the very end of what a file can have.
+fn write_far(path: &Path, text: &[u8]) {
+    let file = std::fs::File::create(path).unwrap();
+    file.write_all_at(text, i64::MAX.cast_unsigned() - text.len() as u64).unwrap();
+    file.write_all_at(text, 1 << 40).unwrap();
+}
+
+fn assert_far(path: &Path, text: &[u8], context: &str) {
+    let file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{context}: {}: {e}", path.display()));
+    let end = file.metadata().unwrap().len();
+    assert_eq!(end, i64::MAX.cast_unsigned(), "{context}");
+    let mut buf = vec![0; text.len() + 8];
+    for at in [1 << 40, end - text.len() as u64] {
+        file.read_exact_at(&mut buf, at - 8).unwrap();
+        assert_eq!((&buf[..8], &buf[8..]), (&[0; 8][..], text), "{context}: at {at}");
+    }
+}
+
+#[test]
+fn subvolumes_and_far_ends_of_every_kind_of_image() {
+    let Some(s) = Scene::new() else { return };
+    if !need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    for variant in kernel_images() {
+        let name = &variant.name;
+        std::fs::remove_file(s.image()).unwrap();
+        variant.make(&s.image(), 256 << 20).unwrap();
+        let mount = KernelMount::image(&s.image(), &variant.mount).expect(name);
+        let (one, two) = (mount.join("one"), mount.join("one/dir/two"));
+        write_far(&mount.join("top"), b"in the top-level subvolume");
+        btrfs(&["subvolume".as_ref(), "create".as_ref(), one.as_os_str()]).unwrap();
+        write_far(&one.join("one"), b"in the first");
+        std::fs::create_dir(one.join("dir")).unwrap();
+        btrfs(&["subvolume".as_ref(), "create".as_ref(), two.as_os_str()]).unwrap();
+        write_far(&two.join("two"), b"in the second");
+        let id = |path: &Path| {
+            let text = btrfs(&["inspect-internal".as_ref(), "rootid".as_ref(), path.as_os_str()]).unwrap();
+            text.trim().parse::<u64>().unwrap()
+        };
+        let (one, two) = (id(&one), id(&two));
+        mount.unmount_clean().expect(name);
+
+        let see = |options: &str, file: &str, text: &[u8], write: bool| {
+            larder(args!["mount", "-o", options, s.image(), s.point()]).ok();
+            let context = format!("{name}, {options}");
+            assert_far(&s.at(file), text, &context);
+            if write {
+                write_far(&s.at("new"), text);
+                assert_far(&s.at("new"), text, &context);
+            }
+            larder(args!["umount", s.point()]).ok();
+        };
+        see("ro,subvolid=5", "top", b"in the top-level subvolume", false);
+        see("subvol=/one", "one", b"in the first", true);
+        see(&format!("subvolid={two}"), "two", b"in the second", true);
+        see(&format!("ro,subvolid={one}"), "dir/two/two", b"in the second", false);
+        see("ro,subvol=one/dir/two/", "new", b"in the second", false);
+
+        btrfs_check(&s.image(), true).assert_clean(name);
+        let mount = KernelMount::image(&s.image(), "subvol=/one").expect(name);
+        assert_far(&mount.join("new"), b"in the first", name);
+        assert_far(&mount.join("dir/two/new"), b"in the second", name);
+        mount.unmount_clean().expect(name);
+    }
 }
