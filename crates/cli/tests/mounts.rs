@@ -329,12 +329,14 @@ fn an_ordinary_user_mounts_and_unmounts() {
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
     as_user(&[Path::new("cp"), Path::new("-r"), &own("tree"), &inside(&mine, "/tree")]).ok();
     as_user(&[Path::new("mount"), &mine, &point]).ok();
-    // The top is root's, as mkfs.btrfs makes it; what was copied in keeps its owner.
+    // The top is the user's, and what was copied in keeps its owner.
     let host = |command: &str, args: &[&Path]| {
         Command::new(command).args(args).uid(NOBODY).gid(NOBODY).output().unwrap()
     };
-    let copied = host("cp", &[&s.at("tree/file"), &s.at("tree/copy")]);
-    assert!(copied.status.success(), "{copied:?}");
+    for copy in ["tree/copy", "copy"] {
+        let copied = host("cp", &[&s.at("tree/file"), &s.at(copy)]);
+        assert!(copied.status.success(), "{copied:?}");
+    }
     assert_eq!(host("cat", &[&s.at("tree/copy")]).stdout, b"from a directory");
     let made = Command::new("mknod")
         .arg(s.at("tree/null"))
@@ -349,7 +351,7 @@ fn an_ordinary_user_mounts_and_unmounts() {
     // Not even root may look in, unless asked for.
     assert_eq!(std::fs::read(s.at("tree/copy")).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
     as_user(&[Path::new("umount"), &point]).ok();
-    assert_eq!(as_user(&[Path::new("ls"), &mine]).ok().text(), "tree\n");
+    assert_eq!(as_user(&[Path::new("ls"), &mine]).ok().text(), "copy\ntree\n");
     as_user(&[Path::new("cp"), &inside(&mine, "/tree/copy"), &own("tree/back")]).ok();
     assert_eq!(std::fs::read(own("tree/back")).unwrap(), b"from a directory");
     // Root finds the daemon of another user's mount.

@@ -140,6 +140,19 @@ fn images_can_be_reproduced() {
 }
 
 #[test]
+fn the_root_directory_has_the_owner_that_was_asked_for() {
+    let s = Scene::new();
+    let image = s.path("a.img");
+    for wrong in ["7", "7:", "me:us", "4294967295:0"] {
+        larder(args!["mkfs", "--size", "128M", "--root-owner", wrong, &image]).fails(2, "like 1000:1000");
+    }
+    larder(args!["mkfs", "--size", "128M", "--root-owner", "7:8", &image]).ok();
+    let shown = larder(args!["inspect", "tree", "--tree", "fs", &image, "--json"]).ok().text();
+    let shown: String = shown.split_whitespace().collect();
+    assert!(shown.contains("\"uid\":7") && shown.contains("\"gid\":8"), "{shown}");
+}
+
+#[test]
 fn an_image_in_use_is_refused() {
     let s = Scene::new();
     let image = s.image("a.img");

@@ -19,7 +19,7 @@ Examples:
   larder mkfs --label backup -m single --csum xxhash /dev/sdb1
   SOURCE_DATE_EPOCH=0 larder mkfs --size 1G --uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 a.img
 
-An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte, every time.")]
+An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte, every time; by whatever user, with --root-owner.")]
 pub(crate) struct Args {
     /// Size of the image file; made if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -48,6 +48,9 @@ pub(crate) struct Args {
     /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree, block-group-tree
     #[arg(short = 'O', long = "features", value_name = "LIST")]
     features: Vec<String>,
+    /// Who owns the root directory, as numbers (default: the user who makes it)
+    #[arg(long, value_name = "UID:GID", value_parser = owner)]
+    root_owner: Option<(u32, u32)>,
     /// Overwrite a file system or partition table that is there
     #[arg(long, short = 'f')]
     force: bool,
@@ -56,6 +59,13 @@ pub(crate) struct Args {
     json: bool,
     /// Image file or block device
     target: PathBuf,
+}
+
+/// Two numbers with a colon between them. `u32::MAX` stands for nobody in the system's own calls.
+fn owner(text: &str) -> Result<(u32, u32), String> {
+    let number = |s: &str| s.parse().ok().filter(|n| *n != u32::MAX);
+    let both = text.split_once(':').and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
+    both.ok_or_else(|| "not two numbers like 1000:1000".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -126,6 +136,9 @@ fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
         nodesize,
         features,
         time: source_date()?,
+        root_owner: args
+            .root_owner
+            .unwrap_or_else(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())),
         force: args.force,
         ..MkfsOptions::default()
     })

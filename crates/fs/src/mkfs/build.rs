@@ -180,7 +180,7 @@ fn items_of(
             [(key, Bytes::new().u64(FS_TREE).done())].into()
         }
         FS_TREE | DATA_RELOC_TREE => [
-            (Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0), items::directory(plan)),
+            (Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0), items::directory(plan, plan.root_owner)),
             (Key::new(FIRST_INODE, KeyType::INODE_REF, FIRST_INODE), items::inode_ref(b"..")),
         ]
         .into(),
@@ -198,7 +198,7 @@ fn root_tree(plan: &Plan, trees: &BTreeMap<u64, Placed>) -> Items {
         })
         .collect();
     items.insert(Key::new(FS_TREE, KeyType::INODE_REF, ROOT_DIR), items::inode_ref(b"default"));
-    items.insert(Key::new(ROOT_DIR, KeyType::INODE_ITEM, 0), items::directory(plan));
+    items.insert(Key::new(ROOT_DIR, KeyType::INODE_ITEM, 0), items::directory(plan, (0, 0)));
     items.insert(Key::new(ROOT_DIR, KeyType::INODE_REF, ROOT_DIR), items::inode_ref(b".."));
     let hash = larder_format::csum::name_hash(b"default");
     items.insert(Key::new(ROOT_DIR, KeyType::DIR_ITEM, hash), items::default_subvolume(FS_TREE));

@@ -58,11 +58,11 @@ const TREE_BLOCK_REF: u8 = 176;
 const ENTRY_DIRECTORY: u8 = 2;
 
 /// INODE_ITEM of a root directory.
-pub(super) fn directory(plan: &Plan) -> Vec<u8> {
-    inode(plan, 0, 0, true)
+pub(super) fn directory(plan: &Plan, owner: (u32, u32)) -> Vec<u8> {
+    inode(plan, 0, 0, true, owner)
 }
 
-fn inode(plan: &Plan, size: u64, flags: u64, times: bool) -> Vec<u8> {
+fn inode(plan: &Plan, size: u64, flags: u64, times: bool, (uid, gid): (u32, u32)) -> Vec<u8> {
     let out = Bytes::new()
         .u64(GENERATION.0)
         .u64(0) // transid
@@ -70,8 +70,8 @@ fn inode(plan: &Plan, size: u64, flags: u64, times: bool) -> Vec<u8> {
         .u64(u64::from(plan.nodesize)) // nbytes: mkfs.btrfs counts the root's node
         .u64(0) // block group
         .u32(1) // links
-        .u32(0) // uid
-        .u32(0) // gid
+        .u32(uid)
+        .u32(gid)
         .u32(DIRECTORY)
         .u64(0) // rdev
         .u64(flags)
@@ -106,7 +106,7 @@ pub(super) fn default_subvolume(id: u64) -> Vec<u8> {
 
 /// ROOT_ITEM. Trees with inodes have a root directory; the top subvolume also a uuid and times.
 pub(super) fn root(plan: &Plan, tree: Placed, has_inodes: bool, top: bool) -> Vec<u8> {
-    let embedded = inode(plan, 3, if has_inodes { ROOT_ITEM_INIT } else { 0 }, false);
+    let embedded = inode(plan, 3, if has_inodes { ROOT_ITEM_INIT } else { 0 }, false, (0, 0));
     // The inode's own generation in a root item is 1 in every image that Linux makes.
     let out = Bytes::new()
         .raw(&embedded)

@@ -48,6 +48,8 @@ pub struct MkfsOptions {
     pub features: Features,
     /// Time that stands in the first inodes; `None`: now.
     pub time: Option<Timestamp>,
+    /// User and group that own the root directory.
+    pub root_owner: (u32, u32),
     /// Overwrite what [`recognise`] finds instead of refusing.
     pub force: bool,
     /// Tell the device first that all of it is free.
@@ -65,6 +67,7 @@ impl Default for MkfsOptions {
             nodesize: None,
             features: Features::default(),
             time: None,
+            root_owner: (0, 0),
             force: false,
             discard: true,
         }
@@ -105,6 +108,7 @@ struct Plan {
     data: Profile,
     total_bytes: u64,
     time: Timestamp,
+    root_owner: (u32, u32),
     layout: layout::Layout,
 }
 
@@ -171,6 +175,7 @@ impl Plan {
             return Err(Error::Unsupported("a file system's uuid must not be all zero".into()));
         }
         Ok(Self {
+            root_owner: options.root_owner,
             fsid,
             device_uuid: derived_uuid(fsid, b"device"),
             chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
