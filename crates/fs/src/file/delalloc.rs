@@ -33,6 +33,19 @@ pub(super) struct Flight {
     pub(super) inline: bool,
 }
 
+/// Bytes that setting the size has added to a file. A crash shows the size that was set or one from before, none in
+/// between.
+#[derive(Clone, Copy, Debug)]
+struct Added {
+    /// The size before.
+    from: u64,
+    /// Where the hole begins, good on the device as it is: what is written into it does not hold the size back. Behind
+    /// `from` where the rest of a sector has to become zero first; what is delayed there holds the size back to `from`.
+    hole: u64,
+    /// The size that was set, or to which the file was cut since.
+    end: u64,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     dirty: Dirty,
@@ -42,9 +55,8 @@ struct Inner {
     /// How far it will be once all that is in flight has landed: what was written since into ranges below does not
     /// hold the size back, or it would take away what a sync is about to promise.
     taken_to: u64,
-    /// Ranges that setting the size has added, ascending: holes, and good on the device as they are. What is written
-    /// into them does not hold the size back, so that a crash shows the size that was set or one from before.
-    holes: SmallVec<[(u64, u64); 1]>,
+    /// What setting the size has added, ascending.
+    holes: SmallVec<[Added; 1]>,
     /// Space for the dirty bytes.
     space: Option<Reservation>,
     /// Space for the items they will need.
@@ -158,8 +170,9 @@ impl Inner {
         let mut at = from;
         loop {
             at = first(at)?;
-            match self.holes.iter().find(|(a, b)| (*a..*b).contains(&at)) {
-                Some((_, end)) => at = *end,
+            match self.holes.iter().find(|h| (h.from..h.end).contains(&at)) {
+                Some(h) if at < h.hole => return Some(h.from.max(from)),
+                Some(h) => at = h.end,
                 None => return Some(at),
             }
         }
@@ -175,11 +188,9 @@ impl Inner {
         let delayed = [self.first_dirty(old), self.first_flying(old)].into_iter().flatten().min();
         // While zeros for the last sector are on their way, the size must not cover it.
         let start = if tail || delayed.is_some_and(|at| at < sector) { sector } else { old };
-        if start < new {
-            match self.holes.last_mut() {
-                Some((_, end)) if *end == start => *end = new,
-                _ => self.holes.push((start, new)),
-            }
+        match self.holes.last_mut() {
+            Some(last) if last.end == start => last.end = new,
+            _ => self.holes.push(Added { from: old, hole: start.min(new), end: new }),
         }
         self.taken_to = self.reach(new);
     }
@@ -200,13 +211,14 @@ impl Inner {
     /// Holes that do not matter any more.
     fn forget_holes(&mut self) {
         let on_disk = self.on_disk;
-        self.holes.retain(|(_, end)| *end > on_disk);
+        self.holes.retain(|h| h.end > on_disk);
     }
-    /// The holes end at `size`.
+    /// The file ends at `size`.
     fn cut_holes(&mut self, size: u64) {
-        self.holes.retain(|(start, end)| {
-            *end = size.min(*end);
-            *start < *end
+        self.holes.retain(|h| {
+            h.end = size.min(h.end);
+            h.hole = h.hole.min(h.end);
+            h.from < h.end
         });
     }
     fn forget_lost(&mut self, start: u64, end: u64) {
