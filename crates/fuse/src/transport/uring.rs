@@ -140,6 +140,11 @@ impl Drop for Rings {
     }
 }
 
+/// Does this error of an entry say that the mount is gone?
+fn is_unmounted(error: i32) -> bool {
+    matches!(error, libc::ENOTCONN | libc::ECONNABORTED)
+}
+
 /// One queue, used by its own thread only.
 struct Queue<H> {
     id: u16,
@@ -198,7 +203,11 @@ impl<H: Handler> Queue<H> {
         // A refused registration completes at once — and so may, once every queue is there, the request of somebody who
         // was already waiting for the mount: it must not be lost.
         self.early.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
-        let refused = self.early.iter().find(|(user_data, result)| *user_data != WAKE && *result < 0);
+        // The other queues serve already; somebody may even have unmounted, which is not a refusal.
+        let refused = self
+            .early
+            .iter()
+            .find(|(user_data, result)| *user_data != WAKE && *result < 0 && !is_unmounted(-result));
         refused.map_or(Ok(()), |(_, result)| Err(io::Error::from_raw_os_error(-result)))
     }
 
@@ -254,8 +263,8 @@ impl<H: Handler> Queue<H> {
             0 => self.fetched(entry),
             libc::EAGAIN | libc::EINTR => self.hand_over(entry),
             error => {
-                // ENOTCONN: the mount is gone. Otherwise the entry is lost, which the others make up for.
-                if error != libc::ENOTCONN && error != libc::ECONNABORTED {
+                // The entry is lost, which the others make up for.
+                if !is_unmounted(error) {
                     tracing::debug!(queue = self.id, error, "a ring entry was given up");
                 }
                 entry.registering = false;
