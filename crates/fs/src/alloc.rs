@@ -98,6 +98,8 @@ pub(crate) struct Allocator {
     system_changed: AtomicBool,
     /// Bytes of the trees that a commit may have to copy whole.
     global_trees: AtomicU64,
+    /// Bytes that operations have kept for the commit on its way.
+    pub(crate) kept_by_commit: AtomicU64,
     /// Groups whose record in the free-space tree is wrong: the next commit makes it anew.
     rebuild: Mutex<Vec<Run>>,
 }
@@ -161,6 +163,7 @@ impl Allocator {
             total_bytes: sb.total_bytes.get(),
             system_changed: AtomicBool::new(false),
             global_trees: AtomicU64::new(0),
+            kept_by_commit: AtomicU64::new(0),
             rebuild: Mutex::new(rebuild),
         };
         this.measure_global_trees(roots, epoch)?;
@@ -283,6 +286,20 @@ impl Allocator {
         Ok(true)
     }
 
+    /// Leaves to the commit on its way what it was promised, in groups that it may use: where `bytes` would come out of
+    /// that, a chunk is made first, if the device has room for one. Without room, what is free now is not promised twice.
+    fn spare_the_commit(&self, core: &Core, bytes: u64) -> Result<()> {
+        let kept = self.kept_by_commit.load(Ordering::Acquire);
+        let floor = self.accounts.global_reserve().1.saturating_add(kept);
+        if self.accounts.pots(SpaceKind::Metadata).free() >= floor.saturating_add(bytes) {
+            return Ok(());
+        }
+        match self.chunk_in_running(core, SpaceKind::Metadata) {
+            Ok(()) | Err(Error::NoSpace) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Addresses for blocks of subvolume trees.
     pub(crate) fn allocate_blocks(
         &self,
@@ -290,6 +307,7 @@ impl Allocator {
         count: usize,
         from: &mut Reservation,
     ) -> Result<Vec<Logical>> {
+        self.spare_the_commit(core, count as u64 * u64::from(self.features.nodesize))?;
         loop {
             match self.groups.allocate_blocks(ClusterUser::Running, count, Generation(u64::MAX), from) {
                 Ok(blocks) => return Ok(blocks),
@@ -346,6 +364,9 @@ impl Allocator {
         min: u64,
         from: &mut Reservation,
     ) -> Result<Run> {
+        if self.accounts.is_mixed() {
+            self.spare_the_commit(core, want)?;
+        }
         loop {
             match self.groups.allocate_data(want, min, Generation(u64::MAX), from) {
                 Ok(run) => return Ok(run),
@@ -480,7 +501,8 @@ impl Reclaim for Reclaimer {
             return core.check_writable().map(|()| false);
         }
         let before = core.space.accounts.unheld(kind);
-        let enough = || core.space.accounts.unheld(kind) >= before.saturating_add(bytes);
+        let accounts = &core.space.accounts;
+        let enough = || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
         core.release_expired();
         core.empty_purses();
         if enough() {
@@ -509,7 +531,14 @@ impl Reclaim for Reclaimer {
             }
             // What delayed data has reserved for its items, many times what they take: oldest first. What was written
             // leaves notes, which the commit ends.
-            if pots.used < pots.total / 4 * 3 && crate::file::reclaim(&core, bytes) {
+            if pots.used < pots.total / 4 * 3 && core.data.delayed_bytes() > 0 {
+                crate::file::reclaim(&core, bytes);
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
+                // What is on its way to the device has its reservations still.
+                core.data.flush(&core);
                 commit()?;
                 if enough() {
                     return Ok(true);
@@ -525,7 +554,7 @@ impl Reclaim for Reclaimer {
             // Operations promise themselves many times what they take. With those under way at their end, delayed data
             // written and a commit, nothing is left of it.
             let made = core.space.accounts.alone(SpaceKind::Metadata, || {
-                crate::file::reclaim(&core, u64::MAX);
+                core.data.flush(&core);
                 commit()?;
                 core.space.chunk_in_running(&core, kind)
             });

@@ -104,10 +104,12 @@ mod held {
             Self::check::<R>(|e| (e.rank, e.order) >= (R::RANK, order));
             Self::push::<R>(order)
         }
-        /// The same, where others of its kind may be held.
+        /// The same, where one of its kind may be held: then there is nothing to wait for, whatever came after it.
         #[track_caller]
         pub(crate) fn note_again<R: Rank>() -> Self {
-            Self::check::<R>(|e| e.rank > R::RANK);
+            if !HELD.with_borrow(|(held, _)| held.iter().any(|e| e.rank == R::RANK)) {
+                Self::check::<R>(|e| e.rank > R::RANK);
+            }
             Self::push::<R>((false, 0, 0))
         }
         #[track_caller]

@@ -573,7 +573,7 @@ impl DataState {
         }
     }
     /// Writes everything back that was written before this call, with the help of the workers.
-    pub(super) fn flush(&self, core: &Core) {
+    pub(crate) fn flush(&self, core: &Core) {
         let before = self.tick();
         {
             let mut shared = self.shared.lock();

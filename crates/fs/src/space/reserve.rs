@@ -258,6 +258,12 @@ impl Space {
         state.pots.reserved - state.global
     }
 
+    /// Could this be reserved now, if nobody waited?
+    #[must_use]
+    pub fn fits(&self, kind: SpaceKind, bytes: u64) -> bool {
+        self.account(kind).state.lock().available(kind == SpaceKind::Metadata) >= bytes
+    }
+
     /// Bytes that no operation holds, the global reserve and what metadata may overcommit included: what
     /// [`Reclaim::reclaim`] is to increase.
     #[must_use]

@@ -288,11 +288,13 @@ impl TreeOps for Ops<'_, '_> {
 
 impl<'a> Committer<'a> {
     fn new(core: &'a Core, txn: Arc<Txn>) -> Self {
+        let reserve = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
+        core.space.kept_by_commit.store(reserve.bytes(), Ordering::Release);
         Self {
             core,
             purse: Vec::new(),
             system_purse: Vec::new(),
-            reserve: txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata)),
+            reserve,
             system_reserve: core.space.accounts.empty(SpaceKind::System),
             pending: DelayedRefs::new(),
             freed: Vec::new(),
@@ -669,6 +671,7 @@ impl<'a> Committer<'a> {
             core.space.groups.give_back(Run::new(at, nodesize), None);
         }
         self.reserve.shrink_to(0);
+        core.space.kept_by_commit.store(0, Ordering::Release);
         core.space.forget_removed(core, &self.removed);
         if let Err(e) = core.space.measure_global_trees(&core.roots, &core.epochs.enter()) {
             // The reserve stays as large as it was; the next commit will need the root and say what is wrong.
