@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use larder_fuse::memserver::MemServer;
 use larder_fuse::{MountOptions, Stats, Transport, Unmounter, control, mount, serve_handler};
-use rustix::process::Signal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -18,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Serves memory that forgets what is written into files.
 #[derive(Args, Debug)]
@@ -195,15 +195,20 @@ impl Drop for Daemon {
             *ask = None;
         }
         // Without users the detached mount is gone, and the daemon with it; one that hangs is ended.
-        for _ in 0..100 {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        if !ends_within(&self.child, PATIENCE) {
+            let _ = self.child.kill();
         }
-        let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// How long a daemon may take to end once its mount is gone.
+const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// Waits for the end of a process.
+fn ends_within(child: &Child, patience: Timespec) -> bool {
+    let Ok(fd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)) == Ok(1)
 }
 
 /// Starts a daemon that the terminal's signals do not reach, and that ends when we are killed.

@@ -20,8 +20,9 @@ pub(crate) struct Machine {
     pub(crate) disk: String,
     /// Milliseconds of a 4 KiB write and fdatasync on the image's disk: quartiles.
     pub(crate) flush_ms: [f64; 3],
-    /// Share of the CPUs that were busy before anything was started: others' work, which makes the figures worse.
-    pub(crate) busy_before: f64,
+    /// Share of the time in which somebody waited for a CPU before anything was started: others' work, which makes the
+    /// figures worse.
+    pub(crate) waited_before: Option<f64>,
     /// FUSE over io_uring is on.
     pub(crate) uring: bool,
 }
@@ -31,24 +32,25 @@ impl Machine {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         // Before we keep the machine busy ourselves.
-        let busy_before = busy_share(Duration::from_secs(2), cpus)?;
+        let waited_before = waits_for_cpu();
         Ok(Self {
             kernel,
             cpus,
             memory_mib: meminfo(&["MemTotal"])? >> 10,
             disk: kind_of_disk(dir)?,
             flush_ms: flush_cost(dir)?,
-            busy_before,
+            waited_before,
             uring: fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
                 .is_ok_and(|v| v.trim() == "Y"),
         })
     }
 }
 
-fn busy_share(during: Duration, cpus: usize) -> Result<f64> {
-    let (start, before) = (Instant::now(), busy()?);
-    std::thread::sleep(during);
-    Ok(((busy()? - before) / start.elapsed().as_secs_f64() / cpus as f64).clamp(0.0, 1.0))
+/// Share of the last ten seconds in which somebody waited for a CPU, as the kernel has counted it; `None` where it does not.
+fn waits_for_cpu() -> Option<f64> {
+    let pressure = fs::read_to_string("/proc/pressure/cpu").ok()?;
+    let some = pressure.lines().find_map(|line| line.strip_prefix("some avg10="))?;
+    Some(some.split(' ').next()?.parse::<f64>().ok()? / 100.0)
 }
 
 fn kind_of_disk(dir: &Path) -> Result<String> {

@@ -87,14 +87,14 @@ fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<St
     let [low, median, high] = machine.flush_ms;
     writeln!(
         t,
-        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory, {:.0} % busy with other things before the start; \
+        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory, others waiting for a CPU {} before the start; \
          FUSE over {}. The image: {} MiB on {}, where a 4 KiB write and flush takes {median:.2} ms (half of them \
          {low:.2}–{high:.2}); data single, metadata {}, {}.",
         run.rounds,
         machine.kernel,
         machine.cpus,
         machine.memory_mib as f64 / 1024.0,
-        machine.busy_before * 100.0,
+        machine.waited_before.map_or("unknown".to_owned(), |w| format!("{:.0} % of the time", w * 100.0)),
         if machine.uring { "io_uring" } else { "/dev/fuse" },
         run.image_mib(),
         machine.disk,
