@@ -347,8 +347,22 @@ impl Allocator {
                     core.release_expired();
                     core.empty_purses();
                 }
-                Err(_) => return Err(Error::NoSpace),
+                Err(_) => {
+                    self.explain(kind, txn.generation, from.bytes());
+                    return Err(Error::NoSpace);
+                }
             }
+        }
+    }
+
+    /// Says in the log why a commit finds no space: that should not be.
+    fn explain(&self, kind: SpaceKind, committing: Generation, reserved: u64) {
+        let pots = self.accounts.pots(kind);
+        let global = self.accounts.global_reserve();
+        let unallocated = self.device.lock().unallocated();
+        tracing::error!(?kind, %committing, reserved, ?pots, ?global, unallocated, "a commit finds no space");
+        for group in self.groups.all().iter().filter(|g| g.kind() == kind) {
+            tracing::error!(at = %group.run().start, created_in = %group.created_in(), usage = ?group.usage(), "block group");
         }
     }
 

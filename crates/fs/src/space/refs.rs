@@ -364,6 +364,13 @@ impl DelayedRefs {
         std::mem::take(self)
     }
 
+    /// Forgets an extent that was created in this transaction, with its references. False, and nothing changed, for one
+    /// that is older or that nothing is known about.
+    pub fn forget_created(&mut self, bytenr: Logical) -> bool {
+        let created = self.heads.get(&bytenr).is_some_and(|head| head.created);
+        created && self.heads.remove(&bytenr).is_some()
+    }
+
     /// Number of extents that changed.
     #[must_use]
     pub fn len(&self) -> usize {

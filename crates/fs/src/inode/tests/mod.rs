@@ -2,6 +2,7 @@
 
 mod ahead;
 mod attributes;
+mod checksums;
 mod consistency;
 mod damage;
 mod links;
