@@ -27,6 +27,7 @@ pub(crate) struct MountWishes {
     pub(crate) writeback: bool,
     pub(crate) direct: bool,
     pub(crate) fuseblk: bool,
+    pub(crate) sandbox: bool,
     pub(crate) transport: Transport,
     pub(crate) subvol: SubvolChoice,
     pub(crate) commit: Duration,
@@ -49,6 +50,7 @@ impl Default for MountWishes {
             writeback: false,
             direct: false,
             fuseblk: true,
+            sandbox: true,
             transport: Transport::Auto,
             subvol: SubvolChoice::Default,
             commit: DEFAULT_COMMIT,
@@ -78,6 +80,8 @@ Options for -o (comma-separated; -o may be repeated):
   transport=auto|dev|uring   how to talk to the kernel
   nofuseblk             as root on a block device: plain fuse instead of fuseblk
   fsname=NAME           name shown in the mount table
+  nosandbox             let the daemon keep its rights: for profilers and such, or where
+                        the sandbox is in the way (then please report it)
   nosuid, nodev, noexec, sync, dirsync and fstab's generic options work as usual;
   Larder mounts are noatime.";
 
@@ -170,6 +174,7 @@ impl MountWishes {
             "nowriteback" => self.writeback = false,
             "direct" => self.direct = true,
             "nofuseblk" => self.fuseblk = false,
+            "nosandbox" => self.sandbox = false,
             _ => return false,
         }
         true
@@ -276,6 +281,7 @@ mod tests {
             "ro,subvol=/a/b,commit=30",
             "cache_size=64M,transport=dev,allow_other,writeback,direct,nologreplay",
         ]);
+        assert!(w.sandbox && !ok(&["nosandbox"]).sandbox);
         assert!(w.read_only && w.allow_other && w.writeback && w.direct && w.no_log_replay);
         assert_eq!(w.subvol, SubvolChoice::Path(b"/a/b".to_vec()));
         assert_eq!(

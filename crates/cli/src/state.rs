@@ -85,18 +85,14 @@ impl Claim {
         Ok(claim)
     }
 
-    /// The daemon's last act before it exits. Whoever waits has the file open already; only bad news are left for
-    /// those who come later.
+    /// The daemon's last act but one before it exits. Whoever waits has the file open already, so that after good news
+    /// it may be [tidied up](tidy_up); bad news stay for those who come later.
     pub(crate) fn finish(mut self, result: Outcome) -> anyhow::Result<()> {
-        let clean = result == Outcome::Clean;
         self.record.result = Some(result);
-        self.save()?;
-        if clean {
-            let _ = fs::remove_file(&self.path);
-        }
+        let saved = self.save();
         // The lock is not given back here but by the kernel, when the process is gone.
         std::mem::forget(self.file);
-        Ok(())
+        saved
     }
 
     fn save(&mut self) -> anyhow::Result<()> {
@@ -105,6 +101,16 @@ impl Claim {
         self.file.set_len(0)?;
         self.file.write_all(&text)?;
         Ok(())
+    }
+}
+
+/// Takes away the file of a daemon that has ended well, or has not come to mount; to be called while it still lives, by
+/// itself or, where it is in its sandbox, by another process.
+pub(crate) fn tidy_up(mountpoint: &Path) {
+    if let Ok(Some(mut watch)) = Watch::find(mountpoint, None)
+        && !matches!(watch.record(), Ok(Record { result: Some(Outcome::Failed(_)), .. }))
+    {
+        let _ = fs::remove_file(&watch.path);
     }
 }
 

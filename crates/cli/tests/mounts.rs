@@ -3,83 +3,14 @@
 
 mod common;
 
+use common::scene::{Scene, is_alive, wait_for_end};
 use common::{Run, command, inside, larder};
-use larder_simtest::oracle::{
-    KernelMount, Need, btrfs, btrfs_check, enter_private_namespace, kernel_images, need, scratch,
-};
+use larder_simtest::oracle::{KernelMount, Need, btrfs, btrfs_check, kernel_images, need};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-/// An image and a mount point, in a mount namespace of this test's own; unmounted whatever happens.
-struct Scene {
-    dir: tempfile::TempDir,
-}
-
-impl Scene {
-    fn new() -> Option<Self> {
-        if !need(&[Need::Fuse, Need::Root]) {
-            return None;
-        }
-        enter_private_namespace().unwrap();
-        let s = Self { dir: scratch() };
-        std::fs::create_dir(s.point()).unwrap();
-        larder(args!["mkfs", "--size", "128M", "-L", "stage", s.image()]).ok();
-        Some(s)
-    }
-    fn image(&self) -> PathBuf {
-        self.dir.path().join("img")
-    }
-    fn point(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-    fn at(&self, name: &str) -> PathBuf {
-        self.point().join(name)
-    }
-    fn mount(&self) {
-        larder(args!["mount", self.image(), self.point()]).ok();
-    }
-    /// Process that serves the mount: whoever has a lock on the image.
-    fn daemon(&self) -> rustix::process::Pid {
-        Self::daemon_of(&self.image())
-    }
-    fn daemon_of(image: &Path) -> rustix::process::Pid {
-        let run = larder(args!["inspect", "super", image]);
-        let text = run.fails(2, "locked by process").err;
-        let pid = text.split("process ").nth(1).unwrap().split(' ').next().unwrap();
-        rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap()
-    }
-    fn is_mounted(&self) -> bool {
-        let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-        table.contains(&format!(" {} ", self.point().display()))
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        if self.is_mounted() {
-            let _ = command().args(["umount", "--lazy"]).arg(self.point()).output();
-        }
-    }
-}
-
-/// Waits until a process is gone, however it ends.
-fn wait_for_end(pid: rustix::process::Pid) {
-    let fd = match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
-        Ok(fd) => fd,
-        Err(rustix::io::Errno::SRCH) => return,
-        Err(e) => panic!("{e}"),
-    };
-    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-    rustix::event::poll(&mut fds, None).unwrap();
-}
-
-fn is_alive(pid: rustix::process::Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-    stat.is_ok_and(|s| !s.contains(") Z "))
-}
 
 #[test]
 fn a_mount_is_ready_at_once_and_durable_and_gone_after_umount() {
@@ -237,10 +168,10 @@ fn options_are_honoured() {
     remount("remount,ro");
     larder(args!["umount", s.point()]).ok();
     assert_eq!(larder(args!["cat", inside(&s.image(), "/before")]).ok().text(), "kept");
-    let file = s.dir.path().join("file");
+    let file = s.dir().join("file");
     std::fs::write(&file, b"").unwrap();
     larder(args!["mount", s.image(), &file]).fails(2, "not a directory");
-    larder(args!["mount", s.image(), s.dir.path().join("none")]).fails(2, "No such file");
+    larder(args!["mount", s.image(), s.dir().join("none")]).fails(2, "No such file");
     assert!(!s.is_mounted());
 }
 
@@ -285,20 +216,20 @@ fn the_mount_helper_follows_mount_8() {
 fn an_ordinary_user_mounts_and_unmounts() {
     let Some(s) = Scene::new() else { return };
     const NOBODY: u32 = 65534;
-    for path in [s.dir.path(), &s.image(), &s.point()] {
+    for path in [s.dir(), &s.image(), &s.point()] {
         std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
     // The command itself may lie where only root can look.
-    let program = s.dir.path().join("larder");
+    let program = s.dir().join("larder");
     std::fs::copy(env!("CARGO_BIN_EXE_larder"), &program).unwrap();
     let as_user = |args: &[&Path]| -> Run {
         let mut c = Command::new(&program);
         c.args(args).uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
         c.output().unwrap().into()
     };
-    let reachable = s.dir.path().ancestors().all(|p| {
+    let reachable = s.dir().ancestors().all(|p| {
         use std::os::unix::fs::MetadataExt;
-        p == s.dir.path() || std::fs::metadata(p).is_ok_and(|m| m.mode() & 0o001 != 0)
+        p == s.dir() || std::fs::metadata(p).is_ok_and(|m| m.mode() & 0o001 != 0)
     });
     assert!(reachable, "the scratch directory can be reached by everybody");
     let (image, point) = (s.image(), s.point());
@@ -316,7 +247,7 @@ fn an_ordinary_user_mounts_and_unmounts() {
     as_user(&[Path::new("umount"), &point]).ok();
     assert!(!s.is_mounted());
     // From nothing to files that go in and out, with no right that others do not have.
-    let own = |name: &str| s.dir.path().join(name);
+    let own = |name: &str| s.dir().join(name);
     let mine = own("mine.img");
     as_user(&[Path::new("mkfs"), Path::new("--size"), Path::new("128M"), &mine]).ok();
     std::fs::create_dir(own("tree")).unwrap();

@@ -12,6 +12,7 @@
 //! - [`proto`] is the protocol as bytes, [`records`] what several replies share.
 //! - [`server`] answers with the engine. [`nodes`] numbers inodes across subvolumes; [`acl`] and [`perm`] hold the rules
 //!   that the kernel leaves to a file system; [`mod@errno`] translates errors.
+//! - [`sandbox`] confines a daemon, whose [`porter`] does from outside what it then cannot do.
 //! - [`control`] is how other processes talk to a live mount.
 //!
 //! The kernel is told to ask as little as possible: files and directories are opened, closed and flushed without a
@@ -40,14 +41,17 @@ pub mod memserver;
 pub mod mount;
 pub mod nodes;
 pub mod perm;
+pub mod porter;
 pub mod proto;
 pub mod records;
+pub mod sandbox;
 pub mod server;
 pub mod stats;
 pub mod transport;
 mod workers;
 
 pub use mount::{MountError, MountOptions, Mounted, Unmounter, mount};
+pub use porter::Porter;
 pub use server::{Served, serve};
 pub use stats::Stats;
 pub use transport::{Ready, ServeError, Transport, serve_handler};

@@ -2,11 +2,12 @@
 //!
 //! Root mounts with mount(2): type `fuse.larder`, or `fuseblk.larder` when the source is a block device — only then do
 //! `sync`, `syncfs` and `umount` reach the daemon and wait for it. Everybody else goes through the setuid helper
-//! `fusermount3` (module `helper`). What may be missing on a machine is said with what to do about it.
+//! `fusermount3` (module `helper`). A daemon in a [sandbox](crate::sandbox) has its [`Porter`] do both. What may be missing on a machine is said with what to do about it.
 
 mod helper;
 pub(crate) mod readahead;
 
+use crate::porter::Porter;
 use crate::transport::Transport;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -94,6 +95,9 @@ pub enum MountError {
     AllowOther,
     #[error("fusermount3 refused: {0}")]
     Helper(String),
+    /// What another process, which was to mount, says.
+    #[error("{0}")]
+    Porter(String),
     #[error("{path}: {source}")]
     Mountpoint {
         path: PathBuf,
@@ -115,8 +119,8 @@ pub enum MountError {
 /// A mount that waits to be served.
 #[derive(Debug)]
 pub struct Mounted {
-    fuse: OwnedFd,
-    mountpoint: PathBuf,
+    pub(crate) fuse: OwnedFd,
+    pub(crate) mountpoint: PathBuf,
     pub(crate) options: MountOptions,
     /// The kernel checks permissions.
     pub(crate) kernel_permissions: bool,
@@ -124,6 +128,7 @@ pub struct Mounted {
     pub fuseblk: bool,
     /// FUSE over io_uring was off and has been turned on, for the whole machine and until it is turned off.
     pub enabled_uring: bool,
+    pub(crate) porter: Porter,
 }
 
 impl Mounted {
@@ -135,14 +140,14 @@ impl Mounted {
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
-    /// What can end it from another thread.
+    /// What can end it from another thread, and answer for it to others.
     #[must_use]
-    pub fn unmounter(&self) -> Unmounter {
-        Unmounter { mountpoint: self.mountpoint.clone() }
+    pub fn porter(&self) -> &Porter {
+        &self.porter
     }
 }
 
-/// Ends a mount: for signal handlers and `larder umount`.
+/// Ends a mount by its place, whoever made it: for `larder umount`. A server asks its [`Porter`].
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     mountpoint: PathBuf,
@@ -224,7 +229,8 @@ pub fn mount(source: &Path, mountpoint: &Path, options: MountOptions) -> Result<
         Err(rustix::io::Errno::PERM) => (helper::mount(&request)?, false),
         Err(e) => return Err(MountError::Mount { path: mountpoint, source: e.into() }),
     };
-    Ok(Mounted { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring, options })
+    let porter = Porter::here(&mountpoint);
+    Ok(Mounted { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring, options, porter })
 }
 
 /// Turns FUSE over io_uring on. True if it was off and is on now.

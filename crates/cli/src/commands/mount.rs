@@ -7,24 +7,35 @@
 //! `larder umount` finds it, and exits.
 //!
 //! With `--foreground` the command is the daemon itself.
+//!
+//! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]). What it can then no
+//! longer do — mount, unmount, take its state file away — a second process does for it, its porter
+//! ([`larder_fuse::porter`]): this program once more, which the daemon starts first. The daemon remains who serves: its
+//! process id is known, it gets the signals, its end is what is waited for.
+//!
+//! | killed (SIGKILL) | then |
+//! |---|---|
+//! | the daemon | the mount is dead, `larder umount` clears it; the porter goes by itself |
+//! | the porter | the mount goes on, `umount` and `larder umount` work; SIGTERM makes everything durable and ends the daemon, but leaves a dead mount for `larder umount` to clear |
 
 use crate::failure::{self, Advise, usage};
 use crate::image::{Access, advise_filesystem, advise_open};
 use crate::mount_options::{self, MountWishes};
 use crate::mount_table;
-use crate::state::{Claim, Outcome};
+use crate::state::{self, Claim, Outcome};
 use anyhow::{Context, anyhow};
 use larder_fs::{Filesystem, OpenOptions};
-use larder_fuse::{MountError, MountOptions, Stats, Unmounter};
+use larder_fuse::{MountError, MountOptions, Mounted, Porter, Stats, porter, sandbox};
 use larder_volume::{Device, FileDevice, OpenMode};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +59,9 @@ pub(crate) struct Args {
     /// The other process of a mount in the background: reports on standard output
     #[arg(long, hide = true)]
     daemon: bool,
+    /// The process beside a daemon that mounts and unmounts for it: told so on standard input
+    #[arg(long, hide = true)]
+    porter: bool,
     /// Image file or block device
     #[arg(value_name = "IMAGE|DEVICE")]
     source: PathBuf,
@@ -71,13 +85,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(bytes) = args.cache_size {
         wishes.cache_size = Some(bytes);
     }
+    if args.porter {
+        return attend(args, &wishes);
+    }
     if args.daemon || args.foreground {
-        return serve(&args.source, &args.mountpoint, &wishes, args.daemon);
+        return serve(args, &wishes);
     }
-    let mut arguments: Vec<OsString> = vec!["mount".into(), "--daemon".into()];
-    for list in &args.options {
-        arguments.extend(["-o".into(), list.into()]);
-    }
+    let mut arguments = call("--daemon", &args.options);
     if let Some(bytes) = args.cache_size {
         arguments.extend(["--cache-size".into(), bytes.to_string().into()]);
     }
@@ -89,12 +103,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// The first arguments of this command in another role.
+fn call(role: &str, options: &[String]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["mount".into(), role.into()];
+    for list in options {
+        arguments.extend(["-o".into(), list.into()]);
+    }
+    arguments
+}
+
+/// This program once more, for another role.
+fn this_program() -> anyhow::Result<Command> {
+    let mut program =
+        Command::new(std::env::current_exe().context("finding the program itself").could_not_run()?);
+    // By whatever name we were called: it is the command, not the mount helper.
+    program.arg0("larder");
+    Ok(program)
+}
+
 /// Starts this program as a daemon and waits until it is ready (0) or has failed (its exit code).
 pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
-    let program = std::env::current_exe().context("finding the program itself").could_not_run()?;
-    let mut child = Command::new(program)
-        // By whatever name we were called: the daemon is the command, not the mount helper.
-        .arg0("larder")
+    let mut child = this_program()?
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -114,41 +143,9 @@ pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
     Ok(status.code().filter(|c| *c != 0).unwrap_or(i32::from(failure::FAILED)))
 }
 
-/// Serves the mount until it is gone. As `daemon`, tells the parent when it is ready and detaches.
-fn serve(source: &Path, mountpoint: &Path, wishes: &MountWishes, daemon: bool) -> anyhow::Result<()> {
-    let shown = mountpoint.display().to_string();
-    if larder_fuse::mount::is_dead(mountpoint) {
-        return Err(advise_mount(MountError::DeadMount(mountpoint.to_owned())));
-    }
-    let mountpoint = mount_table::absolute(mountpoint).could_not_run()?;
-    match std::fs::metadata(&mountpoint) {
-        Err(e) => return Err(anyhow::Error::new(e).context(shown)).could_not_run(),
-        Ok(m) if !m.is_dir() => return usage(format!("{shown} is not a directory: a mount needs one")),
-        Ok(_) => {}
-    }
-    let (access, mode) = if wishes.read_only {
-        (Access::Read { force: false }, OpenMode::Read)
-    } else {
-        (Access::Write, OpenMode::Write)
-    };
-    let device = advise_open(FileDevice::open(source, mode, wishes.direct), access)
-        .map_err(|e| read_only_advice(e, wishes))?;
-    let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
-    let options = OpenOptions {
-        read_only: wishes.read_only,
-        no_log_replay: wishes.no_log_replay,
-        subvol: wishes.subvol.clone(),
-        cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
-        commit_interval: Some(wishes.commit),
-        ..OpenOptions::default()
-    };
-    let name = source.display().to_string();
-    let fs = advise_filesystem(Filesystem::open(Arc::new(device) as Arc<dyn Device>, options), &name)?;
-    if fs.info().has_unreplayed_log {
-        eprintln!("larder: note: {name} has a log that is not replayed; showing its last commit");
-    }
-    let claim = Claim::new(&image, &mountpoint).could_not_run()?;
-    let request = MountOptions {
+/// How the kernel is asked for the mount.
+fn request(wishes: &MountWishes) -> MountOptions {
+    MountOptions {
         fsname: wishes.fsname.clone(),
         allow_other: wishes.allow_other,
         read_only: wishes.read_only,
@@ -162,23 +159,104 @@ fn serve(source: &Path, mountpoint: &Path, wishes: &MountWishes, daemon: bool) -
         default_permissions: wishes.default_permissions,
         fuseblk: wishes.fuseblk,
         ..MountOptions::default()
+    }
+}
+
+/// The porter: waits beside a daemon for what that asks, until it is gone.
+fn attend(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
+    // A service manager sends these to every process of a service; the daemon needs us to obey.
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::default()).context("ignoring signals")?;
+    }
+    let duties = porter::Duties {
+        source: args.source.clone(),
+        mountpoint: args.mountpoint.clone(),
+        options: request(wishes),
     };
+    porter::attend(rustix::stdio::stdin(), &duties, || state::tidy_up(&args.mountpoint))?;
+    Ok(())
+}
+
+fn start_porter(args: &Args, image: &Path, mountpoint: &Path) -> anyhow::Result<Porter> {
+    let mut command = this_program()?;
+    command.args(call("--porter", &args.options)).args([
+        OsStr::new("--"),
+        image.as_ref(),
+        mountpoint.as_ref(),
+    ]);
+    Porter::start(&mut command, mountpoint).context("starting the daemon's second process").could_not_run()
+}
+
+/// The daemon's announcement, until somebody takes it back at the end.
+type Announced = Arc<Mutex<Option<Claim>>>;
+
+fn take(announced: &Announced) -> Option<Claim> {
+    announced.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Serves the mount until it is gone. As daemon, tells the parent when it is ready and detaches.
+fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
+    let (source, daemon) = (&args.source, args.daemon);
+    let shown = args.mountpoint.display().to_string();
+    if larder_fuse::mount::is_dead(&args.mountpoint) {
+        return Err(advise_mount(MountError::DeadMount(args.mountpoint.clone())));
+    }
+    let mountpoint = mount_table::absolute(&args.mountpoint).could_not_run()?;
+    match std::fs::metadata(&mountpoint) {
+        Err(e) => return Err(anyhow::Error::new(e).context(shown)).could_not_run(),
+        Ok(m) if !m.is_dir() => return usage(format!("{shown} is not a directory: a mount needs one")),
+        Ok(_) => {}
+    }
+    let (access, mode) = if wishes.read_only {
+        (Access::Read { force: false }, OpenMode::Read)
+    } else {
+        (Access::Write, OpenMode::Write)
+    };
+    let device = advise_open(FileDevice::open(source, mode, wishes.direct), access)
+        .map_err(|e| read_only_advice(e, wishes))?;
+    let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
+    let claim = Claim::new(&image, &mountpoint).could_not_run()?;
     // Before the mount exists, so that no signal can come in between and leave it behind.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
-    let mounted = larder_fuse::mount(&image, &mountpoint, request).map_err(advise_mount)?;
+    let nowhere = File::options().read(true).write(true).open("/dev/null").ok();
+    if daemon {
+        let _ = std::env::set_current_dir("/");
+    }
+    // From here on nothing can be opened any more. Nothing was read yet that somebody else could have written.
+    let porter = match wishes.sandbox.then(|| start_porter(args, &image, &mountpoint)).transpose() {
+        Ok(porter) => porter,
+        Err(e) => {
+            state::tidy_up(&mountpoint);
+            return Err(e);
+        }
+    };
+    let sandbox = porter.is_some().then(sandbox::enter);
+
+    let (fs, mounted) = match open_and_mount(device, args, wishes, &image, &mountpoint, porter.as_ref()) {
+        Ok(both) => both,
+        Err(e) => {
+            porter.unwrap_or_else(|| Porter::here(&mountpoint)).dismiss(|| state::tidy_up(&mountpoint));
+            drop(claim);
+            return Err(e);
+        }
+    };
     if mounted.enabled_uring {
         eprintln!(
             "larder: note: FUSE over io_uring was off on this machine and is on now \
              (/sys/module/fuse/parameters/enable_uring)"
         );
     }
-    let stats = Arc::new(Stats::default());
-    obey(signals, mounted.unmounter(), Arc::clone(&fs));
-    let served = larder_fuse::serve(Arc::clone(&fs), mounted, stats, |_| {
+    let porter = mounted.porter().clone();
+    let announced = Arc::new(Mutex::new(Some(claim)));
+    obey(signals, porter.clone(), Arc::clone(&fs), Arc::clone(&announced));
+    let served = larder_fuse::serve(Arc::clone(&fs), mounted, Arc::new(Stats::default()), |_| {
+        if let Some(sandbox) = sandbox {
+            sandbox.seal();
+        }
         if daemon {
-            detach();
+            detach(nowhere);
         } else {
-            let _ = crate::print::line(&format!("{name} is mounted on {shown}"));
+            let _ = crate::print::line(&format!("{} is mounted on {shown}", source.display()));
         }
     });
     let result = match served {
@@ -187,25 +265,70 @@ fn serve(source: &Path, mountpoint: &Path, wishes: &MountWishes, daemon: bool) -
     };
     // The image is free again before anybody learns that we are done.
     drop(fs);
-    let outcome = match &result {
+    let Some(claim) = take(&announced) else {
+        // A signal is just ending this process.
+        loop {
+            std::thread::park();
+        }
+    };
+    conclude(claim, &porter, &result)?;
+    result.with_context(|| format!("{}: the last changes may be lost", image.display()))
+}
+
+/// Reads the image for the first time, and mounts it.
+fn open_and_mount(
+    device: FileDevice,
+    args: &Args,
+    wishes: &MountWishes,
+    image: &Path,
+    mountpoint: &Path,
+    porter: Option<&Porter>,
+) -> anyhow::Result<(Arc<Filesystem>, Mounted)> {
+    let options = OpenOptions {
+        read_only: wishes.read_only,
+        no_log_replay: wishes.no_log_replay,
+        subvol: wishes.subvol.clone(),
+        cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
+        commit_interval: Some(wishes.commit),
+        ..OpenOptions::default()
+    };
+    let name = args.source.display().to_string();
+    let fs = advise_filesystem(Filesystem::open(Arc::new(device) as Arc<dyn Device>, options), &name)?;
+    if fs.info().has_unreplayed_log {
+        eprintln!("larder: note: {name} has a log that is not replayed; showing its last commit");
+    }
+    let mounted = match porter {
+        Some(porter) => porter.mount(request(wishes)),
+        None => larder_fuse::mount(image, mountpoint, request(wishes)),
+    };
+    Ok((fs, mounted.map_err(advise_mount)?))
+}
+
+/// Leaves the result for whoever waits, and the porter to tidy up.
+fn conclude(claim: Claim, porter: &Porter, result: &anyhow::Result<()>) -> anyhow::Result<()> {
+    let outcome = match result {
         Ok(()) => Outcome::Clean,
         Err(e) => Outcome::Failed(format!("{e:#}")),
     };
-    claim.finish(outcome)?;
-    result.with_context(|| format!("{}: the last changes may be lost", image.display()))
+    let left = claim.finish(outcome);
+    porter.dismiss(|| state::tidy_up(porter.mountpoint()));
+    left
 }
 
 /// Unmounts when asked to end. While files are in use the mount is taken out of sight and what was done is made
 /// durable at once; the daemon then ends with the last user.
-fn obey(mut signals: Signals, unmounter: Unmounter, fs: Arc<Filesystem>) {
-    let fs = Arc::downgrade(&Arc::clone(&fs));
+fn obey(mut signals: Signals, porter: Porter, fs: Arc<Filesystem>, announced: Announced) {
+    let fs = Arc::downgrade(&fs);
     let work = move || {
         for signal in signals.forever() {
             tracing::info!(signal, "unmounting");
-            if unmounter.unmount().is_ok() {
-                continue;
+            let Err(error) = porter.unmount() else { continue };
+            if porter::is_gone(&error) {
+                let Some(fs) = fs.upgrade() else { return };
+                end_without_unmounting(&fs, &porter, &announced);
+                return;
             }
-            if let Err(e) = unmounter.detach() {
+            if let Err(e) = porter.detach() {
                 tracing::warn!("cannot unmount: {e}");
             }
             if let Some(Err(e)) = fs.upgrade().map(|fs| fs.sync()) {
@@ -218,13 +341,27 @@ fn obey(mut signals: Signals, unmounter: Unmounter, fs: Arc<Filesystem>) {
     }
 }
 
+/// The end where nobody can unmount for us: everything becomes durable, and the mount dies with this process.
+fn end_without_unmounting(fs: &Filesystem, porter: &Porter, announced: &Announced) {
+    let result = fs.close().map_err(anyhow::Error::new);
+    // Nothing left to take back: the mount has just ended by itself, and so does the process.
+    let Some(claim) = take(announced) else { return };
+    eprintln!(
+        "larder: the process that unmounts is gone: `larder umount {}` clears the mount",
+        porter.mountpoint().display()
+    );
+    for error in [conclude(claim, porter, &result), result].into_iter().filter_map(Result::err) {
+        eprintln!("{}", failure::text(&error));
+    }
+    std::process::exit(i32::from(failure::FAILED));
+}
+
 /// Tells the parent that the mount can be used, and lets go of everything that belongs to whoever started us.
-fn detach() {
+fn detach(nowhere: Option<File>) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
     let _ = rustix::process::setsid();
-    let _ = std::env::set_current_dir("/");
-    if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
+    if let Some(null) = nowhere {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
         let _ = rustix::stdio::dup2_stderr(&null);

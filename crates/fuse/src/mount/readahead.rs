@@ -1,4 +1,4 @@
-//! Read-ahead of a mount.
+//! Read-ahead of a mount, and which device the mount is.
 //!
 //! INIT can only lower the kernel's 128 KiB. Reads of a megabyte keep a real device busy and cost the engine one look at the
 //! extent map instead of eight; root may set that for the mount's own backing device entry in sysfs.
@@ -15,6 +15,17 @@ pub(crate) fn raise(mountpoint: &Path) {
     if let Err(error) = std::fs::write(&setting, format!("{}", MAX_WRITE >> 10)) {
         tracing::debug!(%setting, %error, "read-ahead stays as it is");
     }
+}
+
+/// Number of the device that is mounted there, as `stat` of its files shows it; the last mount counts.
+pub(crate) fn device(mountpoint: &Path) -> Option<u64> {
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").ok()?;
+    number(device_of(&table, mountpoint)?)
+}
+
+fn number(device: &str) -> Option<u64> {
+    let (major, minor) = device.split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// `major:minor` of what is mounted there, the last mount counting.
@@ -63,5 +74,14 @@ mod tests {
         assert_eq!(device_of(table, Path::new("/")), Some("8:1"));
         assert_eq!(device_of(table, Path::new("/mnt")), None);
         assert_eq!(unescape("a\\134b\\x"), b"a\\b\\x");
+        assert_eq!(number("8:1"), Some(rustix::fs::makedev(8, 1)));
+        assert_eq!(number("8"), None);
+    }
+
+    #[test]
+    fn devices_are_numbered_as_stat_does() {
+        use std::os::unix::fs::MetadataExt;
+        let proc = Path::new("/proc");
+        assert_eq!(device(proc), Some(std::fs::metadata(proc).unwrap().dev()));
     }
 }

@@ -10,6 +10,7 @@ impl Server {
             "requests": self.stats.to_json(),
             "engine": serde_json::to_value(self.fs.stats()).unwrap_or_default(),
             "memory": memory(),
+            "sandbox": crate::sandbox::to_json(),
             "file_system": self.info_json(),
         })
     }

@@ -141,7 +141,7 @@ pub fn serve_handler<H: Handler>(
     let out = init::negotiate(&offer, Wishes { uring: rings.is_some(), ..wishes });
     send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes())).map_err(io_error("answering INIT"))?;
     let ready = |threads: usize| {
-        crate::mount::readahead::raise(mounted.mountpoint());
+        mounted.porter().raise_read_ahead();
         Ready {
             uring: rings.is_some(),
             threads,
@@ -158,7 +158,7 @@ pub fn serve_handler<H: Handler>(
     };
     if served.is_err() {
         // Callers would hang for ever, and our own threads with them: take the mount away.
-        let _ = mounted.unmounter().detach();
+        let _ = mounted.porter().detach();
     }
     drop(rings);
     dispatch.workers.finish();

@@ -13,8 +13,10 @@ use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
 use crate::proto::{Opcode, RingCommand};
+use io_uring::register::Restriction;
+use io_uring::squeue::{self, Entry128};
 use io_uring::types::Fixed;
-use io_uring::{IoUring, cqueue, opcode, squeue::Entry128};
+use io_uring::{IoUring, cqueue, opcode};
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -173,9 +175,17 @@ impl<H: Handler> Queue<H> {
             .setup_single_issuer()
             .setup_coop_taskrun()
             .setup_submit_all()
+            .setup_r_disabled()
             .build(slots)?;
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         ring.submitter().register_files(&[fd.as_raw_fd(), event.as_raw_fd()])?;
+        // What a ring does passes no filter of system calls: it shall be able to do just what is done here.
+        ring.submitter().register_restrictions(&mut [
+            Restriction::sqe_op(opcode::UringCmd80::CODE),
+            Restriction::sqe_op(opcode::Read::CODE),
+            Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()),
+        ])?;
+        ring.submitter().register_enable_rings()?;
         let entries = memory::entries(depth)?;
         Ok(Self {
             id,

@@ -1,0 +1,319 @@
+//! Trying the forbidden, from inside.
+//!
+//! The sandbox has no way back, so every attempt is made by this test program once more, as a child that confines itself
+//! exactly as the mount daemon does and then says what came of it.
+
+use larder_fuse::sandbox;
+use larder_simtest::oracle::{Need, need};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const ROLE: &str = "LARDER_TEST_ATTEMPT";
+const SCRATCH: &str = "LARDER_TEST_SCRATCH";
+
+/// Runs `attempts_role` as `role` in a process of its own.
+fn confined(role: &str, scratch: &Path) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["attempts_role", "--exact", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .env(SCRATCH, scratch)
+        .env_remove("RUST_BACKTRACE")
+        .output()
+        .unwrap()
+}
+
+/// Does this kernel have what most of these tests are about? Oracles stand for "as in CI".
+fn available(landlock: bool) -> bool {
+    let seccomp = Path::new("/proc/sys/kernel/seccomp/actions_avail").exists();
+    // SAFETY: asks for the version: no pointer, no size, and only a number comes back.
+    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0usize, 0usize, 1u32) };
+    let here = seccomp && (!landlock || abi > 0);
+    if !here {
+        assert!(!larder_simtest::oracle::required(), "this kernel has no seccomp or no Landlock");
+        eprintln!("skipped: needs seccomp and Landlock");
+    }
+    here
+}
+
+fn errno(e: io::Error) -> String {
+    e.raw_os_error().map_or_else(|| e.to_string(), |n| n.to_string())
+}
+
+fn plain(outcome: io::Result<()>) -> String {
+    outcome.map_or_else(errno, |()| "done".into())
+}
+
+/// Not a test unless asked for: goes into the sandbox and tries what its role says.
+#[test]
+fn attempts_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let scratch = std::path::PathBuf::from(std::env::var_os(SCRATCH).unwrap());
+    let own = File::options().read(true).write(true).open(scratch.join("own")).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let path_of_socket = scratch.join("socket");
+    let _unix = std::os::unix::net::UnixListener::bind(&path_of_socket);
+    let confinement = sandbox::enter();
+    if role != "unsealed" {
+        confinement.seal();
+    }
+    let raw = |number: libc::c_long, a: usize, b: usize, c: usize| -> String {
+        // SAFETY: none of the calls below is given memory to write to.
+        let result = unsafe { libc::syscall(number, a, b, c, 0usize, 0usize, 0usize) };
+        if result >= 0 { format!("{result}!") } else { errno(io::Error::last_os_error()) }
+    };
+    let mut said: BTreeMap<&str, String> = BTreeMap::new();
+    let (nul, root) = (c"".as_ptr() as usize, c"/".as_ptr() as usize);
+    match role.as_str() {
+        "files" => {
+            said.insert("read /etc/passwd", plain(fs::read("/etc/passwd").map(drop)));
+            said.insert("read another file", plain(fs::read(scratch.join("other")).map(drop)));
+            said.insert(
+                "write another file",
+                plain(File::options().write(true).open(scratch.join("other")).map(drop)),
+            );
+            said.insert("make a file", plain(File::create(scratch.join("new")).map(drop)));
+            said.insert("list", plain(fs::read_dir("/proc").map(drop)));
+            said.insert("write to /proc", plain(fs::write("/proc/self/comm", "x")));
+            said.insert("unlink", plain(fs::remove_file(scratch.join("other"))));
+            said.insert("rename", plain(fs::rename(scratch.join("other"), scratch.join("else"))));
+            said.insert("mkdir", plain(fs::create_dir(scratch.join("dir"))));
+            said.insert("symlink", plain(std::os::unix::fs::symlink("a", scratch.join("link"))));
+            said.insert("read another's memory", plain(fs::read("/proc/1/environ").map(drop)));
+            // What is open stays usable, and what is needed can be read.
+            said.insert("use what is open", plain(own.write_all_at(b"x", 3).and_then(|()| own.sync_data())));
+            said.insert("groups", plain(fs::read("/proc/1/status").map(drop)));
+            said.insert("own status", plain(fs::read("/proc/self/status").map(drop)));
+            said.insert("number of CPUs", plain(fs::read("/sys/devices/system/cpu/possible").map(drop)));
+            said.insert(
+                "/dev/fuse",
+                plain(File::options().read(true).write(true).open("/dev/fuse").map(drop)),
+            );
+        }
+        "calls" => {
+            said.insert("tcp", plain(TcpStream::connect(("127.0.0.1", port)).map(drop)));
+            said.insert("udp", plain(UdpSocket::bind("127.0.0.1:0").map(drop)));
+            said.insert("unix", plain(UnixStream::connect(&path_of_socket).map(drop)));
+            said.insert("socket pair", plain(UnixDatagram::pair().map(drop)));
+            said.insert("program", plain(Command::new("true").status().map(drop)));
+            for (what, number, a, b, c) in [
+                // Without CLONE_THREAD; the child would end at once.
+                ("fork", libc::SYS_clone, libc::SIGCHLD as usize, 0, 0),
+                ("clone3", libc::SYS_clone3, 0, 0, 0),
+                ("kill", libc::SYS_kill, std::os::unix::process::parent_id() as usize, 0, 0),
+                ("tgkill", libc::SYS_tgkill, std::os::unix::process::parent_id() as usize, 1, 0),
+                ("mount", libc::SYS_mount, nul, root, 0),
+                ("umount", libc::SYS_umount2, nul, 0, 0),
+                ("setuid", libc::SYS_setuid, 0, 0, 0),
+                ("capset", libc::SYS_capset, 0, 0, 0),
+                ("dumpable", libc::SYS_prctl, libc::PR_SET_DUMPABLE as usize, 0, 0),
+                ("terminal input", libc::SYS_ioctl, 0, libc::TIOCSTI as usize, nul),
+                ("executable memory", libc::SYS_mmap, 0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as usize),
+                ("make executable", libc::SYS_mprotect, 0, 4096, libc::PROT_EXEC as usize),
+                ("memory file", libc::SYS_memfd_create, nul, 0, 0),
+                ("new ring", libc::SYS_io_uring_setup, 1, 0, 0),
+                ("owner of signals", libc::SYS_fcntl, own.as_raw_fd() as usize, libc::F_SETOWN as usize, 1),
+                ("nice", libc::SYS_setpriority, 0, 0, 0),
+                ("raise a limit", libc::SYS_prlimit64, 1, 0, 0),
+            ] {
+                said.insert(what, raw(number, a, b, c));
+            }
+            let thread = std::thread::spawn(|| fs::read("/etc/passwd").map(drop).map_err(errno));
+            said.insert("a thread works", plain(Ok(())));
+            let inside = thread.join().unwrap().unwrap_err();
+            said.insert("a thread is confined", inside);
+            let refused = sandbox::refused_calls();
+            let expected = u32::try_from(libc::SYS_mount).unwrap();
+            let noted = refused.contains(&expected);
+            said.insert("noted", noted.to_string());
+        }
+        // The ring's operations would pass no filter, so none may be made later; but at the start they can.
+        "unsealed" => {
+            said.insert("new ring", raw(libc::SYS_io_uring_setup, 1, 0, 0));
+        }
+        "status" => {
+            let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+            for line in status.lines() {
+                println!("<{line}>");
+            }
+        }
+        "panic" => {
+            let caught = std::panic::catch_unwind(|| panic!("it works"));
+            let trace = std::backtrace::Backtrace::force_capture().to_string();
+            said.insert("caught", caught.is_err().to_string());
+            said.insert("names", trace.contains("attempts_role").to_string());
+        }
+        "abort" => std::process::abort(),
+        "execve" => drop(raw(libc::SYS_execve, c"/bin/true".as_ptr() as usize, 0, 0)),
+        "ptrace" => drop(raw(libc::SYS_ptrace, libc::PTRACE_TRACEME as usize, 0, 0)),
+        "process_vm_readv" => drop(raw(libc::SYS_process_vm_readv, 1, 0, 0)),
+        "bpf" => drop(raw(libc::SYS_bpf, 0, 0, 0)),
+        "unshare" => drop(raw(libc::SYS_unshare, 0, 0, 0)),
+        other => panic!("no role {other}"),
+    }
+    // The harness has begun a line.
+    println!();
+    for (what, outcome) in said {
+        println!("<{what}: {outcome}>");
+    }
+}
+
+fn scratch() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("own"), b"mine").unwrap();
+    fs::write(dir.path().join("other"), b"not mine").unwrap();
+    dir
+}
+
+/// What a role said, as text.
+fn report(role: &str, dir: &Path) -> (BTreeMap<String, String>, String) {
+    let output = confined(role, dir);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{role}: {}\n{out}\n{err}", output.status);
+    let lines = out.lines().filter_map(|l| l.strip_prefix('<')?.strip_suffix('>')?.split_once(':'));
+    (lines.map(|(a, b)| (a.to_owned(), b.trim().to_owned())).collect(), err.into_owned())
+}
+
+#[track_caller]
+fn assert_all(said: &BTreeMap<String, String>, expected: &[(&str, i32)]) {
+    for (what, errno) in expected {
+        assert_eq!(said.get(*what), Some(&errno.to_string()), "{what}, of {said:?}");
+    }
+}
+
+#[test]
+fn no_file_can_be_reached_but_what_is_open() {
+    if !available(true) {
+        return;
+    }
+    let dir = scratch();
+    let (said, _) = report("files", dir.path());
+    let (eacces, eperm) = (libc::EACCES, libc::EPERM);
+    assert_all(
+        &said,
+        &[
+            ("read /etc/passwd", eacces),
+            ("read another file", eacces),
+            ("write another file", eacces),
+            ("make a file", eacces),
+            ("list", eacces),
+            ("write to /proc", eacces),
+            ("read another's memory", eacces),
+            // Not even asked.
+            ("unlink", eperm),
+            ("rename", eperm),
+            ("mkdir", eperm),
+            ("symlink", eperm),
+        ],
+    );
+    for what in ["use what is open", "groups", "own status", "number of CPUs"] {
+        assert_eq!(said[what], "done", "{what}");
+    }
+    if need(&[Need::Fuse]) {
+        assert_eq!(said["/dev/fuse"], "done");
+    }
+    assert_eq!(fs::read(dir.path().join("own")).unwrap(), b"minx");
+    assert_eq!(fs::read(dir.path().join("other")).unwrap(), b"not mine");
+}
+
+#[test]
+fn forbidden_calls_fail_and_are_seen() {
+    if !available(false) {
+        return;
+    }
+    let dir = scratch();
+    let (said, err) = report("calls", dir.path());
+    let refused = [
+        "tcp",
+        "udp",
+        "unix",
+        "socket pair",
+        "program",
+        "fork",
+        "kill",
+        "tgkill",
+        "mount",
+        "umount",
+        "setuid",
+        "capset",
+        "dumpable",
+        "terminal input",
+        "executable memory",
+        "make executable",
+        "memory file",
+        "new ring",
+        "owner of signals",
+        "nice",
+        "raise a limit",
+    ];
+    assert_all(&said, &refused.map(|what| (what, libc::EPERM)));
+    assert_all(&said, &[("clone3", libc::ENOSYS)]);
+    assert_eq!(said["a thread works"], "done");
+    if available(true) {
+        assert_all(&said, &[("a thread is confined", libc::EACCES)]);
+    }
+    assert_eq!(said["noted"], "true");
+    let line = format!("refused system call {} (", libc::SYS_mount);
+    assert_eq!(err.matches(&line).count(), 1, "{err}");
+}
+
+#[test]
+fn rings_are_made_at_the_start_only() {
+    if !available(false) {
+        return;
+    }
+    let (said, _) = report("unsealed", scratch().path());
+    // It came as far as looking at its parameters, or io_uring is switched off on this machine.
+    let efault = libc::EFAULT.to_string();
+    let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() != "0");
+    assert!(said["new ring"] == efault || off, "{said:?}");
+}
+
+#[test]
+fn attacks_end_the_process() {
+    if !available(false) {
+        return;
+    }
+    let dir = scratch();
+    for role in ["execve", "ptrace", "process_vm_readv", "bpf", "unshare"] {
+        let output = confined(role, dir.path());
+        assert_eq!(output.status.signal(), Some(libc::SIGSYS), "{role}: {output:?}");
+    }
+}
+
+#[test]
+fn a_confined_process_has_no_privileges() {
+    if !available(false) {
+        return;
+    }
+    let (status, _) = report("status", scratch().path());
+    assert_eq!(status["NoNewPrivs"], "1");
+    assert_eq!(status["Seccomp"], "2");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(status[set], "0000000000000000", "{set}");
+    }
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(status["CapBnd"], "0000000000000000");
+    }
+}
+
+#[test]
+fn panics_and_aborts_work_as_ever() {
+    if !available(false) {
+        return;
+    }
+    let dir = scratch();
+    let (said, err) = report("panic", dir.path());
+    assert_eq!((said["caught"].as_str(), said["names"].as_str()), ("true", "true"), "{err}");
+    assert!(err.contains("it works") && !err.contains("refused"), "{err}");
+    let output = confined("abort", dir.path());
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+}
