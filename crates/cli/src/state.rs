@@ -42,7 +42,6 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: File,
-    path: PathBuf,
     record: Record,
 }
 
@@ -80,7 +79,7 @@ impl Claim {
             mountpoint: mountpoint.to_owned(),
             result: None,
         };
-        let mut claim = Self { file, path, record };
+        let mut claim = Self { file, record };
         claim.save()?;
         Ok(claim)
     }
