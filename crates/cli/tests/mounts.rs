@@ -9,7 +9,7 @@ use larder_simtest::oracle::{KernelMount, Need, btrfs, btrfs_check, kernel_image
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 #[test]

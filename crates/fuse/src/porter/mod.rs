@@ -10,7 +10,7 @@
 //! who serves, whose process id is known and who gets the signals; the porter ignores those that end a daemon, for it is
 //! needed last.
 //!
-//! What crosses the socket is of fixed form ([`wire`]): six requests, with two numbers at most. No path and no option ever
+//! What crosses the socket is of fixed form (module `wire`): six requests, with two numbers at most. No path and no option ever
 //! does — the porter was told on its command line what to mount where, before the daemon had read any of the image —
 //! so that a daemon that was taken over can mount what was to be mounted, once; unmount it; raise its read-ahead; say
 //! that it is done; and learn the inode numbers of open files *of this mount*. A client of the mount is known by just

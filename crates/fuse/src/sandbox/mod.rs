@@ -10,7 +10,7 @@
 //! | capabilities | all of them, from every set. Device, image and `/dev/fuse` are open descriptors, which ask for none |
 //! | no new privileges | set-user-id programs give nothing |
 //! | Landlock | files are not opened, made, removed or executed, but for reading `/proc` (a caller's groups, the daemon's own memory), the number of CPUs, cgroup limits and the daemon's program (names in backtraces), and `/dev/fuse` for further readers; no TCP, no signals to others, no abstract sockets; and, which comes with it, no looking into other processes |
-//! | seccomp | a list of the system calls that are needed ([`filter`]), some with certain arguments only. New processes, sockets, and memory that is both new and executable are not on it |
+//! | seccomp | a list of the system calls that are needed (module `filter`), some with certain arguments only. New processes, sockets, and memory that is both new and executable are not on it |
 //! | sealed | once requests are served, no further io_uring can be made, since its operations pass no seccomp filter; those that exist take the two operations that the transport needs |
 //!
 //! What root of another process can do — unmount, mount, set the read-ahead, look at a caller's descriptor — is done by
