@@ -1,13 +1,20 @@
-//! Unpacking compressed extents.
+//! Packing and unpacking compressed extents.
 //!
 //! A crate of its own because two readers need it that must not share more: the engine, and the tools that read images
 //! which the engine refuses.
 //!
 //! Hidden here: what the three methods do with a stream that is shorter than its extent (the rest is zero), that has
 //! padding behind it (ignored), or that lies. Output never exceeds the buffer given, and a decoder never takes more
-//! memory than the format's window of 128 KiB asks for.
+//! memory than the format's window of 128 KiB asks for. On the other side ([`Packer`]): what a stream must look like so
+//! that Linux reads it, which levels there are, and ([`promising`]) what is not worth an attempt.
 
 mod lzo;
+mod lzo_pack;
+mod pack;
+mod sample;
+
+pub use pack::{Packer, Packing, PackingError};
+pub use sample::promising;
 
 use larder_format::items::Compression;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
@@ -79,16 +86,8 @@ mod tests {
     const ALL: [Compression; 3] = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
 
     fn compress(method: Compression, data: &[u8]) -> Vec<u8> {
-        match method {
-            Compression::None => data.to_vec(),
-            Compression::Zlib => {
-                let mut e = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
-                e.write_all(data).unwrap();
-                e.finish().unwrap()
-            }
-            Compression::Lzo => super::lzo::tests::compress(data),
-            Compression::Zstd => zstd::bulk::compress(data, 3).unwrap(),
-        }
+        let packing = Packing::new(method, None).unwrap();
+        Packer::default().pack(packing, data, usize::MAX).unwrap().to_vec()
     }
     fn text(len: usize) -> Vec<u8> {
         (0..len).map(|i| b"larder keeps what it is given "[i % 30] ^ (i / 977) as u8).collect()

@@ -5,6 +5,7 @@
 //! where fewer than four bytes are left, they are skipped.
 
 use super::CodecError;
+use super::lzo_pack::{Table, pack};
 use larder_format::SECTOR_SIZE;
 
 const SECTOR: usize = SECTOR_SIZE as usize;
@@ -58,24 +59,40 @@ fn unpack(segment: &[u8], out: &mut [u8]) -> Result<usize, CodecError> {
     Ok(n)
 }
 
+/// Packs `data` into `out`, framed; false, with something in `out`, when it would become longer than `limit`.
+pub(super) fn compress(data: &[u8], limit: usize, out: &mut Vec<u8>, table: &mut Table) -> bool {
+    out.clear();
+    out.extend([0; LEN]);
+    for sector in data.chunks(SECTOR) {
+        let left = SECTOR - out.len() % SECTOR;
+        if left < LEN {
+            out.resize(out.len() + left, 0);
+        }
+        let head = out.len();
+        out.extend([0; LEN]);
+        pack(sector, out, table);
+        let len = length(out.len() - head - LEN);
+        out[head..head + LEN].copy_from_slice(&len);
+        if out.len() > limit {
+            return false;
+        }
+    }
+    let total = length(out.len());
+    out[..LEN].copy_from_slice(&total);
+    true
+}
+
+fn length(n: usize) -> [u8; LEN] {
+    u32::try_from(n).expect("an extent is short").to_le_bytes()
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    /// Frames `data` as the format wants it.
-    pub(crate) fn compress(data: &[u8]) -> Vec<u8> {
-        let mut out = vec![0; LEN];
-        for sector in data.chunks(SECTOR) {
-            let packed = lzokay::compress::compress(sector).unwrap();
-            let left = SECTOR - out.len() % SECTOR;
-            if left < LEN {
-                out.resize(out.len() + left, 0);
-            }
-            out.extend((packed.len() as u32).to_le_bytes());
-            out.extend(packed);
-        }
-        let total = out.len() as u32;
-        out[..LEN].copy_from_slice(&total.to_le_bytes());
+    fn compress(data: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        assert!(super::compress(data, usize::MAX, &mut out, &mut Table::default()));
         out
     }
 
@@ -83,8 +100,14 @@ pub(crate) mod tests {
     fn lengths_never_straddle_a_sector() {
         // Lengths are made to end at every distance from a boundary by varying what does not shrink.
         let mut hit = [false; LEN];
-        for noise in 3900..4096usize {
-            let mut data: Vec<u8> = (0..noise).map(|i| (i * i * 31 + i / 7) as u8 ^ (i >> 3) as u8).collect();
+        let mut seed = 1u32;
+        let mut step = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 24) as u8
+        };
+        let noise: Vec<u8> = (0..SECTOR).map(|_| step()).collect();
+        for len in 3900..4096usize {
+            let mut data = noise[..len].to_vec();
             data.resize(3 * SECTOR, 7);
             let stream = compress(&data);
             let first = read_len(&stream, LEN).unwrap();
