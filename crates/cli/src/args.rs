@@ -33,6 +33,7 @@ pub(crate) enum Command {
     Rm(commands::rm::Args),
     Mkdir(commands::mkdir::Args),
     Label(commands::label::Args),
+    Property(commands::property::Args),
     Df(commands::df::Args),
     Inspect(commands::inspect::Args),
     Check(commands::check::Args),

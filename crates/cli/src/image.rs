@@ -5,7 +5,7 @@
 
 use crate::failure::Advise;
 use anyhow::{Context, anyhow};
-use larder_fs::{Attr, FileKind, Filesystem, InodeId, OpenOptions, SubvolChoice};
+use larder_fs::{Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice};
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
 use std::path::Path;
 use std::sync::Arc;
@@ -66,6 +66,16 @@ pub(crate) struct Image {
 impl Image {
     /// Opens the image at `path`, with the given subvolume (the default one if `None`) as root.
     pub(crate) fn open(path: &Path, access: Access, subvolid: Option<u64>) -> anyhow::Result<Self> {
+        Self::open_compressing(path, access, subvolid, None)
+    }
+
+    /// The same, and compresses what is written.
+    pub(crate) fn open_compressing(
+        path: &Path,
+        access: Access,
+        subvolid: Option<u64>,
+        compress: Option<Packing>,
+    ) -> anyhow::Result<Self> {
         let device = open_device(path, access)?;
         let name = path.display().to_string();
         let read_only = matches!(access, Access::Read { .. });
@@ -75,6 +85,7 @@ impl Image {
             subvol: subvolid.map_or(SubvolChoice::Default, SubvolChoice::Id),
             // One command makes one commit, when it is done.
             commit_interval: None,
+            compress: compress.map(|packing| Compress { packing, force: false }),
             ..OpenOptions::default()
         };
         let fs = advise_filesystem(Filesystem::open(device as Arc<dyn Device>, options), &name)?;

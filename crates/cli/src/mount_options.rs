@@ -5,7 +5,7 @@
 //! ignored is a promise not kept — so whatever is not known is an error. Words later in the list win.
 
 use crate::size;
-use larder_fs::SubvolChoice;
+use larder_fs::{Compress, Packing, SubvolChoice};
 use larder_fuse::Transport;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -31,6 +31,7 @@ pub(crate) struct MountWishes {
     pub(crate) transport: Transport,
     pub(crate) subvol: SubvolChoice,
     pub(crate) commit: Duration,
+    pub(crate) compress: Option<Compress>,
     pub(crate) cache_size: Option<u64>,
     pub(crate) fsname: String,
 }
@@ -54,6 +55,7 @@ impl Default for MountWishes {
             transport: Transport::Auto,
             subvol: SubvolChoice::Default,
             commit: DEFAULT_COMMIT,
+            compress: None,
             cache_size: None,
             fsname: String::new(),
         }
@@ -72,6 +74,9 @@ Options for -o (comma-separated; -o may be repeated):
   subvolid=N            the same, by number (5 is the top)
   commit=SECONDS        longest time until changes are durable by themselves (default 5)
   cache_size=SIZE       as --cache-size
+  compress[=METHOD]     compress new data that looks as if it would become smaller:
+                        zlib[:1..9], lzo, zstd[:-15..15] (zlib:3 if nothing is said), or no
+  compress-force[=METHOD]  try all new data
   allow_other           let other users in (see user_allow_other in fuse.conf(5))
   default_permissions   let the kernel check permissions even for an owner-only mount
   nologreplay           with ro: show the last commit of an image that has a log to replay
@@ -114,6 +119,7 @@ impl MountWishes {
                     .ok_or(format!("commit={}: not a number of seconds up to {MAX_COMMIT}", needs()?))?;
                 self.commit = if seconds == 0 { DEFAULT_COMMIT } else { Duration::from_secs(seconds) };
             }
+            "compress" | "compress-force" => self.compress = compress(name, value)?,
             "cache_size" => self.cache_size = Some(cache_size(needs()?)?),
             "fsname" => self.fsname = needs()?.into(),
             "transport" => {
@@ -238,6 +244,15 @@ fn words(list: &str) -> Vec<String> {
     out
 }
 
+/// `compress` and `compress-force`: the later of them wins, and `no` takes either back.
+fn compress(name: &str, value: Option<&str>) -> Result<Option<Compress>, String> {
+    let packing = match value {
+        None => Some(Packing::default()),
+        Some(text) => Packing::parse(text).map_err(|e| format!("{name}={text}: {e}"))?,
+    };
+    Ok(packing.map(|packing| Compress { packing, force: name == "compress-force" }))
+}
+
 /// Number of a subvolume; 0 is the top, as in Linux.
 pub(crate) fn subvolid(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
@@ -296,6 +311,24 @@ mod tests {
     }
 
     #[test]
+    fn compression() {
+        let shown = |list: &str| ok(&[list]).compress.map(|c| (c.packing.to_string(), c.force));
+        for (list, want) in [
+            ("compress", Some(("zlib:3", false))),
+            ("compress=zstd:16", Some(("zstd:15", false))),
+            ("compress-force=lzo", Some(("lzo", true))),
+            ("compress-force", Some(("zlib:3", true))),
+            ("compress=no", None),
+            ("compress-force=zstd,compress=zlib", Some(("zlib:3", false))),
+            ("compress-force=lzo,compress=none", None),
+            ("compress=zstd,compress-force=no", None),
+            ("compress=none,compress-force", Some(("zlib:3", true))),
+        ] {
+            assert_eq!(shown(list), want.map(|(p, f)| (p.to_owned(), f)), "{list}");
+        }
+    }
+
+    #[test]
     fn generic_options_pass_and_later_ones_win() {
         let w = ok(&[
             "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,nodiratime",
@@ -310,7 +343,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_errors() {
-        for list in ["compress=zstd", "rwx", "ro=1", "space_cache=v2", "ssd"] {
+        for list in ["rwx", "ro=1", "space_cache=v2", "ssd"] {
             assert!(err(list).contains(list), "{list}");
         }
         for (list, want) in [
@@ -327,6 +360,9 @@ mod tests {
             ("loop", "not needed"),
             ("remount,ro", "not supported"),
             ("strictatime", "noatime"),
+            ("compress=gzip", "use zlib"),
+            ("compress=", "use zlib"),
+            ("compress-force=zstd:x", "number"),
         ] {
             assert!(err(list).contains(want), "{list}: {}", err(list));
         }

@@ -2,6 +2,7 @@
 //!
 //! They are plain values in the engine's own words; front ends translate to theirs.
 
+pub use larder_codec::{Packing, PackingError};
 use larder_format::{CsumType, Generation, TreeId};
 use std::cell::Cell;
 
@@ -189,6 +190,15 @@ pub enum SubvolChoice {
     Path(Vec<u8>),
 }
 
+/// How data is compressed where the inode does not say otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compress {
+    /// Method and level.
+    pub packing: Packing,
+    /// Try all data, whether it looks promising or its inode is marked as incompressible.
+    pub force: bool,
+}
+
 /// How to open a file system.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -202,6 +212,8 @@ pub struct OpenOptions {
     pub cache_size: u64,
     /// Longest time until changes are committed by themselves; `None`: only when asked or by size.
     pub commit_interval: Option<std::time::Duration>,
+    /// Compression of new data; `None`: only of inodes that have the property.
+    pub compress: Option<Compress>,
     /// Knobs for experiments and tests.
     pub tuning: Tuning,
 }
@@ -214,6 +226,7 @@ impl Default for OpenOptions {
             subvol: SubvolChoice::Default,
             cache_size: 256 << 20,
             commit_interval: Some(std::time::Duration::from_secs(5)),
+            compress: None,
             tuning: Tuning::default(),
         }
     }

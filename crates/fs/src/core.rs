@@ -84,6 +84,7 @@ pub(crate) struct Core {
     pub(crate) read_only: Option<String>,
     pub(crate) fake_time: AtomicU64,
     pub(crate) data: crate::file::DataState,
+    pub(crate) compression: Arc<crate::file::compress::State>,
     pub(crate) published: AtomicU64,
 }
 

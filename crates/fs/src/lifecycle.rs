@@ -57,6 +57,14 @@ pub struct Stats {
     pub device_flushes: u64,
     /// Bytes written by callers that are not in extents yet.
     pub delayed_bytes: u64,
+    /// Bytes that were compressed, and what became of them; bytes that were tried and did not shrink, and those that did
+    /// not look promising.
+    pub compress_in_bytes: u64,
+    pub compress_out_bytes: u64,
+    pub compress_failed_bytes: u64,
+    pub compress_skipped_bytes: u64,
+    /// Compressed bytes in memory on their way to the device.
+    pub compress_held_bytes: u64,
     pub inodes_in_memory: u64,
     /// Bytes of data and metadata that running operations and the next commit have reserved; without the global
     /// reserve. 0 when nothing is left to commit.
@@ -170,6 +178,7 @@ impl Filesystem {
         let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
         let accounts = &core.space.accounts;
         let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
+        let c = &core.compression.stats;
         let device = core.volume.stats().into_iter().fold((0, 0, 0, 0, 0), |a, (_, s)| {
             (a.0 + s.reads, a.1 + s.read_bytes, a.2 + s.writes, a.3 + s.written_bytes, a.4 + s.flushes)
         });
@@ -196,6 +205,11 @@ impl Filesystem {
             device_written_bytes: device.3,
             device_flushes: device.4,
             delayed_bytes: core.data.delayed_bytes(),
+            compress_in_bytes: get(&c.raw),
+            compress_out_bytes: get(&c.packed),
+            compress_failed_bytes: get(&c.failed),
+            compress_skipped_bytes: get(&c.skipped),
+            compress_held_bytes: get(&c.held),
             inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
             data_reserved: accounts.reserved_by_operations(Data),
             metadata_reserved: accounts.reserved_by_operations(Metadata),

@@ -219,6 +219,7 @@ impl Core {
             subvols: RwLock::new(HashMap::new()),
             purses: Mutex::default(),
             data: crate::file::DataState::default(),
+            compression: Arc::default(),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
         });

@@ -9,7 +9,7 @@ use crate::target::{Place, Target};
 use crate::{mount_options, print};
 use anyhow::{Context, anyhow, bail};
 use indicatif::ProgressBar;
-use larder_fs::{FileKind, InodeId};
+use larder_fs::{FileKind, InodeId, Packing};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Examples:
   larder cp -r rootfs/ disk.img:/
+  larder cp -r --compress zstd:9 rootfs/ disk.img:/
   larder cp disk.img:/etc/os-release .
   larder cp -r old.img:/home new.img:/home
 
@@ -33,6 +34,9 @@ pub(crate) struct Args {
     /// Number of the subvolume that paths in images start in (default: the default subvolume)
     #[arg(long, value_name = "N", value_parser = mount_options::subvolid)]
     subvolid: Option<u64>,
+    /// Compress what is copied into an image: zlib[:1..9], lzo or zstd[:-15..15]
+    #[arg(long, value_name = "METHOD")]
+    compress: Option<Packing>,
     /// Read the source image even if somebody is using it
     #[arg(long)]
     force: bool,
@@ -51,7 +55,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .could_not_run(),
         (Place::Host(from), Place::Image(to)) => {
             let from = existing(&from)?;
-            let image = Image::open(&to.image, Access::Write, args.subvolid)?;
+            let image = Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
             let done = into_image(args, &HostTree, &from.node, from.name, &image, &to);
             // What arrived stays, even if a later part failed.
             let closed = image.close();
@@ -65,7 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             image.close()
         }
         (Place::Image(from), Place::Image(to)) if same_file(&from.image, &to.image) => {
-            let image = Image::open(&to.image, Access::Write, args.subvolid)?;
+            let image = Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
             let done = within(args, &image, &from, &to);
             let closed = image.close();
             done.and(closed)
@@ -73,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         (Place::Image(from), Place::Image(to)) => {
             let source = Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
             let attr = source.resolve(&from.path, false)?;
-            let image = Image::open(&to.image, Access::Write, args.subvolid)?;
+            let image = Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
             let done = into_image(args, &ImageTree(&source), &attr.id, name_of(&from.path), &image, &to);
             let closed = image.close();
             done.and(closed)?;

@@ -12,6 +12,7 @@ pub(crate) mod map;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
+pub(crate) mod property;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod stats;
@@ -33,6 +34,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Cp(a) => cp::run(&a),
         Command::Rm(a) => rm::run(&a),
         Command::Mkdir(a) => mkdir::run(&a),
+        Command::Property(a) => property::run(&a),
         Command::Label(a) => label::run(&a),
         Command::Df(a) => df::run(&a),
         Command::Inspect(a) => inspect::run(&a),

@@ -290,6 +290,7 @@ fn open_and_mount(
         subvol: wishes.subvol.clone(),
         cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
         commit_interval: Some(wishes.commit),
+        compress: wishes.compress,
         ..OpenOptions::default()
     };
     let name = args.source.display().to_string();

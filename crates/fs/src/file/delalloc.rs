@@ -29,7 +29,7 @@ pub(super) struct Flight {
     pub(super) taken: Taken,
     /// Size of the file when they were taken: sectors are zero from there on.
     pub(super) size: u64,
-    /// They are all the file has and go into the leaf.
+    /// They are all the file has and may go into the leaf.
     pub(super) inline: bool,
 }
 
@@ -381,7 +381,9 @@ pub(super) fn depart(
         let Some(taken) = inner.dirty.take(&mut from, limits.bytes - bytes, busy) else { break };
         bytes += taken.bytes;
         flights += 1;
-        let inline = taken.start == 0 && super::may_be_inline(core, size) && inner.dirty.is_empty();
+        let inline = taken.start == 0
+            && inner.dirty.is_empty()
+            && super::may_be_inline_somehow(core, size, state.item.inode_flags());
         let need = taken.end - taken.start;
         let space = match &mut inner.space {
             Some(space) => space.split(need),

@@ -5,6 +5,7 @@
 //! | `dirty` | how bytes that are not on the device yet are kept |
 //! | `delalloc` | the budget of delayed bytes, their order, the space reserved for them |
 //! | `writeback` | how delayed bytes become extents |
+//! | `compress` | what is compressed on the way, and how |
 //! | `extents` | how extents lie in items, and what can be wrong with them |
 //! | `replace` | how items, references and `nbytes` change when a range gets another content |
 //! | `read` | where bytes come from, and how they are verified |
@@ -15,6 +16,7 @@
 //! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
 //! size in an inode's item never covers bytes that are not in extents ([`FileData::disk_size`]).
 
+pub(crate) mod compress;
 mod delalloc;
 mod dirty;
 mod extents;
@@ -45,10 +47,20 @@ const WRITE_PIECE: usize = 4 << 20;
 /// Bytes that a copy holds in memory.
 const COPY_PIECE: u64 = 1 << 20;
 
-/// May a file of this size lie in its leaf?
-fn may_be_inline(core: &Core, size: u64) -> bool {
+/// Bytes of a file that may lie in its leaf at most, as they lie there.
+fn max_inline(core: &Core) -> u64 {
     let room = larder_format::node::max_item_size(core.nodesize()) as u64 / 2;
-    size > 0 && size <= MAX_INLINE.min(room)
+    MAX_INLINE.min(room)
+}
+
+/// May a file of this size lie in its leaf as it is?
+fn may_be_inline(core: &Core, size: u64) -> bool {
+    size > 0 && size <= max_inline(core)
+}
+
+/// May a file of this size and with these flags lie in its leaf, as it is or compressed?
+fn may_be_inline_somehow(core: &Core, size: u64, flags: InodeFlags) -> bool {
+    may_be_inline(core, size) || (size > 0 && size <= SECTOR && compress::wanted(core, flags))
 }
 
 fn expect_regular(inode: &Inode) -> Result<()> {

@@ -203,8 +203,21 @@ impl Reader<'_> {
         if record.compression == Compression::None {
             return self.read_plain(record.disk_bytenr, skip, buf);
         }
-        let unpacked = self.unpack(version, extent, &record)?;
-        buf.copy_from_slice(&unpacked[index(skip)..][..buf.len()]);
+        if let Some(unpacked) = self.core.compression.kept(record.disk_bytenr)
+            && let Some(part) = unpacked.get(index(skip)..).and_then(|rest| rest.get(..buf.len()))
+        {
+            buf.copy_from_slice(part);
+            return Ok(());
+        }
+        if buf.len() as u64 == record.ram_bytes {
+            return self.unpack(version, extent, &record, buf);
+        }
+        // Bounded by the parser.
+        let mut out = vec![0; index(record.ram_bytes)];
+        self.unpack(version, extent, &record, &mut out)?;
+        buf.copy_from_slice(&out[index(skip)..][..buf.len()]);
+        // Who wants a part now is likely to want the rest soon.
+        self.core.compression.keep(record.disk_bytenr, out.into());
         Ok(())
     }
 
@@ -237,8 +250,14 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// All of a compressed extent, unpacked.
-    fn unpack(&self, version: &Version, extent: &Extent, record: &ExtentRecord) -> Result<Vec<u8>, Stop> {
+    /// Fills `out` with all of a compressed extent.
+    fn unpack(
+        &self,
+        version: &Version,
+        extent: &Extent,
+        record: &ExtentRecord,
+        out: &mut [u8],
+    ) -> Result<(), Stop> {
         let corrupt =
             |what: &str| Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what));
         if record.disk_num_bytes > MAX_COMPRESSED_ON_DISK {
@@ -246,10 +265,7 @@ impl Reader<'_> {
         }
         let mut packed = vec![0; index(record.disk_num_bytes)];
         self.read_sectors(record.disk_bytenr, &mut packed)?;
-        // Bounded by the parser.
-        let mut out = vec![0; index(record.ram_bytes)];
-        larder_codec::decompress(record.compression, &packed, &mut out).map_err(|e| corrupt(e.0))?;
-        Ok(out)
+        larder_codec::decompress(record.compression, &packed, out).map_err(|e| corrupt(e.0))
     }
 
     /// Reads whole sectors and verifies them.

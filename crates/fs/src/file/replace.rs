@@ -32,13 +32,24 @@ pub(super) enum New<'a> {
     /// Nothing: the range becomes a hole at the end of the file.
     Nothing,
     /// Data in the leaf.
-    Inline(&'a [u8]),
-    /// A window into an uncompressed extent of which the first `offset` bytes lie before the range.
+    Inline {
+        /// As it lies there.
+        data: &'a [u8],
+        /// Its bytes in the file.
+        ram_bytes: u64,
+        /// How it is compressed.
+        compression: Compression,
+    },
+    /// A window into an extent of which the first `offset` bytes, uncompressed, lie before the range.
     Extent {
         /// Address of the extent.
         at: Logical,
-        /// Its length.
+        /// Its length on the device.
         len: u64,
+        /// Its bytes in a file.
+        ram_bytes: u64,
+        /// How it is compressed.
+        compression: Compression,
         /// Where the range begins in it.
         offset: u64,
         /// Must the extent still be recorded as allocated?
@@ -262,17 +273,16 @@ pub(super) fn replace(
     }
     match new {
         New::Nothing => {}
-        New::Inline(data) => {
-            let ram_bytes = data.len() as u64;
-            let item = InlineExtent { generation, ram_bytes, compression: Compression::None, data };
+        New::Inline { data, ram_bytes, compression } => {
+            let item = InlineExtent { generation, ram_bytes, compression, data };
             plan.nbytes += i128::from(ram_bytes);
             plan.put(start, item.encode());
         }
-        New::Extent { at, len, offset, create } => {
+        New::Extent { at, len, ram_bytes, compression, offset, create } => {
             let record = ExtentRecord {
                 generation,
-                ram_bytes: len,
-                compression: Compression::None,
+                ram_bytes,
+                compression,
                 kind: ExtentKind::Regular,
                 disk_bytenr: at,
                 disk_num_bytes: len,

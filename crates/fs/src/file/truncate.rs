@@ -49,7 +49,7 @@ pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
 /// - A file in its leaf is rewritten whole, at its new length.
 /// - A last sector that is not zero behind the end becomes so.
 pub(super) fn before_growing(core: &Core, inode: &Inode, old: u64) -> Result<Option<(u64, Vec<u8>)>> {
-    let may_become_inline = super::may_be_inline(core, old) && !inode.data.is_clean();
+    let may_become_inline = super::may_be_inline_somehow(core, old, inode.flags()) && !inode.data.is_clean();
     if old > 0 && old <= SECTOR && (may_become_inline || is_inline(core, inode)?) {
         let mut data = vec![0; index(old)];
         super::read::read_range(core, inode, 0, &mut data)?;
@@ -149,7 +149,8 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
         }
         h.mark_dirty(inode);
         if let Tail::Inline(data) = &tail {
-            replace(&mut h, inode, (0, SECTOR), New::Inline(data), &mut false)?;
+            let plain = New::Inline { data, ram_bytes: size, compression: Compression::None };
+            replace(&mut h, inode, (0, SECTOR), plain, &mut false)?;
         }
         // The file may have ended in delayed bytes far behind its extents.
         cover(&mut h, inode, size)?;

@@ -1,13 +1,15 @@
 //! Write-back: from dirty bytes to extents.
 //!
-//! A batch is one large run of one file or the runs of many small files. It goes through four steps: the sectors are
-//! made whole (edges are read where the file has other bytes there, zero behind its end), space for all of them is
+//! A batch is one large run of one file or the runs of many small files. It goes through five steps: the sectors are
+//! made whole (edges are read where the file has other bytes there, zero behind its end), they are compressed where that
+//! is wanted and helps ([`super::compress`]), space for all of them is
 //! allocated together so that they lie behind each other, they are written and their checksums computed, and only then
 //! does each file's tree get its extent. Until that has happened, readers are served from the flight.
 //!
 //! Nothing here takes `Inode.op`: a writer that waits for space or budget may hold it. Nothing waits for a reservation
 //! either: what is needed was reserved by the write.
 
+use super::compress::{self, Packed, Part};
 use super::delalloc::{Departure, Job, Limits, depart, land};
 use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
 use super::extents::{ExtentCursor, SECTOR, floor};
@@ -18,7 +20,7 @@ use crate::inode::Inode;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
-use larder_format::items::InodeFlags;
+use larder_format::items::{Compression, InodeFlags};
 use larder_format::{CsumType, MAX_DATA_EXTENT, ObjectId};
 use rayon::prelude::*;
 use std::io::IoSlice;
@@ -44,7 +46,8 @@ pub(super) fn one_batch(core: &Core, before: u64) -> bool {
     while bytes < SMALL_BATCH && departures.len() < MAX_FLIGHTS {
         let Some((age, inode)) = core.data.pop((from, before), &mut job) else { break };
         from = age + 1;
-        let limits = Limits { bytes: BATCH, flights: MAX_FLIGHTS - departures.len() };
+        let limits =
+            Limits { bytes: compress::batch(core, &inode, BATCH), flights: MAX_FLIGHTS - departures.len() };
         bytes += depart(core, &inode, limits, true, &mut departures);
     }
     let Some(mut job) = job else { return false };
@@ -66,7 +69,7 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         loop {
             let mut departures = Vec::new();
             let mut job = core.data.start_job(0);
-            let limits = Limits { bytes: BATCH, flights: MAX_FLIGHTS };
+            let limits = Limits { bytes: compress::batch(core, inode, BATCH), flights: MAX_FLIGHTS };
             depart(core, inode, limits, false, &mut departures);
             job.wrote = !departures.is_empty();
             if job.wrote {
@@ -169,10 +172,22 @@ impl Image {
 /// A part of a flight's sectors that becomes one extent.
 #[derive(Debug)]
 struct Piece {
-    /// Offset into the flight's sectors.
-    offset: u64,
+    /// Where in the flight's sectors.
+    range: Range<u64>,
+    /// What is stored instead of them.
+    packed: Option<Packed>,
     run: Run,
     csums: Vec<u8>,
+}
+
+impl Piece {
+    /// The bytes that are stored, in order.
+    fn slices<'a>(&'a self, image: &'a Image, taken: &'a Taken) -> Vec<&'a [u8]> {
+        match &self.packed {
+            Some(packed) => vec![&packed.data],
+            None => image.slices(taken, self.range.clone()),
+        }
+    }
 }
 
 /// A flight on its way through the steps.
@@ -180,12 +195,18 @@ struct Piece {
 struct Item {
     departure: Departure,
     image: Image,
+    /// What is to be stored, in order, until it has space.
+    parts: Vec<Part>,
     pieces: Vec<Piece>,
     /// Pieces that the transaction owns already, counted from the first.
     created: usize,
     verified: bool,
     /// It goes into the leaf.
     inline: bool,
+    /// In this form.
+    leaf: Option<Packed>,
+    /// It was tried to compress it, and its inode is to say that this is of no use.
+    incompressible: bool,
     failed: Option<Error>,
 }
 
@@ -197,8 +218,18 @@ impl Item {
             Ok(image) => (image, None),
             Err(e) => (Image::default(), Some(e)),
         };
-        let mut item =
-            Self { departure, image, pieces: Vec::new(), created: 0, verified, inline: false, failed };
+        let mut item = Self {
+            departure,
+            image,
+            parts: Vec::new(),
+            pieces: Vec::new(),
+            created: 0,
+            verified,
+            inline: false,
+            leaf: None,
+            incompressible: false,
+            failed,
+        };
         if item.departure.flight.inline && item.failed.is_none() {
             // Preallocated extents may lie behind the end of even the smallest file.
             match only_first_sector(core, &item.departure.inode) {
@@ -211,10 +242,13 @@ impl Item {
     fn taken(&self) -> &Taken {
         &self.departure.flight.taken
     }
-    /// Bytes of device space that it needs.
+    /// Bytes of its sectors.
     fn len(&self) -> u64 {
-        let stored = self.failed.is_none() && !self.inline;
-        if stored { self.taken().end - self.taken().start } else { 0 }
+        self.taken().end - self.taken().start
+    }
+    /// Bytes of device space that it needs.
+    fn stored(&self) -> u64 {
+        self.parts.iter().map(Part::stored).sum()
     }
     fn fail(&mut self, e: Error) {
         self.failed.get_or_insert(e);
@@ -233,6 +267,7 @@ fn write(core: &Core, departures: Vec<Departure>) {
             }
         }
     }
+    pack(core, &mut items);
     let runs = allocate(core, &mut items);
     if core.options.tuning.break_extent_before_data {
         compute_csums(core.csum, &mut items);
@@ -245,6 +280,46 @@ fn write(core: &Core, departures: Vec<Departure>) {
     insert_all(core, &mut items, reserved);
 }
 
+/// Decides in which form the flights are stored.
+fn pack(core: &Core, items: &mut [Item]) {
+    let mut jobs = Vec::new();
+    // The number of jobs of each item, and whether they are for the leaf.
+    let mut plan = Vec::with_capacity(items.len());
+    for item in items.iter() {
+        let wish = if item.failed.is_none() { compress::wish(core, &item.departure.inode) } else { None };
+        let slices = |range| item.image.slices(item.taken(), range);
+        plan.push(match wish {
+            Some(wish) if item.inline => {
+                let bytes = slices(0..item.departure.flight.size);
+                jobs.push(compress::inline_job(wish, bytes, index(super::max_inline(core))));
+                1
+            }
+            Some(wish) => compress::jobs(wish, item.len(), slices, &mut jobs),
+            None => 0,
+        });
+    }
+    let done = compress::run(core, &jobs);
+    drop(jobs);
+    let mut done = done.into_iter();
+    for (item, count) in items.iter_mut().zip(plan) {
+        let mut mine = done.by_ref().take(count);
+        if item.failed.is_some() {
+            continue;
+        }
+        if item.inline {
+            item.leaf = mine.next().and_then(compress::Done::into_packed);
+            // It may be short enough only when it is compressed.
+            item.inline = item.leaf.is_some() || super::may_be_inline(core, item.departure.flight.size);
+            if item.inline {
+                continue;
+            }
+        }
+        let verdict = compress::assemble(item.len(), mine);
+        item.parts = verdict.parts;
+        item.incompressible = verdict.mark;
+    }
+}
+
 /// Gets space for all flights, one behind the other.
 fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     let mut space = core.space.accounts.empty(SpaceKind::Data);
@@ -252,37 +327,67 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
         space.merge(std::mem::replace(&mut item.departure.space, core.space.accounts.empty(SpaceKind::Data)));
     }
     let mut runs: Vec<Run> = Vec::new();
-    let mut left: u64 = items.iter().map(Item::len).sum();
-    // What was allocated and is not spoken for yet.
+    // What is still to be found a place for.
+    let mut left: u64 = items.iter().map(Item::stored).sum();
+    // The end of the last run, not spoken for yet.
     let mut rest: Option<Run> = None;
+    let give_back = |rest: Run, runs: &mut Vec<Run>, space: &mut Reservation| {
+        let last = runs.last_mut().expect("it is the end of one");
+        last.len -= rest.len;
+        core.space.give_back(rest, Some(space));
+    };
     for item in items {
-        let (mut offset, len) = (0, item.len());
-        while offset < len {
-            let run = match rest.take() {
-                Some(run) => run,
-                None => match core.space.allocate_data(core, left.min(MAX_DATA_EXTENT), SECTOR, &mut space) {
-                    Ok(run) => {
-                        left -= run.len;
-                        runs.push(run);
-                        run
+        let mut parts = std::mem::take(&mut item.parts).into_iter();
+        for mut part in parts.by_ref() {
+            while !part.range.is_empty() && item.failed.is_none() {
+                let want = part.stored();
+                // What is compressed lies in one piece.
+                let least = if part.packed.is_some() { want } else { SECTOR };
+                if let Some(short) = rest.take_if(|run| run.len < least) {
+                    give_back(short, &mut runs, &mut space);
+                }
+                let run = match rest.take() {
+                    Some(run) => run,
+                    None => {
+                        match core.space.allocate_data(core, left.min(MAX_DATA_EXTENT), least, &mut space) {
+                            Ok(run) => {
+                                core.compression.forget(run);
+                                runs.push(run);
+                                run
+                            }
+                            // There is no such piece. What was reserved is enough for smaller ones.
+                            Err(_) if part.packed.is_some() => {
+                                part.packed = None;
+                                left += part.stored() - want;
+                                continue;
+                            }
+                            Err(e) => {
+                                left -= want;
+                                item.fail(e);
+                                break;
+                            }
+                        }
                     }
-                    Err(e) => {
-                        left -= len - offset;
-                        item.fail(e);
-                        break;
-                    }
-                },
-            };
-            let mine = Run::new(run.start, run.len.min(len - offset));
-            if mine.len < run.len {
-                rest = Some(Run::new(mine.end(), run.len - mine.len));
+                };
+                let mine = Run::new(run.start, run.len.min(want));
+                if mine.len < run.len {
+                    rest = Some(Run::new(mine.end(), run.len - mine.len));
+                }
+                left -= mine.len;
+                let packed = part.packed.take();
+                let end = if packed.is_some() { part.range.end } else { part.range.start + mine.len };
+                let range = part.range.start..end;
+                part.range.start = end;
+                item.pieces.push(Piece { range, packed, run: mine, csums: Vec::new() });
             }
-            item.pieces.push(Piece { offset, run: mine, csums: Vec::new() });
-            offset += mine.len;
+            if item.failed.is_some() {
+                break;
+            }
         }
+        left -= parts.map(|part| part.stored()).sum::<u64>();
     }
     if let Some(rest) = rest {
-        core.space.give_back(rest, None);
+        give_back(rest, &mut runs, &mut space);
     }
     runs
 }
@@ -295,7 +400,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
         for item in items.iter() {
             for piece in item.pieces.iter().filter(|p| run.contains(p.run)) {
                 first.get_or_insert(piece.run.start);
-                let bytes = item.image.slices(item.taken(), piece.offset..piece.offset + piece.run.len);
+                let bytes = piece.slices(&item.image, item.taken());
                 slices.extend(bytes.into_iter().map(IoSlice::new));
             }
         }
@@ -315,8 +420,7 @@ fn compute_csums(csum: CsumType, items: &mut [Item]) {
     for item in items.iter_mut().filter(|i| i.verified && i.failed.is_none() && !i.inline) {
         let Item { departure, image, pieces, .. } = item;
         for piece in pieces {
-            let range = piece.offset..piece.offset + piece.run.len;
-            let slices = image.slices(&departure.flight.taken, range);
+            let slices = piece.slices(image, &departure.flight.taken);
             piece.csums = csums_of(csum, &slices, index(piece.run.len));
         }
     }
@@ -403,8 +507,9 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
     let count = item.pieces.len();
     for i in 0..count {
         let piece = &mut item.pieces[i];
-        let start = flight.taken.start + piece.offset;
-        let end = start + piece.run.len;
+        let start = flight.taken.start + piece.range.start;
+        let end = flight.taken.start + piece.range.end;
+        let compression = piece.packed.as_ref().map_or(Compression::None, |p| p.method);
         let csums = std::mem::take(&mut piece.csums);
         let run = piece.run;
         let (mut at, mut create) = (start, true);
@@ -417,7 +522,15 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                 h.add_csums(run.start, csums);
             }
             let first = create;
-            let new = New::Extent { at: run.start, len: run.len, offset: at - start, create };
+            let new = New::Extent {
+                at: run.start,
+                len: run.len,
+                ram_bytes: end - start,
+                compression,
+                offset: at - start,
+                create,
+            };
+            h.need_incompat(compress::incompat(compression).bits());
             let mut created = false;
             let reached = replace(h, inode, (at, end), new, &mut created);
             item.created = item.created.max(i + usize::from(created));
@@ -428,6 +541,9 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             create = false;
             at = reached?;
             if at == end && i + 1 == count {
+                if item.incompressible {
+                    compress::mark_incompressible(inode);
+                }
                 // Within the handle: the seal that has the extent must see the size that it allows.
                 land(h.core, inode, flight, true);
                 h.mark_dirty(inode);
@@ -441,11 +557,20 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
 fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     let inode = &item.departure.inode;
     let flight = &item.departure.flight;
-    let bytes = item.image.slices(item.taken(), 0..flight.size).concat();
+    let plain;
+    let (data, compression) = match &item.leaf {
+        Some(packed) => (&packed.data, packed.method),
+        None => {
+            plain = item.image.slices(item.taken(), 0..flight.size).concat();
+            (&plain, Compression::None)
+        }
+    };
     let h = handles.get()?;
+    h.need_incompat(compress::incompat(compression).bits());
     let extents = inode.data.lock_extents();
     let mut created = false;
-    replace(h, inode, (0, SECTOR), New::Inline(&bytes), &mut created)?;
+    let new = New::Inline { data, ram_bytes: flight.size, compression };
+    replace(h, inode, (0, SECTOR), new, &mut created)?;
     land(h.core, inode, flight, true);
     h.mark_dirty(inode);
     drop(extents);

@@ -11,8 +11,8 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file;
 use larder_format::SECTOR_SIZE;
-use larder_format::items::InodeFlags;
 use larder_format::items::inode::{PERMISSIONS, S_IFMT};
+use larder_format::items::{Compression, InodeFlags};
 use std::sync::Arc;
 
 /// Flags that a user may set and clear.
@@ -112,7 +112,12 @@ fn new_flags(inode: &Inode, now: InodeFlags, size: u64, wanted: InodeFlags) -> R
         return Err(Error::Invalid("both compression and no compression"));
     }
     let wants_nocow = wanted.contains(InodeFlags::NODATACOW);
-    if wanted.contains(InodeFlags::COMPRESS) && (wants_nocow || now.contains(InodeFlags::NODATACOW)) {
+    // As Linux has it, one does not follow the other in one step either.
+    let has = |flag| wanted.contains(flag) || now.contains(flag);
+    let new = |flag| wanted.contains(flag) && !now.contains(flag);
+    if (wanted.contains(InodeFlags::COMPRESS) && has(InodeFlags::NODATACOW))
+        || (new(InodeFlags::NODATACOW) && has(InodeFlags::COMPRESS))
+    {
         return Err(Error::Invalid("compression needs copy on write"));
     }
     let mut flags = (now & !USER_FLAGS) | (wanted & USER_FLAGS);
@@ -157,10 +162,17 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
     let _waiting_is_allowed = truncated.then(past_no_return);
     let compresses = |f: InodeFlags| f & COMPRESSION_FLAGS;
     let mut handle = match flags {
-        // The property follows the flag: `chattr +c` means the default method, anything else means none.
+        // The property follows the flag: `chattr +c` means the mount's method, or the default, anything else means none.
+        // (Linux sets it anew with any other flag, too, and forgets what was chosen; we leave it as it is.)
         Some((now, new)) if compresses(now) != compresses(new) => {
-            let method = new.contains(InodeFlags::COMPRESS).then_some(&b"zlib"[..]);
-            prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, method))?.write()?.0
+            let method = core.options.compress.map_or(Compression::Zlib, |c| c.packing.method());
+            let value = new.contains(InodeFlags::COMPRESS).then_some(method.name().as_bytes());
+            let prepared = prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, value))?;
+            let mut handle = prepared.write()?.0;
+            if value.is_some() {
+                handle.need_incompat(file::compress::incompat(method).bits());
+            }
+            handle
         }
         _ => core.begin(1)?,
     };

@@ -13,10 +13,12 @@ use super::{Inode, attr, to_timespec};
 use crate::api::{FileKind, XattrMode};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
+use crate::file::compress;
+use larder_codec::Packing;
 use larder_format::features::Incompat;
 use larder_format::items::dir::{find_entry, remove_entry};
 use larder_format::items::keys::xattr_key;
-use larder_format::items::{DirEntries, DirEntryRef, InodeFlags};
+use larder_format::items::{Compression, DirEntries, DirEntryRef, InodeFlags};
 use larder_format::{Key, KeyType, NAME_MAX};
 use std::sync::Arc;
 
@@ -126,6 +128,10 @@ fn change(core: &Core, inode: &Arc<Inode>, name: &[u8], value: Option<&[u8]>, mo
             mode = XattrMode::Set;
         }
         let method = Method::of_property(inode, name, value)?;
+        // On what has no data, nor passes it on to what has, Linux takes the property and forgets it.
+        if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
+            return if value.is_some() { Ok(()) } else { Err(Error::NoAttribute) };
+        }
         flags = Some(method.flags());
         incompat = method.incompat();
     }
@@ -200,10 +206,25 @@ pub(super) fn inherited_property(
     {
         return Ok(None);
     }
-    let value = find(core, dir, COMPRESSION)?;
-    Ok(value
-        .filter(|v| matches!(Method::parse(v), Some(Method::Compress(_))))
-        .map(|v| (COMPRESSION.to_vec(), v)))
+    let method = find(core, dir, COMPRESSION)?.and_then(|v| Method::parse(&v));
+    Ok(match method {
+        // The method only: Linux does not pass levels on.
+        Some(Method::Compress(packing)) => {
+            Some((COMPRESSION.to_vec(), packing.method().name().as_bytes().to_vec()))
+        }
+        _ => None,
+    })
+}
+
+/// How the property wants an inode's data to be compressed; `None` if it has none or says never.
+///
+/// # Errors
+/// Reading; corruption.
+pub(crate) fn packing(core: &Core, inode: &Inode) -> Result<Option<Packing>> {
+    Ok(match find(core, inode, COMPRESSION)?.and_then(|v| Method::parse(&v)) {
+        Some(Method::Compress(packing)) => Some(packing),
+        _ => None,
+    })
 }
 
 /// What the compression property says.
@@ -213,8 +234,8 @@ enum Method {
     Unset,
     /// Never.
     Never,
-    /// With the method that needs this bit in the superblock.
-    Compress(Incompat),
+    /// In this way.
+    Compress(Packing),
 }
 
 impl Method {
@@ -223,29 +244,24 @@ impl Method {
         if name != COMPRESSION {
             return Err(Error::Invalid("unknown property"));
         }
-        let can = matches!(inode.kind, FileKind::Regular | FileKind::Directory);
         let copied = !inode.flags().intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
         match value {
             None => Ok(Self::Unset),
-            Some(_) if !can || !copied => Err(Error::Invalid("this inode's data cannot be compressed")),
+            Some(_) if !copied => Err(Error::Invalid("this inode's data cannot be compressed")),
             Some(v) => Self::parse(v).ok_or(Error::Invalid("unknown compression")),
         }
     }
+    /// As Linux does: what follows a method's name is not looked at when the property is set. Where it is a level we
+    /// heed it, otherwise it means the default.
     fn parse(value: &[u8]) -> Option<Self> {
-        let (method, level) = match value.iter().position(|b| *b == b':') {
-            Some(colon) => (&value[..colon], Some(&value[colon + 1..])),
-            None => (value, None),
-        };
-        if level.is_some_and(|l| l.is_empty() || l.len() > 2 || !l.iter().all(u8::is_ascii_digit)) {
-            return None;
+        if matches!(value, b"no" | b"none") {
+            return Some(Self::Never);
         }
-        match (method, level) {
-            (b"zlib", _) => Some(Self::Compress(Incompat::empty())),
-            (b"lzo", _) => Some(Self::Compress(Incompat::COMPRESS_LZO)),
-            (b"zstd", _) => Some(Self::Compress(Incompat::COMPRESS_ZSTD)),
-            (b"no" | b"none", None) => Some(Self::Never),
-            _ => None,
-        }
+        let method = [Compression::Zlib, Compression::Lzo, Compression::Zstd]
+            .into_iter()
+            .find(|m| value.starts_with(m.name().as_bytes()))?;
+        let exact = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        exact.or_else(|| Packing::new(method, None)).map(Self::Compress)
     }
     fn flags(self) -> InodeFlags {
         match self {
@@ -256,7 +272,7 @@ impl Method {
     }
     fn incompat(self) -> Incompat {
         match self {
-            Self::Compress(bit) => bit,
+            Self::Compress(packing) => compress::incompat(packing.method()),
             _ => Incompat::empty(),
         }
     }
@@ -268,14 +284,25 @@ mod tests {
 
     #[test]
     fn values_of_the_compression_property() {
-        let zlib = Some(Method::Compress(Incompat::empty()));
-        assert_eq!(Method::parse(b"zlib"), zlib);
-        assert_eq!(Method::parse(b"zlib:9"), zlib);
-        assert_eq!(Method::parse(b"lzo"), Some(Method::Compress(Incompat::COMPRESS_LZO)));
-        assert_eq!(Method::parse(b"zstd:15"), Some(Method::Compress(Incompat::COMPRESS_ZSTD)));
+        for (value, shown) in [
+            ("zlib", "zlib:3"),
+            ("zlib:9", "zlib:9"),
+            ("zlib:10", "zlib:9"),
+            ("zlib:x", "zlib:3"),
+            ("zlibx", "zlib:3"),
+            ("lzo", "lzo"),
+            ("lzo:1", "lzo"),
+            ("zstd", "zstd:3"),
+            ("zstd:15", "zstd:15"),
+            ("zstd:-5", "zstd:-5"),
+            ("zstd:", "zstd:3"),
+        ] {
+            let Some(Method::Compress(packing)) = Method::parse(value.as_bytes()) else { panic!("{value}") };
+            assert_eq!(packing.to_string(), shown, "{value}");
+        }
         assert_eq!(Method::parse(b"none"), Some(Method::Never));
         assert_eq!(Method::parse(b"no"), Some(Method::Never));
-        for bad in [&b""[..], b"zli", b"gzip", b"zstd:", b"zstd:x", b"none:1", b"zstd:100"] {
+        for bad in [&b""[..], b"zli", b"gzip", b"ZLIB", b"nox", b"none:1", b" zstd"] {
             assert_eq!(Method::parse(bad), None, "{bad:?}");
         }
     }

@@ -28,7 +28,7 @@ const BTRFS_FS_INFO: u32 = ioc(READ, 0x94, 31, 1024);
 /// Inode flags of the format.
 const NODATASUM: u64 = 1 << 0;
 const NODATACOW: u64 = 1 << 1;
-pub(super) const NOCOMPRESS: u64 = 1 << 3;
+const NOCOMPRESS: u64 = 1 << 3;
 const SYNC: u64 = 1 << 5;
 pub(super) const IMMUTABLE: u64 = 1 << 6;
 pub(super) const APPEND: u64 = 1 << 7;

@@ -9,8 +9,6 @@ use crate::proto::{self, GetxattrIn, SetxattrIn};
 use crate::records::sized;
 use larder_fs::{FileKind, InodeId, SetAttr, XattrMode};
 
-use super::ioctl::{COMPRESS, NOCOMPRESS};
-
 /// What a name means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -40,17 +38,6 @@ fn kind(name: &[u8]) -> Result<Kind, Errno> {
         }
     }
     Err(Errno::OPNOTSUPP)
-}
-
-/// The inode flags that a value of `btrfs.compression` goes with: set, cleared.
-fn compression_flags(value: &[u8]) -> Result<(u64, u64), Errno> {
-    let algorithm = value.split(|b| *b == b':').next().unwrap_or_default();
-    match algorithm {
-        b"" => Ok((0, COMPRESS | NOCOMPRESS)),
-        b"no" | b"none" => Ok((NOCOMPRESS, COMPRESS)),
-        b"zlib" | b"lzo" | b"zstd" => Ok((COMPRESS, NOCOMPRESS)),
-        _ => Err(Errno::INVAL),
-    }
 }
 
 impl Server {
@@ -161,15 +148,8 @@ impl Server {
         if name != b"btrfs.compression" {
             return Err(Errno::INVAL.into());
         }
-        let (set, cleared) = compression_flags(value)?;
-        let flags = self.fs.getattr(id)?.flags;
-        if value.is_empty() {
-            self.remove_if_any(id, name)?;
-        } else {
-            self.fs.setxattr(id, name, value, mode)?;
-        }
-        self.fs.setattr(id, &SetAttr { flags: Some(flags & !cleared | set), ..SetAttr::default() })?;
-        Ok(())
+        // The engine sees to the flags that go with it.
+        Ok(self.fs.setxattr(id, name, value, mode)?)
     }
 
     fn remove_if_any(&self, id: InodeId, name: &[u8]) -> Result<(), Failure> {
@@ -194,13 +174,5 @@ mod tests {
         for unknown in [&b"system.x"[..], b"nothing", b"", b"system.posix_acl_accessx", b"USER.x"] {
             assert_eq!(kind(unknown), Err(Errno::OPNOTSUPP));
         }
-    }
-
-    #[test]
-    fn compression_is_checked() {
-        assert_eq!(compression_flags(b"zstd"), Ok((COMPRESS, NOCOMPRESS)));
-        assert_eq!(compression_flags(b"zlib:9"), Ok((COMPRESS, NOCOMPRESS)));
-        assert_eq!(compression_flags(b"none"), Ok((NOCOMPRESS, COMPRESS)));
-        assert_eq!(compression_flags(b"bzip2"), Err(Errno::INVAL));
     }
 }

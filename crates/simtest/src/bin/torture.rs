@@ -48,6 +48,9 @@ struct Args {
     /// Only this source of workloads.
     #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads"])]
     only: Option<String>,
+    /// Compress all data: zlib[:1..9], lzo or zstd[:-15..15].
+    #[arg(long)]
+    compress: Option<larder_fs::Packing>,
     /// Leave out operations on file data: names, attributes and commits only.
     #[arg(long)]
     names: bool,
@@ -124,6 +127,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
 fn torture(args: &Args) -> Result<Outcome, String> {
     let mut config = Config::new(args.seed).map_err(|e| e.to_string())?;
     config.mode = model::Mode::Strict;
+    config.options.compress = args.compress.map(|packing| larder_fs::Compress { packing, force: true });
     config.limits = Limits { seed: args.seed, ..Limits::default() };
     config.max_states = args.per_workload;
     config.only = args.state;

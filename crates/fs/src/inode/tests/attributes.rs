@@ -137,11 +137,20 @@ fn the_compression_property_and_the_flags_are_one() {
     w.fs.setxattr(d, P, b"lzo", Replace).unwrap();
     w.fs.removexattr(d, P).unwrap();
     assert_eq!(got(d), InodeFlags::empty());
-    for bad in [&b"gzip"[..], b"zstd:", b"9"] {
+    for bad in [&b"gzip"[..], b"zst", b"9"] {
         assert_err!(w.fs.setxattr(f, P, bad, Set), Error::Invalid(_));
     }
     assert_err!(w.fs.setxattr(f, b"btrfs.other", b"1", Set), Error::Invalid(_));
-    assert_err!(w.fs.setxattr(s, P, b"zlib", Set), Error::Invalid(_));
+    // Taken and forgotten, as Linux does.
+    w.fs.setxattr(s, P, b"zlib", Set).unwrap();
+    assert_err!(w.fs.getxattr(s, P), Error::NoAttribute);
+    // A level is kept where it was set; what is made there gets the method only.
+    w.fs.setxattr(d, P, b"zstd:9", Set).unwrap();
+    assert_eq!(w.fs.getxattr(d, P).unwrap(), b"zstd:9");
+    let g = w.file(d, "g");
+    assert_eq!(w.fs.getxattr(g, P).unwrap(), b"zstd");
+    // One does not follow the other in one step.
+    assert_err!(w.fs.setattr(d, &flags(InodeFlags::NODATACOW)), Error::Invalid(_));
     w.check();
 }
 

@@ -1,0 +1,385 @@
+//! Compressing data on its way to the device: whether, how, and the work itself.
+//!
+//! **Whether** is decided as Linux does. Data of inodes without copy-on-write or checksums is never compressed. The mount's
+//! `compress-force` compresses everything else; without it an inode that is marked as incompressible is left alone, and
+//! of the rest that is compressed for which the mount or the inode's property wants it and which looks promising
+//! ([`larder_codec::promising`]). An attempt that fails marks the inode, unless somebody insisted: the mount with
+//! `compress-force`, or the inode's property. Deviating from Linux, a file that fits into its leaf is not marked: that a
+//! few bytes do not shrink says nothing about those that will follow.
+//!
+//! **How**: a flight is cut into pieces of 128 KiB, the most that the format allows, and each is tried on its own, on all
+//! cores. A piece that does not become shorter by at least a sector is stored as it is; neighbours that are stored so
+//! become one extent again.
+//!
+//! Everything here runs in write-back, with no lock held. Memory: a batch takes at most [`BATCH`] bytes of a file that is
+//! to be compressed, so that what it holds packed is less than that; packers are kept from one batch to the next, at
+//! most one per core, and only as long as somebody uses them or [`IDLE_PACKERS`].
+
+use super::dirty::SECTOR_LEN;
+use crate::api::Compress;
+use crate::core::Core;
+use crate::inode::{Inode, xattr};
+use larder_codec::{Packer, Packing, promising};
+use larder_format::features::Incompat;
+use larder_format::items::{Compression, InodeFlags};
+use larder_format::{Logical, MAX_COMPRESSED_EXTENT};
+use parking_lot::Mutex;
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that one batch takes of one file that is to be compressed.
+const BATCH: u64 = 4 << 20;
+/// Packers that are kept while nobody needs them.
+const IDLE_PACKERS: usize = 4;
+/// Unpacked extents that are kept: of each reader only a part was wanted.
+const KEPT_EXTENTS: usize = 16;
+
+/// What all files share.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    packers: Mutex<Vec<Packer>>,
+    pub(crate) stats: Stats,
+    unpacked: Mutex<VecDeque<Kept>>,
+}
+
+/// Counters of bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Stats {
+    /// Went into packed extents, before and after.
+    pub(crate) raw: AtomicU64,
+    pub(crate) packed: AtomicU64,
+    /// Were tried and did not shrink.
+    pub(crate) failed: AtomicU64,
+    /// Did not look promising.
+    pub(crate) skipped: AtomicU64,
+    /// Held packed in memory, on their way.
+    pub(crate) held: AtomicU64,
+}
+
+/// How an inode's data is to be compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    packing: Packing,
+    /// Without asking whether it is promising.
+    force: bool,
+    /// The inode's own: failing does not mark it.
+    own: bool,
+}
+
+/// May data of an inode with these flags be compressed?
+pub(super) fn wanted(core: &Core, flags: InodeFlags) -> bool {
+    let mount = &core.options.compress;
+    let forced = mount.is_some_and(|m| m.force);
+    !flags.intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM)
+        && (forced
+            || !flags.contains(InodeFlags::NOCOMPRESS)
+                && (mount.is_some() || flags.contains(InodeFlags::COMPRESS)))
+}
+
+/// How the inode's data is to be compressed, if it is.
+pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
+    let flags = inode.flags();
+    if !wanted(core, flags) {
+        return None;
+    }
+    let mount = core.options.compress;
+    let force = mount.is_some_and(|m| m.force);
+    // What cannot be read now was not asked of us: the data matters more.
+    let own = if flags.contains(InodeFlags::COMPRESS) {
+        xattr::packing(core, inode).unwrap_or_default()
+    } else {
+        None
+    };
+    let packing = match (own, mount) {
+        // The mount's level is meant for its method, whoever chose that.
+        (Some(own), Some(Compress { packing, .. })) if own == default_of(packing.method()) => packing,
+        (Some(own), _) => own,
+        (None, Some(mount)) => mount.packing,
+        (None, None) => Packing::default(),
+    };
+    Some(Wish { packing, force, own: own.is_some() })
+}
+
+fn default_of(method: Compression) -> Packing {
+    Packing::new(method, None).unwrap_or_default()
+}
+
+/// Bytes to take of an inode at once, where others take `usual`.
+pub(super) fn batch(core: &Core, inode: &Inode, usual: u64) -> u64 {
+    if wanted(core, inode.flags()) { usual.min(BATCH) } else { usual }
+}
+
+/// The bit that the superblock must have for extents of a method.
+pub(crate) fn incompat(method: Compression) -> Incompat {
+    match method {
+        Compression::None | Compression::Zlib => Incompat::empty(),
+        Compression::Lzo => Incompat::COMPRESS_LZO,
+        Compression::Zstd => Incompat::COMPRESS_ZSTD,
+    }
+}
+
+/// Bytes in another form.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) method: Compression,
+    /// For an extent: up to a sector's end. For a leaf: nothing behind the stream.
+    pub(super) data: Vec<u8>,
+    counted: Option<Arc<State>>,
+}
+
+impl Drop for Packed {
+    fn drop(&mut self) {
+        if let Some(state) = &self.counted {
+            state.stats.held.fetch_sub(self.data.len() as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A part of a flight that becomes one extent, or several where it is stored as it is.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Where, in bytes from the flight's first sector.
+    pub(super) range: Range<u64>,
+    /// What is stored instead of these bytes.
+    pub(super) packed: Option<Packed>,
+}
+
+impl Part {
+    /// Bytes of device space that it needs.
+    pub(super) fn stored(&self) -> u64 {
+        self.packed.as_ref().map_or(self.range.end - self.range.start, |p| p.data.len() as u64)
+    }
+}
+
+/// Something to try.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    wish: Wish,
+    range: Range<u64>,
+    slices: Vec<&'a [u8]>,
+    /// Most bytes that are of use.
+    limit: usize,
+    inline: bool,
+}
+
+/// What came of a job.
+#[derive(Debug)]
+pub(super) struct Done {
+    range: Range<u64>,
+    packed: Option<Packed>,
+    failed: bool,
+}
+
+/// What came of all jobs of a flight.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) parts: Vec<Part>,
+    /// The inode is to be marked as incompressible.
+    pub(super) mark: bool,
+}
+
+/// Jobs for a flight of `len` bytes, whole sectors, whose bytes `slices` gives.
+pub(super) fn jobs<'a>(
+    wish: Wish,
+    len: u64,
+    slices: impl Fn(Range<u64>) -> Vec<&'a [u8]>,
+    out: &mut Vec<Job<'a>>,
+) -> usize {
+    let before = out.len();
+    let mut at = 0;
+    // A single sector cannot become shorter.
+    while len - at > SECTOR_LEN as u64 {
+        let range = at..len.min(at + MAX_COMPRESSED_EXTENT);
+        at = range.end;
+        let bytes = usize::try_from(range.end - range.start).expect("a piece");
+        let slices = slices(range.clone());
+        out.push(Job { wish, range, slices, limit: bytes - SECTOR_LEN, inline: false });
+    }
+    out.len() - before
+}
+
+/// The job for a file that may go into its leaf, where `limit` bytes have room.
+pub(super) fn inline_job(wish: Wish, slices: Vec<&[u8]>, limit: usize) -> Job<'_> {
+    let len: usize = slices.iter().map(|s| s.len()).sum();
+    Job { wish, range: 0..len as u64, slices, limit: limit.min(len - 1), inline: true }
+}
+
+/// Does all jobs, on all cores; what came of them, in the same order.
+pub(super) fn run(core: &Core, jobs: &[Job<'_>]) -> Vec<Done> {
+    match jobs {
+        [job] => vec![job.run(&core.compression)],
+        _ => jobs.par_iter().map(|job| job.run(&core.compression)).collect(),
+    }
+}
+
+impl Job<'_> {
+    fn run(&self, state: &Arc<State>) -> Done {
+        let stats = &state.stats;
+        let len = self.range.end - self.range.start;
+        let data = match &self.slices[..] {
+            [one] => Cow::Borrowed(*one),
+            several => Cow::Owned(several.concat()),
+        };
+        let done = |packed, failed| Done { range: self.range.clone(), packed, failed };
+        if !self.wish.force && !promising(&data) {
+            stats.skipped.fetch_add(len, Ordering::Relaxed);
+            return done(None, false);
+        }
+        let mut packer = state.packers.lock().pop().unwrap_or_default();
+        let packed = packer.pack(self.wish.packing, &data, self.limit).map(|stream| {
+            let room = if self.inline { stream.len() } else { stream.len().next_multiple_of(SECTOR_LEN) };
+            let mut data = Vec::with_capacity(room);
+            data.extend_from_slice(stream);
+            data.resize(room, 0);
+            stats.held.fetch_add(data.len() as u64, Ordering::Relaxed);
+            Packed { method: self.wish.packing.method(), data, counted: Some(state.clone()) }
+        });
+        {
+            let mut packers = state.packers.lock();
+            if packers.len() < IDLE_PACKERS {
+                packers.push(packer);
+            }
+        }
+        match &packed {
+            Some(p) => {
+                stats.raw.fetch_add(len, Ordering::Relaxed);
+                stats.packed.fetch_add(p.data.len() as u64, Ordering::Relaxed);
+            }
+            None => {
+                stats.failed.fetch_add(len, Ordering::Relaxed);
+            }
+        }
+        let failed = packed.is_none() && !self.inline && !self.wish.force && !self.wish.own;
+        done(packed, failed)
+    }
+}
+
+impl Done {
+    /// What is stored instead.
+    pub(super) fn into_packed(self) -> Option<Packed> {
+        self.packed
+    }
+}
+
+/// Puts a flight of `len` bytes together from what came of its jobs.
+pub(super) fn assemble(len: u64, done: impl Iterator<Item = Done>) -> Verdict {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut mark = false;
+    let plain = |parts: &mut Vec<Part>, range: Range<u64>| match parts.last_mut() {
+        Some(Part { range: last, packed: None }) if last.end == range.start => last.end = range.end,
+        _ if range.is_empty() => {}
+        _ => parts.push(Part { range, packed: None }),
+    };
+    let mut at = 0;
+    for d in done {
+        plain(&mut parts, at..d.range.start);
+        at = d.range.end;
+        mark |= d.failed;
+        match d.packed {
+            Some(packed) => parts.push(Part { range: d.range, packed: Some(packed) }),
+            None => plain(&mut parts, d.range),
+        }
+    }
+    plain(&mut parts, at..len);
+    Verdict { parts, mark }
+}
+
+/// Marks an inode whose data did not shrink. The caller notes that the item has to be written.
+pub(super) fn mark_incompressible(inode: &Inode) {
+    let mut state = inode.state.lock();
+    let flags = state.item.inode_flags() | InodeFlags::NOCOMPRESS;
+    state.item.set_inode_flags(flags);
+}
+
+/// An unpacked extent of which more may be wanted.
+#[derive(Debug)]
+struct Kept {
+    at: Logical,
+    data: Arc<[u8]>,
+}
+
+impl State {
+    /// An extent's bytes, if they are kept.
+    pub(super) fn kept(&self, at: Logical) -> Option<Arc<[u8]>> {
+        let mut kept = self.unpacked.lock();
+        let i = kept.iter().rposition(|k| k.at == at)?;
+        let found = kept.remove(i)?;
+        let data = found.data.clone();
+        kept.push_back(found);
+        Some(data)
+    }
+    /// Keeps an extent's bytes. The caller is in an epoch from before it read them, so that the extent's space was not
+    /// written again since.
+    pub(super) fn keep(&self, at: Logical, data: Arc<[u8]>) {
+        let mut kept = self.unpacked.lock();
+        kept.retain(|k| k.at != at);
+        if kept.len() >= KEPT_EXTENTS {
+            kept.pop_front();
+        }
+        kept.push_back(Kept { at, data });
+    }
+    /// Space is about to be written: what was there is gone.
+    pub(super) fn forget(&self, run: crate::space::Run) {
+        self.unpacked.lock().retain(|k| k.at < run.start || k.at >= run.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(range: Range<u64>, stored: Option<usize>) -> Done {
+        let packed = stored.map(|n| Packed { method: Compression::Zstd, data: vec![0; n], counted: None });
+        Done { range, failed: packed.is_none(), packed }
+    }
+
+    #[test]
+    fn what_is_stored_as_it_is_becomes_one() {
+        let k = |n: u64| n << 10;
+        let all = [
+            done(0..k(128), None),
+            done(k(128)..k(256), None),
+            done(k(256)..k(384), Some(4096)),
+            done(k(384)..k(512), None),
+        ];
+        let verdict = assemble(k(516), all.into_iter());
+        let shown: Vec<_> = verdict.parts.iter().map(|p| (p.range.clone(), p.stored())).collect();
+        assert_eq!(shown, [(0..k(256), k(256)), (k(256)..k(384), 4096), (k(384)..k(516), k(132))]);
+        assert!(verdict.mark);
+        let verdict = assemble(k(4), std::iter::empty());
+        assert_eq!(verdict.parts.len(), 1);
+        assert!(!verdict.mark);
+    }
+
+    #[test]
+    fn jobs_cover_all_but_a_last_sector() {
+        let zeros = vec![0; 300 << 10];
+        let wish = Wish { packing: Packing::default(), force: false, own: false };
+        for (len, want) in
+            [(4096, 0), (8192, 1), (128 << 10, 1), (132 << 10, 1), (136 << 10, 2), (300 << 10, 3)]
+        {
+            let mut out = Vec::new();
+            let slices = |r: Range<u64>| vec![&zeros[r.start as usize..r.end as usize]];
+            assert_eq!(jobs(wish, len, slices, &mut out), want, "{len}");
+            assert!(out.iter().all(|j| j.range.end - j.range.start <= MAX_COMPRESSED_EXTENT));
+        }
+    }
+
+    #[test]
+    fn kept_extents_go_when_their_space_is_written() {
+        let state = State::default();
+        let data: Arc<[u8]> = Arc::from(vec![1; 8]);
+        for i in 0..40u64 {
+            state.keep(Logical(i * 4096), data.clone());
+        }
+        assert!(state.kept(Logical(0)).is_none());
+        assert!(state.kept(Logical(39 * 4096)).is_some());
+        state.forget(crate::space::Run::new(Logical(38 * 4096), 4096));
+        assert!(state.kept(Logical(38 * 4096)).is_none());
+        assert!(state.kept(Logical(39 * 4096)).is_some());
+    }
+}
