@@ -18,7 +18,7 @@ const LOW_ENTROPY: f32 = 7.2;
 /// One in so many places has to continue with four bytes that occurred before.
 const REPEATS: usize = 32;
 
-const TABLE_BITS: u32 = 12;
+const TABLE_BITS: u32 = 13;
 
 /// Does `data` look as if it would become smaller?
 #[must_use]
