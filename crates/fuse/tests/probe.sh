@@ -104,10 +104,11 @@ run chattr +a fl; run sh -c 'echo 1 >> fl'; run sh -c 'echo 2 > fl'; run rm -f f
 run chattr +C fl; run lsattr fl; touch nc; run chattr +C nc; run lsattr nc; mkdir cd; run chattr +c cd; run lsattr -d cd; touch cd/f; run lsattr cd/f; run chattr +j fl; run chattr +cC nc
 run chattr -c +C cd; run chattr -c cd; run lsattr -d cd; run chattr +m cd; mkdir cd/d; ln -s x cd/l; run lsattr -d cd cd/d; run chattr +c cd; run chattr +cm cd
 property() { run getfattr --only-values -n btrfs.compression "$1"; echo; run lsattr -d "$1"; }
-mkdir pd; touch pf
-for v in zlib zlib:9 zlibx lzo lzo:1 zstd zstd:16 zstd:-5 zstd: none no "" nox none:1 ZLIB zst; do run setfattr -n btrfs.compression -v "$v" pf; property pf; done
-for v in zstd:5 lzo none zlib; do run setfattr -n btrfs.compression -v "$v" pd; touch pd/f; mkdir pd/d; property pd/f; property pd/d; rm -r pd/f pd/d; done
-run chattr -c pd; property pd; run chattr +c pd; property pd; run setfattr -x btrfs.compression pd; property pd; run setfattr -x btrfs.compression pd; run setfattr -x btrfs.other pd; run setfattr -n btrfs.other -v 1 pd
+mkdir prd; touch prf
+for v in zlib zlib:9 zlibx lzo lzo:1 zstd zstd:16 zstd:-5 zstd: none no "" nox none:1 ZLIB zst; do run setfattr -n btrfs.compression -v "$v" prf; property prf; done
+for v in zstd:5 lzo none zlib; do run setfattr -n btrfs.compression -v "$v" prd; touch prd/f; mkdir prd/d; property prd/f; property prd/d; rm -r prd/f prd/d; done
+run chattr -c prd; property prd; run chattr +c prd; property prd; run setfattr -x btrfs.compression prd; property prd; run setfattr -x btrfs.compression prd; run setfattr -x btrfs.other prd; run setfattr -n btrfs.other -v 1 prd
+ln -s prf prl; mkfifo prp; for f in prl prp; do run setfattr -h -n btrfs.compression -v zstd $f; run getfattr -h -n btrfs.compression $f; run setfattr -h -x btrfs.compression $f; done
 mkdir ncd; run chattr +C ncd; touch ncd/f; mkdir ncd/d; run lsattr -d ncd/f ncd/d; for f in ncd ncd/f ncd/d; do run setfattr -n btrfs.compression -v zstd $f; run setfattr -n btrfs.compression -v none $f; run chattr +c $f; done; as_nobody chattr +d fl; run rm -f fl nc
 
 echo "## times"

@@ -134,9 +134,6 @@ impl Files {
 fn exercise(image: &Path, compress: Option<Compress>, seed: u64, steps: usize, files: &mut Files) -> u64 {
     let mut rng = StdRng::seed_from_u64(seed);
     let fs = open(image, compress);
-    for (_, (id, _)) in &mut files.0 {
-        *id = None;
-    }
     for (name, (id, _)) in &mut files.0 {
         *id = Some(fs.lookup(fs.root(), name.as_bytes()).unwrap().id);
     }
@@ -234,12 +231,15 @@ fn layout(image: &Path, inos: &BTreeMap<String, u64>) -> BTreeMap<String, Vec<St
     out
 }
 
+/// Where, and what.
+type Pieces = Vec<(u64, Vec<u8>)>;
+
 /// What is written: name, and pieces, each followed by a sync.
-fn contents() -> Vec<(&'static str, Vec<(u64, Vec<u8>)>)> {
+fn contents() -> Vec<(&'static str, Pieces)> {
     let mut rng = StdRng::seed_from_u64(5);
     let mut noise = |len: usize| -> Vec<u8> { (0..len).map(|_| rng.random()).collect() };
     let text = |len: usize| -> Vec<u8> { b"abcdefgh\n".iter().copied().cycle().take(len).collect() };
-    let mut out: Vec<(&str, Vec<(u64, Vec<u8>)>)> = vec![
+    let mut out: Vec<(&str, Pieces)> = vec![
         ("t100", vec![(0, text(100))]),
         ("t2048", vec![(0, text(2048))]),
         ("t2049", vec![(0, text(2049))]),

@@ -130,7 +130,7 @@ fn change(core: &Core, inode: &Arc<Inode>, name: &[u8], value: Option<&[u8]>, mo
         let method = Method::of_property(inode, name, value)?;
         // On what has no data, nor passes it on to what has, Linux takes the property and forgets it.
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
-            return if value.is_some() { Ok(()) } else { Err(Error::NoAttribute) };
+            return Ok(());
         }
         flags = Some(method.flags());
         incompat = method.incompat();
