@@ -1,5 +1,6 @@
 //! File data against its checksums: every sector of every copy.
 
+use crate::unpack::Unpacked;
 use crate::world::Pass;
 use larder_format::{Logical, SECTOR_SIZE};
 use larder_volume::VolumeError;
@@ -27,6 +28,7 @@ pub(crate) struct Bad {
 #[derive(Debug, Default)]
 pub(crate) struct Data {
     pub(crate) bad: Mutex<Vec<Bad>>,
+    pub(crate) unpacked: Unpacked,
 }
 
 impl Data {
@@ -68,6 +70,11 @@ impl Data {
                 }
             }
         }
+    }
+
+    /// Was something in this range found to be bad?
+    pub(crate) fn is_bad(&self, at: u64, len: u64) -> bool {
+        self.bad.lock().iter().any(|b| b.at < at.saturating_add(len) && at < b.at.saturating_add(b.len))
     }
 
     fn add(&self, bad: Bad) {

@@ -12,6 +12,7 @@ use crate::links::{LinkRecord, LinkSink, Totals};
 use crate::refs::Size;
 use crate::run::{Close, Run};
 use crate::source::{Edge, Node};
+use crate::unpack;
 use crate::walk::{Visit, find};
 use crate::world::Pass;
 use larder_format::items::dir::is_plain_name;
@@ -348,13 +349,16 @@ impl Leaf<'_> {
             return Ok(());
         }
         match &extent {
-            FileExtent::Inline(_) if key.offset != 0 => {
-                self.add(Kind::FileExtentInline, key, || {
-                    format!("an inline extent stands at {}", key.offset)
-                });
+            FileExtent::Inline(inline) => {
+                if key.offset != 0 {
+                    self.add(Kind::FileExtentInline, key, || {
+                        format!("an inline extent stands at {}", key.offset)
+                    });
+                }
+                unpack::inline(self.files.pass, self.edge, key, inline);
             }
             FileExtent::Stored(record) if !record.is_hole() => self.stored(inode, key, record),
-            _ => {}
+            FileExtent::Stored(_) => {}
         }
         Ok(())
     }
@@ -386,6 +390,7 @@ impl Leaf<'_> {
             });
             return;
         };
+        unpack::stored(pass, self.edge, key, r);
         let Some(coverage) = pass.coverage else { return };
         let Some(flags) = self.flags(inode) else { return };
         let (from, len) = if r.compression == Compression::None {

@@ -311,8 +311,9 @@ kinds! {
         "the space that an inode takes is miscounted: `du` and quotas are wrong", REPAIR;
     InodeGeneration = "inode-generation", Error,
         "an inode is from the future: its times and `send` are wrong", REPAIR;
-    InodeFlags = "inode-flags", Error,
-        "an inode's flags contradict its contents", REPAIR;
+    InodeFlags = "inode-flags", Warning,
+        "an inode's flags contradict each other: it is to be written in place, but with checksums, which a crash would \
+         leave wrong", DELETE_FILE;
     DirectorySize = "directory-size", Error,
         "a directory's size is not twice the length of its names: it cannot be removed when empty", REPAIR;
     DirItemMissing = "dir-item-missing", Error,
@@ -377,6 +378,8 @@ kinds! {
         "a copy of file data is not what was written", SCRUB;
     DataUnreadable = "data-unreadable", Error,
         "the device fails to read file data", DEVICE;
+    DataUnpack = "data-unpack", Error,
+        "compressed file data cannot be unpacked: reading it fails", DELETE_FILE;
     // ---- the rest
     LogPresent = "log-present", Note,
         "the file system was not unmounted cleanly; the next mount replays its log", NONE;

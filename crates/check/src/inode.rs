@@ -217,6 +217,10 @@ pub(crate) fn check(world: &World<'_>, tree: TreeId, inode: &Inode) {
     } else if inode.item_bytes + inode.index_bytes > 0 {
         add(Kind::ItemMisplaced, format!("it has mode {:o} and directory entries", stat.mode));
     }
+    let in_place = stat.flags & (InodeFlags::NODATACOW | InodeFlags::NODATASUM) == InodeFlags::NODATACOW;
+    if stat.mode & S_IFMT == S_IFREG && in_place {
+        add(Kind::InodeFlags, "it has the flag for writing in place, but not that for no checksums".into());
+    }
     match (stat.mode & S_IFMT, &inode.extents) {
         (S_IFLNK, None) => add(Kind::InodeSize, "the symbolic link has no target".into()),
         (S_IFREG, None) if stat.nbytes != 0 => {

@@ -1,6 +1,6 @@
 //! The offline checker: reads an image, compares everything in it with everything else, and says what is wrong.
 //!
-//! It shares no code with the engine that it checks: this crate knows the format and how to read devices, nothing more, and
+//! It shares no code with the engine that it checks: this crate knows the format, how to read devices and to unpack, nothing more, and
 //! its manifest keeps it so. It only reads.
 //!
 //! # How it works
@@ -20,8 +20,7 @@
 //!
 //! # Not checked
 //!
-//! The counts of quota groups (their presence is noted), the contents of verity items, what replaying a log would give, and
-//! whether compressed data can be decompressed.
+//! The counts of quota groups (their presence is noted), the contents of verity items, and what replaying a log would give.
 
 mod chunks;
 mod coverage;
@@ -46,6 +45,7 @@ mod stages;
 mod sums;
 mod supers;
 mod tables;
+mod unpack;
 mod walk;
 mod world;
 
@@ -60,7 +60,7 @@ use std::time::Duration;
 /// How to check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Read all file data, too, and compare every copy with its checksums.
+    /// Read all file data, too: compare every copy with its checksums, and unpack what is compressed.
     pub data: bool,
     /// Threads to work with; 0 for as many as there are processors.
     pub threads: usize,

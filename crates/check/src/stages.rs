@@ -80,10 +80,11 @@ fn check_image(
         findings.add(Finding::new(Kind::NotChecked, "without a superblock nothing else can be found"));
         return Ok(Counts::default());
     };
-    let superblock = opened.superblock;
-    if !supers::understand(&superblock, findings)? {
+    if !supers::understand(&opened.superblock, findings)? {
         return Ok(Counts::default());
     }
+    supers::complete(&opened)?;
+    let superblock = opened.superblock;
     supers::backups(&superblock, findings);
     let source = Source::new(Volume::new(opened.devices)?, &superblock, findings, meter);
     let array = chunks::system_chunks(&superblock, &source)?;

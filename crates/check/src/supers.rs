@@ -7,6 +7,7 @@ use crate::Error;
 use crate::finding::{Finding, Findings, Kind};
 use crate::source::Edge;
 use crate::world::World;
+use larder_format::items::parse_sys_array;
 use larder_format::{
     BackupRoot, CompatRo, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE, SUPER_OFFSETS, SuperFlags,
     Superblock,
@@ -171,6 +172,21 @@ pub(crate) fn understand(sb: &Superblock, findings: &Findings) -> Result<bool, E
     Ok(true)
 }
 
+/// Refuses by name what needs devices that were not given even to find the chunk tree.
+pub(crate) fn complete(opened: &Opened) -> Result<(), Error> {
+    let sb = &opened.superblock;
+    let given = |id| opened.devices.iter().any(|(known, _)| *known == id);
+    let elsewhere = parse_sys_array(sb.sys_chunk_bytes())
+        .is_ok_and(|chunks| chunks.iter().flat_map(|(_, c)| &c.stripes).any(|s| !given(s.devid)));
+    let (needed, here) = (sb.num_devices.get(), opened.devices.len() as u64);
+    if elsewhere && needed > here {
+        return Err(Error::Unsupported(format!(
+            "it spans {needed} devices, of which {here} was given: it can only be checked as a whole"
+        )));
+    }
+    Ok(())
+}
+
 /// Do the feature bits describe what is there?
 pub(crate) fn features(world: &World<'_>, roots: &[Edge]) {
     let sb = &world.superblock;
@@ -229,7 +245,7 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
                 wrong.push(format!("{name}_root is {at}"));
             }
             // Linux takes some of these from memory, where the next transaction may have begun.
-            if generation.get() > newest + 1 {
+            if generation.get() > newest.saturating_add(1) {
                 wrong.push(format!("{name}_root_gen is {generation}, the generation {newest}"));
             }
             if level >= MAX_LEVEL {
@@ -241,8 +257,9 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
             findings.add(Finding::new(Kind::SuperBackupRoot, what));
         }
     }
-    // Linux takes the roots from memory, where the next transaction may have moved them already: a slot can have this
-    // generation and yet be of the commit before. One of them must be right.
+    // Linux takes the roots from memory, where the next transaction may have moved them already: then the slot of this commit
+    // has the next generation, and one of this generation may be what the commit before saw of it. Without such a
+    // slot, one must be right.
     let newest = sb.generation().0;
     let current: Vec<_> = sb.backup_roots.iter().filter(|b| b.tree_root_gen.get() == newest).collect();
     let agrees = |b: &&BackupRoot| {
@@ -250,8 +267,44 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
             || (b.chunk_root.get(), b.chunk_root_level) == (sb.chunk_root().0, sb.chunk_root_level);
         (b.tree_root.get(), b.tree_root_level) == (sb.root().0, sb.root_level) && same_chunks
     };
-    if !current.is_empty() && !current.iter().any(agrees) {
+    let overtaken = sb.backup_roots.iter().any(|b| b.tree_root_gen.get() == newest.saturating_add(1));
+    if !current.is_empty() && !overtaken && !current.iter().any(agrees) {
         let what = format!("no backup root of generation {newest} has the superblock's roots");
         findings.add(Finding::new(Kind::SuperBackupRoot, what));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kinds found in backup roots of (address, generation), where the superblock of generation 10 has its root at 1 MiB.
+    fn found(slots: &[(u64, u64)]) -> bool {
+        let mut sb = Superblock::new_zeroed();
+        sb.generation.set(10);
+        sb.root.set(1 << 20);
+        for (slot, (at, generation)) in sb.backup_roots.iter_mut().zip(slots) {
+            slot.tree_root.set(*at);
+            slot.tree_root_gen.set(*generation);
+            slot.chunk_root_gen.set(3);
+        }
+        let findings = Findings::new(10);
+        backups(&sb, &findings);
+        !findings.finish().0.is_empty()
+    }
+
+    #[test]
+    fn backup_roots_that_linux_leaves_are_right() {
+        const HERE: u64 = 1 << 20;
+        assert!(!found(&[]));
+        assert!(!found(&[(HERE, 10), (4096, 9), (8192, 8)]));
+        assert!(found(&[(HERE + 4096, 10), (4096, 9)]));
+        // The commit before saw this transaction's root before it was written, this one is right.
+        assert!(!found(&[(8192, 10), (HERE, 10), (4096, 8)]));
+        // As before, and this one saw that of the next.
+        assert!(!found(&[(8192, 10), (12288, 11), (4096, 8)]));
+        assert!(!found(&[(12288, 11), (4096, 9)]));
+        assert!(found(&[(12288, 12)]));
+        assert!(found(&[(HERE + 1, 9)]));
     }
 }

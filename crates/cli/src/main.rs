@@ -1,53 +1,7 @@
-//! The `larder` command.
-//!
-//! Only this crate talks to people: it parses arguments, prints, asks nothing, and turns errors into sentences, hints
-//! and exit codes. Each subcommand is one file of `commands`; what several of them need has a module here.
-//!
-//! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it follows the
-//! conventions of mount(8) instead ([`helper`]).
+//! The `larder` program; all of it is in the library.
 
-mod args;
-mod commands;
-mod copy;
-mod failure;
-mod helper;
-mod image;
-mod mount_options;
-mod mount_table;
-mod print;
-mod size;
-mod state;
-mod target;
-
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let mut argv = std::env::args_os().peekable();
-    let name = argv.peek().map(|a| std::path::Path::new(a).file_name().unwrap_or(a).to_owned());
-    match name.as_deref().and_then(|n| n.to_str()) {
-        Some("mount.fuse.larder" | "mount.fuseblk.larder" | "mount.larder") => {
-            start_log(0);
-            return helper::mount(argv.skip(1).collect());
-        }
-        Some("umount.fuse.larder" | "umount.fuseblk.larder" | "umount.larder") => {
-            start_log(0);
-            return helper::umount(argv.skip(1).collect());
-        }
-        _ => {}
-    }
-    let cli = args::Cli::parse();
-    start_log(cli.verbose);
-    match commands::run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => failure::report(&e),
-    }
-}
-
-/// Log lines go to standard error: warnings, and more with `-v` or `LARDER_LOG` (as `RUST_LOG` elsewhere).
-fn start_log(verbose: u8) {
-    let default = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
-    let filter = tracing_subscriber::EnvFilter::try_from_env("LARDER_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    larder_cli::main()
 }

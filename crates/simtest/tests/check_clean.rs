@@ -169,6 +169,126 @@ fn images_in_the_midst_of_things() {
     assert_sound(&check(&image), "at the end");
 }
 
+/// Power cuts while Linux moves everything: relocation trees, half-moved block groups. The image lies on a file system that
+/// can clone it, so each copy is what was there in one moment.
+#[test]
+fn interrupted_balances_are_sound() {
+    if !needs_linux() {
+        return;
+    }
+    let dir = scratch();
+    let outer = dir.path().join("outer");
+    mkfs_btrfs(&outer, 2 << 30, &["-q"]).unwrap();
+    let outer = KernelMount::image(&outer, "nodatasum").unwrap();
+    let image = outer.join("image");
+    let mut relocating = 0;
+    for features in ["", "^block-group-tree,^free-space-tree,^no-holes"] {
+        let mut options = vec!["-n", "4096"];
+        if !features.is_empty() {
+            options.extend(["-O", features]);
+        }
+        mkfs_btrfs(&image, 512 << 20, &options).unwrap();
+        let mount = KernelMount::image(&image, "commit=1").unwrap();
+        let first = mount.join("s0");
+        subvolume(&["create"], &[&first]).unwrap();
+        for n in 0..4000 {
+            std::fs::write(first.join(format!("file-{n}")), vec![b'x'; 200 + n % 900]).unwrap();
+        }
+        for n in 0..20u32 {
+            let noise: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(n + 77) >> 7) as u8).collect();
+            std::fs::write(first.join(format!("large-{n}")), noise).unwrap();
+        }
+        for n in 1..6 {
+            subvolume(&["snapshot"], &[&first, &mount.join(format!("s{n}"))]).unwrap();
+            for k in (n..600).step_by(7) {
+                std::fs::write(first.join(format!("file-{k}")), b"changed").unwrap();
+            }
+        }
+        mount.sync().unwrap();
+        for (what, n) in [("-m", 0), ("-d", 1), ("--full-balance", 2)] {
+            let balance = || {
+                std::process::Command::new("btrfs")
+                    .args(["balance", "start", what])
+                    .arg(mount.path())
+                    .stderr(std::process::Stdio::null())
+                    .spawn()
+            };
+            let mut balance = balance().unwrap();
+            let mut copies = Vec::new();
+            while copies.len() < 15 && balance.try_wait().unwrap().is_none() {
+                let copy = outer.join(format!("copy-{n}-{}", copies.len()));
+                let (from, to) = (File::open(&image).unwrap(), File::create_new(&copy).unwrap());
+                rustix::fs::ioctl_ficlone(&to, &from).unwrap();
+                copies.push(copy);
+            }
+            // It may have ended by itself.
+            let _ = btrfs(&["balance".as_ref(), "cancel".as_ref(), mount.path().as_os_str()]);
+            balance.wait().unwrap();
+            for copy in copies {
+                let mut report = check(&copy);
+                // A power cut between two copies of the superblock is what that warning is for.
+                report.findings.retain(|f| f.kind != Kind::SuperMirrorGeneration);
+                assert_sound(&report, &format!("{}, balance {what}", copy.display()));
+                let judged = relocating < 3 && report.found(Kind::RelocationInterrupted);
+                if judged {
+                    btrfs_check(&copy, true).assert_clean("in the midst of a balance");
+                }
+                relocating += usize::from(report.found(Kind::RelocationInterrupted));
+                std::fs::remove_file(&copy).unwrap();
+            }
+        }
+        mount.unmount_clean().unwrap();
+        assert_sound(&check(&image), "after the balances");
+        std::fs::remove_file(&image).unwrap();
+    }
+    assert!(relocating > 0, "no copy was made while something was moved");
+    outer.unmount_clean().unwrap();
+}
+
+/// Several devices: what cannot be checked is refused by name, and what is given whole is either checked or refused.
+#[test]
+fn several_devices_are_refused_by_name_or_checked() {
+    if !needs_linux() {
+        return;
+    }
+    let dir = scratch();
+    let open = |n: u32| -> Arc<dyn Device> {
+        Arc::new(FileDevice::open(dir.path().join(format!("device-{n}")), OpenMode::Read, false).unwrap())
+    };
+    let check = |devices: &[Arc<dyn Device>]| {
+        larder_check::check(devices, &Options { data: true, ..Options::default() }, &|_| ())
+    };
+    for (n, profiles) in [["single", "raid1"], ["raid1", "raid1"], ["raid0", "raid0"], ["single", "single"]]
+        .into_iter()
+        .enumerate()
+    {
+        let (a, b) = (2 * n as u32, 2 * n as u32 + 1);
+        let paths = [a, b].map(|n| dir.path().join(format!("device-{n}")));
+        for path in &paths {
+            File::create_new(path).unwrap().set_len(300 << 20).unwrap();
+        }
+        let made = std::process::Command::new("mkfs.btrfs")
+            .args(["-q", "-d", profiles[0], "-m", profiles[1]])
+            .args(&paths)
+            .status();
+        assert!(made.unwrap().success());
+        for one in [a, b] {
+            match check(&[open(one)]) {
+                Err(e) => assert!(e.to_string().contains("2 devices"), "{profiles:?}: {e}"),
+                Ok(report) => {
+                    assert!(!report.is_clean(), "{profiles:?}: half of it is not all of it");
+                    let named = [Kind::DeviceMissing, Kind::SuperNumDevices].iter().any(|k| report.found(*k));
+                    assert!(named, "{profiles:?}: {:?}", report.counts);
+                }
+            }
+        }
+        match check(&[open(a), open(b)]) {
+            Err(e) => assert!(e.to_string().contains("profile") || e.to_string().contains("devices"), "{e}"),
+            Ok(report) => assert_sound(&report, &format!("{profiles:?}")),
+        }
+    }
+}
+
 /// What Larder makes itself.
 #[test]
 fn images_of_larder_are_sound() {

@@ -77,6 +77,21 @@ fn kept_images() {
     replay("image");
 }
 
+#[test]
+fn kept_images_are_checked() {
+    replay("check");
+}
+
+#[test]
+fn kept_images_are_restored() {
+    replay("restore");
+}
+
+#[test]
+fn kept_messages() {
+    replay("requests");
+}
+
 /// Without a change every seed is read and written without an error: what the exercise asks reaches the engine.
 #[test]
 fn sound_images_are_exercised_to_the_end() {

@@ -52,13 +52,7 @@ pub fn serve(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<Served, ServeError> {
-    let server = Arc::new(Server {
-        nodes: Nodes::new(fs.root()),
-        checks: !mounted.kernel_permissions,
-        stats: Arc::clone(&stats),
-        closed: Mutex::new(None),
-        fs,
-    });
+    let server = Arc::new(Server::new(fs, !mounted.kernel_permissions, Arc::clone(&stats)));
     serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
     Ok(Served { closed: server.closed.lock().take() })
 }
@@ -108,6 +102,12 @@ impl Handler for Server {
 }
 
 impl Server {
+    /// Answers with `fs`. `checks`: permissions are this server's business, not the kernel's.
+    #[must_use]
+    pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
+        Self { nodes: Nodes::new(fs.root()), checks, stats, closed: Mutex::new(None), fs }
+    }
+
     fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
         let id = self.nodes.id(request.header.nodeid);
         let here = || id.ok_or(Failure::Errno(Errno::STALE));

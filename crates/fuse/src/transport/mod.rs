@@ -9,8 +9,11 @@
 
 mod cpus;
 mod dev_fuse;
+mod direct;
 mod memory;
 mod uring;
+
+pub use direct::Direct;
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience, Reply, Request};

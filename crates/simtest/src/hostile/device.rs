@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct HostileDevice {
     image: RwLock<Image>,
     size: u64,
+    allowed: u64,
     accesses: AtomicU64,
     written: AtomicU64,
 }
@@ -27,7 +28,19 @@ impl HostileDevice {
     pub fn new(mut image: Image) -> Self {
         image.freeze();
         let size = image.size();
-        Self { image: RwLock::new(image), size, accesses: AtomicU64::new(0), written: AtomicU64::new(0) }
+        Self {
+            image: RwLock::new(image),
+            size,
+            allowed: ACCESSES,
+            accesses: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+        }
+    }
+    /// The same, with another number of accesses for each request.
+    #[must_use]
+    pub fn allowing(mut self, accesses: u64) -> Self {
+        self.allowed = accesses;
+        self
     }
     /// What it holds now.
     #[must_use]
@@ -45,8 +58,8 @@ impl HostileDevice {
     }
     fn access(&self, at: Physical, len: usize) -> io::Result<()> {
         let n = self.accesses.fetch_add(1, Relaxed);
-        assert!(n != ACCESSES, "hostile: a request that reads and writes the device without end");
-        if n > ACCESSES {
+        assert!(n != self.allowed, "hostile: a request that reads and writes the device without end");
+        if n > self.allowed {
             return Err(io::Error::other("too many accesses for one request"));
         }
         if at.0.checked_add(len as u64).is_none_or(|end| end > self.size) {

@@ -8,7 +8,9 @@
 //! - [`mutate`]: an input is a program that changes a small real image ([`seeds`], mapped by [`survey`]) in the format's own
 //!   words, with checksums put right;
 //! - [`exercise`]: what a victim does with such an image — mounts it, reads everything, writes, snapshots what it reads —
-//!   under [`limits`].
+//!   under [`limits`];
+//! - [`tools`]: what those do who look into such images: check them, restore what is left, print what they hold;
+//! - [`requests`]: messages to a mount that no kernel would send.
 
 pub mod choices;
 pub mod device;
@@ -17,26 +19,49 @@ pub mod formats;
 pub mod leaf;
 pub mod limits;
 pub mod mutate;
+pub mod printers;
+pub mod requests;
 pub mod seeds;
 pub mod survey;
+pub mod tools;
 
 /// A fuzz target: its name, which is that of its corpus, and its body.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
-pub const TARGETS: [Target; 6] = [
+/// Every target but `printers`, which needs the command besides.
+pub const TARGETS: [Target; 9] = [
     ("superblock", formats::superblock),
     ("sys_chunks", formats::sys_chunks),
     ("node", formats::node),
     ("item", formats::any_item),
     ("compressed", formats::compressed),
     ("image", image),
+    ("check", check),
+    ("restore", restore),
+    ("requests", messages),
 ];
 
 /// Mounts, reads and writes the image that the input makes of a seed.
 pub fn image(input: &[u8]) {
     let mutated = mutate::mutate(input);
     exercise::exercise(&mutated.image, mutated.script);
+}
+
+/// Checks the image that the input makes of a seed.
+pub fn check(input: &[u8]) {
+    let mutated = mutate::mutate(input);
+    let _ = tools::check(&mutated.image, mutated.script);
+}
+
+/// Restores what the input leaves of a seed.
+pub fn restore(input: &[u8]) {
+    let mutated = mutate::mutate(input);
+    let _ = tools::salvage(&mutated.image, mutated.script);
+}
+
+/// Sends the messages that the input stands for to a mount.
+pub fn messages(input: &[u8]) {
+    let _ = requests::requests(input);
 }
 
 /// Reproducible noise for tests: 32 bits at a time.

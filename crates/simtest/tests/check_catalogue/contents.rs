@@ -2,12 +2,12 @@
 
 use crate::bases::{BOTH, HOLES, LINUX, OLD};
 use crate::entry::{Entry, Progs};
-use crate::find::{self, FS};
+use crate::find::{self, CSUMS, FS};
 use anyhow::Result;
 use larder_check::Kind;
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Key, KeyType};
-use larder_simtest::damage::Damage;
+use larder_simtest::damage::{Copies, Damage};
 
 const GENERATION: usize = 0;
 const RAM_BYTES: usize = 8;
@@ -30,6 +30,20 @@ fn hole(d: &Damage) -> Result<Key> {
     let ino = find::ino(d, "plant/sparse")?;
     let is_hole = |data: &[u8]| data[TYPE] == 1 && data[DISK_BYTENR..DISK_NUM_BYTES] == [0; 8];
     Ok(d.first(FS, |k, data| k.objectid == ino && k.kind == KeyType::EXTENT_DATA && is_hole(data))?.0)
+}
+
+/// Packs the first extent of a file wrongly: its first bytes are others, and the checksum is theirs.
+fn repack(d: &mut Damage, path: &str, bytes: &[u8]) -> Result<()> {
+    let (_, record) = find::stored(d, path)?;
+    let csum = d.superblock().csum_type();
+    let key = find::csum_of(d, record.disk_bytenr)?;
+    let mut sum = [0; 32];
+    d.edit_data(record.disk_bytenr, Copies::All, |sector| {
+        sector[..bytes.len()].copy_from_slice(bytes);
+        sum = csum.compute(sector);
+    })?;
+    let size = csum.size();
+    d.item(CSUMS, key).set(size * find::csum_index(key, record.disk_bytenr), &sum[..size])
 }
 
 pub(crate) const ENTRIES: &[Entry] = &[
@@ -354,6 +368,37 @@ pub(crate) const ENTRIES: &[Entry] = &[
         plant: |d| {
             let key = find::inode(d, "compressed/zstd/one-extent")?;
             d.item(FS, key).set_u64(64, 2)
+        },
+    },
+    Entry {
+        name: "data-packed-wrongly-zlib",
+        bases: LINUX,
+        kinds: &[Kind::DataUnpack],
+        progs: Progs::Misses,
+        plant: |d| repack(d, "compressed/zlib/one-extent", &[0xff; 8]),
+    },
+    Entry {
+        name: "data-packed-wrongly-lzo",
+        bases: LINUX,
+        kinds: &[Kind::DataUnpack],
+        progs: Progs::Misses,
+        plant: |d| repack(d, "compressed/lzo/one-extent", &[0xff; 8]),
+    },
+    Entry {
+        name: "data-packed-wrongly-zstd",
+        bases: LINUX,
+        kinds: &[Kind::DataUnpack],
+        progs: Progs::Misses,
+        plant: |d| repack(d, "compressed/zstd/one-extent", &[0xff; 8]),
+    },
+    Entry {
+        name: "inline-extent-packed-wrongly",
+        bases: LINUX,
+        kinds: &[Kind::DataUnpack],
+        progs: Progs::Misses,
+        plant: |d| {
+            let key = inline(d, "compressed/zlib/inline")?;
+            d.item(FS, key).set(DISK_BYTENR, &[0xff; 16])
         },
     },
 ];

@@ -85,6 +85,16 @@ pub(crate) const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
+        name: "inode-written-in-place-with-checksums",
+        bases: BOTH,
+        kinds: &[Kind::InodeFlags],
+        progs: Progs::Misses,
+        plant: |d| {
+            let key = find::inode(d, "plant/plain")?;
+            d.item(FS, key).set_u64(FLAGS, 2)
+        },
+    },
+    Entry {
         name: "inode-size-of-an-inline-file",
         bases: BOTH,
         kinds: &[Kind::InodeSize],

@@ -1,0 +1,9 @@
+//! `larder check` on an image made from a sound one.
+#![no_main]
+
+use larder_simtest::hostile::{self, limits::CountingAllocator};
+
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| hostile::check(input));

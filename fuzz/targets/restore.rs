@@ -1,0 +1,9 @@
+//! `larder restore`, without writing, on an image made from a sound one.
+#![no_main]
+
+use larder_simtest::hostile::{self, limits::CountingAllocator};
+
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| hostile::restore(input));
