@@ -39,6 +39,7 @@ pub(crate) enum Command {
     Check(commands::check::Args),
     Map(commands::map::Args),
     Restore(commands::restore::Args),
+    Rescue(commands::rescue::Args),
     #[command(hide = true)]
     Assets(commands::assets::Args),
 }

@@ -91,7 +91,8 @@ impl Image {
         let fs = advise_filesystem(Filesystem::open(device as Arc<dyn Device>, options), &name)?;
         if fs.info().has_unreplayed_log {
             eprintln!(
-                "larder: note: {name} was not unmounted cleanly and has a log; showing its last commit"
+                "larder: note: {name} was not unmounted cleanly and has a log; showing its last commit (a mount, \
+                 also -o ro, shows what was fsynced after it, too)"
             );
         }
         Ok(Self { fs, name })
@@ -195,9 +196,10 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
         Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("not a btrfs") => {
             Some("`larder mkfs` makes a btrfs file system; it overwrites what is there")
         }
-        Err(larder_fs::Error::Unsupported(what)) if what.contains("log") => {
-            Some("mount it once with Linux to replay the log, or read the last commit with -o ro,nologreplay")
-        }
+        Err(e) if e.to_string().contains("the log cannot be replayed") => Some(
+            "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last commit; as a last \
+             resort, `larder rescue zero-log` drops it",
+        ),
         Err(e) if e.to_string().contains("no subvolume") => {
             Some("`-o subvolid=5` (or --subvolid 5) is the top of the file system")
         }

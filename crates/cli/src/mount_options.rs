@@ -79,7 +79,7 @@ Options for -o (comma-separated; -o may be repeated):
   compress-force[=METHOD]  try all new data
   allow_other           let other users in (see user_allow_other in fuse.conf(5))
   default_permissions   let the kernel check permissions even for an owner-only mount
-  nologreplay           with ro: show the last commit of an image that has a log to replay
+  nologreplay           with ro: show the last commit of an image that has a log, without replaying it
   writeback             let the kernel delay and merge writes in its page cache
   direct                bypass the page cache for the image (O_DIRECT)
   transport=auto|dev|uring   how to talk to the kernel

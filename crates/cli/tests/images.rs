@@ -204,9 +204,10 @@ fn what_linux_wrote_is_copied_faithfully_both_ways() {
     a.unmount_clean().unwrap();
 }
 
-/// An image that was not unmounted has a log: readers show the last commit and say so, writers refuse.
+/// An image that was not unmounted has a log: commands that read show the last commit and say so, mounts and writers replay
+/// it, and it can be looked at and dropped.
 #[test]
-fn an_image_with_a_log_is_refused_for_writing() {
+fn an_image_with_a_log() {
     if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs, Need::Fuse]) {
         return;
     }
@@ -229,14 +230,34 @@ fn an_image_with_a_log_is_refused_for_writing() {
     assert_eq!(listed.text(), "committed\n");
     assert!(listed.err.contains("has a log"), "{}", listed.err);
     assert!(larder(args!["inspect", "super", "--json", &crashed]).ok().json()[0]["log_root"] != 0);
+    let log = larder(args!["inspect", "log", &crashed]).ok();
+    assert!(log.text().contains("log of subvolume 5") && log.text().contains("logged"), "{}", log.text());
+    assert_eq!(larder(args!["inspect", "log", "--json", &crashed]).ok().json()[0]["subvolume"], 5);
+    let dropped = dir.path().join("dropped.img");
+    std::fs::copy(&crashed, &dropped).unwrap();
+    let told = larder(args!["rescue", "zero-log", &dropped]).fails(2, "--force");
+    assert!(told.text().contains("(logged): 5 bytes of data"), "{}", told.text());
+    assert_eq!(std::fs::read(&dropped).unwrap(), std::fs::read(&crashed).unwrap());
+    larder(args!["rescue", "zero-log", "--force", &dropped]).ok();
+    btrfs_check(&dropped, true).assert_clean("without its log");
+    let listed = larder(args!["ls", &dropped]).ok();
+    assert_eq!((listed.text().as_str(), listed.err.as_str()), ("committed\n", ""));
+    assert!(larder(args!["inspect", "log", &dropped]).ok().text().contains("no log"));
+
+    let before = std::fs::read(&crashed).unwrap();
     let point = dir.path().join("mnt");
     std::fs::create_dir(&point).unwrap();
-    larder(args!["mkdir", inside(&crashed, "/d")]).fails(2, "log");
-    larder(args!["mount", &crashed, &point]).fails(2, "log");
-    larder(args!["mount", "-o", "ro", &crashed, &point]).fails(2, "log");
     larder_simtest::oracle::enter_private_namespace().unwrap();
-    larder(args!["mount", "-o", "ro,nologreplay", &crashed, &point]).ok();
-    let shown = std::fs::read_dir(&point).unwrap().count();
-    larder(args!["umount", &point]).ok();
-    assert_eq!(shown, 1);
+    let mounted = |options: &str| {
+        larder(args!["mount", "-o", options, &crashed, &point]).ok();
+        let shown = std::fs::read_dir(&point).unwrap().count();
+        larder(args!["umount", &point]).ok();
+        shown
+    };
+    assert_eq!((mounted("ro,nologreplay"), mounted("ro")), (1, 2));
+    assert_eq!(std::fs::read(&crashed).unwrap(), before, "a read-only mount wrote");
+    assert_eq!(mounted("rw"), 2);
+    larder(args!["mkdir", inside(&crashed, "/d")]).ok();
+    assert_eq!(larder(args!["cat", inside(&crashed, "/logged")]).ok().text(), "later");
+    btrfs_check(&crashed, true).assert_clean("replayed");
 }

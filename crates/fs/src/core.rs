@@ -18,7 +18,7 @@ use larder_volume::Volume;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The global trees. Only the committer edits them.
 #[derive(Debug)]
@@ -86,6 +86,8 @@ pub(crate) struct Core {
     pub(crate) data: crate::file::DataState,
     pub(crate) compression: Arc<crate::file::compress::State>,
     pub(crate) published: AtomicU64,
+    /// Was there a log, and is what it held in the trees?
+    pub(crate) log_replayed: AtomicBool,
 }
 
 impl Core {

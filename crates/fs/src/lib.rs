@@ -12,6 +12,7 @@ pub mod filesystem;
 mod inode;
 mod lifecycle;
 mod lock;
+mod log;
 pub mod mkfs;
 mod open;
 mod root;

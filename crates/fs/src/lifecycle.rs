@@ -90,6 +90,9 @@ impl Filesystem {
     /// Not btrfs, damaged, unsupported (with the feature named), in need of a log replay, or a device error.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let core = Core::open(device, options)?;
+        if !core.options.no_log_replay {
+            crate::log::replay(&core)?;
+        }
         let root = core.mount_root()?;
         let fs = Arc::new(Self { core: core.clone(), root, threads: Mutex::default() });
         if core.read_only.is_some() {
@@ -157,7 +160,7 @@ impl Filesystem {
             total_bytes: sb.total_bytes.get(),
             bytes_used: sb.bytes_used.get(),
             read_only: core.read_only.is_some() || core.txns.failure().is_some(),
-            has_unreplayed_log: sb.log_root.get() != 0,
+            has_unreplayed_log: sb.log_root.get() != 0 && !core.log_replayed.load(Ordering::Relaxed),
         }
     }
 

@@ -21,7 +21,7 @@ use larder_volume::{Device, MappedChunk, Stripe, Volume, VolumeResult};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 #[derive(Debug)]
 struct VolumeReader(Arc<Volume>);
@@ -69,12 +69,10 @@ fn writability(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> R
         Support::ReadOnly { why } => read_only = Some(why),
         Support::Refused { why } => return Err(Error::Unsupported(format!("{}: {why}", device.name()))),
     }
-    if sb.log_root.get() != 0 && !(options.read_only && options.no_log_replay) {
+    if sb.log_root.get() != 0 && options.no_log_replay && !options.read_only {
         return Err(Error::Unsupported(format!(
-            "{}: a log waits to be replayed (log_root {}): mount it once with Linux, or open it with -o ro,nologreplay to \
-             see the last commit without what was fsynced after it",
-            device.name(),
-            sb.log_root
+            "{}: a log waits to be replayed; without replaying it the file system can only be opened read-only",
+            device.name()
         )));
     }
     if let Some(why) = &read_only
@@ -222,6 +220,7 @@ impl Core {
             compression: Arc::default(),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
+            log_replayed: AtomicBool::new(false),
         });
         core.space.attach(&core);
         Ok(core)

@@ -13,6 +13,7 @@ pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod property;
+pub(crate) mod rescue;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod stats;
@@ -40,6 +41,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Map(a) => map::run(&a),
+        Command::Rescue(a) => rescue::run(&a),
         Command::Restore(a) => restore::run(&a),
         Command::Assets(a) => assets::run(&a),
     }

@@ -11,16 +11,16 @@ use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent};
 use larder_format::{FileOffset, Key, KeyType, ObjectId, SECTOR_SIZE, TreeId};
 
 /// Bytes of a sector: extents begin and end at multiples of it.
-pub(super) const SECTOR: u64 = SECTOR_SIZE as u64;
+pub(crate) const SECTOR: u64 = SECTOR_SIZE as u64;
 /// Files end here at the latest.
-pub(super) const MAX_FILE_SIZE: u64 = i64::MAX as u64;
+pub(crate) const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// The sector boundary at or before `at`.
 pub(super) fn floor(at: u64) -> u64 {
     at - at % SECTOR
 }
 /// The sector boundary at or after `at`, which is no larger than [`MAX_FILE_SIZE`] and so cannot overflow.
-pub(super) fn ceil(at: u64) -> u64 {
+pub(crate) fn ceil(at: u64) -> u64 {
     at.next_multiple_of(SECTOR)
 }
 

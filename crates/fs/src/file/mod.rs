@@ -27,6 +27,8 @@ mod truncate;
 mod writeback;
 
 pub(crate) use delalloc::{DataState, FileData, start};
+pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil};
+pub(crate) use replace::has_no_holes;
 pub(crate) use seek::seek;
 pub(crate) use truncate::truncate;
 
@@ -36,7 +38,6 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::Shared;
 use delalloc::{admit, take_in};
-use extents::{MAX_FILE_SIZE, SECTOR};
 use larder_format::items::InodeFlags;
 use std::sync::Arc;
 

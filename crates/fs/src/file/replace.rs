@@ -239,7 +239,7 @@ fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
 }
 
 /// Does this image leave holes without items?
-pub(super) fn has_no_holes(core: &Core) -> bool {
+pub(crate) fn has_no_holes(core: &Core) -> bool {
     Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get()).contains(Incompat::NO_HOLES)
 }
 

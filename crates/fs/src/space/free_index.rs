@@ -123,6 +123,14 @@ impl FreeIndex {
         self.before(range.start).is_some_and(|r| r.contains(range))
     }
 
+    /// Takes exactly `range` out, if all of it is free.
+    pub fn take(&mut self, range: Run) -> Option<Run> {
+        self.is_free(range).then(|| {
+            self.remove_range(range);
+            range
+        })
+    }
+
     /// Takes `len` bytes out; if no run is that long the longest one, as long as it has `min_len`.
     ///
     /// Tried in this order: right at `hint` or in the next runs behind it, the smallest run that holds `len`,

@@ -445,6 +445,20 @@ impl Groups {
         got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::System))
     }
 
+    /// Allocates exactly this run, which something unrecorded occupies. False when not all of it is free.
+    ///
+    /// # Errors
+    /// `Corrupt` when it lies in no block group, or in one of another kind than `from`.
+    pub fn take_exact(&self, run: Run, from: &mut Reservation) -> Result<bool> {
+        let group = self.find_run(run)?;
+        if !group.serves(from.kind()) {
+            let what =
+                format!("{} bytes of {:?} lie in a block group for something else", run.len, from.kind());
+            return Err(Error::corrupt(Place::block(run.start), what));
+        }
+        Ok(group.take(Generation(u64::MAX), from, |free| free.take(run)).is_some())
+    }
+
     fn change(&self, run: Run, f: impl FnOnce(&mut GroupState), pots: impl Fn(&mut Pots, bool)) {
         let group = self.find_run(run).expect("space of a known group");
         let mut s = group.state.lock();

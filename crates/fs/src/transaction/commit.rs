@@ -295,6 +295,7 @@ impl<'a> Committer<'a> {
     fn new(core: &'a Core, txn: Arc<Txn>) -> Self {
         let reserve = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
         core.space.kept_by_commit.store(reserve.bytes(), Ordering::Release);
+        let freed = std::mem::take(&mut *txn.freed_log.lock());
         Self {
             core,
             purse: Vec::new(),
@@ -302,7 +303,7 @@ impl<'a> Committer<'a> {
             reserve,
             system_reserve: core.space.accounts.empty(SpaceKind::System),
             pending: DelayedRefs::new(),
-            freed: Vec::new(),
+            freed,
             space_changes: BTreeMap::new(),
             dirty_groups: BTreeSet::new(),
             removed: Vec::new(),

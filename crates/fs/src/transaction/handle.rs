@@ -70,6 +70,14 @@ impl<'a> Handle<'a> {
         handle.overdraws = true;
         handle
     }
+    /// The handle under which a log is replayed, on a file system that may be read-only: never waits, for nobody would
+    /// come to help.
+    pub(crate) fn for_replay(core: &'a Core) -> Result<Self> {
+        let reserved = core.space.accounts.empty(SpaceKind::Metadata);
+        let mut handle = Self::over(core, core.txns.join()?, reserved, false);
+        handle.overdraws = true;
+        Ok(handle)
+    }
     fn over(core: &'a Core, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
         let purse = core.purses.lock().pop().unwrap_or_default();
         Self {

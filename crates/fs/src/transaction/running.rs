@@ -3,6 +3,7 @@
 use crate::alloc::NewGroup;
 use crate::inode::Inode;
 use crate::root::Subvolume;
+use crate::space::Run;
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use larder_format::{Generation, Logical, TreeId};
@@ -36,6 +37,8 @@ pub(crate) struct Txn {
     pub(crate) kept_for_copies: AtomicU64,
     /// Dirty blocks so far.
     pub(crate) blocks: AtomicU64,
+    /// Blocks of a log that the transaction makes needless.
+    pub(crate) freed_log: Mutex<Vec<Run>>,
     /// New label for the superblock.
     pub(crate) label: Mutex<Option<Vec<u8>>>,
     /// Incompat bits to set.
@@ -56,6 +59,7 @@ impl Txn {
             notes: AtomicU64::new(0),
             kept_for_copies: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
+            freed_log: Mutex::default(),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
         }

@@ -12,11 +12,13 @@
 //! | `owners` | who uses this address? By back references, up through snapshots |
 //! | `paths` | what is this inode called, and what has this name? |
 //! | `extent`, `inode` | the answers for people and programs |
+//! | `log` | what waits to be replayed? |
 
 mod extent;
 mod groups;
 mod inode;
 mod items;
+pub(crate) mod log;
 mod owners;
 mod paths;
 mod supers;
@@ -95,6 +97,9 @@ enum What {
         after_help = "Examples:\n  larder inspect files-at disk.img 30441472\n  larder inspect files-at --physical disk.img 38797312"
     )]
     FilesAt(extent::Args),
+    /// What was fsynced after the last commit and waits to be replayed
+    #[command(after_help = "Example:\n  larder inspect log disk.img")]
+    Log(Common),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -106,6 +111,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Extent(a) => extent::extent(a),
         What::Inode(a) => inode::run(a),
         What::FilesAt(a) => extent::files_at(a),
+        What::Log(c) => log::run(c),
     }
 }
 

@@ -154,7 +154,7 @@ fn hex(data: &[u8]) -> String {
     })
 }
 
-fn node_text(view: NodeView<'_>) -> String {
+pub(super) fn node_text(view: NodeView<'_>) -> String {
     let kind = if view.level() == 0 { "leaf" } else { "node" };
     let mut out = format!(
         "{kind} {} level {} items {} generation {} owner {}\n",
@@ -193,7 +193,7 @@ fn key_value(key: Key) -> Value {
     json!({ "objectid": key.objectid.0, "type": key.kind.0, "type_name": key.kind.name(), "offset": key.offset })
 }
 
-fn node_value(view: NodeView<'_>) -> Value {
+pub(super) fn node_value(view: NodeView<'_>) -> Value {
     let items: Vec<Value> = if view.level() == 0 {
         let all = view.items().iter().enumerate();
         all.map(|(i, item)| {

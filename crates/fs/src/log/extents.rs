@@ -1,0 +1,236 @@
+//! How logged extents and checksums become those of files.
+//!
+//! A logged extent names its data by address. Either the extent tree knows it already — then the file gets one more
+//! reference — or it was written after the last commit, and nothing but the log says that its space is in use. That space
+//! is taken before anything is allocated ([`Claims`]).
+
+use super::subvolume::Replay;
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::file::{MAX_FILE_SIZE, SECTOR, has_no_holes};
+use crate::space::{Run, SpaceKind, csum_tree};
+use crate::transaction::Handle;
+use larder_format::features::Incompat;
+use larder_format::items::keys::extent_data_key;
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags};
+use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, TreeId};
+use std::collections::{BTreeMap, HashSet};
+
+/// What happens to a reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delta {
+    Create,
+    Add,
+    Drop,
+}
+
+/// A change of an extent's references.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RefChange {
+    run: Run,
+    ino: ObjectId,
+    offset: u64,
+    delta: Delta,
+}
+
+impl RefChange {
+    fn new(ino: ObjectId, start: u64, r: &ExtentRecord, delta: Delta) -> Self {
+        let run = Run::new(r.disk_bytenr, r.disk_num_bytes);
+        Self { run, ino, offset: start.wrapping_sub(r.offset), delta }
+    }
+    /// Notes the change.
+    pub(super) fn note(&self, h: &mut Handle<'_>, subvol: TreeId) -> Result<()> {
+        let (at, len, ino) = (self.run.start, self.run.len, self.ino.0);
+        match self.delta {
+            Delta::Create => h.create_data(at, len, subvol, ino, self.offset),
+            Delta::Add => h.add_data_ref(at, len, subvol, ino, self.offset),
+            Delta::Drop => h.drop_data_ref(at, len, subvol, ino, self.offset),
+        }
+    }
+}
+
+/// Checksums of logged data, by sector.
+#[derive(Debug, Default)]
+pub(super) struct Sums(BTreeMap<Logical, Vec<u8>>);
+
+impl Sums {
+    /// Notes all of them, neighbours together.
+    pub(super) fn note(self, h: &mut Handle<'_>) {
+        const SECTORS: usize = 4096;
+        let mut run: Option<(Logical, Vec<u8>, Logical, usize)> = None;
+        for (at, sum) in self.0 {
+            match &mut run {
+                Some((_, sums, end, n)) if *end == at && *n < SECTORS => {
+                    sums.extend_from_slice(&sum);
+                    (*end, *n) = (at.plus(SECTOR), *n + 1);
+                }
+                _ => {
+                    if let Some((start, sums, ..)) = run.replace((at, sum, at.plus(SECTOR), 1)) {
+                        h.add_csums(start, sums);
+                    }
+                }
+            }
+        }
+        if let Some((start, sums, ..)) = run {
+            h.add_csums(start, sums);
+        }
+    }
+}
+
+/// Extents that only the log knew, and whose space is taken now.
+#[derive(Debug, Default)]
+pub(super) struct Claims(HashSet<Run>);
+
+impl Claims {
+    /// Sees to it that an extent's space is its own. True when it was nobody's before: the extent is to be recorded.
+    fn claim(&mut self, core: &Core, run: Run) -> Result<bool> {
+        if self.0.contains(&run) {
+            return Ok(false);
+        }
+        let key = Key::new(run.start, KeyType::EXTENT_ITEM, run.len);
+        let extents = core.roots.extent.version(core.epochs.enter());
+        if extents.get(&key)?.is_some() {
+            return Ok(false);
+        }
+        let mut none = core.space.accounts.empty(SpaceKind::Data);
+        if !core.space.groups.take_exact(run, &mut none)? {
+            let what = format!("its extent of {} bytes is in use as something else", run.len);
+            return Err(super::source::damaged(Place::block(run.start), what));
+        }
+        self.0.insert(run);
+        Ok(true)
+    }
+}
+
+/// An extent item, checked as far as replaying depends on it: what it covers of the file.
+fn parse(key: Key, data: &[u8]) -> larder_format::FormatResult<(FileExtent<'_>, u64)> {
+    let bad = |what: &str| larder_format::FormatError::new(what);
+    let extent = FileExtent::parse(data)?;
+    let start = key.offset;
+    if !start.is_multiple_of(SECTOR) {
+        return Err(bad("file extent does not begin at a sector"));
+    }
+    let len = match &extent {
+        FileExtent::Inline(i) if start == 0 => i.ram_bytes.max(1).checked_next_multiple_of(SECTOR),
+        FileExtent::Inline(_) => return Err(bad("inline extent is not at the start of its file")),
+        FileExtent::Stored(r) => Some(r.num_bytes),
+    };
+    let end = len.and_then(|len| start.checked_add(len)).filter(|end| *end <= MAX_FILE_SIZE + 1);
+    Ok((extent, end.ok_or_else(|| bad("file extent leaves the range of files"))?))
+}
+
+impl Replay<'_> {
+    /// Takes `start..end` of a file away, in whole sectors.
+    pub(super) fn cut(&mut self, ino: ObjectId, start: u64, end: u64) -> Result<()> {
+        let key = |at: u64| extent_data_key(ino, FileOffset(at));
+        let before = self.tree.last(key(0), key(start))?;
+        let mut next = Some(before.map_or(key(start), |(key, _)| key));
+        let last = key(end - 1);
+        let (mut freed, mut refs) = (0u64, Vec::new());
+        while let Some((at, data)) = match next {
+            Some(from) if from <= last => self.tree.first(from, last)?,
+            _ => None,
+        } {
+            next = at.successor();
+            let (extent, to) = parse(at, &data).map_err(|e| self.corrupt(at, e))?;
+            let from = at.offset;
+            if to <= start {
+                continue;
+            }
+            self.tree.remove(at);
+            let r = match extent {
+                FileExtent::Inline(i) if start <= from && to <= end => {
+                    freed += i.ram_bytes;
+                    continue;
+                }
+                FileExtent::Inline(_) => {
+                    let place = Place::item(self.subvol.id, at);
+                    return Err(Error::corrupt(place, "inline extent is longer than a sector"));
+                }
+                FileExtent::Stored(r) => r,
+            };
+            let (left, right) = (from < start, to > end);
+            if left {
+                self.tree.set(at, r.part(0, start - from).encode().to_vec());
+            }
+            if right {
+                self.tree.set(key(end), r.part(end - from, to - end).encode().to_vec());
+            }
+            if r.is_hole() {
+                continue;
+            }
+            freed += to.min(end) - from.max(start);
+            match (left, right) {
+                (false, false) => refs.push(RefChange::new(ino, from, &r, Delta::Drop)),
+                (true, true) => refs.push(RefChange::new(ino, from, &r, Delta::Add)),
+                _ => {}
+            }
+        }
+        if freed > 0 || !refs.is_empty() {
+            self.refs.append(&mut refs);
+            self.change(ino, |item| item.nbytes = item.nbytes.get().saturating_sub(freed).into())?;
+        }
+        Ok(())
+    }
+
+    /// Brings in an extent that a file's log has.
+    pub(super) fn replay_extent(&mut self, key: Key, data: &[u8]) -> Result<()> {
+        let ino = key.objectid;
+        let (extent, end) = parse(key, data).map_err(|e| self.damaged(key, e))?;
+        if matches!(extent, FileExtent::Stored(_)) && self.tree.get(&key)?.as_deref() == Some(data) {
+            return Ok(());
+        }
+        self.cut(ino, key.offset, end)?;
+        let (bytes, compression) = match &extent {
+            FileExtent::Inline(i) => (i.ram_bytes, i.compression),
+            FileExtent::Stored(r) if r.is_hole() => {
+                if !has_no_holes(self.core) {
+                    self.tree.set(key, data.to_vec());
+                }
+                return Ok(());
+            }
+            FileExtent::Stored(r) => {
+                let run = Run::new(r.disk_bytenr, r.disk_num_bytes);
+                let new = self.claims.claim(self.core, run)?;
+                let delta = if new { Delta::Create } else { Delta::Add };
+                self.refs.push(RefChange::new(ino, key.offset, r, delta));
+                if r.kind == ExtentKind::Regular {
+                    self.take_sums(ino, key, r)?;
+                }
+                (r.num_bytes, r.compression)
+            }
+        };
+        self.incompat |= match compression {
+            Compression::Lzo => Incompat::COMPRESS_LZO.bits(),
+            Compression::Zstd => Incompat::COMPRESS_ZSTD.bits(),
+            Compression::None | Compression::Zlib => 0,
+        };
+        self.tree.set(key, data.to_vec());
+        self.change(ino, |item| item.nbytes = item.nbytes.get().saturating_add(bytes).into())
+    }
+
+    /// Takes the checksums of an extent's data from the log: of what is used of it, or of all where it is compressed.
+    fn take_sums(&mut self, ino: ObjectId, key: Key, r: &ExtentRecord) -> Result<()> {
+        let flags = self.inode(ino)?.map(|k| k.item.inode_flags()).unwrap_or_default();
+        if flags.contains(InodeFlags::NODATASUM) {
+            return Ok(());
+        }
+        let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
+        let run = if r.compression == Compression::None {
+            let start = r.disk_bytenr.0.checked_add(r.offset).map(Logical);
+            let part = start
+                .map(|start| Run { start, len: r.num_bytes })
+                .filter(|part| part.start.0.checked_add(part.len).is_some_and(|end| end <= whole.end().0));
+            part.ok_or_else(|| self.damaged(key, "file extent reaches out of its extent"))?
+        } else {
+            whole
+        };
+        let mut log = self.log.clone();
+        let sums = &mut self.sums.0;
+        csum_tree::read(&mut log, self.core.csum, run, &mut |at, sum| {
+            if let Some(sum) = sum {
+                sums.insert(at, sum.to_vec());
+            }
+        })
+    }
+}

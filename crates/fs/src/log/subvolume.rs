@@ -1,0 +1,333 @@
+//! The log of one subvolume: the order of the steps, and what an inode becomes.
+//!
+//! All logged inodes come first, so that whatever refers to them finds them, each with the attributes and entries gone that
+//! the log says are gone; then the entries that it has; then references, attributes and extents. Link counts are
+//! counted in the end, from the references: what lost its last one becomes an orphan.
+//!
+//! A logged inode of generation 0 only says that the inode exists, as the parent of something that was fsynced; one without
+//! links was gone when it was logged, and all that the log has of it is passed over.
+
+use super::extents::{Claims, RefChange, Sums};
+use super::overlay::Overlay;
+use super::source::damaged;
+use crate::core::Core;
+use crate::error::{Place, Result};
+use crate::file::ceil;
+use crate::inode::to_timespec;
+use crate::root::Subvolume;
+use crate::tree::Version;
+use larder_format::items::inode::S_IFMT;
+use larder_format::items::keys::{inode_key, orphan_key};
+use larder_format::items::{DirEntries, FileType, InodeItem};
+use larder_format::{FormatError, Generation, Key, KeyType, ObjectId, TreeId};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// What the log of a subvolume comes to.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) subvol: Arc<Subvolume>,
+    /// What becomes of items.
+    pub(super) changes: BTreeMap<Key, Option<Vec<u8>>>,
+    /// Changes of references of data extents.
+    pub(super) refs: Vec<RefChange>,
+    /// Checksums of logged data.
+    pub(super) sums: Sums,
+    /// Features that logged data uses.
+    pub(super) incompat: u64,
+}
+
+/// An inode that replaying has to do with.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) item: InodeItem,
+    pub(super) changed: bool,
+    /// Does the log say what its attributes are?
+    logged: bool,
+}
+
+/// Replaying the log of a subvolume.
+pub(super) struct Replay<'a> {
+    pub(super) core: &'a Core,
+    pub(super) subvol: &'a Arc<Subvolume>,
+    pub(super) log: &'a Version,
+    pub(super) tree: Overlay,
+    pub(super) generation: Generation,
+    /// Inodes looked at so far; `None` where there is none.
+    inodes: BTreeMap<u64, Option<Known>>,
+    /// Inodes whose log is passed over.
+    ignored: HashSet<u64>,
+    /// Inodes whose names may have changed.
+    pub(super) renamed: BTreeSet<u64>,
+    pub(super) claims: &'a mut Claims,
+    pub(super) refs: Vec<RefChange>,
+    pub(super) sums: Sums,
+    pub(super) incompat: u64,
+}
+
+/// Works out what the log of a subvolume comes to. Nothing is changed but the space taken in `claims`.
+///
+/// # Errors
+/// Reading; `Corrupt` where the log, or the tree that it belongs to, is damaged.
+pub(super) fn work_out(
+    core: &Core,
+    subvol: &Arc<Subvolume>,
+    log: &Version,
+    claims: &mut Claims,
+) -> Result<Outcome> {
+    let mut replay = Replay {
+        core,
+        subvol,
+        log,
+        tree: Overlay::new(subvol.version(core)),
+        generation: core.txns.running().generation,
+        inodes: BTreeMap::new(),
+        ignored: HashSet::new(),
+        renamed: BTreeSet::new(),
+        claims,
+        refs: Vec::new(),
+        sums: Sums::default(),
+        incompat: 0,
+    };
+    replay.run()?;
+    Ok(Outcome {
+        subvol: subvol.clone(),
+        changes: replay.tree.into_changes(),
+        refs: replay.refs,
+        sums: replay.sums,
+        incompat: replay.incompat,
+    })
+}
+
+/// All items of an inode of one kind.
+pub(super) fn range(ino: ObjectId, kind: KeyType) -> (Key, Key) {
+    (Key::new(ino, kind, 0), Key::new(ino, kind, u64::MAX))
+}
+
+impl Replay<'_> {
+    /// An item of the log that cannot be replayed.
+    pub(super) fn damaged(&self, key: Key, what: impl std::fmt::Display) -> crate::Error {
+        damaged(Place::item(ObjectId::TREE_LOG, key), what)
+    }
+    /// An item of the subvolume that is in the way.
+    pub(super) fn corrupt(&self, key: Key, e: FormatError) -> crate::Error {
+        let tree: TreeId = self.subvol.id;
+        crate::Error::corrupt(Place::item(tree, key), e.0)
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let inodes = self.logged_inodes()?;
+        for (ino, item) in &inodes {
+            self.replay_inode(*ino, item)?;
+        }
+        for (ino, item) in &inodes {
+            if item.is_dir() {
+                self.replay_entries(*ino)?;
+            }
+        }
+        let log = self.log;
+        log.scan(&Key::MIN, &Key::MAX, |item| {
+            self.replay_item(item.key, item.data())?;
+            Ok(true)
+        })?;
+        self.count_links()?;
+        for (ino, known) in std::mem::take(&mut self.inodes) {
+            if let Some(known) = known.filter(|k| k.changed) {
+                self.tree.set(inode_key(ObjectId(ino)), known.item.as_bytes().to_vec());
+            }
+        }
+        Ok(())
+    }
+
+    /// The inodes that the log has, without those that had no links any more.
+    fn logged_inodes(&mut self) -> Result<Vec<(ObjectId, InodeItem)>> {
+        let mut found = Vec::new();
+        let log = self.log;
+        log.scan(&Key::MIN, &Key::MAX, |item| {
+            if item.key.kind == KeyType::INODE_ITEM {
+                let parsed = InodeItem::parse(item.data()).map_err(|e| self.damaged(item.key, e))?;
+                if parsed.nlink.get() == 0 {
+                    self.ignored.insert(item.key.objectid.0);
+                } else {
+                    parsed.file_type().map_err(|e| self.damaged(item.key, e))?;
+                    found.push((item.key.objectid, *parsed));
+                }
+            }
+            Ok(true)
+        })?;
+        Ok(found)
+    }
+
+    fn replay_inode(&mut self, ino: ObjectId, logged: &InodeItem) -> Result<()> {
+        self.renamed.insert(ino.0);
+        if self.inode(ino)?.is_some() {
+            self.remove_attributes(ino)?;
+            if logged.is_dir() {
+                self.remove_entries(ino)?;
+            }
+        }
+        let generation = self.generation;
+        let only_exists = logged.generation.get() == 0;
+        let before = self.inode(ino)?.map(|k| k.item);
+        let item = match before {
+            Some(before) if before.mode.get() & S_IFMT != logged.mode.get() & S_IFMT => {
+                return Err(self.damaged(inode_key(ino), "the inode is of another type in the subvolume"));
+            }
+            Some(before) if only_exists => {
+                let size = if logged.is_dir() || logged.size.get() == 0 || !is_file(logged) {
+                    before.size
+                } else {
+                    logged.size
+                };
+                InodeItem { size, ..before }
+            }
+            Some(before) => {
+                let size = if logged.is_dir() { before.size } else { logged.size };
+                InodeItem { size, nbytes: before.nbytes, ..*logged }
+            }
+            None => InodeItem {
+                generation: if only_exists { generation.0.into() } else { logged.generation },
+                size: if logged.is_dir() { 0.into() } else { logged.size },
+                nbytes: 0.into(),
+                ..*logged
+            },
+        };
+        let known = Known { item, changed: true, logged: !only_exists };
+        self.inodes.insert(ino.0, Some(known));
+        if is_file(logged) {
+            let size = item.size.get();
+            if size > crate::file::MAX_FILE_SIZE {
+                return Err(self.damaged(inode_key(ino), format!("a file of {size} bytes")));
+            }
+            self.cut(ino, ceil(size), u64::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// The inode with this number, if there is one.
+    pub(super) fn inode(&mut self, ino: ObjectId) -> Result<Option<&mut Known>> {
+        if !self.inodes.contains_key(&ino.0) {
+            let key = inode_key(ino);
+            let known = match self.tree.get(&key)? {
+                Some(data) => {
+                    let item = *InodeItem::parse(&data).map_err(|e| self.corrupt(key, e))?;
+                    Some(Known { item, changed: false, logged: false })
+                }
+                None => None,
+            };
+            self.inodes.insert(ino.0, known);
+        }
+        Ok(self.inodes.get_mut(&ino.0).and_then(Option::as_mut))
+    }
+
+    /// Changes an inode that exists.
+    pub(super) fn change(&mut self, ino: ObjectId, change: impl FnOnce(&mut InodeItem)) -> Result<()> {
+        let generation = self.generation;
+        if let Some(known) = self.inode(ino)? {
+            known.changed = true;
+            change(&mut known.item);
+            known.item.transid = generation.0.into();
+        }
+        Ok(())
+    }
+
+    /// A name went: times follow, unless the log has told them.
+    pub(super) fn touch(&mut self, ino: ObjectId, also_mtime: bool) -> Result<()> {
+        let now = to_timespec(self.core.now());
+        if let Some(known) = self.inode(ino)?.filter(|k| !k.logged) {
+            known.changed = true;
+            known.item.ctime = now;
+            if also_mtime {
+                known.item.mtime = now;
+            }
+        }
+        Ok(())
+    }
+
+    /// The type of an inode that exists.
+    pub(super) fn kind(&mut self, ino: ObjectId) -> Result<Option<FileType>> {
+        let Some(known) = self.inode(ino)? else { return Ok(None) };
+        let kind = known.item.file_type();
+        kind.map(Some).map_err(|e| self.corrupt(inode_key(ino), e))
+    }
+
+    /// Removes the attributes that the log has not.
+    fn remove_attributes(&mut self, ino: ObjectId) -> Result<()> {
+        let (from, to) = range(ino, KeyType::XATTR_ITEM);
+        let log = self.log;
+        let subvol = self.subvol.id;
+        self.tree.each(from, to, |tree, key, data| {
+            let logged = log.get(&key)?;
+            let mut logged_names = HashSet::new();
+            if let Some(item) = &logged {
+                for entry in DirEntries::new(item.data()) {
+                    let place = Place::item(ObjectId::TREE_LOG, key);
+                    logged_names.insert(entry.map_err(|e| damaged(place, e))?.name);
+                }
+            }
+            let mut kept = Vec::new();
+            for entry in DirEntries::new(&data) {
+                let entry = entry.map_err(|e| crate::Error::corrupt(Place::item(subvol, key), e.0))?;
+                if logged_names.contains(entry.name) {
+                    entry.append_to(&mut kept);
+                }
+            }
+            if kept.len() != data.len() {
+                tree.set_list(key, kept);
+            }
+            Ok(())
+        })
+    }
+
+    fn replay_item(&mut self, key: Key, data: &[u8]) -> Result<()> {
+        let is_part = matches!(
+            key.kind,
+            KeyType::INODE_REF | KeyType::INODE_EXTREF | KeyType::XATTR_ITEM | KeyType::EXTENT_DATA
+        );
+        if !is_part || self.ignored.contains(&key.objectid.0) {
+            return Ok(());
+        }
+        if self.inode(key.objectid)?.is_none() {
+            return Err(self.damaged(key, "there is no such inode, neither here nor in the subvolume"));
+        }
+        match key.kind {
+            KeyType::XATTR_ITEM => {
+                for entry in DirEntries::new(data) {
+                    entry.map_err(|e| self.damaged(key, e))?;
+                }
+                self.tree.set(key, data.to_vec());
+                Ok(())
+            }
+            KeyType::EXTENT_DATA => self.replay_extent(key, data),
+            _ => self.replay_references(key, data),
+        }
+    }
+
+    /// Counts the names of all inodes whose names may have changed. What has none is an orphan; a directory takes the
+    /// names in it along.
+    fn count_links(&mut self) -> Result<()> {
+        while let Some(ino) = self.renamed.pop_first().map(ObjectId) {
+            if ino.0 == self.subvol.root_dir {
+                continue;
+            }
+            let Some(item) = self.inode(ino)?.map(|k| k.item) else { continue };
+            let names = self.count_names(ino)?;
+            if names == 0 {
+                if item.is_dir() {
+                    self.remove_all_entries(ino)?;
+                }
+                self.tree.set(orphan_key(ino), Vec::new());
+            }
+            let links = if item.is_dir() { names.min(1) } else { names };
+            if item.nlink.get() != links {
+                self.change(ino, |item| item.nlink = links.into())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_file(item: &InodeItem) -> bool {
+    item.mode.get() & S_IFMT == larder_format::items::inode::S_IFREG
+}

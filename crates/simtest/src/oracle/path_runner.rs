@@ -1,0 +1,121 @@
+//! Runs operations on a directory through the system's own calls: what a program does on a mount, Linux's or ours.
+
+use crate::ops::{Move, Op, Special, filled};
+use anyhow::{Context, Result};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, XattrFlags};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A directory, and the files that operations hold open.
+#[derive(Debug)]
+pub struct PathRunner {
+    top: PathBuf,
+    handles: HashMap<String, OwnedFd>,
+}
+
+impl PathRunner {
+    /// Runs below `top`.
+    #[must_use]
+    pub fn new(top: &Path) -> Self {
+        Self { top: top.to_owned(), handles: HashMap::new() }
+    }
+
+    fn path(&self, path: &str) -> Result<PathBuf> {
+        match path.strip_prefix('@') {
+            Some(handle) => {
+                let fd = self.handles.get(handle).with_context(|| format!("no handle {handle}"))?;
+                Ok(PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd())))
+            }
+            None => Ok(self.top.join(path)),
+        }
+    }
+
+    fn open(&self, path: &str, write: bool) -> Result<File> {
+        Ok(OpenOptions::new().read(true).write(write).open(self.path(path)?)?)
+    }
+
+    /// Runs one operation.
+    ///
+    /// # Errors
+    /// What the system says, with the operation.
+    pub fn run(&mut self, op: &Op) -> Result<()> {
+        self.run_one(op).with_context(|| op.to_string())
+    }
+
+    fn run_one(&mut self, op: &Op) -> Result<()> {
+        match op {
+            Op::Create(p) => drop(File::create_new(self.path(p)?)?),
+            Op::Mkdir(p) => std::fs::create_dir(self.path(p)?)?,
+            Op::Mknod(kind, p) => {
+                let (kind, dev) = match kind {
+                    Special::Fifo => (FileType::Fifo, 0),
+                    Special::Socket => (FileType::Socket, 0),
+                    Special::Device => (FileType::CharacterDevice, rustix::fs::makedev(1, 3)),
+                };
+                rustix::fs::mknodat(CWD, self.path(p)?, kind, Mode::from_raw_mode(0o644), dev)?;
+            }
+            Op::Symlink { target, path } => std::os::unix::fs::symlink(target, self.path(path)?)?,
+            Op::Link { from, to } => {
+                let flags = if from.starts_with('@') { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
+                rustix::fs::linkat(CWD, self.path(from)?, CWD, self.path(to)?, flags)?;
+            }
+            Op::Unlink(p) => std::fs::remove_file(self.path(p)?)?,
+            Op::Rmdir(p) => std::fs::remove_dir(self.path(p)?)?,
+            Op::Rename { from, to, mode } => {
+                let flags = match mode {
+                    Move::Replace => RenameFlags::empty(),
+                    Move::Exchange => RenameFlags::EXCHANGE,
+                    Move::Whiteout => RenameFlags::WHITEOUT,
+                };
+                rustix::fs::renameat_with(CWD, self.path(from)?, CWD, self.path(to)?, flags)?;
+            }
+            Op::Write { path, range, fill } => {
+                self.open(path, true)?.write_all_at(&filled(*fill, *range), range.from)?;
+            }
+            Op::Append { path, len, fill } => {
+                let file = self.open(path, true)?;
+                let from = file.metadata()?.len();
+                file.write_all_at(&filled(*fill, crate::ops::Bytes { from, to: from + len }), from)?;
+            }
+            Op::Truncate { path, size } => self.open(path, true)?.set_len(*size)?,
+            Op::SetXattr { path, name, value } => {
+                rustix::fs::lsetxattr(self.path(path)?, name.as_str(), value.as_bytes(), XattrFlags::empty())?
+            }
+            Op::RemoveXattr { path, name } => rustix::fs::lremovexattr(self.path(path)?, name.as_str())?,
+            Op::Chmod { path, perm } => {
+                std::fs::set_permissions(self.path(path)?, std::fs::Permissions::from_mode(*perm))?;
+            }
+            Op::Copy { from, range, to, at } => {
+                let (source, target) = (self.open(from, false)?, self.open(to, true)?);
+                let (mut from, mut at) = (range.from, *at);
+                while from < range.to {
+                    let len = usize::try_from(range.to - from)?;
+                    let n =
+                        rustix::fs::copy_file_range(&source, Some(&mut from), &target, Some(&mut at), len)?;
+                    if n == 0 {
+                        break;
+                    }
+                }
+            }
+            Op::Fsync(p) => self.open(p, false)?.sync_all()?,
+            Op::Fdatasync(p) => self.open(p, false)?.sync_data()?,
+            Op::Sync => rustix::fs::syncfs(File::open(&self.top)?)?,
+            Op::Open { path, handle } => {
+                let fd = rustix::fs::open(self.path(path)?, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+                self.handles.insert(handle.clone(), fd);
+            }
+            Op::Unnamed { handle } => {
+                let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+                let fd = rustix::fs::open(&self.top, flags, Mode::from_raw_mode(0o644))?;
+                self.handles.insert(handle.clone(), fd);
+            }
+            Op::Close { handle } => {
+                self.handles.remove(handle);
+            }
+        }
+        Ok(())
+    }
+}
