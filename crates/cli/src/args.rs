@@ -35,6 +35,7 @@ pub(crate) enum Command {
     Label(commands::label::Args),
     Property(commands::property::Args),
     Df(commands::df::Args),
+    Trim(commands::trim::Args),
     Inspect(commands::inspect::Args),
     Check(commands::check::Args),
     Map(commands::map::Args),

@@ -86,6 +86,7 @@ impl Image {
             // One command makes one commit, when it is done.
             commit_interval: None,
             compress: compress.map(|packing| Compress { packing, force: false }),
+            discard: !device.is_block_device(),
             ..OpenOptions::default()
         };
         let fs = advise_filesystem(Filesystem::open(device as Arc<dyn Device>, options), &name)?;

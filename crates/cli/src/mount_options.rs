@@ -28,6 +28,8 @@ pub(crate) struct MountWishes {
     pub(crate) direct: bool,
     pub(crate) fuseblk: bool,
     pub(crate) sandbox: bool,
+    /// `None`: for image files, not for devices.
+    pub(crate) discard: Option<bool>,
     pub(crate) transport: Transport,
     pub(crate) subvol: SubvolChoice,
     pub(crate) commit: Duration,
@@ -52,6 +54,7 @@ impl Default for MountWishes {
             direct: false,
             fuseblk: true,
             sandbox: true,
+            discard: None,
             transport: Transport::Auto,
             subvol: SubvolChoice::Default,
             commit: DEFAULT_COMMIT,
@@ -81,6 +84,8 @@ Options for -o (comma-separated; -o may be repeated):
   default_permissions   let the kernel check permissions even for an owner-only mount
   nologreplay           with ro: show the last commit of an image that has a log, without replaying it
   writeback             let the kernel delay and merge writes in its page cache
+  discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
+                        files, not for devices). discard=sync and discard=async mean the same here
   direct                bypass the page cache for the image (O_DIRECT)
   transport=auto|dev|uring   how to talk to the kernel
   nofuseblk             as root on a block device: plain fuse instead of fuseblk
@@ -121,6 +126,12 @@ impl MountWishes {
             }
             "compress" | "compress-force" => self.compress = compress(name, value)?,
             "cache_size" => self.cache_size = Some(cache_size(needs()?)?),
+            "discard" => {
+                self.discard = match needs()? {
+                    "sync" | "async" => Some(true),
+                    other => return Err(format!("discard={other}: use sync or async")),
+                }
+            }
             "fsname" => self.fsname = needs()?.into(),
             "transport" => {
                 self.transport = match needs()? {
@@ -179,6 +190,8 @@ impl MountWishes {
             "writeback" => self.writeback = true,
             "nowriteback" => self.writeback = false,
             "direct" => self.direct = true,
+            "discard" => self.discard = Some(true),
+            "nodiscard" => self.discard = Some(false),
             "nofuseblk" => self.fuseblk = false,
             "nosandbox" => self.sandbox = false,
             _ => return false,
@@ -329,6 +342,15 @@ mod tests {
     }
 
     #[test]
+    fn discarding_is_as_linux_spells_it() {
+        assert_eq!(ok(&[]).discard, None);
+        for list in ["discard", "discard=async", "nodiscard,discard=sync"] {
+            assert_eq!(ok(&[list]).discard, Some(true), "{list}");
+        }
+        assert_eq!(ok(&["discard,nodiscard"]).discard, Some(false));
+    }
+
+    #[test]
     fn generic_options_pass_and_later_ones_win() {
         let w = ok(&[
             "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,nodiratime",
@@ -354,6 +376,7 @@ mod tests {
             ("commit=301", "300"),
             ("cache_size=1M", "too small"),
             ("cache_size=x", "not a size"),
+            ("discard=later", "sync or async"),
             ("transport=pigeon", "auto, dev or uring"),
             ("nologreplay", "needs ro"),
             ("nologreplay,ro,rw", "needs ro"),

@@ -45,7 +45,9 @@ fn wrong_usage_is_exit_code_2() {
 
 #[test]
 fn every_subcommand_helps_with_an_example() {
-    for c in "mkfs mount umount sync stats ls cat cp rm mkdir label df inspect map restore check".split(' ') {
+    for c in
+        "mkfs mount umount sync stats ls cat cp rm mkdir label df trim inspect map restore check".split(' ')
+    {
         let text = larder([c, "--help"]).ok().text();
         assert!(text.contains("Example") && text.contains(&format!("larder {c}")), "{c}: {text}");
     }

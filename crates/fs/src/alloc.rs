@@ -6,12 +6,14 @@
 //! transaction for that.
 
 use crate::core::{Core, Roots};
+use crate::discard::Discards;
 use crate::error::{Error, Place, Result};
 use crate::open::mapped;
-use crate::space::chunks::{ChunkPlan, plan_chunk};
+use crate::reclaim::{ReclaimCounters, Reclaimer};
+use crate::space::chunks::{ChunkPlan, device_holes, plan_chunk};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
-use crate::space::reserve::{Reclaim, Reservation, Space as Accounts, global_reserve_size};
+use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Txn;
 use crate::tree::{Epoch, TreeOps, Version};
@@ -22,7 +24,7 @@ use larder_volume::Volume;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// A block group made by a transaction; its items are written by the commit.
 #[derive(Debug, Clone)]
@@ -102,6 +104,8 @@ pub(crate) struct Allocator {
     pub(crate) kept_by_commit: AtomicU64,
     /// Groups whose record in the free-space tree is wrong: the next commit makes it anew.
     rebuild: Mutex<Vec<Run>>,
+    pub(crate) discards: Discards,
+    pub(crate) reclaims: ReclaimCounters,
 }
 
 fn corrupt_key(tree: ObjectId, key: Key) -> impl Fn(larder_format::FormatError) -> Error {
@@ -165,6 +169,8 @@ impl Allocator {
             global_trees: AtomicU64::new(0),
             kept_by_commit: AtomicU64::new(0),
             rebuild: Mutex::new(rebuild),
+            discards: Discards::default(),
+            reclaims: ReclaimCounters::default(),
         };
         this.measure_global_trees(roots, epoch)?;
         this.note_device_space();
@@ -173,7 +179,7 @@ impl Allocator {
 
     /// Lets `core` be asked for space when it is short.
     pub(crate) fn attach(&self, core: &Arc<Core>) {
-        self.accounts.set_reclaim(Box::new(Reclaimer(Arc::downgrade(core))));
+        self.accounts.set_reclaim(Box::new(Reclaimer::new(core)));
     }
 
     /// Makes the global reserve as large as commits need by now.
@@ -222,7 +228,7 @@ impl Allocator {
         let all = self.groups.all();
         all.iter().rev().find(|g| g.flags().contains(fallback)).map_or(fallback, |g| g.flags())
     }
-    fn copies(&self, kind: SpaceKind) -> u64 {
+    pub(crate) fn copies(&self, kind: SpaceKind) -> u64 {
         self.flags(kind).profile().map_or(1, |p| u64::from(p.copies())).max(1)
     }
 
@@ -242,7 +248,7 @@ impl Allocator {
         promised > 0 && left < promised + (1 << 20)
     }
     /// Is there room for a chunk for `kind`, but promised to operations on metadata?
-    fn waits_for_promises(&self, kind: SpaceKind) -> bool {
+    pub(crate) fn waits_for_promises(&self, kind: SpaceKind) -> bool {
         let device = self.device.lock();
         self.plan(&device, kind).is_some_and(|plan| self.is_promised(&device, kind, &plan))
     }
@@ -317,7 +323,7 @@ impl Allocator {
     }
 
     /// A new chunk whose items the running transaction will write.
-    fn chunk_in_running(&self, core: &Core, kind: SpaceKind) -> Result<()> {
+    pub(crate) fn chunk_in_running(&self, core: &Core, kind: SpaceKind) -> Result<()> {
         let pin = core.txns.pin_running()?;
         if self.new_chunk(core, &pin.txn, kind)? { Ok(()) } else { Err(Error::NoSpace) }
     }
@@ -344,7 +350,7 @@ impl Allocator {
                 Err(_) if !squeezed => {
                     squeezed = true;
                     core.epochs.wait_for_oldest();
-                    core.release_expired();
+                    core.hurry();
                     core.empty_purses();
                 }
                 Err(_) => {
@@ -446,6 +452,13 @@ impl Allocator {
         if removed.is_empty() {
             return;
         }
+        if core.discards() {
+            for stripe in
+                removed.iter().flat_map(|(_, chunk)| chunk.stripes.iter().map(|s| (s, chunk.length)))
+            {
+                core.discard_stripe(stripe.0.devid, stripe.0.offset, stripe.1);
+            }
+        }
         let mut device = self.device.lock();
         for (run, chunk) in removed {
             device.chunks.remove(&run.start);
@@ -456,6 +469,27 @@ impl Allocator {
         }
         drop(device);
         self.note_device_space();
+    }
+
+    /// Discards what no chunk takes on the device, in stretches of `min` bytes or more, `most` at a time. No chunk is made
+    /// meanwhile. Returns the bytes.
+    ///
+    /// # Errors
+    /// What the device said.
+    pub(crate) fn trim_unallocated(&self, core: &Core, min: u64, most: u64) -> Result<u64> {
+        let (mut at, mut done) = (Physical(0), 0);
+        loop {
+            let device = self.device.lock();
+            let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
+            let rest = device_holes(&taken, device.size).into_iter().find_map(|(start, len)| {
+                let from = start.max(at);
+                let left = start.plus(len).0.saturating_sub(from.0);
+                (left > 0 && len >= min).then_some((from, left.min(most)))
+            });
+            let Some((from, len)) = rest else { return Ok(done) };
+            done += core.volume.discard_on(device.id, from, len)?;
+            at = from.plus(len);
+        }
     }
 
     /// Have system chunks come or gone since this was last asked?
@@ -479,119 +513,26 @@ impl Allocator {
         std::mem::take(&mut self.rebuild.lock())
     }
 
+    /// Bytes of the device, and those that no chunk takes.
+    pub(crate) fn device_bytes(&self) -> (u64, u64) {
+        let device = self.device.lock();
+        (device.size, device.unallocated())
+    }
+    /// Bytes that a new chunk for `kind` would have; 0 without room for one.
+    pub(crate) fn next_chunk(&self, kind: SpaceKind) -> u64 {
+        self.plan(&self.device.lock(), kind).map_or(0, |plan| plan.len)
+    }
+    /// Name of the profile that chunks for `kind` have.
+    pub(crate) fn profile_name(&self, kind: SpaceKind) -> String {
+        self.flags(kind).profile().map_or_else(|_| "unknown".into(), |p| p.name().to_owned())
+    }
+
     /// Size and free bytes of the file system as data sees them.
-    fn statfs(&self) -> (u64, u64) {
+    pub(crate) fn statfs(&self) -> (u64, u64) {
         let copies = self.copies(SpaceKind::Data);
         let unallocated = self.device.lock().unallocated() / copies;
         let data = self.accounts.pots(SpaceKind::Data);
         let free = data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
         (self.total_bytes / copies, free + unallocated)
-    }
-}
-
-impl Core {
-    /// Bytes in all and free bytes, for `statfs`.
-    pub(crate) fn statfs_bytes(&self) -> (u64, u64) {
-        self.space.statfs()
-    }
-
-    /// Gives space back that no version can reach any more.
-    pub(crate) fn release_expired(&self) {
-        for pinned in self.epochs.expired() {
-            for run in pinned {
-                self.space.groups.unpin(run);
-            }
-        }
-    }
-}
-
-/// Makes space when it is short.
-struct Reclaimer(Weak<Core>);
-
-impl Reclaim for Reclaimer {
-    fn reclaim(&self, kind: SpaceKind, bytes: u64) -> Result<bool> {
-        let Some(core) = self.0.upgrade() else { return Ok(false) };
-        if core.txns.failure().is_some() {
-            return core.check_writable().map(|()| false);
-        }
-        let before = core.space.accounts.unheld(kind);
-        let accounts = &core.space.accounts;
-        let enough = || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
-        core.release_expired();
-        core.empty_purses();
-        if enough() {
-            return Ok(true);
-        }
-        let commit = || -> Result<()> {
-            core.commit_now()?;
-            core.release_expired();
-            if !enough() && core.space.accounts.pots(kind).pinned > 0 {
-                // Somebody still reads what was freed.
-                core.epochs.wait_for_oldest();
-                core.release_expired();
-            }
-            Ok(())
-        };
-        if kind == SpaceKind::Metadata {
-            // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
-            // stands in the way, and a commit ends them, none is made.
-            let pots = core.space.accounts.pots(kind);
-            let promises = core.txns.running().kept() + pots.pinned;
-            if pots.used < pots.total / 4 * 3 && promises >= bytes {
-                commit()?;
-                if enough() {
-                    return Ok(true);
-                }
-            }
-            // What delayed data has reserved for its items, many times what they take: oldest first. What was written
-            // leaves notes, which the commit ends.
-            if pots.used < pots.total / 4 * 3 && core.data.delayed_bytes() > 0 {
-                crate::file::reclaim(&core, bytes);
-                commit()?;
-                if enough() {
-                    return Ok(true);
-                }
-                // What is on its way to the device has its reservations still.
-                core.data.flush(&core);
-                commit()?;
-                if enough() {
-                    return Ok(true);
-                }
-            }
-        }
-        match core.space.chunk_in_running(&core, kind) {
-            Ok(()) => return Ok(true),
-            Err(Error::NoSpace) => {}
-            Err(e) => return Err(e),
-        }
-        if core.space.waits_for_promises(kind) {
-            // Operations promise themselves many times what they take. With those under way at their end, delayed data
-            // written and a commit, nothing is left of it.
-            let made = core.space.accounts.alone(SpaceKind::Metadata, || {
-                core.data.flush(&core);
-                commit()?;
-                core.space.chunk_in_running(&core, kind)
-            });
-            match made {
-                Ok(()) => return Ok(true),
-                Err(Error::NoSpace) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        // What delayed data has reserved beyond what it needs.
-        let flushed = crate::file::reclaim(&core, bytes.max(4 << 20));
-        // What waits for a commit: pinned space, and the reserves of everything that was noted.
-        let pinned = core.space.accounts.pots(kind).pinned > 0;
-        if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
-            commit()?;
-            return Ok(true);
-        }
-        // A commit on its way has not said yet what it frees, and holds what was kept for it.
-        if let Some(generation) = core.txns.request() {
-            core.txns.wait(generation)?;
-            core.release_expired();
-            return Ok(true);
-        }
-        Ok(flushed)
     }
 }

@@ -214,6 +214,8 @@ pub struct OpenOptions {
     pub commit_interval: Option<std::time::Duration>,
     /// Compression of new data; `None`: only of inodes that have the property.
     pub compress: Option<Compress>,
+    /// Tell the device which space was freed, once no durable superblock needs it any more.
+    pub discard: bool,
     /// Knobs for experiments and tests.
     pub tuning: Tuning,
 }
@@ -227,6 +229,7 @@ impl Default for OpenOptions {
             cache_size: 256 << 20,
             commit_interval: Some(std::time::Duration::from_secs(5)),
             compress: None,
+            discard: false,
             tuning: Tuning::default(),
         }
     }
@@ -263,6 +266,10 @@ pub struct Tuning {
     pub break_no_mirrors: bool,
     /// Report success although a metadata write failed.
     pub break_ignore_write_errors: bool,
+    /// Discard freed space before the superblock that frees it is durable.
+    pub break_discard_early: bool,
+    /// Discard whatever is freed, metadata and single sectors too, as soon as it may be.
+    pub discard_everything: bool,
     /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.
     pub seal_ahead: Option<usize>,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.

@@ -6,6 +6,7 @@
 mod alloc;
 pub mod api;
 mod core;
+mod discard;
 pub mod error;
 mod file;
 pub mod filesystem;
@@ -15,11 +16,15 @@ mod lock;
 mod log;
 pub mod mkfs;
 mod open;
+mod reclaim;
 mod root;
 pub mod space;
 mod transaction;
 pub mod tree;
+mod usage;
 
 pub use api::*;
+pub use discard::TrimRange;
 pub use error::{Error, Result};
-pub use lifecycle::{Filesystem, Stats};
+pub use lifecycle::{Filesystem, ReclaimStats, Stats};
+pub use usage::{KindUsage, SpaceUsage};

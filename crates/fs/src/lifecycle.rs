@@ -7,7 +7,7 @@ use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
 use crate::tree::IMAGE_COPIES;
 use larder_format::Generation;
-use larder_volume::Device;
+use larder_volume::{Device, DeviceStats};
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::sync::Arc;
@@ -55,6 +55,8 @@ pub struct Stats {
     pub device_writes: u64,
     pub device_written_bytes: u64,
     pub device_flushes: u64,
+    pub device_discards: u64,
+    pub device_discarded_bytes: u64,
     /// Bytes written by callers that are not in extents yet.
     pub delayed_bytes: u64,
     /// Bytes that were compressed, and what became of them; bytes that were tried and did not shrink, and those that did
@@ -78,8 +80,30 @@ pub struct Stats {
     /// Requests that had to wait for space, and those that were refused.
     pub space_waits: u64,
     pub space_refusals: u64,
+    pub reclaim: ReclaimStats,
     /// Why the file system is read-only, if it is.
     pub read_only: Option<String>,
+}
+
+/// What was done because space was short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct ReclaimStats {
+    /// Calls of the reclaimer.
+    pub rounds: u64,
+    /// Rounds of writing delayed data, and how much they were asked for and wrote: bytes where data was short, runs of
+    /// files where metadata was, which delayed data reserves for each of its files.
+    pub writes: u64,
+    pub asked_bytes: u64,
+    pub written_bytes: u64,
+    pub asked_runs: u64,
+    pub written_runs: u64,
+    /// Most bytes that a round wrote beyond what it was asked for: less than one piece of a file.
+    pub excess_bytes: u64,
+    /// Waits for data that was on its way already.
+    pub settles: u64,
+    pub chunks: u64,
+    pub commits: u64,
 }
 
 impl Filesystem {
@@ -140,6 +164,8 @@ impl Filesystem {
         crate::api::may_wait()?;
         let flushed = crate::file::flush_all(&self.core);
         self.core.commit()?;
+        // Who looks at the image afterwards finds what was freed given back.
+        self.core.wait_for_discards();
         flushed
     }
 
@@ -164,14 +190,21 @@ impl Filesystem {
         }
     }
 
-    /// Space as `df` wants it: what data can still be written, through its profile.
+    /// Space as `df` wants it: what data can still be written, through its profile. Nothing is available while metadata
+    /// is full, although data may have room.
     ///
     /// # Errors
     /// None at present.
     pub fn statfs(&self) -> Result<StatFs> {
-        let (total, free) = self.core.statfs_bytes();
+        let (total, free, available) = self.core.statfs_bytes();
         let info = self.info();
-        Ok(StatFs { total, free, available: free, block_size: info.sectorsize, fsid: info.fsid })
+        Ok(StatFs { total, free, available, block_size: info.sectorsize, fsid: info.fsid })
+    }
+
+    /// Where the space is, and what is full.
+    #[must_use]
+    pub fn space_usage(&self) -> crate::SpaceUsage {
+        self.core.space_usage()
     }
 
     /// Counters.
@@ -182,9 +215,9 @@ impl Filesystem {
         let accounts = &core.space.accounts;
         let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
         let c = &core.compression.stats;
-        let device = core.volume.stats().into_iter().fold((0, 0, 0, 0, 0), |a, (_, s)| {
-            (a.0 + s.reads, a.1 + s.read_bytes, a.2 + s.writes, a.3 + s.written_bytes, a.4 + s.flushes)
-        });
+        let r = &core.space.reclaims;
+        let devices = core.volume.stats();
+        let device = |of: fn(&DeviceStats) -> u64| devices.iter().map(|(_, s)| of(s)).sum::<u64>();
         Stats {
             generation: core.txns.published().0,
             commits: get(&x.commits),
@@ -202,11 +235,13 @@ impl Filesystem {
             cache_reads: get(&n.reads),
             cache_bytes: core.store.cached_bytes(),
             damaged_copies: get(&n.bad_copies),
-            device_reads: device.0,
-            device_read_bytes: device.1,
-            device_writes: device.2,
-            device_written_bytes: device.3,
-            device_flushes: device.4,
+            device_reads: device(|s| s.reads),
+            device_read_bytes: device(|s| s.read_bytes),
+            device_writes: device(|s| s.writes),
+            device_written_bytes: device(|s| s.written_bytes),
+            device_flushes: device(|s| s.flushes),
+            device_discards: device(|s| s.discards),
+            device_discarded_bytes: device(|s| s.discarded_bytes),
             delayed_bytes: core.data.delayed_bytes(),
             compress_in_bytes: get(&c.raw),
             compress_out_bytes: get(&c.packed),
@@ -221,8 +256,31 @@ impl Filesystem {
             metadata_overdrawn: accounts.stats(Metadata).overdrawn,
             space_waits: accounts.stats(Data).tickets + accounts.stats(Metadata).tickets,
             space_refusals: accounts.stats(Data).refused + accounts.stats(Metadata).refused,
+            reclaim: ReclaimStats {
+                rounds: accounts.stats(Data).reclaims + accounts.stats(Metadata).reclaims,
+                writes: get(&r.writes),
+                asked_bytes: get(&r.asked_bytes),
+                written_bytes: get(&r.written_bytes),
+                asked_runs: get(&r.asked_runs),
+                written_runs: get(&r.written_runs),
+                excess_bytes: get(&r.excess_bytes),
+                settles: get(&r.settles),
+                chunks: get(&r.chunks),
+                commits: get(&r.commits),
+            },
             read_only: core.read_only.clone().or_else(|| core.txns.failure()),
         }
+    }
+
+    /// Discards all free space, that of deleted files included, and returns the bytes that the device was told of. See
+    /// [`crate::TrimRange`].
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotSupported` where the device takes no discards; as [`Filesystem::sync`]; what the device said.
+    pub fn trim(&self, range: crate::TrimRange) -> Result<u64> {
+        self.core.check_writable()?;
+        self.sync()?;
+        self.core.trim(range)
     }
 
     /// New label, up to 255 bytes; durable with the next commit.
@@ -253,6 +311,9 @@ impl Filesystem {
             (None, Some(why)) => Err(Error::ReadOnly(Some(why))),
             (None, None) => crate::inode::orphan::delete_held(&self.core).and_then(|()| self.sync()),
         };
+        if done.is_ok() && self.core.read_only.is_none() {
+            self.core.discard_left();
+        }
         self.stop_threads();
         self.core.txns.end("the file system was closed");
         done

@@ -6,6 +6,7 @@
 //! | statistics | [`IOC_STATS`] | out: JSON text in 16,000 bytes, padded with zeros |
 //! | space | [`IOC_DF`] | out: the same, about sizes and free space |
 //! | sync | [`IOC_SYNC`] | none; returns when everything done before is durable |
+//! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
 //! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
 //!
 //! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr` and `chattr` are answered as
@@ -38,6 +39,8 @@ pub const IOC_STATS: u32 = ioc(READ, LARDER, 1, TEXT_LEN);
 pub const IOC_SYNC: u32 = ioc(NONE, LARDER, 2, 0);
 /// Sizes and free space as JSON.
 pub const IOC_DF: u32 = ioc(READ, LARDER, 3, TEXT_LEN);
+/// Discard free space: `struct fstrim_range` of Linux, start, length and shortest run, 8 bytes each.
+pub const FITRIM: u32 = ioc(READ | WRITE, b'X', 121, 24);
 pub(crate) const GET_LABEL: u32 = ioc(READ, 0x94, 49, LABEL_LEN);
 pub(crate) const SET_LABEL: u32 = ioc(WRITE, 0x94, 50, LABEL_LEN);
 
@@ -63,6 +66,19 @@ pub fn stats(path: &Path) -> io::Result<String> {
 /// `Unsupported` if `path` is not on a Larder mount.
 pub fn df(path: &Path) -> io::Result<String> {
     text(path, IOC_DF)
+}
+
+/// Discards all free space of the file system that `path` is on (a kernel file system answers too). Returns the bytes.
+///
+/// # Errors
+/// `Unsupported` if that file system or its device does not discard, `PermissionDenied` for anybody but root and the
+/// mount's owner.
+pub fn trim(path: &Path) -> io::Result<u64> {
+    let mut range = [0; 24];
+    range[8..16].copy_from_slice(&u64::MAX.to_ne_bytes());
+    call(&open(path)?, FITRIM, &mut range)?;
+    let done = range[8..16].first_chunk().expect("8 bytes");
+    Ok(u64::from_ne_bytes(*done))
 }
 
 /// The label of the file system that `path` is on (a kernel btrfs answers too).
@@ -112,6 +128,9 @@ fn call(fd: &OwnedFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) if request == FITRIM => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "its device does not take discards"))
+        }
         Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => {
             Err(io::Error::new(io::ErrorKind::Unsupported, "not on a Larder mount"))
         }
@@ -129,6 +148,7 @@ mod tests {
         assert_eq!(GET_LABEL, 0x8100_9431);
         assert_eq!(SET_LABEL, 0x4100_9432);
         assert_eq!(IOC_STATS, 0xbe80_e801);
+        assert_eq!(FITRIM, 0xc018_5879);
     }
 
     #[test]

@@ -82,7 +82,14 @@ impl Config {
             options: OpenOptions {
                 commit_interval: None,
                 cache_size: 64 << 20,
-                tuning: Tuning { fake_clock: true, seal_ahead: Some(2), ..Tuning::default() },
+                // What is freed turns to poison: whoever still needs it finds out.
+                discard: true,
+                tuning: Tuning {
+                    fake_clock: true,
+                    seal_ahead: Some(2),
+                    discard_everything: seed.is_multiple_of(2),
+                    ..Tuning::default()
+                },
                 ..OpenOptions::default()
             },
             mode: Mode::Strict,

@@ -151,6 +151,11 @@ fn freed_space_is_used_at_once() {
 }
 
 #[test]
+fn discards_before_the_superblock() {
+    caught(LOOK, &[CHURN], Tuning { break_discard_early: true, ..Tuning::default() });
+}
+
+#[test]
 fn extents_before_their_data() {
     // While the file's data are on their way, another file's fsync commits.
     let run = |tuning: &Tuning| {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn options() -> OpenOptions {
-    OpenOptions { commit_interval: None, cache_size: 32 << 20, ..OpenOptions::default() }
+    OpenOptions { commit_interval: None, cache_size: 32 << 20, discard: true, ..OpenOptions::default() }
 }
 
 fn file<'a>(xattrs: &'a [(Vec<u8>, Vec<u8>)]) -> NewInode<'a> {

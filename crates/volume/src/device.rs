@@ -79,6 +79,11 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Does it take discards, as far as is known by now? Where it does not, [`Device::discard`] does nothing.
+    fn can_discard(&self) -> bool {
+        true
+    }
+
     /// First address from `at` on that may hold anything but zeros; `at` itself where that is not known. Lets a search of a
     /// sparse image pass over its holes.
     fn data_from(&self, at: Physical) -> Physical {

@@ -309,6 +309,10 @@ impl Device for FileDevice {
         }
     }
 
+    fn can_discard(&self) -> bool {
+        !self.read_only && self.can_discard.load(Ordering::Relaxed)
+    }
+
     fn data_from(&self, at: Physical) -> Physical {
         if self.block_device || at.0 >= self.size {
             return at;

@@ -315,28 +315,45 @@ impl Volume {
     }
 
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock copies inside it are
-    /// left alone: they lie in chunks without belonging to them.
+    /// left alone: they lie in chunks without belonging to them. Returns the bytes of all copies.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says; callers may go on.
-    pub fn discard(&self, at: Logical, len: u64) -> VolumeResult<()> {
-        let (mut at, mut len) = (at, len);
+    pub fn discard(&self, at: Logical, len: u64) -> VolumeResult<u64> {
+        let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
             let found = self.map.lookup(at, len)?;
             for stripe in found.stripes {
-                let member = self.member_of(stripe)?;
-                for (from, to) in outside_superblocks(stripe.at.0, stripe.at.0 + found.len) {
-                    member.counters.discards.fetch_add(1, Relaxed);
-                    member.counters.discarded_bytes.fetch_add(to - from, Relaxed);
-                    member
-                        .device
-                        .discard(Physical(from), to - from)
-                        .map_err(|e| member.error("discard", Physical(from), to - from, e))?;
-                }
+                done += self.discard_on(stripe.device, stripe.at, found.len)?;
             }
             (at, len) = (at.plus(found.len), len - found.len);
         }
-        Ok(())
+        Ok(done)
+    }
+
+    /// The same for a range of one device, which no chunk needs to cover. Returns the bytes.
+    ///
+    /// # Errors
+    /// What the device says, or that it is missing.
+    pub fn discard_on(&self, device: DeviceId, at: Physical, len: u64) -> VolumeResult<u64> {
+        let member = self.member_of(Stripe { device, at })?;
+        let mut done = 0;
+        for (from, to) in outside_superblocks(at.0, at.0.saturating_add(len)) {
+            member.counters.discards.fetch_add(1, Relaxed);
+            member.counters.discarded_bytes.fetch_add(to - from, Relaxed);
+            member
+                .device
+                .discard(Physical(from), to - from)
+                .map_err(|e| member.error("discard", Physical(from), to - from, e))?;
+            done += to - from;
+        }
+        Ok(done)
+    }
+
+    /// Does any device take discards?
+    #[must_use]
+    pub fn can_discard(&self) -> bool {
+        self.members.iter().any(|m| m.device.can_discard())
     }
 
     /// Counters of each device.

@@ -1,4 +1,7 @@
-//! `larder df`: sizes and free space.
+//! `larder df`: sizes and free space, and in words what is full and what helps.
+//!
+//! The question behind most reports is "no space left, but df says there is". A chunk of the device is for data or for
+//! metadata, so either may be full while the other is not; this command says which it is.
 
 use crate::commands::sync::mounted;
 use crate::image::{Access, Image};
@@ -8,7 +11,7 @@ use larder_fuse::control;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Show size and free space of an image or of what is mounted on a directory.
+/// Show size and free space of an image or of what is mounted on a directory: what is full, and what helps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  larder df disk.img\n  larder df --json mnt")]
 pub(crate) struct Args {
@@ -40,7 +43,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for (name, text) in lines(&value, on_mount) {
         print::line(&format!("{name:<11} {text}"))?;
     }
+    let space = &value["space"];
+    if space.is_object() {
+        print::line("")?;
+        for line in table(space) {
+            print::line(&line)?;
+        }
+        print::line("")?;
+        for line in explanation(space) {
+            print::line(&line)?;
+        }
+    }
     Ok(())
+}
+
+fn number(v: &Value) -> u64 {
+    v.as_u64().unwrap_or(0)
 }
 
 /// What people want to know of the answer.
@@ -64,6 +82,122 @@ fn lines(value: &Value, on_mount: bool) -> Vec<(&'static str, String)> {
     out
 }
 
+/// Kinds of space with their names.
+fn kinds(space: &Value) -> Vec<(&'static str, &Value)> {
+    let first = if space["mixed"] == true {
+        vec![("Data+Metadata", &space["data"])]
+    } else {
+        vec![("Data", &space["data"]), ("Metadata", &space["metadata"])]
+    };
+    first.into_iter().chain([("System", &space["system"])]).collect()
+}
+
+/// Where the bytes are.
+fn table(space: &Value) -> Vec<String> {
+    const COLUMNS: [(&str, &str); 6] = [
+        ("total", "total"),
+        ("used", "used"),
+        ("pinned", "pinned"),
+        ("reserved", "reserved"),
+        ("kept", "kept"),
+        ("available", "available"),
+    ];
+    let row = |name: &str, cells: &[String]| {
+        let cells: String = cells.iter().map(|c| format!(" {c:>10}")).collect();
+        format!("{name:<21}{cells}")
+    };
+    let mut out = vec![row("", &COLUMNS.map(|(title, _)| title.to_owned()))];
+    for (name, kind) in kinds(space) {
+        let profile = kind["profile"].as_str().unwrap_or("?");
+        out.push(row(
+            &format!("{name} ({profile})"),
+            &COLUMNS.map(|(_, key)| size::human(number(&kind[key]))),
+        ));
+    }
+    out.push(row("Unallocated", &[size::human(number(&space["unallocated"]))]));
+    out
+}
+
+/// Less than this available counts as full: a chunk for data that cannot take a file of some size is of no use.
+const LITTLE: u64 = 1 << 20;
+
+/// What is full, what that means and what helps.
+fn explanation(space: &Value) -> Vec<String> {
+    let (data, metadata) = (&space["data"], &space["metadata"]);
+    let human = |v: &Value| size::human(number(v));
+    let mixed = space["mixed"] == true;
+    let data_full = number(&data["available"]) < LITTLE && number(&data["next_chunk"]) == 0;
+    let metadata_full = space["metadata_full"] == true;
+    let pinned = number(&data["pinned"]) + if mixed { 0 } else { number(&metadata["pinned"]) };
+    let mut out = Vec::new();
+    if mixed && (data_full || metadata_full) {
+        out.push("The file system is full. Deleting always works, and gives back what is deleted.".into());
+    } else if metadata_full {
+        out.push(format!(
+            "Metadata is full: no file or directory can be made or grow, although {} is free for data.",
+            human(&data["available"])
+        ));
+        out.push(format!(
+            "Its chunks have {} left beyond the {} that commits and deletions keep, and the device has no room for \
+             another chunk ({} unallocated).",
+            human(&metadata["available"]),
+            human(&metadata["kept"]),
+            human(&space["unallocated"])
+        ));
+        out.push(
+            "What helps: deleting files (that always works), or what is said about half-empty chunks.".into(),
+        );
+    } else if data_full {
+        out.push(format!(
+            "Data is full: {} is left in its chunks, and the device has no room for another one ({} unallocated).",
+            human(&data["available"]),
+            human(&space["unallocated"])
+        ));
+        if number(&metadata["available"]) > LITTLE {
+            out.push(format!(
+                "The {} that are free in metadata take file names, attributes and files of up to 2 KiB, but no more data.",
+                human(&metadata["available"])
+            ));
+        }
+        out.push(
+            "What helps: deleting files gives back what they take alone; what snapshots share stays.".into(),
+        );
+    } else {
+        out.push(format!(
+            "Not full: {} is available for data, and {} can become new chunks for data or metadata.",
+            human(&data["available"]),
+            human(&space["unallocated"])
+        ));
+    }
+    if pinned > 0 {
+        out.push(format!(
+            "{} was deleted or replaced and is free after the next commit (`larder sync` makes one; who finds no space, too).",
+            size::human(pinned)
+        ));
+    }
+    if (data_full || metadata_full) && !mixed {
+        let (full, other, name) =
+            if metadata_full { (metadata, data, "data") } else { (data, metadata, "metadata") };
+        let sparse = number(&other["sparse_free"]);
+        if number(&other["sparse_chunks"]) > 1 {
+            out.push(format!(
+                "{} chunks for {name} are less than half full and hold {} free: a balance would give chunks back to the \
+                 device (mounted by Linux: btrfs balance start -{}usage=50).",
+                number(&other["sparse_chunks"]),
+                size::human(sparse),
+                &name[..1],
+            ));
+        }
+        if number(&full["reserved"]) > LITTLE {
+            out.push(format!(
+                "{} is promised to operations under way and to the next commit, more than they will need.",
+                human(&full["reserved"])
+            ));
+        }
+    }
+    out
+}
+
 /// The same answer as a daemon gives about its mount.
 fn of_image(image: &Image) -> anyhow::Result<Value> {
     let (info, space) = (image.fs.info(), image.fs.statfs()?);
@@ -72,6 +206,7 @@ fn of_image(image: &Image) -> anyhow::Result<Value> {
         "free": space.free,
         "available": space.available,
         "block_size": space.block_size,
+        "space": serde_json::to_value(image.fs.space_usage())?,
         "file_system": {
             "fsid": print::uuid(info.fsid),
             "label": String::from_utf8_lossy(&info.label),
@@ -85,4 +220,48 @@ fn of_image(image: &Image) -> anyhow::Result<Value> {
             "has_unreplayed_log": info.has_unreplayed_log,
         },
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(available: u64, next_chunk: u64, sparse: u64) -> Value {
+        json!({
+            "profile": "single", "total": 1u64 << 30, "used": (1u64 << 30) - available, "pinned": 0, "reserved": 0,
+            "kept": 4 << 20, "available": available, "next_chunk": next_chunk,
+            "sparse_chunks": sparse, "sparse_free": sparse * (100 << 20),
+        })
+    }
+    fn said(mixed: bool, data: Value, metadata: Value, metadata_full: bool) -> String {
+        let space = json!({
+            "mixed": mixed, "unallocated": 1 << 20, "metadata_full": metadata_full, "data": data,
+            "metadata": metadata, "system": kind(8 << 20, 0, 0),
+        });
+        assert_eq!(table(&space).len(), if mixed { 4 } else { 5 });
+        explanation(&space).join("\n")
+    }
+
+    #[test]
+    fn what_is_full_is_said_and_what_helps() {
+        let text = said(false, kind(300 << 20, 0, 2), kind(0, 0, 0), true);
+        for says in ["Metadata is full", "300.00MiB is free for data", "2 chunks for data", "-dusage=50"] {
+            assert!(text.contains(says), "{says:?} is not in {text}");
+        }
+        let text = said(false, kind(0, 0, 0), kind(50 << 20, 0, 3), false);
+        for says in ["Data is full", "50.00MiB that are free in metadata", "3 chunks for metadata", "-musage"]
+        {
+            assert!(text.contains(says), "{says:?} is not in {text}");
+        }
+        let text = said(true, kind(0, 0, 3), kind(0, 0, 3), true);
+        assert!(text.contains("file system is full") && !text.contains("balance"), "{text}");
+    }
+
+    #[test]
+    fn room_is_not_called_full() {
+        let mut data = kind(0, 64 << 20, 0);
+        data["pinned"] = (5 << 20).into();
+        let text = said(false, data, kind(0, 64 << 20, 0), false);
+        assert!(text.starts_with("Not full") && text.contains("5.00MiB was deleted"), "{text}");
+    }
 }

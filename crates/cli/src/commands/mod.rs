@@ -18,6 +18,7 @@ pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod stats;
 pub(crate) mod sync;
+pub(crate) mod trim;
 pub(crate) mod umount;
 
 use crate::args::Command;
@@ -38,6 +39,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Property(a) => property::run(&a),
         Command::Label(a) => label::run(&a),
         Command::Df(a) => df::run(&a),
+        Command::Trim(a) => trim::run(&a),
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Map(a) => map::run(&a),

@@ -291,6 +291,7 @@ fn open_and_mount(
         cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
         commit_interval: Some(wishes.commit),
         compress: wishes.compress,
+        discard: wishes.discard.unwrap_or(!device.is_block_device()),
         ..OpenOptions::default()
     };
     let name = args.source.display().to_string();

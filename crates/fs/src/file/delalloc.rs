@@ -351,13 +351,13 @@ pub(super) struct Departure {
     pub(super) items: Option<Reservation>,
 }
 
-/// How much to take at once.
+/// How much to take at once, or how much was taken.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// Bytes.
-    pub(super) bytes: u64,
-    /// Flights.
-    pub(super) flights: usize,
+    pub(crate) bytes: u64,
+    /// Flights: runs of one file each.
+    pub(crate) flights: usize,
 }
 
 /// Takes dirty runs out of a file, lowest first. `requeue`: the caller has taken the file out of the queue.
@@ -599,6 +599,17 @@ impl DataState {
                 self.changed.wait(shared.inner());
             }
         }
+    }
+    /// Waits for the write-backs that are under way: what they have reserved and do not need is known only when they
+    /// end, of compressed data above all. False when there are none.
+    pub(crate) fn settle(&self) -> bool {
+        let mut shared = self.shared.lock();
+        let next = shared.next_job;
+        let any = !shared.jobs.is_empty();
+        while shared.jobs.first_key_value().is_some_and(|(number, _)| *number < next) {
+            self.changed.wait(shared.inner());
+        }
+        any
     }
     /// Ends the threads that write back. What is delayed stays delayed.
     pub(crate) fn stop(&self) {

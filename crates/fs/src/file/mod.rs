@@ -237,13 +237,22 @@ pub(crate) fn flush_all(core: &Core) -> Result<()> {
     if core.data.failures() == before { Ok(()) } else { Err(Error::DataLost) }
 }
 
-/// Writes about `bytes` of the oldest delayed data back, which turns what was reserved for them into what they use. False
-/// when nothing could be written. Never waits for space.
-pub(crate) fn reclaim(core: &Core, bytes: u64) -> bool {
-    let before = core.data.delayed_bytes();
-    let mut any = false;
-    while before.saturating_sub(core.data.delayed_bytes()) < bytes && writeback::one_batch(core, u64::MAX) {
-        any = true;
+/// How much delayed data to write, or how much was written: bytes, and runs of files.
+pub(crate) use delalloc::Limits as Delayed;
+
+/// Writes delayed data back, oldest first, until `wanted` bytes or runs of it are written, or there is nothing more to take:
+/// never more than what one segment has beyond that. It turns what was reserved for them into what they use. Never
+/// waits for space. Returns what was written.
+pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
+    let mut done = Delayed { bytes: 0, flights: 0 };
+    while done.bytes < wanted.bytes && done.flights < wanted.flights {
+        let left = Delayed { bytes: wanted.bytes - done.bytes, flights: wanted.flights - done.flights };
+        let some = writeback::batch(core, u64::MAX, left);
+        if some.flights == 0 {
+            break;
+        }
+        done.bytes += some.bytes;
+        done.flights += some.flights;
     }
-    any
+    done
 }

@@ -40,22 +40,30 @@ const PARALLEL: usize = 512 << 10;
 
 /// Writes the oldest dirty data back, if there is any older than tick `before`. False when nothing could be taken.
 pub(super) fn one_batch(core: &Core, before: u64) -> bool {
+    batch(core, before, Limits { bytes: BATCH, flights: MAX_FLIGHTS }).flights > 0
+}
+
+/// As [`one_batch`], of no more than `most` and what the last segment has beyond that. What was written.
+pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut departures = Vec::new();
     let (mut bytes, mut from) = (0, 0);
-    while bytes < SMALL_BATCH && departures.len() < MAX_FLIGHTS {
+    let flights = most.flights.min(MAX_FLIGHTS);
+    while bytes < SMALL_BATCH.min(most.bytes) && departures.len() < flights {
         let Some((age, inode)) = core.data.pop((from, before), &mut job) else { break };
         from = age + 1;
-        let limits =
-            Limits { bytes: compress::batch(core, &inode, BATCH), flights: MAX_FLIGHTS - departures.len() };
+        let most_of_it = compress::batch(core, &inode, BATCH).min(most.bytes - bytes);
+        let limits = Limits { bytes: most_of_it, flights: flights - departures.len() };
         bytes += depart(core, &inode, limits, true, &mut departures);
     }
-    let Some(mut job) = job else { return false };
-    job.wrote = !departures.is_empty();
-    if job.wrote {
-        write(core, departures);
+    let flights = departures.len();
+    if let Some(mut job) = job {
+        job.wrote = flights > 0;
+        if job.wrote {
+            write(core, departures);
+        }
     }
-    job.wrote
+    Limits { bytes, flights }
 }
 
 /// Writes one file's data back that is older than the call, and waits for it.

@@ -50,6 +50,14 @@ impl FreeIndex {
         self.runs.iter().map(|(start, len)| Run::new(*start, *len))
     }
 
+    /// The first run that reaches behind `at`, from there on.
+    #[must_use]
+    pub fn next_from(&self, at: Logical) -> Option<Run> {
+        let run = self.from(at).next()?;
+        let start = run.start.max(at);
+        Some(Run::new(start, run.end().0 - start.0))
+    }
+
     fn link(&mut self, run: Run) {
         self.runs.insert(run.start, run.len);
         self.by_size.insert((run.len, run.start));

@@ -14,6 +14,7 @@
 //!
 //! Lock order: data hint or clusters, map of groups, group, account.
 
+mod discard;
 mod load;
 
 pub use load::{FreeSource, Loaded, load, scan_used};
@@ -60,6 +61,8 @@ struct GroupState {
     disk_used: u64,
     read_only: bool,
     removed: bool,
+    /// Freed space in it was not discarded.
+    undiscarded: bool,
 }
 
 /// A block group in memory.
@@ -97,8 +100,16 @@ impl BlockGroup {
     ) -> Self {
         let excluded = excluded.iter().map(|(at, len)| free.remove_range(Run::new(*at, *len))).sum();
         let allocated = run.len - free.total() - excluded;
-        let state =
-            GroupState { free, allocated, pinned: 0, excluded, disk_used, read_only: false, removed: false };
+        let state = GroupState {
+            free,
+            allocated,
+            pinned: 0,
+            excluded,
+            disk_used,
+            read_only: false,
+            removed: false,
+            undiscarded: false,
+        };
         Self { run, flags, created_in, state: Mutex::new(state) }
     }
     /// A new, empty group.
@@ -510,11 +521,15 @@ impl Groups {
     /// # Panics
     /// When the run was not pinned, or part of it is free.
     pub fn unpin(&self, run: Run) {
+        self.unpinned(run, false);
+    }
+    fn unpinned(&self, run: Run, discarded: bool) {
         self.change(
             run,
             |s| {
                 s.pinned = s.pinned.checked_sub(run.len).expect("pinned space");
                 s.free.insert(run);
+                s.undiscarded |= !discarded;
             },
             |p, read_only| {
                 p.pinned -= run.len;

@@ -323,6 +323,17 @@ impl Space {
         state.serve();
     }
 
+    /// Takes `bytes` out of what is free and promised to nobody, into the pinned ones. False when there is less.
+    pub(super) fn try_pin(&self, kind: SpaceKind, bytes: u64) -> bool {
+        let mut state = self.account(kind).state.lock();
+        let fits = bytes <= state.available(false);
+        if fits {
+            state.pots.pinned += bytes;
+            state.pots.check();
+        }
+        fits
+    }
+
     fn guard(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Reservation {
         Reservation { space: Arc::clone(self), kind, bytes, passing: false }
     }

@@ -386,6 +386,9 @@ impl<'a> Committer<'a> {
             }
             Applied::Changed => {}
         }
+        if core.options.tuning.break_discard_early && matches!(applied, Applied::Freed) {
+            core.volume.discard(run.start, run.len)?;
+        }
         if core.options.tuning.break_reuse_pinned && matches!(applied, Applied::Freed) {
             core.space.groups.unpin(run);
             self.freed.pop();
@@ -678,7 +681,11 @@ impl<'a> Committer<'a> {
         }
         self.reserve.shrink_to(0);
         core.space.kept_by_commit.store(0, Ordering::Release);
-        core.space.forget_removed(core, &self.removed);
+        // Whoever finds no space once this is published waits for what is discarded.
+        let discarding = core.discards().then(|| core.space.discards.busy.lock());
+        if discarding.is_none() {
+            core.space.forget_removed(core, &self.removed);
+        }
         if let Err(e) = core.space.measure_global_trees(&core.roots, &core.epochs.enter()) {
             // The reserve stays as large as it was; the next commit will need the root and say what is wrong.
             tracing::warn!("the size of the global trees is not known: {e}");
@@ -689,6 +696,10 @@ impl<'a> Committer<'a> {
         let roots = (core.roots.extent.root(), core.roots.csum.root());
         core.txns.publish(self.txn.generation, roots, || core.epochs.advance(freed));
         core.release_expired();
+        if discarding.is_some() {
+            core.space.forget_removed(core, &self.removed);
+            core.discard_freed();
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 
 use super::Server;
 use super::report::text;
-use crate::control::{GET_LABEL, IOC_DF, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc};
+use crate::control::{FITRIM, GET_LABEL, IOC_DF, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Reply, Request};
 use crate::perm::{self, Caller};
 use crate::proto::{IoctlIn, IoctlOut};
-use larder_fs::{Attr, FileKind, InodeId, SetAttr};
+use larder_fs::{Attr, FileKind, InodeId, SetAttr, TrimRange};
 
 const NONE: u32 = 0;
 const WRITE: u32 = 1;
@@ -148,6 +148,18 @@ impl Server {
                 let end = arg.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
                 self.fs.set_label(&arg[..end])?;
                 answer(&[])
+            }
+            FITRIM => {
+                if !self.is_privileged(request) {
+                    return Err(Errno::PERM.into());
+                }
+                let word =
+                    |i: usize| arg.get(8 * i..).and_then(<[u8]>::first_chunk).map(|b| u64::from_ne_bytes(*b));
+                let (Some(start), Some(len), Some(min_len)) = (word(0), word(1), word(2)) else {
+                    return Err(Errno::INVAL.into());
+                };
+                let done = self.fs.trim(TrimRange { start, len, min_len })?;
+                answer(&[start, done, min_len].map(u64::to_ne_bytes).concat())
             }
             IOC_STATS => answer(&text(&self.stats_json())),
             IOC_DF => answer(&text(&self.df_json()?)),

@@ -22,6 +22,7 @@ impl Server {
             "free": space.free,
             "available": space.available,
             "block_size": space.block_size,
+            "space": serde_json::to_value(self.fs.space_usage()).unwrap_or_default(),
             "file_system": self.info_json(),
         }))
     }

@@ -32,6 +32,45 @@ fn meta(g: &Groups, bytes: u64) -> Reservation {
 }
 
 #[test]
+fn the_last_bytes_of_a_granule_take_the_rest_along() {
+    const K: u64 = 1024;
+    let g = groups(vec![group(16 * MIB, MIB + 32 * K, BlockGroupFlags::DATA, 1)]);
+    let mut r = g.space().reserve(SpaceKind::Data, MIB).unwrap();
+    let all = g.allocate_data(MIB, MIB, ANY, &mut r).unwrap();
+    assert_eq!(all.start, Logical(16 * MIB));
+    let at = |from: u64, len: u64| run(16 * MIB + from * K, len * K);
+    let free = |part: Run| {
+        g.pin(part).unwrap();
+        g.pin_granules(part, 64 * K)
+    };
+    assert_eq!(free(at(0, 20)), None, "the rest of it is allocated");
+    assert_eq!(free(at(40, 24)), None);
+    assert_eq!(free(at(20, 20)), Some(at(0, 64)), "with what was free before");
+    g.discarded(at(0, 64));
+    assert_eq!(free(at(100, 200)), Some(at(128, 128)), "whole ones of a longer run");
+    assert_eq!(g.space().pots(SpaceKind::Data).pinned, 128 * K, "the rest is free at once");
+    g.discarded(at(128, 128));
+    // The last granule of the group is a short one.
+    assert_eq!(free(at(1000, 24)), None);
+    assert_eq!(free(at(960, 40)), Some(at(960, 64)));
+    g.discarded(at(960, 64));
+    let undiscarded = g.take_undiscarded();
+    assert_eq!(undiscarded.len(), 1, "some of it was not discarded");
+    assert!(g.take_undiscarded().is_empty());
+    // What is promised to somebody stays where it can be had.
+    let left = g.space().pots(SpaceKind::Data).free();
+    let promise = g.space().reserve(SpaceKind::Data, left).unwrap();
+    assert_eq!(free(at(64, 36)), None);
+    assert_eq!(
+        g.pin_free(&g.find(all.start).unwrap(), all, 1, MIB).map(|r| r.len),
+        Some(36 * K),
+        "not promised"
+    );
+    drop(promise);
+    assert_eq!(g.space().pots(SpaceKind::Data).pinned, 36 * K);
+}
+
+#[test]
 fn data_is_sequential_and_falls_back_to_the_longest_piece() {
     let g = groups(vec![
         group(16 * MIB, 8 * MIB, BlockGroupFlags::DATA, 1),

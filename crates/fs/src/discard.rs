@@ -1,0 +1,212 @@
+//! Discarding: telling the device which space holds nothing any more.
+//!
+//! An image file gets a hole there, a block device may forget the bytes. This module hides when that is done:
+//!
+//! - never before the superblock that frees the space is durable and the last version that can reach it is gone: what
+//!   is discarded is what would be free to be overwritten the next moment;
+//! - never while somebody may be given the space: it stays pinned until the device has answered;
+//! - space of data behind the publication, by the committer, in whole granules of [`GRANULE`] bytes and the largest
+//!   [`MOST_PER_COMMIT`] of them only, so that a commit that frees a million small files takes no longer for it;
+//! - chunks that were given back as a whole;
+//! - space of tree blocks when the file system is closed. It is freed and taken again with every commit; discarding it
+//!   each time would cost every `fsync` for a few MiB. The same goes for mixed groups, and for what a commit left out;
+//! - everything, when somebody asks for it ([`Core::trim`]).
+//!
+//! Who is short of space does not wait for freed space to be discarded ([`Core::hurry`]), only for what the device has in
+//! its hands.
+//!
+//! A discard that fails is no reason to fail anything else; after the first one no more are tried.
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::space::{Run, RunJoiner, SpaceKind};
+use larder_format::{DeviceId, Logical, Physical};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whole blocks of this size are discarded, and nothing less.
+pub(crate) const GRANULE: u64 = 64 << 10;
+/// Discards of freed data after one commit.
+const MOST_PER_COMMIT: usize = 512;
+/// Discards when a file system is closed.
+const MOST_AT_CLOSE: usize = 16384;
+/// Bytes that one discard of a trim takes at most: so much cannot be allocated meanwhile.
+const PIECE: u64 = 256 << 20;
+
+/// What is on its way to be discarded.
+#[derive(Debug, Default)]
+pub(crate) struct Discards {
+    /// Freed data, pinned still.
+    queue: Mutex<Vec<Run>>,
+    /// Held while the device discards. Who holds it waits for the device and for nobody else.
+    pub(crate) busy: Mutex<()>,
+    /// One has failed.
+    given_up: AtomicBool,
+}
+
+/// Part of a file system to trim. All of it by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrimRange {
+    /// First logical address; what belongs to no chunk is trimmed when this is 0.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Free runs that are shorter stay.
+    pub min_len: u64,
+}
+
+impl Default for TrimRange {
+    fn default() -> Self {
+        Self { start: 0, len: u64::MAX, min_len: 0 }
+    }
+}
+
+impl Core {
+    /// Is freed space discarded?
+    pub(crate) fn discards(&self) -> bool {
+        self.options.discard && !self.space.discards.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Gives space back that no version can reach any more. Data that is to be discarded first waits for the committer,
+    /// or for [`Core::hurry`].
+    pub(crate) fn release_expired(&self) {
+        for pinned in self.epochs.expired() {
+            let discards = self.discards();
+            let mut data = Vec::new();
+            for run in pinned {
+                if discards && self.options.tuning.discard_everything {
+                    self.discard_run(run);
+                    self.space.groups.discarded(run);
+                } else if discards && self.is_data(run) {
+                    data.push(run);
+                } else {
+                    self.space.groups.unpin(run);
+                }
+            }
+            if !data.is_empty() {
+                self.space.discards.queue.lock().append(&mut data);
+            }
+        }
+    }
+    /// Does the run lie in a group for data alone?
+    fn is_data(&self, run: Run) -> bool {
+        let mixed = self.space.accounts.is_mixed();
+        !mixed && self.space.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
+    }
+    /// Space is short: gives back what can be given back without discarding it, and waits for what is being discarded.
+    pub(crate) fn hurry(&self) {
+        self.release_expired();
+        let runs = std::mem::take(&mut *self.space.discards.queue.lock());
+        runs.into_iter().for_each(|run| self.space.groups.unpin(run));
+        self.wait_for_discards();
+    }
+
+    /// Waits for what the committer is discarding.
+    pub(crate) fn wait_for_discards(&self) {
+        drop(self.space.discards.busy.lock());
+    }
+
+    /// Discards freed data, and gives it back. The caller holds `busy`.
+    pub(crate) fn discard_freed(&self) {
+        let mut runs = std::mem::take(&mut *self.space.discards.queue.lock());
+        runs.sort_unstable_by_key(|r| r.start);
+        let mut joiner = RunJoiner::default();
+        let mut whole = Vec::new();
+        for run in runs {
+            let group = self.space.groups.find(run.start).map(|g| g.run().start);
+            whole.extend(joiner.push(group, run));
+        }
+        whole.extend(joiner.finish());
+        let groups = &self.space.groups;
+        let mut parts: Vec<Run> =
+            whole.into_iter().filter_map(|(_, run)| groups.pin_granules(run, GRANULE)).collect();
+        // A granule that became free in pieces is whole only with the last of them.
+        parts.sort_unstable_by_key(|r| std::cmp::Reverse(r.len));
+        for (i, run) in parts.into_iter().enumerate() {
+            if i < MOST_PER_COMMIT {
+                self.discard_run(run);
+                groups.discarded(run);
+            } else {
+                groups.unpin(run);
+            }
+        }
+    }
+
+    /// Discards what was freed and left out until now. For the end, when nobody allocates any more.
+    pub(crate) fn discard_left(&self) {
+        if !self.discards() {
+            return;
+        }
+        self.release_expired();
+        let _busy = self.space.discards.busy.lock();
+        self.discard_freed();
+        let mut left = MOST_AT_CLOSE;
+        for group in self.space.groups.take_undiscarded() {
+            let mut range = group.run();
+            while let Some(run) = self.space.groups.pin_free(&group, range, GRANULE, range.len) {
+                self.discard_run(run);
+                self.space.groups.discarded(run);
+                range = Run::new(run.end(), range.end().0 - run.end().0);
+                left -= 1;
+                if left == 0 || !self.discards() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn discard_run(&self, run: Run) {
+        if self.discards()
+            && let Err(e) = self.volume.discard(run.start, run.len)
+        {
+            self.give_up_discarding(&e);
+        }
+    }
+    /// Discards what a chunk that was given back took on its device.
+    pub(crate) fn discard_stripe(&self, device: DeviceId, at: Physical, len: u64) {
+        if self.discards()
+            && let Err(e) = self.volume.discard_on(device, at, len)
+        {
+            self.give_up_discarding(&e);
+        }
+    }
+    fn give_up_discarding(&self, why: &dyn std::fmt::Display) {
+        if !self.space.discards.given_up.swap(true, Ordering::Relaxed) {
+            tracing::warn!("free space is not discarded any more: {why}");
+        }
+    }
+
+    /// Discards all free space in `range`, and what belongs to no chunk. Returns the bytes that devices were told of, all
+    /// copies counted.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotSupported` where no device takes discards; `WouldBlock`; what the device said.
+    pub(crate) fn trim(&self, range: TrimRange) -> Result<u64> {
+        self.check_writable()?;
+        crate::api::may_wait()?;
+        let unsupported = || Error::NotSupported("the device does not take discards");
+        if !self.volume.can_discard() {
+            return Err(unsupported());
+        }
+        let wanted = Run::new(Logical(range.start), range.len.min(u64::MAX - range.start));
+        let min = range.min_len.max(1);
+        let mut done = 0;
+        for group in self.space.groups.all() {
+            let Some(mut rest) = group.run().intersect(wanted) else { continue };
+            loop {
+                // Who finds no space waits for this lock.
+                let _busy = self.space.discards.busy.lock();
+                let Some(run) = self.space.groups.pin_free(&group, rest, min, PIECE) else { break };
+                let outcome = self.volume.discard(run.start, run.len);
+                self.space.groups.discarded(run);
+                done += outcome?;
+                rest = Run::new(run.end(), rest.end().0 - run.end().0);
+            }
+        }
+        if range.start == 0 {
+            done += self.space.trim_unallocated(self, min, PIECE)?;
+        }
+        // Some say so only when they are asked.
+        if self.volume.can_discard() { Ok(done) } else { Err(unsupported()) }
+    }
+}

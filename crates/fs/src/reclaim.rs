@@ -1,0 +1,207 @@
+//! Reclaim: what is done when space is short, cheapest first.
+//!
+//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps: what nobody holds any more; for
+//! metadata a commit where promises to it are all that stands in the way, and delayed data, whose reservations for items
+//! are many times what they take; a chunk; delayed data, for what it has reserved beyond its needs; a commit.
+//!
+//! Delayed data is written by amount, oldest first: what is asked for and at most a piece of a file more, never whole
+//! files, never everything at once. A small request on a machine with little memory must not write hundreds of MiB that
+//! would have grown to larger extents. Where a round does not yield enough, what is on its way already is waited for —
+//! compressed data says only when it arrives how little it needs — and the next round writes twice as much. Before
+//! anybody is refused everything has been written.
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::file::Delayed;
+use crate::space::SpaceKind;
+use crate::space::reserve::Reclaim;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Makes space when it is short.
+pub(crate) struct Reclaimer(Weak<Core>);
+
+impl Reclaimer {
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        Self(Arc::downgrade(core))
+    }
+}
+
+impl Reclaim for Reclaimer {
+    fn reclaim(&self, kind: SpaceKind, bytes: u64) -> Result<bool> {
+        let Some(core) = self.0.upgrade() else { return Ok(false) };
+        if core.txns.failure().is_some() {
+            return core.check_writable().map(|()| false);
+        }
+        let before = core.space.accounts.unheld(kind);
+        let accounts = &core.space.accounts;
+        let enough = || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
+        core.hurry();
+        core.empty_purses();
+        if enough() {
+            return Ok(true);
+        }
+        let commit = || -> Result<()> {
+            core.space.reclaims.commits.fetch_add(1, Ordering::Relaxed);
+            core.commit_now()?;
+            core.hurry();
+            if !enough() && core.space.accounts.pots(kind).pinned > 0 {
+                // Somebody still reads what was freed.
+                core.epochs.wait_for_oldest();
+                core.hurry();
+            }
+            Ok(())
+        };
+        let stats = &core.space.reclaims;
+        if kind == SpaceKind::Metadata {
+            // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
+            // stands in the way, and a commit ends them, none is made.
+            let pots = core.space.accounts.pots(kind);
+            let promises = core.txns.running().kept() + pots.pinned;
+            if pots.used < pots.total / 4 * 3 && promises >= bytes {
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
+            }
+            // What delayed data has reserved for its items, many times what they take. What was written leaves notes,
+            // which the commit ends.
+            if pots.used < pots.total / 4 * 3 {
+                let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
+                if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
+                    commit()?;
+                    Ok(enough())
+                })? {
+                    return Ok(true);
+                }
+            }
+        }
+        match core.space.chunk_in_running(&core, kind) {
+            Ok(()) => {
+                stats.chunks.fetch_add(1, Ordering::Relaxed);
+                return Ok(true);
+            }
+            Err(Error::NoSpace) => {}
+            Err(e) => return Err(e),
+        }
+        if core.space.waits_for_promises(kind) {
+            // Operations promise themselves many times what they take. With those under way at their end, delayed data
+            // written and a commit, nothing is left of it.
+            let made: Result<bool> = core.space.accounts.alone(SpaceKind::Metadata, || {
+                let chunk = || {
+                    commit()?;
+                    match core.space.chunk_in_running(&core, kind) {
+                        Ok(()) => Ok(true),
+                        Err(Error::NoSpace) => Ok(false),
+                        Err(e) => Err(e),
+                    }
+                };
+                let files = Delayed { bytes: u64::MAX, flights: index(FEWEST_FILES) };
+                Ok(chunk()? || write_delayed(&core, files, chunk)?)
+            });
+            if made? {
+                stats.chunks.fetch_add(1, Ordering::Relaxed);
+                return Ok(true);
+            }
+        }
+        // What delayed data has reserved beyond what it needs.
+        let least = Delayed { bytes: bytes.max(LEAST_BYTES), flights: usize::MAX };
+        if write_delayed(&core, least, || Ok(enough()))? {
+            return Ok(true);
+        }
+        // What waits for a commit: pinned space, and the reserves of everything that was noted.
+        let pinned = core.space.accounts.pots(kind).pinned > 0;
+        if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
+            commit()?;
+            return Ok(true);
+        }
+        // A commit on its way has not said yet what it frees, and holds what was kept for it.
+        if let Some(generation) = core.txns.request() {
+            core.txns.wait(generation)?;
+            core.hurry();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}
+
+/// Runs of files whose reservations for items are worth a commit.
+const FEWEST_FILES: u64 = 16;
+/// Bytes of delayed data that are written at least where data is short.
+const LEAST_BYTES: u64 = 1 << 20;
+/// Rounds of writing delayed data, each of twice as much as the one before: all there is, if need be.
+const ROUNDS: u32 = 24;
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// Writes delayed data, oldest first, until `enough`: at first what is wanted and no more, then twice as much ... After
+/// each round what is on its way already is waited for. True when it is enough, false when nothing is delayed any more.
+fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>) -> Result<bool> {
+    let stats = &core.space.reclaims;
+    let mut wanted = wanted;
+    for _ in 0..ROUNDS {
+        if core.data.delayed_bytes() == 0 {
+            break;
+        }
+        let done = crate::file::reclaim(core, wanted);
+        stats.note(wanted, done);
+        if done.flights > 0 && enough()? {
+            return Ok(true);
+        }
+        let settled = core.data.settle();
+        if settled {
+            stats.settles.fetch_add(1, Ordering::Relaxed);
+            if enough()? {
+                return Ok(true);
+            }
+        }
+        if done.flights == 0 && !settled {
+            break;
+        }
+        wanted.bytes = wanted.bytes.saturating_mul(2);
+        wanted.flights = wanted.flights.saturating_mul(2);
+    }
+    Ok(false)
+}
+
+/// What the reclaimer has done, for statistics.
+#[derive(Debug, Default)]
+pub(crate) struct ReclaimCounters {
+    /// Rounds of writing delayed data.
+    pub(crate) writes: AtomicU64,
+    /// Runs of files that they were asked for, and that they wrote; where bytes were asked for, those.
+    pub(crate) asked_runs: AtomicU64,
+    /// See `asked_runs`.
+    pub(crate) written_runs: AtomicU64,
+    /// See `asked_runs`.
+    pub(crate) asked_bytes: AtomicU64,
+    /// See `asked_runs`.
+    pub(crate) written_bytes: AtomicU64,
+    /// Most bytes that a round wrote beyond what it was asked for.
+    pub(crate) excess_bytes: AtomicU64,
+    /// Waits for data that was on its way.
+    pub(crate) settles: AtomicU64,
+    /// Chunks made.
+    pub(crate) chunks: AtomicU64,
+    /// Commits.
+    pub(crate) commits: AtomicU64,
+}
+
+impl ReclaimCounters {
+    fn note(&self, asked: Delayed, done: Delayed) {
+        let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
+        add(&self.writes, 1);
+        if asked.flights < usize::MAX {
+            add(&self.asked_runs, asked.flights as u64);
+            add(&self.written_runs, done.flights as u64);
+            debug_assert!(done.flights <= asked.flights);
+        }
+        if asked.bytes < u64::MAX {
+            add(&self.asked_bytes, asked.bytes);
+            add(&self.written_bytes, done.bytes);
+            self.excess_bytes.fetch_max(done.bytes.saturating_sub(asked.bytes), Ordering::Relaxed);
+        }
+    }
+}
