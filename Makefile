@@ -13,7 +13,7 @@ CARGO   ?= cargo
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 LARDER  := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/larder
 
-.PHONY: help build run stop test posix bench torture fuzz lint install uninstall clean
+.PHONY: help build run stop test posix bench torture fill fuzz lint install uninstall clean
 
 help:
 	@echo 'make run       build, make $(IMAGE) if there is none, mount it on ./$(MNT), show what it does'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test      every test; installs what they need when root'
 	@echo 'make posix     pjdfstest and fsx on a mount, beside the kernel (FSX_OPERATIONS, default 1000000)'
 	@echo 'make torture   crash states until STATES were seen (20000) or TIME seconds are over (3600)'
+	@echo 'make fill      fill, empty and refill an image from 16 threads for FILL_SECONDS (120)'
 	@echo 'make fuzz      hostile bytes and images, FUZZ_SECONDS (600) for each target (FUZZ: all); needs nightly Rust'
 	@echo 'make bench     Larder and the kernel side by side, into docs/BENCHMARKS.md'
 	@echo 'make lint      format, clippy, documentation, licences, tidiness'
@@ -50,6 +51,11 @@ bench:
 	@scripts/deps.sh bench
 	$(CARGO) build --release -p larder-cli -p larder-bench
 	$(TARGET)/release/larder-bench $(ARGS)
+
+FILL_SECONDS ?= 120
+fill:
+	@scripts/deps.sh test
+	$(CARGO) run --release -p larder-simtest --bin fill -- --seconds $(FILL_SECONDS) $(ARGS)
 
 STATES  ?= 20000
 TIME    ?= 3600

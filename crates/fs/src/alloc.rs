@@ -23,8 +23,8 @@ use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physi
 use larder_volume::Volume;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A block group made by a transaction; its items are written by the commit.
 #[derive(Debug, Clone)]

@@ -11,6 +11,7 @@
 //! - [`workload`], [`scenarios`]: what is tried; [`runner`]: tries it, and has each crash state looked at by [`judge`];
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
+//! - [`fill`]: filling and emptying a disk from many threads;
 //! - [`hostile`]: images and bytes that somebody made to do harm, for fuzzers and for tests;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
@@ -18,6 +19,7 @@ pub mod crash;
 pub mod damage;
 pub mod device;
 pub mod faults;
+pub mod fill;
 pub mod hostile;
 pub mod image;
 pub mod judge;

@@ -2,7 +2,7 @@
 //! comes back without a remount.
 
 use larder_fs::mkfs::{MkfsOptions, Profile, minimum_size};
-use larder_fs::{Error, FileKind, Filesystem, NewInode, XattrMode};
+use larder_fs::{Error, FileKind, Filesystem, NewInode, OpenOptions, XattrMode};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::SimDevice;
 use larder_simtest::image::Image;
@@ -89,4 +89,50 @@ fn metadata_fill_the_disk_and_go_again() {
             assert!(matches!(node.body, Body::File(_)), "{path}");
         }
     }
+}
+
+/// Who finds no space has delayed data written: what is asked for and at most a piece of a file more, not everything that
+/// is delayed, although a request of a few KiB finds tens of MiB of it.
+#[test]
+fn delayed_data_is_written_by_amount() {
+    let size = minimum_size(Profile::Single, Profile::Single, false).max(96 << 20);
+    let options = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
+    let base = fresh(size, &options).expect("mkfs");
+    let device = Arc::new(SimDevice::new(base).unrecorded());
+    let options = OpenOptions { commit_interval: None, cache_size: 256 << 20, ..OpenOptions::default() };
+    let fs = Filesystem::open(device.clone(), options).expect("open");
+    let new =
+        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    // Small enough for their leaves, which is known only when they are written: their sectors are reserved until then.
+    let mut made = 0u32;
+    let refused = loop {
+        let name = format!("file-{made:06}");
+        let done = fs
+            .create(fs.root(), name.as_bytes(), &new)
+            .and_then(|a| fs.write(a.id, 0, &made.to_le_bytes().repeat(500)));
+        match done {
+            Ok(()) => made += 1,
+            Err(e) => break e,
+        }
+        assert!(made < 1_000_000, "the disk does not fill up");
+    };
+    assert!(matches!(refused, Error::NoSpace), "{refused}");
+    let reclaim = fs.stats().reclaim;
+    println!("{made} files: {reclaim:?}");
+    assert!(reclaim.writes > 0 && reclaim.written_bytes + reclaim.written_runs > 0, "{reclaim:?}");
+    assert!(reclaim.written_runs <= reclaim.asked_runs, "{reclaim:?}");
+    let piece = (1 << 20) + 8192;
+    assert!(reclaim.excess_bytes <= piece, "{reclaim:?}");
+    assert!(reclaim.written_bytes <= reclaim.asked_bytes + reclaim.writes * piece, "{reclaim:?}");
+    fs.sync().expect("what was accepted fits");
+    for i in (0..made).step_by(97) {
+        let id = fs.lookup(fs.root(), format!("file-{i:06}").as_bytes()).expect("lookup").id;
+        let mut back = vec![0; 3000];
+        assert_eq!(fs.read(id, 0, &mut back).expect("read"), 2000);
+        assert_eq!(back[..2000], i.to_le_bytes().repeat(500), "file {i}");
+    }
+    let stats = fs.stats();
+    assert_eq!((stats.data_reserved, stats.metadata_reserved, stats.delayed_bytes), (0, 0, 0));
+    fs.close().expect("close");
+    check(&device.image(), "full of small files");
 }

@@ -164,6 +164,9 @@ impl<'a> Editor<'a> {
             return self.insert_in_leaf(node, key, data);
         }
         let slot = child_slot(node, key);
+        if node.level() == 1 {
+            self.make_room(node, slot, key, data.len() + ITEM_SIZE);
+        }
         let split = self.insert_below(node.child_mut(slot), key, data);
         if node.view().key(slot).is_some_and(|k| *key < k) {
             image::set_key(node.bytes_mut(), slot, key);
@@ -197,6 +200,66 @@ impl<'a> Editor<'a> {
             right.push(Arc::new(new));
         }
         right
+    }
+
+    /// Where the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour that this transaction
+    /// owns, if that makes room: a split would leave two halves. Threads that insert neighbouring keys in turn would fill
+    /// their leaves to half only.
+    fn make_room(&self, parent: &mut Node, slot: usize, key: &Key, size: usize) {
+        let generation = self.source.generation();
+        let Some(leaf) = parent.child(slot) else { return };
+        let free = leaf.view().leaf_free();
+        if free >= size {
+            return;
+        }
+        let lacking = size - free;
+        let at = leaf.view().search(key).unwrap_or_else(|i| i);
+        let room = |n: Option<&Arc<Node>>| {
+            n.filter(|n| n.generation() == generation).map_or(0, |n| n.view().leaf_free())
+        };
+        let left_room = room(slot.checked_sub(1).and_then(|s| parent.child(s)));
+        if left_room >= lacking {
+            // As many as fit: what grows at its end leaves full leaves behind.
+            let view = leaf.view();
+            let count = (0..=at).rev().find(|n| image::leaf_bytes(view, 0, *n) <= left_room).unwrap_or(0);
+            if count > 0 && count < view.nritems() && image::leaf_bytes(view, 0, count) >= lacking {
+                let leaf = leaf.clone();
+                let left = Arc::make_mut(parent.child_mut(slot - 1));
+                image::leaf_append(left.bytes_mut(), leaf.bytes(), 0, count);
+                drop(leaf);
+                image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), 0, count);
+                refresh_key(parent, slot);
+                return;
+            }
+        }
+        let right_room = if slot + 1 < parent.view().nritems() { room(parent.child(slot + 1)) } else { 0 };
+        if right_room >= lacking {
+            let view = leaf.view();
+            let n = view.nritems();
+            // Both get the same room, if that is enough.
+            let wanted = lacking.max((right_room + lacking) / 2);
+            let fits = |from: &usize| {
+                let bytes = image::leaf_bytes(view, *from, n);
+                bytes >= lacking && bytes <= right_room
+            };
+            let first = at.max(1);
+            let best = (first..n)
+                .rev()
+                .filter(fits)
+                .min_by_key(|from| image::leaf_bytes(view, *from, n).abs_diff(wanted));
+            if let Some(from) = best {
+                let leaf = leaf.clone();
+                let right = Arc::make_mut(parent.child_mut(slot + 1));
+                let behind = right.bytes().to_vec();
+                let count = right.view().nritems();
+                image::leaf_remove(right.bytes_mut(), 0, count);
+                image::leaf_append(right.bytes_mut(), leaf.bytes(), from, n - from);
+                image::leaf_append(right.bytes_mut(), &behind, 0, count);
+                drop(leaf);
+                image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), from, n - from);
+                refresh_key(parent, slot + 1);
+            }
+        }
     }
 
     fn insert_in_leaf(&mut self, leaf: &mut Node, key: &Key, data: &[u8]) -> Split {

@@ -258,6 +258,33 @@ proptest! {
     }
 }
 
+/// Keys that grow, but not quite in order, as when several threads make files: the leaves must not stay half full.
+#[test]
+fn leaves_are_packed_when_neighbours_come_in_turn() {
+    for distance in [1u16, 3, 8, 40] {
+        let mut f = fixture();
+        let count = 2000;
+        let mut bytes = 0;
+        let mut insert = |i: u16| {
+            let data = [u8::try_from(i % 251).unwrap(); 150];
+            bytes += data.len() + larder_format::node::ITEM_SIZE;
+            let k = key(i);
+            f.tree.edit(&mut f.source, &[k], |e| e.insert(&k, &data)).unwrap();
+        };
+        // Each group of keys is taken from both ends in turn.
+        for first in (0..count).step_by(usize::from(distance)) {
+            let group: Vec<u16> = (first..(first + distance).min(count)).collect();
+            for i in 0..group.len() {
+                insert(if i % 2 == 0 { group[group.len() - 1 - i / 2] } else { group[i / 2] });
+            }
+        }
+        let leaves = f.source.live.values().filter(|level| **level == 0).count();
+        let fill = bytes as f64 / (leaves * (NODESIZE as usize - larder_format::node::HEADER_SIZE)) as f64;
+        println!("distance {distance}: {leaves} leaves, {:.0} % full", fill * 100.0);
+        assert!(fill > 0.85, "keys at distance {distance} leave {leaves} leaves {:.0} % full", fill * 100.0);
+    }
+}
+
 fn reachable(version: &Version) -> BTreeMap<Logical, u8> {
     fn walk(v: &Version, node: &Arc<Node>, out: &mut BTreeMap<Logical, u8>) {
         out.insert(node.address(), node.level());

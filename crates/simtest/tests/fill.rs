@@ -1,0 +1,79 @@
+//! A short share of `make fill`: threads that fill, empty and refill a small file system with everything, and what must
+//! hold meanwhile and afterwards.
+
+use larder_check::Options;
+use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};
+use larder_fs::{Filesystem, OpenOptions};
+use larder_simtest::fill::{Done, EngineDisk, Plan, run};
+use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
+use larder_volume::{Device, FileDevice, OpenMode};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn open(path: &Path) -> Arc<Filesystem> {
+    let device = FileDevice::open(path, OpenMode::Write, false).expect("open the image");
+    let options = OpenOptions { cache_size: 32 << 20, discard: true, ..OpenOptions::default() };
+    Filesystem::open(Arc::new(device) as Arc<dyn Device>, options).expect("open")
+}
+
+fn check(path: &Path, when: &str) {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, OpenMode::Read, false).expect("an image"));
+    let options = Options { data: true, ..Options::default() };
+    let report = larder_check::check(&[device], &options, &|_| ()).expect("it can be checked");
+    assert!(report.is_clean(), "{when}: {:?}", report.findings);
+    if need(&[Need::BtrfsProgs]) {
+        btrfs_check(path, true).assert_clean(when);
+    }
+}
+
+fn idle(fs: &Filesystem, when: &str) {
+    let stats = fs.stats();
+    let reserved = (stats.data_reserved, stats.metadata_reserved, stats.delayed_bytes);
+    assert_eq!(reserved, (0, 0, 0), "{when}: reserved although nothing runs");
+    assert_eq!(stats.read_only, None, "{when}");
+}
+
+fn fill(metadata: Profile, seed: u64) {
+    let dir = scratch();
+    let path = dir.path().join("fill.img");
+    let device = FileDevice::create(&path, 256 << 20).expect("create");
+    mkfs(&device, &MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() }).expect("mkfs");
+    drop(device);
+    let disk = EngineDisk(open(&path));
+    let before = disk.0.info().bytes_used;
+    let plan = Plan { threads: 16, time: Duration::from_secs(4), seed, largest: 2 << 20 };
+    let done = Done::default();
+    let left = run(&disk, &plan, &done).unwrap_or_else(|e| panic!("seed {seed}: {e}; {:?}", disk.0.stats()));
+    let reclaim = disk.0.stats().reclaim;
+    println!("{done:?} {reclaim:?}");
+    assert!(reclaim.excess_bytes <= (1 << 20) + 8192, "a piece of a file more than asked for: {reclaim:?}");
+    assert!(done.full.load(Ordering::Relaxed) >= 16, "the disk was not full: {done:?}");
+    idle(&disk.0, "full");
+    disk.0.close().expect("close");
+    drop(disk);
+    check(&path, "full");
+    let disk = EngineDisk(open(&path));
+    left.compare(&disk, &done).expect("what was accepted is there");
+    left.delete(&disk).expect("deleting works");
+    for _ in 0..2 {
+        disk.0.sync().expect("sync");
+    }
+    idle(&disk.0, "emptied");
+    let after = disk.0.info().bytes_used;
+    assert!(after <= before + (1 << 20), "{before} bytes used at first, {after} after deleting everything");
+    disk.0.close().expect("close");
+    drop(disk);
+    check(&path, "emptied");
+}
+
+#[test]
+fn single() {
+    fill(Profile::Single, 1);
+}
+
+#[test]
+fn dup() {
+    fill(Profile::Dup, 2);
+}
