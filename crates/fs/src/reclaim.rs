@@ -142,9 +142,6 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
     let stats = &core.space.reclaims;
     let mut wanted = wanted;
     for _ in 0..ROUNDS {
-        if core.data.delayed_bytes() == 0 {
-            break;
-        }
         let done = crate::file::reclaim(core, wanted);
         stats.note(wanted, done);
         if done.flights > 0 && enough()? {

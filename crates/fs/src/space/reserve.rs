@@ -10,7 +10,9 @@
 //! thread that could be asleep or die. It gives up when the reclaimer has nothing left to try, or has tried several
 //! times without a gain: a commit frees the blocks that it has copied itself, which looks like progress for ever.
 //! But nobody is refused for what others merely hold: an operation that has its reservation comes to its end without
-//! needing more ([`Reservation::passing`]), gives back nearly all of it, and is waited for.
+//! needing more ([`Reservation::passing`]), gives back nearly all of it, and is waited for. A deletion, which gives space
+//! back itself, is refused last of all: it lets those in line pass, who will be refused and let go of what they hold, and
+//! waits while anybody holds anything.
 //!
 //! The *global reserve* is the part of metadata space that only the commit may use (the extent, checksum, free-space
 //! and root trees change while it runs), deletions in need excepted: they may have half of it, which is why it is twice
@@ -29,9 +31,16 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Rounds of reclaim without a gain after which a request is refused.
 const FRUITLESS_ROUNDS: u32 = 3;
+
+/// Times that a deletion waits for others to let go of what they hold, and how long at most: whoever holds space does so
+/// for an operation, but may be slow.
+const PATIENCE: u32 = 64;
+/// See [`PATIENCE`].
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// What can make space: the engine.
 pub trait Reclaim: Send + Sync {
@@ -111,6 +120,8 @@ struct State {
     global: u64,
     /// Reservations of operations that are on their way to their end.
     passing: u64,
+    /// The first in line waits for anybody who gives back anything.
+    waits_for_any: bool,
     queue: VecDeque<Arc<Ticket>>,
 }
 
@@ -467,7 +478,7 @@ impl Space {
             state.serve();
         }
         let _line = InLine { account, ticket: &ticket };
-        let (mut best, mut fruitless) = (0, 0);
+        let (mut best, mut fruitless, mut patience) = (0, 0, PATIENCE);
         loop {
             // Wait until served or first in line. The account is asked without the ticket locked: the order is account,
             // ticket.
@@ -511,6 +522,23 @@ impl Space {
                 fruitless = FRUITLESS_ROUNDS - 1;
                 continue;
             }
+            let held = state.pots.reserved > state.global;
+            if deletes && held && patience > 0 && matches!(refusal, Error::NoSpace) {
+                fruitless = FRUITLESS_ROUNDS - 1;
+                patience -= 1;
+                if state.queue.len() > 1 {
+                    // Who is behind may hold something already.
+                    state.queue.rotate_left(1);
+                    state.wake_front();
+                    ticket.wait(state);
+                } else {
+                    state.waits_for_any = true;
+                    if ticket.wait_for(state, LONGEST_WAIT) {
+                        patience = 0;
+                    }
+                }
+                continue;
+            }
             account.refused.fetch_add(1, Ordering::Relaxed);
             return Err(refusal);
         }
@@ -523,6 +551,12 @@ impl Ticket {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait(&mut mine);
+    }
+    /// The same for some time; true if that went by.
+    fn wait_for(&self, state: MutexGuard<'_, State>, longest: Duration) -> bool {
+        let mut mine = self.state.lock();
+        drop(state);
+        self.changed.wait_for(&mut mine, longest).timed_out()
     }
 }
 
@@ -626,9 +660,12 @@ impl Drop for Reservation {
         let mut state = self.space.account(self.kind).state.lock();
         state.pots.reserved -= self.bytes;
         state.serve();
+        let waited_for = std::mem::take(&mut state.waits_for_any);
         if self.passing {
             state.passing -= 1;
-            // Who waits for operations to end counts with this one.
+        }
+        // Who waits for operations to end counts with this one.
+        if self.passing || waited_for {
             state.wake_front();
         }
     }

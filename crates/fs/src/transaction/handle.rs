@@ -215,6 +215,8 @@ impl Drop for Handle<'_> {
             let rest = self.reserved.split(u64::MAX);
             self.txn.keep(rest);
         } else {
+            // Before it leaves: who then waits for the commit finds nothing reserved.
+            self.reserved.shrink_to(0);
             self.core.txns.leave();
         }
     }
