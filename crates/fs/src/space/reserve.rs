@@ -176,6 +176,13 @@ impl State {
             self.wake_front();
         }
     }
+    /// A ticket joins the line. Its thread may hold what the first in line is waiting for, and would not let go of it.
+    fn get_in_line(&mut self, ticket: &Arc<Ticket>) {
+        self.queue.push_back(Arc::clone(ticket));
+        if std::mem::take(&mut self.waits_for_any) {
+            self.wake_front();
+        }
+    }
     /// The oldest ticket's thread has work to do: to reclaim.
     fn wake_front(&self) {
         if let Some(first) = self.queue.front() {
@@ -448,7 +455,7 @@ impl Space {
             state: Mutex::new(TicketState::Waiting),
             changed: Condvar::new(),
         });
-        account.state.lock().queue.push_back(Arc::clone(&ticket));
+        account.state.lock().get_in_line(&ticket);
         let _line = InLine { account, ticket: &ticket };
         loop {
             let state = account.state.lock();
@@ -473,7 +480,7 @@ impl Space {
         account.tickets.fetch_add(1, Ordering::Relaxed);
         {
             let mut state = account.state.lock();
-            state.queue.push_back(Arc::clone(&ticket));
+            state.get_in_line(&ticket);
             // Space may have come since the first attempt.
             state.serve();
         }
