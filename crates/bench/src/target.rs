@@ -112,7 +112,7 @@ impl<'a> Image<'a> {
             }
             Target::Ceiling => Ok(Mount::Daemon(Daemon::ceiling(self.mountpoint.path())?, self.path())),
             Target::Larder | Target::LarderDirect | Target::LarderLoop => {
-                let mut options = String::from("commit=5");
+                let mut options = String::from("commit=5,nodiscard");
                 if self.target.direct() {
                     options.push_str(",direct");
                 }
