@@ -1,5 +1,6 @@
 //! What a victim does with an image: mounts it, reads everything, mounts it for writing, changes things, and looks again.
 //!
+//! New data are packed by some scripts, and what was made of the image is shown to the checker or to restoring by others.
 //! Each call to the engine is one request under the [`limits`]. Answers are not judged, errors are as good as data: an
 //! image that somebody made may say anything. What is checked is that the engine comes back, that it does not take more
 //! than it may, and what no image can excuse: that `readdir` goes forward and that `read` fills what it says it fills.
@@ -10,10 +11,12 @@
 use super::device::HostileDevice;
 use super::limits::{self, HEAP};
 use super::survey::Survey;
+use super::tools;
 use crate::image::Image;
+use larder_codec::Packing;
 use larder_fs::{
-    Attr, Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Seek, SetAttr, SetTime,
-    Tuning, XattrMode,
+    Attr, Compress, Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Seek, SetAttr,
+    SetTime, Tuning, XattrMode,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -76,6 +79,12 @@ pub fn exercise(image: &Image, script: u8) -> Outcome {
             victim.walk(&fs);
             victim.close(fs);
         }
+        // And as harmless to the tools.
+        match script & 0x30 {
+            0x10 => drop(tools::check(&victim.device.image(), script)),
+            0x20 => drop(tools::salvage(&victim.device.image(), script)),
+            _ => {}
+        }
     }
     victim.outcome
 }
@@ -120,7 +129,17 @@ impl Victim {
     }
 
     fn open(&mut self, read_only: bool) -> Option<Arc<Filesystem>> {
+        let pack =
+            |text: &str, force| text.parse::<Packing>().ok().map(|packing| Compress { packing, force });
+        let compress = match self.script >> 6 {
+            _ if read_only => None,
+            1 => pack("zstd", true),
+            2 => pack("lzo", true),
+            3 => pack("zlib", false),
+            _ => None,
+        };
         let options = |no_log_replay| OpenOptions {
+            compress,
             read_only,
             no_log_replay,
             cache_size: CACHE as u64,

@@ -4,6 +4,7 @@
 //! passed the node checker can be parsed as far as the checker promises.
 
 use super::choices::Choices;
+use larder_codec::{Packer, Packing};
 use larder_format::check::{Expect, check_chunk, check_node, check_unsealed};
 use larder_format::items::keys::parse_uuid_item;
 use larder_format::items::{
@@ -15,6 +16,7 @@ use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE, Header, NodeView};
 use larder_format::{
     CsumType, DevItem, Generation, Key, KeyType, Logical, ObjectId, SUPER_OFFSETS, SUPER_SIZE, Superblock,
 };
+use std::cell::RefCell;
 use zerocopy::{FromBytes, IntoBytes};
 
 const CSUMS: [CsumType; 4] = [CsumType::Crc32c, CsumType::XxHash64, CsumType::Sha256, CsumType::Blake2b];
@@ -250,10 +252,10 @@ fn item(key: &Key, data: &[u8]) {
     }
 }
 
-/// A compressed extent: the method, the length it claims, then the stream.
+/// A compressed extent: the method, the length it claims, then the stream. And the same bytes as data to be packed.
 ///
 /// # Panics
-/// If it unpacks to different bytes when there is less room.
+/// If it unpacks to different bytes when there is less room, or what was packed does not unpack to what it was.
 pub fn compressed(bytes: &[u8]) {
     let mut c = Choices::new(bytes);
     let method = [Compression::Zlib, Compression::Lzo, Compression::Zstd][c.below(3)];
@@ -264,5 +266,17 @@ pub fn compressed(bytes: &[u8]) {
         if larder_codec::decompress(method, c.rest(), &mut less).is_ok() {
             assert!(out.starts_with(&less), "the same stream, other bytes");
         }
+    }
+    let (level, data) = (i32::from(c.byte()) - 20, c.rest());
+    let Some(packing) = Packing::new(method, Some(level)).filter(|_| !data.is_empty()) else { return };
+    // Often enough to see that what a packer keeps does not matter.
+    thread_local!(static PACKER: RefCell<Packer> = RefCell::default());
+    let data = data.repeat(1 + (level.unsigned_abs() & 7) as usize);
+    let packed = PACKER.with_borrow_mut(|p| p.pack(packing, &data, data.len()).map(<[u8]>::to_vec));
+    if let Some(packed) = packed {
+        assert!(packed.len() <= data.len(), "more than there was room for");
+        let mut again = vec![0x77; data.len()];
+        assert_eq!(larder_codec::decompress(method, &packed, &mut again), Ok(()));
+        assert!(again == data, "packed by {packing}, other bytes");
     }
 }
