@@ -200,6 +200,8 @@ fn a_signal_to_both_processes_unmounts() {
     assert_confined(daemon);
     work(&s);
     let porter = porter_of(daemon);
+    // Ctrl-C of a terminal does not even reach it.
+    assert_eq!(rustix::process::getsid(Some(porter)).unwrap(), porter);
     kill_process(porter, Signal::TERM).unwrap();
     kill_process(daemon, Signal::TERM).unwrap();
     let output = child.wait_with_output().unwrap();

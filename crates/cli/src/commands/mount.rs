@@ -164,7 +164,9 @@ fn request(wishes: &MountWishes) -> MountOptions {
 
 /// The porter: waits beside a daemon for what that asks, until it is gone.
 fn attend(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
-    // A service manager sends these to every process of a service; the daemon needs us to obey.
+    // A terminal's Ctrl-C is for the daemon, and so is what a service manager sends to every process of a service: to
+    // obey, the daemon needs us.
+    let _ = rustix::process::setsid();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::default()).context("ignoring signals")?;
     }

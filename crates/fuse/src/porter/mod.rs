@@ -79,16 +79,14 @@ impl Porter {
     /// # Errors
     /// If the process cannot be started.
     pub fn start(command: &mut Command, mountpoint: &Path) -> io::Result<Self> {
-        use std::os::unix::process::CommandExt;
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let child = command
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Whatever was mounted on or under may be unmounted, and a terminal's Ctrl-C is for the daemon.
+            // It shall not keep from being unmounted what it was started on.
             .current_dir("/")
-            .process_group(0)
             .spawn()?;
         let beside = Beside { socket: Some(ours), child };
         Ok(Self(Arc::new(Inner { mountpoint: mountpoint.to_owned(), way: Way::Beside(Mutex::new(beside)) })))
