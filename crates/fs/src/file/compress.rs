@@ -291,8 +291,11 @@ pub(super) fn assemble(len: u64, done: impl Iterator<Item = Done>) -> Verdict {
 /// Marks an inode whose data did not shrink. The caller notes that the item has to be written.
 pub(super) fn mark_incompressible(inode: &Inode) {
     let mut state = inode.state.lock();
-    let flags = state.item.inode_flags() | InodeFlags::NOCOMPRESS;
-    state.item.set_inode_flags(flags);
+    let flags = state.item.inode_flags();
+    // Somebody may have asked for compression meanwhile.
+    if !flags.contains(InodeFlags::COMPRESS) {
+        state.item.set_inode_flags(flags | InodeFlags::NOCOMPRESS);
+    }
 }
 
 /// An unpacked extent of which more may be wanted.
