@@ -3,9 +3,10 @@
 //! **Whether** is decided as Linux does. Data of inodes without copy-on-write or checksums is never compressed. The mount's
 //! `compress-force` compresses everything else; without it an inode that is marked as incompressible is left alone, and
 //! of the rest that is compressed for which the mount or the inode's property wants it and which looks promising
-//! ([`larder_codec::promising`]). An attempt that fails marks the inode, unless somebody insisted: the mount with
-//! `compress-force`, or the inode's property. Deviating from Linux, a file that fits into its leaf is not marked: that a
-//! few bytes do not shrink says nothing about those that will follow.
+//! ([`larder_codec::promising`]). Attempts that fail mark the inode, unless somebody insisted: the mount with
+//! `compress-force`, or the inode's property. Linux marks it at the first piece that fails, however small; so an archive
+//! would be stored as it is for one picture in it. We want evidence: nothing of a flight shrank, and what failed is half
+//! of the file or [`EVIDENCE`] bytes; and a file that fits into its leaf is never marked.
 //!
 //! **How**: a flight is cut into pieces of 128 KiB, the most that the format allows, and each is tried on its own, on all
 //! cores. A piece that does not become shorter by at least a sector is stored as it is; neighbours that are stored so
@@ -33,6 +34,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that one batch takes of one file that is to be compressed.
 const BATCH: u64 = 4 << 20;
+/// Bytes that did not shrink and speak for all of their file, however long it is.
+const EVIDENCE: u64 = 1 << 20;
 /// Packers that are kept while nobody needs them.
 const IDLE_PACKERS: usize = 4;
 /// Unpacked extents that are kept: of each reader only a part was wanted.
@@ -265,10 +268,10 @@ impl Done {
     }
 }
 
-/// Puts a flight of `len` bytes together from what came of its jobs.
-pub(super) fn assemble(len: u64, done: impl Iterator<Item = Done>) -> Verdict {
+/// Puts a flight of `len` bytes together from what came of its jobs. The file has `size` bytes.
+pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) -> Verdict {
     let mut parts: Vec<Part> = Vec::new();
-    let mut mark = false;
+    let mut failed = 0;
     let plain = |parts: &mut Vec<Part>, range: Range<u64>| match parts.last_mut() {
         Some(Part { range: last, packed: None }) if last.end == range.start => last.end = range.end,
         _ if range.is_empty() => {}
@@ -278,13 +281,15 @@ pub(super) fn assemble(len: u64, done: impl Iterator<Item = Done>) -> Verdict {
     for d in done {
         plain(&mut parts, at..d.range.start);
         at = d.range.end;
-        mark |= d.failed;
+        failed += if d.failed { d.range.end - d.range.start } else { 0 };
         match d.packed {
             Some(packed) => parts.push(Part { range: d.range, packed: Some(packed) }),
             None => plain(&mut parts, d.range),
         }
     }
     plain(&mut parts, at..len);
+    let nothing_shrank = parts.iter().all(|p| p.packed.is_none());
+    let mark = failed > 0 && nothing_shrank && (failed >= EVIDENCE || 2 * failed >= size);
     Verdict { parts, mark }
 }
 
@@ -349,13 +354,16 @@ mod tests {
             done(k(256)..k(384), Some(4096)),
             done(k(384)..k(512), None),
         ];
-        let verdict = assemble(k(516), all.into_iter());
+        let verdict = assemble(k(516), k(516), all.into_iter());
         let shown: Vec<_> = verdict.parts.iter().map(|p| (p.range.clone(), p.stored())).collect();
         assert_eq!(shown, [(0..k(256), k(256)), (k(256)..k(384), 4096), (k(384)..k(516), k(132))]);
-        assert!(verdict.mark);
-        let verdict = assemble(k(4), std::iter::empty());
+        assert!(!verdict.mark, "something shrank");
+        let verdict = assemble(k(4), k(4), std::iter::empty());
         assert_eq!(verdict.parts.len(), 1);
         assert!(!verdict.mark);
+        let mark = |len: u64, size| assemble(len, size, [done(0..len, None)].into_iter()).mark;
+        assert!(mark(k(8), k(8)) && mark(k(8), k(16)) && mark(k(1024), u64::MAX));
+        assert!(!mark(k(28), k(300 << 10)), "the end of a long file says little");
     }
 
     #[test]

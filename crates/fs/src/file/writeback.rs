@@ -322,7 +322,7 @@ fn pack(core: &Core, items: &mut [Item]) {
                 continue;
             }
         }
-        let verdict = compress::assemble(item.len(), mine);
+        let verdict = compress::assemble(item.len(), item.departure.flight.size, mine);
         item.parts = verdict.parts;
         item.incompressible = verdict.mark;
     }
