@@ -77,6 +77,8 @@ truncate = 3
 fsync = 0.1
 fdatasync = 0.1
 copy_file_range = 3
+posix_fallocate = 2
+punch_hole = 2
 posix_fadvise = 1
 sendfile = 1
 TOML

@@ -35,6 +35,9 @@ pub(crate) struct MountWishes {
     pub(crate) commit: Duration,
     pub(crate) compress: Option<Compress>,
     pub(crate) cache_size: Option<u64>,
+    pub(crate) max_inline: Option<u64>,
+    pub(crate) no_data_cow: bool,
+    pub(crate) no_data_sum: bool,
     pub(crate) fsname: String,
 }
 
@@ -60,6 +63,9 @@ impl Default for MountWishes {
             commit: DEFAULT_COMMIT,
             compress: None,
             cache_size: None,
+            max_inline: None,
+            no_data_cow: false,
+            no_data_sum: false,
             fsname: String::new(),
         }
     }
@@ -80,6 +86,9 @@ Options for -o (comma-separated; -o may be repeated):
   compress[=METHOD]     compress new data that looks as if it would become smaller:
                         zlib[:1..9], lzo, zstd[:-15..15] (zlib:3 if nothing is said), or no
   compress-force[=METHOD]  try all new data
+  max_inline=BYTES      longest file that is kept in its leaf (default 2048; 0 for none)
+  nodatacow, datacow    new files are overwritten in place, without checksums or compression; or not
+  nodatasum, datasum    new files have no checksums; or have
   allow_other           let other users in (see user_allow_other in fuse.conf(5))
   default_permissions   let the kernel check permissions even for an owner-only mount
   nologreplay           with ro: show the last commit of an image that has a log, without replaying it
@@ -124,7 +133,12 @@ impl MountWishes {
                     .ok_or(format!("commit={}: not a number of seconds up to {MAX_COMMIT}", needs()?))?;
                 self.commit = if seconds == 0 { DEFAULT_COMMIT } else { Duration::from_secs(seconds) };
             }
-            "compress" | "compress-force" => self.compress = compress(name, value)?,
+            "compress" | "compress-force" => {
+                self.compress = compress(name, value)?;
+                if self.compress.is_some() {
+                    (self.no_data_cow, self.no_data_sum) = (false, false);
+                }
+            }
             "cache_size" => self.cache_size = Some(cache_size(needs()?)?),
             "discard" => {
                 self.discard = match needs()? {
@@ -132,6 +146,7 @@ impl MountWishes {
                     other => return Err(format!("discard={other}: use sync or async")),
                 }
             }
+            "max_inline" => self.max_inline = Some(size::parse(needs()?)?),
             "fsname" => self.fsname = needs()?.into(),
             "transport" => {
                 self.transport = match needs()? {
@@ -192,6 +207,11 @@ impl MountWishes {
             "direct" => self.direct = true,
             "discard" => self.discard = Some(true),
             "nodiscard" => self.discard = Some(false),
+            // As Linux combines them: what is not copied on write has neither checksums nor compression.
+            "nodatacow" => (self.no_data_cow, self.no_data_sum, self.compress) = (true, true, None),
+            "datacow" => self.no_data_cow = false,
+            "nodatasum" => self.no_data_sum = true,
+            "datasum" => (self.no_data_cow, self.no_data_sum) = (false, false),
             "nofuseblk" => self.fuseblk = false,
             "nosandbox" => self.sandbox = false,
             _ => return false,
@@ -321,6 +341,17 @@ mod tests {
         assert_eq!(ok(&["subvolid=0x100"]).subvol, SubvolChoice::Id(256));
         assert_eq!(ok(&[r#"subvol="a,b",ro"#]).subvol, SubvolChoice::Path(b"a,b".to_vec()));
         assert_eq!(ok(&["commit=0"]).commit, DEFAULT_COMMIT);
+        let kept = |list| {
+            let w = ok(&[list]);
+            (w.no_data_cow, w.no_data_sum)
+        };
+        assert_eq!(kept("nodatacow"), (true, true));
+        assert_eq!(kept("nodatacow,datacow"), (false, true));
+        assert_eq!(kept("nodatacow,compress"), (false, false));
+        assert_eq!(ok(&["compress,nodatacow"]).compress, None);
+        assert_eq!(kept("nodatacow,datasum"), (false, false));
+        assert_eq!(kept("nodatasum"), (false, true));
+        assert_eq!(ok(&["max_inline=0"]).max_inline, Some(0));
     }
 
     #[test]

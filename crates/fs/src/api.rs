@@ -178,6 +178,18 @@ pub enum Seek {
     Hole,
 }
 
+/// What to do with a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Fallocate {
+    /// Reserve space on the device for what has none; the file grows to the end of the range unless `keep_size`.
+    Allocate { keep_size: bool },
+    /// The range reads as zeros, with space reserved for it; sizes as above.
+    Zero { keep_size: bool },
+    /// The range becomes a hole (FALLOC_FL_PUNCH_HOLE); the size stays.
+    Punch,
+}
+
 /// Which subvolume is the root of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SubvolChoice {
@@ -216,9 +228,18 @@ pub struct OpenOptions {
     pub compress: Option<Compress>,
     /// Tell the device which space was freed, once no durable superblock needs it any more.
     pub discard: bool,
+    /// Longest file, in bytes, that is kept in its leaf; 0 for none. Always less than a sector.
+    pub max_inline: u64,
+    /// New files are overwritten in place where that is possible, without checksums (`nodatacow`).
+    pub no_data_cow: bool,
+    /// New files have no checksums (`nodatasum`).
+    pub no_data_sum: bool,
     /// Knobs for experiments and tests.
     pub tuning: Tuning,
 }
+
+/// Where files leave their leaf by default, as on Linux.
+const MAX_INLINE: u64 = 2048;
 
 impl Default for OpenOptions {
     fn default() -> Self {
@@ -230,6 +251,9 @@ impl Default for OpenOptions {
             commit_interval: Some(std::time::Duration::from_secs(5)),
             compress: None,
             discard: false,
+            max_inline: MAX_INLINE,
+            no_data_cow: false,
+            no_data_sum: false,
             tuning: Tuning::default(),
         }
     }
@@ -272,6 +296,8 @@ pub struct Tuning {
     pub discard_everything: bool,
     /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.
     pub seal_ahead: Option<usize>,
+    /// Commit after each step of an operation that takes several transactions: cutting, deleting or punching many extents.
+    pub commit_steps: bool,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
     pub fake_clock: bool,
 }

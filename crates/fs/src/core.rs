@@ -238,6 +238,10 @@ impl Core {
             },
         }
     }
+    /// A long operation has left its transaction and is about to join another.
+    pub(crate) fn step_done(&self) -> Result<()> {
+        if self.options.tuning.commit_steps { self.commit_now() } else { Ok(()) }
+    }
     /// Commits, whether anything was noted or not: pinned space waits for a publication.
     pub(crate) fn commit_now(&self) -> Result<()> {
         self.txns.running().touch();

@@ -12,7 +12,7 @@
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::lifecycle::Filesystem;
-use crate::{Attr, DirEntry, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
+use crate::{Attr, DirEntry, Fallocate, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
 
 impl Filesystem {
     /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently; the root of the mount is its
@@ -124,6 +124,13 @@ impl Filesystem {
     /// `IsDirectory`, `Invalid`, `FileTooBig`; `NotPermitted` by flags.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<()> {
         file::write(&self.core, &self.core.inode(id)?, offset, data)
+    }
+    /// Reserves, zeroes or punches a range of a file; see [`Fallocate`].
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range; `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags.
+    pub fn fallocate(&self, id: InodeId, how: Fallocate, offset: u64, len: u64) -> Result<()> {
+        file::fallocate(&self.core, &self.core.inode(id)?, how, offset, len)
     }
     /// Copies a range (sharing extents where that is possible); returns the bytes copied, 0 at the source's end.
     ///

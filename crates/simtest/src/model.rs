@@ -16,7 +16,8 @@
 //!
 //! Contents are the same in both. Buffered data may reach the disk before or after the names around them, so each byte
 //! is one that it was at or after the last promise for that file, or zero if it was beyond the end or a hole at some
-//! such time; the size is one that the file had, or lies on the way from one to a larger one that a write made.
+//! such time (in a file that is overwritten in place also one from any operation that had begun: such bytes need no commit);
+//! the size is one that the file had, or lies on the way from one to a larger one that a write made.
 
 use crate::device::Seq;
 use crate::ops::Op;
@@ -361,7 +362,7 @@ fn contents(
     for (ino, other) in pairs {
         let Body::File(there) = &found.node(*other).expect("paired").body else { continue };
         let from = bounds.data.get(ino).copied().unwrap_or(0).max(bounds.all).min(p);
-        content(domain, *ino, from, p, there).map_err(|e| {
+        content(domain, *ino, (from, p, bounds.hi.max(p)), there).map_err(|e| {
             let names = names_of(domain, &domain.worlds[p]);
             let path = names.iter().find(|(_, i)| *i == ino).map_or("?", |(n, _)| n);
             format!("{path}: {e}")
@@ -371,8 +372,13 @@ fn contents(
 }
 
 /// Is this content one that the inode can have, if everything up to operation `from` is there, everything up to `to`
-/// may be, and nothing later is?
-fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -> Result<(), String> {
+/// may be, and nothing later is but for bytes that were overwritten in place up to operation `begun`?
+fn content(
+    domain: &Domain,
+    ino: Ino,
+    (from, to, begun): (usize, usize, usize),
+    found: &Content,
+) -> Result<(), String> {
     let mut versions: Vec<&Arc<Content>> = Vec::new();
     let mut size_fits = false;
     for k in from..=to {
@@ -383,7 +389,7 @@ fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -
         {
             // Growing by a write: bytes hold the size on the disk back until they are there. Setting the size, either
             // way, is all or nothing.
-            let set = matches!(domain.done[k - 1].op, Op::Truncate { .. });
+            let set = matches!(domain.done[k - 1].op, Op::Truncate { .. } | Op::Allocate { .. });
             size_fits |= !set && (last.size..=c.size).contains(&found.size);
         }
         if versions.last().is_none_or(|last| !Arc::ptr_eq(last, c)) {
@@ -392,6 +398,13 @@ fn content(domain: &Domain, ino: Ino, from: usize, to: usize, found: &Content) -
     }
     if versions.is_empty() {
         return Ok(());
+    }
+    if domain.worlds[to].node(ino).is_some_and(|n| n.nocow) {
+        for k in to + 1..=begun.min(domain.worlds.len() - 1) {
+            if let Some(Body::File(c)) = domain.worlds[k].node(ino).map(|n| &n.body) {
+                versions.push(c);
+            }
+        }
     }
     if !size_fits {
         let sizes: Vec<u64> = versions.iter().map(|v| v.size).collect();
@@ -478,7 +491,7 @@ fn weak(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
         }
         if let Body::File(there) = &other.body {
             let floor = bounds.data.get(&ino).copied().unwrap_or(0).max(bounds.all);
-            content(domain, ino, floor, hi, there).map_err(|e| format!("inode {ino}: {e}"))?;
+            content(domain, ino, (floor, hi, hi), there).map_err(|e| format!("inode {ino}: {e}"))?;
         }
     }
     Ok(())

@@ -4,11 +4,14 @@
 //! prints in it and every printed operation parses, so that a failing workload is reported as a line that can be run
 //! again. Small additions: `mode f 640` sets permission bits, `fifo p`, `sock p` and `dev p` make special files,
 //! `mv= a b` swaps, `mv! a b` leaves a whiteout, `copy s[a,b)>t@o` copies a range, `open f h` and `tmp h` give a
-//! handle on a file (`h` then stands for it as `@h`), `close h` takes it away.
+//! handle on a file (`h` then stands for it as `@h`), `close h` takes it away. `alloc f[a,b)`, `zero f[a,b)` and
+//! `punch f[a,b)` are fallocate's, the first two with `=` at the end of the word where the size stays; `nocow f` has an empty
+//! file overwritten in place from then on.
 //!
 //! What is written is never constant: each byte depends on the letter given *and* on its place, so that a block which
 //! turns up in the wrong place or the wrong file is noticed.
 
+use larder_fs::Fallocate;
 use std::fmt;
 
 /// A path below the root, components separated by `/`; empty for the root itself. `@h` names a handle.
@@ -40,6 +43,50 @@ pub enum Special {
     Device,
 }
 
+/// What fallocate does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Alloc {
+    Reserve,
+    ReserveKeepSize,
+    Zero,
+    ZeroKeepSize,
+    Punch,
+}
+
+impl Alloc {
+    /// Each with its word in the notation.
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Reserve, "alloc"),
+        (Self::ReserveKeepSize, "alloc="),
+        (Self::Zero, "zero"),
+        (Self::ZeroKeepSize, "zero="),
+        (Self::Punch, "punch"),
+    ];
+    /// May it make the file grow?
+    #[must_use]
+    pub fn grows(self) -> bool {
+        matches!(self, Self::Reserve | Self::Zero)
+    }
+    /// Does what was in the range become zero?
+    #[must_use]
+    pub fn clears(self) -> bool {
+        matches!(self, Self::Zero | Self::ZeroKeepSize | Self::Punch)
+    }
+    /// In the engine's words.
+    #[must_use]
+    pub fn engine(self) -> Fallocate {
+        match self {
+            Self::Reserve | Self::ReserveKeepSize => Fallocate::Allocate { keep_size: !self.grows() },
+            Self::Zero | Self::ZeroKeepSize => Fallocate::Zero { keep_size: !self.grows() },
+            Self::Punch => Fallocate::Punch,
+        }
+    }
+    fn word(self) -> &'static str {
+        Self::ALL.iter().find(|(how, _)| *how == self).map_or("", |(_, word)| word)
+    }
+}
+
 /// An operation of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
@@ -55,6 +102,8 @@ pub enum Op {
     Write { path: Path, range: Bytes, fill: u8 },
     Append { path: Path, len: u64, fill: u8 },
     Truncate { path: Path, size: u64 },
+    Allocate { path: Path, how: Alloc, range: Bytes },
+    NoCow(Path),
     SetXattr { path: Path, name: String, value: String },
     RemoveXattr { path: Path, name: String },
     Chmod { path: Path, perm: u32 },
@@ -77,7 +126,15 @@ impl Op {
     /// Does it change what is in a file?
     #[must_use]
     pub fn is_data(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Append { .. } | Self::Truncate { .. } | Self::Copy { .. })
+        matches!(
+            self,
+            Self::Write { .. }
+                | Self::Append { .. }
+                | Self::Truncate { .. }
+                | Self::Allocate { .. }
+                | Self::NoCow(_)
+                | Self::Copy { .. }
+        )
     }
 
     /// The paths it names, changed by `rename`.
@@ -94,6 +151,8 @@ impl Op {
             | Self::Write { path: p, .. }
             | Self::Append { path: p, .. }
             | Self::Truncate { path: p, .. }
+            | Self::Allocate { path: p, .. }
+            | Self::NoCow(p)
             | Self::SetXattr { path: p, .. }
             | Self::RemoveXattr { path: p, .. }
             | Self::Chmod { path: p, .. }
@@ -163,6 +222,10 @@ impl fmt::Display for Op {
             }
             Self::Append { path, len, fill } => write!(f, "{path}+{}={}", Size(*len), char::from(*fill)),
             Self::Truncate { path, size } => write!(f, "trunc {path} {}", Size(*size)),
+            Self::Allocate { path, how, range } => {
+                write!(f, "{} {path}[{},{})", how.word(), Size(range.from), Size(range.to))
+            }
+            Self::NoCow(p) => write!(f, "nocow {p}"),
             Self::SetXattr { path, name, value } => write!(f, "xa {} {name}={value}", Shown(path)),
             Self::RemoveXattr { path, name } => write!(f, "xa- {} {name}", Shown(path)),
             Self::Chmod { path, perm } => write!(f, "mode {} {perm:o}", Shown(path)),
@@ -248,6 +311,12 @@ fn one(text: &str) -> Result<Option<Op>, String> {
         ["open", p, h] => Op::Open { path: path(p), handle: h.to_owned() },
         ["tmp", h] => Op::Unnamed { handle: h.to_owned() },
         ["close", h] => Op::Close { handle: h.to_owned() },
+        ["nocow", p] => Op::NoCow(path(p)),
+        [word, what] if Alloc::ALL.iter().any(|(_, w)| *w == word) => {
+            let (how, _) = Alloc::ALL.into_iter().find(|(_, w)| *w == word).expect("just found");
+            let (path, range, _) = ranged(what).ok_or("it needs f[a,b)")??;
+            Op::Allocate { path, how, range }
+        }
         ["copy", what] => {
             let (from, range, rest) = ranged(what).ok_or("copy needs s[a,b)>t@o")??;
             let (to, at) = rest.trim_start_matches('>').rsplit_once('@').ok_or("copy needs >t@o")?;
@@ -297,10 +366,11 @@ mod tests {
     fn what_is_printed_parses_to_the_same() {
         let text = "mk A; new A/f; A/f[0,12K)=a; A/f+100=b; trunc A/f 3000; ln A/f g; mv g h; mv= h A/f; mv! h i; \
                     sym A/f l; fifo p; sock s; dev d; xa h user.k=v; xa- h user.k; mode / 711; copy A/f[0,4K)>h@8K; \
-                    open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; rm i; rmdir A";
+                    open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; rm i; rmdir A; nocow q; alloc q[0,4K); \
+                    alloc= q[1,2); zero q[5,8K); zero= q[5,9); punch q[0,1M)";
         let ops = parse(text).unwrap();
         assert_eq!(ops.len(), 1);
-        assert_eq!(ops[0].len(), 27);
+        assert_eq!(ops[0].len(), 33);
         assert_eq!(parse(&line(&ops[0])).unwrap(), ops);
         assert_eq!(line(&ops[0]), text.split_whitespace().collect::<Vec<_>>().join(" "));
     }

@@ -88,6 +88,7 @@ impl Config {
                     fake_clock: true,
                     seal_ahead: Some(2),
                     discard_everything: seed.is_multiple_of(2),
+                    commit_steps: true,
                     ..Tuning::default()
                 },
                 ..OpenOptions::default()

@@ -175,6 +175,45 @@ fn many_names() -> Vec<(String, String)> {
     out
 }
 
+/// Files of many extents that are cut, and what was reserved and is written in place.
+fn many_extents() -> Vec<(String, String)> {
+    let blocks =
+        |step: usize| (0..60).map(|i| format!("f[{}K,{}K)=a; ", i * step, i * step + 4)).collect::<String>();
+    let with = |name: &str, end: &str| (name.to_owned(), format!("new f; {}COMMIT; {end}", blocks(8)));
+    let mut out = vec![
+        with("E-cut", "trunc f 0; COMMIT"),
+        with("E-cut-part", "trunc f 100000; F f; f[0,4K)=b; F f"),
+        with("E-unlink", "rm f; COMMIT"),
+        with("E-open", "open f h; rm f; COMMIT; close h; COMMIT"),
+        with("E-punch", "punch f[5000,400000); F f"),
+        with("E-zero", "zero f[5000,400000); F f; f[8K,100K)=b; F f"),
+        with("E-fill", "alloc f[0,1M); F f; f[1000,300000)=c; F f"),
+    ];
+    let lines = [
+        ("E-reserved", "new f; alloc f[0,64K); COMMIT; f[0,16K)=a; F f; f[4K,8K)=b; f[30K,50001)=c; F f"),
+        ("E-reserved-end", "new f; alloc= f[0,64K); F f; f+100=a; F f; f+30000=b; COMMIT; trunc f 200; F f"),
+        ("E-reserved-cut", "new f; f[0,20K)=a; alloc= f[0,64K); F f; trunc f 5000; F f; f[0,64K)=b; F f"),
+        (
+            "E-nocow",
+            "new f; nocow f; f[0,64K)=a; COMMIT; f[1000,20001)=b; F f; f[0,64K)=c; COMMIT; f[3,9K)=d",
+        ),
+        (
+            "E-nocow-cut",
+            "new f; nocow f; f[0,64K)=a; F f; f[0,30K)=b; trunc f 10001; F f; trunc f 64K; f[9K,20K)=c; F f",
+        ),
+        (
+            "E-nocow-punch",
+            "new f; nocow f; f[0,64K)=a; F f; f[0,30K)=b; punch f[4K,20001); F f; f[0,30K)=c; F f",
+        ),
+        (
+            "E-small",
+            "new f; f[0,300)=a; COMMIT; alloc= f[0,20K); F f; f[100,200)=b; F f; zero f[50,9000); F f",
+        ),
+    ];
+    out.extend(lines.map(|(name, text)| (name.to_owned(), text.to_owned())));
+    out
+}
+
 /// All scenarios. `many`: also those with hundreds of names.
 ///
 /// # Panics
@@ -184,6 +223,7 @@ pub fn all(many: bool) -> Vec<Workload> {
     let lines = LINES.iter().map(|(n, t)| ((*n).to_owned(), (*t).to_owned()));
     let more = if many { many_names() } else { Vec::new() };
     lines
+        .chain(many_extents())
         .chain(matrix_of_links())
         .chain(more)
         .map(|(name, text)| Workload::script(&name, &text).unwrap_or_else(|e| panic!("{name}: {e}")))

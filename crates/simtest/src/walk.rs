@@ -6,6 +6,7 @@
 
 use crate::ops::{Bytes, Move, Op, filled};
 use crate::world::{Body, Content, Ino, Node, ROOT, Refusal, World, new_perm, special_kind};
+use larder_format::items::InodeFlags;
 use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, XattrMode};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -112,6 +113,21 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
             let id = resolve(fs, handles, path)?;
             fs.setattr(id, &SetAttr { size: Some(*size), ..SetAttr::default() })?;
         }
+        Op::Allocate { path, how, range } => {
+            let id = resolve(fs, handles, path)?;
+            fs.fallocate(id, how.engine(), range.from, range.to.saturating_sub(range.from))?;
+        }
+        Op::NoCow(path) => {
+            let id = resolve(fs, handles, path)?;
+            let attr = fs.getattr(id)?;
+            match attr.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(larder_fs::Error::IsDirectory),
+                _ => return Err(larder_fs::Error::Invalid("not a file")),
+            }
+            let flags = Some(attr.flags | InodeFlags::NODATACOW.bits());
+            fs.setattr(id, &SetAttr { flags, ..SetAttr::default() })?;
+        }
         Op::SetXattr { path, name, value } => {
             let id = resolve(fs, handles, path)?;
             fs.setxattr(id, name.as_bytes(), value.as_bytes(), XattrMode::Set)?;
@@ -198,6 +214,7 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
                     perm: attr.perm,
                     nlink: attr.nlink,
                     xattrs: xattrs(fs, id, &full)?,
+                    nocow: false,
                     real: real(id),
                 }),
             };

@@ -10,7 +10,7 @@
 //! - [`random`]: a seeded walk over everything the model can do;
 //! - [`threads`]: several of those at the same time, each thread under names of its own in the same directory.
 
-use crate::ops::{Bytes, Move, Op, Special, line, parse};
+use crate::ops::{Alloc, Bytes, Move, Op, Special, line, parse};
 use crate::world::{Body, ROOT, Refusal, World};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -108,6 +108,14 @@ pub fn core_ops() -> Vec<Op> {
         for size in [0, 3000, 64 << 10] {
             ops.push(Op::Truncate { path: p(file), size });
         }
+        for (how, from, to) in [
+            (Alloc::Reserve, 5000, 64 << 10),
+            (Alloc::ReserveKeepSize, 0, 32 << 10),
+            (Alloc::Zero, 1000, 20_000),
+            (Alloc::Punch, 1000, 9000),
+        ] {
+            ops.push(Op::Allocate { path: p(file), how, range: Bytes { from, to } });
+        }
         ops.push(Op::SetXattr { path: p(file), name: p("user.k"), value: p("v") });
         ops.push(Op::RemoveXattr { path: p(file), name: p("user.k") });
         ops.push(Op::Chmod { path: p(file), perm: 0o600 });
@@ -134,6 +142,8 @@ fn needs(op: &Op) -> (Vec<&str>, Vec<&str>) {
         | Op::Write { path: at, .. }
         | Op::Append { path: at, .. }
         | Op::Truncate { path: at, .. }
+        | Op::Allocate { path: at, .. }
+        | Op::NoCow(at)
         | Op::SetXattr { path: at, .. }
         | Op::RemoveXattr { path: at, .. }
         | Op::Chmod { path: at, .. }
@@ -343,7 +353,8 @@ fn sync_choices(world: &World, op: &Op) -> Vec<Option<Op>> {
             if matches!(node.body, Body::File(_) | Body::Dir(_)) {
                 add(Op::Fsync(p(path)));
             }
-            if matches!(op, Op::Write { .. } | Op::Append { .. } | Op::Truncate { .. }) {
+            if matches!(op, Op::Write { .. } | Op::Append { .. } | Op::Truncate { .. } | Op::Allocate { .. })
+            {
                 add(Op::Fdatasync(p(path)));
             }
         }
@@ -407,7 +418,13 @@ fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
     let letter = |rng: &mut StdRng| rng.random_range(b'a'..=b'z');
     let handle = format!("{prefix}h{}", rng.random_range(0..2));
     match rng.random_range(0..100) {
-        0..10 => Op::Create(fresh(rng)),
+        0..8 => Op::Create(fresh(rng)),
+        8..10 => {
+            // Most of the files that are overwritten in place are empty when they become so.
+            let empty = |ino| matches!(world.node(ino).map(|n| &n.body), Some(Body::File(c)) if c.size == 0);
+            let empty: Vec<_> = mine.iter().filter(|n| empty(n.3)).collect();
+            empty.choose(rng).map_or_else(|| Op::Create(fresh(rng)), |n| Op::NoCow(n.0.clone()))
+        }
         10..16 => Op::Mkdir(dir(rng)),
         16..18 => {
             let kind = [Special::Fifo, Special::Socket, Special::Device][rng.random_range(0..3)];
@@ -430,7 +447,12 @@ fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
             let from = if rng.random_bool(0.4) { 0 } else { size(rng) - 1 };
             Op::Write { path: file(rng), range: Bytes { from, to: from + size(rng) }, fill: letter(rng) }
         }
-        57..62 => Op::Append { path: file(rng), len: size(rng), fill: letter(rng) },
+        57..60 => {
+            let from = if rng.random_bool(0.4) { 0 } else { size(rng) - 1 };
+            let (how, _) = *Alloc::ALL.choose(rng).expect("not empty");
+            Op::Allocate { path: file(rng), how, range: Bytes { from, to: from + size(rng) } }
+        }
+        60..62 => Op::Append { path: file(rng), len: size(rng), fill: letter(rng) },
         62..68 => Op::Truncate { path: file(rng), size: if rng.random_bool(0.2) { 0 } else { size(rng) } },
         68..72 => {
             // Linux has no user xattrs on anything but files and directories.

@@ -69,6 +69,13 @@ impl Content {
         }
         self.size = size;
     }
+    /// Makes a range zero, as far as it lies in the file.
+    pub fn clear(&mut self, range: Bytes) {
+        let to = range.to.min(self.size);
+        if range.from < to {
+            self.change(range.from, to - range.from, |_, out| out.fill(0));
+        }
+    }
     /// The bytes of a range, cut at the end of the file.
     #[must_use]
     pub fn read(&self, range: Bytes) -> Vec<u8> {
@@ -117,6 +124,8 @@ pub struct Node {
     pub perm: u32,
     pub nlink: u32,
     pub xattrs: BTreeMap<String, Vec<u8>>,
+    /// Is its data overwritten in place?
+    pub nocow: bool,
     /// The file system's number for it; 0 while unknown.
     pub real: u64,
 }
@@ -185,6 +194,7 @@ impl World {
             perm,
             nlink: 1,
             xattrs: BTreeMap::new(),
+            nocow: false,
             real: real_root,
         };
         Self {
@@ -316,8 +326,14 @@ impl World {
             return Err(Refusal::Exists);
         }
         let perm = new_perm(body.kind());
-        let ino =
-            self.insert(dir, name, None, || Node { body, perm, nlink: 1, xattrs: BTreeMap::new(), real: 0 });
+        let ino = self.insert(dir, name, None, || Node {
+            body,
+            perm,
+            nlink: 1,
+            xattrs: BTreeMap::new(),
+            nocow: false,
+            real: 0,
+        });
         Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: Some(ino) })
     }
 
@@ -381,6 +397,7 @@ impl World {
                 perm: 0,
                 nlink: 1,
                 xattrs: BTreeMap::new(),
+                nocow: false,
                 real: 0,
             });
             touched.inodes.push(ino);
@@ -460,6 +477,26 @@ impl World {
                 content.truncate(*size);
                 inode(ino)
             }
+            Op::Allocate { path, how, range } => {
+                let (ino, content) = self.file(path)?;
+                if range.from >= range.to {
+                    return Err(Refusal::Invalid);
+                }
+                if how.clears() {
+                    content.clear(*range);
+                }
+                if how.grows() {
+                    content.size = content.size.max(range.to);
+                }
+                inode(ino)
+            }
+            Op::NoCow(path) => {
+                let (ino, content) = self.file(path)?;
+                // What has data keeps the way it was written; the flag is just not set then.
+                let empty = content.size == 0;
+                self.node_mut(ino).nocow |= empty;
+                inode(ino)
+            }
             Op::SetXattr { path, name, value } => {
                 let ino = self.resolve(path)?;
                 self.may_have(ino, name)?;
@@ -504,7 +541,8 @@ impl World {
                 let ino = self.next;
                 self.next += 1;
                 let body = Body::File(Arc::default());
-                let node = Node { body, perm: 0o644, nlink: 0, xattrs: BTreeMap::new(), real: 0 };
+                let node =
+                    Node { body, perm: 0o644, nlink: 0, xattrs: BTreeMap::new(), nocow: false, real: 0 };
                 self.nodes.insert(ino, Arc::new(node));
                 self.handles.insert(handle.clone(), ino);
                 self.nameless.insert(ino);

@@ -294,6 +294,9 @@ fn open_and_mount(
         commit_interval: Some(wishes.commit),
         compress: wishes.compress,
         discard: wishes.discard.unwrap_or(!device.is_block_device()),
+        max_inline: wishes.max_inline.unwrap_or(OpenOptions::default().max_inline),
+        no_data_cow: wishes.no_data_cow,
+        no_data_sum: wishes.no_data_sum,
         ..OpenOptions::default()
     };
     let name = args.source.display().to_string();

@@ -287,10 +287,32 @@ pub(super) struct Admitted {
 pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<Admitted> {
     core.data.wait_for_budget(core, len as u64)?;
     let footprint = super::extents::ceil(start + len as u64) - super::extents::floor(start);
-    let space = core.space.accounts.reserve(SpaceKind::Data, footprint)?;
+    let space = match core.space.accounts.try_reserve(SpaceKind::Data, footprint) {
+        Some(space) => space,
+        None if super::nocow::in_place(core, inode, start, len)? => {
+            core.space.accounts.empty(SpaceKind::Data)
+        }
+        None => core.space.accounts.reserve(SpaceKind::Data, footprint)?,
+    };
     // Two items: one that is written, one that is split or trimmed for it.
     let items = if inode.data.is_clean() { Some(core.reserve_items(2, false)?) } else { None };
     Ok(Admitted { space, items })
+}
+
+/// Gives a file space that others did not need, as far as it has less than its dirty bytes may take: those that were
+/// admitted without may come before those that were not. What is over comes back.
+pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
+    let mut inner = inode.data.inner.lock();
+    let held = inner.space.as_ref().map_or(0, Reservation::bytes);
+    let lacking = inner.dirty.footprint().saturating_sub(held);
+    if lacking > 0 {
+        let more = space.split(lacking);
+        match &mut inner.space {
+            Some(held) => held.merge(more),
+            none => *none = Some(more),
+        }
+    }
+    space
 }
 
 /// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on disk stays right, a

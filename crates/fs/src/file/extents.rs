@@ -82,6 +82,13 @@ impl Extent {
         }
         Ok(Self { start, end: end.max(SECTOR.min(start + SECTOR)), content, item })
     }
+    /// What it says, unless the data is in the leaf.
+    pub(super) fn stored(&self) -> Option<&ExtentRecord> {
+        match &self.content {
+            Content::Stored(record) => Some(record),
+            Content::Inline { .. } => None,
+        }
+    }
     /// The item's key.
     pub(super) fn key(&self) -> Key {
         self.item.key

@@ -9,6 +9,8 @@
 //! | `extents` | how extents lie in items, and what can be wrong with them |
 //! | `replace` | how items, references and `nbytes` change when a range gets another content |
 //! | `read` | where bytes come from, and how they are verified |
+//! | `fallocate` | what reserving, zeroing and punching do to which sectors |
+//! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
 //!
@@ -20,6 +22,8 @@ pub(crate) mod compress;
 mod delalloc;
 mod dirty;
 mod extents;
+mod fallocate;
+mod nocow;
 mod read;
 mod replace;
 mod seek;
@@ -28,6 +32,7 @@ mod writeback;
 
 pub(crate) use delalloc::{DataState, FileData, start};
 pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil};
+pub(crate) use fallocate::fallocate;
 pub(crate) use replace::has_no_holes;
 pub(crate) use seek::seek;
 pub(crate) use truncate::truncate;
@@ -41,8 +46,6 @@ use delalloc::{admit, take_in};
 use larder_format::items::InodeFlags;
 use std::sync::Arc;
 
-/// Files up to this size are kept in their leaf: where Linux stops by default.
-const MAX_INLINE: u64 = 2048;
 /// A longer write is taken in by pieces of this.
 const WRITE_PIECE: usize = 4 << 20;
 /// Bytes that a copy holds in memory.
@@ -51,7 +54,7 @@ const COPY_PIECE: u64 = 1 << 20;
 /// Bytes of a file that may lie in its leaf at most, as they lie there.
 fn max_inline(core: &Core) -> u64 {
     let room = larder_format::node::max_item_size(core.nodesize()) as u64 / 2;
-    MAX_INLINE.min(room)
+    core.options.max_inline.min(room).min(SECTOR - 1)
 }
 
 /// May a file of this size lie in its leaf as it is?

@@ -3,7 +3,7 @@
 //! Extents that reach into the range are trimmed or split; references, `nbytes` and the explicit holes of images without
 //! NO_HOLES follow. A [`Plan`] is worked out from a version and then written in one edit. That the items stay as the
 //! version has them in between is what the inode's extent lock is for: every caller holds it, and nobody else edits
-//! these items. It is taken with a transaction handle in hand, and whoever holds it waits for nothing but tree nodes.
+//! these items. It is taken with a transaction handle in hand, and whoever holds it waits for nothing but the device.
 //!
 //! References are noted before the edit: noting them can fail (two items of a damaged image may contradict each other),
 //! an edit that was prepared cannot fail half way.
@@ -31,6 +31,8 @@ pub(super) const RESERVE_ITEMS: u64 = 6;
 pub(super) enum New<'a> {
     /// Nothing: the range becomes a hole at the end of the file.
     Nothing,
+    /// A hole within the file.
+    Hole,
     /// Data in the leaf.
     Inline {
         /// As it lies there.
@@ -42,6 +44,8 @@ pub(super) enum New<'a> {
     },
     /// A window into an extent of which the first `offset` bytes, uncompressed, lie before the range.
     Extent {
+        /// Data, or reserved space that reads as zeros.
+        kind: ExtentKind,
         /// Address of the extent.
         at: Logical,
         /// Its length on the device.
@@ -89,6 +93,12 @@ fn ref_offset(start: u64, r: &ExtentRecord) -> u64 {
     start.wrapping_sub(r.offset)
 }
 
+/// Is `b`, which follows `a` in the file, the part of the same extent that follows there, too?
+fn continues(a: &ExtentRecord, b: &ExtentRecord) -> bool {
+    let what = |r: &ExtentRecord| (r.disk_bytenr, r.disk_num_bytes, r.kind, r.compression);
+    !a.is_hole() && what(a) == what(b) && a.offset + a.num_bytes == b.offset
+}
+
 impl Plan {
     fn refer(&mut self, start: u64, r: &ExtentRecord, delta: Delta) {
         if !r.is_hole() {
@@ -96,20 +106,27 @@ impl Plan {
             self.refs.push(RefChange { at: r.disk_bytenr, len: r.disk_num_bytes, offset, delta });
         }
     }
-    /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are too many.
-    fn cut(&mut self, cursor: &mut ExtentCursor, tree: TreeId, start: u64, end: u64) -> Result<()> {
+    /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are too many. Returns the
+    /// extent that follows the range, when it got there.
+    fn cut(
+        &mut self,
+        cursor: &mut ExtentCursor,
+        tree: TreeId,
+        start: u64,
+        end: u64,
+    ) -> Result<Option<Extent>> {
         self.reached = end;
         while let Some(extent) = cursor.next()? {
             if extent.start >= end {
-                break;
+                return Ok(Some(extent));
             }
             if self.items.len() >= MAX_ITEMS && extent.start > start {
                 self.reached = extent.start;
-                break;
+                return Ok(None);
             }
             self.cut_one(&extent, tree, start, end)?;
         }
-        Ok(())
+        Ok(None)
     }
     fn cut_one(&mut self, extent: &Extent, tree: TreeId, start: u64, end: u64) -> Result<()> {
         let r = match extent.content {
@@ -159,21 +176,36 @@ impl Plan {
             _ => self.put(from, ExtentRecord::hole(generation, start - from).encode().to_vec()),
         }
     }
-    /// Puts a window in. Goes on with the item before it where that one is the same extent's.
-    fn put_extent(&mut self, before: Option<&Extent>, start: u64, new: &ExtentRecord, create: bool) {
+    /// Puts a window in. Where the item before it or the one behind is the same extent's and goes on, they become one.
+    fn put_extent(
+        &mut self,
+        (before, after): (Option<&Extent>, Option<&Extent>),
+        start: u64,
+        new: &ExtentRecord,
+        create: bool,
+    ) {
         self.nbytes += i128::from(new.num_bytes);
-        if let Some(Extent { start: at, end, content: Content::Stored(b), .. }) = before
-            && *end == start
+        let mut new = *new;
+        if let Some((next, r)) = after.and_then(|next| Some((next, next.stored()?)))
             && !create
-            && (b.disk_bytenr, b.disk_num_bytes, b.kind, b.compression)
-                == (new.disk_bytenr, new.disk_num_bytes, new.kind, new.compression)
-            && b.offset + b.num_bytes == new.offset
+            && next.start == start + new.num_bytes
+            && continues(&new, r)
         {
-            let grown = ExtentRecord { num_bytes: b.num_bytes + new.num_bytes, ..*b };
-            self.items.insert(*at, (true, Some(grown.encode().to_vec())));
+            new.num_bytes += r.num_bytes;
+            self.items.insert(next.start, (true, None));
+            self.refer(next.start, r, Delta::Drop);
+        }
+        if let Some((last, r)) = before.and_then(|last| Some((last, last.stored()?)))
+            && !create
+            && last.end == start
+            && continues(r, &new)
+        {
+            let grown =
+                ExtentRecord { generation: new.generation, num_bytes: r.num_bytes + new.num_bytes, ..*r };
+            self.items.insert(last.start, (true, Some(grown.encode().to_vec())));
             return;
         }
-        self.refer(start, new, if create { Delta::Create } else { Delta::Add });
+        self.refer(start, &new, if create { Delta::Create } else { Delta::Add });
         self.put(start, new.encode().to_vec());
     }
     fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>) -> Result<()> {
@@ -264,33 +296,47 @@ pub(super) fn replace(
     let mut plan = Plan::default();
     let tree = inode.id.subvol;
     let before = cursor.before().cloned();
-    plan.cut(&mut cursor, tree, start, end)?;
+    let after = plan.cut(&mut cursor, tree, start, end)?;
     let generation = h.generation();
     // What begins before the range ends the gap, too: it was found as the first extent, and trimmed.
     let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < start);
-    if !matches!(new, New::Nothing) && !reaches_in && !has_no_holes(h.core) {
+    let explicit = !has_no_holes(h.core);
+    if !matches!(new, New::Nothing | New::Hole) && !reaches_in && explicit {
         plan.fill_hole(before.as_ref(), start, generation);
     }
     match new {
         New::Nothing => {}
+        New::Hole => {
+            // Holes have items up to the file's end, and up to what is preallocated behind it: the file may grow.
+            let more = after.is_some() || plan.reached < end || plan.items.contains_key(&end);
+            let file_end = ceil(inode.state.lock().size.min(MAX_FILE_SIZE));
+            let hole_end = if more { plan.reached } else { plan.reached.min(file_end) };
+            if explicit && start < hole_end {
+                if reaches_in {
+                    plan.put(start, ExtentRecord::hole(generation, hole_end - start).encode().to_vec());
+                } else {
+                    plan.fill_hole(before.as_ref(), hole_end, generation);
+                }
+            }
+        }
         New::Inline { data, ram_bytes, compression } => {
             let item = InlineExtent { generation, ram_bytes, compression, data };
             plan.nbytes += i128::from(ram_bytes);
             plan.put(start, item.encode());
         }
-        New::Extent { at, len, ram_bytes, compression, offset, create } => {
+        New::Extent { kind, at, len, ram_bytes, compression, offset, create } => {
             let record = ExtentRecord {
                 generation,
                 ram_bytes,
                 compression,
-                kind: ExtentKind::Regular,
+                kind,
                 disk_bytenr: at,
                 disk_num_bytes: len,
                 offset,
                 num_bytes: plan.reached - start,
             };
             let before = if reaches_in { None } else { before.as_ref() };
-            plan.put_extent(before, start, &record, create);
+            plan.put_extent((before, after.as_ref()), start, &record, create);
             *created |= create;
         }
     }

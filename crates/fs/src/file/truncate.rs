@@ -5,7 +5,7 @@
 //! next mount. Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end,
 //! whole-file data in the leaf rewritten at its new length, and explicit holes on images that have them.
 
-use super::delalloc::{self, admit};
+use super::delalloc::{self, Admitted, admit};
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{New, RESERVE_ITEMS, cover, replace};
@@ -68,11 +68,26 @@ pub(super) fn before_growing(core: &Core, inode: &Inode, old: u64) -> Result<Opt
 }
 
 fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
-    let again = before_growing(core, inode, old)?;
-    let admitted = match &again {
-        Some((at, data)) => Some(admit(core, inode, *at, data.len())?),
+    let again = match before_growing(core, inode, old)? {
+        Some((at, data)) => {
+            let admitted = admit(core, inode, at, data.len())?;
+            Some((at, data, admitted))
+        }
         None => None,
     };
+    grow_with(core, inode, (old, size), again)
+}
+
+/// Sets the size from `old` to the larger `size`; `again` is what [`before_growing`] said, with what it may take.
+///
+/// # Errors
+/// `NoSpace`, reading, corruption, `WouldBlock`; nothing has changed then.
+pub(super) fn grow_with(
+    core: &Core,
+    inode: &Arc<Inode>,
+    (old, size): (u64, u64),
+    again: Option<(u64, Vec<u8>, Admitted)>,
+) -> Result<()> {
     let mut h = core.begin(RESERVE_ITEMS)?;
     let _waiting_is_allowed = past_no_return();
     {
@@ -80,8 +95,8 @@ fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
         cover(&mut h, inode, size)?;
     }
     // Before the bytes: write-back must not take the file for one that may still lie in its leaf.
-    delalloc::grow(inode, old, size, again.as_ref().is_some_and(|(at, _)| *at == old));
-    if let (Some((at, data)), Some(admitted)) = (again, admitted) {
+    delalloc::grow(inode, old, size, again.as_ref().is_some_and(|(at, ..)| *at == old));
+    if let Some((at, data, admitted)) = again {
         delalloc::take_in(core, inode, at, &data, old, admitted);
     }
     h.mark_dirty(inode);
@@ -178,6 +193,10 @@ fn drop_extents(core: &Core, inode: &Arc<Inode>, first: Handle<'_>, from: u64) -
             announced = Some(announce(&mut h, inode, true)?);
         } else if at == end && announced == Some(true) {
             announce(&mut h, inode, false)?;
+        }
+        drop(h);
+        if at < end {
+            core.step_done()?;
         }
     }
     Ok(())

@@ -10,9 +10,10 @@
 //! either: what is needed was reserved by the write.
 
 use super::compress::{self, Packed, Part};
-use super::delalloc::{Departure, Job, Limits, depart, land};
+use super::delalloc::{self, Departure, Job, Limits, depart, land};
 use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
 use super::extents::{ExtentCursor, SECTOR, floor};
+use super::nocow;
 use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, replace};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -20,7 +21,7 @@ use crate::inode::Inode;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
-use larder_format::items::{Compression, InodeFlags};
+use larder_format::items::{Compression, ExtentKind, InodeFlags};
 use larder_format::{CsumType, MAX_DATA_EXTENT, ObjectId};
 use rayon::prelude::*;
 use std::io::IoSlice;
@@ -200,9 +201,12 @@ impl Piece {
 
 /// A flight on its way through the steps.
 #[derive(Debug)]
-struct Item {
-    departure: Departure,
+pub(super) struct Item {
+    pub(super) departure: Departure,
     image: Image,
+    /// Some of it may have been written in place; all of it, then it has landed.
+    in_place: bool,
+    landed: bool,
     /// What is to be stored, in order, until it has space.
     parts: Vec<Part>,
     pieces: Vec<Piece>,
@@ -229,6 +233,8 @@ impl Item {
         let mut item = Self {
             departure,
             image,
+            in_place: false,
+            landed: false,
             parts: Vec::new(),
             pieces: Vec::new(),
             created: 0,
@@ -238,7 +244,9 @@ impl Item {
             incompressible: false,
             failed,
         };
-        if item.departure.flight.inline && item.failed.is_none() {
+        // As on Linux: such files never go back into the leaf.
+        let stays = nocow::is_candidate(&item.departure.inode);
+        if item.departure.flight.inline && item.failed.is_none() && !stays {
             // Preallocated extents may lie behind the end of even the smallest file.
             match only_first_sector(core, &item.departure.inode) {
                 Ok(inline) => item.inline = inline,
@@ -258,6 +266,14 @@ impl Item {
     fn stored(&self) -> u64 {
         self.parts.iter().map(Part::stored).sum()
     }
+    /// The bytes of a range of its sectors, in order.
+    pub(super) fn slices(&self, range: Range<u64>) -> Vec<&[u8]> {
+        self.image.slices(self.taken(), range)
+    }
+    /// Do its sectors get checksums?
+    pub(super) fn is_verified(&self) -> bool {
+        self.verified
+    }
     fn fail(&mut self, e: Error) {
         self.failed.get_or_insert(e);
     }
@@ -275,6 +291,7 @@ fn write(core: &Core, departures: Vec<Departure>) {
             }
         }
     }
+    write_in_place(core, &mut items, &mut reserved);
     pack(core, &mut items);
     let runs = allocate(core, &mut items);
     if core.options.tuning.break_extent_before_data {
@@ -288,13 +305,36 @@ fn write(core: &Core, departures: Vec<Departure>) {
     insert_all(core, &mut items, reserved);
 }
 
+/// Writes in place what may be: before space is sought for the rest. As on Linux the rest is not compressed.
+fn write_in_place(core: &Core, items: &mut [Item], reserved: &mut Option<Reservation>) {
+    let mut handles: Option<Handles<'_>> = None;
+    for item in items {
+        if item.failed.is_some() || item.inline || !nocow::is_candidate(&item.departure.inode) {
+            continue;
+        }
+        let handles = handles.get_or_insert_with(|| Handles::new(core, reserved.take()));
+        item.in_place = true;
+        match nocow::write_in_place(handles, item) {
+            Ok(left) => {
+                item.landed = left.is_empty();
+                item.parts = left.into_iter().map(|range| Part { range, packed: None }).collect();
+            }
+            Err(e) => item.fail(e),
+        }
+    }
+}
+
 /// Decides in which form the flights are stored.
 fn pack(core: &Core, items: &mut [Item]) {
     let mut jobs = Vec::new();
     // The number of jobs of each item, and whether they are for the leaf.
     let mut plan = Vec::with_capacity(items.len());
     for item in items.iter() {
-        let wish = if item.failed.is_none() { compress::wish(core, &item.departure.inode) } else { None };
+        let wish = if item.failed.is_none() && !item.in_place {
+            compress::wish(core, &item.departure.inode)
+        } else {
+            None
+        };
         let slices = |range| item.image.slices(item.taken(), range);
         plan.push(match wish {
             Some(wish) if item.inline => {
@@ -311,7 +351,7 @@ fn pack(core: &Core, items: &mut [Item]) {
     let mut done = done.into_iter();
     for (item, count) in items.iter_mut().zip(plan) {
         let mut mine = done.by_ref().take(count);
-        if item.failed.is_some() {
+        if item.failed.is_some() || item.in_place {
             continue;
         }
         if item.inline {
@@ -328,7 +368,8 @@ fn pack(core: &Core, items: &mut [Item]) {
     }
 }
 
-/// Gets space for all flights, one behind the other.
+/// Gets space for all flights, one behind the other. What is reserved and not needed, because something was written in
+/// place, goes to what the files still have to write: that may have been admitted without.
 fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     let mut space = core.space.accounts.empty(SpaceKind::Data);
     for item in items.iter_mut() {
@@ -344,7 +385,7 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
         last.len -= rest.len;
         core.space.give_back(rest, Some(space));
     };
-    for item in items {
+    for item in items.iter_mut() {
         let mut parts = std::mem::take(&mut item.parts).into_iter();
         for mut part in parts.by_ref() {
             while !part.range.is_empty() && item.failed.is_none() {
@@ -397,6 +438,9 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     if let Some(rest) = rest {
         give_back(rest, &mut runs, &mut space);
     }
+    for item in items.iter().filter(|i| i.in_place) {
+        space = delalloc::give_space(&item.departure.inode, space);
+    }
     runs
 }
 
@@ -435,7 +479,7 @@ fn compute_csums(csum: CsumType, items: &mut [Item]) {
 }
 
 /// Checksums of whole sectors.
-fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> {
+pub(super) fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> {
     let size = csum.size();
     let of = |data: &[u8], out: &mut Vec<u8>| {
         for sector in data.chunks_exact(SECTOR_LEN) {
@@ -460,7 +504,7 @@ fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> {
 }
 
 /// A transaction handle that is renewed now and then.
-struct Handles<'a> {
+pub(super) struct Handles<'a> {
     core: &'a Core,
     reserved: Option<Reservation>,
     handle: Option<Handle<'a>>,
@@ -468,7 +512,22 @@ struct Handles<'a> {
 }
 
 impl<'a> Handles<'a> {
-    fn get(&mut self) -> Result<&mut Handle<'a>> {
+    fn new(core: &'a Core, reserved: Option<Reservation>) -> Self {
+        Self { core, reserved, handle: None, edits: 0 }
+    }
+    /// Leaves the transaction for now.
+    pub(super) fn leave(&mut self) {
+        self.handle = None;
+    }
+    /// The handle that [`Self::get`] has given.
+    pub(super) fn get_same(&mut self) -> &mut Handle<'a> {
+        self.handle.as_mut().expect("it was got, and not left since")
+    }
+    /// A handle with room for a change.
+    ///
+    /// # Errors
+    /// No space for the change; writing has ended.
+    pub(super) fn get(&mut self) -> Result<&mut Handle<'a>> {
         self.edits += 1;
         if self.edits > EDITS_PER_HANDLE || self.handle.as_ref().is_some_and(Handle::is_exhausted) {
             self.handle = None;
@@ -491,8 +550,8 @@ impl<'a> Handles<'a> {
 
 /// Enters all flights into their trees, and lets them land.
 fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
-    let mut handles = Handles { core, reserved, handle: None, edits: 0 };
-    for item in items {
+    let mut handles = Handles::new(core, reserved);
+    for item in items.iter_mut().filter(|i| !i.landed) {
         let outcome = match item.failed.take() {
             Some(e) => Err(e),
             None if item.inline => insert_inline(&mut handles, item),
@@ -531,6 +590,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             }
             let first = create;
             let new = New::Extent {
+                kind: ExtentKind::Regular,
                 at: run.start,
                 len: run.len,
                 ram_bytes: end - start,

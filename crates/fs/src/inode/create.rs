@@ -44,7 +44,7 @@ impl<'a> Nascent<'a> {
             }
         }
         let property = xattr::inherited_property(core, dir, new.kind)?;
-        let flags = inherited_flags(dir.flags(), new.kind);
+        let flags = inherited_flags(dir.flags(), new.kind) | mounted_flags(core, new.kind);
         Ok(Self { ino: dir.subvol.new_ino(core)?, new, flags, property, nlink, now: core.now() })
     }
     pub(super) fn object(&self) -> ObjectId {
@@ -133,6 +133,15 @@ fn inherited_flags(dir: InodeFlags, kind: FileKind) -> InodeFlags {
         }
     }
     flags
+}
+
+/// Flags that a new inode has because the file system is mounted so.
+fn mounted_flags(core: &Core, kind: FileKind) -> InodeFlags {
+    match kind {
+        FileKind::Regular if core.options.no_data_cow => InodeFlags::NODATACOW | InodeFlags::NODATASUM,
+        FileKind::Regular if core.options.no_data_sum => InodeFlags::NODATASUM,
+        _ => InodeFlags::empty(),
+    }
 }
 
 /// Fails where a directory cannot take a new name. For callers that hold its `op`.

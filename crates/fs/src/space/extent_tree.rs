@@ -127,6 +127,29 @@ pub fn extent_info(
     }))
 }
 
+/// Looks a data extent up, and how many of its references are `key` and lie in its item. References that have items of
+/// their own are not searched: there are others then, or have been.
+///
+/// # Errors
+/// As [`extent_info`].
+pub fn inline_refs(
+    tree: &mut dyn TreeOps,
+    bytenr: Logical,
+    num_bytes: u64,
+    key: ExtentRef,
+) -> Result<Option<(ExtentInfo, u64)>> {
+    let Some((_, record)) = find(tree, bytenr, num_bytes, ExtentKind::Data, false)? else { return Ok(None) };
+    let count = record.inline.iter().find(|r| r.0 == key).map_or(0, |r| u64::from(r.1));
+    let info = ExtentInfo {
+        refs: record.refs,
+        full_backref: record.flags.contains(ExtentFlags::FULL_BACKREF),
+        generation: record.generation,
+        num_bytes,
+        is_data: true,
+    };
+    Ok(Some((info, count)))
+}
+
 /// The extent that an item of the extent tree stands for: address and length. `None` for other items.
 #[must_use]
 pub fn extent_of(key: &Key, nodesize: u32) -> Option<(Logical, u64)> {

@@ -1,11 +1,15 @@
-//! Contents of files: READ, WRITE, LSEEK, COPY_FILE_RANGE.
+//! Contents of files: READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE.
 
 use super::{Server, attr::killed};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Patience, Reply, Request};
 use crate::perm::Caller;
 use crate::proto::{self, Opcode};
-use larder_fs::{InodeId, Seek, SetAttr};
+use larder_fs::{Fallocate, InodeId, Seek, SetAttr};
+
+const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE.cast_unsigned();
+const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned();
+const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
 
 impl Server {
     pub(super) fn read(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
@@ -33,6 +37,27 @@ impl Server {
         }
         self.fs.write(id, write.offset, data)?;
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
+    }
+
+    pub(super) fn fallocate(&self, id: InodeId, request: &Request<'_>, patience: Patience) -> Outcome {
+        let wanted: proto::FallocateIn = request.arg()?;
+        // Those that Linux's btrfs has; the kernel lets no others through either.
+        let keep_size = wanted.mode & KEEP_SIZE != 0;
+        let how = match wanted.mode & !KEEP_SIZE {
+            0 => Fallocate::Allocate { keep_size },
+            ZERO_RANGE => Fallocate::Zero { keep_size },
+            PUNCH_HOLE if keep_size => Fallocate::Punch,
+            _ => return Err(Errno::OPNOTSUPP.into()),
+        };
+        if patience == Patience::Queue {
+            return Err(Failure::Wait);
+        }
+        // The request does not say so, but Linux's file systems do it for every change of a file's contents.
+        if let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) {
+            self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
+        }
+        self.fs.fallocate(id, how, wanted.offset, wanted.length)?;
+        Ok(0)
     }
 
     pub(super) fn lseek(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {

@@ -134,8 +134,7 @@ impl Server {
             Opcode::Write => self.write(here()?, request, reply, patience),
             Opcode::Lseek => self.lseek(here()?, request, reply),
             Opcode::CopyFileRange | Opcode::CopyFileRange64 => self.copy(here()?, request, reply),
-            // Preallocation and punching belong to the data path; nothing here could stand in for them honestly.
-            Opcode::Fallocate => Err(Errno::OPNOTSUPP.into()),
+            Opcode::Fallocate => self.fallocate(here()?, request, patience),
             Opcode::Fsync | Opcode::Fsyncdir => {
                 let how: proto::FsyncIn = request.arg()?;
                 self.fs.fsync(here()?, how.fsync_flags & proto::FSYNC_DATASYNC != 0)?;

@@ -1,8 +1,8 @@
 //! Runs operations on a directory through the system's own calls: what a program does on a mount, Linux's or ours.
 
-use crate::ops::{Move, Op, Special, filled};
+use crate::ops::{Alloc, Move, Op, Special, filled};
 use anyhow::{Context, Result};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -81,6 +81,21 @@ impl PathRunner {
                 file.write_all_at(&filled(*fill, crate::ops::Bytes { from, to: from + len }), from)?;
             }
             Op::Truncate { path, size } => self.open(path, true)?.set_len(*size)?,
+            Op::Allocate { path, how, range } => {
+                let keep = if how.grows() { FallocateFlags::empty() } else { FallocateFlags::KEEP_SIZE };
+                let mode = match how {
+                    Alloc::Reserve | Alloc::ReserveKeepSize => keep,
+                    Alloc::Zero | Alloc::ZeroKeepSize => FallocateFlags::ZERO_RANGE | keep,
+                    Alloc::Punch => FallocateFlags::PUNCH_HOLE | keep,
+                };
+                let len = range.to.saturating_sub(range.from);
+                rustix::fs::fallocate(self.open(path, true)?, mode, range.from, len)?;
+            }
+            Op::NoCow(path) => {
+                let file = self.open(path, false)?;
+                let flags = rustix::fs::ioctl_getflags(&file)?;
+                rustix::fs::ioctl_setflags(&file, flags | IFlags::NOCOW)?;
+            }
             Op::SetXattr { path, name, value } => {
                 rustix::fs::lsetxattr(self.path(path)?, name.as_str(), value.as_bytes(), XattrFlags::empty())?
             }

@@ -1,0 +1,267 @@
+//! Writing in place: when that is allowed, and how.
+//!
+//! Two kinds of files are written in place: such with preallocated extents, and such that are not copied on write
+//! (NODATACOW). Write-back asks here first; what cannot be written in place is copied like everything else.
+//!
+//! **Whose bytes are they?** An extent may be written in place when nobody else can see it: all references to it are this
+//! file's with the same origin — counted as everywhere, published extent tree plus notes of the sealed and the running
+//! transaction — and it is younger than the subvolume's last snapshot, since a snapshot shares leaves, not references.
+//! Checksums must not exist for the place, and its block group must not be read-only.
+//!
+//! **That this stays so** until the bytes are written needs no flags of its own: the question is asked, and the bytes are
+//! written, under one transaction handle and the file's extent lock. A snapshot is made when a transaction is sealed, which
+//! waits for handles; who clones holds the extent lock of what is cloned. So each of them comes before, and the answer
+//! is no, or after, and has the new bytes, which were written to the file before they were asked for. A handle therefore
+//! writes no more than [`PER_HANDLE`] bytes.
+//!
+//! **After a crash** preallocated space reads as zeros or has the bytes: the item changes only when they are on their way,
+//! and becomes durable after them. What was overwritten in a NODATACOW file is old, new, or torn. That is the one
+//! exception to the rule that nothing is overwritten which a durable superblock reaches. The bytes are never somebody
+//! else's: the file's own item keeps the extent from being freed.
+//!
+//! **On a full disk** a write that will go in place needs no space, so it is admitted without ([`in_place`]). Should the
+//! extent have become shared by the time of write-back, space is sought then.
+
+use super::delalloc::land;
+use super::extents::{Extent, ExtentCursor, SECTOR, ceil, floor};
+use super::replace::{New, replace};
+use super::writeback::{Handles, Item};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::space::{Run, csum_tree, extent_tree};
+use crate::tree::Version;
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags};
+use larder_format::{Generation, ObjectId};
+use std::io::IoSlice;
+use std::ops::Range;
+
+/// Bytes written under one handle at most: a seal waits for them.
+const PER_HANDLE: u64 = 4 << 20;
+
+/// Has the file extents that may be written in place?
+pub(super) fn is_candidate(inode: &Inode) -> bool {
+    inode.flags().intersects(InodeFlags::PREALLOC | InodeFlags::NODATACOW)
+}
+
+/// The window into a plain extent that may be written in place as far as the item says.
+fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
+    let record = extent.stored()?;
+    let allowed = record.kind == ExtentKind::Prealloc || flags.contains(InodeFlags::NODATACOW);
+    let plain = !record.is_hole() && record.compression == Compression::None;
+    (allowed && plain).then_some(*record)
+}
+
+/// Is nobody else able to see the extent? See the module's text. The answer stands while the caller holds a transaction
+/// handle and the file's extent lock.
+fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
+    let group = core.space.groups.find(r.disk_bytenr);
+    if group.is_none_or(|g| g.usage().read_only) {
+        return Ok(false);
+    }
+    let (root, objectid) = (inode.id.subvol, inode.id.ino);
+    let mine = ExtentRef::Data { root, objectid, offset: start.wrapping_sub(r.offset) };
+    let last_snapshot = inode.subvol.tree.last_snapshot();
+    loop {
+        let epoch = core.epochs.enter();
+        let (base, extent_root) = core.txns.with_view(|v| (v.base, v.extent_root.clone()));
+        let store = core.store.clone();
+        let mut extents = Version { tree: ObjectId::EXTENT_TREE, root: extent_root, store, epoch };
+        let known = extent_tree::inline_refs(&mut extents, r.disk_bytenr, r.disk_num_bytes, mine)?;
+        let answer = core.txns.with_view(|v| {
+            if v.base != base {
+                return None;
+            }
+            let (mut total, mut ours, mut born) = (0, 0, Generation(0));
+            if let Some((info, count)) = known {
+                (total, ours, born) = (i128::from(info.refs), i128::from(count), info.generation);
+            }
+            let notes = [Some(&v.running), v.sealed.as_ref()];
+            for txn in notes.into_iter().flatten() {
+                let refs = txn.refs.lock();
+                let Some(head) = refs.get(r.disk_bytenr) else { continue };
+                total += i128::from(head.total());
+                ours += head.refs().filter(|n| n.0 == mine).map(|n| i128::from(n.1)).sum::<i128>();
+                if head.created {
+                    born = head.generation;
+                }
+            }
+            Some(ours > 0 && total == ours && born > last_snapshot)
+        });
+        if let Some(answer) = answer {
+            return Ok(answer);
+        }
+    }
+}
+
+/// Has a sector of the run a checksum, noted or stored?
+fn has_csums(core: &Core, run: Run) -> Result<bool> {
+    let epoch = core.epochs.enter();
+    let size = core.csum.size();
+    let (root, noted) = core.txns.with_view(|v| {
+        let notes = [Some(&v.running), v.sealed.as_ref()];
+        let noted = notes.into_iter().flatten().any(|txn| {
+            let sums = txn.csums.lock();
+            let end = run.end();
+            let last = sums.range(..end).next_back();
+            last.is_some_and(|(at, s)| at.plus((s.len() / size) as u64 * SECTOR) > run.start)
+        });
+        (v.csum_root.clone(), noted)
+    });
+    if noted {
+        return Ok(true);
+    }
+    let mut csums = Version { tree: ObjectId::CSUM_TREE, root, store: core.store.clone(), epoch };
+    let mut any = false;
+    csum_tree::read(&mut csums, core.csum, run, &mut |_, sum| any |= sum.is_some())?;
+    Ok(any)
+}
+
+/// The place of the sector at `at` and of those behind it up to `end`, if they may be written in place.
+fn place(core: &Core, inode: &Inode, extent: &Extent, (at, end): (u64, u64)) -> Result<Option<Run>> {
+    let Some(r) = window(extent, inode.flags()) else { return Ok(None) };
+    if !is_ours(core, inode, extent.start, &r)? {
+        return Ok(None);
+    }
+    let run = Run::new(r.disk_bytenr.plus(r.offset + (at - extent.start)), end - at);
+    Ok((!has_csums(core, run)?).then_some(run))
+}
+
+/// Would all of `len` bytes at `start` be written in place if they were written back now? For callers that hold `op`.
+///
+/// # Errors
+/// Reading or corruption.
+pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<bool> {
+    if !is_candidate(inode) {
+        return Ok(false);
+    }
+    let (mut at, end) = (floor(start), ceil(start + len as u64));
+    let version = inode.subvol.version(core);
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?;
+    while at < end {
+        let Some(extent) = cursor.next()?.filter(|e| e.start <= at) else { return Ok(false) };
+        let stop = extent.end.min(end);
+        if place(core, inode, &extent, (at, stop))?.is_none() {
+            return Ok(false);
+        }
+        at = stop;
+    }
+    Ok(true)
+}
+
+/// Writes what it may of a flight in place; the ranges of the flight that are left, as offsets into its sectors. When
+/// nothing is left the flight has landed.
+///
+/// # Errors
+/// `DataLost` when the device failed; reading, corruption.
+pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<Vec<Range<u64>>> {
+    let inode = &item.departure.inode;
+    let flight = &item.departure.flight;
+    let (start, end) = (flight.taken.start, flight.taken.end);
+    let mut left: Vec<Range<u64>> = Vec::new();
+    let (mut at, mut written) = (start, 0);
+    while at < end {
+        if written >= PER_HANDLE {
+            handles.leave();
+            written = 0;
+        }
+        let h = handles.get()?;
+        let core = h.core;
+        let extents = inode.data.lock_extents();
+        let version = inode.subvol.version(core);
+        let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
+        drop(version);
+        let here = extent.as_ref().filter(|e| e.start <= at);
+        let stop = here.map_or_else(|| extent.as_ref().map_or(end, |e| e.start), |e| e.end);
+        let mut stop = stop.min(end);
+        let run = match here {
+            Some(extent) => {
+                let bounded = stop.min(at + PER_HANDLE);
+                let run = place(core, inode, extent, (at, bounded))?;
+                stop = if run.is_some() { bounded } else { stop };
+                run.map(|run| (run, extent))
+            }
+            None => None,
+        };
+        let range = at - start..stop - start;
+        match run {
+            Some((run, extent)) => {
+                write_run(handles, item, extent, (at, stop), run)?;
+                written += run.len;
+            }
+            None => match left.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => left.push(range),
+            },
+        }
+        at = stop;
+        if at == end && left.is_empty() {
+            let h = handles.get_same();
+            // Within the handle: the seal that has the extent must see the size that it allows.
+            land(h.core, inode, flight, true);
+            h.mark_dirty(inode);
+        }
+        drop(extents);
+    }
+    Ok(left)
+}
+
+/// Writes the sectors `at..stop` of a flight to where they belong, and turns preallocated space into data.
+fn write_run(
+    handles: &mut Handles<'_>,
+    item: &Item,
+    extent: &Extent,
+    (at, stop): (u64, u64),
+    run: Run,
+) -> Result<()> {
+    let h = handles.get_same();
+    let core = h.core;
+    let inode = &item.departure.inode;
+    let begin = item.departure.flight.taken.start;
+    let slices = item.slices(at - begin..stop - begin);
+    let io: Vec<IoSlice<'_>> = slices.iter().map(|s| IoSlice::new(s)).collect();
+    let write = || {
+        core.volume.write_vectored(run.start, &io).map_err(|e| {
+            tracing::warn!("data could not be written: {e}");
+            Error::DataLost
+        })
+    };
+    let early = core.options.tuning.break_extent_before_data;
+    if !early {
+        write()?;
+        core.volume.start_writeback(run.start, run.len);
+    }
+    let record = extent.stored().expect("a window");
+    if record.kind == ExtentKind::Prealloc {
+        let mut from = at;
+        while from < stop {
+            let new = New::Extent {
+                kind: ExtentKind::Regular,
+                at: record.disk_bytenr,
+                len: record.disk_num_bytes,
+                ram_bytes: record.ram_bytes,
+                compression: Compression::None,
+                offset: record.offset + (from - extent.start),
+                create: false,
+            };
+            if from == at && item.is_verified() {
+                h.add_csums(
+                    run.start,
+                    super::writeback::csums_of(core.csum, &slices, super::dirty::index(run.len)),
+                );
+            }
+            from = match replace(h, inode, (from, stop), new, &mut false) {
+                Ok(reached) => reached,
+                Err(e) => {
+                    // It stays preallocated, and must not have checksums.
+                    h.forget_csums(run.start);
+                    return Err(e);
+                }
+            };
+        }
+    }
+    if early {
+        write()?;
+    }
+    Ok(())
+}
