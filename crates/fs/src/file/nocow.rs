@@ -29,9 +29,10 @@ use super::writeback::{Handles, Item};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
+use crate::space::groups::BlockGroup;
 use crate::space::{Run, csum_tree, extent_tree};
 use crate::tree::Version;
-use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags};
+use larder_format::items::{BlockGroupFlags, Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags};
 use larder_format::{Generation, ObjectId};
 use std::io::IoSlice;
 use std::ops::Range;
@@ -55,8 +56,10 @@ fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
 /// Is nobody else able to see the extent? See the module's text. The answer stands while the caller holds a transaction
 /// handle and the file's extent lock.
 fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
-    let group = core.space.groups.find(r.disk_bytenr);
-    if group.is_none_or(|g| g.usage().read_only) {
+    let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
+    // A damaged image may have it in a group of something else.
+    let holds = |g: &BlockGroup| g.run().contains(whole) && g.flags().contains(BlockGroupFlags::DATA);
+    if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
         return Ok(false);
     }
     let (root, objectid) = (inode.id.subvol, inode.id.ino);
