@@ -1,7 +1,7 @@
 //! File extents: what covers which bytes of a file.
 
 use crate::bases::{BOTH, HOLES, LINUX, OLD};
-use crate::entry::{Entry, Progs};
+use crate::entry::{Entry, missed, seen};
 use crate::find::{self, CSUMS, FS};
 use anyhow::Result;
 use larder_check::Kind;
@@ -47,358 +47,160 @@ fn repack(d: &mut Damage, path: &str, bytes: &[u8]) -> Result<()> {
 }
 
 pub(crate) const ENTRIES: &[Entry] = &[
-    Entry {
-        name: "file-extents-overlap",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentOverlap],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, record) = find::stored(d, "plant/plain")?;
-            d.insert(FS, Key { offset: 8192, ..key }, &record.encode())
-        },
-    },
-    Entry {
-        name: "file-extent-longer-than-its-window",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).add_u64(NUM_BYTES, 4096)
-        },
-    },
-    Entry {
-        name: "file-extent-window-behind-the-extent",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).set_u64(OFFSET, 1 << 20)
-        },
-    },
-    Entry {
-        name: "file-extent-gap",
-        bases: HOLES,
-        kinds: &[Kind::FileExtentHole],
-        progs: Progs::Sees,
-        plant: |d| {
-            let key = hole(d)?;
-            d.item(FS, key).delete()
-        },
-    },
-    Entry {
-        name: "file-extent-gap-old",
-        bases: OLD,
-        kinds: &[Kind::FileExtentHole],
-        progs: Progs::Sees,
-        plant: |d| {
-            let key = hole(d)?;
-            d.item(FS, key).delete()
-        },
-    },
-    Entry {
-        name: "file-extent-missing",
-        bases: BOTH,
-        kinds: &[Kind::InodeBytes, Kind::ExtentUnused],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).delete()
-        },
-    },
-    Entry {
-        name: "file-extent-elsewhere",
-        bases: BOTH,
-        kinds: &[Kind::ExtentItemMissing, Kind::ExtentUnused],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
-            d.item(FS, key).set_u64(DISK_BYTENR, free.0)
-        },
-    },
-    Entry {
-        name: "file-extent-of-another-file",
-        bases: BOTH,
-        kinds: &[Kind::ExtentRefMissing, Kind::ExtentUnused],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            let (_, other) = find::stored(d, "plant/second")?;
-            d.item(FS, key).set_u64(DISK_BYTENR, other.disk_bytenr.0)
-        },
-    },
-    Entry {
-        name: "file-extent-outside-of-chunks",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentUnmapped],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            let nowhere = find::unmapped(d);
-            d.item(FS, key).set_u64(DISK_BYTENR, nowhere.0)
-        },
-    },
-    Entry {
-        name: "file-extent-within-an-extent",
-        bases: BOTH,
-        kinds: &[Kind::ExtentItemMissing],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).add_u64(DISK_BYTENR, 4096)
-        },
-    },
-    Entry {
-        name: "file-extent-in-metadata",
-        bases: BOTH,
-        kinds: &[Kind::ExtentType],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            let node = d.root(FS)?;
-            d.item(FS, key).set_u64(DISK_BYTENR, node.0)
-        },
-    },
-    Entry {
-        name: "file-extent-disk-length",
-        bases: BOTH,
-        kinds: &[Kind::ExtentLength],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).add_u64(DISK_NUM_BYTES, 4096)
-        },
-    },
-    Entry {
-        name: "file-extent-ram-bytes",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentRamBytes],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).add_u64(RAM_BYTES, 4096)
-        },
-    },
-    Entry {
-        name: "file-extent-unaligned",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).add_u64(NUM_BYTES, -1)
-        },
-    },
-    Entry {
-        name: "file-extent-unknown-compression",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).set_u8(COMPRESSION, 7)
-        },
-    },
-    Entry {
-        name: "file-extent-compression-without-the-feature",
-        bases: BOTH,
-        kinds: &[Kind::SuperFeature],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).set_u8(COMPRESSION, 2)?;
-            d.edit_super(|s| s.incompat_flags.set(s.incompat_flags.get() & !8))
-        },
-    },
-    Entry {
-        name: "file-extent-encrypted",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).set_u8(ENCRYPTION, 1)
-        },
-    },
-    Entry {
-        name: "file-extent-unknown-type",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).set_u8(TYPE, 9)
-        },
-    },
-    Entry {
-        name: "file-extent-written-marked-as-preallocated",
-        bases: BOTH,
-        kinds: &[Kind::ChecksumUnexpected],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            d.item(FS, key).set_u8(TYPE, 2)
-        },
-    },
-    Entry {
-        name: "file-extent-preallocated-marked-as-written",
-        bases: LINUX,
-        kinds: &[Kind::ChecksumMissing],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "prealloc/untouched")?;
-            d.item(FS, key).set_u8(TYPE, 1)
-        },
-    },
-    Entry {
-        name: "file-extent-preallocated-and-compressed",
-        bases: LINUX,
-        kinds: &[Kind::ChecksumUnexpected],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (key, _) = find::stored(d, "compressed/zstd/one-extent")?;
-            d.item(FS, key).set_u8(TYPE, 2)
-        },
-    },
-    Entry {
-        name: "file-extent-of-the-next-transaction",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentGeneration],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (key, _) = find::stored(d, "plant/plain")?;
-            let next = d.superblock().generation().0 + 1;
-            d.item(FS, key).set_u64(GENERATION, next)
-        },
-    },
-    Entry {
-        name: "file-extent-of-a-directory",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentMisplaced],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (_, record) = find::stored(d, "plant/plain")?;
-            let dir = find::ino(d, "plant/empty")?;
-            d.insert(FS, Key::new(dir, KeyType::EXTENT_DATA, 0), &record.encode())
-        },
-    },
-    Entry {
-        name: "file-extent-of-a-fifo",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentMisplaced],
-        progs: Progs::Misses,
-        plant: |d| {
-            let data = d.get(FS, inline(d, "plant/dir/one")?)?;
-            let fifo = find::ino(d, "plant/fifo")?;
-            d.insert(FS, Key::new(fifo, KeyType::EXTENT_DATA, 0), &data)
-        },
-    },
-    Entry {
-        name: "file-extent-of-nobody",
-        bases: BOTH,
-        kinds: &[Kind::InodeMissing],
-        progs: Progs::Sees,
-        plant: |d| {
-            let data = d.get(FS, inline(d, "plant/inline")?)?;
-            let last = d.items(FS)?.pop().expect("items").0.objectid;
-            d.insert(FS, Key::new(last.0 + 1000, KeyType::EXTENT_DATA, 0), &data)
-        },
-    },
-    Entry {
-        name: "inline-extent-longer-than-its-item",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Sees,
-        plant: |d| {
-            let key = inline(d, "plant/inline")?;
-            d.item(FS, key).set_u64(RAM_BYTES, 900)
-        },
-    },
-    Entry {
-        name: "inline-extent-longer-than-a-sector",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInline],
-        progs: Progs::Sees,
-        plant: |d| {
-            find::where_it_fits(
-                d,
-                FS,
-                |key, data| {
-                    key.kind == KeyType::EXTENT_DATA
-                        && data[COMPRESSION] == 0
-                        && data[TYPE] == 0
-                        && (100..3000).contains(&data.len())
-                },
-                |d, key| {
-                    d.item(FS, key).edit(|data| {
-                        data.resize(21 + 5000, 7);
-                        data[RAM_BYTES..RAM_BYTES + 8].copy_from_slice(&5000u64.to_le_bytes());
-                    })
-                },
-            )
-        },
-    },
-    Entry {
-        name: "inline-extent-not-at-the-start",
-        bases: BOTH,
-        kinds: &[Kind::FileExtentInvalid],
-        progs: Progs::Misses,
-        plant: |d| {
-            let key = inline(d, "plant/inline")?;
-            d.item(FS, key).rekey(Key { offset: 4096, ..key })
-        },
-    },
-    Entry {
-        name: "symlink-without-target",
-        bases: BOTH,
-        kinds: &[Kind::InodeSize],
-        progs: Progs::Sees,
-        plant: |d| {
-            let key = inline(d, "plant/symlink")?;
-            d.item(FS, key).delete()
-        },
-    },
-    Entry {
-        name: "file-extent-compressed-without-copy-on-write",
-        bases: LINUX,
-        kinds: &[Kind::FileExtentCompression],
-        progs: Progs::Misses,
-        plant: |d| {
-            let key = find::inode(d, "compressed/zstd/one-extent")?;
-            d.item(FS, key).set_u64(64, 2)
-        },
-    },
-    Entry {
-        name: "data-packed-wrongly-zlib",
-        bases: LINUX,
-        kinds: &[Kind::DataUnpack],
-        progs: Progs::Misses,
-        plant: |d| repack(d, "compressed/zlib/one-extent", &[0xff; 8]),
-    },
-    Entry {
-        name: "data-packed-wrongly-lzo",
-        bases: LINUX,
-        kinds: &[Kind::DataUnpack],
-        progs: Progs::Misses,
-        plant: |d| repack(d, "compressed/lzo/one-extent", &[0xff; 8]),
-    },
-    Entry {
-        name: "data-packed-wrongly-zstd",
-        bases: LINUX,
-        kinds: &[Kind::DataUnpack],
-        progs: Progs::Misses,
-        plant: |d| repack(d, "compressed/zstd/one-extent", &[0xff; 8]),
-    },
-    Entry {
-        name: "inline-extent-packed-wrongly",
-        bases: LINUX,
-        kinds: &[Kind::DataUnpack],
-        progs: Progs::Misses,
-        plant: |d| {
-            let key = inline(d, "compressed/zlib/inline")?;
-            d.item(FS, key).set(DISK_BYTENR, &[0xff; 16])
-        },
-    },
+    seen("file-extents-overlap", BOTH, &[Kind::FileExtentOverlap], |d| {
+        let (key, record) = find::stored(d, "plant/plain")?;
+        d.insert(FS, Key { offset: 8192, ..key }, &record.encode())
+    }),
+    seen("file-extent-longer-than-its-window", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).add_u64(NUM_BYTES, 4096)
+    }),
+    seen("file-extent-window-behind-the-extent", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).set_u64(OFFSET, 1 << 20)
+    }),
+    seen("file-extent-gap", HOLES, &[Kind::FileExtentHole], |d| {
+        let key = hole(d)?;
+        d.item(FS, key).delete()
+    }),
+    seen("file-extent-gap-old", OLD, &[Kind::FileExtentHole], |d| {
+        let key = hole(d)?;
+        d.item(FS, key).delete()
+    }),
+    seen("file-extent-missing", BOTH, &[Kind::InodeBytes, Kind::ExtentUnused], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).delete()
+    }),
+    seen("file-extent-elsewhere", BOTH, &[Kind::ExtentItemMissing, Kind::ExtentUnused], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
+        d.item(FS, key).set_u64(DISK_BYTENR, free.0)
+    }),
+    seen("file-extent-of-another-file", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentUnused], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        let (_, other) = find::stored(d, "plant/second")?;
+        d.item(FS, key).set_u64(DISK_BYTENR, other.disk_bytenr.0)
+    }),
+    seen("file-extent-outside-of-chunks", BOTH, &[Kind::FileExtentUnmapped], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        let nowhere = find::unmapped(d);
+        d.item(FS, key).set_u64(DISK_BYTENR, nowhere.0)
+    }),
+    seen("file-extent-within-an-extent", BOTH, &[Kind::ExtentItemMissing], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).add_u64(DISK_BYTENR, 4096)
+    }),
+    seen("file-extent-in-metadata", BOTH, &[Kind::ExtentType], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        let node = d.root(FS)?;
+        d.item(FS, key).set_u64(DISK_BYTENR, node.0)
+    }),
+    seen("file-extent-disk-length", BOTH, &[Kind::ExtentLength], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).add_u64(DISK_NUM_BYTES, 4096)
+    }),
+    missed("file-extent-ram-bytes", BOTH, &[Kind::FileExtentRamBytes], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).add_u64(RAM_BYTES, 4096)
+    }),
+    seen("file-extent-unaligned", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).add_u64(NUM_BYTES, -1)
+    }),
+    missed("file-extent-unknown-compression", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).set_u8(COMPRESSION, 7)
+    }),
+    missed("file-extent-compression-without-the-feature", BOTH, &[Kind::SuperFeature], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).set_u8(COMPRESSION, 2)?;
+        d.edit_super(|s| s.incompat_flags.set(s.incompat_flags.get() & !8))
+    }),
+    missed("file-extent-encrypted", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).set_u8(ENCRYPTION, 1)
+    }),
+    seen("file-extent-unknown-type", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).set_u8(TYPE, 9)
+    }),
+    seen("file-extent-written-marked-as-preallocated", BOTH, &[Kind::ChecksumUnexpected], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        d.item(FS, key).set_u8(TYPE, 2)
+    }),
+    seen("file-extent-preallocated-marked-as-written", LINUX, &[Kind::ChecksumMissing], |d| {
+        let (key, _) = find::stored(d, "prealloc/untouched")?;
+        d.item(FS, key).set_u8(TYPE, 1)
+    }),
+    seen("file-extent-preallocated-and-compressed", LINUX, &[Kind::ChecksumUnexpected], |d| {
+        let (key, _) = find::stored(d, "compressed/zstd/one-extent")?;
+        d.item(FS, key).set_u8(TYPE, 2)
+    }),
+    missed("file-extent-of-the-next-transaction", BOTH, &[Kind::FileExtentGeneration], |d| {
+        let (key, _) = find::stored(d, "plant/plain")?;
+        let next = d.superblock().generation().0 + 1;
+        d.item(FS, key).set_u64(GENERATION, next)
+    }),
+    seen("file-extent-of-a-directory", BOTH, &[Kind::FileExtentMisplaced], |d| {
+        let (_, record) = find::stored(d, "plant/plain")?;
+        let dir = find::ino(d, "plant/empty")?;
+        d.insert(FS, Key::new(dir, KeyType::EXTENT_DATA, 0), &record.encode())
+    }),
+    missed("file-extent-of-a-fifo", BOTH, &[Kind::FileExtentMisplaced], |d| {
+        let data = d.get(FS, inline(d, "plant/dir/one")?)?;
+        let fifo = find::ino(d, "plant/fifo")?;
+        d.insert(FS, Key::new(fifo, KeyType::EXTENT_DATA, 0), &data)
+    }),
+    seen("file-extent-of-nobody", BOTH, &[Kind::InodeMissing], |d| {
+        let data = d.get(FS, inline(d, "plant/inline")?)?;
+        let last = d.items(FS)?.pop().expect("items").0.objectid;
+        d.insert(FS, Key::new(last.0 + 1000, KeyType::EXTENT_DATA, 0), &data)
+    }),
+    seen("inline-extent-longer-than-its-item", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let key = inline(d, "plant/inline")?;
+        d.item(FS, key).set_u64(RAM_BYTES, 900)
+    }),
+    seen("inline-extent-longer-than-a-sector", BOTH, &[Kind::FileExtentInline], |d| {
+        find::where_it_fits(
+            d,
+            FS,
+            |key, data| {
+                key.kind == KeyType::EXTENT_DATA
+                    && data[COMPRESSION] == 0
+                    && data[TYPE] == 0
+                    && (100..3000).contains(&data.len())
+            },
+            |d, key| {
+                d.item(FS, key).edit(|data| {
+                    data.resize(21 + 5000, 7);
+                    data[RAM_BYTES..RAM_BYTES + 8].copy_from_slice(&5000u64.to_le_bytes());
+                })
+            },
+        )
+    }),
+    missed("inline-extent-not-at-the-start", BOTH, &[Kind::FileExtentInvalid], |d| {
+        let key = inline(d, "plant/inline")?;
+        d.item(FS, key).rekey(Key { offset: 4096, ..key })
+    }),
+    seen("symlink-without-target", BOTH, &[Kind::InodeSize], |d| {
+        let key = inline(d, "plant/symlink")?;
+        d.item(FS, key).delete()
+    }),
+    missed("file-extent-compressed-without-copy-on-write", LINUX, &[Kind::FileExtentCompression], |d| {
+        let key = find::inode(d, "compressed/zstd/one-extent")?;
+        d.item(FS, key).set_u64(64, 2)
+    }),
+    missed("data-packed-wrongly-zlib", LINUX, &[Kind::DataUnpack], |d| {
+        repack(d, "compressed/zlib/one-extent", &[0xff; 8])
+    }),
+    missed("data-packed-wrongly-lzo", LINUX, &[Kind::DataUnpack], |d| {
+        repack(d, "compressed/lzo/one-extent", &[0xff; 8])
+    }),
+    missed("data-packed-wrongly-zstd", LINUX, &[Kind::DataUnpack], |d| {
+        repack(d, "compressed/zstd/one-extent", &[0xff; 8])
+    }),
+    missed("inline-extent-packed-wrongly", LINUX, &[Kind::DataUnpack], |d| {
+        let key = inline(d, "compressed/zlib/inline")?;
+        d.item(FS, key).set(DISK_BYTENR, &[0xff; 16])
+    }),
 ];

@@ -27,5 +27,37 @@ pub(crate) struct Entry {
     /// What Linux's checker does.
     pub progs: Progs,
     /// Does it.
-    pub plant: fn(&mut Damage) -> Result<()>,
+    pub plant: Plant,
+}
+
+type Plant = fn(&mut Damage) -> Result<()>;
+
+/// Damage that `btrfs check` complains about.
+pub(crate) const fn seen(
+    name: &'static str,
+    bases: &'static [Base],
+    kinds: &'static [Kind],
+    plant: Plant,
+) -> Entry {
+    Entry { name, bases, kinds, progs: Progs::Sees, plant }
+}
+
+/// Damage that `btrfs check` complains about with `--check-data-csum` only.
+pub(crate) const fn seen_with_data(
+    name: &'static str,
+    bases: &'static [Base],
+    kinds: &'static [Kind],
+    plant: Plant,
+) -> Entry {
+    Entry { name, bases, kinds, progs: Progs::SeesWithData, plant }
+}
+
+/// Damage in which `btrfs check` finds nothing.
+pub(crate) const fn missed(
+    name: &'static str,
+    bases: &'static [Base],
+    kinds: &'static [Kind],
+    plant: Plant,
+) -> Entry {
+    Entry { name, bases, kinds, progs: Progs::Misses, plant }
 }

@@ -1,7 +1,7 @@
 //! Log trees: what an `fsync` left for the next mount.
 
 use crate::bases::PENDING;
-use crate::entry::{Entry, Progs};
+use crate::entry::{Entry, missed, seen};
 use crate::find::{self, FS};
 use anyhow::{Context, Result};
 use larder_check::Kind;
@@ -32,134 +32,62 @@ fn set(d: &mut Damage, kind: KeyType, at: usize, bytes: &[u8]) -> Result<()> {
 }
 
 pub(crate) const ENTRIES: &[Entry] = &[
-    Entry {
-        name: "log-rotten",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (leaf, _) = log(d)?;
-            d.edit_node_in(leaf, Copies::All, Seal::Leave, |n| n[300] ^= 1)
-        },
-    },
-    Entry {
-        name: "log-root-rotten",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Sees,
-        plant: |d| {
-            let root = d.root(LOG)?;
-            d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[300] ^= 1)
-        },
-    },
-    Entry {
-        name: "log-first-copy-rotten",
-        bases: PENDING,
-        kinds: &[Kind::NodeChecksum],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (leaf, _) = log(d)?;
-            d.edit_node_in(leaf, Copies::Only(0), Seal::Leave, |n| n[300] ^= 1)
-        },
-    },
-    Entry {
-        name: "log-of-another-transaction",
-        bases: PENDING,
-        kinds: &[Kind::NodeGeneration],
-        progs: Progs::Sees,
-        plant: |d| {
-            let root = d.root(LOG)?;
-            d.edit_node(root, |n| {
-                let generation = &mut raw::header(n).generation;
-                generation.set(generation.get() - 1);
-            })
-        },
-    },
-    Entry {
-        name: "log-root-item-generation",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Sees,
-        plant: |d| d.item(LOG, Key::new(LOG, KeyType::ROOT_ITEM, FS.0)).add_u64(160, -1),
-    },
-    Entry {
-        name: "log-level-in-the-superblock",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Sees,
-        plant: |d| d.edit_super(|s| s.log_root_level = 1),
-    },
-    Entry {
-        name: "log-keys-out-of-order",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Sees,
-        plant: |d| {
-            let (leaf, _) = log(d)?;
-            d.edit_node(leaf, |n| {
-                let (a, b) = (raw::item(n, 0).key, raw::item(n, 1).key);
-                raw::item(n, 0).key = b;
-                raw::item(n, 1).key = a;
-            })
-        },
-    },
-    Entry {
-        name: "log-inode-of-no-type",
-        bases: PENDING,
-        kinds: &[Kind::InodeInvalid],
-        progs: Progs::Misses,
-        plant: |d| set(d, KeyType::INODE_ITEM, 52, &[0; 4]),
-    },
-    Entry {
-        name: "log-file-extent-outside-of-chunks",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Sees,
-        plant: |d| {
-            let nowhere = find::unmapped(d);
-            set(d, KeyType::EXTENT_DATA, 21, &nowhere.0.to_le_bytes())
-        },
-    },
-    Entry {
-        name: "log-file-extent-of-another-extent",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (_, record) = find::stored(d, "plant/plain")?;
-            set(d, KeyType::EXTENT_DATA, 21, &(record.disk_bytenr.0 + 4096).to_le_bytes())
-        },
-    },
-    Entry {
-        name: "log-file-extent-without-checksums",
-        bases: PENDING,
-        kinds: &[Kind::ChecksumMissing],
-        progs: Progs::Sees,
-        plant: |d| {
-            let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?.plus(1 << 19);
-            set(d, KeyType::EXTENT_DATA, 21, &free.0.to_le_bytes())
-        },
-    },
-    Entry {
-        name: "log-checksums-overlap",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (root, items) = log(d)?;
-            let mut sums = items.into_iter().filter(|(key, _)| key.kind == KeyType::EXTENT_CSUM);
-            let (key, data) = sums.find(|(_, data)| data.len() >= 8).context("checksums in the log")?;
-            d.insert_below(root, Key { offset: key.offset + 4096, ..key }, &data[4..8])
-        },
-    },
-    Entry {
-        name: "log-item-of-a-type-that-logs-lack",
-        bases: PENDING,
-        kinds: &[Kind::LogDamaged],
-        progs: Progs::Misses,
-        plant: |d| {
-            let (root, _) = log(d)?;
-            d.insert_below(root, Key::new(500, KeyType::CHUNK_ITEM, 0), &[0; 10])
-        },
-    },
+    seen("log-rotten", PENDING, &[Kind::LogDamaged], |d| {
+        let (leaf, _) = log(d)?;
+        d.edit_node_in(leaf, Copies::All, Seal::Leave, |n| n[300] ^= 1)
+    }),
+    seen("log-root-rotten", PENDING, &[Kind::LogDamaged], |d| {
+        let root = d.root(LOG)?;
+        d.edit_node_in(root, Copies::All, Seal::Leave, |n| n[300] ^= 1)
+    }),
+    seen("log-first-copy-rotten", PENDING, &[Kind::NodeChecksum], |d| {
+        let (leaf, _) = log(d)?;
+        d.edit_node_in(leaf, Copies::Only(0), Seal::Leave, |n| n[300] ^= 1)
+    }),
+    seen("log-of-another-transaction", PENDING, &[Kind::NodeGeneration], |d| {
+        let root = d.root(LOG)?;
+        d.edit_node(root, |n| {
+            let generation = &mut raw::header(n).generation;
+            generation.set(generation.get() - 1);
+        })
+    }),
+    seen("log-root-item-generation", PENDING, &[Kind::LogDamaged], |d| {
+        d.item(LOG, Key::new(LOG, KeyType::ROOT_ITEM, FS.0)).add_u64(160, -1)
+    }),
+    seen("log-level-in-the-superblock", PENDING, &[Kind::LogDamaged], |d| {
+        d.edit_super(|s| s.log_root_level = 1)
+    }),
+    seen("log-keys-out-of-order", PENDING, &[Kind::LogDamaged], |d| {
+        let (leaf, _) = log(d)?;
+        d.edit_node(leaf, |n| {
+            let (a, b) = (raw::item(n, 0).key, raw::item(n, 1).key);
+            raw::item(n, 0).key = b;
+            raw::item(n, 1).key = a;
+        })
+    }),
+    missed("log-inode-of-no-type", PENDING, &[Kind::InodeInvalid], |d| {
+        set(d, KeyType::INODE_ITEM, 52, &[0; 4])
+    }),
+    seen("log-file-extent-outside-of-chunks", PENDING, &[Kind::LogDamaged], |d| {
+        let nowhere = find::unmapped(d);
+        set(d, KeyType::EXTENT_DATA, 21, &nowhere.0.to_le_bytes())
+    }),
+    missed("log-file-extent-of-another-extent", PENDING, &[Kind::LogDamaged], |d| {
+        let (_, record) = find::stored(d, "plant/plain")?;
+        set(d, KeyType::EXTENT_DATA, 21, &(record.disk_bytenr.0 + 4096).to_le_bytes())
+    }),
+    seen("log-file-extent-without-checksums", PENDING, &[Kind::ChecksumMissing], |d| {
+        let free = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?.plus(1 << 19);
+        set(d, KeyType::EXTENT_DATA, 21, &free.0.to_le_bytes())
+    }),
+    missed("log-checksums-overlap", PENDING, &[Kind::LogDamaged], |d| {
+        let (root, items) = log(d)?;
+        let mut sums = items.into_iter().filter(|(key, _)| key.kind == KeyType::EXTENT_CSUM);
+        let (key, data) = sums.find(|(_, data)| data.len() >= 8).context("checksums in the log")?;
+        d.insert_below(root, Key { offset: key.offset + 4096, ..key }, &data[4..8])
+    }),
+    missed("log-item-of-a-type-that-logs-lack", PENDING, &[Kind::LogDamaged], |d| {
+        let (root, _) = log(d)?;
+        d.insert_below(root, Key::new(500, KeyType::CHUNK_ITEM, 0), &[0; 10])
+    }),
 ];
