@@ -160,7 +160,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let key = inline(d, "plant/inline")?;
         d.item(FS, key).set_u64(RAM_BYTES, 900)
     }),
-    seen("inline-extent-longer-than-a-sector", BOTH, &[Kind::FileExtentInline], |d| {
+    seen("inline-extent-longer-than-a-sector", LINUX, &[Kind::FileExtentInline], |d| {
         find::where_it_fits(
             d,
             FS,
