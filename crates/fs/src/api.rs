@@ -284,6 +284,12 @@ pub struct Tuning {
     pub break_stale_free_space: bool,
     /// Ignore `last_snapshot`: treat every block as unshared.
     pub break_ignore_sharing: bool,
+    /// Make a snapshot without noting that its blocks are shared now.
+    pub break_snapshot_sharing: bool,
+    /// Make a snapshot without writing delayed data back first.
+    pub break_snapshot_without_data: bool,
+    /// Do not note how far a deleted subvolume has been dropped.
+    pub break_drop_progress: bool,
     /// Leave orphan items out when a linked-to-nothing inode stays open.
     pub break_no_orphans: bool,
     /// Write super mirrors never (only the primary).

@@ -88,6 +88,16 @@ pub(crate) struct Core {
     pub(crate) published: AtomicU64,
     /// Was there a log, and is what it held in the trees?
     pub(crate) log_replayed: AtomicBool,
+    /// Where subvolumes hang, as far as the published root tree does not say so yet.
+    pub(crate) links: crate::root::Links,
+    /// Held while the shape of the tree of subvolumes changes.
+    pub(crate) subvol_tree: crate::lock::Mutex<(), crate::lock::SubvolTree>,
+    /// The next number for a subvolume; 0 until it was looked up.
+    pub(crate) next_subvol: AtomicU64,
+    /// Deleted subvolumes.
+    pub(crate) drops: crate::root::drop::Drops,
+    /// The default subvolume, if it was set.
+    pub(crate) new_default: Mutex<Option<TreeId>>,
 }
 
 impl Core {

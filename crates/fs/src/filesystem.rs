@@ -68,18 +68,19 @@ impl Filesystem {
     pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
         link::unlink(&self.core, dir, name)
     }
-    /// Removes an empty directory.
+    /// Removes an empty directory, or an empty subvolume.
     ///
     /// # Errors
-    /// `NotDirectory`, `NotEmpty`; `NotSupported` for a subvolume; `NotPermitted` by flags.
+    /// `NotDirectory`, `NotEmpty`; as [`Filesystem::delete_subvolume`]; `NotPermitted` by flags.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        link::rmdir(&self.core, dir, name)
+        link::rmdir(&self.core, self.root(), dir, name)
     }
     /// Renames, across directories too; see [`RenameMode`]. Two names of one inode stay as they are.
     ///
     /// # Errors
     /// `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what would be replaced; `Invalid` for a directory
-    /// into itself; `CrossSubvolume`; `NotSupported` for a subvolume; `NotPermitted` by flags; `NameTooLong`, `Overflow`.
+    /// into itself; `CrossSubvolume`; `NotSupported` for exchanging subvolumes; `NotPermitted` by flags; `NameTooLong`,
+    /// `Overflow`.
     pub fn rename(
         &self,
         dir: InodeId,

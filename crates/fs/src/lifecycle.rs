@@ -81,6 +81,9 @@ pub struct Stats {
     pub space_waits: u64,
     pub space_refusals: u64,
     pub reclaim: ReclaimStats,
+    /// Deleted subvolumes that still take space, and blocks of such that were looked at.
+    pub subvolumes_to_drop: u64,
+    pub blocks_dropped: u64,
     /// Why the file system is read-only, if it is.
     pub read_only: Option<String>,
 }
@@ -131,6 +134,9 @@ impl Filesystem {
         let committer = core.clone();
         spawn("larder-commit", Box::new(move || commit::run(&committer)))?;
         crate::file::start(&core)?;
+        crate::root::drop::queue_earlier(&core)?;
+        let dropper = core.clone();
+        spawn("larder-drop", Box::new(move || crate::root::drop::run(&dropper)))?;
         if let Some(interval) = core.options.commit_interval {
             let core = core.clone();
             let body = move || {
@@ -268,6 +274,8 @@ impl Filesystem {
                 chunks: get(&r.chunks),
                 commits: get(&r.commits),
             },
+            subvolumes_to_drop: core.drops.len() as u64,
+            blocks_dropped: get(&core.drops.blocks),
             read_only: core.read_only.clone().or_else(|| core.txns.failure()),
         }
     }
@@ -320,6 +328,7 @@ impl Filesystem {
     }
 
     fn stop_threads(&self) {
+        self.core.drops.stop();
         self.core.txns.stop();
         self.core.data.stop();
         for t in std::mem::take(&mut *self.threads.lock()) {

@@ -36,6 +36,8 @@ macro_rules! ranks {
 }
 
 ranks! {
+    /// Subvolumes come, go and move.
+    SubvolTree = 5, "the tree of subvolumes";
     /// What a crash left behind is being cleaned up.
     Cleaning = 10, "a subvolume's clean-up";
     /// Directories of a subvolume stand still.

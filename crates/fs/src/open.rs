@@ -221,6 +221,11 @@ impl Core {
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
             log_replayed: AtomicBool::new(false),
+            links: crate::root::Links::default(),
+            subvol_tree: crate::lock::Mutex::default(),
+            next_subvol: AtomicU64::new(0),
+            drops: crate::root::drop::Drops::default(),
+            new_default: Mutex::default(),
         });
         core.space.attach(&core);
         Ok(core)
@@ -240,7 +245,11 @@ impl Core {
         Ok(InodeId { subvol: id, ino: subvol.root_dir })
     }
 
-    fn default_subvol(&self) -> Result<ObjectId> {
+    /// The subvolume that is mounted where none is named.
+    pub(crate) fn default_subvol(&self) -> Result<ObjectId> {
+        if let Some(id) = *self.new_default.lock() {
+            return Ok(id);
+        }
         let roots = self.roots.root.version(self.epochs.enter());
         let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, csum::name_hash(b"default"));
         let Some(item) = roots.get(&key)? else { return Ok(ObjectId::FS_TREE) };

@@ -559,8 +559,12 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
         };
         if let Err(e) = outcome {
             let id = item.departure.inode.id;
-            tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
-            land(core, &item.departure.inode, &item.departure.flight, false);
+            // What was written to a subvolume that was deleted meanwhile is wanted by nobody.
+            let unwanted = item.departure.inode.subvol.is_dead();
+            if !unwanted {
+                tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
+            }
+            land(core, &item.departure.inode, &item.departure.flight, unwanted);
             for piece in &item.pieces[item.created..] {
                 core.space.give_back(piece.run, None);
             }

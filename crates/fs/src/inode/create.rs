@@ -47,6 +47,17 @@ impl<'a> Nascent<'a> {
         let flags = inherited_flags(dir.flags(), new.kind) | mounted_flags(core, new.kind);
         Ok(Self { ino: dir.subvol.new_ino(core)?, new, flags, property, nlink, now: core.now() })
     }
+    /// The root directory of a new subvolume. Flags are not handed down to it; the property is that of the root directory
+    /// of the subvolume around it.
+    pub(super) fn root_of_subvolume(core: &Core, above: &Inode, new: &'a NewInode<'a>) -> Result<Self> {
+        let property = xattr::inherited_property(core, above, new.kind)?;
+        let flags = InodeFlags::empty();
+        Ok(Self { ino: ObjectId::FIRST_FREE.0, new, flags, property, nlink: 1, now: core.now() })
+    }
+    /// The time of its making.
+    pub(super) fn time(&self) -> Timestamp {
+        self.now
+    }
     pub(super) fn object(&self) -> ObjectId {
         ObjectId(self.ino)
     }
@@ -156,7 +167,8 @@ pub(super) fn check_takes_names(dir: &Inode) -> Result<()> {
     Ok(())
 }
 
-fn check_new(new: &NewInode<'_>) -> Result<()> {
+/// Fails for attributes that no inode can have.
+pub(super) fn check_new(new: &NewInode<'_>) -> Result<()> {
     for (name, value) in new.xattrs {
         match name.len() {
             0 => return Err(Error::Invalid("empty attribute name")),

@@ -59,6 +59,9 @@ fn follow(core: &Core, subvol: &Subvolume, at: Name<'_>, location: Key) -> Resul
 
 /// Does the subvolume `child` hang in `parent` under this name?
 pub(super) fn is_linked(core: &Core, parent: TreeId, child: TreeId, at: Name<'_>) -> Result<bool> {
+    if let Some(newer) = core.links.get(child) {
+        return Ok(newer.is_some_and(|l| l.parent == parent && l.dir == at.dir && l.name == at.name));
+    }
     let key = root_ref_key(parent, child);
     let Some(item) = core.roots.root.get(&key, &core.epochs.enter())? else { return Ok(false) };
     let link = RootRef::parse(item.data()).map_err(corrupt(ObjectId::ROOT_TREE, key))?;
@@ -67,13 +70,18 @@ pub(super) fn is_linked(core: &Core, parent: TreeId, child: TreeId, at: Name<'_>
 
 /// The directory that a subvolume hangs in; `None` for the top-level one.
 fn parent_of_subvol(core: &Core, child: TreeId) -> Result<Option<InodeId>> {
-    let roots = core.roots.root.version(core.epochs.enter());
-    let Some(item) = roots.at_or_after(&Key::new(child, KeyType::ROOT_BACKREF, 0))? else { return Ok(None) };
-    if item.key.objectid != child || item.key.kind != KeyType::ROOT_BACKREF {
+    Ok(core.link_of(child)?.map(|link| InodeId { subvol: link.parent, ino: link.dir.0 }))
+}
+
+/// The directory that holds a directory of the same subvolume, and its name there; `None` where it has none.
+pub(super) fn name_within(core: &Core, subvol: &Subvolume, ino: u64) -> Result<Option<(u64, Vec<u8>)>> {
+    let first = Key::new(ObjectId(ino), KeyType::INODE_REF, 0);
+    let Some(item) = subvol.version(core).at_or_after(&first)? else { return Ok(None) };
+    if item.key.objectid != first.objectid || item.key.kind != KeyType::INODE_REF {
         return Ok(None);
     }
-    let link = RootRef::parse(item.data()).map_err(corrupt(ObjectId::ROOT_TREE, item.key))?;
-    Ok(Some(InodeId { subvol: ObjectId(item.key.offset), ino: link.dirid.0 }))
+    let name = InodeRefs::new(item.data()).next().transpose().map_err(corrupt(subvol.id, item.key))?;
+    Ok(name.map(|r| (item.key.offset, r.name.to_vec())))
 }
 
 /// The directory that holds a directory of the same subvolume; `None` for the subvolume's root and for one without a name.

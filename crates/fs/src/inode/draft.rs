@@ -26,7 +26,7 @@ struct Change {
 }
 
 /// Key, whether the item exists already, new content if any.
-type Changes = SmallVec<[(Key, bool, Option<Vec<u8>>); 8]>;
+pub(super) type Changes = SmallVec<[(Key, bool, Option<Vec<u8>>); 8]>;
 
 /// Where a draft reads what it has not changed.
 pub(super) type Source<'a> = &'a dyn Fn(&Key) -> Result<Option<Vec<u8>>>;
@@ -130,13 +130,23 @@ impl<'c, T> Prepared<'c, T> {
     /// # Errors
     /// Reading, no space, `WouldBlock`, or `Corrupt` when an item is not as it was found; nothing is changed then.
     pub(super) fn write(mut self) -> Result<(Handle<'c>, T)> {
-        let changes = std::mem::take(&mut self.changes);
-        let keys: SmallVec<[Key; 8]> = changes.iter().map(|c| c.0).collect();
-        let tree = self.subvol.id;
-        let growing = changes.iter().filter(|(_, _, now)| now.is_some()).count();
-        self.handle.edit_growing(&self.subvol, &keys, growing, |e| apply(e, tree, &changes))?;
+        write_changes(&mut self.handle, &self.subvol, &self.changes)?;
         Ok((self.handle, self.found))
     }
+    /// The handle, and the changes for whoever writes them under it.
+    pub(super) fn into_changes(self) -> (Handle<'c>, Changes) {
+        (self.handle, self.changes)
+    }
+}
+
+/// Writes changes that were worked out earlier, in one edit.
+///
+/// # Errors
+/// As [`Prepared::write`].
+pub(super) fn write_changes(h: &mut Handle<'_>, subvol: &Arc<Subvolume>, changes: &Changes) -> Result<()> {
+    let keys: SmallVec<[Key; 8]> = changes.iter().map(|c| c.0).collect();
+    let growing = changes.iter().filter(|(_, _, now)| now.is_some()).count();
+    h.edit_growing(subvol, &keys, growing, |e| apply(e, subvol.id, changes))
 }
 
 fn apply(e: &mut Editor<'_>, tree: TreeId, changes: &[(Key, bool, Option<Vec<u8>>)]) -> Result<()> {

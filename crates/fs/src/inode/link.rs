@@ -6,6 +6,7 @@
 use super::create::{check_takes_names, name_bytes};
 use super::draft::prepare;
 use super::names::{self, Name, Target, check_name, check_new_name};
+use super::subvolume::{self, Deletes};
 use super::{Inode, attr, dir, lock_all, orphan, to_file_type};
 use crate::api::{Attr, InodeId};
 use crate::core::Core;
@@ -113,8 +114,9 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
 /// Removes an empty directory.
 ///
 /// # Errors
-/// `NotFound`; `NotDirectory`; `NotEmpty`; `NotSupported` for a subvolume; `NotPermitted` by flags; no space; read-only.
-pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
+/// `NotFound`; `NotDirectory`; `NotEmpty`; as [`subvolume::delete`] for a subvolume, which `root` must not be in;
+/// `NotPermitted` by flags; no space; read-only.
+pub(crate) fn rmdir(core: &Core, root: InodeId, dir: InodeId, name: &[u8]) -> Result<()> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
     check_name(name)?;
@@ -126,6 +128,10 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     dir.check_changeable(core)?;
     if remove_placeholder(core, &dir, name)? {
         return Ok(());
+    }
+    let at = Name { dir: dir.object(), name };
+    if dir::find(core, &dir.subvol, at)?.is_some_and(|t| t.location.kind == KeyType::ROOT_ITEM) {
+        return subvolume::delete(core, root, dir.id, name, Deletes::Empty).map(|_| ());
     }
     let inode = with_named(core, &dir, name, |inode| {
         inode.expect_dir()?;
@@ -150,7 +156,8 @@ fn with_named(
     loop {
         let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
         if target.location.kind == KeyType::ROOT_ITEM {
-            return Err(Error::NotSupported("removing a subvolume like a directory"));
+            // It has just come there.
+            return Err(Error::NotEmpty);
         }
         let Some(inode) = named_inode(core, dir, at, target)? else { continue };
         let guards = lock_all(&[dir, &inode])?;

@@ -20,11 +20,13 @@ pub(crate) mod link;
 mod names;
 pub(crate) mod orphan;
 pub(crate) mod rename;
+pub(crate) mod subvolume;
 mod table;
 #[cfg(test)]
 mod tests;
 pub(crate) mod xattr;
 
+pub(crate) use subvolume::{EntryChange, path_within};
 pub(crate) use table::InodeTable;
 
 use crate::api::{FileKind, InodeId, Timestamp, may_wait};
@@ -185,7 +187,7 @@ impl Inode {
     /// The item as it is to be written; `None` once the inode is deleted.
     fn item_for_disk(&self) -> Option<InodeItem> {
         let state = self.state.lock();
-        if state.deleted {
+        if state.deleted || self.subvol.is_dead() {
             return None;
         }
         let mut item = state.item;

@@ -9,7 +9,7 @@ use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::prepare;
 use super::link::{check_gives_names, delete_if_last, loses_last_name, named_inode};
 use super::names::{self, Name, Target, check_name, check_new_name};
-use super::{Inode, dir, lock_all, to_file_type};
+use super::{Inode, dir, lock_all, subvolume, to_file_type};
 use crate::api::{FileKind, InodeId, NewInode, RenameMode, Timestamp, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ impl Side<'_> {
 ///
 /// # Errors
 /// `NotFound`; `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what is replaced; `Invalid` for a directory
-/// into itself; `CrossSubvolume`; `NotSupported` for a subvolume; `NotPermitted` by flags; `NameTooLong`; `Overflow`;
+/// into itself; `CrossSubvolume`; `NotSupported` for exchanging subvolumes; `NotPermitted` by flags; `NameTooLong`; `Overflow`;
 /// no space; read-only.
 pub(crate) fn rename(
     core: &Core,
@@ -54,16 +54,30 @@ pub(crate) fn rename(
         return Err(Error::Busy("the names . and .. stay"));
     }
     check_new_name(to.1)?;
-    if from.0.subvol != to.0.subvol {
+    let across = from.0.subvol != to.0.subvol;
+    if across && !is_subvolume(core, Side { dir: &from_dir, name: from.1 })? {
         return Err(Error::CrossSubvolume);
     }
     from_dir.check_changeable(core)?;
     to_dir.check_changeable(core)?;
+    if is_subvolume(core, Side { dir: &from_dir, name: from.1 })? {
+        let replaces = match mode {
+            RenameMode::Replace => true,
+            RenameMode::NoReplace => false,
+            RenameMode::Exchange | RenameMode::Whiteout { .. } => {
+                return Err(Error::NotSupported("exchanging a subvolume, or leaving a whiteout for it"));
+            }
+        };
+        return subvolume::rename(core, (&from_dir, from.1), (&to_dir, to.1), replaces);
+    }
+    if across {
+        return Err(Error::CrossSubvolume);
+    }
     let (from, to) = (Side { dir: &from_dir, name: from.1 }, Side { dir: &to_dir, name: to.1 });
     loop {
         let old = from.find(core)?.ok_or(Error::NotFound)?;
         let new = to.find(core)?;
-        check_subvolumes(core, from, old, new)?;
+        check_subvolumes(old, new)?;
         let Some(source) = named_inode(core, &from_dir, from.at(), old)? else { continue };
         let victim = match new {
             None => None,
@@ -107,15 +121,18 @@ pub(crate) fn rename(
     }
 }
 
-/// Subvolumes are not renamed: their links are in the root tree, which operations do not change.
-fn check_subvolumes(core: &Core, from: Side<'_>, old: Target, new: Option<Target>) -> Result<()> {
+/// Does the name lead to a subvolume that hangs there?
+fn is_subvolume(core: &Core, side: Side<'_>) -> Result<bool> {
+    let Some(target) = side.find(core)? else { return Ok(false) };
+    Ok(target.location.kind == KeyType::ROOT_ITEM
+        && dir::is_linked(core, side.dir.subvol.id, target.location.objectid, side.at())?)
+}
+
+/// A subvolume that is not in this snapshot does not move, and no subvolume is replaced or exchanged.
+fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
     let is_subvolume = |t: Target| t.location.kind == KeyType::ROOT_ITEM;
     if is_subvolume(old) {
-        return Err(if dir::is_linked(core, from.dir.subvol.id, old.location.objectid, from.at())? {
-            Error::NotSupported("renaming a subvolume")
-        } else {
-            Error::NotEmpty
-        });
+        return Err(Error::NotEmpty);
     }
     match new {
         Some(new) if is_subvolume(new) && old.kind != larder_format::items::FileType::Directory => {

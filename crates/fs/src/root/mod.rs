@@ -1,7 +1,19 @@
 //! Subvolumes: trees of files, and how they are found.
 //!
 //! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes in memory and the
-//! counter for new inode numbers (there is none on disk). Its ROOT_ITEM is written by the commit alone.
+//! counter for new inode numbers (there is none on disk). Its ROOT_ITEM is written by the commit alone: what operations
+//! want changed there, and where subvolumes hang, they leave with their transaction ([`notes`]). Snapshots are made at the
+//! seal ([`snapshot`]), deleted subvolumes go in the background ([`drop`]); [`settings`] is what can be asked of and set
+//! on a subvolume. The entries in directories are the business of [`crate::inode`].
+
+pub(crate) mod drop;
+pub(crate) mod notes;
+pub(crate) mod settings;
+pub(crate) mod snapshot;
+
+pub(crate) use drop::Progress;
+pub(crate) use notes::{Link, Links, RootNotes};
+pub use settings::{Received, SubvolInfo};
 
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
@@ -26,6 +38,8 @@ pub(crate) struct Subvolume {
     pub(crate) item: Mutex<RootItem>,
     /// Is it read-only?
     pub(crate) read_only: AtomicBool,
+    /// Was it deleted? Nothing in it changes any more.
+    dead: AtomicBool,
     /// Inode number of its root directory.
     pub(crate) root_dir: u64,
     /// The next inode number to give out; 0 until it was looked up.
@@ -35,6 +49,30 @@ pub(crate) struct Subvolume {
 }
 
 impl Subvolume {
+    /// A subvolume that is made, or whose ROOT_ITEM was read.
+    pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
+        Self {
+            id,
+            key_offset,
+            tree,
+            read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
+            dead: AtomicBool::new(false),
+            root_dir: match item.root_dirid.get() {
+                0 => ObjectId::FIRST_FREE.0,
+                dir => dir,
+            },
+            item: Mutex::new(item),
+            next_ino: AtomicU64::new(0),
+            inodes: InodeTable::default(),
+        }
+    }
+    /// Was it deleted?
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+    fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
     /// A new inode number: one above the highest in use.
     ///
     /// # Errors
@@ -51,6 +89,9 @@ impl Subvolume {
     }
     /// Fails where the subvolume may not be changed.
     pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.is_dead() {
+            return Err(Error::NotFound);
+        }
         if self.read_only.load(Ordering::Relaxed) { Err(Error::SubvolumeReadOnly) } else { Ok(()) }
     }
     /// The tree as it is now.
@@ -65,8 +106,12 @@ impl Subvolume {
 
 /// Parses the ROOT_ITEM that `item` holds.
 pub(crate) fn parse_root_item(item: &Item) -> Result<RootItem> {
-    let place = Place::item(ObjectId::ROOT_TREE, item.key);
-    RootItem::parse(item.data()).map_err(|e| Error::corrupt(place, e.to_string()))
+    parse_item(&item.key, item.data())
+}
+
+/// Parses a ROOT_ITEM.
+pub(crate) fn parse_item(key: &Key, data: &[u8]) -> Result<RootItem> {
+    RootItem::parse(data).map_err(|e| Error::corrupt(Place::item(ObjectId::ROOT_TREE, *key), e.to_string()))
 }
 
 /// Where a ROOT_ITEM says that its tree's root is.
@@ -97,7 +142,7 @@ impl Core {
     /// `NotFound` when there is none, or it was deleted; reading; corruption.
     pub(crate) fn subvol(&self, id: TreeId) -> Result<Arc<Subvolume>> {
         if let Some(s) = self.subvols.read().get(&id) {
-            return Ok(s.clone());
+            return if s.is_dead() { Err(Error::NotFound) } else { Ok(s.clone()) };
         }
         if !id.is_subvolume() {
             return Err(Error::NotFound);
@@ -107,26 +152,11 @@ impl Core {
         if item.refs.get() == 0 {
             return Err(Error::NotFound);
         }
-        let tree = Tree::new(
-            id,
-            self.store.clone(),
-            root_pointer(&item),
-            Generation(item.last_snapshot.get()),
-            self.tree_stats.clone(),
-        );
-        let subvol = Arc::new(Subvolume {
-            id,
-            key_offset: key.offset,
-            tree,
-            read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
-            root_dir: match item.root_dirid.get() {
-                0 => ObjectId::FIRST_FREE.0,
-                dir => dir,
-            },
-            item: Mutex::new(item),
-            next_ino: AtomicU64::new(0),
-            inodes: InodeTable::default(),
-        });
+        // A damaged image's may lie in the future.
+        let last_snapshot = Generation(item.last_snapshot.get()).min(self.published_hint());
+        let ptr = root_pointer(&item);
+        let tree = Tree::new(id, self.store.clone(), ptr, last_snapshot, self.tree_stats.clone());
+        let subvol = Arc::new(Subvolume::new(id, key.offset, tree, item));
         Ok(self.subvols.write().entry(id).or_insert(subvol).clone())
     }
 }

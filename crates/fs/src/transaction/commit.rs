@@ -9,10 +9,12 @@
 //! What it writes into block groups and the free-space tree comes from *applied* references alone. The allocator's own
 //! map is ahead of them: it already lacks blocks of the next transaction.
 
+mod roots;
+
 use crate::alloc::NewGroup;
 use crate::core::{Core, Pinned};
 use crate::error::{Error, Place, Result};
-use crate::root::{Subvolume, find_root};
+use crate::root::{Subvolume, find_root, snapshot};
 use crate::space::extent_tree::{self, Applied};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
@@ -29,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U64;
 
 /// Body of the committer's thread.
 pub(crate) fn run(core: &Core) {
@@ -52,12 +54,19 @@ const AHEAD: usize = 64;
 pub(crate) fn commit_once(core: &Core) -> Result<()> {
     write_items_ahead(core);
     let (txn, since) = core.txns.close_running();
-    let delayed = flush_delayed_items(core, &txn);
+    let delayed =
+        flush_delayed_items(core, &txn).and_then(|()| snapshot::make_all(core, &txn, flush_delayed_items));
+    let untouched = std::mem::take(&mut txn.roots.lock().untouched);
     let mut frozen: Vec<Frozen> = txn
         .subvols
         .lock()
         .values()
-        .map(|s| Frozen { subvol: s.clone(), root: s.tree.root(), growth: s.tree.take_growth() })
+        .map(|s| Frozen {
+            changed: !untouched.contains(&s.id),
+            subvol: s.clone(),
+            root: s.tree.root(),
+            growth: s.tree.take_growth(),
+        })
         .collect();
     // A tree whose edits all failed before they began is as it was.
     frozen.retain(|f| f.root.ptr.generation == txn.generation);
@@ -86,6 +95,8 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
 struct Frozen {
     subvol: Arc<Subvolume>,
     root: Root,
+    /// Has anything in it changed, rather than that a snapshot was taken?
+    changed: bool,
     /// Blocks that its tree has won or lost.
     growth: i64,
 }
@@ -218,6 +229,9 @@ impl BlockSource for Source<'_, '_> {
         self.committer.pending.drop_tree_block(old.address(), nodesize, old.level(), mine)?;
         Ok(())
     }
+    fn snapshot(&mut self, _: TreeId, _: &Node, _: Logical) -> Result<(), Stop> {
+        unreachable!("only subvolumes have snapshots")
+    }
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
         // Made by this commit, in no item and in nobody's hands: taken again. Deleting checksums makes and drops a leaf
         // with every extent, and a full disk does not have that many.
@@ -325,6 +339,7 @@ impl<'a> Committer<'a> {
         for f in frozen {
             self.write_subvolume_root(f)?;
         }
+        self.apply_root_notes()?;
         // Every superblock has a root tree of its own generation.
         let any = Key::new(ObjectId::FS_TREE, KeyType::ROOT_ITEM, 0);
         core.roots.root.edit(&mut self.ops(&core.roots.root).source, &[any], |_| Ok(()))?;
@@ -548,20 +563,23 @@ impl<'a> Committer<'a> {
         self.ops(&core.roots.chunk).update(&key, item.as_bytes())
     }
 
-    fn write_subvolume_root(&mut self, Frozen { subvol, root, growth }: &Frozen) -> Result<()> {
+    fn write_subvolume_root(&mut self, frozen: &Frozen) -> Result<()> {
         let core = self.core;
-        let bytes = {
+        let Frozen { subvol, root, changed, growth } = frozen;
+        let item = {
             let mut item = subvol.item.lock();
             point_to(&mut item, root, self.txn.generation);
+            item.last_snapshot = U64::new(subvol.tree.last_snapshot().0);
             let growth = growth * i64::from(core.nodesize());
             item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
-            item.ctransid = U64::new(self.txn.generation.0);
-            let now = core.now();
-            item.ctime = crate::inode::to_timespec(now);
-            item.as_bytes().to_vec()
+            if *changed {
+                item.ctransid = U64::new(self.txn.generation.0);
+                item.ctime = crate::inode::to_timespec(core.now());
+            }
+            self.txn.roots.lock().change(subvol.id, &mut item);
+            *item
         };
-        let key = Key::new(subvol.id, KeyType::ROOT_ITEM, subvol.key_offset);
-        self.ops(&core.roots.root).update(&key, &bytes)
+        self.write_root_item(subvol.id, subvol.key_offset, &item)
     }
 
     /// Writes the ROOT_ITEMs of global trees whose roots moved. True if any had.
@@ -700,6 +718,7 @@ impl<'a> Committer<'a> {
             core.space.forget_removed(core, &self.removed);
             core.discard_freed();
         }
+        core.links.forget(self.txn.generation);
     }
 }
 
@@ -710,7 +729,4 @@ fn point_to(item: &mut RootItem, root: &Root, generation: Generation) {
     item.set_generation(generation);
     // Callers only pass roots of this generation; the refs of a live root are 1.
     debug_assert_eq!(root.ptr.generation, generation);
-    if item.refs.get() == 0 {
-        item.refs = U32::new(1);
-    }
 }

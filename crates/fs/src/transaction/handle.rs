@@ -114,6 +114,9 @@ impl<'a> Handle<'a> {
         growing: usize,
         change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
     ) -> Result<R> {
+        if subvol.is_dead() {
+            return Err(Error::NotFound);
+        }
         self.txn.touch();
         // Before the edit: one that fails half-way may have copied blocks already.
         self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
@@ -184,6 +187,31 @@ impl<'a> Handle<'a> {
         let purse = self.purse.len() as u64 * u64::from(self.core.nodesize());
         self.reserved.bytes() + purse < self.core.item_cost(2, 2)
     }
+    /// Something for the root tree was noted: so many of its items will change.
+    pub(crate) fn noted_for_root_tree(&mut self, items: u64) {
+        self.txn.touch();
+        self.owe(2 * items);
+    }
+    /// Changes of references of blocks and data were noted directly.
+    pub(crate) fn noted_refs(&mut self, notes: u64) {
+        self.txn.touch();
+        self.owe(notes);
+    }
+    /// Keeps room for item changes that the seal will make.
+    pub(crate) fn keep_for_seal(&mut self, items: u64) {
+        self.txn.touch();
+        self.owed += self.core.item_cost(items, items);
+    }
+    /// An address for a new block.
+    ///
+    /// # Errors
+    /// `NoSpace`, `WouldBlock`.
+    pub(crate) fn take_block(&mut self) -> Result<Logical> {
+        if self.available() == 0 {
+            self.provide(&Need::Blocks(1))?;
+        }
+        Ok(self.take())
+    }
     /// An incompat bit that the superblock must have from this transaction on.
     #[allow(dead_code)]
     pub(crate) fn need_incompat(&mut self, bit: u64) {
@@ -250,6 +278,12 @@ impl BlockSource for Handle<'_> {
         // A shared block's references are passed on to what it points to.
         let children = if maybe_shared { old.view().nritems() as u64 / 2 } else { 0 };
         self.core.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
+        self.owe(1 + children);
+        Ok(())
+    }
+    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop> {
+        let children = self.core.note_snapshot(&self.txn, snapshot, root, new)?;
+        self.txn.blocks.fetch_add(1, Ordering::Relaxed);
         self.owe(1 + children);
         Ok(())
     }

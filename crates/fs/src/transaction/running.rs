@@ -2,8 +2,8 @@
 
 use crate::alloc::NewGroup;
 use crate::inode::Inode;
-use crate::root::Subvolume;
 use crate::space::Run;
+use crate::root::{RootNotes, Subvolume};
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use larder_format::{Generation, Logical, TreeId};
@@ -27,6 +27,8 @@ pub(crate) struct Txn {
     pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<Subvolume>>>,
     /// Inodes whose items are newer in memory than in the tree.
     pub(crate) inodes: Mutex<HashMap<(TreeId, u64), Arc<Inode>>>,
+    /// What the commit is to do in the root tree.
+    pub(crate) roots: Mutex<RootNotes>,
     /// Block groups made in this transaction; their items are written by its commit.
     pub(crate) new_groups: Mutex<Vec<NewGroup>>,
     /// Space kept for what the notes will cost at the commit.
@@ -54,6 +56,7 @@ impl Txn {
             csums: Mutex::default(),
             subvols: Mutex::default(),
             inodes: Mutex::default(),
+            roots: Mutex::default(),
             new_groups: Mutex::default(),
             reserved: Mutex::default(),
             notes: AtomicU64::new(0),

@@ -10,6 +10,7 @@ use crate::error::{Error, Place, Result};
 use crate::space::extent_tree::{self, ExtentInfo};
 use crate::space::refs::{DelayedRefs, ExtentKind};
 use crate::transaction::Txn;
+use crate::transaction::manager::RefsView;
 use crate::tree::{Need, Node, Stop, Version};
 use larder_format::items::{ExtentRef, FileExtent};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
@@ -22,6 +23,22 @@ const NO_ITEM: ExtentInfo =
 /// Committed reference counts that were looked up, and of which generation they are.
 #[derive(Debug, Default)]
 pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
+
+/// What became of the attempt to take a reference from a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// It is gone; others keep the block.
+    Shared,
+    /// It is the last one, and stays until what is below is gone. `full`: that is referred to by the block itself.
+    Last {
+        /// The FULL_BACKREF flag.
+        full: bool,
+    },
+    /// It depends on who the block belongs to.
+    WhoOwns,
+    /// Others keep the block, which depends on the tree that is being dropped.
+    Orphaned,
+}
 
 impl Core {
     /// Notes a new block.
@@ -126,6 +143,130 @@ impl Core {
             refs.drop_tree_block(at, nodesize, level, mine)?;
             Ok(())
         })
+    }
+
+    /// Notes that `snapshot` begins with `new`, a copy of `root`: what the copy points to has one more user.
+    pub(crate) fn note_snapshot(&self, txn: &Txn, snapshot: TreeId, root: &Node, new: Logical) -> Result<u64> {
+        let nodesize = self.nodesize();
+        let below = children(root, nodesize, snapshot)?;
+        let mut refs = txn.refs.lock();
+        refs.check_new(new)?;
+        for child in &below {
+            refs.check(child.at, child.len, child.kind)?;
+        }
+        let first_key = Some(root.first_key().unwrap_or_default());
+        refs.create_tree_block(new, nodesize, root.level(), snapshot, txn.generation, first_key)?;
+        for child in &below {
+            refs.change(child.at, child.len, child.kind, child.mine, 1)?;
+        }
+        Ok(below.len() as u64)
+    }
+
+    /// Takes a reference from a block on behalf of a tree that is being dropped, unless that is the last one: then what
+    /// is below must go first. `owned`: does the block say that it belongs to that tree? A block that does and
+    /// that others keep must first be made independent of the tree ([`Core::note_orphaned`]); with `suspect` also when it
+    /// is so itself, because what is below it may not be.
+    pub(crate) fn note_released(
+        &self,
+        txn: &Txn,
+        known: &KnownRefs,
+        (at, level): (Logical, u8),
+        reference: ExtentRef,
+        owned: Option<bool>,
+        suspect: bool,
+    ) -> Result<Released, Stop> {
+        self.txns.with_view(|view| {
+            let (count, full) = self.count(view, txn, known, at, level)?;
+            if count == 1 {
+                return Ok(Released::Last { full });
+            }
+            if (!full || suspect) && owned != Some(false) {
+                return Ok(if owned.is_none() { Released::WhoOwns } else { Released::Orphaned });
+            }
+            txn.refs.lock().drop_tree_block(at, self.nodesize(), level, reference)?;
+            Ok(Released::Shared)
+        })
+    }
+    /// The same for a block whose last reference this is and whose children have been let go: it is free. For a leaf that
+    /// means its data, which goes with it. Returns how much was noted.
+    pub(crate) fn note_freed(
+        &self,
+        txn: &Txn,
+        tree: TreeId,
+        block: &Node,
+        full: bool,
+        reference: ExtentRef,
+    ) -> Result<u64> {
+        let (at, nodesize) = (block.address(), self.nodesize());
+        let below = if block.level() == 0 { children(block, nodesize, tree)? } else { Vec::new() };
+        let mut refs = txn.refs.lock();
+        refs.check(at, u64::from(nodesize), ExtentKind::TreeBlock { level: block.level() })?;
+        for child in &below {
+            refs.check(child.at, child.len, child.kind)?;
+        }
+        for child in &below {
+            let mine = if full { ExtentRef::SharedData { parent: at } } else { child.mine };
+            refs.change(child.at, child.len, child.kind, mine, -1)?;
+        }
+        refs.drop_tree_block(at, nodesize, block.level(), reference)?;
+        Ok(1 + below.len() as u64)
+    }
+    /// Makes a block that others keep independent of its owner, which is being dropped: what it points to is referred to
+    /// by the block from now on, no longer by the tree. Returns how much was noted.
+    pub(crate) fn note_orphaned(
+        &self,
+        txn: &Txn,
+        known: &KnownRefs,
+        tree: TreeId,
+        block: &Node,
+    ) -> Result<u64, Stop> {
+        let (at, level, nodesize) = (block.address(), block.level(), self.nodesize());
+        self.txns.with_view(|view| {
+            let (_, full) = self.count(view, txn, known, at, level)?;
+            if full {
+                return Ok(0);
+            }
+            let below = children(block, nodesize, tree)?;
+            let mut refs = txn.refs.lock();
+            refs.check(at, u64::from(nodesize), ExtentKind::TreeBlock { level })?;
+            for child in &below {
+                refs.check(child.at, child.len, child.kind)?;
+            }
+            for child in &below {
+                let theirs = if level == 0 {
+                    ExtentRef::SharedData { parent: at }
+                } else {
+                    ExtentRef::SharedBlock { parent: at }
+                };
+                refs.change(child.at, child.len, child.kind, theirs, 1)?;
+                refs.change(child.at, child.len, child.kind, child.mine, -1)?;
+            }
+            refs.set_full_backref(at, nodesize, level)?;
+            Ok(1 + 2 * below.len() as u64)
+        })
+    }
+
+    /// The reference count of a block as it is now, and whether it refers to what is below itself.
+    fn count(
+        &self,
+        view: &RefsView,
+        txn: &Txn,
+        known: &KnownRefs,
+        at: Logical,
+        level: u8,
+    ) -> Result<(i128, bool), Stop> {
+        let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
+            return Err(Stop::Need(Need::Refs(at, level)));
+        };
+        debug_assert!(base == view.base && view.running.generation == txn.generation);
+        let now = txn.refs.lock().delta(at);
+        let sealed = view.sealed.as_ref().map(|t| t.refs.lock().delta(at)).unwrap_or_default();
+        let count = i128::from(info.refs) + i128::from(now.total) + i128::from(sealed.total);
+        if count < 1 {
+            let what = format!("block in use has a reference count of {count}");
+            return Err(Error::corrupt(Place::block(at), what).into());
+        }
+        Ok((count, info.full_backref || now.set_full_backref || sealed.set_full_backref))
     }
 
     /// Fetches the committed reference count of a block.

@@ -44,6 +44,12 @@ pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[(TreeId,
         }
     }
     nodes.sort_by_key(|n| n.node.address());
+    // What a snapshot of this transaction shares with its source is reached twice.
+    nodes.dedup_by(|b, a| {
+        let same = a.node.address() == b.node.address();
+        assert!(!same || Arc::ptr_eq(&a.node, &b.node), "two images of block {}", a.node.address());
+        same
+    });
     let nodesize = core.nodesize() as usize;
     let mut at = 0;
     while at < nodes.len() {

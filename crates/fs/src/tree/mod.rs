@@ -23,4 +23,4 @@ pub use store::{BlockReader, NodeStore, Pointer, StoreStats};
 pub(crate) use tree::{BlockSource, Need, Stop};
 pub use tree::{Tree, TreeStats};
 pub use version::{Cursor, Epoch, Item, Version};
-pub(crate) use version::{Epochs, Root, child_pointer};
+pub(crate) use version::{Epochs, Root, child_pointer, child_slot};

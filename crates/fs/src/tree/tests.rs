@@ -63,6 +63,10 @@ impl BlockSource for Source {
         assert!(self.live.insert(new, old.level()).is_none());
         Ok(())
     }
+    fn snapshot(&mut self, _: TreeId, root: &Node, new: Logical) -> std::result::Result<(), Stop> {
+        assert!(self.live.insert(new, root.level()).is_none());
+        Ok(())
+    }
     fn dropped(&mut self, _: TreeId, at: Logical, level: u8) {
         assert_eq!(self.live.remove(&at), Some(level));
     }

@@ -12,12 +12,13 @@
 use crate::error::{Error, Result};
 use crate::lock::{self, RwLock};
 use crate::tree::edit::Editor;
+use crate::tree::image;
 use crate::tree::node::Node;
 use crate::tree::store::{NodeStore, Pointer};
 use crate::tree::version::{Epoch, Item, Root, Version, child_pointer, child_slot};
 use larder_format::node::FLAG_RELOC;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
@@ -68,6 +69,9 @@ pub(crate) trait BlockSource {
     /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: somebody else may, so its reference
     /// count has to be looked at.
     fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop>;
+    /// `snapshot` is about to begin with the block `new`, a copy of `root`, which stays: all that it points to is used
+    /// twice from now on.
+    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop>;
     /// `tree` no longer uses a block that it made in this transaction.
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
     /// An edit failed after some of its changes were made; they stay in the tree.
@@ -104,6 +108,15 @@ pub(crate) struct State {
     pub(crate) root: Root,
     /// Blocks up to this generation may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
+    /// Blocks that were copied in the transaction of the last snapshot, but after it: nobody else has them.
+    since: HashSet<Logical>,
+}
+
+impl State {
+    /// Was a snapshot taken in this transaction? Then a block of it need not be the tree's own.
+    fn is_forced(&self, generation: Generation) -> bool {
+        self.last_snapshot >= generation
+    }
 }
 
 /// A tree.
@@ -126,9 +139,88 @@ impl Tree {
         last_snapshot: Generation,
         stats: Arc<TreeStats>,
     ) -> Self {
-        let state = State { root: Root { ptr: root, node: None }, last_snapshot };
+        let state = State { root: Root { ptr: root, node: None }, last_snapshot, since: HashSet::new() };
         stats.tallest.fetch_max(u64::from(root.level.min(MAX_LEVEL)), Ordering::Relaxed);
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats }
+    }
+    /// A new tree that is one leaf with these items, in rising order of keys, at the address `at`.
+    pub(crate) fn with_leaf(
+        id: TreeId,
+        store: Arc<NodeStore>,
+        source: &mut dyn BlockSource,
+        at: Logical,
+        items: &[(Key, Vec<u8>)],
+        stats: Arc<TreeStats>,
+    ) -> Self {
+        let generation = source.generation();
+        let mut node = Node::fresh(source.buffer(), store.format(), at, generation, id, 0);
+        for (slot, (key, data)) in items.iter().enumerate() {
+            image::leaf_insert(node.bytes_mut(), slot, key, data.len());
+            image::leaf_data_mut(node.bytes_mut(), slot).copy_from_slice(data);
+        }
+        source.created(id, at, 0, node.first_key().unwrap_or_default());
+        let ptr = Pointer { at, generation, level: 0, first_key: None };
+        let root = Root { ptr, node: Some(Arc::new(node)) };
+        let state = State { root, last_snapshot: Generation(0), since: HashSet::new() };
+        Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(1), stats }
+    }
+    /// Makes a snapshot: a tree whose root is a copy of this one's and shares everything below. The root itself becomes
+    /// one of the running transaction, as on Linux; from here on edits copy whatever the two share. What it costs
+    /// does not depend on the size of the tree.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space; nothing that anybody can see has changed then.
+    pub(crate) fn snapshot(&self, source: &mut dyn BlockSource, id: TreeId) -> Result<Self> {
+        let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
+        loop {
+            let mut state = self.state.write();
+            let need = match self.try_snapshot(&mut state, source, id, &held) {
+                Ok(root) => {
+                    let last_snapshot = source.generation();
+                    state.last_snapshot = last_snapshot;
+                    state.since.clear();
+                    let state = State { root, last_snapshot, since: HashSet::new() };
+                    let (store, stats) = (self.store.clone(), self.stats.clone());
+                    return Ok(Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats });
+                }
+                Err(Stop::Fail(e)) => return Err(e),
+                Err(Stop::Need(need)) => need,
+            };
+            drop(state);
+            match &need {
+                Need::Node(ptr) => {
+                    let node = self.store.get(ptr, self.id)?;
+                    held.insert((ptr.at, ptr.generation), node);
+                }
+                _ => source.provide(&need)?,
+            }
+        }
+    }
+    fn try_snapshot(
+        &self,
+        state: &mut State,
+        source: &mut dyn BlockSource,
+        id: TreeId,
+        held: &HashMap<(Logical, Generation), Arc<Node>>,
+    ) -> Result<Root, Stop> {
+        if source.available() < 2 {
+            return Err(Stop::Need(Need::Blocks(2)));
+        }
+        self.open_root(state, source, held)?;
+        let root = state.root.node.as_ref().expect("the root was just made dirty");
+        let at = source.take();
+        if let Err(stop) = source.snapshot(id, root, at) {
+            source.untake(at);
+            return Err(stop);
+        }
+        let generation = source.generation();
+        let copy = root.copied_to(source.buffer(), self.store.format(), at, generation, id);
+        let ptr = Pointer { at, generation, level: copy.level(), first_key: None };
+        Ok(Root { ptr, node: Some(Arc::new(copy)) })
+    }
+    /// By how many blocks the tree has grown since the growth was last taken.
+    pub(crate) fn growth(&self) -> i64 {
+        self.blocks.load(Ordering::Relaxed)
     }
     /// Its id.
     #[must_use]
@@ -147,8 +239,11 @@ impl Tree {
     pub(crate) fn root(&self) -> Root {
         self.state.read().root.clone()
     }
+    /// Pretends that the last snapshot was taken then. For tests that break the engine.
+    pub(crate) fn set_last_snapshot(&self, generation: Generation) {
+        self.state.write().last_snapshot = generation;
+    }
     /// Blocks up to this generation may be shared.
-    #[allow(dead_code)]
     pub(crate) fn last_snapshot(&self) -> Generation {
         self.state.read().last_snapshot
     }
@@ -216,9 +311,11 @@ impl Tree {
             let since = Instant::now();
             let need = match self.prepare(&mut state, source, keys, growing, &held) {
                 Ok(()) => {
+                    // Neighbours may be the snapshot's, too. Nothing is deleted in what is left of that transaction.
+                    let tidy = !state.is_forced(source.generation());
                     let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source);
                     let result = change(&mut editor);
-                    for key in keys {
+                    for key in keys.iter().filter(|_| tidy) {
                         editor.tidy(key);
                     }
                     self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
@@ -286,6 +383,28 @@ impl Tree {
         Ok(())
     }
 
+    /// Makes the root writable.
+    fn open_root(
+        &self,
+        state: &mut State,
+        source: &mut dyn BlockSource,
+        held: &HashMap<(Logical, Generation), Arc<Node>>,
+    ) -> Result<(), Stop> {
+        let generation = source.generation();
+        // A root of this generation that is not in memory is a damaged image's; what we make always is.
+        if state.root.ptr.generation != generation || state.root.node.is_none() {
+            let old = match &state.root.node {
+                Some(n) => n.clone(),
+                None => self.at_hand(&state.root.ptr, held).ok_or(Stop::Need(Need::Node(state.root.ptr)))?,
+            };
+            let new = self.copy(source, &old, false)?;
+            state.root =
+                Root { ptr: Pointer { at: new.address(), generation, ..state.root.ptr }, node: Some(new) };
+            state.since.clear();
+        }
+        Ok(())
+    }
+
     fn open_path(
         &self,
         state: &mut State,
@@ -295,21 +414,15 @@ impl Tree {
     ) -> Result<(), Stop> {
         let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(Stop::Need(Need::Node(*ptr)));
         let generation = source.generation();
-        // A root of this generation that is not in memory is a damaged image's; what we make always is.
-        if state.root.ptr.generation != generation || state.root.node.is_none() {
-            let old = match &state.root.node {
-                Some(n) => n.clone(),
-                None => find(&state.root.ptr)?,
-            };
-            let new = self.copy(source, &old, false)?;
-            state.root =
-                Root { ptr: Pointer { at: new.address(), generation, ..state.root.ptr }, node: Some(new) };
-        }
-        let last_snapshot = state.last_snapshot;
-        let mut node = Arc::make_mut(state.root.node.as_mut().expect("the root was just made dirty"));
+        self.open_root(state, source, held)?;
+        let forced = state.is_forced(generation);
+        let State { root, last_snapshot, since } = state;
+        let mut node = Arc::make_mut(root.node.as_mut().expect("the root was just made dirty"));
         while node.level() > 0 {
             let slot = child_slot(node, key);
-            let ours = node.child(slot).is_some_and(|c| c.generation() == generation);
+            let ours = node
+                .child(slot)
+                .is_some_and(|c| c.generation() == generation && (!forced || since.contains(&c.address())));
             if !ours {
                 let ptr = child_pointer(node, slot);
                 let old = match node.child(slot) {
@@ -317,8 +430,11 @@ impl Tree {
                     None => find(&ptr)?,
                 };
                 let shared = self.id.holds_files()
-                    && (old.generation() <= last_snapshot || old.view().flags() & FLAG_RELOC != 0);
+                    && (old.generation() <= *last_snapshot || old.view().flags() & FLAG_RELOC != 0);
                 let new = self.copy(source, &old, shared)?;
+                if forced {
+                    since.insert(new.address());
+                }
                 node.set_child(slot, new);
             }
             node = Arc::make_mut(node.child_mut(slot));

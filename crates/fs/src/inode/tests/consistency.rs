@@ -9,6 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// (directory, index, name) → inode.
 type Names = BTreeMap<(u64, u64, Vec<u8>), u64>;
 
+/// Added to the numbers of subvolumes, which have nothing to do with those of inodes.
+const SUBVOLUME: u64 = 1 << 62;
+
+fn number(location: &Key) -> u64 {
+    location.objectid.0 + if location.kind == KeyType::ROOT_ITEM { SUBVOLUME } else { 0 }
+}
+
 /// Checks that entries, indices and references are the same set, and that link counts, directory sizes and orphan
 /// items are what follows from it.
 pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
@@ -21,8 +28,15 @@ pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
             KeyType::DIR_INDEX => {
                 let e = single_entry(data).unwrap();
                 assert!(key.offset >= 2, "index {} of directory {id}", key.offset);
-                assert_eq!(e.location, inode_key(e.location.objectid), "location in {key}");
-                by_index.insert((id, key.offset, e.name.to_vec()), e.location.objectid.0);
+                // The root tree refers back to subvolumes.
+                if e.location.kind == KeyType::ROOT_ITEM {
+                    assert_eq!(e.location.offset, u64::MAX, "location in {key}");
+                    let entry = (id, key.offset, e.name.to_vec());
+                    by_reference.insert(entry, SUBVOLUME + e.location.objectid.0);
+                } else {
+                    assert_eq!(e.location, inode_key(e.location.objectid), "location in {key}");
+                }
+                by_index.insert((id, key.offset, e.name.to_vec()), number(&e.location));
                 let bucket = &items[&dir_item_key(ObjectId(id), e.name)];
                 let mut twins = DirEntries::new(bucket).map(Result::unwrap).filter(|t| t.name == e.name);
                 assert_eq!(twins.next(), Some(e), "entry of {key}");
@@ -34,7 +48,7 @@ pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
                     let e = e.unwrap();
                     assert_eq!(dir_item_key(ObjectId(id), e.name), *key);
                     assert!(
-                        by_hash.insert((id, e.name.to_vec(), e.location.objectid.0)),
+                        by_hash.insert((id, e.name.to_vec(), number(&e.location))),
                         "name twice in {key}"
                     );
                 }

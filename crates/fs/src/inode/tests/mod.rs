@@ -10,11 +10,12 @@ mod listing;
 mod model;
 mod orphans;
 mod renames;
+mod subvolumes;
 
 use crate::api::{Attr, FileKind, InodeId, NewInode, OpenOptions, Tuning};
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::{Error, Filesystem, Result};
-use larder_format::{Key, Physical};
+use larder_format::{Key, ObjectId, Physical};
 use larder_volume::Device;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};

@@ -1,0 +1,433 @@
+//! Entries of subvolumes: making, snapshotting, deleting and moving what is behind them.
+//!
+//! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is said in the root tree, so
+//! every change here comes with a note for the commit ([`crate::root::notes`]) under the same handle. Whoever
+//! changes the shape of the tree of subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being
+//! deleted while another is made in it, or from being moved into itself.
+
+use super::create::{Nascent, check_new, check_takes_names, name_bytes};
+use super::draft::{Changes, Draft, prepare, write_changes};
+use super::names::{self, Name, Target, check_name, check_new_name};
+use super::{Inode, attr, dir, link, lock_all};
+use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::root::snapshot::PendingSnapshot;
+use crate::root::{Link, Subvolume, drop as drops};
+use crate::transaction::Handle;
+use crate::tree::{BlockSource, Tree};
+use larder_format::items::keys::inode_ref_key;
+use larder_format::items::{FileType, InodeFlags, InodeItem, InodeRef, RootItem};
+use larder_format::node::max_item_size;
+use larder_format::{Key, KeyType, ObjectId, TreeId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::little_endian::{U32, U64};
+
+/// A new entry that is to be written at the seal.
+#[derive(Debug)]
+pub(crate) struct EntryChange {
+    dir: Arc<Inode>,
+    changes: Changes,
+    index: u64,
+    name_bytes: i64,
+}
+
+impl EntryChange {
+    /// Items that it changes.
+    pub(crate) fn items(&self) -> u64 {
+        self.changes.len() as u64
+    }
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space.
+    pub(crate) fn apply(&self, h: &mut Handle<'_>, now: Timestamp) -> Result<()> {
+        write_changes(h, &self.dir.subvol, &self.changes)?;
+        self.dir.change(h, |state| {
+            state.last_index = state.last_index.max(Some(self.index));
+            state.entries_changed(self.name_bytes, now);
+        });
+        Ok(())
+    }
+}
+
+/// What the entry of a subvolume leads to.
+fn target(id: TreeId) -> Target {
+    Target { location: Key::new(id, KeyType::ROOT_ITEM, u64::MAX), kind: FileType::Directory }
+}
+
+/// A directory in which a name is to be made.
+fn directory(core: &Core, dir: InodeId, name: &[u8]) -> Result<Arc<Inode>> {
+    let dir = core.inode(dir)?;
+    dir.expect_dir()?;
+    check_new_name(name)?;
+    dir.check_changeable(core)?;
+    Ok(dir)
+}
+
+fn draft_entry(d: &mut Draft<'_>, at: Name<'_>, index: u64, id: TreeId) -> Result<()> {
+    if names::find(d, at)?.is_some() {
+        return Err(Error::Exists);
+    }
+    names::add_entry(d, at, index, target(id))
+}
+
+/// Makes an empty subvolume. Its root directory has the owner, permissions and attributes of `new`.
+///
+/// # Errors
+/// As making a directory.
+pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+    may_wait()?;
+    check_new(new)?;
+    if new.kind != FileKind::Directory {
+        return Err(Error::Invalid("the root of a subvolume is a directory"));
+    }
+    let _tree = core.subvol_tree.lock();
+    let dir = directory(core, dir, name)?;
+    let above = core.inode(InodeId { subvol: dir.subvol.id, ino: dir.subvol.root_dir })?;
+    let id = core.new_subvol_id()?;
+    let nascent = Nascent::root_of_subvolume(core, &above, new)?;
+    let _guard = dir.lock_op()?;
+    check_takes_names(&dir)?;
+    let at = Name { dir: dir.object(), name };
+    let index = dir::last_index(core, &dir)? + 1;
+    let prepared = prepare(core, &dir.subvol, false, |d| draft_entry(d, at, index, id))?;
+    let (mut h, changes) = prepared.into_changes();
+    let generation = h.generation();
+    let mut root = Draft::new(id, generation, max_item_size(core.nodesize()), &|_| Ok(None));
+    nascent.draft(&mut root)?;
+    let mut dots = Vec::new();
+    InodeRef { index: 0, name: b".." }.append_to(&mut dots);
+    root.insert_new(&inode_ref_key(ObjectId::FIRST_FREE, ObjectId::FIRST_FREE), dots);
+    let items: Vec<(Key, Vec<u8>)> =
+        root.into_changes().into_iter().filter_map(|(key, _, data)| Some((key, data?))).collect();
+    let bytes: usize = items.iter().map(|(_, data)| data.len() + larder_format::node::ITEM_SIZE).sum();
+    if bytes > core.nodesize() as usize - larder_format::node::HEADER_SIZE {
+        return Err(Error::NoSpace);
+    }
+    let block = h.take_block()?;
+    // From here on nothing can fail but this, before anything is changed.
+    if let Err(e) = write_changes(&mut h, &dir.subvol, &changes) {
+        h.untake(block);
+        return Err(e);
+    }
+    let tree = Tree::with_leaf(id, core.store.clone(), &mut h, block, &items, core.tree_stats.clone());
+    let item = new_root_item(core, generation.0, nascent.time());
+    let subvol = Arc::new(Subvolume::new(id, 0, tree, item));
+    subvol.inodes.clean.store(true, Ordering::Release);
+    h.txn.subvols.lock().insert(id, subvol.clone());
+    core.subvols.write().insert(id, subvol);
+    core.note_link(
+        &mut h,
+        id,
+        Some(Link { parent: dir.subvol.id, dir: dir.object(), index, name: name.to_vec() }),
+    );
+    let now = nascent.time();
+    dir.change(&mut h, |state| {
+        state.last_index = Some(index);
+        state.entries_changed(name_bytes(name), now);
+    });
+    drop(h);
+    attr::get(&*core.inode(InodeId { subvol: id, ino: ObjectId::FIRST_FREE.0 })?)
+}
+
+/// ROOT_ITEM of a new subvolume, but for its root.
+fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
+    let mut inode = InodeItem {
+        generation: U64::new(1),
+        size: U64::new(3),
+        nbytes: U64::new(u64::from(core.nodesize())),
+        nlink: U32::new(1),
+        mode: U32::new(0o040_755),
+        ..InodeItem::default()
+    };
+    inode.set_inode_flags(InodeFlags::ROOT_ITEM_INIT);
+    let time = super::to_timespec(now);
+    RootItem {
+        inode,
+        root_dirid: U64::new(ObjectId::FIRST_FREE.0),
+        refs: U32::new(1),
+        uuid: *uuid::Uuid::new_v4().as_bytes(),
+        ctransid: U64::new(generation),
+        otransid: U64::new(generation),
+        ctime: time,
+        otime: time,
+        ..RootItem::default()
+    }
+}
+
+/// Makes a snapshot of a subvolume: everything that was done in it before the call, and everything that was done at
+/// once, or nothing of it. It is durable when the call returns.
+///
+/// # Errors
+/// `NotFound`; as making a directory; `DataLost` when data of the source could not be written; `ReadOnly` after a
+/// failed commit.
+pub(crate) fn snapshot(
+    core: &Core,
+    source: TreeId,
+    dir: InodeId,
+    name: &[u8],
+    read_only: bool,
+) -> Result<TreeId> {
+    may_wait()?;
+    let source = core.subvol(source)?;
+    directory(core, dir, name)?;
+    if !core.options.tuning.break_snapshot_without_data {
+        crate::file::flush_all(core)?;
+    }
+    let tree = core.subvol_tree.lock();
+    let dir = directory(core, dir, name)?;
+    let id = core.new_subvol_id()?;
+    let guard = dir.lock_op()?;
+    check_takes_names(&dir)?;
+    let at = Name { dir: dir.object(), name };
+    let index = dir::last_index(core, &dir)? + 1;
+    let prepared = prepare(core, &dir.subvol, false, |d| draft_entry(d, at, index, id))?;
+    let (mut h, changes) = prepared.into_changes();
+    let pending = Arc::new(PendingSnapshot {
+        source,
+        id,
+        uuid: *uuid::Uuid::new_v4().as_bytes(),
+        read_only,
+        entry: EntryChange { dir: dir.clone(), changes, index, name_bytes: name_bytes(name) },
+        link: Link { parent: dir.subvol.id, dir: dir.object(), index, name: name.to_vec() },
+        now: core.now(),
+        outcome: parking_lot::Mutex::default(),
+    });
+    let generation = core.note_snapshot_wanted(&mut h, pending.clone());
+    drop(h);
+    // Others may make snapshots in other directories for the same commit.
+    drop(tree);
+    core.txns.request();
+    core.txns.wait_sealed(generation)?;
+    drop(guard);
+    core.txns.wait(generation)?;
+    let outcome = pending.outcome.lock().take();
+    outcome.expect("a published transaction has made its snapshots")?;
+    Ok(id)
+}
+
+/// Which subvolumes a deletion is content with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deletes {
+    /// Those without files: what rmdir may do.
+    Empty,
+    /// All.
+    Full,
+}
+
+/// Deletes a subvolume: its entry goes now, its tree in the background.
+///
+/// # Errors
+/// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it; `NotPermitted` for the default
+/// subvolume; `Busy` for the one that `root` is in; no space; read-only.
+pub(crate) fn delete(core: &Core, root: InodeId, dir: InodeId, name: &[u8], which: Deletes) -> Result<TreeId> {
+    may_wait()?;
+    check_name(name)?;
+    let _tree = core.subvol_tree.lock();
+    let dir = core.inode(dir)?;
+    dir.expect_dir()?;
+    dir.check_changeable(core)?;
+    let at = Name { dir: dir.object(), name };
+    let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
+    let id = target.location.objectid;
+    if target.location.kind != KeyType::ROOT_ITEM || !dir::is_linked(core, dir.subvol.id, id, at)? {
+        return Err(Error::Invalid("not a subvolume"));
+    }
+    let child = core.subvol(id)?;
+    if root.subvol == id {
+        return Err(Error::Busy("it is mounted"));
+    }
+    if core.default_subvol()? == id {
+        return Err(Error::NotPermitted("it is the default subvolume"));
+    }
+    if core.has_nested(id)? {
+        return Err(Error::NotEmpty);
+    }
+    // While it must be empty nobody may fill it; otherwise what is made in it meanwhile goes with it.
+    let top = core.inode(InodeId { subvol: id, ino: child.root_dir })?;
+    let involved: &[&Inode] = if which == Deletes::Empty { &[&dir, &top] } else { &[&dir] };
+    let guards = lock_all(involved)?;
+    if which == Deletes::Empty && !dir::is_empty(&child.version(core), &top)? {
+        return Err(Error::NotEmpty);
+    }
+    attr::check_not_fixed(&dir)?;
+    // Entries of subvolumes change under `subvol_tree` only, so this one is still there.
+    let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
+    let prepared = prepare(core, &dir.subvol, true, |d| names::remove_entry_at(d, at, index))?;
+    let (mut h, ()) = prepared.write()?;
+    let now = core.now();
+    dir.change(&mut h, |state| state.entries_changed(-name_bytes(name), now));
+    core.note_link(&mut h, id, None);
+    drops::kill(core, &mut h, &child);
+    drop(h);
+    drop(guards);
+    Ok(id)
+}
+
+/// Moves the entry of a subvolume, also to another subvolume.
+///
+/// # Errors
+/// `NotEmpty`, `NotDirectory` by what would be replaced; `Invalid` for a subvolume into itself; `NotPermitted` by flags;
+/// `Overflow`; no space; read-only.
+pub(super) fn rename(
+    core: &Core,
+    (from_dir, from_name): (&Arc<Inode>, &[u8]),
+    (to_dir, to_name): (&Arc<Inode>, &[u8]),
+    replaces: bool,
+) -> Result<()> {
+    may_wait()?;
+    let _tree = core.subvol_tree.lock();
+    let from = Name { dir: from_dir.object(), name: from_name };
+    let to = Name { dir: to_dir.object(), name: to_name };
+    loop {
+        let old = dir::find(core, &from_dir.subvol, from)?.ok_or(Error::NotFound)?;
+        let id = old.location.objectid;
+        if old.location.kind != KeyType::ROOT_ITEM || !dir::is_linked(core, from_dir.subvol.id, id, from)? {
+            return Err(Error::NotFound);
+        }
+        let new = dir::find(core, &to_dir.subvol, to)?;
+        let victim = match new {
+            None => None,
+            Some(new) if new == old && from_dir.id == to_dir.id => return Ok(()),
+            Some(_) if !replaces => return Err(Error::Exists),
+            Some(new) if new.location.kind == KeyType::ROOT_ITEM => return Err(Error::NotEmpty),
+            Some(new) => match link::named_inode(core, to_dir, to, new)? {
+                None => continue,
+                Some(victim) => Some(victim),
+            },
+        };
+        check_not_into_itself(core, id, to_dir)?;
+        let mut involved: Vec<&Inode> = vec![from_dir, to_dir];
+        involved.extend(victim.as_deref());
+        let guards = lock_all(&involved)?;
+        if dir::find(core, &from_dir.subvol, from)? != Some(old)
+            || dir::find(core, &to_dir.subvol, to)? != new
+        {
+            continue;
+        }
+        attr::check_not_fixed(from_dir)?;
+        check_takes_names(to_dir)?;
+        if let Some(victim) = &victim {
+            victim.expect_dir()?;
+            link::check_gives_names(to_dir, victim)?;
+            if !dir::is_empty(&victim.subvol.version(core), victim)? {
+                return Err(Error::NotEmpty);
+            }
+        }
+        let moved = Moved { core, from: (from_dir, from), to: (to_dir, to), victim: victim.as_ref(), id };
+        moved.write()?;
+        drop(guards);
+        if let Some(victim) = &victim {
+            link::delete_if_last(core, victim);
+        }
+        return Ok(());
+    }
+}
+
+/// A subvolume must not come to hang in itself. For callers that hold `subvol_tree`.
+fn check_not_into_itself(core: &Core, id: TreeId, to: &Inode) -> Result<()> {
+    let mut at = to.id.subvol;
+    let mut steps = 0u32;
+    while at != ObjectId::FS_TREE {
+        if at == id || steps > 10_000 {
+            return Err(Error::Invalid("a subvolume cannot be moved into itself"));
+        }
+        steps += 1;
+        let Some(link) = core.link_of(at)? else { return Ok(()) };
+        at = link.parent;
+    }
+    Ok(())
+}
+
+/// A subvolume's entry that is about to move, with everything locked and checked.
+struct Moved<'a> {
+    core: &'a Core,
+    from: (&'a Arc<Inode>, Name<'a>),
+    to: (&'a Arc<Inode>, Name<'a>),
+    victim: Option<&'a Arc<Inode>>,
+    id: TreeId,
+}
+
+impl Moved<'_> {
+    fn write(&self) -> Result<()> {
+        let Self { core, from: (from_dir, from), to: (to_dir, to), victim, id } = *self;
+        let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
+        let to_index = dir::last_index(core, to_dir)? + 1;
+        let one_tree = from_dir.subvol.id == to_dir.subvol.id;
+        let keep_note = !core.options.tuning.break_no_orphans;
+        let prepared = prepare(core, &to_dir.subvol, false, |d| {
+            if one_tree {
+                names::remove_entry_at(d, from, index)?;
+            }
+            if let Some(victim) = victim {
+                names::remove(d, to, victim.object())?;
+                if keep_note {
+                    names::add_orphan(d, victim.object())?;
+                }
+            }
+            names::add_entry(d, to, to_index, target(id))
+        })?;
+        let mut h = if one_tree {
+            prepared.write()?.0
+        } else {
+            self.write_both(prepared, from, index)?
+        };
+        let now = core.now();
+        let (gone, came) = (name_bytes(from.name), name_bytes(to.name));
+        to_dir.change(&mut h, |state| {
+            state.last_index = state.last_index.max(Some(to_index));
+            state.entries_changed(if victim.is_some() { 0 } else { came }, now);
+        });
+        from_dir.change(&mut h, |state| state.entries_changed(-gone, now));
+        if let Some(victim) = victim {
+            victim.change(&mut h, |state| state.links_changed(-1, now));
+            victim.subvol.inodes.set_orphan(victim);
+        }
+        let link = Link { parent: to_dir.subvol.id, dir: to.dir, index: to_index, name: to.name.to_vec() };
+        core.note_link(&mut h, id, Some(link));
+        Ok(())
+    }
+
+    /// The entry goes from one tree to another, in one transaction.
+    fn write_both<'c>(
+        &self,
+        prepared: super::draft::Prepared<'c, ()>,
+        from: Name<'_>,
+        index: u64,
+    ) -> Result<Handle<'c>> {
+        let source = &self.from.0.subvol;
+        let (mut h, there) = prepared.into_changes();
+        let read = |key: &Key| Ok(source.get(self.core, key)?.map(|item| item.data().to_vec()));
+        let mut d = Draft::new(source.id, h.generation(), max_item_size(self.core.nodesize()), &read);
+        names::remove_entry_at(&mut d, from, index)?;
+        let here = d.into_changes();
+        write_changes(&mut h, source, &here)?;
+        if let Err(e) = write_changes(&mut h, &self.to.0.subvol, &there) {
+            // Half of it must not become durable.
+            h.half_done(&e);
+            return Err(e);
+        }
+        Ok(h)
+    }
+}
+
+/// Path of a directory within its subvolume, with a slash at its end; empty for the root directory.
+///
+/// # Errors
+/// `NotFound` for a directory without a name; reading; corruption.
+pub(crate) fn path_within(core: &Core, subvol: TreeId, dir: u64) -> Result<Vec<u8>> {
+    let subvol = core.subvol(subvol)?;
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut at = dir;
+    while at != subvol.root_dir {
+        let (parent, name) = dir::name_within(core, &subvol, at)?.ok_or(Error::NotFound)?;
+        names.push(name);
+        if names.len() > 100_000 {
+            return Err(Error::NotFound);
+        }
+        at = parent;
+    }
+    Ok(names.iter().rev().flat_map(|n| n.iter().copied().chain([b'/'])).collect())
+}

@@ -1,0 +1,187 @@
+//! What operations want done in the root tree, which they may not touch.
+//!
+//! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs, what its ROOT_ITEM is to
+//! say. Making, moving and deleting one in a single transaction is then one change for the commit, or none. Until the
+//! transaction is published, look-ups find the links here first ([`Links`]); what stands in the root tree may be older.
+
+use crate::core::Core;
+use crate::error::{Error, Place, Result};
+use crate::root::drop::Progress;
+use crate::root::snapshot::PendingSnapshot;
+use crate::root::{Received, Subvolume};
+use crate::transaction::Handle;
+use larder_format::items::keys::root_backref_key;
+use larder_format::items::{RootFlags, RootItem, RootRef};
+use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
+use parking_lot::RwLock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use zerocopy::FromZeros;
+
+/// Where a subvolume hangs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The subvolume with its entry.
+    pub(crate) parent: TreeId,
+    /// The directory there.
+    pub(crate) dir: ObjectId,
+    /// Index of the entry.
+    pub(crate) index: u64,
+    /// Its name.
+    pub(crate) name: Vec<u8>,
+}
+
+impl Link {
+    /// As it stands in ROOT_REF and ROOT_BACKREF.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        RootRef { dirid: self.dir, sequence: self.index, name: &self.name }.encode()
+    }
+}
+
+/// What is to change in a ROOT_ITEM beside the root itself.
+#[derive(Debug, Default)]
+pub(crate) struct RootChange {
+    /// Read-only or not.
+    pub(crate) read_only: Option<bool>,
+    /// Deleted: to be dropped in the background.
+    pub(crate) deleted: bool,
+    /// Where it was received from.
+    pub(crate) received: Option<Received>,
+}
+
+impl RootChange {
+    fn apply(&self, item: &mut RootItem) {
+        let mut flags = item.root_flags();
+        if let Some(read_only) = self.read_only {
+            flags.set(RootFlags::RDONLY, read_only);
+        }
+        if self.deleted {
+            flags |= RootFlags::DEAD;
+            item.refs = 0.into();
+            item.drop_progress.zero();
+            item.drop_level = 0;
+        }
+        item.set_root_flags(flags);
+        if let Some(received) = &self.received {
+            received.apply(item);
+        }
+    }
+}
+
+/// What the commit of a transaction is to do in the root tree.
+#[derive(Debug, Default)]
+pub(crate) struct RootNotes {
+    /// Subvolumes that hang elsewhere than before, or nowhere.
+    pub(crate) links: BTreeMap<TreeId, Option<Link>>,
+    /// ROOT_ITEMs to change.
+    changes: BTreeMap<TreeId, (Arc<Subvolume>, RootChange)>,
+    /// How far subvolumes have been dropped.
+    pub(crate) drops: BTreeMap<TreeId, Progress>,
+    /// New default subvolume.
+    pub(crate) default: Option<TreeId>,
+    /// Snapshots to be made at the seal.
+    pub(crate) snapshots: Vec<Arc<PendingSnapshot>>,
+    /// Subvolumes in which nothing has changed but that a snapshot was taken, and new snapshots.
+    pub(crate) untouched: BTreeSet<TreeId>,
+}
+
+impl RootNotes {
+    /// What is to change in a subvolume's ROOT_ITEM.
+    pub(crate) fn root(&mut self, subvol: &Arc<Subvolume>) -> &mut RootChange {
+        &mut self.changes.entry(subvol.id).or_insert_with(|| (subvol.clone(), RootChange::default())).1
+    }
+    /// Makes the changes that were noted for a ROOT_ITEM, and forgets them.
+    pub(crate) fn change(&mut self, id: TreeId, item: &mut RootItem) {
+        if let Some((_, change)) = self.changes.remove(&id) {
+            change.apply(item);
+        }
+    }
+    /// A subvolume whose ROOT_ITEM is to change and did not yet.
+    pub(crate) fn first_change(&self) -> Option<Arc<Subvolume>> {
+        self.changes.values().next().map(|(subvol, _)| subvol.clone())
+    }
+}
+
+/// Links of subvolumes that are newer than the published root tree.
+#[derive(Debug, Default)]
+pub(crate) struct Links(RwLock<BTreeMap<TreeId, (Generation, Option<Link>)>>);
+
+impl Links {
+    /// Where a subvolume hangs, if that has changed lately.
+    pub(crate) fn get(&self, child: TreeId) -> Option<Option<Link>> {
+        self.0.read().get(&child).map(|(_, link)| link.clone())
+    }
+    /// Forgets what is in the root tree now that this transaction is published.
+    pub(crate) fn forget(&self, published: Generation) {
+        self.0.write().retain(|_, (generation, _)| *generation > published);
+    }
+}
+
+impl Core {
+    /// Notes where a subvolume hangs from now on; the commit will write it down.
+    pub(crate) fn note_link(&self, h: &mut Handle<'_>, child: TreeId, link: Option<Link>) {
+        h.noted_for_root_tree(4);
+        h.txn.roots.lock().links.insert(child, link.clone());
+        self.links.0.write().insert(child, (h.generation(), link));
+    }
+    /// Takes a link back that was noted in vain, for something that was new.
+    pub(crate) fn forget_link(&self, h: &Handle<'_>, child: TreeId) {
+        h.txn.roots.lock().links.remove(&child);
+        self.links.0.write().remove(&child);
+    }
+    /// Where a subvolume hangs; `None` for the top-level one, and for one that is deleted.
+    ///
+    /// # Errors
+    /// Reading, corruption.
+    pub(crate) fn link_of(&self, child: TreeId) -> Result<Option<Link>> {
+        if let Some(link) = self.links.get(child) {
+            return Ok(link);
+        }
+        let roots = self.roots.root.version(self.epochs.enter());
+        let Some(item) = roots.at_or_after(&root_backref_key(child, ObjectId(0)))? else { return Ok(None) };
+        if item.key.objectid != child || item.key.kind != KeyType::ROOT_BACKREF {
+            return Ok(None);
+        }
+        let link = RootRef::parse(item.data())
+            .map_err(|e| Error::corrupt(Place::item(ObjectId::ROOT_TREE, item.key), e.0))?;
+        Ok(Some(Link {
+            parent: ObjectId(item.key.offset),
+            dir: link.dirid,
+            index: link.sequence,
+            name: link.name.to_vec(),
+        }))
+    }
+    /// Does any subvolume hang in this one?
+    ///
+    /// # Errors
+    /// Reading, corruption.
+    pub(crate) fn has_nested(&self, parent: TreeId) -> Result<bool> {
+        let newer = self.links.0.read();
+        if newer.values().any(|(_, link)| link.as_ref().is_some_and(|l| l.parent == parent)) {
+            return Ok(true);
+        }
+        let first = Key::new(parent, KeyType::ROOT_REF, 0);
+        let last = Key::new(parent, KeyType::ROOT_REF, u64::MAX);
+        let mut found = false;
+        self.roots.root.version(self.epochs.enter()).scan(&first, &last, |item| {
+            found = !newer.contains_key(&ObjectId(item.key.offset));
+            Ok(!found)
+        })?;
+        Ok(found)
+    }
+    /// A number for a new subvolume.
+    ///
+    /// # Errors
+    /// Reading; `NoSpace` when the numbers are used up.
+    pub(crate) fn new_subvol_id(&self) -> Result<TreeId> {
+        use std::sync::atomic::Ordering::Relaxed;
+        if self.next_subvol.load(Relaxed) == 0 {
+            let roots = self.roots.root.version(self.epochs.enter());
+            let last = roots.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
+            let highest = last.map_or(0, |i| i.key.objectid.0).max(ObjectId::FIRST_FREE.0 - 1);
+            let _ = self.next_subvol.compare_exchange(0, highest + 1, Relaxed, Relaxed);
+        }
+        let id = self.next_subvol.fetch_add(1, Relaxed);
+        if id > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ObjectId(id)) }
+    }
+}

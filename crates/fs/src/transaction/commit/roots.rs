@@ -1,0 +1,181 @@
+//! What a commit does in the root tree and the uuid tree for subvolumes: the notes of the transaction
+//! ([`crate::root::RootNotes`]) as items.
+//!
+//! A ROOT_ITEM is written by comparing it with what is there: the uuid tree follows from the difference, and so does
+//! the ORPHAN item that announces a tree to be dropped.
+
+use super::Committer;
+use crate::error::{Error, Place, Result};
+use crate::root::{Link, Progress, parse_item};
+use crate::tree::{Tree, TreeOps};
+use larder_format::csum::name_hash;
+use larder_format::items::dir::{find_entry, remove_entry};
+use larder_format::items::keys::{
+    encode_uuid_item, orphan_key, parse_uuid_item, root_backref_key, root_ref_key, uuid_key,
+};
+use larder_format::items::{DirEntryRef, FileType, RootItem};
+use larder_format::{Key, KeyType, ObjectId, TreeId};
+use zerocopy::IntoBytes;
+
+impl Committer<'_> {
+    /// Writes a subvolume's ROOT_ITEM, new or changed, and what follows from it.
+    pub(super) fn write_root_item(&mut self, id: TreeId, key_offset: u64, item: &RootItem) -> Result<()> {
+        let core = self.core;
+        let key = Key::new(id, KeyType::ROOT_ITEM, key_offset);
+        let old = self.ops(&core.roots.root).get(&key)?;
+        let before = old.as_deref().map(|data| parse_item(&key, data)).transpose()?;
+        let mut ops = self.ops(&core.roots.root);
+        match &old {
+            Some(_) => ops.update(&key, item.as_bytes())?,
+            None => ops.insert(&key, item.as_bytes())?,
+        }
+        self.follow_uuids(id, before.as_ref(), Some(item))?;
+        if item.refs.get() == 0 && before.is_none_or(|b| b.refs.get() > 0) {
+            self.put(&core.roots.root, &orphan_key(id), &[])?;
+        }
+        Ok(())
+    }
+
+    /// Does what operations have noted for the root tree.
+    pub(super) fn apply_root_notes(&mut self) -> Result<()> {
+        let core = self.core;
+        let txn = self.txn.clone();
+        loop {
+            let Some(subvol) = txn.roots.lock().first_change() else { break };
+            let item = {
+                let mut item = subvol.item.lock();
+                txn.roots.lock().change(subvol.id, &mut item);
+                *item
+            };
+            self.write_root_item(subvol.id, subvol.key_offset, &item)?;
+        }
+        let notes = std::mem::take(&mut *txn.roots.lock());
+        for (child, link) in notes.links {
+            self.write_link(child, link.as_ref())?;
+        }
+        for (id, progress) in notes.drops {
+            self.write_drop(id, progress)?;
+        }
+        if let Some(id) = notes.default {
+            self.write_default(id)?;
+        }
+        debug_assert!(notes.snapshots.is_empty(), "the seal has made them");
+        let _ = core;
+        Ok(())
+    }
+
+    fn put(&mut self, tree: &Tree, key: &Key, data: &[u8]) -> Result<()> {
+        let mut ops = self.ops(tree);
+        if ops.get(key)?.is_some() { ops.update(key, data) } else { ops.insert(key, data) }
+    }
+
+    fn take_away(&mut self, tree: &Tree, key: &Key) -> Result<()> {
+        let mut ops = self.ops(tree);
+        if ops.get(key)?.is_some() { ops.delete(key) } else { Ok(()) }
+    }
+
+    /// Hangs a subvolume where it belongs, in both directions.
+    fn write_link(&mut self, child: TreeId, link: Option<&Link>) -> Result<()> {
+        let core = self.core;
+        let roots = &core.roots.root;
+        let first = root_backref_key(child, ObjectId(0));
+        while let Some((key, _)) = self.ops(roots).at_or_after(&first)? {
+            if key.objectid != child || key.kind != KeyType::ROOT_BACKREF {
+                break;
+            }
+            self.ops(roots).delete(&key)?;
+            self.take_away(roots, &root_ref_key(ObjectId(key.offset), child))?;
+        }
+        if let Some(link) = link {
+            let data = link.encode();
+            self.put(roots, &root_ref_key(link.parent, child), &data)?;
+            self.put(roots, &root_backref_key(child, link.parent), &data)?;
+        }
+        Ok(())
+    }
+
+    /// Writes down how far a tree has been dropped; nothing is left of one that is gone.
+    fn write_drop(&mut self, id: TreeId, progress: Progress) -> Result<()> {
+        let core = self.core;
+        let roots = &core.roots.root;
+        let found = self.ops(roots).at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))?;
+        let found = found.filter(|(key, _)| key.objectid == id && key.kind == KeyType::ROOT_ITEM);
+        match (progress, found) {
+            (Progress::Done, found) => {
+                if let Some((key, _)) = found {
+                    self.ops(roots).delete(&key)?;
+                }
+                self.take_away(roots, &orphan_key(id))
+            }
+            (Progress::At { key: next, level }, Some((key, data))) => {
+                let mut item = parse_item(&key, &data)?;
+                item.drop_progress = next.into();
+                item.drop_level = level;
+                self.ops(roots).update(&key, item.as_bytes())
+            }
+            (Progress::At { .. }, None) => {
+                Err(Error::corrupt(Place::tree(id), "the root item of a tree that is being dropped is gone"))
+            }
+        }
+    }
+
+    /// Writes down which subvolume is mounted where none is named.
+    fn write_default(&mut self, id: TreeId) -> Result<()> {
+        let core = self.core;
+        let roots = &core.roots.root;
+        let found = self.ops(roots).at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))?;
+        let offset = match found {
+            Some((key, _)) if key.objectid == id && key.kind == KeyType::ROOT_ITEM => key.offset,
+            _ => return Err(Error::corrupt(Place::tree(id), "the default subvolume has no root item")),
+        };
+        let name = b"default";
+        let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, name_hash(name));
+        let corrupt = |e: larder_format::FormatError| {
+            Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.0)
+        };
+        let mut data = self.ops(roots).get(&key)?.unwrap_or_default();
+        let transid = match find_entry(&data, name).map_err(corrupt)? {
+            Some(entry) => entry.transid,
+            None => self.txn.generation,
+        };
+        remove_entry(&mut data, name).map_err(corrupt)?;
+        let location = Key::new(id, KeyType::ROOT_ITEM, offset);
+        DirEntryRef { location, transid, kind: FileType::Directory, name, data: &[] }.append_to(&mut data);
+        self.put(roots, &key, &data)
+    }
+
+    /// Makes the uuid tree list a subvolume under the identities that it has now.
+    fn follow_uuids(&mut self, id: TreeId, before: Option<&RootItem>, now: Option<&RootItem>) -> Result<()> {
+        let core = self.core;
+        let Some(tree) = &core.roots.uuid else { return Ok(()) };
+        let of = |item: Option<&RootItem>, kind| {
+            let item = item.filter(|i| i.refs.get() > 0)?;
+            let uuid = if kind == KeyType::UUID_SUBVOL { item.uuid } else { item.received_uuid };
+            (uuid != [0; 16]).then_some(uuid)
+        };
+        for kind in [KeyType::UUID_SUBVOL, KeyType::UUID_RECEIVED_SUBVOL] {
+            let (old, new) = (of(before, kind), of(now, kind));
+            if old == new {
+                continue;
+            }
+            for (uuid, listed) in old.map(|u| (u, false)).into_iter().chain(new.map(|u| (u, true))) {
+                let key = uuid_key(&uuid, kind);
+                let mut ids = match self.ops(tree).get(&key)? {
+                    Some(data) => parse_uuid_item(&data)
+                        .map_err(|e| Error::corrupt(Place::item(ObjectId::UUID_TREE, key), e.0))?,
+                    None => Vec::new(),
+                };
+                ids.retain(|i| *i != id);
+                if listed {
+                    ids.push(id);
+                }
+                if ids.is_empty() {
+                    self.take_away(tree, &key)?;
+                } else {
+                    self.put(tree, &key, &encode_uuid_item(&ids))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
