@@ -23,10 +23,10 @@ pub const TEXT_LEN: usize = 16_000;
 pub const LABEL_LEN: usize = 256;
 
 const NONE: u32 = 0;
-const WRITE: u32 = 1;
-const READ: u32 = 2;
+pub(crate) const WRITE: u32 = 1;
+pub(crate) const READ: u32 = 2;
 /// The type byte of Larder's own requests.
-const LARDER: u8 = 0xe8;
+pub(crate) const LARDER: u8 = 0xe8;
 
 /// Number of an ioctl, as Linux composes it.
 pub(crate) const fn ioc(direction: u32, kind: u8, number: u8, size: usize) -> u32 {
@@ -108,7 +108,7 @@ pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
     call(&open(path)?, SET_LABEL, &mut buffer)
 }
 
-fn open(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
 }
 
@@ -119,7 +119,7 @@ fn text(path: &Path, request: u32) -> io::Result<String> {
     String::from_utf8(buffer).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-fn call(fd: &OwnedFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
+pub(crate) fn call(fd: &OwnedFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
     let size = (request >> 16 & 0x3fff) as usize;
     assert_eq!(size, buffer.len(), "the number of an ioctl carries its size");
     // SAFETY: the kernel reads and writes at most `size` bytes of the buffer, which is as long.

@@ -40,6 +40,7 @@ pub mod handler;
 pub mod memserver;
 pub mod mount;
 pub mod nodes;
+mod notify;
 pub mod perm;
 pub mod porter;
 pub mod proto;
@@ -47,6 +48,7 @@ pub mod records;
 pub mod sandbox;
 pub mod server;
 pub mod stats;
+pub mod subvolumes;
 pub mod transport;
 mod workers;
 

@@ -137,13 +137,12 @@ fn borders_between_subvolumes() {
     let (volumes, copy, frozen) = (find("volumes"), find("volumes/copy"), find("volumes/frozen"));
     assert_eq!(copy.ino, 256);
     let file = new(FileKind::Regular);
-    // Subvolumes stay where they are.
+    // Subvolumes go only when they are empty, and move.
     assert!(matches!(fs.unlink(volumes, b"copy"), Err(Error::IsDirectory)));
-    assert!(matches!(fs.rmdir(volumes, b"copy"), Err(Error::NotSupported(_))));
-    assert!(matches!(
-        fs.rename(volumes, b"copy", volumes, b"x", RenameMode::Replace),
-        Err(Error::NotSupported(_))
-    ));
+    assert!(matches!(fs.rmdir(volumes, b"copy"), Err(Error::NotEmpty)));
+    fs.rename(volumes, b"copy", volumes, b"x", RenameMode::Replace).unwrap();
+    assert_eq!(find("volumes/x"), copy);
+    fs.rename(volumes, b"x", volumes, b"copy", RenameMode::Replace).unwrap();
     let d = fs.create(volumes, b"d", &new(FileKind::Directory)).unwrap().id;
     assert!(matches!(fs.rename(volumes, b"d", volumes, b"copy", RenameMode::Replace), Err(Error::NotEmpty)));
     let f = fs.create(d, b"f", &file).unwrap().id;

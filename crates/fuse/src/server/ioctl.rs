@@ -163,12 +163,15 @@ impl Server {
             }
             IOC_STATS => answer(&text(&self.stats_json())),
             IOC_DF => answer(&text(&self.df_json()?)),
-            _ => Err(Errno::NOTTY.into()),
+            other => match self.subvolume_ioctl(id, request, other, arg)? {
+                Some(bytes) => answer(&bytes),
+                None => Err(Errno::NOTTY.into()),
+            },
         }
     }
 
     /// Root, or whoever runs the daemon.
-    fn is_privileged(&self, request: &Request<'_>) -> bool {
+    pub(super) fn is_privileged(&self, request: &Request<'_>) -> bool {
         request.header.uid == 0 || request.header.uid == rustix::process::getuid().as_raw()
     }
 

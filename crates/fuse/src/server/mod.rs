@@ -12,12 +12,16 @@ mod dirs;
 mod ioctl;
 mod names;
 mod report;
+mod subvolume;
 mod xattr;
+
+pub(crate) use report::hex;
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
 use crate::mount::Mounted;
 use crate::nodes::Nodes;
+use crate::notify::Notifier;
 use crate::perm::{self, Caller};
 use crate::proto::{self, Opcode};
 use crate::records::{self, settled};
@@ -52,7 +56,9 @@ pub fn serve(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<Served, ServeError> {
-    let server = Arc::new(Server::new(fs, !mounted.kernel_permissions, Arc::clone(&stats)));
+let fd = mounted.fuse_fd().try_clone_to_owned().ok();
+    let server = Server::new(fs, !mounted.kernel_permissions, Arc::clone(&stats));
+    let server = Arc::new(Server { notify: Notifier::new(fd), ..server });
     serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
     Ok(Served { closed: server.closed.lock().take() })
 }
@@ -66,6 +72,7 @@ pub struct Server {
     checks: bool,
     stats: Arc<Stats>,
     closed: Mutex<Option<larder_fs::Result<()>>>,
+    notify: Notifier,
 }
 
 /// Requests that always wait, or change several things and so must not start over half-way.
@@ -105,7 +112,8 @@ impl Server {
     /// Answers with `fs`. `checks`: permissions are this server's business, not the kernel's.
     #[must_use]
     pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
-        Self { nodes: Nodes::new(fs.root()), checks, stats, closed: Mutex::new(None), fs }
+        let (closed, notify) = (Mutex::new(None), Notifier::new(None));
+        Self { nodes: Nodes::new(fs.root()), checks, stats, closed, notify, fs }
     }
 
     fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {

@@ -65,7 +65,7 @@ pub(super) fn text(value: &serde_json::Value) -> Vec<u8> {
 }
 
 /// As uuids are written.
-fn hex(id: &[u8; 16]) -> String {
+pub(crate) fn hex(id: &[u8; 16]) -> String {
     let mut out = String::with_capacity(36);
     for (i, byte) in id.iter().enumerate() {
         if matches!(i, 4 | 6 | 8 | 10) {

@@ -1,0 +1,271 @@
+//! Subvolumes in both directions: what is made, snapshotted, moved and deleted here Linux reads, checks and goes on with;
+//! what Linux has begun to delete is finished here, and the reverse.
+
+use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode};
+use larder_simtest::oracle::{
+    Fixture, KernelMount, Need, btrfs, btrfs_check, copy_image, dump_tree, kernel_images, kernel_verdict,
+    mkfs_btrfs, need, populate, scratch,
+};
+use larder_volume::{FileDevice, OpenMode};
+use std::path::Path;
+use std::sync::Arc;
+
+const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
+
+fn open(image: &Path) -> Arc<Filesystem> {
+    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    Filesystem::open(Arc::new(device), OpenOptions { commit_interval: None, ..OpenOptions::default() }).unwrap()
+}
+
+fn dir() -> NewInode<'static> {
+    NewInode { kind: FileKind::Directory, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
+}
+
+fn file(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) {
+    let new = NewInode { kind: FileKind::Regular, perm: 0o644, ..self::dir() };
+    let id = fs.create(dir, name.as_bytes(), &new).unwrap().id;
+    fs.write(id, 0, data).unwrap();
+}
+
+fn find(fs: &Filesystem, path: &str) -> InodeId {
+    let names = path.split('/').filter(|n| !n.is_empty());
+    names.fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()).unwrap().id)
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// Fills a directory with files of all sizes.
+fn fill(fs: &Filesystem, dir: InodeId, files: usize) {
+    for n in 0..files {
+        file(fs, dir, &format!("a file with some name {n}"), &vec![n as u8; n % 23 * 977]);
+    }
+}
+
+#[test]
+fn linux_goes_on_with_what_was_made_here() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scratch = scratch();
+    for variant in kernel_images() {
+        let image = scratch.path().join(&variant.name);
+        variant.make(&image, 512 << 20).unwrap();
+        let mount = KernelMount::image(&image, &variant.mount).unwrap();
+        populate(mount.path(), &Fixture::small()).unwrap();
+        mount.unmount_clean().unwrap();
+        let fs = open(&image);
+        let root = fs.root();
+        let sub = fs.create_subvolume(root, b"made here", &dir()).unwrap().id;
+        fill(&fs, sub, 400);
+        let nested = fs.create_subvolume(sub, b"nested", &dir()).unwrap().id;
+        file(&fs, nested, "inside", b"the nested one");
+        fs.snapshot(sub.subvol, root, b"copy", false).unwrap();
+        fs.snapshot(sub.subvol, root, b"frozen", true).unwrap();
+        fs.snapshot(root.subvol, root, b"all", true).unwrap();
+        let origin = find(&fs, "volumes/origin");
+        fs.snapshot(origin.subvol, root, b"origin again", false).unwrap();
+        let again = find(&fs, "origin again");
+        fill(&fs, again, 50);
+        fill(&fs, find(&fs, "copy"), 0);
+        for n in (0..400).step_by(3) {
+            fs.unlink(sub, format!("a file with some name {n}").as_bytes()).unwrap();
+        }
+        fs.rename(sub, b"nested", root, b"not nested", RenameMode::Replace).unwrap();
+        // Shared with others on either side, made here and there.
+        for name in ["copy"] {
+            fs.delete_subvolume(root, name.as_bytes()).unwrap();
+        }
+        fs.delete_subvolume(find(&fs, "volumes"), b"copy").unwrap();
+        fs.wait_for_drops().unwrap();
+        fs.close().unwrap();
+        btrfs_check(&image, true).assert_clean(&variant.name);
+
+        let mount = KernelMount::image_read_only(&image, "").unwrap();
+        let list = btrfs(&["subvolume", "list", "-puqR", &text(mount.path())]).unwrap();
+        for path in ["made here", "frozen", "all", "origin again", "not nested"] {
+            assert!(list.lines().any(|l| l.ends_with(&format!("path {path}"))), "{path} in\n{list}");
+        }
+        assert!(!list.contains("path copy"), "{list}");
+        let show = btrfs(&["subvolume", "show", &text(&mount.join("frozen"))]).unwrap();
+        let info = show.lines().find(|l| l.contains("Flags:")).unwrap();
+        assert!(info.contains("readonly"), "{show}");
+        let deleted = btrfs(&["subvolume", "list", "-d", &text(mount.path())]).unwrap();
+        assert_eq!(deleted, "", "nothing is left to be dropped");
+        mount.unmount_clean().unwrap();
+
+        let shown = kernel_verdict(&image).unwrap();
+        drop(shown);
+        // Linux deletes what was made here; what then is there is still sound.
+        let mount = KernelMount::image(&image, "").unwrap();
+        for path in ["made here", "origin again", "all"] {
+            btrfs(&["subvolume", "delete", &text(&mount.join(path))]).unwrap();
+        }
+        btrfs(&["subvolume", "sync", &text(mount.path())]).unwrap();
+        mount.unmount_clean().unwrap();
+        btrfs_check(&image, true).assert_clean("after Linux deleted subvolumes of ours");
+        std::fs::remove_file(&image).unwrap();
+    }
+}
+
+#[test]
+fn what_linux_began_to_delete_is_finished_here() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scratch = scratch();
+    let (image, copy) = (scratch.path().join("image"), scratch.path().join("copy"));
+    kernel_images()[0].make(&image, 512 << 20).unwrap();
+    let mount = KernelMount::image(&image, "").unwrap();
+    populate(mount.path(), &Fixture::small()).unwrap();
+    let volumes = mount.join("volumes");
+    mount.sync().unwrap();
+    let list = btrfs(&["subvolume", "list", &text(mount.path())]).unwrap();
+    for path in ["volumes/copy", "volumes/frozen"] {
+        let _ = volumes.metadata().unwrap();
+        btrfs(&["subvolume", "delete", "-c", &text(&mount.join(path))]).unwrap();
+    }
+    // What a power cut right after the deletion leaves.
+    copy_image(&image, &copy).unwrap();
+    mount.unmount_clean().unwrap();
+    let announced = dump_tree(&copy, &["-t", "root"]).unwrap().contains("ORPHAN_ITEM");
+    assert!(announced, "Linux was quicker than the copy; subvolumes were\n{list}");
+    let fs = open(&copy);
+    fs.wait_for_drops().unwrap();
+    fs.close().unwrap();
+    assert!(!dump_tree(&copy, &["-t", "root"]).unwrap().contains("ORPHAN_ITEM"));
+    btrfs_check(&copy, true).assert_clean("after the deletion was finished here");
+    kernel_verdict(&copy).unwrap();
+}
+
+#[test]
+fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scratch = scratch();
+    let image = scratch.path().join("image");
+    mkfs_btrfs::<&str>(&image, 512 << 20, &[]).unwrap();
+    let fs = open(&image);
+    let sub = fs.create_subvolume(fs.root(), b"sub", &dir()).unwrap().id;
+    fill(&fs, sub, 12_000);
+    // What the snapshot keeps relies on the original until that is gone.
+    fs.snapshot(sub.subvol, fs.root(), b"kept", false).unwrap();
+    for n in (0..12_000).step_by(97) {
+        fs.unlink(sub, format!("a file with some name {n}").as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.delete_subvolume(fs.root(), b"sub").unwrap();
+    fs.sync().unwrap();
+    let mut half = Vec::new();
+    while fs.stats().subvolumes_to_drop > 0 {
+        fs.sync().unwrap();
+        let copy = scratch.path().join(format!("copy {}", half.len()));
+        copy_image(&image, &copy).unwrap();
+        // The next superblock may have come between: such a copy is nothing that a power cut leaves.
+        if btrfs_check(&copy, false).is_clean() {
+            half.push(copy);
+        }
+        if half.len() == 12 {
+            break;
+        }
+    }
+    fs.wait_for_drops().unwrap();
+    fs.close().unwrap();
+    btrfs_check(&image, true).assert_clean("without a stop");
+    let progress = |image: &Path| {
+        let dump = dump_tree(image, &["-t", "root"]).unwrap();
+        dump.contains("ORPHAN_ITEM") && !dump.lines().filter(|l| l.contains("drop key")).all(|l| {
+            l.contains("drop key (0 UNKNOWN.0 0)") || l.contains("drop key (0 0 0)")
+        })
+    };
+    let stopped: Vec<_> = half.iter().filter(|image| progress(image)).collect();
+    assert!(!stopped.is_empty(), "none of {} copies is of the middle", half.len());
+    for (n, image) in stopped.into_iter().enumerate() {
+        if n % 2 == 0 {
+            let fs = open(image);
+            fs.wait_for_drops().unwrap();
+            fs.close().unwrap();
+        } else {
+            let mount = KernelMount::image(image, "").unwrap();
+            btrfs(&["subvolume", "sync", &text(mount.path())]).unwrap();
+            mount.unmount_clean().unwrap();
+        }
+        let dump = dump_tree(image, &["-t", "root"]).unwrap();
+        assert!(!dump.contains("ORPHAN_ITEM"), "{}", image.display());
+        btrfs_check(image, true).assert_clean("after it went on");
+        let mount = KernelMount::image_read_only(image, "").unwrap();
+        let kept = std::fs::read_dir(mount.join("kept")).unwrap().count();
+        mount.unmount_clean().unwrap();
+        assert_eq!(kept, 12_000);
+    }
+}
+
+/// Fields of a ROOT_ITEM in a dump, without those that are accidents.
+fn root_item(dump: &str, id: u64) -> Vec<String> {
+    let head = format!("key ({id} ROOT_ITEM ");
+    let from = dump.lines().skip_while(|l| !l.contains(&head));
+    let body = from.skip(1).take_while(|l| !l.contains("item "));
+    let accidents = ["bytenr", "uuid", "ctime", "otime", "bytes_used", "generation", "level"];
+    body.flat_map(|l| l.split_whitespace().collect::<Vec<_>>().chunks(2).map(|c| c.join(" ")).collect::<Vec<_>>())
+        .filter(|f| !accidents.iter().any(|a| f.contains(a)))
+        .collect()
+}
+
+#[test]
+fn root_items_are_as_linux_writes_them() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scratch = scratch();
+    let (theirs, ours) = (scratch.path().join("theirs"), scratch.path().join("ours"));
+    mkfs_btrfs::<&str>(&theirs, 256 << 20, &[]).unwrap();
+    let mount = KernelMount::image(&theirs, "").unwrap();
+    mount.sync().unwrap();
+    mount.unmount_clean().unwrap();
+    copy_image(&theirs, &ours).unwrap();
+
+    let mount = KernelMount::image(&theirs, "").unwrap();
+    let at = |p: &str| text(&mount.join(p));
+    btrfs(&["subvolume", "create", &at("sub")]).unwrap();
+    std::fs::write(mount.join("sub/file"), b"x").unwrap();
+    mount.sync().unwrap();
+    btrfs(&["subvolume", "snapshot", &at("sub"), &at("copy")]).unwrap();
+    btrfs(&["subvolume", "snapshot", "-r", &at("sub"), &at("frozen")]).unwrap();
+    btrfs(&["subvolume", "set-default", "257", &at("")]).unwrap();
+    mount.unmount_clean().unwrap();
+
+    let fs = open(&ours);
+    let sub = fs.create_subvolume(fs.root(), b"sub", &dir()).unwrap().id;
+    file(&fs, sub, "file", b"x");
+    fs.sync().unwrap();
+    let copy = fs.snapshot(sub.subvol, fs.root(), b"copy", false).unwrap();
+    fs.snapshot(sub.subvol, fs.root(), b"frozen", true).unwrap();
+    fs.set_default_subvolume(copy).unwrap();
+    fs.close().unwrap();
+    btrfs_check(&ours, true).assert_clean("ours");
+
+    let (theirs, ours) = (dump_tree(&theirs, &["-t", "root"]).unwrap(), dump_tree(&ours, &["-t", "root"]).unwrap());
+    for id in [256, 257, 258] {
+        let flat = |dump| {
+            // Transactions are counted from the subvolume's first.
+            root_item(dump, id)
+                .into_iter()
+                .filter(|f| !f.contains("transid") && !f.contains("last_snapshot"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(flat(&ours), flat(&theirs), "ROOT_ITEM of {id}");
+    }
+    let links = |dump: &str| -> Vec<String> {
+        let lines = dump.lines().filter(|l| l.contains("root ref key") || l.contains("root backref key"));
+        lines.map(|l| l.trim().to_owned()).collect()
+    };
+    assert_eq!(links(&ours).len(), 6);
+    assert_eq!(links(&ours), links(&theirs));
+    let default = |dump: &str| {
+        let mut lines = dump.lines().skip_while(|l| !l.contains("DIR_ITEM 2378154706"));
+        lines.find(|l| l.contains("location")).unwrap().split("ROOT_ITEM").next().unwrap().trim().to_owned()
+    };
+    assert_eq!(default(&ours), default(&theirs));
+}
