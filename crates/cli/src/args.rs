@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Map(commands::map::Args),
     Restore(commands::restore::Args),
     Rescue(commands::rescue::Args),
+    #[command(visible_alias = "sub")]
+    Subvolume(commands::subvolume::Args),
     #[command(hide = true)]
     Assets(commands::assets::Args),
 }

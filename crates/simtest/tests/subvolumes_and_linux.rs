@@ -12,6 +12,9 @@ use std::sync::Arc;
 
 const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
 
+/// `btrfs subvolume sync` waits for commits.
+const QUICK: &str = "commit=1";
+
 fn open(image: &Path) -> Arc<Filesystem> {
     let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
     Filesystem::open(Arc::new(device), OpenOptions { commit_interval: None, ..OpenOptions::default() }).unwrap()
@@ -98,7 +101,7 @@ fn linux_goes_on_with_what_was_made_here() {
         let shown = kernel_verdict(&image).unwrap();
         drop(shown);
         // Linux deletes what was made here; what then is there is still sound.
-        let mount = KernelMount::image(&image, "").unwrap();
+        let mount = KernelMount::image(&image, QUICK).unwrap();
         for path in ["made here", "origin again", "all"] {
             btrfs(&["subvolume", "delete", &text(&mount.join(path))]).unwrap();
         }
@@ -188,7 +191,7 @@ fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
             fs.wait_for_drops().unwrap();
             fs.close().unwrap();
         } else {
-            let mount = KernelMount::image(image, "").unwrap();
+            let mount = KernelMount::image(image, QUICK).unwrap();
             btrfs(&["subvolume", "sync", &text(mount.path())]).unwrap();
             mount.unmount_clean().unwrap();
         }

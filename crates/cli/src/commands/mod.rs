@@ -17,6 +17,7 @@ pub(crate) mod rescue;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod stats;
+pub(crate) mod subvolume;
 pub(crate) mod sync;
 pub(crate) mod trim;
 pub(crate) mod umount;
@@ -45,6 +46,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Map(a) => map::run(&a),
         Command::Rescue(a) => rescue::run(&a),
         Command::Restore(a) => restore::run(&a),
+        Command::Subvolume(a) => subvolume::run(&a),
         Command::Assets(a) => assets::run(&a),
     }
 }

@@ -84,8 +84,8 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
         return Err(Error::ReadOnly(Some(why)));
     }
     writeout::write_superblocks(core, &superblock)?;
-    committer.publish(&frozen, superblock);
     core.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
+    committer.publish(&frozen, superblock);
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     core.txns.stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
     Ok(())

@@ -1,0 +1,395 @@
+//! `larder subvolume`: making, snapshotting, deleting and listing subvolumes, on a mount or in an image.
+//!
+//! On a mount the daemon is asked ([`larder_fuse::subvolumes`]); an image is opened for the one command, which for a deletion
+//! means that it also waits until the space is free.
+
+use crate::commands::sync::mounted;
+use crate::failure::{Advise, usage};
+use crate::image::{Access, Image};
+use crate::print;
+use crate::target::{Place, Target};
+use anyhow::{Context, anyhow};
+use larder_format::ids::ObjectId;
+use larder_fs::{FileKind, InodeId, NewInode};
+use larder_fuse::subvolumes as on_mount;
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Make, snapshot, delete and list subvolumes of an image or a mount.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder subvolume create disk.img:/home
+  larder subvolume snapshot -r mnt/home mnt/home-monday
+
+Paths are IMAGE:PATH for an image that is not mounted, or paths on a mount.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Make empty subvolumes
+    #[command(after_help = "Example:\n  larder subvolume create disk.img:/home disk.img:/srv")]
+    Create {
+        /// IMAGE:PATH, or a path on a mount
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<OsString>,
+    },
+    /// Delete subvolumes with everything in them
+    #[command(after_help = "\
+Example:
+  larder subvolume delete mnt/home-monday
+
+On a mount the space comes back in the background: `larder stats` shows subvolumes_to_drop.
+Subvolumes that have others in them, the default one and the mounted one are not deleted.")]
+    Delete {
+        /// Make the deletion durable before going on (in an image it always is)
+        #[arg(short = 'c', long)]
+        commit: bool,
+        /// IMAGE:PATH, or a path on a mount
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<OsString>,
+    },
+    /// List subvolumes
+    #[command(after_help = "Example:\n  larder subvolume list --json disk.img")]
+    List {
+        /// Only read-only ones
+        #[arg(short, long)]
+        read_only: bool,
+        /// Only snapshots
+        #[arg(short, long)]
+        snapshots: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Read the image even if somebody is using it
+        #[arg(long)]
+        force: bool,
+        /// Image, or a path on a mount
+        #[arg(value_name = "IMAGE|PATH")]
+        target: OsString,
+    },
+    /// Show what is known of a subvolume
+    #[command(after_help = "Example:\n  larder subvolume show mnt/home")]
+    Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Read the image even if somebody is using it
+        #[arg(long)]
+        force: bool,
+        /// IMAGE:PATH, or a path on a mount
+        path: OsString,
+    },
+    /// Make a snapshot: a subvolume that begins as another is now
+    #[command(after_help = "\
+Example:
+  larder subvolume snapshot -r mnt/home mnt/snapshots
+
+It is durable when the command returns. If TO is a directory, the snapshot is made in it under the
+name of what it is of. Both are in the same image or on the same mount.")]
+    Snapshot {
+        /// Read-only
+        #[arg(short, long)]
+        read_only: bool,
+        /// Subvolume: IMAGE:PATH, or a path on a mount
+        from: OsString,
+        /// The snapshot, or a directory for it
+        to: OsString,
+    },
+    /// Show which subvolume is mounted where none is named
+    #[command(after_help = "Example:\n  larder subvolume get-default disk.img")]
+    GetDefault {
+        /// Read the image even if somebody is using it
+        #[arg(long)]
+        force: bool,
+        /// Image, or a path on a mount
+        #[arg(value_name = "IMAGE|PATH")]
+        target: OsString,
+    },
+    /// Choose which subvolume is mounted where none is named
+    #[command(after_help = "\
+Example:
+  larder subvolume set-default disk.img:/system
+
+5 is the id of the top-level subvolume, with which every image begins.")]
+    SetDefault {
+        /// Id of the subvolume, where PATH does not lead to it
+        #[arg(long, value_name = "ID")]
+        id: Option<u64>,
+        /// The subvolume: IMAGE:PATH, or a path on a mount
+        path: OsString,
+    },
+    /// Make a subvolume read-only, or writable again
+    #[command(after_help = "\
+Example:
+  larder subvolume read-only mnt/home on
+
+A subvolume that was received does not become writable without --forget, and then is no longer
+known as received.")]
+    ReadOnly {
+        /// Forget where it was received from (images only)
+        #[arg(long)]
+        forget: bool,
+        /// The subvolume: IMAGE:PATH, or a path on a mount
+        path: OsString,
+        /// Neither: show which
+        #[arg(value_parser = ["on", "off"])]
+        state: Option<String>,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.what {
+        What::Create { paths } => paths.iter().try_for_each(|p| create(p)),
+        What::Delete { commit, paths } => paths.iter().try_for_each(|p| delete(p, *commit)),
+        What::List { read_only, snapshots, json, force, target } => {
+            let (all, _) = all(target, *force)?;
+            let wanted = all.into_iter().filter(|s| {
+                s["id"] != 5
+                    && (!read_only || s["read_only"] == true)
+                    && (!snapshots || !s["parent_uuid"].is_null())
+            });
+            list(wanted.collect(), *json)
+        }
+        What::Show { json, force, path } => show(path, *json, *force),
+        What::Snapshot { read_only, from, to } => snapshot(from, to, *read_only),
+        What::GetDefault { force, target } => {
+            let (all, default) = all(target, *force)?;
+            let found = all.iter().find(|s| s["id"] == default);
+            let path = found.map_or("", |s| s["path"].as_str().unwrap_or_default());
+            print::line(&format!("{default} {}", if default == 5 { "(top level)" } else { path }))
+        }
+        What::SetDefault { id, path } => set_default(path, *id),
+        What::ReadOnly { forget, path, state } => read_only(path, state.as_deref(), *forget),
+    }
+}
+
+/// Opens the top of an image, does something, and commits.
+fn in_image<T>(
+    target: &Target,
+    access: Access,
+    f: impl FnOnce(&Image) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let image = Image::open(&target.image, access, Some(ObjectId::FS_TREE.0))?;
+    let done = f(&image);
+    // What was done stays done, even if a later part failed.
+    let closed = image.close();
+    done.and_then(|value| closed.map(|()| value))
+}
+
+/// The subvolume whose root is at this path.
+fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
+    let attr = image.resolve(path, true)?;
+    if attr.kind != FileKind::Directory || attr.id.ino != ObjectId::FIRST_FREE.0 {
+        return Err(anyhow!("{} is not a subvolume", image.show(path)))
+            .hint("`larder subvolume list` shows which there are");
+    }
+    Ok(attr.id)
+}
+
+fn create(path: &OsString) -> anyhow::Result<()> {
+    match Place::parse(path) {
+        Place::Host(path) => mounted(&path, on_mount::create),
+        Place::Image(t) => in_image(&t, Access::Write, |image| {
+            let (dir, name) = image.parent(&t.path)?;
+            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let kind = FileKind::Directory;
+            let new = NewInode { kind, perm: 0o755, uid, gid, rdev: 0, target: b"", xattrs: &[] };
+            image.fs.create_subvolume(dir, name, &new).map(drop).with_context(|| t.display())
+        }),
+    }
+}
+
+fn delete(path: &OsString, commit: bool) -> anyhow::Result<()> {
+    match Place::parse(path) {
+        Place::Host(path) => {
+            let done = mounted(&path, on_mount::delete);
+            let nested = |e: &anyhow::Error| {
+                e.downcast_ref::<std::io::Error>()
+                    .is_some_and(|e| e.kind() == std::io::ErrorKind::DirectoryNotEmpty)
+            };
+            match done {
+                Err(e) if nested(&e) => Err(e).hint("delete the subvolumes in it first"),
+                Err(e) => Err(e),
+                Ok(()) if commit => {
+                    let dir = path.parent().filter(|p| !p.as_os_str().is_empty());
+                    mounted(dir.unwrap_or(Path::new(".")), larder_fuse::control::sync)
+                }
+                Ok(()) => Ok(()),
+            }
+        }
+        Place::Image(t) => in_image(&t, Access::Write, |image| {
+            root_of(image, &t.path)?;
+            let (dir, name) = image.parent(&t.path)?;
+            let gone = image.fs.delete_subvolume(dir, name);
+            let hint = match &gone {
+                Err(larder_fs::Error::NotEmpty) => Some("delete the subvolumes in it first"),
+                Err(larder_fs::Error::NotPermitted(_)) => {
+                    Some("make another one the default first: `larder subvolume set-default`")
+                }
+                _ => None,
+            };
+            let gone = gone.with_context(|| t.display());
+            match hint {
+                Some(hint) => gone.hint(hint)?,
+                None => gone?,
+            };
+            image.fs.wait_for_drops().context("giving its space back")
+        }),
+    }
+}
+
+/// All subvolumes, and the default one.
+fn all(target: &OsString, force: bool) -> anyhow::Result<(Vec<Value>, u64)> {
+    let path = Path::new(target);
+    if path.is_dir() || larder_fuse::mount::is_dead(path) {
+        return mounted(path, on_mount::list);
+    }
+    of_image(&Target::parse(target), force)
+}
+
+fn of_image(target: &Target, force: bool) -> anyhow::Result<(Vec<Value>, u64)> {
+    in_image(target, Access::Read { force }, |image| {
+        let all = image.fs.subvolumes()?;
+        let all = all.iter().map(|s| Ok(on_mount::describe(s, &image.fs.subvolume_path(s.id)?)));
+        Ok((all.collect::<anyhow::Result<_>>()?, image.fs.default_subvolume()?.0))
+    })
+}
+
+fn list(all: Vec<Value>, json: bool) -> anyhow::Result<()> {
+    if json {
+        return print::json(&all);
+    }
+    for s in all {
+        let path = s["path"].as_str().unwrap_or_default();
+        print::line(&format!(
+            "ID {} gen {} top level {} path {}",
+            s["id"],
+            s["generation"],
+            s["parent_id"],
+            print::name(path.as_bytes())
+        ))?;
+    }
+    Ok(())
+}
+
+fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
+    let (all, id) = match Place::parse(path) {
+        Place::Image(t) => {
+            let id =
+                in_image(&t, Access::Read { force }, |image| Ok(root_of(image, &t.path)?.subvol.0))?;
+            (of_image(&t, force)?.0, id)
+        }
+        Place::Host(path) => {
+            let id = mounted(&path, |p| on_mount::is_read_only(p).and_then(|_| on_mount::id_of(p)))?;
+            (mounted(&path, on_mount::list)?.0, id)
+        }
+    };
+    let found = all.iter().find(|s| s["id"] == id).context("the subvolume has just been deleted")?;
+    if json {
+        return print::json(found);
+    }
+    let text = |v: &Value| match v {
+        Value::Null => "-".to_owned(),
+        Value::String(s) => print::name(s.as_bytes()),
+        other => other.to_string(),
+    };
+    let time = |v: &Value| v.as_i64().map_or_else(|| "-".to_owned(), print::time);
+    let snapshots = all.iter().filter(|s| !s["parent_uuid"].is_null() && s["parent_uuid"] == found["uuid"]);
+    let snapshots: Vec<String> = snapshots.map(|s| text(&s["path"])).collect();
+    for (name, value) in [
+        ("Path", if id == 5 { "(top level)".to_owned() } else { text(&found["path"]) }),
+        ("Subvolume ID", id.to_string()),
+        ("Parent ID", text(&found["parent_id"])),
+        ("UUID", text(&found["uuid"])),
+        ("Parent UUID", text(&found["parent_uuid"])),
+        ("Received UUID", text(&found["received_uuid"])),
+        ("Created", time(&found["created"])),
+        ("Generation", text(&found["generation"])),
+        ("Gen at creation", text(&found["created_in"])),
+        ("Flags", if found["read_only"] == true { "readonly".to_owned() } else { "-".to_owned() }),
+        ("Snapshots", if snapshots.is_empty() { "-".to_owned() } else { snapshots.join(", ") }),
+    ] {
+        print::line(&format!("{name:<16} {value}"))?;
+    }
+    Ok(())
+}
+
+fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<()> {
+    match (Place::parse(from), Place::parse(to)) {
+        (Place::Host(from), Place::Host(to)) => {
+            let to = if to.is_dir() {
+                let name = from.canonicalize().with_context(|| from.display().to_string())?;
+                to.join(name.file_name().context("what is it to be called?").could_not_run()?)
+            } else {
+                to
+            };
+            mounted(&to, |to| on_mount::snapshot(&from, to, read_only))
+        }
+        (Place::Image(from), Place::Image(to)) if from.image == to.image => {
+            in_image(&from, Access::Write, |image| {
+                let source = root_of(image, &from.path)?;
+                let into = image.lookup(&to.path, true).filter(|a| a.kind == FileKind::Directory);
+                let own = image.parent(&from.path);
+                let (dir, name) = match (&into, &own) {
+                    (Some(dir), Ok((_, name))) => (dir.id, *name),
+                    (Some(_), Err(_)) => return usage("the snapshot needs a name"),
+                    (None, _) => image.parent(&to.path)?,
+                };
+                let made = image.fs.snapshot(source.subvol, dir, name, read_only);
+                made.map(drop).with_context(|| to.display())
+            })
+        }
+        _ => usage("a snapshot is in the same image, or on the same mount, as what it is of"),
+    }
+}
+
+fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
+    match Place::parse(path) {
+        Place::Image(t) => in_image(&t, Access::Write, |image| {
+            let id = match id {
+                Some(id) => ObjectId(id),
+                None => root_of(image, &t.path)?.subvol,
+            };
+            image.fs.set_default_subvolume(id).with_context(|| format!("subvolume {id}"))
+        }),
+        Place::Host(path) => {
+            let id = match id {
+                Some(id) => id,
+                None => mounted(&path, |p| on_mount::is_read_only(p).and_then(|_| on_mount::id_of(p)))?,
+            };
+            mounted(&path, |p| on_mount::set_default(p, id))
+        }
+    }
+}
+
+fn read_only(path: &OsString, state: Option<&str>, forget: bool) -> anyhow::Result<()> {
+    let wanted = state.map(|s| s == "on");
+    let now = match Place::parse(path) {
+        Place::Image(t) => {
+            let access = if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
+            in_image(&t, access, |image| {
+                let id = root_of(image, &t.path)?.subvol;
+                match wanted {
+                    Some(on) => {
+                        let set = image.fs.set_subvolume_read_only(id, on, forget);
+                        set.with_context(|| t.display()).map(|()| None)
+                    }
+                    None => Ok(Some(image.fs.subvolume(id)?.read_only)),
+                }
+            })?
+        }
+        Place::Host(path) => match wanted {
+            Some(on) => mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None)?,
+            None => Some(mounted(&path, on_mount::is_read_only)?),
+        },
+    };
+    match now {
+        Some(on) => print::line(if on { "on" } else { "off" }),
+        None => Ok(()),
+    }
+}
