@@ -304,6 +304,8 @@ pub struct Tuning {
     pub seal_ahead: Option<usize>,
     /// Commit after each step of an operation that takes several transactions: cutting, deleting or punching many extents.
     pub commit_steps: bool,
+    /// Changes of references after which dropping a deleted subvolume commits and waits; `None`: the usual, and no wait.
+    pub drop_step: Option<u64>,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
     pub fake_clock: bool,
 }

@@ -1,7 +1,7 @@
 //! Subvolumes in both directions: what is made, snapshotted, moved and deleted here Linux reads, checks and goes on with;
 //! what Linux has begun to delete is finished here, and the reverse.
 
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode};
+use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
 use larder_simtest::oracle::{
     Fixture, KernelMount, Need, btrfs, btrfs_check, copy_image, dump_tree, kernel_images, kernel_verdict,
     mkfs_btrfs, need, populate, scratch,
@@ -16,8 +16,13 @@ const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
 const QUICK: &str = "commit=1";
 
 fn open(image: &Path) -> Arc<Filesystem> {
+    open_with(image, Tuning::default())
+}
+
+fn open_with(image: &Path, tuning: Tuning) -> Arc<Filesystem> {
     let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
-    Filesystem::open(Arc::new(device), OpenOptions { commit_interval: None, ..OpenOptions::default() }).unwrap()
+    let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
+    Filesystem::open(Arc::new(device), options).unwrap()
 }
 
 fn dir() -> NewInode<'static> {
@@ -150,7 +155,7 @@ fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
     let scratch = scratch();
     let image = scratch.path().join("image");
     mkfs_btrfs::<&str>(&image, 512 << 20, &[]).unwrap();
-    let fs = open(&image);
+    let fs = open_with(&image, Tuning { drop_step: Some(20), ..Tuning::default() });
     let sub = fs.create_subvolume(fs.root(), b"sub", &dir()).unwrap().id;
     fill(&fs, sub, 12_000);
     // What the snapshot keeps relies on the original until that is gone.
@@ -170,13 +175,13 @@ fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
         if btrfs_check(&copy, false).is_clean() {
             half.push(copy);
         }
-        if half.len() == 12 {
+        if half.len() == 5 {
             break;
         }
     }
-    fs.wait_for_drops().unwrap();
+    // Stopped by closing, too.
     fs.close().unwrap();
-    btrfs_check(&image, true).assert_clean("without a stop");
+    half.push(image);
     let progress = |image: &Path| {
         let dump = dump_tree(image, &["-t", "root"]).unwrap();
         dump.contains("ORPHAN_ITEM") && !dump.lines().filter(|l| l.contains("drop key")).all(|l| {
@@ -211,8 +216,11 @@ fn root_item(dump: &str, id: u64) -> Vec<String> {
     let from = dump.lines().skip_while(|l| !l.contains(&head));
     let body = from.skip(1).take_while(|l| !l.contains("item "));
     let accidents = ["bytenr", "uuid", "ctime", "otime", "bytes_used", "generation", "level"];
-    body.flat_map(|l| l.split_whitespace().collect::<Vec<_>>().chunks(2).map(|c| c.join(" ")).collect::<Vec<_>>())
-        .filter(|f| !accidents.iter().any(|a| f.contains(a)))
+    let words = |l: &str| l.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    body.filter(|l| !accidents.iter().any(|a| l.trim_start().starts_with(a)))
+        .map(|l| words(l).join(" "))
+        // Several fields to a line, some of them accidents.
+        .filter(|l| !l.contains("(20"))
         .collect()
 }
 

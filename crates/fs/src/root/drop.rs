@@ -178,7 +178,8 @@ fn drop_tree(core: &Core, id: TreeId) -> Result<bool> {
         if core.drops.stopped() {
             return Ok(false);
         }
-        if core.txns.running().notes.load(Ordering::Relaxed) > MANY_NOTES {
+        let many = core.txns.running().notes.load(Ordering::Relaxed) > MANY_NOTES;
+        if many || core.options.tuning.drop_step.is_some() {
             core.commit()?;
         }
     }
@@ -297,13 +298,14 @@ impl Walk {
     fn step(&mut self, core: &Core) -> Result<bool> {
         let mut h = core.begin_deleting(1)?;
         let mut known = KnownRefs::default();
+        let limit = core.options.tuning.drop_step.unwrap_or(STEP_NOTES);
         let (mut notes, mut blocks) = (0, 0);
         let outcome = loop {
             match self.advance(core, &h, &mut known) {
                 Ok(Some(more)) => {
                     notes += more;
                     blocks += 1;
-                    if notes >= STEP_NOTES || blocks >= STEP_BLOCKS {
+                    if notes >= limit || blocks >= STEP_BLOCKS {
                         break self.close_finished(core, &h).map(|more| {
                             notes += more;
                             self.is_done()
