@@ -185,7 +185,10 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_linux() {
-        assert_eq!([CREATE, CREATE_V2, DESTROY, DESTROY_V2], [0x5000_940e, 0x5000_9418, 0x5000_940f, 0x5000_943f]);
+        assert_eq!(
+            [CREATE, CREATE_V2, DESTROY, DESTROY_V2],
+            [0x5000_940e, 0x5000_9418, 0x5000_940f, 0x5000_943f]
+        );
         assert_eq!([GETFLAGS, SETFLAGS, DEFAULT], [0x8008_9419, 0x4008_941a, 0x4008_9413]);
         assert_eq!([INFO, ROOTREF, INO_LOOKUP], [0x81f8_943c, 0xd000_943d, 0xd000_9412]);
     }

@@ -184,9 +184,11 @@ fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
     half.push(image);
     let progress = |image: &Path| {
         let dump = dump_tree(image, &["-t", "root"]).unwrap();
-        dump.contains("ORPHAN_ITEM") && !dump.lines().filter(|l| l.contains("drop key")).all(|l| {
-            l.contains("drop key (0 UNKNOWN.0 0)") || l.contains("drop key (0 0 0)")
-        })
+        dump.contains("ORPHAN_ITEM")
+            && !dump
+                .lines()
+                .filter(|l| l.contains("drop key"))
+                .all(|l| l.contains("drop key (0 UNKNOWN.0 0)") || l.contains("drop key (0 0 0)"))
     };
     let stopped: Vec<_> = half.iter().filter(|image| progress(image)).collect();
     assert!(!stopped.is_empty(), "none of {} copies is of the middle", half.len());
@@ -257,7 +259,8 @@ fn root_items_are_as_linux_writes_them() {
     fs.close().unwrap();
     btrfs_check(&ours, true).assert_clean("ours");
 
-    let (theirs, ours) = (dump_tree(&theirs, &["-t", "root"]).unwrap(), dump_tree(&ours, &["-t", "root"]).unwrap());
+    let (theirs, ours) =
+        (dump_tree(&theirs, &["-t", "root"]).unwrap(), dump_tree(&ours, &["-t", "root"]).unwrap());
     for id in [256, 257, 258] {
         let flat = |dump| {
             // Transactions are counted from the subvolume's first.

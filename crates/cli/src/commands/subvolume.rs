@@ -280,8 +280,7 @@ fn list(all: Vec<Value>, json: bool) -> anyhow::Result<()> {
 fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
     let (all, id) = match Place::parse(path) {
         Place::Image(t) => {
-            let id =
-                in_image(&t, Access::Read { force }, |image| Ok(root_of(image, &t.path)?.subvol.0))?;
+            let id = in_image(&t, Access::Read { force }, |image| Ok(root_of(image, &t.path)?.subvol.0))?;
             (of_image(&t, force)?.0, id)
         }
         Place::Host(path) => {

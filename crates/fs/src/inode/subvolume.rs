@@ -222,7 +222,13 @@ pub(crate) enum Deletes {
 /// # Errors
 /// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it; `NotPermitted` for the default
 /// subvolume; `Busy` for the one that `root` is in; no space; read-only.
-pub(crate) fn delete(core: &Core, root: InodeId, dir: InodeId, name: &[u8], which: Deletes) -> Result<TreeId> {
+pub(crate) fn delete(
+    core: &Core,
+    root: InodeId,
+    dir: InodeId,
+    name: &[u8],
+    which: Deletes,
+) -> Result<TreeId> {
     may_wait()?;
     check_name(name)?;
     let _tree = core.subvol_tree.lock();
@@ -369,11 +375,7 @@ impl Moved<'_> {
             }
             names::add_entry(d, to, to_index, target(id))
         })?;
-        let mut h = if one_tree {
-            prepared.write()?.0
-        } else {
-            self.write_both(prepared, from, index)?
-        };
+        let mut h = if one_tree { prepared.write()?.0 } else { self.write_both(prepared, from, index)? };
         let now = core.now();
         let (gone, came) = (name_bytes(from.name), name_bytes(to.name));
         to_dir.change(&mut h, |state| {

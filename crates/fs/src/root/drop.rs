@@ -266,7 +266,8 @@ impl Walk {
                 match core.note_released(&h.txn, &known, at, reference, None, false) {
                     Ok(Released::Last { full }) => break full,
                     Ok(_) => {
-                        let place = Place { tree: Some(self.tree), address: Some(ptr.at), ..Place::default() };
+                        let place =
+                            Place { tree: Some(self.tree), address: Some(ptr.at), ..Place::default() };
                         return Err(Error::corrupt(place, "a half-dropped tree shares a block on its way"));
                     }
                     Err(Stop::Need(Need::Refs(at, level))) => core.learn_refs(&mut known, at, level)?,
@@ -476,4 +477,3 @@ pub(crate) fn kill(core: &Core, h: &mut Handle<'_>, subvol: &Arc<Subvolume>) {
     h.txn.roots.lock().root(subvol).deleted = true;
     core.drops.add(subvol.id, h.generation());
 }
-

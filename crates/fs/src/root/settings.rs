@@ -169,7 +169,9 @@ impl Core {
         }
         let received = subvol.item.lock().received_uuid != [0; 16];
         if received && !read_only && !forget {
-            return Err(Error::Busy("the subvolume was received; as a writable one it is no longer what was sent"));
+            return Err(Error::Busy(
+                "the subvolume was received; as a writable one it is no longer what was sent",
+            ));
         }
         h.noted_for_root_tree(1);
         let mut notes = h.txn.roots.lock();

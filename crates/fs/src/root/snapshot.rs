@@ -115,7 +115,11 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
 
 impl Core {
     /// Leaves a snapshot with the running transaction.
-    pub(crate) fn note_snapshot_wanted(&self, h: &mut Handle<'_>, snapshot: Arc<PendingSnapshot>) -> Generation {
+    pub(crate) fn note_snapshot_wanted(
+        &self,
+        h: &mut Handle<'_>,
+        snapshot: Arc<PendingSnapshot>,
+    ) -> Generation {
         self.note_link(h, snapshot.id, Some(snapshot.link.clone()));
         // The root twice, the entry, the directory's inode; after the snapshot all of it is copied anew.
         h.keep_for_seal(snapshot.entry.items() + 4);

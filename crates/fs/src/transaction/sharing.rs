@@ -146,7 +146,13 @@ impl Core {
     }
 
     /// Notes that `snapshot` begins with `new`, a copy of `root`: what the copy points to has one more user.
-    pub(crate) fn note_snapshot(&self, txn: &Txn, snapshot: TreeId, root: &Node, new: Logical) -> Result<u64> {
+    pub(crate) fn note_snapshot(
+        &self,
+        txn: &Txn,
+        snapshot: TreeId,
+        root: &Node,
+        new: Logical,
+    ) -> Result<u64> {
         let nodesize = self.nodesize();
         let below = children(root, nodesize, snapshot)?;
         let mut refs = txn.refs.lock();

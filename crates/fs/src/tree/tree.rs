@@ -181,7 +181,13 @@ impl Tree {
                     state.since.clear();
                     let state = State { root, last_snapshot, since: HashSet::new() };
                     let (store, stats) = (self.store.clone(), self.stats.clone());
-                    return Ok(Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats });
+                    return Ok(Self {
+                        id,
+                        store,
+                        state: RwLock::new(state),
+                        blocks: AtomicI64::new(0),
+                        stats,
+                    });
                 }
                 Err(Stop::Fail(e)) => return Err(e),
                 Err(Stop::Need(need)) => need,

@@ -37,7 +37,9 @@ impl Server {
             CREATE => self.create_subvolume(id, request, name_at(arg, NAME)?)?,
             CREATE_V2 if word(arg, 16)? == 0 => self.create_subvolume(id, request, name_at(arg, NAME_V2)?)?,
             DESTROY => self.delete_subvolume(id, request, name_at(arg, NAME)?)?,
-            DESTROY_V2 if word(arg, 16)? == 0 => self.delete_subvolume(id, request, name_at(arg, NAME_V2)?)?,
+            DESTROY_V2 if word(arg, 16)? == 0 => {
+                self.delete_subvolume(id, request, name_at(arg, NAME_V2)?)?
+            }
             DESTROY_V2 if word(arg, 16)? == BY_ID => {
                 let found = self.fs.subvolume(ObjectId(word(arg, NAME_V2)?))?;
                 let (subvol, ino, name) = found.parent.ok_or(Errno::INVAL)?;
@@ -64,7 +66,11 @@ impl Server {
                     return Err(Errno::PERM.into());
                 }
                 let wanted = word(arg, 0)?;
-                self.fs.set_default_subvolume(if wanted == 0 { ObjectId::FS_TREE } else { ObjectId(wanted) })?;
+                self.fs.set_default_subvolume(if wanted == 0 {
+                    ObjectId::FS_TREE
+                } else {
+                    ObjectId(wanted)
+                })?;
                 Vec::new()
             }
             INFO => self.subvolume_info(id)?,
@@ -175,7 +181,8 @@ impl Server {
         let mut out = first.to_ne_bytes().to_vec();
         let all = self.fs.subvolumes()?;
         let inside = all.iter().filter(|s| s.id.0 >= first);
-        let inside = inside.filter_map(|s| s.parent.as_ref().filter(|p| p.0 == id.subvol).map(|p| (s.id, p.1)));
+        let inside =
+            inside.filter_map(|s| s.parent.as_ref().filter(|p| p.0 == id.subvol).map(|p| (s.id, p.1)));
         let mut count = 0;
         for (child, dir) in inside {
             if count == MOST {

@@ -252,9 +252,8 @@ fn subvolumes_move() {
     w.dir(d, "empty");
     let full = w.dir(d, "full");
     w.file(full, "file");
-    let mv = |from, a: &str, to, b: &str| {
-        w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Replace)
-    };
+    let mv =
+        |from, a: &str, to, b: &str| w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Replace);
     mv(w.root(), "sub", w.root(), "renamed").unwrap();
     mv(w.root(), "renamed", d, "sub").unwrap();
     assert_err!(mv(d, "sub", d, "full"), Error::NotEmpty);

@@ -130,9 +130,8 @@ impl Committer<'_> {
         };
         let name = b"default";
         let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, name_hash(name));
-        let corrupt = |e: larder_format::FormatError| {
-            Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.0)
-        };
+        let corrupt =
+            |e: larder_format::FormatError| Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.0);
         let mut data = self.ops(roots).get(&key)?.unwrap_or_default();
         let transid = match find_entry(&data, name).map_err(corrupt)? {
             Some(entry) => entry.transid,
