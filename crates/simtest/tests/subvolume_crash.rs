@@ -133,10 +133,15 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
         let top = InodeId { subvol: made, ino: ObjectId::FIRST_FREE.0 };
         let mut after = shown(fs, top)?;
         // Subvolumes inside are empty directories.
-        let inside: Vec<String> = fs.subvolumes().map_err(text)?.iter().filter_map(|s| {
-            let (parent, _, name) = s.parent.as_ref()?;
-            (*parent == source.subvol).then(|| format!("/{}", String::from_utf8_lossy(name)))
-        }).collect();
+        let inside: Vec<String> = fs
+            .subvolumes()
+            .map_err(text)?
+            .iter()
+            .filter_map(|s| {
+                let (parent, _, name) = s.parent.as_ref()?;
+                (*parent == source.subvol).then(|| format!("/{}", String::from_utf8_lossy(name)))
+            })
+            .collect();
         let below = |path: &String| inside.iter().any(|i| path == i || path.starts_with(&format!("{i}/")));
         before.retain(|path, _| !below(path));
         after.retain(|path, _| !below(path));
@@ -162,7 +167,8 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
         }
         Unlink(path, count) => {
             let dir = find(fs, path);
-            (0..count).try_for_each(|n| fs.unlink(dir, format!("a file, number {n}").as_bytes()).map_err(text))
+            (0..count)
+                .try_for_each(|n| fs.unlink(dir, format!("a file, number {n}").as_bytes()).map_err(text))
         }
         Snapshot(from, to) => snapshot(from, to, false),
         Frozen(from, to) => snapshot(from, to, true),

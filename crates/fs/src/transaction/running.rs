@@ -2,8 +2,8 @@
 
 use crate::alloc::NewGroup;
 use crate::inode::Inode;
-use crate::space::Run;
 use crate::root::{RootNotes, Subvolume};
+use crate::space::Run;
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use larder_format::{Generation, Logical, TreeId};

@@ -56,7 +56,7 @@ pub fn serve(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<Served, ServeError> {
-let fd = mounted.fuse_fd().try_clone_to_owned().ok();
+    let fd = mounted.fuse_fd().try_clone_to_owned().ok();
     let server = Server::new(fs, !mounted.kernel_permissions, Arc::clone(&stats));
     let server = Arc::new(Server { notify: Notifier::new(fd), ..server });
     serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
