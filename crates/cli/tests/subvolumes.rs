@@ -34,7 +34,9 @@ fn subvolumes_in_an_image() {
     assert_eq!(paths(&img), ["home", "srv", "home/nested", "monday", "srv/home"]);
     larder(args!["mkdir", at("/monday/no")]).fails(1, "read-only");
     assert_eq!(larder(args!["subvolume", "read-only", at("/monday")]).ok().text(), "on\n");
-    larder(args!["subvolume", "read-only", at("/monday"), "off"]).ok();
+    assert_eq!(larder(args!["property", "get", at("/monday"), "ro"]).ok().text(), "ro=true\n");
+    larder(args!["property", "set", at("/monday"), "ro", "maybe"]).fails(2, "true or false");
+    larder(args!["property", "set", at("/monday"), "ro", "false"]).ok();
     larder(args!["mkdir", at("/monday/yes")]).ok();
     let show = larder(args!["subvolume", "show", at("/home")]).ok().text();
     assert!(show.contains("monday, srv/home") && show.contains("Subvolume ID     256"), "{show}");

@@ -1,9 +1,10 @@
 //! `larder property`: what a file or directory says about how its data is kept.
 //!
-//! There is one property so far, `compression`: the attribute `btrfs.compression`, which both Linux and Larder heed. In an
+//! There are two: `ro` of subvolumes, which is [`super::subvolume`]'s business, and `compression`: the attribute `btrfs.compression`, which both Linux and Larder heed. In an
 //! image it is changed by the engine; on a mount, whoever serves it, by the system call.
 
-use crate::failure::Advise;
+use crate::commands::subvolume;
+use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::print;
 use crate::target::Place;
@@ -20,6 +21,8 @@ use std::path::Path;
 Examples:
   larder property set disk.img:/var/log compression zstd
   larder property get mnt/var/log
+
+The property ro of a subvolume is true or false.
 
 The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9), none for data that
 is never to be compressed, or an empty word for none of these. New files and directories get it
@@ -40,7 +43,7 @@ enum What {
         /// IMAGE:PATH, or a path on a mount
         target: OsString,
         /// Property
-        #[arg(default_value = "compression", value_parser = [PROPERTY])]
+        #[arg(default_value = "compression", value_parser = [PROPERTY, READ_ONLY])]
         name: String,
     },
     /// Set a property
@@ -49,7 +52,7 @@ enum What {
         /// IMAGE:PATH, or a path on a mount
         target: OsString,
         /// Property
-        #[arg(value_parser = [PROPERTY])]
+        #[arg(value_parser = [PROPERTY, READ_ONLY])]
         name: String,
         /// Its value
         value: String,
@@ -57,12 +60,21 @@ enum What {
 }
 
 const PROPERTY: &str = "compression";
+const READ_ONLY: &str = "ro";
 const ATTRIBUTE: &str = "btrfs.compression";
 /// No value is longer.
 const LONGEST: usize = 256;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
+        What::Get { target, name, .. } if name == READ_ONLY => {
+            let on = subvolume::read_only(target, None, false)?;
+            on.map_or(Ok(()), |on| print::line(&format!("{READ_ONLY}={on}")))
+        }
+        What::Set { target, name, value } if name == READ_ONLY => match value.as_str() {
+            "true" | "false" => subvolume::read_only(target, Some(value == "true"), false).map(drop),
+            _ => usage("ro is true or false"),
+        },
         What::Get { force, target, name } => {
             let value = match Place::parse(target) {
                 Place::Image(t) => {

@@ -164,7 +164,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             print::line(&format!("{default} {}", if default == 5 { "(top level)" } else { path }))
         }
         What::SetDefault { id, path } => set_default(path, *id),
-        What::ReadOnly { forget, path, state } => read_only(path, state.as_deref(), *forget),
+        What::ReadOnly { forget, path, state } => {
+            let wanted = state.as_deref().map(|s| s == "on");
+            match read_only(path, wanted, *forget)? {
+                Some(on) => print::line(if on { "on" } else { "off" }),
+                None => Ok(()),
+            }
+        }
     }
 }
 
@@ -366,9 +372,9 @@ fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
     }
 }
 
-fn read_only(path: &OsString, state: Option<&str>, forget: bool) -> anyhow::Result<()> {
-    let wanted = state.map(|s| s == "on");
-    let now = match Place::parse(path) {
+/// Makes a subvolume read-only or not; `None`: what it is.
+pub(crate) fn read_only(path: &OsString, wanted: Option<bool>, forget: bool) -> anyhow::Result<Option<bool>> {
+    match Place::parse(path) {
         Place::Image(t) => {
             let access = if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
             in_image(&t, access, |image| {
@@ -380,15 +386,11 @@ fn read_only(path: &OsString, state: Option<&str>, forget: bool) -> anyhow::Resu
                     }
                     None => Ok(Some(image.fs.subvolume(id)?.read_only)),
                 }
-            })?
+            })
         }
         Place::Host(path) => match wanted {
-            Some(on) => mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None)?,
-            None => Some(mounted(&path, on_mount::is_read_only)?),
+            Some(on) => mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None),
+            None => mounted(&path, on_mount::is_read_only).map(Some),
         },
-    };
-    match now {
-        Some(on) => print::line(if on { "on" } else { "off" }),
-        None => Ok(()),
     }
 }
