@@ -28,5 +28,5 @@ pub use api::*;
 pub use discard::TrimRange;
 pub use error::{Error, Result};
 pub use lifecycle::{Filesystem, ReclaimStats, Stats};
-pub use usage::{KindUsage, SpaceUsage};
 pub use root::{Received, SubvolInfo};
+pub use usage::{KindUsage, SpaceUsage};

@@ -25,6 +25,8 @@ pub(crate) struct Editor<'a> {
     format: &'a NodeFormat,
     root: &'a mut Root,
     source: &'a mut dyn BlockSource,
+    /// May nodes of this transaction be changed that are not on a prepared path? Not while a snapshot may share them.
+    neighbours: bool,
     /// Blocks made less blocks dropped.
     pub(super) blocks: i64,
     /// Was anything changed?
@@ -37,8 +39,9 @@ impl<'a> Editor<'a> {
         format: &'a NodeFormat,
         root: &'a mut Root,
         source: &'a mut dyn BlockSource,
+        neighbours: bool,
     ) -> Self {
-        Self { tree, format, root, source, blocks: 0, changed: false }
+        Self { tree, format, root, source, neighbours, blocks: 0, changed: false }
     }
 
     fn leaf(&self, key: &Key) -> &Arc<Node> {
@@ -206,6 +209,9 @@ impl<'a> Editor<'a> {
     /// owns, if that makes room: a split would leave two halves. Threads that insert neighbouring keys in turn would fill
     /// their leaves to half only.
     fn make_room(&self, parent: &mut Node, slot: usize, key: &Key, size: usize) {
+        if !self.neighbours {
+            return;
+        }
         let generation = self.source.generation();
         let Some(leaf) = parent.child(slot) else { return };
         let free = leaf.view().leaf_free();

@@ -319,7 +319,7 @@ impl Tree {
                 Ok(()) => {
                     // Neighbours may be the snapshot's, too. Nothing is deleted in what is left of that transaction.
                     let tidy = !state.is_forced(source.generation());
-                    let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source);
+                    let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
                     let result = change(&mut editor);
                     for key in keys.iter().filter(|_| tidy) {
                         editor.tidy(key);
