@@ -144,7 +144,7 @@ known as received.")]
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
-        What::Create { paths } => paths.iter().try_for_each(|p| create(p)),
+        What::Create { paths } => paths.iter().try_for_each(create),
         What::Delete { commit, paths } => paths.iter().try_for_each(|p| delete(p, *commit)),
         What::List { read_only, snapshots, json, force, target } => {
             let (all, _) = all(target, *force)?;
