@@ -4,7 +4,7 @@
 //! and exit codes. Each subcommand is one file of `commands`; what several of them need has a module here.
 //!
 //! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it follows the
-//! conventions of mount(8) instead ([`helper`]).
+//! conventions of mount(8) instead (module `helper`).
 //!
 //! It is a library with a small program around it so that fuzzers can call subcommands without starting a process for
 //! each; nothing else is meant to.

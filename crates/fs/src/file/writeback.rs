@@ -515,7 +515,7 @@ impl<'a> Handles<'a> {
     fn new(core: &'a Core, reserved: Option<Reservation>) -> Self {
         Self { core, reserved, handle: None, edits: 0 }
     }
-    /// Leaves the transaction for now.
+    /// Leaves the transaction; the next edit joins again.
     pub(super) fn leave(&mut self) {
         self.handle = None;
     }
