@@ -9,6 +9,8 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{PoisonError, RwLock};
 
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
@@ -59,7 +61,7 @@ pub struct LoopOptions {
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    _held: File,
+    held: Option<File>,
 }
 
 impl LoopDevice {
@@ -129,7 +131,7 @@ impl LoopDevice {
             // SAFETY: the request reads one `struct loop_config`, whose layout is asserted above.
             let done = unsafe { libc::ioctl(held.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
             if done == 0 {
-                return Ok(Self { path, _held: held });
+                return Ok(Self { path, held: Some(held) });
             }
             let error = std::io::Error::last_os_error();
             if error.raw_os_error() != Some(libc::EBUSY) {
@@ -162,6 +164,30 @@ impl LoopDevice {
             Err(e) => Err(e),
         }
     }
+}
+
+impl Drop for LoopDevice {
+    /// The last one to close the device detaches it. A process that is being started has copies of all descriptors until it
+    /// executes its program; for so long nothing is closed.
+    fn drop(&mut self) {
+        let _none_starts = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+        self.held = None;
+    }
+}
+
+/// Held shared while a process is started.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Runs a program to its end, as `Command::output` does, so that loop devices which are given up meanwhile are free at once.
+///
+/// # Errors
+/// It cannot be started, or its output not be read.
+pub(super) fn output(command: &mut Command) -> std::io::Result<Output> {
+    let child = {
+        let _starting = STARTING.read().unwrap_or_else(PoisonError::into_inner);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?
+    };
+    child.wait_with_output()
 }
 
 /// Opens a loop device's node, making it where no udev or devtmpfs does.

@@ -167,7 +167,7 @@ pub fn scratch() -> tempfile::TempDir {
 
 /// Standard output and error of a program; `None` where it cannot be started or fails.
 fn output(program: &str, args: &[&str]) -> Option<String> {
-    let out = tool(program).args(args).stdin(Stdio::null()).output().ok()?;
+    let out = loop_device::output(tool(program).args(args).stdin(Stdio::null())).ok()?;
     let text = [out.stdout, out.stderr].concat();
     out.status.success().then(|| String::from_utf8_lossy(&text).into_owned())
 }

@@ -4,6 +4,7 @@
 //! common mark, and its harmless output is a fixed set of lines: so every line that is not one of those is a
 //! complaint.
 
+use super::loop_device::output;
 use super::tool;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
@@ -19,7 +20,7 @@ pub fn mkfs_btrfs<S: AsRef<OsStr>>(path: &Path, size: u64, args: &[S]) -> Result
     let file = std::fs::File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     file.set_len(size)?;
     drop(file);
-    let out = tool("mkfs.btrfs").arg("-q").args(args).arg(path).stdin(Stdio::null()).output()?;
+    let out = output(tool("mkfs.btrfs").arg("-q").args(args).arg(path).stdin(Stdio::null()))?;
     ensure!(
         out.status.success(),
         "mkfs.btrfs {:?}: {}",
@@ -34,7 +35,7 @@ pub fn mkfs_btrfs<S: AsRef<OsStr>>(path: &Path, size: u64, args: &[S]) -> Result
 /// # Errors
 /// It fails: with what it said.
 pub fn btrfs<S: AsRef<OsStr>>(args: &[S]) -> Result<String> {
-    let out = tool("btrfs").args(args).stdin(Stdio::null()).output().context("cannot run btrfs")?;
+    let out = output(tool("btrfs").args(args).stdin(Stdio::null())).context("cannot run btrfs")?;
     if !out.status.success() {
         bail!(
             "btrfs {:?}: {}",
@@ -101,7 +102,7 @@ pub fn btrfs_check(path: &Path, data_csum: bool) -> Report {
     if data_csum {
         command.arg("--check-data-csum");
     }
-    let out = command.arg(path).stdin(Stdio::null()).output().expect("btrfs can be run");
+    let out = output(command.arg(path).stdin(Stdio::null())).expect("btrfs can be run");
     let mut report = Report { code: out.status.code(), ..Report::default() };
     for text in [&out.stdout, &out.stderr] {
         let text = String::from_utf8_lossy(text);
