@@ -7,6 +7,7 @@
 //! ceiling: an in-memory server over the same transport ([`daemon`]).
 
 mod daemon;
+mod engine;
 mod interrupt;
 mod measure;
 mod plot;
@@ -37,6 +38,8 @@ enum Role {
     /// Serves the ceiling; used by the benchmark itself.
     #[command(hide = true)]
     Serve(daemon::Serve),
+    /// Does a workload's calls on the engine, without a mount: for profilers.
+    Engine(engine::Engine),
 }
 
 /// Profile of the metadata, for both sides.
@@ -108,6 +111,7 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match cli.role {
         Some(Role::Serve(serve)) => serve.run(),
+        Some(Role::Engine(engine)) => engine.run(),
         None => run(cli.run),
     }
 }

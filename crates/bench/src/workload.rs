@@ -18,6 +18,7 @@ use serde::Serialize;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -29,6 +30,8 @@ pub(crate) enum Workload {
     Tree,
     /// Write and read one large file.
     Stream,
+    /// Write one large file in blocks of 4 KiB, each once, in random order.
+    Random,
 }
 
 impl fmt::Display for Workload {
@@ -36,6 +39,7 @@ impl fmt::Display for Workload {
         f.write_str(match self {
             Self::Tree => "tree",
             Self::Stream => "stream",
+            Self::Random => "random",
         })
     }
 }
@@ -87,6 +91,7 @@ impl Bench<'_> {
         match workload {
             Workload::Tree => self.tree(&mut session)?,
             Workload::Stream => self.stream(&mut session)?,
+            Workload::Random => self.random(&mut session)?,
         }
         session.finish()
     }
@@ -130,6 +135,17 @@ impl Bench<'_> {
                     Ok(())
                 })
             })?;
+        }
+        session.unmount()?;
+        session.image.check()
+    }
+
+    fn random(&self, session: &mut Session<'_>) -> Result<()> {
+        let mib = self.run.stream_mib();
+        session.operations = (mib * BLOCKS) as f64;
+        session.step("random 4 KiB", Shape::Through, &mut |m| write_blocks(m, mib))?;
+        if self.round == 0 && self.target.keeps() {
+            session.aside(|m| read_blocks(m, mib))?;
         }
         session.unmount()?;
         session.image.check()
@@ -289,6 +305,55 @@ fn write_file(root: &Path, mib: u64) -> Result<()> {
     for _ in 0..mib {
         interrupt::check()?;
         file.write_all(&block)?;
+    }
+    Ok(())
+}
+
+/// Blocks of 4 KiB in a MiB.
+const BLOCKS: u64 = 256;
+const BLOCK: usize = 4096;
+
+/// The blocks of a file, each once, in an order that looks random and is the same in each run.
+fn shuffled(blocks: u64) -> Vec<u64> {
+    let mut order: Vec<u64> = (0..blocks).collect();
+    let mut seed = 0x2545_f491_4f6c_dd1du64;
+    for i in (1..order.len()).rev() {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        order.swap(i, (seed % (i as u64 + 1)) as usize);
+    }
+    order
+}
+
+/// What a block holds: no two the same.
+fn fill_block(buffer: &mut [u8], n: u64) {
+    for (i, part) in buffer.chunks_exact_mut(8).enumerate() {
+        part.copy_from_slice(&(n * 512 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    }
+}
+
+fn write_blocks(root: &Path, mib: u64) -> Result<()> {
+    let file = File::create(root.join("blocks"))?;
+    let mut buffer = vec![0; BLOCK];
+    for n in shuffled(mib * BLOCKS) {
+        interrupt::check()?;
+        fill_block(&mut buffer, n);
+        file.write_all_at(&buffer, n * BLOCK as u64)?;
+    }
+    Ok(())
+}
+
+fn read_blocks(root: &Path, mib: u64) -> Result<()> {
+    let file = File::open(root.join("blocks"))?;
+    let (mut found, mut expected) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    for m in 0..mib {
+        interrupt::check()?;
+        file.read_exact_at(&mut found, m << 20)?;
+        for (i, block) in expected.chunks_exact_mut(BLOCK).enumerate() {
+            fill_block(block, m * BLOCKS + i as u64);
+        }
+        ensure!(found == expected, "the file's content is not what was written, in MiB {m}");
     }
     Ok(())
 }

@@ -66,9 +66,16 @@ fn a_small_run_makes_a_report() {
     let text = fs::read_to_string(&out).unwrap();
     assert!(text.starts_with("# Mine\n\nText that stays.\n"));
     for who in ["kernel", "kernel again", "kernel, direct", "Larder", "Larder, direct", "ceiling"] {
-        for step in
-            ["unpack", "read back", "find, cold", "find, warm", "rm -rf", "write 1 file", "read 1 file"]
-        {
+        for step in [
+            "unpack",
+            "read back",
+            "find, cold",
+            "find, warm",
+            "rm -rf",
+            "write 1 file",
+            "read 1 file",
+            "random 4 KiB",
+        ] {
             let row = format!("| {step} | {who} |");
             assert!(text.contains(&row), "{row} in\n{text}");
         }

@@ -7,6 +7,7 @@
 use crate::alloc::Allocator;
 use crate::api::{OpenOptions, Timestamp};
 use crate::error::{Error, Result};
+use crate::hash::NumberMap;
 use crate::root::Subvolume;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::Reservation;
@@ -16,7 +17,6 @@ use crate::tree::{Epochs, NodeStore, Tree, TreeStats};
 use larder_format::{CsumType, Generation, Logical, Superblock, TreeId};
 use larder_volume::Volume;
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -77,7 +77,7 @@ pub(crate) struct Core {
     pub(crate) space: Allocator,
     pub(crate) txns: Transactions,
     pub(crate) tree_stats: Arc<TreeStats>,
-    pub(crate) subvols: RwLock<HashMap<TreeId, Arc<Subvolume>>>,
+    pub(crate) subvols: RwLock<NumberMap<TreeId, Arc<Subvolume>>>,
     /// Addresses for new blocks that operations did not need.
     pub(crate) purses: Mutex<Vec<Vec<Logical>>>,
     /// Why the file system is read-only from the start, if it is.

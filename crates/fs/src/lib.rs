@@ -10,6 +10,7 @@ mod discard;
 pub mod error;
 mod file;
 pub mod filesystem;
+mod hash;
 mod inode;
 mod lifecycle;
 mod lock;

@@ -19,7 +19,6 @@ use larder_format::{
 use larder_volume::superblock::read_superblock;
 use larder_volume::{Device, MappedChunk, Stripe, Volume, VolumeResult};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -214,7 +213,7 @@ impl Core {
             options,
             read_only,
             superblock: Mutex::new(sb),
-            subvols: RwLock::new(HashMap::new()),
+            subvols: RwLock::default(),
             purses: Mutex::default(),
             data: crate::file::DataState::default(),
             compression: Arc::default(),

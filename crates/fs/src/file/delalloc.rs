@@ -49,7 +49,8 @@ struct Added {
 #[derive(Debug, Default)]
 struct Inner {
     dirty: Dirty,
-    flights: SmallVec<[Arc<Flight>; 1]>,
+    /// What is on its way, by the first byte: no two touch one sector.
+    flights: BTreeMap<u64, Arc<Flight>>,
     /// The file is on the device up to here, delayed overwrites aside. Meaningful while anything is delayed.
     on_disk: u64,
     /// How far it will be once all that is in flight has landed: what was written since into ranges below does not
@@ -107,7 +108,8 @@ impl FileData {
         }
         let inner = self.inner.lock();
         inner.dirty.overlay(buf, gaps);
-        for flight in &inner.flights {
+        let Some((from, to)) = gaps.bounds() else { return };
+        for flight in inner.flying_from(from).take_while(|f| f.taken.start < to) {
             flight.taken.overlay(buf, gaps);
         }
     }
@@ -117,19 +119,19 @@ impl FileData {
             return None;
         }
         let inner = self.inner.lock();
-        let flying = inner.flights.iter().filter(|f| f.taken.end > from);
-        flying.map(|f| (f.taken.start, f.taken.end)).chain(inner.dirty.stretch(from)).min()
+        let flying = inner.flying_from(from).next();
+        flying.map(|f| (f.taken.start, f.taken.end)).into_iter().chain(inner.dirty.stretch(from)).min()
     }
     /// Waits until no bytes of sectors in `start..end` are in flight.
     ///
     /// # Errors
     /// `WouldBlock`.
     pub(super) fn wait_landed(&self, start: u64, end: u64) -> Result<()> {
-        self.wait_until(|inner| !inner.flights.iter().any(|f| f.taken.touches(start, end)))
+        self.wait_until(|inner| !inner.is_flying(start, end))
     }
     /// Waits until nothing is in flight that was written before tick `age`.
     pub(super) fn wait_landed_before(&self, age: u64) -> Result<()> {
-        self.wait_until(|inner| !inner.flights.iter().any(|f| f.taken.age < age))
+        self.wait_until(|inner| !inner.flights.values().any(|f| f.taken.age < age))
     }
     fn wait_until(&self, done: impl Fn(&Inner) -> bool) -> Result<()> {
         if self.is_clean() {
@@ -144,12 +146,17 @@ impl FileData {
     }
     /// Is a whole file in flight into a leaf?
     pub(super) fn inline_in_flight(&self) -> bool {
-        !self.is_clean() && self.inner.lock().flights.iter().any(|f| f.inline)
+        !self.is_clean() && self.inner.lock().flights.values().any(|f| f.inline)
     }
     /// Tick of the oldest write that is dirty.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.inner.lock().dirty.oldest()
     }
+}
+
+/// Does one of these touch the sectors of `start..end`?
+fn flies(flights: &BTreeMap<u64, Arc<Flight>>, start: u64, end: u64) -> bool {
+    flights.range(..end).next_back().is_some_and(|(_, f)| f.taken.end > start)
 }
 
 impl Inner {
@@ -163,7 +170,16 @@ impl Inner {
     }
     /// The first byte in flight at or behind `at`.
     fn first_flying(&self, at: u64) -> Option<u64> {
-        self.flights.iter().filter_map(|f| f.taken.first_from(at)).min()
+        self.flying_from(at).find_map(|f| f.taken.first_from(at))
+    }
+    /// What is on its way and ends behind `at`, ascending.
+    fn flying_from(&self, at: u64) -> impl Iterator<Item = &Arc<Flight>> {
+        let first = self.flights.range(..=at).next_back().map_or(at, |(start, _)| *start);
+        self.flights.range(first..).map(|(_, f)| f).filter(move |f| f.taken.end > at)
+    }
+    /// Are bytes of sectors in `start..end` on their way?
+    fn is_flying(&self, start: u64, end: u64) -> bool {
+        flies(&self.flights, start, end)
     }
     /// The first byte at or behind `from` that holds the size back, of those that `first` finds.
     fn holding(&self, from: u64, first: impl Fn(u64) -> Option<u64>) -> Option<u64> {
@@ -198,7 +214,7 @@ impl Inner {
     fn set_off(&mut self, flight: Flight) -> Arc<Flight> {
         self.taken_to = self.reach(flight.size);
         let flight = Arc::new(flight);
-        self.flights.push(flight.clone());
+        self.flights.insert(flight.taken.start, flight.clone());
         flight
     }
     /// One flight less: the file of `size` bytes may be further on the device.
@@ -238,10 +254,10 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let file = &inode.data;
     let mut state = inode.state.lock();
     let mut inner = file.inner.lock();
-    if inner.flights.iter().any(|f| f.taken.touches(super::extents::floor(size), u64::MAX)) {
+    if inner.is_flying(super::extents::floor(size), u64::MAX) {
         return None;
     }
-    let before = inner.dirty.bytes();
+    let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
     inner.dirty.cut(size, u64::MAX);
     let gone = before - inner.dirty.bytes();
     inner.on_disk = inner.on_disk.min(size);
@@ -251,7 +267,7 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let wanted = inner.dirty.footprint();
     let back = inner.space.as_mut().map(|space| space.split(space.bytes().saturating_sub(wanted)));
     file.delayed.fetch_sub(gone, Ordering::AcqRel);
-    core.data.forget(gone);
+    core.data.forget(gone, memory, inner.dirty.memory());
     let old = std::mem::replace(&mut state.size, size);
     drop((inner, state));
     drop(back);
@@ -334,7 +350,7 @@ pub(super) fn take_in(
         inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
         inner.forget_holes();
         let age = core.data.tick();
-        let before = inner.dirty.bytes();
+        let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
         inner.dirty.write(start, data, age);
         // Never less than before: a write only adds.
         let more = inner.dirty.bytes() - before;
@@ -355,6 +371,7 @@ pub(super) fn take_in(
         }
         core.data.delayed.fetch_add(more, Ordering::AcqRel);
         core.data.dirty.fetch_add(more, Ordering::AcqRel);
+        core.data.change_memory(memory, inner.dirty.memory());
         if inner.queued.is_none() {
             inner.queued = Some(age);
             core.data.enqueue(age, inode.clone());
@@ -399,7 +416,7 @@ pub(super) fn depart(
     let inner = &mut *inner;
     let (mut from, mut bytes, mut flights) = (0, 0, 0);
     while bytes < limits.bytes && flights < limits.flights {
-        let busy = |a, b| inner.flights.iter().any(|f| f.taken.touches(a, b));
+        let busy = |a, b| flies(&inner.flights, a, b);
         let Some(taken) = inner.dirty.take(&mut from, limits.bytes - bytes, busy) else { break };
         bytes += taken.bytes;
         flights += 1;
@@ -434,7 +451,8 @@ pub(super) fn land(core: &Core, inode: &Inode, flight: &Arc<Flight>, arrived: bo
     {
         let state = inode.state.lock();
         let mut inner = file.inner.lock();
-        inner.flights.retain(|f| !Arc::ptr_eq(f, flight));
+        let mine = inner.flights.remove(&flight.taken.start);
+        assert!(mine.is_some_and(|f| Arc::ptr_eq(&f, flight)), "a flight lands that never set off");
         if arrived {
             inner.arrived(state.size);
         }
@@ -449,6 +467,7 @@ pub(super) fn land(core: &Core, inode: &Inode, flight: &Arc<Flight>, arrived: bo
         file.landed.notify_all();
     }
     core.data.delayed.fetch_sub(bytes, Ordering::AcqRel);
+    core.data.change_memory(flight.taken.memory, 0);
     if !arrived {
         core.data.failures.fetch_add(1, Ordering::AcqRel);
     }
@@ -478,6 +497,8 @@ pub(crate) struct DataState {
     /// Bytes dirty or in flight, and dirty.
     delayed: AtomicU64,
     dirty: AtomicU64,
+    /// Memory that they take.
+    memory: AtomicU64,
     clock: AtomicU64,
     failures: AtomicU64,
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
@@ -511,6 +532,10 @@ impl DataState {
     pub(crate) fn delayed_bytes(&self) -> u64 {
         self.delayed.load(Ordering::Acquire)
     }
+    /// Memory that they take, which is more where writes are small.
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory.load(Ordering::Acquire)
+    }
     /// How many flights have been lost so far.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
@@ -519,9 +544,15 @@ impl DataState {
     pub(super) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel)
     }
-    fn forget(&self, bytes: u64) {
+    fn forget(&self, bytes: u64, memory_before: u64, memory: u64) {
         self.delayed.fetch_sub(bytes, Ordering::AcqRel);
         self.dirty.fetch_sub(bytes, Ordering::AcqRel);
+        self.change_memory(memory_before, memory);
+    }
+    /// One file's dirty bytes took so much memory, and take so much now.
+    fn change_memory(&self, before: u64, now: u64) {
+        // Wraps around where it becomes less.
+        self.memory.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
     }
     fn enqueue(&self, age: u64, inode: Arc<Inode>) {
         let mut shared = self.shared.lock();
@@ -574,7 +605,7 @@ impl DataState {
     fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
         let fits = || {
             let delayed = self.delayed_bytes();
-            delayed == 0 || delayed + len <= budget(core)
+            delayed == 0 || self.memory() + len <= budget(core)
         };
         if fits() {
             return Ok(());
@@ -782,12 +813,7 @@ mod tests {
                 }
                 Op::Shrink(share) => {
                     let to = size * u64::from(share) / 256;
-                    if self
-                        .inner
-                        .flights
-                        .iter()
-                        .any(|f| f.taken.touches(super::super::extents::floor(to), u64::MAX))
-                    {
+                    if self.inner.is_flying(super::super::extents::floor(to), u64::MAX) {
                         return;
                     }
                     self.inner.dirty.cut(to, u64::MAX);
@@ -805,7 +831,7 @@ mod tests {
                 }
                 Op::Depart => {
                     let inner = &mut self.inner;
-                    let busy = |a, b| inner.flights.iter().any(|f| f.taken.touches(a, b));
+                    let busy = |a, b| flies(&inner.flights, a, b);
                     if let Some(taken) = inner.dirty.take(&mut 0, 8192, busy) {
                         inner.set_off(Flight { taken, size, inline: false });
                     }
@@ -815,7 +841,8 @@ mod tests {
                     if flights.is_empty() {
                         return;
                     }
-                    let flight = flights.remove(usize::from(n) % flights.len());
+                    let nth = flights.keys().nth(usize::from(n) % flights.len()).copied();
+                    let flight = nth.and_then(|start| flights.remove(&start)).expect("counted");
                     self.inner.arrived(self.size);
                     let here = |at: &u64| flight.taken.first_from(*at) == Some(*at);
                     self.new.retain(|at| !here(at));

@@ -1,25 +1,37 @@
 //! Bytes of one file that callers have written and the device has not.
 //!
-//! [`Dirty`] keeps them in segments, to the byte: a segment never crosses a boundary of [`WINDOW`] bytes, small writes
-//! grow a segment in place, large ones become one of their own. Reading overlays them on what the extents hold; the
+//! [`Dirty`] keeps them in segments, to the byte. What is written where a segment is goes into that segment; anything else
+//! becomes a segment of its own, with room up to the end of its last sector, which the next write may fill. So bytes are
+//! copied once, when they come in, whatever the order in which they come; neighbours are joined only when they are taken
+//! out. A segment never crosses a boundary of [`WINDOW`] bytes. Reading overlays them on what the extents hold; the
 //! [`Gaps`] that are left are read from there. Taking segments out ([`Taken`]) moves them, it does not copy; until they
 //! have landed in extents their bytes are still read from there, beneath newer ones.
+//!
+//! A segment of one byte takes more memory than a byte: [`Dirty::memory`] is what counts against the budget.
 
 use super::extents::{SECTOR, ceil, floor};
 use larder_format::MAX_DATA_EXTENT;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Segments end at multiples of this.
 const WINDOW: u64 = 1 << 20;
-/// Writes from this size on are not copied into an existing segment.
-const LARGE: usize = 64 << 10;
+/// From this size on a new segment gets room for the rest of its last sector.
+const ROOMY: usize = 1024;
+/// Memory that a segment takes beside its buffer: entries of two maps, the allocator's head.
+const SEGMENT_MEMORY: u64 = 128;
 
 #[derive(Debug)]
 struct Segment {
     /// Tick of the oldest write in it.
     age: u64,
     buf: Vec<u8>,
+}
+
+impl Segment {
+    fn memory(&self) -> u64 {
+        self.buf.capacity() as u64 + SEGMENT_MEMORY
+    }
 }
 
 /// Parts of a buffer that are still to be filled: start and end in the file, ascending.
@@ -61,7 +73,8 @@ impl Gaps {
         }
         self.left = left;
     }
-    fn bounds(&self) -> Option<(u64, u64)> {
+    /// First and last byte (exclusive) of what is left.
+    pub(super) fn bounds(&self) -> Option<(u64, u64)> {
         Some((self.left.first()?.0, self.left.last()?.1))
     }
 }
@@ -80,7 +93,10 @@ fn footprint(start: u64, len: usize) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
     segs: BTreeMap<u64, Segment>,
+    /// Age and start of every segment.
+    ages: BTreeSet<(u64, u64)>,
     bytes: u64,
+    memory: u64,
     footprint: u64,
 }
 
@@ -88,6 +104,10 @@ impl Dirty {
     /// Bytes held.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+    /// Bytes of memory that holding them takes.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory
     }
     /// Bytes of device space that they will need at most.
     pub(super) fn footprint(&self) -> u64 {
@@ -99,17 +119,21 @@ impl Dirty {
     }
     /// Tick of the oldest write held.
     pub(super) fn oldest(&self) -> Option<u64> {
-        self.segs.values().map(|s| s.age).min()
+        self.ages.first().map(|(age, _)| *age)
     }
     fn insert(&mut self, start: u64, segment: Segment) {
         self.bytes += segment.buf.len() as u64;
+        self.memory += segment.memory();
         self.footprint += footprint(start, segment.buf.len());
+        self.ages.insert((segment.age, start));
         let old = self.segs.insert(start, segment);
         debug_assert!(old.is_none(), "segments do not overlap");
     }
     fn remove(&mut self, start: u64) -> Segment {
         let segment = self.segs.remove(&start).expect("looked up");
+        self.ages.remove(&(segment.age, start));
         self.bytes -= segment.buf.len() as u64;
+        self.memory -= segment.memory();
         self.footprint -= footprint(start, segment.buf.len());
         segment
     }
@@ -120,51 +144,62 @@ impl Dirty {
 
     /// Takes `data` for the bytes from `start` on; newer than anything held.
     pub(super) fn write(&mut self, start: u64, data: &[u8], age: u64) {
-        let (mut start, mut data) = (start, data);
+        let (mut at, mut data) = (start, data);
         while !data.is_empty() {
-            let room = index(WINDOW - start % WINDOW);
-            let (piece, rest) = data.split_at(room.min(data.len()));
-            if piece.len() >= LARGE {
-                self.cut(start, start + piece.len() as u64);
-                self.insert(start, Segment { age, buf: piece.to_vec() });
-            } else {
-                self.write_small(start, piece, age);
-            }
-            start += piece.len() as u64;
-            data = rest;
+            let n = self.put(at, data, age);
+            at += n as u64;
+            data = &data[n..];
         }
     }
-    /// Writes within a window, into the segment that is there or into a new one.
-    fn write_small(&mut self, start: u64, data: &[u8], age: u64) {
-        let end = start + data.len() as u64;
-        let grows = self.at_or_before(start).filter(|(s, e)| *e >= start && *s / WINDOW == start / WINDOW);
-        let (at, mut segment) = match grows {
-            Some((s, e)) if e >= end => {
-                // The common case of rewriting: in place.
-                let segment = self.segs.get_mut(&s).expect("looked up");
-                let from = index(start - s);
-                segment.buf[from..from + data.len()].copy_from_slice(data);
-                return;
-            }
-            Some((s, _)) => (s, self.remove(s)),
-            None => (start, Segment { age, buf: Vec::new() }),
-        };
-        segment.buf.truncate(index(start - at));
-        segment.buf.extend_from_slice(data);
-        // What follows within the window and touches is one with it, but for what was overwritten.
+    /// Takes a first part of `data`, as far as it goes into one segment; its length.
+    fn put(&mut self, start: u64, data: &[u8], age: u64) -> usize {
         let window_end = (start / WINDOW + 1) * WINDOW;
-        while let Some((&s, next)) = self.segs.range(start..=end).next()
-            && s < window_end
+        let mut limit = window_end.min(start + data.len() as u64);
+        if let Some((s, e)) = self.at_or_before(start)
+            && e >= start
         {
-            let next_end = s + next.buf.len() as u64;
-            let next = self.remove(s);
-            segment.age = segment.age.min(next.age);
-            if next_end > end {
-                segment.buf.extend_from_slice(&next.buf[index(end - s)..]);
-                break;
+            if e > start {
+                // Over what is there.
+                let n = index(e.min(limit) - start);
+                let segment = self.segs.get_mut(&s).expect("looked up");
+                segment.buf[index(start - s)..][..n].copy_from_slice(&data[..n]);
+                return n;
+            }
+            if s / WINDOW == start / WINDOW {
+                limit = self.next_from(start, limit);
+                let n = self.append(s, start, &data[..index(limit - start)]);
+                if n > 0 {
+                    return n;
+                }
             }
         }
-        self.insert(at, segment);
+        limit = self.next_from(start, limit);
+        let n = index(limit - start);
+        let room = match n {
+            ROOMY.. => index(ceil(limit).min(window_end) - start),
+            _ => n,
+        };
+        let mut buf = Vec::with_capacity(room);
+        buf.extend_from_slice(&data[..n]);
+        self.insert(start, Segment { age, buf });
+        n
+    }
+    /// Where the first segment behind `start` begins, or `limit` if that comes first.
+    fn next_from(&self, start: u64, limit: u64) -> u64 {
+        self.segs.range(start..limit).next().map_or(limit, |(s, _)| *s)
+    }
+    /// Adds to the segment at `s`, which ends at `end`, what fits without moving much: into the room that it has, or up
+    /// to the end of its last sector. How much that was.
+    fn append(&mut self, s: u64, end: u64, data: &[u8]) -> usize {
+        let segment = self.segs.get_mut(&s).expect("looked up");
+        let (before, len) = (segment.memory(), segment.buf.len());
+        let room = (segment.buf.capacity() - len).max(index(ceil(end) - end));
+        let n = data.len().min(room);
+        segment.buf.extend_from_slice(&data[..n]);
+        self.memory = self.memory - before + segment.memory();
+        self.bytes += n as u64;
+        self.footprint += footprint(s, len + n) - footprint(s, len);
+        n
     }
 
     /// Forgets the bytes of `start..end`.
@@ -247,12 +282,19 @@ impl Dirty {
                 continue;
             }
             let keys: SmallVec<[u64; 4]> = self.segs.range(start..end).map(|(s, _)| *s).collect();
-            let mut taken =
-                Taken { start, end, age: u64::MAX, parts: Vec::with_capacity(keys.len()), bytes: 0 };
+            let mut taken = Taken {
+                start,
+                end,
+                age: u64::MAX,
+                parts: Vec::with_capacity(keys.len()),
+                bytes: 0,
+                memory: 0,
+            };
             for key in keys {
                 let segment = self.remove(key);
                 taken.age = taken.age.min(segment.age);
                 taken.bytes += segment.buf.len() as u64;
+                taken.memory += segment.memory();
                 taken.parts.push((key, segment.buf));
             }
             return Some(taken);
@@ -273,25 +315,23 @@ pub(super) struct Taken {
     pub(super) parts: Vec<(u64, Vec<u8>)>,
     /// Their bytes together.
     pub(super) bytes: u64,
+    /// Bytes of memory that they take.
+    pub(super) memory: u64,
 }
 
 impl Taken {
     /// Copies them into the buffer's gaps.
     pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
         let Some((from, to)) = gaps.bounds() else { return };
-        for (at, data) in &self.parts {
-            if *at < to && at + data.len() as u64 > from {
-                gaps.fill(buf, *at, data);
-            }
+        let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= from);
+        for (at, data) in self.parts[first..].iter().take_while(|(at, _)| *at < to) {
+            gaps.fill(buf, *at, data);
         }
-    }
-    /// Does it touch the sectors of `start..end`?
-    pub(super) fn touches(&self, start: u64, end: u64) -> bool {
-        self.start < end && start < self.end
     }
     /// First byte that it has at or behind `from`.
     pub(super) fn first_from(&self, from: u64) -> Option<u64> {
-        self.parts.iter().find(|(at, data)| at + data.len() as u64 > from).map(|(at, _)| (*at).max(from))
+        let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= from);
+        self.parts.get(first).map(|(at, _)| (*at).max(from))
     }
 }
 
@@ -361,6 +401,10 @@ mod tests {
                 let held = model.iter().filter(|b| b.is_some()).count() as u64;
                 prop_assert_eq!(dirty.bytes(), held);
                 prop_assert!(dirty.footprint() >= dirty.bytes());
+                let memory: u64 = dirty.segs.values().map(Segment::memory).sum();
+                prop_assert_eq!(dirty.memory(), memory);
+                prop_assert_eq!(dirty.oldest(), dirty.segs.values().map(|s| s.age).min());
+                prop_assert_eq!(dirty.ages.len(), dirty.segs.len());
                 let mut buf = vec![0; LEN];
                 let mut gaps = Gaps::new(0, LEN);
                 dirty.overlay(&mut buf, &mut gaps);
@@ -378,7 +422,24 @@ mod tests {
                 }
             }
             dirty.cut(0, LEN as u64);
-            prop_assert!(dirty.is_empty() && dirty.footprint() == 0);
+            prop_assert!(dirty.is_empty() && dirty.footprint() == 0 && dirty.memory() == 0);
         }
+    }
+
+    /// Memory stays near what was written, however it was written.
+    #[test]
+    fn small_writes_take_little_more_than_their_bytes() {
+        let per_byte = |step: u64, len: usize, count: u64| {
+            let mut dirty = Dirty::default();
+            for i in 0..count {
+                dirty.write(i * step, &vec![1; len], i);
+            }
+            dirty.memory() as f64 / (count * len as u64) as f64
+        };
+        assert!(per_byte(4096, 4096, 1000) < 1.05, "blocks");
+        assert!(per_byte(8192, 4096, 1000) < 1.05, "every other block");
+        assert!(per_byte(10_240, 10_240, 200) < 1.1, "what tar writes");
+        assert!(per_byte(100, 100, 5000) < 1.2, "a log");
+        assert!(per_byte(1 << 20, 1 << 20, 3) < 1.01, "large pieces");
     }
 }

@@ -7,6 +7,7 @@
 //! | `writeback` | how delayed bytes become extents |
 //! | `compress` | what is compressed on the way, and how |
 //! | `extents` | how extents lie in items, and what can be wrong with them |
+//! | `join` | how pieces of a stream become one extent |
 //! | `replace` | how items, references and `nbytes` change when a range gets another content |
 //! | `read` | where bytes come from, and how they are verified |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
@@ -24,6 +25,7 @@ mod dirty;
 mod extents;
 mod fallocate;
 mod nocow;
+mod join;
 mod read;
 mod replace;
 mod seek;

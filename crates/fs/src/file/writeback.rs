@@ -14,6 +14,7 @@ use super::delalloc::{self, Departure, Job, Limits, depart, land};
 use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
 use super::extents::{ExtentCursor, SECTOR, floor};
 use super::nocow;
+use super::join::join;
 use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, replace};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -612,6 +613,12 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             }
             create = false;
             at = reached?;
+            if at == end {
+                // What cannot be joined stays as it is.
+                if let Err(e) = join(h, inode, start, run.len) {
+                    tracing::debug!("extents stay apart: {e}");
+                }
+            }
             if at == end && i + 1 == count {
                 if item.incompressible {
                     compress::mark_incompressible(inode);

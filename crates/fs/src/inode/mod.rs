@@ -41,7 +41,7 @@ use larder_format::items::{FileType, InodeFlags, InodeItem, Timespec};
 use larder_format::{Generation, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use zerocopy::IntoBytes;
 
 /// Number of the empty directory that stands where a snapshot's source had a nested subvolume.
@@ -64,6 +64,8 @@ pub(crate) struct Inode {
     pub(crate) data: FileData,
     /// Looked up since the table was last swept?
     used: AtomicBool,
+    /// Transaction that knows already that the item has to be written, see [`Handle::mark_dirty`].
+    pub(crate) noted_in: AtomicU64,
 }
 
 /// The changing part of an inode.
@@ -118,6 +120,7 @@ impl Inode {
             state: Mutex::new(state),
             data: FileData::default(),
             used: AtomicBool::new(true),
+            noted_in: AtomicU64::new(0),
         }
     }
     /// Its number as the format's first part of a key.

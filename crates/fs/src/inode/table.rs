@@ -9,12 +9,12 @@ use super::{Inode, PLACEHOLDER, kind_of};
 use crate::api::FileKind;
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
+use crate::hash::NumberMap;
 use crate::lock::{self, Mutex};
 use crate::root::Subvolume;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{InodeItem, inode::S_IFDIR};
 use larder_format::{Key, ObjectId};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,11 +35,11 @@ pub(crate) struct InodeTable {
 
 #[derive(Debug, Default)]
 struct Inner {
-    inodes: HashMap<u64, Arc<Inode>>,
+    inodes: NumberMap<u64, Arc<Inode>>,
     /// References from outside (look-ups of a front end).
-    holds: HashMap<u64, u64>,
+    holds: NumberMap<u64, u64>,
     /// Inodes without a name that are waiting for their last hold to go.
-    orphans: HashMap<u64, Arc<Inode>>,
+    orphans: NumberMap<u64, Arc<Inode>>,
     /// Inodes that left memory so far.
     evicted: u64,
     /// Size at which to sweep.

@@ -371,6 +371,44 @@ impl DelayedRefs {
         created && self.heads.remove(&bytenr).is_some()
     }
 
+    /// Makes two data extents that were created in this transaction one, the second behind the first: address, length and
+    /// only reference of each. False, and nothing is changed, where one of them is anything else.
+    pub fn join_created(
+        &mut self,
+        left: (Logical, u64, ExtentRef),
+        right: (Logical, u64, ExtentRef),
+    ) -> bool {
+        assert_eq!(left.0.plus(left.1), right.0, "only neighbours can be joined");
+        if ![left, right].iter().all(|e| self.is_created_with(e)) {
+            return false;
+        }
+        self.heads.remove(&right.0);
+        self.heads.get_mut(&left.0).expect("just looked at").num_bytes += right.1;
+        true
+    }
+
+    /// Undoes [`Self::join_created`].
+    pub fn split_created(
+        &mut self,
+        left: (Logical, u64, ExtentRef),
+        right: (Logical, u64, ExtentRef),
+        generation: Generation,
+    ) {
+        self.heads.get_mut(&left.0).expect("it was joined").num_bytes = left.1;
+        let empty = RefHead::existing(right.1, ExtentKind::Data);
+        let mut head = RefHead { created: true, generation, ..empty };
+        head.add(right.2, 1);
+        self.heads.insert(right.0, head);
+    }
+
+    /// Was this data extent created here, and has this one reference and no other?
+    fn is_created_with(&self, (at, len, key): &(Logical, u64, ExtentRef)) -> bool {
+        self.heads.get(at).is_some_and(|head| {
+            let whole = head.created && head.kind.is_data() && head.num_bytes == *len;
+            whole && head.len() == 1 && head.refs().all(|r| r == (*key, 1))
+        })
+    }
+
     /// Number of extents that changed.
     #[must_use]
     pub fn len(&self) -> usize {

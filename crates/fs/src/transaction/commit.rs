@@ -28,7 +28,7 @@ use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, Tre
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -114,8 +114,11 @@ pub(crate) fn write_items_ahead(core: &Core) {
             if inodes.len() < many {
                 return;
             }
+            // From here on whoever changes one notes it again.
+            inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
             std::mem::take(&mut *inodes)
         };
+        fence(Ordering::SeqCst);
         let mut order: Vec<_> = dirty.keys().copied().collect();
         // Neighbours share leaves.
         order.sort_unstable();
@@ -343,10 +346,10 @@ impl<'a> Committer<'a> {
         // Every superblock has a root tree of its own generation.
         let any = Key::new(ObjectId::FS_TREE, KeyType::ROOT_ITEM, 0);
         core.roots.root.edit(&mut self.ops(&core.roots.root).source, &[any], |_| Ok(()))?;
-        let csums: Vec<(Logical, Vec<u8>)> =
-            self.txn.csums.lock().iter().map(|(at, sums)| (*at, sums.clone())).collect();
-        for (at, sums) in csums {
+        let mut next = Some(Logical(0));
+        while let Some((at, sums)) = next.and_then(|from| adjacent_csums(core, &self.txn, from)) {
             csum_tree::insert(&mut self.ops(&core.roots.csum), core.csum, at, &sums)?;
+            next = at.0.checked_add((sums.len() / core.csum.size()) as u64 * SECTOR).map(Logical);
         }
         // The notes stay where they are: operations of the next transaction still count with them.
         let txn = self.txn.clone();
@@ -720,6 +723,28 @@ impl<'a> Committer<'a> {
         }
         core.links.forget(self.txn.generation);
     }
+}
+
+/// Bytes of checksums that are put into their tree at once.
+const CSUMS_AT_ONCE: usize = 64 << 10;
+/// Bytes that one checksum is for.
+const SECTOR: u64 = larder_format::SECTOR_SIZE as u64;
+
+/// The first checksums noted for `from` or behind it, with those of what follows without a gap: writing many small
+/// extents leaves a note for each, and they lie beside each other.
+fn adjacent_csums(core: &Core, txn: &Txn, from: Logical) -> Option<(Logical, Vec<u8>)> {
+    let notes = txn.csums.lock();
+    let mut found = notes.range(from..);
+    let (at, first) = found.next()?;
+    let end = |len: usize| at.plus((len / core.csum.size()) as u64 * SECTOR);
+    let mut sums = first.clone();
+    while let Some((next, more)) = found.next().filter(|(next, _)| **next == end(sums.len()))
+        && sums.len() < CSUMS_AT_ONCE
+    {
+        debug_assert!(next.0.is_multiple_of(SECTOR));
+        sums.extend_from_slice(more);
+    }
+    Some((*at, sums))
 }
 
 /// Makes a root item point to a root that this transaction wrote.

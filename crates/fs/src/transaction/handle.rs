@@ -16,7 +16,7 @@ use crate::tree::{BlockSource, Editor, Need, Node, Stop};
 use larder_format::items::ExtentRef;
 use larder_format::{Generation, Key, Logical, TreeId};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 /// Membership in the running transaction. Dropping it leaves.
 #[derive(Debug)]
@@ -123,9 +123,21 @@ impl<'a> Handle<'a> {
         subvol.tree.edit_growing(self, keys, growing, change)
     }
     /// Notes that an inode's item has to be written at the seal.
+    ///
+    /// One that is noted is not noted again, unless its item was written meanwhile (`commit::write_items_ahead`). Either
+    /// that sees what the caller has changed, or the caller sees that it has begun: each first does its part, then,
+    /// behind a fence, looks for the other's.
     pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
+        fence(Ordering::SeqCst);
+        if inode.noted_in.load(Ordering::Relaxed) == self.txn.generation.0 {
+            return;
+        }
         self.txn.touch();
-        let others = self.txn.inodes.lock().insert((inode.id.subvol, inode.id.ino), inode.clone());
+        let others = {
+            let mut inodes = self.txn.inodes.lock();
+            inode.noted_in.store(self.txn.generation.0, Ordering::Relaxed);
+            inodes.insert((inode.id.subvol, inode.id.ino), inode.clone())
+        };
         if others.is_none() && inode.state.lock().item.generation.get() != self.txn.generation.0 {
             // The path to the item; a new inode's is in a leaf that this transaction has copied already.
             let level = self.core.tree_stats.tallest.load(Ordering::Relaxed);

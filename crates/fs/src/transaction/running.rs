@@ -1,6 +1,7 @@
 //! What a transaction collects while it runs.
 
 use crate::alloc::NewGroup;
+use crate::hash::NumberMap;
 use crate::inode::Inode;
 use crate::root::{RootNotes, Subvolume};
 use crate::space::Run;
@@ -8,7 +9,7 @@ use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use larder_format::{Generation, Logical, TreeId};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -26,7 +27,7 @@ pub(crate) struct Txn {
     /// Subvolumes whose trees were edited.
     pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<Subvolume>>>,
     /// Inodes whose items are newer in memory than in the tree.
-    pub(crate) inodes: Mutex<HashMap<(TreeId, u64), Arc<Inode>>>,
+    pub(crate) inodes: Mutex<NumberMap<(TreeId, u64), Arc<Inode>>>,
     /// What the commit is to do in the root tree.
     pub(crate) roots: Mutex<RootNotes>,
     /// Block groups made in this transaction; their items are written by its commit.

@@ -31,6 +31,8 @@ pub(crate) struct Editor<'a> {
     pub(super) blocks: i64,
     /// Was anything changed?
     pub(super) changed: bool,
+    /// Did a leaf lose anything? Only then is there something to tidy.
+    pub(super) shrunk: bool,
 }
 
 impl<'a> Editor<'a> {
@@ -41,7 +43,7 @@ impl<'a> Editor<'a> {
         source: &'a mut dyn BlockSource,
         neighbours: bool,
     ) -> Self {
-        Self { tree, format, root, source, neighbours, blocks: 0, changed: false }
+        Self { tree, format, root, source, neighbours, blocks: 0, changed: false, shrunk: false }
     }
 
     fn leaf(&self, key: &Key) -> &Arc<Node> {
@@ -77,17 +79,16 @@ impl<'a> Editor<'a> {
         if data.len() > max_item_size(self.format.nodesize) {
             return Err(Error::TooBig);
         }
-        if self.get(key).is_some() {
-            return Err(Error::corrupt(Place::item(self.tree, *key), "item exists already"));
+        let mut root = self.root.node.take().expect("an edited tree's root is in memory");
+        match self.insert_below(&mut root, key, data) {
+            None => {
+                self.root.node = Some(root);
+                return Err(Error::corrupt(Place::item(self.tree, *key), "item exists already"));
+            }
+            Some(split) if split.is_empty() => self.root.node = Some(root),
+            Some(split) => self.grow(root, split),
         }
         self.changed = true;
-        let mut root = self.root.node.take().expect("an edited tree's root is in memory");
-        let split = self.insert_below(&mut root, key, data);
-        if split.is_empty() {
-            self.root.node = Some(root);
-        } else {
-            self.grow(root, split);
-        }
         Ok(())
     }
 
@@ -116,6 +117,7 @@ impl<'a> Editor<'a> {
         }
         image::leaf_data_mut(bytes, slot).copy_from_slice(data);
         self.changed = true;
+        self.shrunk |= data.len() < old;
         Ok(())
     }
 
@@ -128,6 +130,7 @@ impl<'a> Editor<'a> {
             return Err(Error::corrupt(Place::item(self.tree, *key), "item is missing"));
         }
         self.changed = true;
+        self.shrunk = true;
         let root = self.root.node.as_mut().expect("an edited tree's root is in memory");
         delete_below(Arc::make_mut(root), key);
         Ok(())
@@ -161,7 +164,8 @@ impl<'a> Editor<'a> {
         self.source.dropped(self.tree, node.address(), node.level());
     }
 
-    fn insert_below(&mut self, node: &mut Arc<Node>, key: &Key, data: &[u8]) -> Split {
+    /// Inserts below a node; the right neighbours that it got. `None`, and nothing is changed, when the key is taken.
+    fn insert_below(&mut self, node: &mut Arc<Node>, key: &Key, data: &[u8]) -> Option<Split> {
         let node = Arc::make_mut(node);
         if node.level() == 0 {
             return self.insert_in_leaf(node, key, data);
@@ -170,7 +174,7 @@ impl<'a> Editor<'a> {
         if node.level() == 1 {
             self.make_room(node, slot, key, data.len() + ITEM_SIZE);
         }
-        let split = self.insert_below(node.child_mut(slot), key, data);
+        let split = self.insert_below(node.child_mut(slot), key, data)?;
         if node.view().key(slot).is_some_and(|k| *key < k) {
             image::set_key(node.bytes_mut(), slot, key);
         }
@@ -202,7 +206,7 @@ impl<'a> Editor<'a> {
             }
             right.push(Arc::new(new));
         }
-        right
+        Some(right)
     }
 
     /// Where the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour that this transaction
@@ -268,10 +272,10 @@ impl<'a> Editor<'a> {
         }
     }
 
-    fn insert_in_leaf(&mut self, leaf: &mut Node, key: &Key, data: &[u8]) -> Split {
+    fn insert_in_leaf(&mut self, leaf: &mut Node, key: &Key, data: &[u8]) -> Option<Split> {
         let view = leaf.view();
         let n = view.nritems();
-        let slot = view.search(key).unwrap_or_else(|i| i);
+        let Err(slot) = view.search(key) else { return None };
         let size = data.len() + ITEM_SIZE;
         let put = |node: &mut Node, slot: usize| {
             let bytes = node.bytes_mut();
@@ -280,7 +284,7 @@ impl<'a> Editor<'a> {
         };
         if view.leaf_free() >= size {
             put(leaf, slot);
-            return SmallVec::new();
+            return Some(SmallVec::new());
         }
         let room = image::leaf_room(view);
         let total = image::leaf_bytes(view, 0, n);
@@ -321,7 +325,7 @@ impl<'a> Editor<'a> {
                 } else {
                     put(&mut right, slot - cut);
                 }
-                SmallVec::from_iter([Arc::new(right)])
+                Some(SmallVec::from_iter([Arc::new(right)]))
             }
             None => {
                 // A large item between two large halves: it gets a leaf of its own.
@@ -330,7 +334,7 @@ impl<'a> Editor<'a> {
                 image::leaf_move_tail(leaf.bytes_mut(), slot, tail.bytes_mut());
                 let mut middle = self.new_node(0, *key);
                 put(&mut middle, 0);
-                SmallVec::from_iter([Arc::new(middle), Arc::new(tail)])
+                Some(SmallVec::from_iter([Arc::new(middle), Arc::new(tail)]))
             }
         }
     }

@@ -321,8 +321,8 @@ impl Tree {
                     let tidy = !state.is_forced(source.generation());
                     let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
                     let result = change(&mut editor);
-                    for key in keys.iter().filter(|_| tidy) {
-                        editor.tidy(key);
+                    if tidy && editor.shrunk {
+                        keys.iter().for_each(|key| editor.tidy(key));
                     }
                     self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
                     let changed = editor.changed;

@@ -10,6 +10,7 @@ mod listing;
 mod model;
 mod orphans;
 mod renames;
+mod stream;
 mod subvolumes;
 
 use crate::api::{Attr, FileKind, InodeId, NewInode, OpenOptions, Tuning};

@@ -1,0 +1,113 @@
+//! Extents that lie behind each other, in the file and on the device, become one.
+//!
+//! Write-back takes a file in pieces, because it must not hold more in memory than the budget allows; a stream of data
+//! would so become as many extents as there were pieces. But an extent that the running transaction has made is in no
+//! tree on the device yet: it can still grow. That is what happens here, up to the largest extent there may be. It needs
+//! that nobody else refers to either of the two, which the notes of the transaction say.
+//!
+//! The order in which pieces land does not matter: each joins what is before it and what is behind it.
+
+use super::extents::{Content, Extent, ExtentCursor};
+use crate::core::Core;
+use crate::error::Result;
+use crate::inode::Inode;
+use crate::space::refs::DelayedRefs;
+use crate::transaction::Handle;
+use larder_format::items::keys::extent_data_key;
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef};
+use larder_format::{FileOffset, Generation, Logical, MAX_DATA_EXTENT, ObjectId};
+use std::sync::Arc;
+
+/// Shorter pieces are not looked at: they come from small or from scattered writes, and looking is not for nothing.
+const WORTH_IT: u64 = 256 << 10;
+
+/// A whole extent of the running transaction and where its file has it.
+#[derive(Clone, Copy, Debug)]
+struct Whole {
+    start: u64,
+    record: ExtentRecord,
+}
+
+impl Whole {
+    fn of(extent: &Extent, generation: Generation) -> Option<Self> {
+        let Content::Stored(r) = extent.content else { return None };
+        let plain = r.kind == ExtentKind::Regular && r.compression == Compression::None && !r.is_hole();
+        let whole = r.offset == 0 && r.num_bytes == r.disk_num_bytes && r.ram_bytes == r.num_bytes;
+        (plain && whole && r.generation == generation).then_some(Self { start: extent.start, record: r })
+    }
+    fn at(&self) -> Logical {
+        self.record.disk_bytenr
+    }
+    fn len(&self) -> u64 {
+        self.record.num_bytes
+    }
+    /// The one reference that it may have.
+    fn reference(&self, inode: &Inode) -> ExtentRef {
+        ExtentRef::Data { root: inode.id.subvol, objectid: inode.id.ino, offset: self.start }
+    }
+    fn joined(&self, next: &Self) -> Self {
+        let len = self.len() + next.len();
+        let record = ExtentRecord { ram_bytes: len, disk_num_bytes: len, num_bytes: len, ..self.record };
+        Self { start: self.start, record }
+    }
+    /// Does `next` go on where this one ends, in the file and on the device?
+    fn goes_on(&self, next: &Self, core: &Core) -> bool {
+        self.start + self.len() == next.start
+            && self.at().plus(self.len()) == next.at()
+            && self.len() + next.len() <= MAX_DATA_EXTENT
+            && core.space.same_group(self.at(), next.at())
+    }
+}
+
+/// Joins the extent that was just entered at `start` of the file with its neighbours where that can be. The caller holds
+/// the inode's extent lock.
+///
+/// # Errors
+/// Reading, corruption, no space; nothing is changed then.
+pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64) -> Result<()> {
+    if len < WORTH_IT {
+        return Ok(());
+    }
+    let version = inode.subvol.version(h.core);
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
+    let generation = h.generation();
+    let whole = |e: &Extent| Whole::of(e, generation);
+    let before = cursor.before().and_then(whole);
+    let Some(mut this) = cursor.next()?.as_ref().and_then(whole).filter(|e| e.start == start) else {
+        return Ok(());
+    };
+    let after = cursor.next()?.as_ref().and_then(whole);
+    drop((cursor, version));
+    if let Some(before) = before
+        && before.goes_on(&this, h.core)
+        && join_two(h, inode, &before, &this)?
+    {
+        this = before.joined(&this);
+    }
+    if let Some(after) = after
+        && this.goes_on(&after, h.core)
+    {
+        join_two(h, inode, &this, &after)?;
+    }
+    Ok(())
+}
+
+/// Makes two neighbours one; false where somebody else refers to one of them.
+fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole) -> Result<bool> {
+    let key = |e: &Whole| extent_data_key(ObjectId(inode.id.ino), FileOffset(e.start));
+    let sides = |e: &Whole| (e.at(), e.len(), e.reference(inode));
+    let change = |f: &dyn Fn(&mut DelayedRefs) -> bool| f(&mut h.txn.refs.lock());
+    if !change(&|refs| refs.join_created(sides(left), sides(right))) {
+        return Ok(false);
+    }
+    let record = left.joined(right).record.encode();
+    let done = h.edit_growing(&inode.subvol, &[key(left), key(right)], 0, |e| {
+        e.update(&key(left), &record)?;
+        e.delete(&key(right))
+    });
+    if done.is_err() {
+        let generation = h.generation();
+        h.txn.refs.lock().split_created(sides(left), sides(right), generation);
+    }
+    done.map(|()| true)
+}

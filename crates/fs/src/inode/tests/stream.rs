@@ -1,0 +1,97 @@
+//! How streams and scattered writes end up in extents.
+
+use super::{Memory, World, options};
+use crate::api::OpenOptions;
+use crate::mkfs::{MkfsOptions, mkfs};
+use crate::{Filesystem, InodeId};
+use larder_format::items::FileExtent;
+use larder_format::{KeyType, Logical};
+
+const MIB: usize = 1 << 20;
+
+/// A file system of 2 GiB whose budget for delayed data is 4 MiB.
+fn tight() -> World {
+    let device = Memory::new(2 << 30);
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    let options = OpenOptions { cache_size: 16 << 20, ..options() };
+    let fs = Filesystem::open(device.clone(), options).unwrap();
+    World { device, fs }
+}
+
+/// Where the file is on the device: start in the file, address, length of the window, length of the extent.
+fn extents(w: &World, id: InodeId) -> Vec<(u64, Logical, u64, u64)> {
+    let items = w.items();
+    let mine = items.iter().filter(|(k, _)| k.objectid.0 == id.ino && k.kind == KeyType::EXTENT_DATA);
+    mine.filter_map(|(k, data)| match FileExtent::parse(data).unwrap() {
+        FileExtent::Stored(r) => Some((k.offset, r.disk_bytenr, r.num_bytes, r.disk_num_bytes)),
+        FileExtent::Inline(_) => None,
+    })
+    .collect()
+}
+
+fn pattern(n: usize) -> Vec<u8> {
+    (0..MIB).map(|i| (i as u64 * 31 + n as u64 * 7 >> 3) as u8).collect()
+}
+
+#[test]
+fn a_stream_becomes_extents_far_larger_than_the_budget() {
+    let w = tight();
+    let id = w.file(w.root(), "stream");
+    for n in 0..200 {
+        w.fs.write(id, (n * MIB) as u64, &pattern(n)).unwrap();
+    }
+    w.fs.sync().unwrap();
+    let found = extents(&w, id);
+    assert!(found.iter().all(|(_, _, len, whole)| len == whole && *len <= 128 << 20), "{found:?}");
+    // A block group of such a small file system ends now and then.
+    assert!(found.len() <= 6, "{found:?}");
+    assert!(found.iter().any(|e| e.2 >= 64 << 20), "{found:?}");
+    w.check();
+    let w = w.reopen();
+    let mut buf = vec![0; MIB];
+    for n in [0, 1, 63, 127, 128, 199] {
+        assert_eq!(w.fs.read(id, (n * MIB) as u64, &mut buf).unwrap(), MIB);
+        assert_eq!(buf, pattern(n), "MiB {n}");
+    }
+    // All of it can be given back again.
+    w.fs.unlink(w.root(), b"stream").unwrap();
+    w.fs.release(id, 1);
+    w.fs.sync().unwrap();
+    w.fs.sync().unwrap();
+    assert_eq!(w.fs.stats().data_reserved, 0);
+    w.check();
+}
+
+#[test]
+fn what_a_transaction_has_published_does_not_grow() {
+    let w = tight();
+    let id = w.file(w.root(), "log");
+    for n in 0..6 {
+        w.fs.write(id, (n * MIB) as u64, &pattern(n)).unwrap();
+        w.fs.sync().unwrap();
+    }
+    assert_eq!(extents(&w, id).len(), 6);
+    w.check();
+}
+
+#[test]
+fn overwritten_parts_do_not_grow() {
+    let w = tight();
+    let id = w.file(w.root(), "file");
+    let data = vec![1; 8 * MIB];
+    w.fs.write(id, 0, &data).unwrap();
+    w.fs.fsync(id, true).unwrap();
+    // Two streams that meet, and one in between that was cut.
+    for (at, fill) in [(0, 2u8), (4, 3), (2, 4), (3, 5), (1, 6)] {
+        w.fs.write(id, at * MIB as u64, &vec![fill; MIB]).unwrap();
+        crate::file::flush_all(&w.fs.core).unwrap();
+    }
+    w.fs.sync().unwrap();
+    let found = extents(&w, id);
+    assert_eq!(found.iter().map(|e| e.2).sum::<u64>(), 8 << 20, "{found:?}");
+    let mut buf = vec![0; 8 * MIB];
+    w.fs.read(id, 0, &mut buf).unwrap();
+    let want = [2u8, 6, 4, 5, 3, 1, 1, 1];
+    assert!(buf.chunks(MIB).zip(want).all(|(c, v)| c.iter().all(|b| *b == v)));
+    w.check();
+}
