@@ -6,6 +6,7 @@
 
 use crate::alloc::Allocator;
 use crate::api::{OpenOptions, Timestamp};
+use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::hash::NumberMap;
 use crate::root::Subvolume;
@@ -134,16 +135,20 @@ impl Core {
     pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
         Handle::join(self, items, true)
     }
-    /// Keeps the memory of dirty nodes bounded: from a quarter of the cache on a commit is asked for, from half of it
-    /// on operations wait until that commit has sealed what there is.
+    /// How memory is divided.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::of(self.options.cache_size)
+    }
+    /// Keeps the memory of what a transaction has changed bounded: from some size on a commit is asked for, later on
+    /// operations wait until that commit has sealed what there is.
     pub(crate) fn bound_dirty_nodes(&self) -> Result<()> {
         let running = self.txns.running();
-        let bytes = running.blocks.load(Ordering::Relaxed) * u64::from(self.nodesize());
-        if bytes <= self.options.cache_size / 4 {
+        let (bytes, budget) = (running.memory(self.nodesize()), self.budget());
+        if bytes <= budget.commit {
             return Ok(());
         }
         self.txns.request();
-        if bytes <= self.options.cache_size / 2 {
+        if bytes <= budget.transaction {
             return Ok(());
         }
         crate::api::may_wait()?;

@@ -5,6 +5,7 @@
 
 mod alloc;
 pub mod api;
+mod budget;
 mod core;
 mod discard;
 pub mod error;
@@ -28,6 +29,6 @@ mod usage;
 pub use api::*;
 pub use discard::TrimRange;
 pub use error::{Error, Result};
-pub use lifecycle::{Filesystem, ReclaimStats, Stats};
+pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 pub use root::{Received, SubvolInfo};
 pub use usage::{KindUsage, SpaceUsage};

@@ -68,6 +68,8 @@ pub struct Stats {
     /// Compressed bytes in memory on their way to the device.
     pub compress_held_bytes: u64,
     pub inodes_in_memory: u64,
+    /// Parts of the cache size.
+    pub memory: MemoryStats,
     /// Bytes of data and metadata that running operations and the next commit have reserved; without the global
     /// reserve. 0 when nothing is left to commit.
     pub data_reserved: u64,
@@ -107,6 +109,25 @@ pub struct ReclaimStats {
     pub settles: u64,
     pub chunks: u64,
     pub commits: u64,
+}
+
+/// What takes memory, and how much of it may: bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct MemoryUse {
+    pub held: u64,
+    pub budget: u64,
+}
+
+/// The parts of the memory that the engine may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryStats {
+    /// Delayed data.
+    pub delayed_data: MemoryUse,
+    /// Nodes that could be read again.
+    pub clean_nodes: MemoryUse,
+    /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed one may take as much.
+    pub transaction: MemoryUse,
 }
 
 impl Filesystem {
@@ -254,6 +275,15 @@ impl Filesystem {
             compress_failed_bytes: get(&c.failed),
             compress_skipped_bytes: get(&c.skipped),
             compress_held_bytes: get(&c.held),
+            memory: {
+                let budget = core.budget();
+                let of = |held, budget| MemoryUse { held, budget };
+                MemoryStats {
+                    delayed_data: of(core.data.memory(), budget.data),
+                    clean_nodes: of(core.store.cached_bytes(), budget.nodes),
+                    transaction: of(core.txns.running().memory(core.nodesize()), budget.transaction),
+                }
+            },
             inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
             data_reserved: accounts.reserved_by_operations(Data),
             metadata_reserved: accounts.reserved_by_operations(Metadata),

@@ -6,6 +6,7 @@
 
 use crate::alloc::Allocator;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
+use crate::budget::Budget;
 use crate::core::{Core, Roots};
 use crate::error::{Error, Place, Result};
 use crate::root::{find_root, root_pointer};
@@ -145,7 +146,7 @@ impl Core {
             format,
             csum,
             generation,
-            options.cache_size / 2,
+            Budget::of(options.cache_size).nodes,
             read_only.is_none(),
         ));
         let epochs = Epochs::new();

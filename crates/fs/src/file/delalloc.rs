@@ -504,9 +504,9 @@ pub(crate) struct DataState {
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Most bytes that may be delayed: a share of the memory that the engine may use.
-pub(super) fn budget(core: &Core) -> u64 {
-    (core.options.cache_size / 4).max(1 << 20)
+/// Most memory that delayed data may take.
+fn budget(core: &Core) -> u64 {
+    core.budget().data
 }
 
 /// A write-back that is registered as being at work.

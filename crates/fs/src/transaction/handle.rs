@@ -138,6 +138,9 @@ impl<'a> Handle<'a> {
             inode.noted_in.store(self.txn.generation.0, Ordering::Relaxed);
             inodes.insert((inode.id.subvol, inode.id.ino), inode.clone())
         };
+        if others.is_none() {
+            self.txn.changed_inodes.fetch_add(1, Ordering::Relaxed);
+        }
         if others.is_none() && inode.state.lock().item.generation.get() != self.txn.generation.0 {
             // The path to the item; a new inode's is in a leaf that this transaction has copied already.
             let level = self.core.tree_stats.tallest.load(Ordering::Relaxed);

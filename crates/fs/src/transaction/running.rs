@@ -1,6 +1,7 @@
 //! What a transaction collects while it runs.
 
 use crate::alloc::NewGroup;
+use crate::budget::transaction_memory;
 use crate::hash::NumberMap;
 use crate::inode::Inode;
 use crate::root::{RootNotes, Subvolume};
@@ -38,8 +39,9 @@ pub(crate) struct Txn {
     pub(crate) notes: AtomicU64,
     /// Bytes kept because the global reserve does not hold a copy of all global trees.
     pub(crate) kept_for_copies: AtomicU64,
-    /// Dirty blocks so far.
+    /// Dirty blocks so far, and changed inodes.
     pub(crate) blocks: AtomicU64,
+    pub(crate) changed_inodes: AtomicU64,
     /// Blocks of a log that the transaction makes needless.
     pub(crate) freed_log: Mutex<Vec<Run>>,
     /// New label for the superblock.
@@ -63,6 +65,7 @@ impl Txn {
             notes: AtomicU64::new(0),
             kept_for_copies: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
+            changed_inodes: AtomicU64::new(0),
             freed_log: Mutex::default(),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
@@ -83,6 +86,11 @@ impl Txn {
     /// Takes what was kept.
     pub(crate) fn take_reserved(&self) -> Option<Reservation> {
         self.reserved.lock().take()
+    }
+    /// Memory that it takes, about.
+    pub(crate) fn memory(&self, nodesize: u32) -> u64 {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        transaction_memory(get(&self.blocks), nodesize, get(&self.notes), get(&self.changed_inodes))
     }
     /// There is something to commit now.
     pub(crate) fn touch(&self) {

@@ -28,6 +28,7 @@ mod fixture;
 mod images;
 mod loop_device;
 mod manifest;
+mod memory_cgroup;
 mod mount;
 mod path_runner;
 mod progs;
@@ -40,6 +41,7 @@ pub use fixture::{Fixture, colliding_names, populate};
 pub use images::{ImageVariant, all_kernel_images, kernel_images};
 pub use loop_device::{LoopDevice, LoopOptions};
 pub use manifest::{Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare};
+pub use memory_cgroup::MemoryCgroup;
 pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use path_runner::PathRunner;
 pub use progs::{Report, btrfs, btrfs_check, dump_tree, mkfs_btrfs};
@@ -67,12 +69,14 @@ pub enum Need {
     Fuse,
     /// An effective user id of 0.
     Root,
+    /// Groups of processes with a limit of memory.
+    MemoryCgroup,
 }
 
 impl Need {
     /// What is missing, as a phrase; `None` where it is there. Looked up once per process.
     fn missing(self) -> Option<&'static str> {
-        static ANSWERS: [OnceLock<Option<&'static str>>; 6] = [const { OnceLock::new() }; 6];
+        static ANSWERS: [OnceLock<Option<&'static str>>; 7] = [const { OnceLock::new() }; 7];
         *ANSWERS[self as usize].get_or_init(|| match self {
             Self::MkfsBtrfs => {
                 let features = output("mkfs.btrfs", &["-O", "list-all"]);
@@ -111,6 +115,9 @@ impl Need {
                 }
             }
             Self::Root => (!rustix::process::geteuid().is_root()).then_some("root"),
+            Self::MemoryCgroup => {
+                (!MemoryCgroup::is_possible()).then_some("memory cgroups (root, and a controller)")
+            }
         })
     }
 }

@@ -1,0 +1,172 @@
+//! The daemon's memory stays within what it was given, whatever is done with the mount.
+
+mod common;
+
+use common::{command, larder};
+use larder_simtest::oracle::{MemoryCgroup, Need, btrfs_check, enter_private_namespace, need, scratch};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const MIB: u64 = 1 << 20;
+
+/// A mount whose daemon is a child of the test.
+struct Daemon {
+    child: Child,
+    point: PathBuf,
+    /// Largest anonymous memory seen.
+    peak: u64,
+}
+
+impl Daemon {
+    fn start(image: &Path, point: &Path, cache_mib: u64, group: Option<&MemoryCgroup>) -> Self {
+        let mut command = match group {
+            // The shell joins the group and then becomes the daemon.
+            Some(group) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.entrance());
+                shell.arg(env!("CARGO_BIN_EXE_larder"));
+                shell
+            }
+            None => command(),
+        };
+        command.args(["mount", "--foreground", "--cache-size", &format!("{cache_mib}M")]);
+        command.arg(image).arg(point).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the daemon starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("is mounted on"), "{line}");
+        Self { child, point: point.to_owned(), peak: 0 }
+    }
+    fn look(&mut self) {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("the daemon lives");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        self.peak = self.peak.max(kib << 10);
+    }
+    fn unmount(mut self) {
+        larder(args!["umount", &self.point]).ok();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            let _ = command().args(["umount", "--lazy"]).arg(&self.point).output();
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn block(n: u64) -> Vec<u8> {
+    n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes().repeat(512)
+}
+
+/// A stream of `stream_mib`, blocks written here and there, many small files, and a look at all of it.
+fn scenario(cache_mib: u64, stream_mib: u64, files: u64, limit: Option<u64>) {
+    enter_private_namespace().unwrap();
+    let group = limit.map(|bytes| MemoryCgroup::new(bytes).unwrap());
+    // On a disk: what tmpfs holds would count as the daemon's.
+    let dir = match limit {
+        Some(_) => tempfile::tempdir_in("/var/tmp").unwrap(),
+        None => scratch(),
+    };
+    let (image, point) = (dir.path().join("img"), dir.path().join("mnt"));
+    fs::create_dir(&point).unwrap();
+    larder(args!["mkfs", "--size", "3G", &image]).ok();
+    let mut daemon = Daemon::start(&image, &point, cache_mib, group.as_ref());
+
+    let piece = block(1).repeat(256);
+    let stream = File::create(point.join("stream")).unwrap();
+    for m in 0..stream_mib {
+        stream.write_all_at(&piece, m * MIB).unwrap();
+        if m % 16 == 0 {
+            daemon.look();
+        }
+    }
+    let stride = stream_mib * 256 / 8000;
+    for n in 0..8000 {
+        // 7 and 8000 have no common divisor: each once, not in order.
+        let at = (n * 7 % 8000) * stride;
+        stream.write_all_at(&block(at), at * 4096).unwrap();
+        if n % 500 == 0 {
+            daemon.look();
+        }
+    }
+    for n in 0..files {
+        let sub = point.join(format!("d{}", n / 200));
+        if n % 200 == 0 {
+            fs::create_dir(&sub).unwrap();
+        }
+        fs::write(sub.join(format!("file-{n}")), &block(n)[..(n as usize * 37) % 4096]).unwrap();
+        if n % 500 == 0 {
+            daemon.look();
+        }
+    }
+    let stats = larder(args!["stats", "--json", &point]).ok().json();
+    for part in ["delayed_data", "clean_nodes", "transaction"] {
+        let part = &stats["engine"]["memory"][part];
+        let (held, budget) = (part["held"].as_u64().unwrap(), part["budget"].as_u64().unwrap());
+        assert!(held <= budget && budget < cache_mib * MIB, "{stats}");
+    }
+    daemon.look();
+    let peak = daemon.peak;
+    daemon.unmount();
+
+    let mut daemon = Daemon::start(&image, &point, cache_mib, group.as_ref());
+    let mut found = 0;
+    for sub in fs::read_dir(&point).unwrap().map(Result::unwrap).filter(|e| e.path().is_dir()) {
+        for entry in fs::read_dir(sub.path()).unwrap() {
+            let entry = entry.unwrap();
+            let n: u64 = entry.file_name().to_str().unwrap()[5..].parse().unwrap();
+            assert_eq!(entry.metadata().unwrap().len(), n * 37 % 4096);
+            if n % 100 == 0 {
+                assert!(fs::read(entry.path()).unwrap() == block(n)[..(n as usize * 37) % 4096]);
+                daemon.look();
+            }
+            found += 1;
+        }
+    }
+    assert_eq!(found, files);
+    let stream = File::open(point.join("stream")).unwrap();
+    let (mut buffer, plain) = (vec![0; MIB as usize], block(1));
+    for m in 0..stream_mib {
+        stream.read_exact_at(&mut buffer, m * MIB).unwrap();
+        for (n, found) in (m * 256..).zip(buffer.chunks_exact(4096)) {
+            let rewritten = n % stride == 0 && n / stride < 8000;
+            assert!(found == if rewritten { block(n) } else { plain.clone() }, "block {n}");
+        }
+        if m % 16 == 0 {
+            daemon.look();
+        }
+    }
+    fs::remove_dir_all(point.join("d0")).unwrap();
+    daemon.look();
+    let peak = peak.max(daemon.peak);
+    daemon.unmount();
+    let allowed = (cache_mib + 256) * MIB;
+    assert!(peak <= allowed, "{} MiB of anonymous memory with a cache of {cache_mib}", peak >> 20);
+    if let Some(group) = group {
+        assert_eq!(group.kills().unwrap(), 0);
+    }
+    let report = btrfs_check(&image, false);
+    assert!(report.is_clean(), "{report}");
+}
+
+#[test]
+fn data_of_twenty_times_the_cache_size_takes_no_more_memory() {
+    if need(&[Need::Fuse, Need::Root, Need::BtrfsProgs]) {
+        scenario(32, 640, 4000, None);
+    }
+}
+
+#[test]
+fn a_mount_lives_in_a_memory_cgroup() {
+    if need(&[Need::Fuse, Need::Root, Need::BtrfsProgs, Need::MemoryCgroup]) {
+        scenario(128, 400, 12_000, Some(256 * MIB));
+    }
+}
