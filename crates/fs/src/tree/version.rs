@@ -198,11 +198,21 @@ impl Version {
     /// # Errors
     /// Reading or corruption.
     pub fn get(&self, key: &Key) -> Result<Option<Item>> {
+        let leaf = self.leaf(key)?;
+        Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)))
+    }
+    /// The leaf that holds `key` or would.
+    fn leaf(&self, key: &Key) -> Result<Arc<Node>> {
         let mut node = self.root_node()?;
+        let mut levels = 0;
         while node.level() > 0 {
+            if levels >= MAX_LEVEL {
+                return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+            }
+            levels += 1;
             node = self.child(&node, child_slot(&node, key))?;
         }
-        Ok(node.view().search(key).ok().and_then(|slot| Item::at(&node, slot)))
+        Ok(node)
     }
     /// A cursor before the first item that is not below `key`.
     ///
@@ -229,6 +239,13 @@ impl Version {
     /// # Errors
     /// Reading or corruption.
     pub fn at_or_before(&self, key: &Key) -> Result<Option<Item>> {
+        // Nearly always it is in the leaf: no path is needed.
+        let leaf = self.leaf(key)?;
+        match leaf.view().search(key) {
+            Ok(slot) => return Ok(Item::at(&leaf, slot)),
+            Err(slot) if slot > 0 => return Ok(Item::at(&leaf, slot - 1)),
+            Err(_) => {}
+        }
         let mut cursor = self.seek(key)?;
         match cursor.peek() {
             Some(item) if item.key == *key => Ok(Some(item)),
@@ -240,7 +257,12 @@ impl Version {
     /// # Errors
     /// Reading or corruption.
     pub fn at_or_after(&self, key: &Key) -> Result<Option<Item>> {
-        self.seek(key)?.next()
+        let leaf = self.leaf(key)?;
+        let slot = leaf.view().search(key).unwrap_or_else(|slot| slot);
+        match Item::at(&leaf, slot) {
+            Some(item) => Ok(Some(item)),
+            None => self.seek(key)?.next(),
+        }
     }
     /// Calls `each` for all items from `from` to `to` (inclusive) until it returns false.
     ///
