@@ -37,6 +37,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Reading past the end is an error of kind `UnexpectedEof`; otherwise what the device says.
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Fills `buf` from `at` if that can be done without waiting, because the bytes are in memory. False, and `buf` holds
+    /// anything, where it cannot, and where that is not known.
+    fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
+        let _ = (at, buf);
+        false
+    }
+
     /// Writes all of `data` at `at`.
     ///
     /// # Errors

@@ -234,6 +234,13 @@ impl Device for FileDevice {
         })
     }
 
+    fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
+        // Where the page cache is bypassed every read waits.
+        self.buffered.is_none()
+            && self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof).is_ok()
+            && os::read_cached_at(&self.file, buf, at.0)
+    }
+
     fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
         self.check_writable(at, data.len())?;
         let Some(buffered) = &self.buffered else { return os::write_all_at(&self.file, data, at.0) };
@@ -414,6 +421,18 @@ mod os {
             }
         }
         Ok(())
+    }
+
+    /// Reads what is in the page cache. False where some of it is not, or the file system cannot say.
+    #[cfg(target_os = "linux")]
+    pub(super) fn read_cached_at(file: &File, buf: &mut [u8], at: u64) -> bool {
+        let len = buf.len();
+        let mut slices = [io::IoSliceMut::new(buf)];
+        rustix::io::preadv2(file, &mut slices, at, rustix::io::ReadWriteFlags::NOWAIT).is_ok_and(|n| n == len)
+    }
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
+        false
     }
 
     #[cfg(target_os = "linux")]

@@ -191,6 +191,19 @@ impl Volume {
         Ok(())
     }
 
+    /// Fills `buf` from the first copy if that can be done without waiting. False, and `buf` holds anything, where it
+    /// cannot: then [`Volume::read`] has to wait, or says what is wrong.
+    pub fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
+        let Ok(found) = self.map.lookup(at, buf.len() as u64) else { return false };
+        let Some(member) = found.stripes.first().and_then(|s| self.member(s.device)) else { return false };
+        if found.len < buf.len() as u64 || !member.device.read_at_once(found.stripes[0].at, buf) {
+            return false;
+        }
+        member.counters.reads.fetch_add(1, Relaxed);
+        member.counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
+        true
+    }
+
     /// Fills `buf` with a tree block from copy number `copy`. Unlike data, a block lies within one chunk.
     ///
     /// # Errors
@@ -471,6 +484,21 @@ mod tests {
         v.add_chunk(data).unwrap();
         v.add_chunk(meta).unwrap();
         v
+    }
+
+    #[test]
+    fn what_was_just_written_can_be_read_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let v = with_chunks(&dir);
+        let at = Logical(25 * MIB);
+        v.write(at, &[7u8; 16384]).unwrap();
+        let mut back = vec![0; 16384];
+        // A host that cannot say may always answer no.
+        if v.read_at_once(at, &mut back) {
+            assert!(back.iter().all(|b| *b == 7));
+        }
+        assert!(!v.read_at_once(Logical(28 * MIB - 4096), &mut back), "beyond the chunk");
+        assert!(!v.read_at_once(Logical(0), &mut back), "in no chunk");
     }
 
     #[test]

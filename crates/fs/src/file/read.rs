@@ -27,6 +27,8 @@ use std::sync::atomic::Ordering;
 const BOUNCE: u64 = 64 << 10;
 /// From this size on sectors are verified on several threads.
 const PARALLEL: usize = 256 << 10;
+/// A read that is not to wait is tried up to this size: beyond, what was read for nothing would cost too much.
+const AT_ONCE: usize = PARALLEL - 1;
 /// A compressed extent that takes more of the device than this is not one.
 const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;
 /// Views that are tried before a missing checksum is believed.
@@ -270,13 +272,22 @@ impl Reader<'_> {
 
     /// Reads whole sectors and verifies them.
     fn read_sectors(&self, at: Logical, buf: &mut [u8]) -> Result<(), Stop> {
-        may_wait()?;
-        crate::lock::must_hold_none_from::<crate::lock::InodeState>();
+        let patience = may_wait();
+        if patience.is_ok() {
+            crate::lock::must_hold_none_from::<crate::lock::InodeState>();
+        }
         let run = Run::new(at, buf.len() as u64);
         let sums = match self.verified {
             true => Some(self.view.sums(self.core, run)?.ok_or(Stop::NoCsum(at))?),
             false => None,
         };
+        if let Err(would_block) = patience {
+            // What lies in the host's memory need not go to another thread.
+            let short = buf.len() <= AT_ONCE;
+            let done =
+                short && self.core.volume.read_at_once(at, buf) && self.all_match(buf, sums.as_deref());
+            return if done { Ok(()) } else { Err(would_block.into()) };
+        }
         if self.core.volume.read(at, buf, 0).is_ok() && self.all_match(buf, sums.as_deref()) {
             return Ok(());
         }

@@ -24,6 +24,11 @@ pub trait BlockReader: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The device's, or `Unmapped`.
     fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()>;
+    /// Reads the first copy if that needs no waiting; false, and `buf` holds anything, otherwise.
+    fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
+        let _ = (at, buf);
+        false
+    }
     /// Writes one copy anew from good bytes. Only called where the file system is writable.
     ///
     /// # Errors
@@ -141,18 +146,33 @@ impl NodeStore {
             self.stats.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(node);
         }
-        crate::api::may_wait()?;
-        crate::lock::must_hold_none_from::<crate::lock::InodeState>();
-        let node = Arc::new(Node::clean(self.read(ptr, owner)?));
+        let bytes = match crate::api::may_wait() {
+            Ok(()) => {
+                crate::lock::must_hold_none_from::<crate::lock::InodeState>();
+                self.read(ptr, owner)?
+            }
+            Err(would_block) => self.read_at_once(ptr, owner).ok_or(would_block)?,
+        };
+        let node = Arc::new(Node::clean(bytes));
         self.cache.insert((ptr.at, ptr.generation), node.clone());
         Ok(node)
     }
 
-    fn read(&self, ptr: &Pointer, owner: TreeId) -> Result<Arc<[u8]>> {
-        self.stats.reads.fetch_add(1, Ordering::Relaxed);
+    /// A node whose first copy is good and in memory below us. `None`: who may wait has to look.
+    fn read_at_once(&self, ptr: &Pointer, owner: TreeId) -> Option<Arc<[u8]>> {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
-        let expect = Expect {
+        let good =
+            self.reader.read_at_once(ptr.at, bytes) && check_node(bytes, &self.expect(ptr, owner)).is_ok();
+        good.then(|| {
+            self.stats.reads.fetch_add(1, Ordering::Relaxed);
+            buf
+        })
+    }
+
+    /// What must be at a pointer of tree `owner`.
+    fn expect(&self, ptr: &Pointer, owner: TreeId) -> Expect {
+        Expect {
             nodesize: self.format.nodesize,
             fsid: self.format.fsid,
             bytenr: ptr.at,
@@ -163,7 +183,14 @@ impl NodeStore {
             first_key: ptr.first_key,
             csum: Some(self.csum),
             super_generation: Generation(self.super_generation.load(Ordering::Relaxed)),
-        };
+        }
+    }
+
+    fn read(&self, ptr: &Pointer, owner: TreeId) -> Result<Arc<[u8]>> {
+        self.stats.reads.fetch_add(1, Ordering::Relaxed);
+        let mut buf = self.buffer();
+        let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
+        let expect = self.expect(ptr, owner);
         let copies = self.reader.copies(ptr.at).max(1);
         let mut first_error = None;
         let mut bad = Vec::new();
