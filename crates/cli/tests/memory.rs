@@ -124,7 +124,7 @@ fn scenario(cache_mib: u64, stream_mib: u64, files: u64, limit: Option<u64>) {
             let entry = entry.unwrap();
             let n: u64 = entry.file_name().to_str().unwrap()[5..].parse().unwrap();
             assert_eq!(entry.metadata().unwrap().len(), n * 37 % 4096);
-            if n % 100 == 0 {
+            if n.is_multiple_of(100) {
                 assert!(fs::read(entry.path()).unwrap() == block(n)[..(n as usize * 37) % 4096]);
                 daemon.look();
             }

@@ -30,7 +30,7 @@ fn extents(w: &World, id: InodeId) -> Vec<(u64, Logical, u64, u64)> {
 }
 
 fn pattern(n: usize) -> Vec<u8> {
-    (0..MIB).map(|i| (i as u64 * 31 + n as u64 * 7 >> 3) as u8).collect()
+    (0..MIB).map(|i| ((i as u64 * 31 + n as u64 * 7) >> 3) as u8).collect()
 }
 
 #[test]
