@@ -86,13 +86,13 @@ fn unpack(fs: &Filesystem, files: u64) -> Result<()> {
     let mut random = numbers();
     let mut dir = fs.root();
     for n in 0..files {
-        if n % 20 == 0 {
+        if n.is_multiple_of(20) {
             dir = make(fs, fs.root(), &format!("directory-{n}"), FileKind::Directory)?;
         }
         let id = make(fs, dir, &format!("source_file_{n}.c"), FileKind::Regular)?;
         // Most are small, some are not: 15 KiB in the mean.
         let r = random.next().unwrap_or_default();
-        let size = if r % 10 == 0 { 1000 + r % 120_000 } else { 500 + r % 17_000 };
+        let size = if r.is_multiple_of(10) { 1000 + r % 120_000 } else { 500 + r % 17_000 };
         let mut at = 0;
         while at < size {
             // A write that begins within a page is cut at the page's end.
