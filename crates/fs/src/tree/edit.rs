@@ -171,8 +171,8 @@ impl<'a> Editor<'a> {
             return self.insert_in_leaf(node, key, data);
         }
         let slot = child_slot(node, key);
-        if node.level() == 1 {
-            self.make_room(node, slot, key, data.len() + ITEM_SIZE);
+        if node.level() == 1 && !self.make_room(node, slot, key, data.len() + ITEM_SIZE) {
+            return None;
         }
         let split = self.insert_below(node.child_mut(slot), key, data)?;
         if node.view().key(slot).is_some_and(|k| *key < k) {
@@ -211,19 +211,20 @@ impl<'a> Editor<'a> {
 
     /// Where the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour that this transaction
     /// owns, if that makes room: a split would leave two halves. Threads that insert neighbouring keys in turn would fill
-    /// their leaves to half only.
-    fn make_room(&self, parent: &mut Node, slot: usize, key: &Key, size: usize) {
+    /// their leaves to half only. False, and nothing is moved, where the key is taken.
+    fn make_room(&self, parent: &mut Node, slot: usize, key: &Key, size: usize) -> bool {
         if !self.neighbours {
-            return;
+            return true;
         }
         let generation = self.source.generation();
-        let Some(leaf) = parent.child(slot) else { return };
+        let Some(leaf) = parent.child(slot) else { return true };
         let free = leaf.view().leaf_free();
         if free >= size {
-            return;
+            return true;
         }
         let lacking = size - free;
-        let at = leaf.view().search(key).unwrap_or_else(|i| i);
+        // Behind a move the key would be looked for in the wrong leaf.
+        let Err(at) = leaf.view().search(key) else { return false };
         let room = |n: Option<&Arc<Node>>| {
             n.filter(|n| n.generation() == generation).map_or(0, |n| n.view().leaf_free())
         };
@@ -239,7 +240,7 @@ impl<'a> Editor<'a> {
                 drop(leaf);
                 image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), 0, count);
                 refresh_key(parent, slot);
-                return;
+                return true;
             }
         }
         let right_room = if slot + 1 < parent.view().nritems() { room(parent.child(slot + 1)) } else { 0 };
@@ -270,6 +271,7 @@ impl<'a> Editor<'a> {
                 refresh_key(parent, slot + 1);
             }
         }
+        true
     }
 
     fn insert_in_leaf(&mut self, leaf: &mut Node, key: &Key, data: &[u8]) -> Option<Split> {
