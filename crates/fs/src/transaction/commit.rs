@@ -20,7 +20,7 @@ use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::space::{csum_tree, free_space_tree, groups};
-use crate::transaction::{Handle, Txn, writeout};
+use crate::transaction::{ChangedInodes, Handle, Txn, writeout};
 use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
@@ -114,11 +114,8 @@ pub(crate) fn write_items_ahead(core: &Core) {
             if inodes.len() < many {
                 return;
             }
-            // From here on whoever changes one notes it again.
-            inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
-            std::mem::take(&mut *inodes)
+            take_changed(&mut inodes)
         };
-        fence(Ordering::SeqCst);
         let mut order: Vec<_> = dirty.keys().copied().collect();
         // Neighbours share leaves.
         order.sort_unstable();
@@ -160,9 +157,19 @@ fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
     (mine.bytes() == cost).then_some(mine)
 }
 
+/// Takes the inodes whose items are to be written. From here on whoever changes one notes it again: snapshots, for one, which
+/// are made in the midst of the seal, change the directories that they appear in.
+fn take_changed(inodes: &mut ChangedInodes) -> ChangedInodes {
+    inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
+    let changed = std::mem::take(inodes);
+    // Either their writer sees a change, or who makes it sees that they were taken: see `Handle::mark_dirty`.
+    fence(Ordering::SeqCst);
+    changed
+}
+
 /// Writes the inode items that operations left to the seal.
 fn flush_delayed_items(core: &Core, txn: &Arc<Txn>) -> Result<()> {
-    let inodes = std::mem::take(&mut *txn.inodes.lock());
+    let inodes = take_changed(&mut txn.inodes.lock());
     let mut handle = Handle::for_seal(core, txn.clone());
     for inode in inodes.into_values() {
         inode.flush_item(&mut handle)?;

@@ -24,4 +24,4 @@ pub(crate) mod writeout;
 
 pub(crate) use handle::Handle;
 pub(crate) use manager::Transactions;
-pub(crate) use running::Txn;
+pub(crate) use running::{ChangedInodes, Txn};

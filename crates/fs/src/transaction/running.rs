@@ -14,6 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// Inodes whose items are newer in memory than in the tree.
+pub(crate) type ChangedInodes = NumberMap<(TreeId, u64), Arc<Inode>>;
+
 /// One transaction.
 #[derive(Debug)]
 pub(crate) struct Txn {
@@ -28,7 +31,7 @@ pub(crate) struct Txn {
     /// Subvolumes whose trees were edited.
     pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<Subvolume>>>,
     /// Inodes whose items are newer in memory than in the tree.
-    pub(crate) inodes: Mutex<NumberMap<(TreeId, u64), Arc<Inode>>>,
+    pub(crate) inodes: Mutex<ChangedInodes>,
     /// What the commit is to do in the root tree.
     pub(crate) roots: Mutex<RootNotes>,
     /// Block groups made in this transaction; their items are written by its commit.
