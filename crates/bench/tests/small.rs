@@ -87,7 +87,7 @@ fn a_small_run_makes_a_report() {
     let data: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
     let steps = data["steps"].as_array().unwrap();
-    assert_eq!(steps.len(), 7 * 7, "file systems, steps");
+    assert_eq!(steps.len(), 7 * 8, "file systems, steps");
     // 20 files, 20 directories, the one around them, a link.
     assert_eq!(data["archive"]["entries"], 42);
     let requests = |target: &str, step: &str| {

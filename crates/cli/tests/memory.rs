@@ -115,6 +115,7 @@ fn scenario(cache_mib: u64, stream_mib: u64, files: u64, limit: Option<u64>) {
     }
     daemon.look();
     let peak = daemon.peak;
+    drop(stream);
     daemon.unmount();
 
     let mut daemon = Daemon::start(&image, &point, cache_mib, group.as_ref());
@@ -144,6 +145,7 @@ fn scenario(cache_mib: u64, stream_mib: u64, files: u64, limit: Option<u64>) {
             daemon.look();
         }
     }
+    drop(stream);
     fs::remove_dir_all(point.join("d0")).unwrap();
     daemon.look();
     let peak = peak.max(daemon.peak);

@@ -221,7 +221,9 @@ fn an_ordinary_user_mounts_and_unmounts() {
     }
     // The command itself may lie where only root can look.
     let program = s.dir().join("larder");
-    std::fs::copy(env!("CARGO_BIN_EXE_larder"), &program).unwrap();
+    // Not by this process: what another thread starts meanwhile would hold it open for writing, and it could not be run.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(&program).status();
+    assert!(copied.unwrap().success());
     let as_user = |args: &[&Path]| -> Run {
         let mut c = Command::new(&program);
         c.args(args).uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());

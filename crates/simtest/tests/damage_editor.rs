@@ -137,8 +137,19 @@ fn a_full_leaf_shares_with_the_one_beside_it() {
     let mut damage = Damage::on(&IMAGE).unwrap();
     let before = damage.items(FS).unwrap();
     let leaves = damage.nodes(FS, 0).unwrap();
-    let victim = NodeView(&damage.node(leaves[1]).unwrap()).key(1).unwrap();
-    let large = vec![7; 3000];
+    let free: Vec<usize> = leaves.iter().map(|at| NodeView(&damage.node(*at).unwrap()).leaf_free()).collect();
+    // Three items that one leaf has no room for, but the one beside it has.
+    let beside = |i: usize| free[i.saturating_sub(1)].max(free[(i + 1).min(free.len() - 1)]);
+    let (full, size) = [3000, 1500, 700, 300, 100]
+        .iter()
+        .find_map(|size| {
+            let wanted = 3 * (size + 25);
+            let full = (1..leaves.len() - 1).find(|i| free[*i] < wanted && beside(*i) >= 2 * wanted)?;
+            Some((full, *size))
+        })
+        .expect("a full leaf beside one with room");
+    let victim = NodeView(&damage.node(leaves[full]).unwrap()).key(1).unwrap();
+    let large = vec![7; size];
     for n in 0..3 {
         damage
             .insert(FS, Key { offset: victim.offset + 1 + n, kind: KeyType(99), ..victim }, &large)
