@@ -127,7 +127,9 @@ mod tests {
             let image = &seeds::seed(number).image;
             let report = check(image, 0).expect("it can be checked");
             assert!(report.is_clean(), "{name}: {:#?}", report.findings);
-            assert!(report.stats.inodes > 30 && report.stats.data_bytes > 0, "{name}: {:?}", report.stats);
+            assert!(report.stats.inodes > 30, "{name}: {:?}", report.stats);
+            // All data of one is preallocated or lies in leaves: nothing has a checksum of its own.
+            assert_eq!(report.stats.data_bytes > 0, name != "small", "{name}: {:?}", report.stats);
             assert!(salvage(image, 0) > 30, "{name}");
         }
     }
