@@ -7,10 +7,9 @@
 use super::subvolume::Replay;
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
-use crate::file::{MAX_FILE_SIZE, SECTOR, has_no_holes};
+use crate::file::{MAX_FILE_SIZE, SECTOR, compress, has_no_holes};
 use crate::space::{Run, SpaceKind, csum_tree};
 use crate::transaction::Handle;
-use larder_format::features::Incompat;
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags};
 use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, TreeId};
@@ -200,11 +199,7 @@ impl Replay<'_> {
                 (r.num_bytes, r.compression)
             }
         };
-        self.incompat |= match compression {
-            Compression::Lzo => Incompat::COMPRESS_LZO.bits(),
-            Compression::Zstd => Incompat::COMPRESS_ZSTD.bits(),
-            Compression::None | Compression::Zlib => 0,
-        };
+        self.incompat |= compress::incompat(compression).bits();
         self.tree.set(key, data.to_vec());
         self.change(ino, |item| item.nbytes = item.nbytes.get().saturating_add(bytes).into())
     }

@@ -66,14 +66,14 @@ impl Log {
 
     /// Reads all nodes of a tree. None may be there twice: a damaged log could otherwise be longer than any disk.
     fn visit(&mut self, core: &Core, tree: &Version) -> Result<()> {
-        let mut todo = vec![tree.root.ptr];
-        while let Some(ptr) = todo.pop() {
+        let mut ahead = vec![tree.root.ptr];
+        while let Some(ptr) = ahead.pop() {
             if !self.nodes.insert(ptr.at) {
                 return Err(damaged(Place::block(ptr.at), "a node is in it twice"));
             }
             let node = core.store.get(&ptr, ObjectId::TREE_LOG)?;
             if node.level() > 0 {
-                todo.extend((0..node.view().nritems()).map(|slot| child_pointer(&node, slot)));
+                ahead.extend((0..node.view().nritems()).map(|slot| child_pointer(&node, slot)));
             }
         }
         Ok(())
