@@ -87,8 +87,6 @@ pub(crate) struct Core {
     pub(crate) data: crate::file::DataState,
     pub(crate) compression: Arc<crate::file::compress::State>,
     pub(crate) published: AtomicU64,
-    /// Held by who writes inode items before the seal: of two, one could write an older item over the other's.
-    pub(crate) writes_ahead: Mutex<()>,
     /// Was there a log, and is what it held in the trees?
     pub(crate) log_replayed: AtomicBool,
     /// Where subvolumes hang, as far as the published root tree does not say so yet.

@@ -223,7 +223,6 @@ impl Core {
             compression: Arc::default(),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
-            writes_ahead: Mutex::default(),
             log_replayed: AtomicBool::new(false),
             links: crate::root::Links::default(),
             subvol_tree: crate::lock::Mutex::default(),

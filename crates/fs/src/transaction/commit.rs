@@ -105,8 +105,8 @@ struct Frozen {
 /// everybody waits, then has only those that have changed again.
 ///
 /// It never waits for space or a seal: this is the thread that such a wait would be for. What it cannot write, the seal does.
+/// For the committer only: a seal in the midst of it would not find the inodes that it has taken.
 pub(crate) fn write_items_ahead(core: &Core) {
-    let _alone = core.writes_ahead.lock();
     let txn = core.txns.running();
     let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);
     for _ in 0..4 {
