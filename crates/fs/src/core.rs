@@ -18,6 +18,7 @@ use crate::tree::{Epochs, NodeStore, Tree, TreeStats};
 use larder_format::{CsumType, Generation, Logical, Superblock, TreeId};
 use larder_volume::Volume;
 use parking_lot::{Mutex, RwLock};
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -242,6 +243,22 @@ impl Core {
             };
         }
         Timestamp::now()
+    }
+    /// The uuid of a new subvolume: a random one; with the fake clock one that follows from the transaction and the time.
+    pub(crate) fn new_uuid(&self) -> [u8; 16] {
+        if !self.options.tuning.fake_clock {
+            return *uuid::Uuid::new_v4().as_bytes();
+        }
+        let (generation, now) = (self.txns.running().generation.0, self.now());
+        let half = |which: u8| {
+            let mut hasher = std::hash::DefaultHasher::new();
+            (generation, now, which).hash(&mut hasher);
+            hasher.finish().to_le_bytes()
+        };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&half(0));
+        bytes[8..].copy_from_slice(&half(1));
+        *uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes()
     }
     /// Makes everything durable that was changed before the call. Delayed data must have been written before.
     pub(crate) fn commit(&self) -> Result<()> {

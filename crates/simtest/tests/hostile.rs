@@ -108,10 +108,8 @@ fn sound_images_are_exercised_to_the_end() {
         assert!(found.is_empty(), "{name}: {found:#?}");
         assert!(outcome.opened, "{name}: {outcome:?}");
         assert!(outcome.inodes > 30 && outcome.bytes > 20_000, "{name}: {outcome:?}");
-        // Linux leaves a log behind in one of them, which has to be replayed before anything is written.
-        if name != "log" {
-            assert!(outcome.writable && outcome.done > 500, "{name}: {outcome:?}");
-        }
+        // Three have a log, which is replayed before anything is written.
+        assert!(outcome.writable && outcome.done > 500, "{name}: {outcome:?}");
     }
 }
 
@@ -122,7 +120,8 @@ fn made_up_images_do_no_harm() {
     let log = PanicLog::start();
     let mut rng = noise(20_260_917);
     for round in 0..500u32 {
-        let mut input = vec![(round % 7) as u8, rng() as u8];
+        // All seeds alike; those that came later are chosen by high numbers.
+        let mut input = vec![(round * 101) as u8, rng() as u8];
         // Few changes leave most of the image within reach, many meet in the same place.
         let steps = if round.is_multiple_of(3) { 8 + rng() as usize % 60 } else { 4 + rng() as usize % 8 };
         input.extend((0..steps).map(|_| rng() as u8));
@@ -141,7 +140,7 @@ fn trees_that_contain_themselves_are_refused() {
     let mut loops = 0;
     for (number, block) in survey.blocks.iter().enumerate().filter(|(_, b)| b.level > 0) {
         let image = mutate::point(1, number, 0, number);
-        let found = panics(&log, || drop(exercise::exercise(&image, 0)));
+        let found = panics(&log, || drop(exercise::exercise(&image, 0, 0)));
         assert!(found.is_empty(), "block {} of tree {}: {found:#?}", block.at, block.tree);
         loops += 1;
     }

@@ -148,7 +148,7 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
         inode,
         root_dirid: U64::new(ObjectId::FIRST_FREE.0),
         refs: U32::new(1),
-        uuid: *uuid::Uuid::new_v4().as_bytes(),
+        uuid: core.new_uuid(),
         ctransid: U64::new(generation),
         otransid: U64::new(generation),
         ctime: time,
@@ -188,7 +188,7 @@ pub(crate) fn snapshot(
     let pending = Arc::new(PendingSnapshot {
         source,
         id,
-        uuid: *uuid::Uuid::new_v4().as_bytes(),
+        uuid: core.new_uuid(),
         read_only,
         entry: EntryChange { dir: dir.clone(), changes, index, name_bytes: name_bytes(name) },
         link: Link { parent: dir.subvol.id, dir: dir.object(), index, name: name.to_vec() },

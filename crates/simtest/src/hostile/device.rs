@@ -5,7 +5,7 @@
 //! where it is, and with a stack to look at.
 
 use super::limits::ACCESSES;
-use crate::image::Image;
+use crate::image::{Image, PAGE, Page};
 use larder_format::Physical;
 use larder_volume::Device;
 use parking_lot::RwLock;
@@ -91,6 +91,18 @@ impl Device for HostileDevice {
         Ok(())
     }
     fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// What is discarded is gone: whoever still needs it shall find out.
+    fn discard(&self, at: Physical, len: u64) -> io::Result<()> {
+        self.access(at, 0)?;
+        let end = at.0.saturating_add(len).min(self.size) / PAGE as u64;
+        let (nothing, mut image) = (Page::new([0; PAGE]), self.image.write());
+        for number in at.0.div_ceil(PAGE as u64)..end {
+            if image.page(number).is_some() {
+                image.set_page(number, nothing.clone());
+            }
+        }
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What a victim does with an image: mounts it, reads everything, mounts it for writing, changes things, and looks again.
 //!
-//! New data are packed by some scripts, and what was made of the image is shown to the checker or to restoring by others.
+//! What it changes is in [`changes`](super::changes). New data are packed by some scripts, and what was made of the image is
+//! shown to the checker or to restoring by others.
 //! Each call to the engine is one request under the [`limits`]. Answers are not judged, errors are as good as data: an
 //! image that somebody made may say anything. What is checked is that the engine comes back, that it does not take more
 //! than it may, and what no image can excuse: that `readdir` goes forward and that `read` fills what it says it fills.
@@ -14,10 +15,7 @@ use super::survey::Survey;
 use super::tools;
 use crate::image::Image;
 use larder_codec::Packing;
-use larder_fs::{
-    Attr, Compress, Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Seek, SetAttr,
-    SetTime, Tuning, XattrMode,
-};
+use larder_fs::{Attr, Compress, Error, FileKind, Filesystem, InodeId, OpenOptions, Seek, Tuning};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -49,8 +47,8 @@ pub struct Outcome {
     pub first_error: [Option<String>; 2],
 }
 
-/// Attacks with an image. `script` varies what is asked.
-pub fn exercise(image: &Image, script: u8) -> Outcome {
+/// Attacks with an image. `script` and `variant` vary what is asked.
+pub fn exercise(image: &Image, script: u8, variant: u8) -> Outcome {
     let mut victim = Victim {
         device: Arc::new(HostileDevice::new(image.clone())),
         outcome: Outcome::default(),
@@ -58,6 +56,7 @@ pub fn exercise(image: &Image, script: u8) -> Outcome {
         base: limits::live(),
         bytes: 0,
         script,
+        variant,
     };
     if let Some(fs) = victim.open(true) {
         victim.outcome.opened = true;
@@ -92,22 +91,27 @@ pub fn exercise(image: &Image, script: u8) -> Outcome {
 /// As [`exercise`], on a seed as it is.
 #[must_use]
 pub fn exercise_seed(seed: &Survey) -> Outcome {
-    exercise(&seed.image, 0)
+    exercise(&seed.image, 0, 0)
 }
 
-struct Victim {
+pub(super) struct Victim {
     device: Arc<HostileDevice>,
     outcome: Outcome,
     mount: usize,
     /// Bytes on the heap before.
     base: usize,
     bytes: usize,
-    script: u8,
+    pub(super) script: u8,
+    pub(super) variant: u8,
 }
 
 impl Victim {
     /// One request: under the limits, counted, its error remembered.
-    fn ask<T>(&mut self, what: &'static str, request: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+    pub(super) fn ask<T>(
+        &mut self,
+        what: &'static str,
+        request: impl FnOnce() -> Result<T, Error>,
+    ) -> Option<T> {
         self.device.begin();
         limits::reset_peak();
         let answer = limits::timed(what, request);
@@ -138,12 +142,17 @@ impl Victim {
             3 => pack("zlib", false),
             _ => None,
         };
+        let variant = self.variant;
         let options = |no_log_replay| OpenOptions {
             compress,
             read_only,
             no_log_replay,
             cache_size: CACHE as u64,
             commit_interval: None,
+            discard: variant & 1 != 0,
+            no_data_cow: variant & 6 == 6,
+            no_data_sum: variant & 6 == 2,
+            max_inline: if variant & 6 == 4 { 0 } else { OpenOptions::default().max_inline },
             tuning: Tuning { fake_clock: true, ..Tuning::default() },
             ..OpenOptions::default()
         };
@@ -169,7 +178,11 @@ impl Victim {
         self.bytes = 0;
         let seen = self.list(fs);
         self.ask("statfs", || fs.statfs());
-        let _ = (fs.info(), fs.stats());
+        let _ = (fs.info(), fs.stats(), fs.space_usage());
+        for subvol in self.ask("subvolumes", || fs.subvolumes()).unwrap_or_default().iter().take(20) {
+            self.ask("path of a subvolume", || fs.subvolume_path(subvol.id));
+        }
+        self.ask("default subvolume", || fs.default_subvolume());
         for found in &seen {
             self.look(fs, found);
         }
@@ -229,7 +242,10 @@ impl Victim {
         match found.attr.kind {
             FileKind::Symlink => drop(self.ask("readlink", || fs.readlink(id))),
             FileKind::Regular => self.read(fs, id, found.attr.size),
-            FileKind::Directory => drop(self.ask("lookup of the parent", || fs.lookup(id, b".."))),
+            FileKind::Directory => {
+                self.ask("lookup of the parent", || fs.lookup(id, b".."));
+                self.ask("path of a directory", || fs.path_in_subvolume(id));
+            }
             _ => {}
         }
     }
@@ -266,89 +282,11 @@ impl Victim {
             self.bytes += n;
         }
     }
-
-    /// Changes what can be changed.
-    fn change(&mut self, fs: &Filesystem, seen: &[Found]) {
-        let root = fs.root();
-        let new = |kind| NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
-        self.ask("create", || fs.create(root, b"made", &new(FileKind::Regular)));
-        self.ask("mkdir", || fs.create(root, b"made-dir", &new(FileKind::Directory)));
-        if self.script & 4 != 0 {
-            self.ask("sync", || fs.sync());
-        }
-        let long_target = vec![b't'; 3000];
-        let symlink = NewInode { target: &long_target, ..new(FileKind::Symlink) };
-        for (i, found) in seen.iter().enumerate().take(120) {
-            let id = found.attr.id;
-            let turn = i + usize::from(self.script >> 3);
-            match found.attr.kind {
-                FileKind::Directory => {
-                    self.ask("create", || fs.create(id, b"new", &new(FileKind::Regular)));
-                    self.ask("symlink", || fs.create(id, b"new-symlink", &symlink));
-                    self.ask("rename", || {
-                        fs.rename(id, b"new", root, format!("from-{i}").as_bytes(), RenameMode::Replace)
-                    });
-                    self.ask("rmdir", || fs.rmdir(found.dir, &found.name));
-                }
-                FileKind::Regular => self.change_file(fs, found, turn, i),
-                _ => drop(self.ask("unlink", || fs.unlink(found.dir, &found.name))),
-            }
-            if turn.is_multiple_of(5) {
-                self.ask("setxattr", || fs.setxattr(id, b"user.new", &[1; 200], XattrMode::Set));
-                for name in self.ask("listxattr", || fs.listxattr(id)).unwrap_or_default().iter().take(2) {
-                    self.ask("removexattr", || fs.removexattr(id, name));
-                }
-            }
-            if turn % 40 == 39 {
-                self.ask("sync", || fs.sync());
-            }
-        }
-        self.ask("sync", || fs.sync());
-    }
-
-    fn change_file(&mut self, fs: &Filesystem, found: &Found, turn: usize, i: usize) {
-        let (id, size) = (found.attr.id, found.attr.size);
-        let data = vec![0xa5; 10_000];
-        let resize = |size| SetAttr { size: Some(size), ..SetAttr::default() };
-        match turn % 10 {
-            0 => drop(self.ask("write", || fs.write(id, 0, &data))),
-            1 => drop(self.ask("write at the end", || fs.write(id, size, &data))),
-            2 => drop(self.ask("write in the middle", || fs.write(id, size / 2 + 3, &data[..100]))),
-            3 => drop(self.ask("truncate", || fs.setattr(id, &resize(size / 2 + 1)))),
-            4 => drop(self.ask("extend", || fs.setattr(id, &resize(size.saturating_add(70_000))))),
-            5 => drop(self.ask("unlink", || fs.unlink(found.dir, &found.name))),
-            6 => drop(self.ask("link", || fs.link(id, fs.root(), format!("link-{i}").as_bytes()))),
-            7 => drop(self.ask("rename", || {
-                let mode = if i.is_multiple_of(2) {
-                    RenameMode::Replace
-                } else {
-                    RenameMode::Whiteout { uid: 0, gid: 0 }
-                };
-                fs.rename(found.dir, &found.name, fs.root(), format!("moved-{i}").as_bytes(), mode)
-            })),
-            8 => {
-                let made = self.ask("lookup", || fs.lookup(fs.root(), b"made"));
-                if let Some(made) = made {
-                    self.ask("copy", || fs.copy_range(id, 0, made.id, 4096, size.min(200_000)));
-                    self.ask("exchange", || {
-                        fs.rename(found.dir, &found.name, fs.root(), b"made", RenameMode::Exchange)
-                    });
-                }
-            }
-            _ => {
-                let (now, flags) = (Some(SetTime::Now), Some(found.attr.flags));
-                self.ask("setattr", || fs.setattr(id, &SetAttr { mtime: now, flags, ..resize(0) }));
-            }
-        }
-        if turn.is_multiple_of(3) {
-            self.ask("fsync", || fs.fsync(id, false));
-        }
-    }
 }
 
 /// An inode that a walk met, and one of its names.
-struct Found {
-    attr: Attr,
-    dir: InodeId,
-    name: Vec<u8>,
+pub(super) struct Found {
+    pub(super) attr: Attr,
+    pub(super) dir: InodeId,
+    pub(super) name: Vec<u8>,
 }

@@ -7,11 +7,12 @@
 //! - [`formats`]: bytes to types — superblock, system chunks, nodes, items, compressed streams;
 //! - [`mutate`]: an input is a program that changes a small real image ([`seeds`], mapped by [`survey`]) in the format's own
 //!   words, with checksums put right;
-//! - [`exercise`]: what a victim does with such an image — mounts it, reads everything, writes, snapshots what it reads —
-//!   under [`limits`];
+//! - [`exercise`]: what a victim does with such an image — mounts it, reads everything, changes it ([`changes`]) — under
+//!   [`limits`];
 //! - [`tools`]: what those do who look into such images: check them, restore what is left, print what they hold;
 //! - [`requests`]: messages to a mount that no kernel would send.
 
+pub mod changes;
 pub mod choices;
 pub mod device;
 pub mod exercise;
@@ -44,7 +45,7 @@ pub const TARGETS: [Target; 9] = [
 /// Mounts, reads and writes the image that the input makes of a seed.
 pub fn image(input: &[u8]) {
     let mutated = mutate::mutate(input);
-    exercise::exercise(&mutated.image, mutated.script);
+    exercise::exercise(&mutated.image, mutated.script, mutated.variant);
 }
 
 /// Checks the image that the input makes of a seed.

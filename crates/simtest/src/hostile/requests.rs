@@ -2,16 +2,21 @@
 //!
 //! An input is a sound seed (the kernel is attacked from elsewhere, here it attacks), then messages: an operation, a node —
 //! mostly one that an earlier reply has named, or the mount would only ever say that it knows none —, an argument of any
-//! length, and what follows it, with or without the NUL that should end it. Messages reach the server by the code that takes
+//! length, and what follows it, with or without the NUL that should end it. Some messages are well-formed in all but what they
+//! ask for: what they need would not come together by chance (ioctls about subvolumes, ranges, properties). Messages reach the server by the code that takes
 //! apart what `/dev/fuse` gives. Whatever they say, an answer comes back; a handler that panics is found by its panic.
 
 use super::choices::Choices;
 use super::device::HostileDevice;
 use super::limits::{self, HEAP};
 use super::seeds;
-use larder_fs::{Filesystem, OpenOptions, Tuning};
-use larder_fuse::proto::{Dirent, EntryOut, InHeader, Opcode, ROOT_NODE, align_record};
+use larder_fs::{Compress, Filesystem, OpenOptions, Tuning};
+use larder_fuse::control::{FITRIM, IOC_DF, IOC_STATS, IOC_SYNC};
+use larder_fuse::proto::{
+    Dirent, EntryOut, FallocateIn, InHeader, IoctlIn, Opcode, ROOT_NODE, SetxattrIn, align_record,
+};
 use larder_fuse::server::Server;
+use larder_fuse::subvolumes::{IOC_SNAPSHOT, IOC_SUBVOLS};
 use larder_fuse::transport::Direct;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -40,6 +45,42 @@ const NAMES: [&[u8]; 16] = [
     b"\0",
 ];
 
+/// A command of an ioctl: direction (1: to the kernel, 2: from it), kind, number, size of the argument.
+const fn ioc(direction: u32, kind: u8, number: u32, size: u32) -> u32 {
+    direction << 30 | size << 16 | (kind as u32) << 8 | number
+}
+
+/// Commands that are known, and where in their argument a name stands.
+const COMMANDS: [(u32, usize); 27] = [
+    (ioc(1, 0x94, 14, 4096), 8),
+    (ioc(1, 0x94, 24, 4096), 56),
+    (ioc(1, 0x94, 15, 4096), 8),
+    (ioc(1, 0x94, 15, 4096), 8),
+    (ioc(1, 0x94, 63, 4096), 56),
+    (IOC_SNAPSHOT, 56),
+    (IOC_SNAPSHOT, 56),
+    (IOC_SNAPSHOT, 56),
+    (ioc(2, 0x94, 25, 8), 0),
+    (ioc(1, 0x94, 26, 8), 0),
+    (ioc(1, 0x94, 19, 8), 0),
+    (ioc(2, 0x94, 60, 504), 0),
+    (ioc(3, 0x94, 61, 4096), 0),
+    (ioc(3, 0x94, 18, 4096), 0),
+    (IOC_SUBVOLS, 0),
+    (IOC_SYNC, 0),
+    (IOC_STATS, 0),
+    (IOC_DF, 0),
+    (FITRIM, 0),
+    (ioc(2, b'f', 1, 8), 0),
+    (ioc(1, b'f', 2, 8), 0),
+    (ioc(2, b'X', 31, 28), 0),
+    (ioc(1, b'X', 32, 28), 0),
+    (ioc(2, 0x94, 49, 256), 0),
+    (ioc(1, 0x94, 50, 256), 0),
+    (ioc(2, 0x94, 31, 1024), 0),
+    (ioc(2, 0x94, 24, 8), 0),
+];
+
 /// What came of it: replies with data, errors, messages without a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -55,17 +96,19 @@ pub struct Outcome {
 /// If a request breaks a limit, or a reply is none that the protocol knows.
 pub fn requests(input: &[u8]) -> Outcome {
     let mut c = Choices::new(input);
-    let (seed, how) = (c.below(seeds::NAMES.len()), c.byte());
+    let ((seed, variant), how) = (seeds::choose(c.byte()), c.byte());
     let device = Arc::new(HostileDevice::new(seeds::seed(seed).image.clone()));
+    let pack = |text: &str| text.parse().ok().map(|packing| Compress { packing, force: variant & 1 != 0 });
     let options = OpenOptions {
         read_only: how & 1 != 0,
+        compress: pack([&"none", "zstd", "lzo", "zlib"][usize::from(how >> 2 & 3)]),
+        discard: how & 0x10 != 0,
         cache_size: CACHE as u64,
         commit_interval: None,
         tuning: Tuning { fake_clock: true, ..Tuning::default() },
         ..OpenOptions::default()
     };
     let mut outcome = Outcome::default();
-    // The log of one seed can only be read.
     let Ok(fs) = Filesystem::open(device.clone(), options) else { return outcome };
     let server = Server::new(fs.clone(), how & 2 != 0, Arc::default());
     let mut direct = Direct::new(Arc::new(server), Arc::default());
@@ -121,6 +164,9 @@ fn message(c: &mut Choices<'_>, nodes: &[u64]) -> Vec<u8> {
     if shape == 0xff {
         let len = usize::from(c.byte());
         return c.bytes(len).to_vec();
+    }
+    if let 0xfc..=0xfe = shape {
+        return well_formed(c, nodes, shape);
     }
     let opcode = Opcode::ALL[c.below(Opcode::ALL.len())];
     let node = |choice: u8| match choice {
@@ -187,6 +233,53 @@ fn message(c: &mut Choices<'_>, nodes: &[u64]) -> Vec<u8> {
     message
 }
 
+/// A message that is right in all but what it asks for.
+fn well_formed(c: &mut Choices<'_>, nodes: &[u64], shape: u8) -> Vec<u8> {
+    let one = |c: &mut Choices<'_>| nodes[c.below(nodes.len())];
+    let nodeid = one(c);
+    let (opcode, rest) = match shape {
+        0xfe => {
+            let (cmd, name) = COMMANDS[c.below(COMMANDS.len())];
+            let size = cmd >> 16 & 0x3fff;
+            let mut arg = vec![0; if cmd >> 30 & 1 == 0 { 0 } else { size as usize }];
+            for (i, word) in arg.chunks_exact_mut(8).take(3).enumerate() {
+                let value = match c.byte() {
+                    0xff => u64::MAX,
+                    // A node, where a snapshot is taken; a subvolume; flags.
+                    choice @ 0x80.. => nodes[usize::from(choice) % nodes.len()],
+                    choice @ 0x40.. => 256 + u64::from(choice & 15),
+                    _ if i == 0 && cmd == IOC_SNAPSHOT => one(c),
+                    choice => u64::from(choice & 0x1f),
+                };
+                word.copy_from_slice(&value.to_ne_bytes());
+            }
+            if name > 0 {
+                let text = if c.byte() < 0xc0 { NAMES[c.below(NAMES.len())] } else { c.bytes(40) };
+                arg[name..name + text.len()].copy_from_slice(text);
+            }
+            let head = IoctlIn { cmd, in_size: arg.len() as u32, out_size: size, ..IoctlIn::default() };
+            (Opcode::Ioctl, [head.as_bytes(), &arg].concat())
+        }
+        0xfd => {
+            // What is reserved, zeroed or punched, in odd places.
+            let mode = [0, 1, 3, 0x10, 0x11, 3, 8, 0x20][c.below(8)];
+            let (offset, length) = (u64::from(c.word()) * 37, u64::from(c.word()) * 41);
+            let head = FallocateIn { fh: 0, offset, length, mode, padding: 0 };
+            (Opcode::Fallocate, head.as_bytes().to_vec())
+        }
+        _ => {
+            let value: &[u8] = [&b"zstd"[..], b"lzo", b"zlib", b"none", b"", b"no", b"zstd:15"][c.below(7)];
+            let head = SetxattrIn { size: value.len() as u32, ..SetxattrIn::default() };
+            (Opcode::Setxattr, [head.as_bytes(), b"btrfs.compression\0", value].concat())
+        }
+    };
+    let header = InHeader { opcode: opcode as u32, unique: 2, nodeid, pid: 1, ..InHeader::default() };
+    let mut message = [header.as_bytes(), &rest].concat();
+    let len = message.len() as u32;
+    message[..4].copy_from_slice(&len.to_ne_bytes());
+    message
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,8 +289,9 @@ mod tests {
     fn noise_is_answered() {
         let mut rng = noise(41);
         let mut sum = Outcome::default();
-        for round in 0..40 {
-            let mut input = vec![(round % 7) as u8, 0];
+        for round in 0..40u8 {
+            // Each seed in turn, those that came later too.
+            let mut input = vec![if round % 3 == 0 { 255 - round } else { round }, 0];
             input.extend((0..1500).map(|_| rng() as u8));
             let outcome = requests(&input);
             sum.answered += outcome.answered;

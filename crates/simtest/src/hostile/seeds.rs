@@ -8,21 +8,41 @@ use super::device::HostileDevice;
 use super::survey::Survey;
 use crate::image::{Image, PAGE, Page};
 use larder_fs::mkfs::{MkfsOptions, mkfs};
-use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, Timestamp, Tuning, XattrMode};
+use larder_fs::{Fallocate, FileKind, Filesystem, NewInode, OpenOptions, Timestamp, Tuning, XattrMode};
 use std::io::Read;
 use std::sync::{Arc, OnceLock};
 
-/// Names of the seeds. Inputs choose by position: append only.
-pub const NAMES: [&str; 7] = ["bgt", "small", "mixed", "old", "bitmaps", "log", "larder"];
+/// Names of the seeds. Inputs choose by position ([`choose`]): append only.
+pub const NAMES: [&str; 9] = ["bgt", "small", "mixed", "old", "bitmaps", "log", "larder", "cut", "cut_old"];
 
-static PACKED: [&[u8]; 6] = [
+/// Position of the seed that is not packed.
+const MADE: usize = 6;
+
+static PACKED: [&[u8]; 8] = [
     include_bytes!("../../../../fuzz/seeds/bgt.img.zst"),
     include_bytes!("../../../../fuzz/seeds/small.img.zst"),
     include_bytes!("../../../../fuzz/seeds/mixed.img.zst"),
     include_bytes!("../../../../fuzz/seeds/old.img.zst"),
     include_bytes!("../../../../fuzz/seeds/bitmaps.img.zst"),
     include_bytes!("../../../../fuzz/seeds/log.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/cut.img.zst"),
+    include_bytes!("../../../../fuzz/seeds/cut_old.img.zst"),
 ];
+
+/// The seed that a byte of an input chooses, and what is left of the byte for other choices. The seeds that came later have
+/// a share at the end of what a byte can say, so that most inputs still mean what they meant.
+#[must_use]
+pub fn choose(byte: u8) -> (usize, u8) {
+    const FIRST: usize = 7;
+    const SHARE: u8 = 160;
+    match byte.checked_sub(SHARE) {
+        None => (usize::from(byte) % FIRST, byte / FIRST as u8),
+        Some(rest) => {
+            let later = NAMES.len() - FIRST;
+            (FIRST + usize::from(rest) % later, rest / later as u8)
+        }
+    }
+}
 
 /// The seed with this position in [`NAMES`] (taken modulo their number).
 ///
@@ -33,9 +53,9 @@ pub fn seed(number: usize) -> &'static Survey {
     static SEEDS: [OnceLock<Survey>; NAMES.len()] = [const { OnceLock::new() }; NAMES.len()];
     let number = number % NAMES.len();
     SEEDS[number].get_or_init(|| {
-        let image = match PACKED.get(number) {
-            Some(packed) => unpack(packed),
-            None => made_by_the_engine(),
+        let image = match number {
+            MADE => made_by_the_engine(),
+            _ => unpack(PACKED[number - usize::from(number > MADE)]),
         };
         Survey::new(image).unwrap_or_else(|e| panic!("seed {}: {e}", NAMES[number]))
     })
@@ -89,14 +109,32 @@ fn made_by_the_engine() -> Image {
     let sparse = make(root, "sparse", FileKind::Regular);
     fs.write(sparse, 1 << 30, b"end").expect("write");
     fs.sync().expect("sync");
+    let sub = fs.create_subvolume(root, b"sub", &new(FileKind::Directory)).expect("a subvolume").id;
+    for method in ["zlib", "lzo", "zstd"] {
+        device.begin();
+        let file = make(sub, method, FileKind::Regular);
+        fs.setxattr(file, b"btrfs.compression", method.as_bytes(), XattrMode::Set).expect("setxattr");
+        let text: Vec<u8> = (0..90_000u32).map(|i| (i / 300 % 251) as u8).collect();
+        fs.write(file, 0, &text).expect("write");
+    }
+    let plain = make(sub, "plain", FileKind::Regular);
+    fs.write(plain, 0, &[5; 60_000]).expect("write");
+    fs.fallocate(plain, Fallocate::Allocate { keep_size: true }, 70_000, 50_000).expect("fallocate");
+    fs.create_subvolume(sub, b"nested", &new(FileKind::Directory)).expect("a subvolume");
+    for (name, read_only) in [("snapshot", true), ("writable", false)] {
+        device.begin();
+        fs.snapshot(sub.subvol, root, name.as_bytes(), read_only).expect("a snapshot");
+    }
+    fs.write(plain, 8192, b"changed").expect("write");
+    fs.fallocate(plain, Fallocate::Punch, 20_000, 20_000).expect("fallocate");
     for i in (0..80).step_by(3) {
         fs.unlink(root, format!("link {i}").as_bytes()).expect("unlink");
     }
     // An orphan: without a name, but held, when the power goes.
-    let gone = make(root, "gone", FileKind::Regular);
-    fs.write(gone, 0, &[9; 30_000]).expect("write");
-    fs.hold(gone);
-    fs.unlink(root, b"gone").expect("unlink");
+    let orphan = make(root, "orphan", FileKind::Regular);
+    fs.write(orphan, 0, &[9; 30_000]).expect("write");
+    fs.hold(orphan);
+    fs.unlink(root, b"orphan").expect("unlink");
     fs.sync().expect("sync");
     drop(fs);
     device.image()
