@@ -101,7 +101,7 @@ pub fn requests(input: &[u8]) -> Outcome {
     let pack = |text: &str| text.parse().ok().map(|packing| Compress { packing, force: variant & 1 != 0 });
     let options = OpenOptions {
         read_only: how & 1 != 0,
-        compress: pack([&"none", "zstd", "lzo", "zlib"][usize::from(how >> 2 & 3)]),
+        compress: pack(["none", "zstd", "lzo", "zlib"][usize::from(how >> 2 & 3)]),
         discard: how & 0x10 != 0,
         cache_size: CACHE as u64,
         commit_interval: None,
