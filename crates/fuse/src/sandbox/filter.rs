@@ -4,8 +4,7 @@
 //!
 //! 1. the list of what is needed; anything else is refused with a trace ([`super::refused`]);
 //! 2. `clone3` does not exist: its flags lie in memory, where a filter cannot see them. libc then uses `clone`;
-//! 3. `clone` makes threads only. It fails without a trace, for libc blocks all signals around it, and a SIGSYS that cannot
-//!    be delivered would kill;
+//! 3. `clone` makes threads only; the refusal of processes is traced in another way ([`super::processes`]);
 //! 4. what only somebody else's code would call ends the process;
 //! 5. once sealed: what only the start needed.
 //!
@@ -17,10 +16,22 @@ use std::io;
 /// Puts all filters but the last into force for all threads.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn apply() -> io::Result<()> {
-    for filter in [imp::without_clone3(), imp::threads_only(), imp::fatal(), imp::needed()] {
+    for filter in [imp::without_clone3(), imp::fatal(), imp::needed()] {
         imp::install(filter)?;
     }
     Ok(())
+}
+
+/// Puts the filter into force for all threads that makes `clone` fail for processes.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) fn refuse_processes_silently() -> io::Result<()> {
+    imp::install(imp::threads_only(imp::SILENTLY))
+}
+
+/// The filter by which the kernel asks before `clone` makes a process, to be installed with a listener.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) fn ask_about_processes() -> io::Result<Vec<seccompiler::sock_filter>> {
+    imp::asking(imp::threads_only(imp::ASKING))
 }
 
 /// Puts the last filter into force for all threads.
@@ -37,6 +48,16 @@ pub(super) fn apply() -> io::Result<()> {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn seal() -> io::Result<()> {
     Ok(())
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) fn refuse_processes_silently() -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) fn ask_about_processes() -> io::Result<Vec<seccompiler::sock_filter>> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -102,7 +123,7 @@ mod imp {
         libc::SYS_munmap,
         libc::SYS_mremap,
         libc::SYS_madvise,
-        // Threads. Filters of their own say no to `clone3`, and to processes.
+        // Threads. Filters of their own say no to `clone3` and to processes.
         libc::SYS_clone,
         libc::SYS_clone3,
         libc::SYS_set_robust_list,
@@ -195,9 +216,24 @@ mod imp {
     /// Only the start needs these.
     const START_ONLY: &[c_long] = &[libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_seccomp];
 
-    /// `FUSE_DEV_IOC_CLONE`, `BLKDISCARD`, `BLKZEROOUT`, `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`, and `TCGETS`, by
-    /// which libraries find out whether they write to a terminal.
-    const IOCTLS: [u32; 7] = [0x8004_e500, 0x1277, 0x127f, 0x1268, 0x127b, 0x8008_1272, 0x5401];
+    /// `FUSE_DEV_IOC_CLONE`, `BLKDISCARD`, `BLKZEROOUT`, `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`; `TCGETS`, by which
+    /// libraries find out whether they write to a terminal; and the kernel's questions about processes, and answers.
+    const IOCTLS: [u32; 9] = [
+        0x8004_e500,
+        0x1277,
+        0x127f,
+        0x1268,
+        0x127b,
+        0x8008_1272,
+        0x5401,
+        libc::SECCOMP_IOCTL_NOTIF_RECV as u32,
+        libc::SECCOMP_IOCTL_NOTIF_SEND as u32,
+    ];
+
+    /// What happens to the call that would make a process: it fails; or, once [`asking`] has put it in, the listener is asked.
+    /// The filter's compiler does not know the latter, so another action that is not used otherwise stands for it.
+    pub(super) const SILENTLY: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
+    pub(super) const ASKING: SeccompAction = SeccompAction::Trace(0);
 
     const FCNTLS: [libc::c_int; 6] =
         [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
@@ -252,11 +288,22 @@ mod imp {
         SeccompFilter::new(any(&[libc::SYS_clone3]), SeccompAction::Allow, missing, ARCH)
     }
 
-    pub(super) fn threads_only() -> Filter {
+    pub(super) fn threads_only(otherwise: SeccompAction) -> Filter {
         // The kernel demands of threads that they share memory and signals; this flag says it all.
         let process = when(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)?;
         let rules = BTreeMap::from([(libc::SYS_clone, vec![process])]);
-        SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), ARCH)
+        SeccompFilter::new(rules, SeccompAction::Allow, otherwise, ARCH)
+    }
+
+    pub(super) fn asking(filter: Filter) -> io::Result<BpfProgram> {
+        const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+        let mut program: BpfProgram = filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
+        for step in &mut program {
+            if step.code == RETURN && step.k == libc::SECCOMP_RET_TRACE {
+                step.k = libc::SECCOMP_RET_USER_NOTIF;
+            }
+        }
+        Ok(program)
     }
 
     pub(super) fn fatal() -> Filter {
@@ -278,13 +325,18 @@ mod imp {
 
         #[test]
         fn the_filters_compile_and_do_not_contradict_each_other() {
-            for filter in [needed(), without_clone3(), threads_only(), fatal(), start_only()] {
+            for filter in [needed(), without_clone3(), threads_only(SILENTLY), fatal(), start_only()] {
                 let program: BpfProgram = filter.unwrap().try_into().unwrap();
                 assert!(!program.is_empty() && program.len() < 4096);
             }
             let listed = |call: &c_long| NEEDED.contains(call) || NEEDED_HERE.contains(call);
             assert!(!FATAL.iter().any(listed));
             assert!(START_ONLY.iter().all(listed), "sealing takes what was there");
+            let asks = |program: BpfProgram| {
+                program.iter().filter(|step| step.k == libc::SECCOMP_RET_USER_NOTIF).count()
+            };
+            assert_eq!(asks(asking(threads_only(ASKING)).unwrap()), 1);
+            assert_eq!(asks(asking(threads_only(SILENTLY)).unwrap()), 0);
         }
     }
 }

@@ -18,7 +18,7 @@
 //!
 //! A refused system call fails with `EPERM`, and says so: its number goes to standard error the first time, and into the
 //! statistics (`larder stats`), because after the daemon has left its terminal nobody would see it otherwise. The price is a
-//! signal (SIGSYS), paid only by refused calls. A few calls have no use in this program whatever goes wrong, only in
+//! signal (SIGSYS), paid only by refused calls, and a thread that sleeps until somebody tries to make a process. A few calls have no use in this program whatever goes wrong, only in
 //! somebody else's — executing a program, reaching into another process, loading code into the kernel: they end the
 //! process at once. That is safe, for a killed daemon is a power cut, which the format is made for.
 //!
@@ -29,6 +29,7 @@
 mod capabilities;
 mod filter;
 mod paths;
+mod processes;
 mod refused;
 
 use std::sync::OnceLock;
@@ -67,7 +68,7 @@ pub fn enter() -> Sandbox {
             None
         }
     };
-    let seccomp = note("seccomp", refused::watch().and_then(|()| filter::apply()));
+    let seccomp = note("seccomp", restrict_calls());
     let sandbox = Sandbox { capabilities, landlock, seccomp };
     let _ = IN_FORCE.set(sandbox);
     sandbox
@@ -92,6 +93,14 @@ impl Sandbox {
     pub fn landlock(self) -> Option<i32> {
         self.landlock
     }
+}
+
+fn restrict_calls() -> std::io::Result<()> {
+    refused::watch()?;
+    let listener = processes::refuse()?;
+    filter::apply()?;
+    // The thread that answers comes last, so that nothing of this holds for others only.
+    listener.map_or(Ok(()), processes::answer)
 }
 
 fn note(what: &str, outcome: std::io::Result<()>) -> bool {

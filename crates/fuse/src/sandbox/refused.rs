@@ -50,6 +50,21 @@ fn line(mut number: u64) -> ([u8; 128], usize) {
     (out, len)
 }
 
+/// Notes a number, and says it the first time. May be called in a signal handler.
+pub(super) fn refused(number: u64) {
+    if note(number) {
+        let (text, len) = line(number);
+        // SAFETY: write(2) is safe in a signal handler and `len` bytes of the buffer are filled. errno is put back for the
+        // interrupted code; the raw call's own result is ignored.
+        unsafe {
+            let errno = libc::__errno_location();
+            let before = *errno;
+            let _ = libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), len);
+            *errno = before;
+        }
+    }
+}
+
 /// Installs the handler.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn watch() -> std::io::Result<()> {
@@ -77,17 +92,7 @@ extern "C" fn on_sigsys(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut l
     let number = registers.gregs[libc::REG_RAX as usize].cast_unsigned();
     #[cfg(target_arch = "aarch64")]
     let number = registers.regs[8];
-    if note(number) {
-        let (text, len) = line(number);
-        // SAFETY: write(2) is safe in a signal handler and `len` bytes of the buffer are filled. errno is left alone for the
-        // interrupted code by setting it from the result below: the raw call's own result is ignored.
-        unsafe {
-            let errno = libc::__errno_location();
-            let before = *errno;
-            let _ = libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), len);
-            *errno = before;
-        }
-    }
+    refused(number);
     // What the call returns when the thread goes on.
     #[cfg(target_arch = "x86_64")]
     {
