@@ -1,8 +1,9 @@
 //! What the checker can find: every kind of finding by name, and what it means to people.
 //!
 //! The list of kinds is the checker's contract. A kind's name is stable: scripts match it, and the catalogue of planted
-//! damage in the tests expects it. A kind carries what is true of all its findings — how bad it is, what it means for
-//! the one whose files these are, what can be done — so that the code that finds something only says what and where.
+//! damage in the tests expects it. It is the variant's name, so variants are added and never renamed. A kind carries what is
+//! true of all its findings — how bad it is, what it means for the one whose files these are, what can be done — so that the
+//! code that finds something only says what and where.
 //!
 //! Damage comes in floods: one lost node of the extent tree makes thousands of extents look unreferenced. Two things
 //! keep the report readable and bounded. Each kind keeps its first findings and counts the rest; and whatever only
@@ -44,6 +45,8 @@ const REPAIR: &str =
 const REBUILD_FREE_SPACE: &str = "`btrfs check --clear-space-cache v2`, or mount once with Linux's \
                                   `-o clear_cache,space_cache=v2`: the tree is built anew";
 const RESCUE_SUPER: &str = "`btrfs rescue super-recover` writes the good copies over the bad ones";
+const RECOVER_CHUNKS: &str = "`btrfs rescue chunk-recover`";
+const RESCAN_UUIDS: &str = "mount with Linux's `-o rescan_uuid_tree`";
 const NEXT_COMMIT: &str = "mount it writable once: the next commit writes it anew";
 const NONE: &str = "nothing needs to be done";
 const DELETE_FILE: &str = "restore the file from a backup, or delete it";
@@ -53,24 +56,39 @@ const DEVICE: &str =
     "look at the device's health and cables (`smartctl`, kernel log), then copy the image elsewhere";
 
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $severity:ident, $meaning:expr, $remedy:expr;)*) => {
+    (@severity) => { Severity::Error };
+    (@severity $severity:ident) => { Severity::$severity };
+    (@remedy) => { REPAIR };
+    (@remedy $remedy:expr) => { $remedy };
+    ($($name:ident $meaning:literal $(($severity:ident))? $(=> $remedy:expr)?;)*) => {
         /// What sort of thing is wrong.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Kind {
-            $($(#[$doc])* #[doc = concat!("`", $text, "`: ", $meaning, ".")] $name,)*
+            $(#[doc = concat!("Means: ", $meaning, ".")] $name,)*
         }
         impl Kind {
             /// Every kind, in the order of a report.
             pub const ALL: &[Self] = &[$(Self::$name),*];
-            /// Stable name, in kebab case.
+            /// Stable name: that of the variant, in kebab case.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
+                match self {
+                    $(Self::$name => {
+                        const LEN: usize = kebab_len(stringify!($name));
+                        const NAME: [u8; LEN] = kebab(stringify!($name));
+                        const {
+                            match str::from_utf8(&NAME) {
+                                Ok(name) => name,
+                                Err(_) => panic!("letters and dashes"),
+                            }
+                        }
+                    })*
+                }
             }
             /// How bad it is.
             #[must_use]
             pub fn severity(self) -> Severity {
-                match self { $(Self::$name => Severity::$severity,)* }
+                match self { $(Self::$name => kinds!(@severity $($severity)?),)* }
             }
             /// What it means for the one whose files these are: a phrase.
             #[must_use]
@@ -80,318 +98,215 @@ macro_rules! kinds {
             /// What can be done about it: a phrase.
             #[must_use]
             pub fn remedy(self) -> &'static str {
-                match self { $(Self::$name => $remedy,)* }
+                match self { $(Self::$name => kinds!(@remedy $($remedy)?),)* }
             }
         }
     };
 }
 
+/// Length of a name in kebab case.
+const fn kebab_len(camel: &str) -> usize {
+    let (bytes, mut len, mut i) = (camel.as_bytes(), camel.len() - 1, 0);
+    while i < bytes.len() {
+        len += bytes[i].is_ascii_uppercase() as usize;
+        i += 1;
+    }
+    len
+}
+
+/// A name in kebab case.
+const fn kebab<const N: usize>(camel: &str) -> [u8; N] {
+    let (bytes, mut out, mut at, mut i) = (camel.as_bytes(), [b'-'; N], 0, 0);
+    while i < bytes.len() {
+        at += (i > 0 && bytes[i].is_ascii_uppercase()) as usize;
+        out[at] = bytes[i].to_ascii_lowercase();
+        (at, i) = (at + 1, i + 1);
+    }
+    out
+}
+
+// Errors, and what `btrfs check --repair` may mend, unless it says otherwise.
 kinds! {
     // ---- superblocks
-    SuperPrimary = "super-primary", Error,
-        "the superblock that everything starts from cannot be used; Linux refuses to mount", RESCUE_SUPER;
-    SuperMirror = "super-mirror", Error,
-        "a copy of the superblock cannot be used; rescue tools would miss it", NEXT_COMMIT;
-    SuperMirrorDiffers = "super-mirror-differs", Error,
-        "a copy of the superblock describes another state or another file system", NEXT_COMMIT;
-    SuperMirrorGeneration = "super-mirror-generation", Warning,
-        "a copy of the superblock is of another commit, as after a crash between two copies", NEXT_COMMIT;
-    SuperField = "super-field", Error,
-        "a field of the superblock cannot be right", REPAIR;
-    SuperFeature = "super-feature", Error,
-        "the superblock's feature bits do not describe this file system; Linux may refuse it or misread it", REPAIR;
-    SuperErrorFlag = "super-error-flag", Warning,
-        "the file system is marked as having met an error; Linux mounts it read-only", REPAIR;
-    SuperInterrupted = "super-interrupted", Error,
-        "an offline conversion was interrupted", "run the tool that was interrupted again";
-    SuperDeviceItem = "super-device-item", Error,
-        "the superblock describes its device otherwise than the chunk tree does", NEXT_COMMIT;
-    SuperTotalBytes = "super-total-bytes", Error,
-        "the size in the superblock is not that of the devices; Linux may refuse to mount",
-        "`btrfs rescue fix-device-size`";
-    SuperBytesUsed = "super-bytes-used", Error,
-        "the sum of used space is wrong: free space is misreported", REPAIR;
-    SuperNumDevices = "super-num-devices", Error,
-        "the number of devices is wrong", NEXT_COMMIT;
-    SuperBackupRoot = "super-backup-root", Warning,
-        "a backup root does not say what it should: a rescue would start in the wrong place", NEXT_COMMIT;
-    SuperSystemChunks = "super-system-chunks", Error,
-        "the superblock's list of system chunks is damaged: the chunk tree may not be found", "`btrfs rescue chunk-recover`";
-    SystemChunkMissing = "system-chunk-missing", Error,
-        "a system chunk is not in the superblock: the next mount may not find the chunk tree", REPAIR;
-    SystemChunkDiffers = "system-chunk-differs", Error,
-        "a system chunk in the superblock is not what the chunk tree has", REPAIR;
+    SuperPrimary "the superblock that everything starts from cannot be used; Linux refuses to mount" => RESCUE_SUPER;
+    SuperMirror "a copy of the superblock cannot be used; rescue tools would miss it" => NEXT_COMMIT;
+    SuperMirrorDiffers "a copy of the superblock describes another state or another file system" => NEXT_COMMIT;
+    SuperMirrorGeneration "a copy of the superblock is of another commit, as after a crash between two copies"
+        (Warning) => NEXT_COMMIT;
+    SuperField "a field of the superblock cannot be right";
+    SuperFeature "the superblock's feature bits do not describe this file system; Linux may refuse it or misread it";
+    SuperErrorFlag "the file system is marked as having met an error; Linux mounts it read-only" (Warning);
+    SuperInterrupted "an offline conversion was interrupted" => "run the tool that was interrupted again";
+    SuperDeviceItem "the superblock describes its device otherwise than the chunk tree does" => NEXT_COMMIT;
+    SuperTotalBytes "the size in the superblock is not that of the devices; Linux may refuse to mount"
+        => "`btrfs rescue fix-device-size`";
+    SuperBytesUsed "the sum of used space is wrong: free space is misreported";
+    SuperNumDevices "the number of devices is wrong" => NEXT_COMMIT;
+    SuperBackupRoot "a backup root does not say what it should: a rescue would start in the wrong place"
+        (Warning) => NEXT_COMMIT;
+    SuperSystemChunks "the superblock's list of system chunks is damaged: the chunk tree may not be found"
+        => RECOVER_CHUNKS;
+    SystemChunkMissing "a system chunk is not in the superblock: the next mount may not find the chunk tree";
+    SystemChunkDiffers "a system chunk in the superblock is not what the chunk tree has";
     // ---- devices and chunks
-    DeviceTruncated = "device-truncated", Error,
-        "the device or image is shorter than the file system: what lay at its end is gone",
-        "get the whole image again, or enlarge the file to the file system's size to reach the rest";
-    DeviceMissing = "device-missing", Error,
-        "a device of the file system was not given", "give all devices of the file system";
-    DeviceItemMissing = "device-item-missing", Error,
-        "the chunk tree does not know the device; Linux refuses to mount", REPAIR;
-    DeviceItemWrong = "device-item-wrong", Error,
-        "the chunk tree describes the device wrongly", REPAIR;
-    DeviceBytesUsed = "device-bytes-used", Error,
-        "the space taken on the device is miscounted", REPAIR;
-    DeviceErrors = "device-errors", Note,
-        "the file system has counted errors of this device before", DEVICE;
-    ChunkInvalid = "chunk-invalid", Error,
-        "a chunk cannot be right: everything in it is out of reach", "`btrfs rescue chunk-recover`";
-    ChunkOverlap = "chunk-overlap", Error,
-        "two chunks claim the same space: writing to one destroys the other", SAVE;
-    ChunkBeyondDevice = "chunk-beyond-device", Error,
-        "a chunk reaches past the end of its device", SAVE;
-    ChunkInReservedSpace = "chunk-in-reserved-space", Warning,
-        "a chunk lies in the first MiB of a device, which boot loaders may overwrite", "run a balance with Linux";
-    ChunkWithoutBlockGroup = "chunk-without-block-group", Error,
-        "a chunk has no block group: its space cannot be used, and used space in it is not protected", REPAIR;
-    BlockGroupWithoutChunk = "block-group-without-chunk", Error,
-        "a block group has no chunk; Linux refuses to mount", REPAIR;
-    BlockGroupDiffers = "block-group-differs", Error,
-        "block group and chunk disagree; Linux refuses to mount", REPAIR;
-    BlockGroupInvalid = "block-group-invalid", Error,
-        "a block group's item cannot be right", REPAIR;
-    BlockGroupUsed = "block-group-used", Error,
-        "the used space of a block group is miscounted: writing may overwrite data or fail", REPAIR;
-    DeviceExtentMissing = "device-extent-missing", Error,
-        "a chunk's place on the device is not recorded there; Linux refuses to mount", REPAIR;
-    DeviceExtentWithoutChunk = "device-extent-without-chunk", Error,
-        "space of the device is recorded for a chunk that is not there", REPAIR;
-    DeviceExtentDiffers = "device-extent-differs", Error,
-        "the device tree says otherwise than the chunk tree where a chunk lies; Linux refuses to mount", REPAIR;
-    DeviceExtentOverlap = "device-extent-overlap", Error,
-        "two ranges recorded on a device overlap", SAVE;
-    DeviceExtentInvalid = "device-extent-invalid", Error,
-        "a record of the device tree cannot be right", REPAIR;
+    DeviceTruncated "the device or image is shorter than the file system: what lay at its end is gone"
+        => "get the whole image again, or enlarge the file to the file system's size to reach the rest";
+    DeviceMissing "a device of the file system was not given" => "give all devices of the file system";
+    DeviceItemMissing "the chunk tree does not know the device; Linux refuses to mount";
+    DeviceItemWrong "the chunk tree describes the device wrongly";
+    DeviceBytesUsed "the space taken on the device is miscounted";
+    DeviceErrors "the file system has counted errors of this device before" (Note) => DEVICE;
+    ChunkInvalid "a chunk cannot be right: everything in it is out of reach" => RECOVER_CHUNKS;
+    ChunkOverlap "two chunks claim the same space: writing to one destroys the other" => SAVE;
+    ChunkBeyondDevice "a chunk reaches past the end of its device" => SAVE;
+    ChunkInReservedSpace "a chunk lies in the first MiB of a device, which boot loaders may overwrite"
+        (Warning) => "run a balance with Linux";
+    ChunkWithoutBlockGroup
+        "a chunk has no block group: its space cannot be used, and used space in it is not protected";
+    BlockGroupWithoutChunk "a block group has no chunk; Linux refuses to mount";
+    BlockGroupDiffers "block group and chunk disagree; Linux refuses to mount";
+    BlockGroupInvalid "a block group's item cannot be right";
+    BlockGroupUsed "the used space of a block group is miscounted: writing may overwrite data or fail";
+    DeviceExtentMissing "a chunk's place on the device is not recorded there; Linux refuses to mount";
+    DeviceExtentWithoutChunk "space of the device is recorded for a chunk that is not there";
+    DeviceExtentDiffers "the device tree says otherwise than the chunk tree where a chunk lies; Linux refuses to mount";
+    DeviceExtentOverlap "two ranges recorded on a device overlap" => SAVE;
+    DeviceExtentInvalid "a record of the device tree cannot be right";
     // ---- nodes
-    NodeUnreadable = "node-unreadable", Error,
-        "the device fails to read a tree node", DEVICE;
-    NodeUnmapped = "node-unmapped", Error,
-        "a pointer leads to an address that no chunk covers", SAVE;
-    NodeChecksum = "node-checksum", Error,
-        "a copy of a tree node is not what was written", SCRUB;
-    NodeAddress = "node-address", Error,
-        "a tree node holds something else: it was never written, or written elsewhere", SCRUB;
-    NodeFsid = "node-fsid", Error,
-        "a tree node belongs to another file system", SCRUB;
-    NodeChunkTreeUuid = "node-chunk-tree-uuid", Warning,
-        "a tree node carries another chunk tree's uuid; Linux does not mind", NONE;
-    NodeLevel = "node-level", Error,
-        "a tree node stands at the wrong height", REPAIR;
-    NodeGeneration = "node-generation", Error,
-        "a tree node is older or newer than its parent says: a write was lost, or the superblock came before its nodes",
-        SCRUB;
-    NodeFlags = "node-flags", Error,
-        "a tree node's header lacks what Linux insists on", REPAIR;
-    NodeOwner = "node-owner", Error,
-        "a tree node belongs to another tree", REPAIR;
-    NodeFirstKey = "node-first-key", Error,
-        "a tree node begins with another key than its parent says: look-ups miss items", MEMORY;
-    NodeKeyRange = "node-key-range", Error,
-        "a tree node holds keys that belong into its neighbour: look-ups miss items", MEMORY;
-    NodeKeyOrder = "node-key-order", Error,
-        "the keys of a tree node are out of order: look-ups miss items", MEMORY;
-    NodeLayout = "node-layout", Error,
-        "the parts of a tree node lie where they cannot", MEMORY;
-    NodeCopiesDiffer = "node-copies-differ", Error,
-        "two valid copies of a tree node differ: which one is read is chance", SCRUB;
-    NodeWrongBlockGroup = "node-wrong-block-group", Error,
-        "a tree node lies in space meant for something else", REPAIR;
-    SubtreeLost = "subtree-lost", Error,
-        "no copy of a tree node can be used: everything below it is out of reach", SAVE;
+    NodeUnreadable "the device fails to read a tree node" => DEVICE;
+    NodeUnmapped "a pointer leads to an address that no chunk covers" => SAVE;
+    NodeChecksum "a copy of a tree node is not what was written" => SCRUB;
+    NodeAddress "a tree node holds something else: it was never written, or written elsewhere" => SCRUB;
+    NodeFsid "a tree node belongs to another file system" => SCRUB;
+    NodeChunkTreeUuid "a tree node carries another chunk tree's uuid; Linux does not mind" (Warning) => NONE;
+    NodeLevel "a tree node stands at the wrong height";
+    NodeGeneration
+        "a tree node is older or newer than its parent says: a write was lost, or the superblock came before its nodes"
+        => SCRUB;
+    NodeFlags "a tree node's header lacks what Linux insists on";
+    NodeOwner "a tree node belongs to another tree";
+    NodeFirstKey "a tree node begins with another key than its parent says: look-ups miss items" => MEMORY;
+    NodeKeyRange "a tree node holds keys that belong into its neighbour: look-ups miss items" => MEMORY;
+    NodeKeyOrder "the keys of a tree node are out of order: look-ups miss items" => MEMORY;
+    NodeLayout "the parts of a tree node lie where they cannot" => MEMORY;
+    NodeCopiesDiffer "two valid copies of a tree node differ: which one is read is chance" => SCRUB;
+    NodeWrongBlockGroup "a tree node lies in space meant for something else";
+    SubtreeLost "no copy of a tree node can be used: everything below it is out of reach" => SAVE;
     // ---- items that break a rule of their own
-    ItemInvalid = "item-invalid", Error,
-        "an item breaks a rule of the format; Linux refuses the node that it is in", MEMORY;
-    ItemMisplaced = "item-misplaced", Error,
-        "an item stands in a tree where it has no meaning", REPAIR;
-    InodeInvalid = "inode-invalid", Error,
-        "an inode's item breaks a rule of the format; Linux refuses the node that it is in", MEMORY;
-    NameInvalid = "name-invalid", Error,
-        "a name's item breaks a rule of the format; Linux refuses the node that it is in", MEMORY;
-    NameHash = "name-hash", Error,
-        "a name does not have the hash that it is filed under: it cannot be looked up", MEMORY;
-    FileExtentInvalid = "file-extent-invalid", Error,
-        "a file extent breaks a rule of the format; Linux refuses the node that it is in", MEMORY;
-    ChecksumItemInvalid = "checksum-item-invalid", Error,
-        "an item of data checksums breaks a rule of the format", REPAIR;
-    RootItemInvalid = "root-item-invalid", Error,
-        "a tree's root item breaks a rule of the format", REPAIR;
-    ExtentItemInvalid = "extent-item-invalid", Error,
-        "an extent's item or reference breaks a rule of the format", REPAIR;
-    FreeSpaceItemInvalid = "free-space-item-invalid", Error,
-        "an item of the free-space tree breaks a rule of the format", REBUILD_FREE_SPACE;
+    ItemInvalid "an item breaks a rule of the format; Linux refuses the node that it is in" => MEMORY;
+    ItemMisplaced "an item stands in a tree where it has no meaning";
+    InodeInvalid "an inode's item breaks a rule of the format; Linux refuses the node that it is in" => MEMORY;
+    NameInvalid "a name's item breaks a rule of the format; Linux refuses the node that it is in" => MEMORY;
+    NameHash "a name does not have the hash that it is filed under: it cannot be looked up" => MEMORY;
+    FileExtentInvalid "a file extent breaks a rule of the format; Linux refuses the node that it is in" => MEMORY;
+    ChecksumItemInvalid "an item of data checksums breaks a rule of the format";
+    RootItemInvalid "a tree's root item breaks a rule of the format";
+    ExtentItemInvalid "an extent's item or reference breaks a rule of the format";
+    FreeSpaceItemInvalid "an item of the free-space tree breaks a rule of the format" => REBUILD_FREE_SPACE;
     // ---- trees and subvolumes
-    TreeMissing = "tree-missing", Error,
-        "a tree that must exist has no root item; Linux refuses to mount", REPAIR;
-    RootItemWrong = "root-item-wrong", Error,
-        "a root item says something about its tree that is not so", REPAIR;
-    RootRefMissing = "root-ref-missing", Error,
-        "a subvolume is not recorded in its parent: it cannot be listed or deleted", REPAIR;
-    RootBackrefMissing = "root-backref-missing", Error,
-        "a subvolume does not know its parent", REPAIR;
-    RootRefDiffers = "root-ref-differs", Error,
-        "subvolume and parent disagree about its name or place", REPAIR;
-    RootRefWithoutRoot = "root-ref-without-root", Error,
-        "a reference names a subvolume that does not exist", REPAIR;
-    RootRefWithoutEntry = "root-ref-without-entry", Error,
-        "a subvolume has no directory entry where it should hang", REPAIR;
-    EntryWithoutSubvolume = "entry-without-subvolume", Error,
-        "a directory entry names a subvolume that does not hang there: it shows as an empty directory", REPAIR;
-    SubvolumeUnreachable = "subvolume-unreachable", Error,
-        "a subvolume hangs nowhere: its files are there but have no path",
-        "mount it with Linux's `-o subvolid=` and copy its files";
-    DroppedRootWithoutOrphan = "dropped-root-without-orphan", Error,
-        "a deleted subvolume is not marked for removal: its space never comes back", REPAIR;
-    OrphanRootStale = "orphan-root-stale", Warning,
-        "a tree is marked for removal that is alive or not there", NEXT_COMMIT;
-    UuidMissing = "uuid-missing", Error,
-        "a subvolume is not found by its uuid: send and receive may fail", "mount with Linux's `-o rescan_uuid_tree`";
-    UuidStale = "uuid-stale", Warning,
-        "the uuid tree names a subvolume that has not this uuid", "mount with Linux's `-o rescan_uuid_tree`";
-    UuidItemInvalid = "uuid-item-invalid", Error,
-        "an item of the uuid tree cannot be read", "mount with Linux's `-o rescan_uuid_tree`";
-    DefaultSubvolume = "default-subvolume", Error,
-        "the default subvolume does not exist or its entry is damaged", "`btrfs subvolume set-default`";
-    SubvolumeBeingDropped = "subvolume-being-dropped", Note,
-        "a deleted subvolume is still being removed; the next writable mount goes on with it", NONE;
+    TreeMissing "a tree that must exist has no root item; Linux refuses to mount";
+    RootItemWrong "a root item says something about its tree that is not so";
+    RootRefMissing "a subvolume is not recorded in its parent: it cannot be listed or deleted";
+    RootBackrefMissing "a subvolume does not know its parent";
+    RootRefDiffers "subvolume and parent disagree about its name or place";
+    RootRefWithoutRoot "a reference names a subvolume that does not exist";
+    RootRefWithoutEntry "a subvolume has no directory entry where it should hang";
+    EntryWithoutSubvolume
+        "a directory entry names a subvolume that does not hang there: it shows as an empty directory";
+    SubvolumeUnreachable "a subvolume hangs nowhere: its files are there but have no path"
+        => "mount it with Linux's `-o subvolid=` and copy its files";
+    DroppedRootWithoutOrphan "a deleted subvolume is not marked for removal: its space never comes back";
+    OrphanRootStale "a tree is marked for removal that is alive or not there" (Warning) => NEXT_COMMIT;
+    UuidMissing "a subvolume is not found by its uuid: send and receive may fail" => RESCAN_UUIDS;
+    UuidStale "the uuid tree names a subvolume that has not this uuid"
+        (Warning) => RESCAN_UUIDS;
+    UuidItemInvalid "an item of the uuid tree cannot be read" => RESCAN_UUIDS;
+    DefaultSubvolume "the default subvolume does not exist or its entry is damaged" => "`btrfs subvolume set-default`";
+    SubvolumeBeingDropped "a deleted subvolume is still being removed; the next writable mount goes on with it"
+        (Note) => NONE;
     // ---- extents
-    ExtentItemMissing = "extent-item-missing", Error,
-        "something in use is not recorded as allocated: it will be overwritten", REPAIR;
-    ExtentUnused = "extent-unused", Error,
-        "allocated space is used by nothing: it never comes back", REPAIR;
-    ExtentRefMissing = "extent-ref-missing", Error,
-        "a use of an extent is not recorded: it can be freed while still in use", REPAIR;
-    ExtentRefUnused = "extent-ref-unused", Error,
-        "a recorded use of an extent does not exist: its space never comes back", REPAIR;
-    ExtentRefCount = "extent-ref-count", Error,
-        "an extent's reference count is not the sum of its references: it is freed too early or never", REPAIR;
-    ExtentLength = "extent-length", Error,
-        "an extent is used with another length than it is recorded with", REPAIR;
-    ExtentLevel = "extent-level", Error,
-        "a tree node is recorded at another height than it has", REPAIR;
-    ExtentType = "extent-type", Error,
-        "data is recorded as a tree node, or a tree node as data", REPAIR;
-    ExtentRefWithoutItem = "extent-ref-without-item", Error,
-        "references stand in the extent tree without the extent that they are for", REPAIR;
-    ExtentOverlap = "extent-overlap", Error,
-        "two allocated extents overlap: one has overwritten the other", SAVE;
-    ExtentOutsideBlockGroup = "extent-outside-block-group", Error,
-        "an extent lies outside of every chunk, or reaches over the end of one", SAVE;
-    ExtentWrongBlockGroup = "extent-wrong-block-group", Error,
-        "an extent lies in space meant for something else", REPAIR;
-    ExtentOnSuperblock = "extent-on-superblock", Error,
-        "an extent lies where a copy of the superblock is written: one overwrites the other", SAVE;
+    ExtentItemMissing "something in use is not recorded as allocated: it will be overwritten";
+    ExtentUnused "allocated space is used by nothing: it never comes back";
+    ExtentRefMissing "a use of an extent is not recorded: it can be freed while still in use";
+    ExtentRefUnused "a recorded use of an extent does not exist: its space never comes back";
+    ExtentRefCount "an extent's reference count is not the sum of its references: it is freed too early or never";
+    ExtentLength "an extent is used with another length than it is recorded with";
+    ExtentLevel "a tree node is recorded at another height than it has";
+    ExtentType "data is recorded as a tree node, or a tree node as data";
+    ExtentRefWithoutItem "references stand in the extent tree without the extent that they are for";
+    ExtentOverlap "two allocated extents overlap: one has overwritten the other" => SAVE;
+    ExtentOutsideBlockGroup "an extent lies outside of every chunk, or reaches over the end of one" => SAVE;
+    ExtentWrongBlockGroup "an extent lies in space meant for something else";
+    ExtentOnSuperblock "an extent lies where a copy of the superblock is written: one overwrites the other" => SAVE;
     // ---- free space
-    FreeSpaceMissing = "free-space-missing", Error,
-        "free space is not in the free-space tree: it cannot be used", REBUILD_FREE_SPACE;
-    FreeSpaceAllocated = "free-space-allocated", Error,
-        "the free-space tree lists allocated space as free: writing will overwrite it", REBUILD_FREE_SPACE;
-    FreeSpaceCount = "free-space-count", Error,
-        "the free-space tree's count of runs is wrong; Linux does not trust that block group", REBUILD_FREE_SPACE;
-    FreeSpaceForm = "free-space-form", Error,
-        "free space of a block group stands in another form than its info item says", REBUILD_FREE_SPACE;
-    FreeSpaceInfoMissing = "free-space-info-missing", Error,
-        "a block group is not in the free-space tree; Linux aborts at the first change there", REBUILD_FREE_SPACE;
-    FreeSpaceOverlap = "free-space-overlap", Error,
-        "the free-space tree lists the same space twice, or outside of its block group", REBUILD_FREE_SPACE;
-    FreeSpaceWithoutBlockGroup = "free-space-without-block-group", Note,
-        "the free-space tree has entries without a block group, as old versions of mkfs leave them", NONE;
-    FreeSpaceNotValid = "free-space-not-valid", Note,
-        "the free-space tree is marked as out of date; the next writable mount builds it anew", NONE;
-    SpaceCacheStale = "space-cache-stale", Note,
-        "there is a version 1 space cache that is out of date; Linux builds it anew", NONE;
+    FreeSpaceMissing "free space is not in the free-space tree: it cannot be used" => REBUILD_FREE_SPACE;
+    FreeSpaceAllocated "the free-space tree lists allocated space as free: writing will overwrite it"
+        => REBUILD_FREE_SPACE;
+    FreeSpaceCount "the free-space tree's count of runs is wrong; Linux does not trust that block group"
+        => REBUILD_FREE_SPACE;
+    FreeSpaceForm "free space of a block group stands in another form than its info item says" => REBUILD_FREE_SPACE;
+    FreeSpaceInfoMissing "a block group is not in the free-space tree; Linux aborts at the first change there"
+        => REBUILD_FREE_SPACE;
+    FreeSpaceOverlap "the free-space tree lists the same space twice, or outside of its block group"
+        => REBUILD_FREE_SPACE;
+    FreeSpaceWithoutBlockGroup
+        "the free-space tree has entries without a block group, as old versions of mkfs leave them" (Note) => NONE;
+    FreeSpaceNotValid "the free-space tree is marked as out of date; the next writable mount builds it anew"
+        (Note) => NONE;
+    SpaceCacheStale "there is a version 1 space cache that is out of date; Linux builds it anew" (Note) => NONE;
     // ---- inodes and names
-    InodeMissing = "inode-missing", Error,
-        "something names or describes an inode that does not exist", REPAIR;
-    InodeLinkCount = "inode-link-count", Error,
-        "an inode's link count is not the number of its names: it is deleted too early or never", REPAIR;
-    InodeSize = "inode-size", Error,
-        "an inode's size does not fit its contents", DELETE_FILE;
-    InodeBytes = "inode-bytes", Error,
-        "the space that an inode takes is miscounted: `du` and quotas are wrong", REPAIR;
-    InodeGeneration = "inode-generation", Error,
-        "an inode is from the future: its times and `send` are wrong", REPAIR;
-    InodeFlags = "inode-flags", Warning,
+    InodeMissing "something names or describes an inode that does not exist";
+    InodeLinkCount "an inode's link count is not the number of its names: it is deleted too early or never";
+    InodeSize "an inode's size does not fit its contents" => DELETE_FILE;
+    InodeBytes "the space that an inode takes is miscounted: `du` and quotas are wrong";
+    InodeGeneration "an inode is from the future: its times and `send` are wrong";
+    InodeFlags
         "an inode's flags contradict each other: it is to be written in place, but with checksums, which a crash would \
-         leave wrong", DELETE_FILE;
-    DirectorySize = "directory-size", Error,
-        "a directory's size is not twice the length of its names: it cannot be removed when empty", REPAIR;
-    DirItemMissing = "dir-item-missing", Error,
-        "a name can be listed but not looked up", REPAIR;
-    DirIndexMissing = "dir-index-missing", Error,
-        "a name can be looked up but is not listed", REPAIR;
-    DirEntryDiffers = "dir-entry-differs", Error,
-        "the two entries of a name lead to different inodes or have different types", REPAIR;
-    DirEntryType = "dir-entry-type", Error,
-        "a directory entry says another type of file than the inode has", REPAIR;
-    DirEntryWithoutInode = "dir-entry-without-inode", Error,
-        "a directory entry leads to an inode that does not exist", REPAIR;
-    DirNameDuplicate = "dir-name-duplicate", Error,
-        "a directory has the same name twice", REPAIR;
-    DirIndexInvalid = "dir-index-invalid", Error,
-        "a directory entry has an index that is never used", REPAIR;
-    DirLinks = "dir-links", Error,
-        "a directory has more than one name: paths go in circles", REPAIR;
-    InodeRefMissing = "inode-ref-missing", Error,
-        "a directory entry is not recorded at its inode: unlinking the name fails", REPAIR;
-    InodeRefWithoutEntry = "inode-ref-without-entry", Error,
-        "an inode records a name that its directory does not have", REPAIR;
-    InodeRefDiffers = "inode-ref-differs", Error,
-        "directory entry and inode disagree about the index of a name", REPAIR;
-    RootDirectory = "root-directory", Error,
-        "a subvolume's top directory is missing or damaged; Linux cannot enter it", REPAIR;
-    OrphanItemMissing = "orphan-item-missing", Error,
-        "a deleted file is not marked for removal: its space never comes back", REPAIR;
-    OrphanItemStale = "orphan-item-stale", Note,
-        "a file is marked for removal that is not there; the next mount tidies up", NONE;
-    XattrDuplicate = "xattr-duplicate", Error,
-        "an inode has the same extended attribute twice", REPAIR;
+         leave wrong" (Warning) => DELETE_FILE;
+    DirectorySize "a directory's size is not twice the length of its names: it cannot be removed when empty";
+    DirItemMissing "a name can be listed but not looked up";
+    DirIndexMissing "a name can be looked up but is not listed";
+    DirEntryDiffers "the two entries of a name lead to different inodes or have different types";
+    DirEntryType "a directory entry says another type of file than the inode has";
+    DirEntryWithoutInode "a directory entry leads to an inode that does not exist";
+    DirNameDuplicate "a directory has the same name twice";
+    DirIndexInvalid "a directory entry has an index that is never used";
+    DirLinks "a directory has more than one name: paths go in circles";
+    InodeRefMissing "a directory entry is not recorded at its inode: unlinking the name fails";
+    InodeRefWithoutEntry "an inode records a name that its directory does not have";
+    InodeRefDiffers "directory entry and inode disagree about the index of a name";
+    RootDirectory "a subvolume's top directory is missing or damaged; Linux cannot enter it";
+    OrphanItemMissing "a deleted file is not marked for removal: its space never comes back";
+    OrphanItemStale "a file is marked for removal that is not there; the next mount tidies up" (Note) => NONE;
+    XattrDuplicate "an inode has the same extended attribute twice";
     // ---- file contents
-    FileExtentOverlap = "file-extent-overlap", Error,
-        "two extents of a file cover the same bytes: which one is read is chance", DELETE_FILE;
-    FileExtentHole = "file-extent-hole", Error,
-        "a file has a gap without the item that should stand for it; Linux may fail to read there", REPAIR;
-    FileExtentBeyondEnd = "file-extent-beyond-end", Warning,
-        "a file has data behind its end, as after a crash while it was cut short", NONE;
-    FileExtentInline = "file-extent-inline", Error,
-        "data that stands in the tree stands where it may not", DELETE_FILE;
-    FileExtentMisplaced = "file-extent-misplaced", Error,
-        "something that is no file has file contents", REPAIR;
-    FileExtentGeneration = "file-extent-generation", Error,
-        "a file extent is from the future", REPAIR;
-    FileExtentRamBytes = "file-extent-ram-bytes", Error,
-        "an extent's uncompressed length does not fit it: reads may fail or return zeros", DELETE_FILE;
-    FileExtentCompression = "file-extent-compression", Error,
-        "a file extent is compressed in a way that its inode or the superblock excludes", DELETE_FILE;
-    FileExtentUnmapped = "file-extent-unmapped", Error,
-        "a file's data lies at an address that no data chunk covers: it is lost", DELETE_FILE;
+    FileExtentOverlap "two extents of a file cover the same bytes: which one is read is chance" => DELETE_FILE;
+    FileExtentHole "a file has a gap without the item that should stand for it; Linux may fail to read there";
+    FileExtentBeyondEnd "a file has data behind its end, as after a crash while it was cut short" (Warning) => NONE;
+    FileExtentInline "data that stands in the tree stands where it may not" => DELETE_FILE;
+    FileExtentMisplaced "something that is no file has file contents";
+    FileExtentGeneration "a file extent is from the future";
+    FileExtentRamBytes "an extent's uncompressed length does not fit it: reads may fail or return zeros" => DELETE_FILE;
+    FileExtentCompression "a file extent is compressed in a way that its inode or the superblock excludes"
+        => DELETE_FILE;
+    FileExtentUnmapped "a file's data lies at an address that no data chunk covers: it is lost" => DELETE_FILE;
     // ---- data and its checksums
-    ChecksumMissing = "checksum-missing", Error,
-        "file data has no checksum: Linux fails to read it", DELETE_FILE;
-    ChecksumUnexpected = "checksum-unexpected", Error,
-        "data that must not have checksums has them: reads fail after the next write", REPAIR;
-    ChecksumWithoutExtent = "checksum-without-extent", Error,
-        "checksums are kept for space that is not allocated: data written there later reads as damaged", REPAIR;
-    ChecksumOverlap = "checksum-overlap", Error,
-        "two items hold checksums for the same data", REPAIR;
-    DataChecksum = "data-checksum", Error,
-        "a copy of file data is not what was written", SCRUB;
-    DataUnreadable = "data-unreadable", Error,
-        "the device fails to read file data", DEVICE;
-    DataUnpack = "data-unpack", Error,
-        "compressed file data cannot be unpacked: reading it fails", DELETE_FILE;
+    ChecksumMissing "file data has no checksum: Linux fails to read it" => DELETE_FILE;
+    ChecksumUnexpected "data that must not have checksums has them: reads fail after the next write";
+    ChecksumWithoutExtent
+        "checksums are kept for space that is not allocated: data written there later reads as damaged";
+    ChecksumOverlap "two items hold checksums for the same data";
+    DataChecksum "a copy of file data is not what was written" => SCRUB;
+    DataUnreadable "the device fails to read file data" => DEVICE;
+    DataUnpack "compressed file data cannot be unpacked: reading it fails" => DELETE_FILE;
     // ---- the rest
-    LogPresent = "log-present", Note,
-        "the file system was not unmounted cleanly; the next mount replays its log", NONE;
-    LogDamaged = "log-damaged", Error,
-        "the log cannot be replayed: Linux refuses to mount until it is dropped, which loses the last fsyncs",
-        "`btrfs rescue zero-log` drops it";
-    RelocationInterrupted = "relocation-interrupted", Note,
-        "a balance was interrupted; the next mount goes on with it", NONE;
-    QuotasNotChecked = "quotas-not-checked", Note,
-        "quotas are on, and their counts are not checked", "`btrfs quota rescan` counts anew";
-    NotChecked = "not-checked", Note,
-        "something could not be checked because of other damage", "mend the other findings first, and check again";
+    LogPresent "the file system was not unmounted cleanly; the next mount replays its log" (Note) => NONE;
+    LogDamaged "the log cannot be replayed: Linux refuses to mount until it is dropped, which loses the last fsyncs"
+        => "`btrfs rescue zero-log` drops it";
+    RelocationInterrupted "a balance was interrupted; the next mount goes on with it" (Note) => NONE;
+    QuotasNotChecked "quotas are on, and their counts are not checked" (Note) => "`btrfs quota rescan` counts anew";
+    NotChecked "something could not be checked because of other damage"
+        (Note) => "mend the other findings first, and check again";
 }
 
 impl fmt::Display for Kind {
@@ -535,6 +450,15 @@ mod tests {
             assert!(plain && !kind.name().starts_with('-'), "{kind}");
             assert!(!kind.meaning().is_empty() && !kind.remedy().is_empty());
         }
+    }
+
+    /// Programs match the names: this sum changes with each new kind, and must not change otherwise.
+    #[test]
+    fn names_are_those_that_programs_know() {
+        let names: Vec<&str> = Kind::ALL.iter().map(|k| k.name()).collect();
+        assert_eq!((names[0], names[names.len() - 1]), ("super-primary", "not-checked"));
+        let sum = larder_format::CsumType::Crc32c.compute(names.join("\n").as_bytes());
+        assert_eq!((names.len(), &sum[..4]), (144, &[0xbc, 0x7a, 0xf3, 0xae][..]), "{names:#?}");
     }
 
     #[test]
