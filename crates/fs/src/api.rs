@@ -178,6 +178,20 @@ pub enum Seek {
     Hole,
 }
 
+/// What came of an attempt to give two ranges the same extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deduped {
+    /// They have the same bytes, and the same extents where that can be.
+    Same {
+        /// Bytes of the range.
+        bytes: u64,
+        /// Bytes that had extents of their own before, rounded up to sectors.
+        shared: u64,
+    },
+    /// They have not; nothing was changed.
+    Differs,
+}
+
 /// What to do with a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]

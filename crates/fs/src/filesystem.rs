@@ -12,7 +12,7 @@
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::lifecycle::Filesystem;
-use crate::{Attr, DirEntry, Fallocate, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
+use crate::{Attr, Deduped, DirEntry, Fallocate, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
 
 impl Filesystem {
     /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently; the root of the mount is its
@@ -147,6 +147,41 @@ impl Filesystem {
     ) -> Result<u64> {
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
+    }
+    /// Gives a file the content that another (or it itself, elsewhere) has in a range, by sharing extents (FICLONERANGE);
+    /// returns the number of bytes. `len` 0: up to the source's end. After an error a first part may be done.
+    ///
+    /// # Errors
+    /// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at one unless that is the
+    /// end of both files, for one that the source does not have or that overlaps its target, and between files with
+    /// and without checksums; `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags;
+    /// `DataLost` while data of the source could not be written.
+    pub fn clone_range(
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
+        file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
+    }
+    /// Gives a file another's extents for a range in which both have the same bytes (FIDEDUPERANGE); they are compared
+    /// while nobody can write. Neither content nor times change, so the target may be in a read-only subvolume.
+    ///
+    /// # Errors
+    /// As [`Filesystem::clone_range`]; also `Invalid` where the range is not within the target.
+    pub fn dedupe_range(
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<Deduped> {
+        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
+        file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
     /// Next data or hole at or after `offset`; `Ok(None)` where there is none (ENXIO).
     ///

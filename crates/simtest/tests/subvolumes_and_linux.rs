@@ -2,11 +2,14 @@
 //! what Linux has begun to delete is finished here, and the reverse.
 
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
+use larder_simtest::device::{OpKind, SimDevice};
+use larder_simtest::image::Image;
 use larder_simtest::oracle::{
     Fixture, KernelMount, Need, btrfs, btrfs_check, copy_image, dump_tree, kernel_images, kernel_verdict,
-    need, populate, scratch,
+    mkfs_btrfs, need, populate, scratch,
 };
 use larder_volume::{FileDevice, OpenMode};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -143,4 +146,166 @@ fn what_linux_began_to_delete_is_finished_here() {
     assert!(!dump_tree(&copy, &["-t", "root"]).unwrap().contains("ORPHAN_ITEM"));
     btrfs_check(&copy, true).assert_clean("after the deletion was finished here");
     kernel_verdict(&copy).unwrap();
+}
+
+/// How far the deleted subvolumes of an image were dropped; `None` where none is left.
+fn drop_progress(image: &Path) -> Option<Vec<String>> {
+    let dump = dump_tree(image, &["-t", "root"]).unwrap();
+    let keys = dump.lines().filter_map(|l| l.trim().strip_prefix("drop_progress key "));
+    let moved: Vec<_> = keys.filter(|k| !k.starts_with("(0 ")).map(str::to_owned).collect();
+    dump.contains("ORPHAN_ITEM").then_some(moved)
+}
+
+#[test]
+fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
+    if !need(&NEEDS) {
+        return;
+    }
+    const FILES: usize = 6000;
+    let scratch = scratch();
+    let image = scratch.path().join("image");
+    mkfs_btrfs::<&str>(&image, 512 << 20, &[]).unwrap();
+    let fs = open(&image);
+    let sub = fs.create_subvolume(fs.root(), b"sub", &dir()).unwrap().id;
+    fill(&fs, sub, FILES);
+    // What the snapshot keeps relies on the original until that is gone.
+    fs.snapshot(sub.subvol, fs.root(), b"kept", false).unwrap();
+    for n in (0..FILES).step_by(97) {
+        fs.unlink(sub, format!("a file with some name {n}").as_bytes()).unwrap();
+    }
+    fs.close().unwrap();
+    let device = Arc::new(SimDevice::new(Image::from_file(&image).unwrap()));
+    // Each step is a transaction.
+    let tuning = Tuning { drop_step: Some(60), ..Tuning::default() };
+    let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
+    let fs = Filesystem::open(device.clone(), options).unwrap();
+    fs.delete_subvolume(fs.root(), b"sub").unwrap();
+    fs.wait_for_drops().unwrap();
+    fs.close().unwrap();
+    // What the disk held each time that a superblock had been written.
+    let recording = device.recording();
+    let mut now = recording.base.clone();
+    let mut moments = Vec::new();
+    for op in &recording.ops {
+        if let OpKind::Write { at, pieces, .. } = &op.kind {
+            pieces.iter().for_each(|p| now.put(p));
+            if *at == 64 << 10 {
+                moments.push(now.clone());
+            }
+        }
+    }
+    assert!(moments.len() > 8, "{} commits", moments.len());
+    let mut seen = BTreeSet::new();
+    for (n, eighths) in [2, 3, 5, 6].into_iter().enumerate() {
+        let image = scratch.path().join(format!("half {n}"));
+        moments[moments.len() * eighths / 8].write_sparse(&image).unwrap();
+        let moved = drop_progress(&image).expect("the deletion is under way");
+        assert_eq!(moved.len(), 1, "{moved:?}");
+        seen.extend(moved);
+        btrfs_check(&image, true).assert_clean("half-way");
+        if n % 2 == 0 {
+            let fs = open(&image);
+            fs.wait_for_drops().unwrap();
+            fs.close().unwrap();
+        } else {
+            let mount = KernelMount::image(&image, QUICK).unwrap();
+            btrfs(&["subvolume", "sync", &text(mount.path())]).unwrap();
+            mount.unmount_clean().unwrap();
+        }
+        assert_eq!(drop_progress(&image), None);
+        btrfs_check(&image, true).assert_clean("after it went on");
+        let mount = KernelMount::image_read_only(&image, "").unwrap();
+        let kept = std::fs::read_dir(mount.join("kept")).unwrap().count();
+        mount.unmount_clean().unwrap();
+        assert_eq!(kept, FILES);
+    }
+    assert_eq!(seen.len(), 4, "each one step further: {seen:?}");
+}
+
+/// A ROOT_ITEM in a dump, word by word.
+fn root_item(dump: &str, id: u64) -> Vec<&str> {
+    let head = format!("key ({id} ROOT_ITEM ");
+    let from = dump.lines().skip_while(|l| !(l.trim_start().starts_with("item ") && l.contains(&head))).skip(1);
+    from.take_while(|l| !l.trim_start().starts_with("item ")).flat_map(str::split_whitespace).collect()
+}
+
+fn field<'a>(item: &[&'a str], name: &str) -> &'a str {
+    let at = item.iter().position(|w| *w == name).unwrap_or_else(|| panic!("no {name} in {item:?}"));
+    item[at + 1]
+}
+
+/// What ROOT_ITEMs say, but for what depends on when they were made: of transactions only which came before which, of
+/// uuids only whose they are.
+fn facts(dump: &str, ids: &[u64]) -> Vec<String> {
+    const PLAIN: [&str; 8] =
+        ["root_dirid", "byte_limit", "flags", "refs", "drop_level", "level", "stransid", "rtransid"];
+    const TRANSACTIONS: [&str; 3] = ["ctransid", "otransid", "last_snapshot"];
+    const UUIDS: [&str; 3] = ["uuid", "parent_uuid", "received_uuid"];
+    let items: Vec<_> = ids.iter().map(|id| root_item(dump, *id)).collect();
+    let number = |item: &[&str], name| field(item, name).parse::<u64>().unwrap();
+    let moments: BTreeSet<u64> =
+        items.iter().flat_map(|i| TRANSACTIONS.iter().map(|t| number(i, t))).collect();
+    let uuids: Vec<_> = items.iter().map(|i| field(i, "uuid")).collect();
+    let mut facts = Vec::new();
+    for (id, item) in ids.iter().zip(&items) {
+        facts.extend(PLAIN.map(|name| format!("{id} {name} {}", field(item, name))));
+        let order = |name| moments.iter().position(|m| *m == number(item, name));
+        facts.extend(TRANSACTIONS.map(|name| format!("{id} {name} {:?}", order(name))));
+        let whose = |name| uuids.iter().position(|u| *u == field(item, name));
+        facts.extend(UUIDS.map(|name| format!("{id} {name} {:?}", whose(name))));
+        let set = |name| field(item, name).starts_with("0.0");
+        facts.extend(["stime", "rtime"].map(|name| format!("{id} {name} {}", set(name))));
+    }
+    facts
+}
+
+#[test]
+fn root_items_are_as_linux_writes_them() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scratch = scratch();
+    let (theirs, ours) = (scratch.path().join("theirs"), scratch.path().join("ours"));
+    mkfs_btrfs::<&str>(&theirs, 256 << 20, &[]).unwrap();
+    let mount = KernelMount::image(&theirs, "").unwrap();
+    mount.sync().unwrap();
+    mount.unmount_clean().unwrap();
+    copy_image(&theirs, &ours).unwrap();
+
+    let mount = KernelMount::image(&theirs, "").unwrap();
+    let at = |p: &str| text(&mount.join(p));
+    btrfs(&["subvolume", "create", &at("sub")]).unwrap();
+    std::fs::write(mount.join("sub/file"), b"x").unwrap();
+    mount.sync().unwrap();
+    btrfs(&["subvolume", "snapshot", &at("sub"), &at("copy")]).unwrap();
+    btrfs(&["subvolume", "snapshot", "-r", &at("sub"), &at("frozen")]).unwrap();
+    btrfs(&["subvolume", "set-default", "257", &at("")]).unwrap();
+    mount.unmount_clean().unwrap();
+
+    let fs = open(&ours);
+    let sub = fs.create_subvolume(fs.root(), b"sub", &dir()).unwrap().id;
+    file(&fs, sub, "file", b"x");
+    fs.sync().unwrap();
+    let copy = fs.snapshot(sub.subvol, fs.root(), b"copy", false).unwrap();
+    fs.snapshot(sub.subvol, fs.root(), b"frozen", true).unwrap();
+    fs.set_default_subvolume(copy).unwrap();
+    fs.close().unwrap();
+    btrfs_check(&ours, true).assert_clean("ours");
+
+    let dump = |image: &Path| dump_tree(image, &["-t", "root"]).unwrap();
+    let (theirs, ours) = (dump(&theirs), dump(&ours));
+    let ids = [256, 257, 258];
+    assert_eq!(facts(&ours, &ids), facts(&theirs, &ids));
+    let links = |dump: &str| -> Vec<String> {
+        let lines = dump.lines().filter(|l| l.contains("root ref key") || l.contains("root backref key"));
+        lines.map(|l| l.trim().to_owned()).collect()
+    };
+    assert_eq!(links(&ours).len(), 6);
+    assert_eq!(links(&ours), links(&theirs));
+    let default = |dump: &str| {
+        let mut lines = dump.lines().skip_while(|l| !l.contains("DIR_ITEM 2378154706"));
+        let line = lines.find(|l| l.contains("location")).expect("the default is set");
+        line.split("ROOT_ITEM").next().unwrap().trim().to_owned()
+    };
+    assert_eq!(default(&ours), default(&theirs));
 }

@@ -315,6 +315,11 @@ pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Resul
     Ok(Admitted { space, items })
 }
 
+/// What lies in `start..end` is not lost any more: it was given another content than what could not be written.
+pub(super) fn rewritten(inode: &Inode, start: u64, end: u64) {
+    inode.data.inner.lock().forget_lost(start, end);
+}
+
 /// Gives a file space that others did not need, as far as it has less than its dirty bytes may take: those that were
 /// admitted without may come before those that were not. What is over comes back.
 pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {

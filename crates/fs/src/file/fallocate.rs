@@ -169,6 +169,7 @@ fn insert(core: &Core, inode: &Arc<Inode>, start: u64, run: Run) -> Result<()> {
                 compression: Compression::None,
                 offset: at - start,
                 create: !owned,
+                born: None,
             };
             let reached = replace(&mut h, inode, (at, end), new, &mut created);
             drop(extents);

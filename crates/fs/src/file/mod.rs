@@ -10,6 +10,7 @@
 //! | `join` | how pieces of a stream become one extent |
 //! | `replace` | how items, references and `nbytes` change when a range gets another content |
 //! | `read` | where bytes come from, and how they are verified |
+//! | `clone` | what sharing extents between files needs, and when it is allowed |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
@@ -19,6 +20,7 @@
 //! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
 //! size in an inode's item never covers bytes that are not in extents ([`FileData::disk_size`]).
 
+mod clone;
 pub(crate) mod compress;
 mod delalloc;
 mod dirty;
@@ -32,6 +34,7 @@ mod seek;
 mod truncate;
 mod writeback;
 
+pub(crate) use clone::{clone_range, dedupe_range};
 pub(crate) use delalloc::{DataState, FileData, start};
 pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil};
 pub(crate) use fallocate::fallocate;
@@ -167,7 +170,7 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
     Ok(())
 }
 
-/// Copies a range; the bytes copied, 0 at the source's end.
+/// Copies a range; the bytes copied, 0 at the source's end. Whole sectors share their extents where that is possible.
 ///
 /// # Errors
 /// `Invalid` for ranges of one file that overlap; as reading and writing, when nothing was copied.
@@ -190,20 +193,48 @@ pub(crate) fn copy_range(
     if from.id == to.id && from_offset < end && to_offset < from_offset + len {
         return Err(Error::Invalid("the ranges overlap"));
     }
-    let mut buf = vec![0; dirty::index(len.min(COPY_PIECE))];
     let mut done = 0;
-    while done < len {
-        let want = dirty::index((len - done).min(COPY_PIECE));
-        let outcome = read(core, from, from_offset + done, &mut buf[..want])
-            .and_then(|n| write(core, to, to_offset + done, &buf[..n]).map(|()| n));
-        match outcome {
-            Ok(0) => break,
-            Ok(n) => done += n as u64,
-            Err(_) if done > 0 => break,
-            Err(e) => return Err(e),
+    let outcome = (|| {
+        if let Some((skip, shared)) = clone::part(core, from, from_offset, to, to_offset, len) {
+            copy_bytes(core, (from, from_offset), (to, to_offset), skip, &mut done)?;
+            if done < skip {
+                return Ok(());
+            }
+            let (from_offset, to_offset) = (from_offset + skip, to_offset + skip);
+            match clone_range(core, (from, from_offset), (to, to_offset), shared) {
+                Ok(n) => done += n,
+                // A size or a flag has changed since: bytes can be copied all the same.
+                Err(Error::Invalid(_)) => {}
+                Err(e) => return Err(e),
+            }
         }
+        copy_bytes(core, (from, from_offset), (to, to_offset), len, &mut done)
+    })();
+    match outcome {
+        Err(e) if done == 0 => Err(e),
+        _ => Ok(done),
     }
-    Ok(done)
+}
+
+/// Copies bytes from `done` to `len` of a range; `done` goes along. Ends early at the source's end.
+fn copy_bytes(
+    core: &Core,
+    (from, from_offset): (&Arc<Inode>, u64),
+    (to, to_offset): (&Arc<Inode>, u64),
+    len: u64,
+    done: &mut u64,
+) -> Result<()> {
+    let mut buf = vec![0; dirty::index((len - *done).min(COPY_PIECE))];
+    while *done < len {
+        let want = dirty::index((len - *done).min(COPY_PIECE));
+        let n = read(core, from, from_offset + *done, &mut buf[..want])?;
+        if n == 0 {
+            break;
+        }
+        write(core, to, to_offset + *done, &buf[..n])?;
+        *done += n as u64;
+    }
+    Ok(())
 }
 
 /// Makes one inode durable: data, metadata and names.

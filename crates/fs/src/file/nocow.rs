@@ -246,6 +246,7 @@ fn write_run(
                 compression: Compression::None,
                 offset: record.offset + (from - extent.start),
                 create: false,
+                born: None,
             };
             if from == at && item.is_verified() {
                 h.add_csums(

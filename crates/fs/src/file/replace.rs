@@ -58,6 +58,8 @@ pub(super) enum New<'a> {
         offset: u64,
         /// Must the extent still be recorded as allocated?
         create: bool,
+        /// The transaction that wrote what it holds; `None`: this one.
+        born: Option<Generation>,
     },
 }
 
@@ -192,6 +194,7 @@ impl Plan {
             && continues(&new, r)
         {
             new.num_bytes += r.num_bytes;
+            new.generation = new.generation.max(r.generation);
             self.items.insert(next.start, (true, None));
             self.refer(next.start, r, Delta::Drop);
         }
@@ -200,8 +203,8 @@ impl Plan {
             && last.end == start
             && continues(r, &new)
         {
-            let grown =
-                ExtentRecord { generation: new.generation, num_bytes: r.num_bytes + new.num_bytes, ..*r };
+            let generation = new.generation.max(r.generation);
+            let grown = ExtentRecord { generation, num_bytes: r.num_bytes + new.num_bytes, ..*r };
             self.items.insert(last.start, (true, Some(grown.encode().to_vec())));
             return;
         }
@@ -324,9 +327,9 @@ pub(super) fn replace(
             plan.nbytes += i128::from(ram_bytes);
             plan.put(start, item.encode());
         }
-        New::Extent { kind, at, len, ram_bytes, compression, offset, create } => {
+        New::Extent { kind, at, len, ram_bytes, compression, offset, create, born } => {
             let record = ExtentRecord {
-                generation,
+                generation: born.unwrap_or(generation),
                 ram_bytes,
                 compression,
                 kind,

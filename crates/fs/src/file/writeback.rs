@@ -602,6 +602,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                 compression,
                 offset: at - start,
                 create,
+                born: None,
             };
             h.need_incompat(compress::incompat(compression).bits());
             let mut created = false;

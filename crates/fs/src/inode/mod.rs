@@ -66,6 +66,10 @@ pub(crate) struct Inode {
     used: AtomicBool,
     /// Transaction that knows already that the item has to be written, see [`Handle::mark_dirty`].
     pub(crate) noted_in: AtomicU64,
+    /// The last transaction in which an extent was shared so that a log of it has to look for overlapping checksums: of
+    /// who got an extent always, of who gave one if the extent was of that very transaction. Not remembered over
+    /// eviction: an inode that was read again takes the transaction of its last change.
+    pub(crate) last_reflink: AtomicU64,
 }
 
 /// The changing part of an inode.
@@ -104,6 +108,7 @@ impl InodeState {
 
 impl Inode {
     fn new(subvol: &Arc<Subvolume>, ino: u64, kind: FileKind, item: InodeItem) -> Self {
+        let transid = item.transid.get();
         let state = InodeState {
             size: item.size.get(),
             last_index: None,
@@ -121,6 +126,7 @@ impl Inode {
             data: FileData::default(),
             used: AtomicBool::new(true),
             noted_in: AtomicU64::new(0),
+            last_reflink: AtomicU64::new(transid),
         }
     }
     /// Its number as the format's first part of a key.

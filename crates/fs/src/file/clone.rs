@@ -1,0 +1,440 @@
+//! Sharing extents between files: cloning a range, and giving ranges with the same bytes the same extents.
+//!
+//! What is allowed is what Linux allows for FICLONERANGE and FIDEDUPERANGE ([`Span`]). Hidden here is how it is done so
+//! that nobody is surprised by an extent that has come to be shared:
+//!
+//! - `op` of both files is held, of the source for reading, and what is delayed in either is written back first. From
+//!   there on the source's items stand still: nothing new is delayed, and write-back is all that changes items without
+//!   `op`. Waiting with `op` held — for space, for a commit — hinders nobody, for neither write-back nor reclaim ever
+//!   take it; that is why a clone cannot deadlock with them and needs no mark that would keep them away.
+//! - An extent of the running transaction can still grow ([`super::join`]), and a file may be written in place
+//!   ([`super::nocow`]), as long as nobody else refers to it. Both are decided under the extent lock of the file that has
+//!   it. So the item is read, and a first reference in the target's name is taken, under the extent lock of the *source*;
+//!   then, under that of the target, the item is put in, with a reference of its own; then the first one goes. The two
+//!   locks are never held together, and all of it happens under one handle, so no crash shows anything in between.
+//! - A subvolume that is being deleted gives nothing away: that it is not is looked at with the handle in hand, since what
+//!   it has is only let go of when the transaction that killed it is published.
+//!
+//! What cannot be shared is copied: data in the leaf. Long ranges take a transaction for every extent; a crash in between
+//! shows a first part of the range, and a size that goes with it, as on Linux.
+
+use super::delalloc;
+use super::dirty::index;
+use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
+use super::replace::{New, RESERVE_ITEMS, cover, replace};
+use super::truncate::{before_growing, grow_with};
+use crate::api::{Deduped, may_wait};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::inode::{Inode, to_timespec};
+use crate::lock::{Exclusive, Shared};
+use crate::transaction::Handle;
+use larder_format::items::{ExtentRecord, InodeFlags};
+use larder_format::{Generation, ObjectId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes that are compared at once.
+const COMPARE: u64 = 256 << 10;
+
+/// A range of one file, and where in another its sectors come or are.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    from: u64,
+    to: u64,
+    /// In bytes; ends at a sector, or where both files are going to end.
+    len: u64,
+}
+
+/// What is done with a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// The target gets the source's content.
+    Clone,
+    /// The target has it already.
+    Dedupe,
+}
+
+impl Span {
+    /// A span that is allowed, for callers that hold `op` of both; `None` where there is nothing to do.
+    ///
+    /// # Errors
+    /// `Invalid`, `FileTooBig`.
+    fn new(
+        (from, from_offset): (&Inode, u64),
+        (to, to_offset): (&Inode, u64),
+        len: u64,
+        mode: Mode,
+    ) -> Result<Option<Self>> {
+        let (size, to_size) = (from.state.lock().size, to.state.lock().size);
+        let len = match len {
+            0 if mode == Mode::Dedupe || from_offset == size => return Ok(None),
+            0 => size.checked_sub(from_offset).ok_or(Error::Invalid("the source ends before the range"))?,
+            len => len,
+        };
+        let (from_end, to_end) = (from_offset.checked_add(len), to_offset.checked_add(len));
+        let (Some(from_end), Some(to_end)) = (from_end, to_end) else {
+            return Err(Error::Invalid("the range ends behind the largest offset"));
+        };
+        if !from_offset.is_multiple_of(SECTOR) || !to_offset.is_multiple_of(SECTOR) {
+            return Err(Error::Invalid("ranges begin at multiples of the sector size"));
+        }
+        if from_end > size {
+            return Err(Error::Invalid("the source ends before the range"));
+        }
+        if mode == Mode::Dedupe && to_end > to_size {
+            return Err(Error::Invalid("the target ends before the range"));
+        }
+        if to_end > MAX_FILE_SIZE {
+            return Err(Error::FileTooBig);
+        }
+        if !len.is_multiple_of(SECTOR) && (from_end != size || to_end < to_size) {
+            return Err(Error::Invalid("a part of a sector is shared only where both files end"));
+        }
+        let sectors = ceil(len);
+        if from.id == to.id && from_offset < to_offset + sectors && to_offset < from_offset + sectors {
+            return Err(Error::Invalid("the ranges overlap"));
+        }
+        Ok(Some(Self { from: from_offset, to: to_offset, len }))
+    }
+}
+
+/// `op` of the source, for reading, unless it is the target; and of the target.
+type Ops<'a> = (Option<Shared<'a, ()>>, Exclusive<'a, ()>);
+
+/// Takes them in the order that everybody keeps.
+fn lock_both<'a>(from: &'a Inode, to: &'a Inode) -> Ops<'a> {
+    if from.id == to.id {
+        return (None, to.op.write());
+    }
+    if from.id < to.id {
+        let first = from.op.read();
+        return (Some(first), to.op.write());
+    }
+    let second = to.op.write();
+    (Some(from.op.read()), second)
+}
+
+/// Checks what has to do with the files alone, for callers that hold `op` of both.
+fn check_files(from: &Inode, to: &Inode, mode: Mode) -> Result<()> {
+    from.check_alive()?;
+    to.check_alive()?;
+    let (have, get) = (from.flags(), to.flags());
+    if get.contains(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the file is immutable"));
+    }
+    if mode == Mode::Clone && get.contains(InodeFlags::APPEND) {
+        return Err(Error::NotPermitted("the file can only be appended to"));
+    }
+    if (have ^ get).contains(InodeFlags::NODATASUM) {
+        return Err(Error::Invalid("one of the files has checksums and the other has none"));
+    }
+    Ok(())
+}
+
+/// The part of a copy that can be shared: what comes before it, and its length. `None` where bytes are to be copied, as
+/// they are where there are so few that they lie in a leaf.
+pub(super) fn part(
+    core: &Core,
+    from: &Inode,
+    from_offset: u64,
+    to: &Inode,
+    to_offset: u64,
+    len: u64,
+) -> Option<(u64, u64)> {
+    let with_and_without = (from.flags() ^ to.flags()).contains(InodeFlags::NODATASUM);
+    if with_and_without || from_offset % SECTOR != to_offset % SECTOR || len < SECTOR {
+        return None;
+    }
+    let (size, to_size) = (from.state.lock().size, to.state.lock().size);
+    if size <= super::max_inline(core) {
+        return None;
+    }
+    let skip = ceil(from_offset) - from_offset;
+    let (end, to_end) = (from_offset + len, to_offset + len);
+    let stop = if end == size && to_end >= to_size { end } else { floor(end) };
+    let shared = stop.checked_sub(from_offset + skip)?;
+    // Less is not worth the references.
+    (shared >= SECTOR).then_some((skip, shared))
+}
+
+/// Writes back what is delayed in either. What was lost of the target's data is no reason not to put other data there.
+fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
+    super::fsync_data(core, from)?;
+    match super::fsync_data(core, to) {
+        Ok(()) | Err(Error::DataLost) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Gives the target what the source has in a range, sharing its extents; the number of bytes. `len` 0: up to the source's
+/// end.
+///
+/// # Errors
+/// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at one unless that is the end of
+/// both files, for one that the source does not have or that overlaps its target, and between files with and without
+/// checksums; `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` for
+/// what the source has lost; `NoSpace`; reading, corruption, `WouldBlock`. A first part of the range may be done then.
+pub(crate) fn clone_range(
+    core: &Core,
+    (from, from_offset): (&Arc<Inode>, u64),
+    (to, to_offset): (&Arc<Inode>, u64),
+    len: u64,
+) -> Result<u64> {
+    to.check_changeable(core)?;
+    super::expect_regular(from)?;
+    super::expect_regular(to)?;
+    may_wait()?;
+    let _ops = lock_both(from, to);
+    check_files(from, to, Mode::Clone)?;
+    let Some(span) = Span::new((from, from_offset), (to, to_offset), len, Mode::Clone)? else {
+        return Ok(0);
+    };
+    settle(core, from, to)?;
+    let old = to.state.lock().size;
+    if span.to > old {
+        let again = match before_growing(core, to, old)? {
+            Some((at, data)) => {
+                let admitted = delalloc::admit(core, to, at, data.len())?;
+                Some((at, data, admitted))
+            }
+            None => None,
+        };
+        grow_with(core, to, (old, span.to), again)?;
+        settle(core, from, to)?;
+    }
+    {
+        let mut h = core.begin(1)?;
+        let now = to_timespec(core.now());
+        to.change(&mut h, |state| {
+            state.item.mtime = now;
+            state.item.ctime = now;
+        });
+    }
+    Sharing { core, from, to, span, mode: Mode::Clone }.run()?;
+    Ok(span.len)
+}
+
+/// Gives the target the source's extents for a range in which both have the same bytes.
+///
+/// # Errors
+/// As [`clone_range`]; also `Invalid` where the range is not within the target.
+pub(crate) fn dedupe_range(
+    core: &Core,
+    (from, from_offset): (&Arc<Inode>, u64),
+    (to, to_offset): (&Arc<Inode>, u64),
+    len: u64,
+) -> Result<Deduped> {
+    // Not `check_changeable`: what a read-only subvolume shows does not change.
+    core.check_writable()?;
+    super::expect_regular(from)?;
+    super::expect_regular(to)?;
+    may_wait()?;
+    let _ops = lock_both(from, to);
+    check_files(from, to, Mode::Dedupe)?;
+    let Some(span) = Span::new((from, from_offset), (to, to_offset), len, Mode::Dedupe)? else {
+        return Ok(Deduped::Same { bytes: 0, shared: 0 });
+    };
+    settle(core, from, to)?;
+    if !is_same(core, from, to, span)? {
+        return Ok(Deduped::Differs);
+    }
+    let shared = Sharing { core, from, to, span, mode: Mode::Dedupe }.run()?;
+    Ok(Deduped::Same { bytes: span.len, shared })
+}
+
+/// Have both files the same bytes?
+fn is_same(core: &Core, from: &Inode, to: &Inode, span: Span) -> Result<bool> {
+    let most = index(span.len.min(COMPARE));
+    let (mut here, mut there) = (vec![0; most], vec![0; most]);
+    let mut done = 0;
+    while done < span.len {
+        let n = index((span.len - done).min(COMPARE));
+        super::read::read_range(core, from, span.from + done, &mut here[..n])?;
+        super::read::read_range(core, to, span.to + done, &mut there[..n])?;
+        if here[..n] != there[..n] {
+            return Ok(false);
+        }
+        done += n as u64;
+    }
+    Ok(true)
+}
+
+/// What the source has at a place.
+#[derive(Debug)]
+enum Piece {
+    Hole,
+    /// Data in the leaf.
+    Inline,
+    /// A window into an extent, which begins at the place.
+    Window(ExtentRecord),
+}
+
+/// What a file has at `at`, and how far that goes, up to `end`.
+fn piece(core: &Core, inode: &Inode, at: u64, end: u64) -> Result<(Piece, u64)> {
+    let version = inode.subvol.version(core);
+    let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
+    let Some(extent) = extent.filter(|e| e.start < end) else { return Ok((Piece::Hole, end)) };
+    if extent.start > at {
+        return Ok((Piece::Hole, extent.start));
+    }
+    let stop = extent.end.min(end);
+    let piece = match extent.content {
+        Content::Inline { .. } => Piece::Inline,
+        Content::Stored(r) if r.is_hole() => Piece::Hole,
+        Content::Stored(r) => Piece::Window(r.part(at - extent.start, stop - at)),
+    };
+    Ok((piece, stop))
+}
+
+/// A span on its way.
+struct Sharing<'a> {
+    core: &'a Core,
+    from: &'a Arc<Inode>,
+    to: &'a Arc<Inode>,
+    span: Span,
+    mode: Mode,
+}
+
+impl Sharing<'_> {
+    /// Does it; bytes of the target that were not this extent's before.
+    fn run(&self) -> Result<u64> {
+        let end = self.span.from + ceil(self.span.len);
+        let (mut at, mut shared) = (self.span.from, 0);
+        while at < end {
+            let (piece, stop) = piece(self.core, self.from, at, end)?;
+            if let Some(stop) = self.is_done(&piece, at, stop)? {
+                at = stop;
+                continue;
+            }
+            if matches!(piece, Piece::Inline) {
+                self.copy(at, stop)?;
+                at = stop;
+                continue;
+            }
+            let reached = self.step(at, end)?;
+            shared += reached - at;
+            at = reached;
+            self.core.step_done()?;
+        }
+        Ok(shared)
+    }
+
+    /// Where in the target a place of the source is.
+    fn target(&self, at: u64) -> u64 {
+        self.span.to + (at - self.span.from)
+    }
+
+    /// Is there nothing to do for the source's piece at `at`, and how far?
+    fn is_done(&self, piece: &Piece, at: u64, stop: u64) -> Result<Option<u64>> {
+        if self.mode == Mode::Clone {
+            return Ok(None);
+        }
+        let start = self.target(at);
+        let (there, there_stop) = self::piece(self.core, self.to, start, self.target(stop))?;
+        let stop = at + (there_stop - start);
+        let same = match (piece, there) {
+            (Piece::Hole, Piece::Hole) | (Piece::Inline, _) => true,
+            (Piece::Window(a), Piece::Window(b)) => {
+                (a.disk_bytenr, a.disk_num_bytes, a.offset) == (b.disk_bytenr, b.disk_num_bytes, b.offset)
+            }
+            _ => false,
+        };
+        Ok(same.then_some(stop))
+    }
+
+    /// Copies data that lies in the source's leaf.
+    fn copy(&self, at: u64, stop: u64) -> Result<()> {
+        let stop = stop.min(self.span.from + self.span.len);
+        let mut data = vec![0; index(stop - at)];
+        super::read::read_range(self.core, self.from, at, &mut data)?;
+        super::write_piece(self.core, self.to, self.target(at), &data)
+    }
+
+    /// Shares the piece at `at`, or a first part of it; where that ends.
+    fn step(&self, at: u64, end: u64) -> Result<u64> {
+        let Self { core, from, to, .. } = *self;
+        let mut h = core.begin(RESERVE_ITEMS + 2)?;
+        // The transaction of an extent that comes to be shared, and a reference that keeps it as it is meanwhile.
+        let (piece, stop, guard) = {
+            let _extents = from.data.lock_extents();
+            if from.subvol.is_dead() {
+                return Err(Error::NotFound);
+            }
+            let (piece, stop) = piece(core, from, at, end)?;
+            let guard = match &piece {
+                Piece::Window(r) => Some(Guard::take(&mut h, to, self.target(at), r)?),
+                _ => None,
+            };
+            (piece, stop, guard)
+        };
+        let (start, to_stop) = (self.target(at), self.target(stop));
+        let new = match &piece {
+            Piece::Window(r) => New::Extent {
+                kind: r.kind,
+                at: r.disk_bytenr,
+                len: r.disk_num_bytes,
+                ram_bytes: r.ram_bytes,
+                compression: r.compression,
+                offset: r.offset,
+                create: false,
+                born: Some(r.generation),
+            },
+            _ => New::Hole,
+        };
+        let outcome = {
+            let _extents = to.data.lock_extents();
+            replace(&mut h, to, (start, to_stop), new, &mut false).and_then(|reached| {
+                self.grow(&mut h, reached)?;
+                Ok(reached)
+            })
+        };
+        if let Some(guard) = guard {
+            guard.release(&mut h, to)?;
+        }
+        if let Piece::Window(r) = &piece {
+            self.mark(h.generation(), r.generation);
+        }
+        let reached = outcome?;
+        delalloc::rewritten(to, start, reached);
+        h.mark_dirty(to);
+        Ok(self.span.from + (reached - self.span.to))
+    }
+
+    /// Lets the target reach as far as it was done. The caller holds the extent lock.
+    fn grow(&self, h: &mut Handle<'_>, reached: u64) -> Result<()> {
+        let old = self.to.state.lock().size;
+        let size = reached.min(self.span.to + self.span.len);
+        if size > old {
+            cover(h, self.to, size)?;
+            delalloc::grow(self.to, old, size, false);
+        }
+        Ok(())
+    }
+
+    /// Notes which files a log of this transaction has to look at more closely.
+    fn mark(&self, now: Generation, born: Generation) {
+        self.to.last_reflink.fetch_max(now.0, Ordering::AcqRel);
+        if born == now {
+            self.from.last_reflink.fetch_max(now.0, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A reference that a target has to an extent while it gets one of its own.
+struct Guard {
+    record: ExtentRecord,
+    offset: u64,
+}
+
+impl Guard {
+    fn take(h: &mut Handle<'_>, to: &Inode, start: u64, record: &ExtentRecord) -> Result<Self> {
+        let offset = start.wrapping_sub(record.offset);
+        h.add_data_ref(record.disk_bytenr, record.disk_num_bytes, to.id.subvol, to.id.ino, offset)?;
+        Ok(Self { record: *record, offset })
+    }
+    fn release(self, h: &mut Handle<'_>, to: &Inode) -> Result<()> {
+        let r = &self.record;
+        h.drop_data_ref(r.disk_bytenr, r.disk_num_bytes, to.id.subvol, to.id.ino, self.offset)
+    }
+}

@@ -1,0 +1,508 @@
+//! Cloning and deduplicating beside the kernel: the same random writes, truncations, fallocates, clones and dedupes on a
+//! btrfs of Linux and on one of the engine. Compared are answers, bytes, sizes, and which sectors share a place on the
+//! device. Each goes on with the other's image, and `btrfs check` finds nothing in either.
+
+use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
+use larder_fs::{
+    Compress, Deduped, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr,
+};
+use larder_simtest::oracle::{self, KernelMount, Need, btrfs_check, mkfs_btrfs, scratch};
+use larder_volume::{FileDevice, OpenMode};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rustix::fs::FallocateFlags;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const FILES: usize = 5;
+/// The last of the files is not copied on write.
+const NOCOW: usize = FILES - 1;
+const SECTOR: u64 = 4096;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(u64, Vec<u8>),
+    Truncate(u64),
+    Fallocate(Fallocate, u64, u64),
+    /// Source, where there, where here, length.
+    Clone(usize, u64, u64, u64),
+    /// The same with bytes: so that there is something to deduplicate.
+    Copy(usize, u64, u64, u64),
+    Dedupe(usize, u64, u64, u64),
+    Sync,
+}
+
+/// What came of it: an error number, or what the call says.
+type Answer = Result<u64, i32>;
+
+fn errno(e: &Error) -> i32 {
+    match e {
+        Error::Invalid(_) => libc::EINVAL,
+        Error::FileTooBig => libc::EFBIG,
+        Error::NotPermitted(_) => libc::EPERM,
+        Error::IsDirectory => libc::EISDIR,
+        other => panic!("{other}"),
+    }
+}
+
+#[repr(C)]
+struct CloneRange {
+    src_fd: i64,
+    src_offset: u64,
+    src_length: u64,
+    dest_offset: u64,
+}
+const FICLONERANGE: libc::c_ulong = 0x4020_940d;
+
+#[repr(C)]
+#[derive(Default)]
+struct DedupeRange {
+    src_offset: u64,
+    src_length: u64,
+    dest_count: u16,
+    reserved: [u16; 3],
+    dest_fd: i64,
+    dest_offset: u64,
+    bytes_deduped: u64,
+    status: i32,
+    reserved2: u32,
+}
+const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
+
+fn last_errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+fn clone_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> Answer {
+    let arg = CloneRange {
+        src_fd: i64::from(from.as_raw_fd()),
+        src_offset: from_at,
+        src_length: len,
+        dest_offset: to_at,
+    };
+    // SAFETY: the kernel reads the structure that FICLONERANGE takes, and it outlives the call.
+    match unsafe { libc::ioctl(to.as_raw_fd(), FICLONERANGE, &raw const arg) } {
+        0 => Ok(0),
+        _ => Err(last_errno()),
+    }
+}
+
+fn dedupe_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> Answer {
+    let mut arg = DedupeRange {
+        src_offset: from_at,
+        src_length: len,
+        dest_count: 1,
+        dest_fd: i64::from(to.as_raw_fd()),
+        dest_offset: to_at,
+        ..DedupeRange::default()
+    };
+    // SAFETY: the structure is what FIDEDUPERANGE takes with one target, and outlives the call.
+    match unsafe { libc::ioctl(from.as_raw_fd(), FIDEDUPERANGE, &raw mut arg) } {
+        0 if arg.status >= 0 => Ok(if arg.status == 0 { arg.bytes_deduped } else { u64::MAX }),
+        0 => Err(-arg.status),
+        _ => Err(last_errno()),
+    }
+}
+
+fn place(rng: &mut SmallRng) -> u64 {
+    match rng.random_range(0..8u32) {
+        0..=5 => rng.random_range(0..24u64) * SECTOR,
+        6 => rng.random_range(0..3000),
+        _ => rng.random_range(0..100_000),
+    }
+}
+
+fn op(rng: &mut SmallRng, sizes: &[u64], target: usize) -> Op {
+    let at = place(rng);
+    let len = match rng.random_range(0..4u32) {
+        0 => rng.random_range(1..3000),
+        1 => rng.random_range(1..40_000),
+        _ => rng.random_range(1..9u64) * SECTOR,
+    };
+    let keep_size = rng.random_ratio(1, 2);
+    let from = rng.random_range(0..FILES);
+    // Up to the source's end, now and then.
+    let from_at = place(rng).min(sizes[from].next_multiple_of(SECTOR));
+    let ranged = |rng: &mut SmallRng| match rng.random_range(0..4u32) {
+        0 => (0, from_at, at),
+        1 => (sizes[from].saturating_sub(from_at), from_at, at.max(sizes[target] / SECTOR * SECTOR)),
+        2 => (sizes[from], 0, 0),
+        _ => (len, from_at, at),
+    };
+    match rng.random_range(0..28u32) {
+        0..=7 => {
+            let mut data = vec![0; len as usize];
+            rng.fill(&mut data[..]);
+            // Something that can be compressed.
+            if keep_size {
+                data.iter_mut().for_each(|b| *b &= 1);
+            }
+            Op::Write(at, data)
+        }
+        8 | 9 => Op::Truncate(at),
+        10 => Op::Fallocate(Fallocate::Allocate { keep_size }, at, len),
+        11 => Op::Fallocate(Fallocate::Zero { keep_size }, at, len),
+        12 | 13 => Op::Fallocate(Fallocate::Punch, at, len),
+        14..=21 => {
+            let (len, from_at, at) = ranged(rng);
+            Op::Clone(from, from_at, at, len)
+        }
+        22..=24 => {
+            let (len, from_at, at) = ranged(rng);
+            Op::Copy(from, from_at, at, len)
+        }
+        25 | 26 => {
+            let (len, from_at, at) = ranged(rng);
+            Op::Dedupe(from, from_at, at, len)
+        }
+        _ => Op::Sync,
+    }
+}
+
+fn open(image: &Path, compress: Option<Compress>) -> Arc<Filesystem> {
+    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let options = OpenOptions { commit_interval: None, compress, ..OpenOptions::default() };
+    Filesystem::open(Arc::new(device), options).unwrap()
+}
+
+fn name(i: usize) -> String {
+    format!("f{i}")
+}
+
+fn create(fs: &Filesystem, i: usize) -> InodeId {
+    let kind = FileKind::Regular;
+    let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let id = fs.create(fs.root(), name(i).as_bytes(), &new).unwrap().id;
+    if i == NOCOW {
+        let nocow = larder_format::items::InodeFlags::NODATACOW.bits();
+        fs.setattr(id, &SetAttr { flags: Some(nocow), ..SetAttr::default() }).unwrap();
+    }
+    id
+}
+
+fn read_here(fs: &Filesystem, id: InodeId) -> Vec<u8> {
+    let size = fs.getattr(id).unwrap().size;
+    let mut bytes = vec![0xaa; size as usize];
+    assert_eq!(fs.read(id, 0, &mut bytes).unwrap() as u64, size);
+    bytes
+}
+
+/// The bytes of a copy, as far as the source has them.
+fn part(bytes: &[u8], at: u64, len: u64) -> &[u8] {
+    let from = bytes.len().min(at as usize);
+    &bytes[from..bytes.len().min(from + len as usize)]
+}
+
+fn do_here(fs: &Filesystem, ids: &[InodeId], i: usize, op: &Op) -> Answer {
+    let id = ids[i];
+    let answer = |r: larder_fs::Result<()>| r.map(|()| 0).map_err(|e| errno(&e));
+    match op {
+        Op::Write(at, data) => answer(fs.write(id, *at, data)),
+        Op::Truncate(size) => {
+            answer(fs.setattr(id, &SetAttr { size: Some(*size), ..SetAttr::default() }).map(drop))
+        }
+        Op::Fallocate(how, at, len) => answer(fs.fallocate(id, *how, *at, *len)),
+        Op::Clone(from, from_at, at, len) => {
+            answer(fs.clone_range(ids[*from], *from_at, id, *at, *len).map(drop))
+        }
+        Op::Copy(from, from_at, at, len) => {
+            let bytes = read_here(fs, ids[*from]);
+            answer(fs.write(id, *at, part(&bytes, *from_at, *len)))
+        }
+        Op::Dedupe(from, from_at, at, len) => match fs.dedupe_range(ids[*from], *from_at, id, *at, *len) {
+            Ok(Deduped::Same { bytes, .. }) => Ok(bytes),
+            Ok(Deduped::Differs) => Ok(u64::MAX),
+            Err(e) => Err(errno(&e)),
+        },
+        Op::Sync => answer(fs.sync()),
+    }
+}
+
+fn do_there(mount: &KernelMount, files: &[File], i: usize, op: &Op) -> Answer {
+    let file = &files[i];
+    match op {
+        Op::Write(at, data) => file.write_all_at(data, *at).unwrap(),
+        Op::Truncate(size) => file.set_len(*size).unwrap(),
+        Op::Fallocate(how, at, len) => {
+            let keep =
+                |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+            let mode = match *how {
+                Fallocate::Allocate { keep_size } => keep(keep_size),
+                Fallocate::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
+                Fallocate::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            };
+            rustix::fs::fallocate(file, mode, *at, *len).unwrap();
+        }
+        Op::Clone(from, from_at, at, len) => return clone_there(&files[*from], *from_at, file, *at, *len),
+        Op::Copy(from, from_at, at, len) => {
+            let bytes = fs::read(mount.join(name(*from))).unwrap();
+            file.write_all_at(part(&bytes, *from_at, *len), *at).unwrap();
+        }
+        Op::Dedupe(from, from_at, at, len) => return dedupe_there(&files[*from], *from_at, file, *at, *len),
+        Op::Sync => mount.sync().unwrap(),
+    }
+    Ok(0)
+}
+
+/// Runs one sequence of operations on both, and compares after each.
+fn run(fs: &Filesystem, mount: &KernelMount, rng: &mut SmallRng, steps: u32) -> BTreeMap<&'static str, u32> {
+    let ids: Vec<InodeId> =
+        (0..FILES).map(|i| fs.lookup(fs.root(), name(i).as_bytes()).unwrap().id).collect();
+    let files: Vec<File> = (0..FILES)
+        .map(|i| fs::OpenOptions::new().read(true).write(true).open(mount.join(name(i))).unwrap())
+        .collect();
+    let mut done = Vec::new();
+    let mut count = BTreeMap::new();
+    for step in 0..steps {
+        let i = rng.random_range(0..FILES);
+        let sizes: Vec<u64> = ids.iter().map(|id| fs.getattr(*id).unwrap().size).collect();
+        let op = op(rng, &sizes, i);
+        done.push(match &op {
+            Op::Write(at, data) => format!("f{i} of {}: write {at}+{}", sizes[i], data.len()),
+            other => format!("f{i} of {}: {other:?}", sizes[i]),
+        });
+        let history = || done[done.len().saturating_sub(12)..].join("\n");
+        let times = |fs: &Filesystem| {
+            let a = fs.getattr(ids[i]).unwrap();
+            (a.mtime, a.ctime)
+        };
+        let before = times(fs);
+        let (ours, theirs) = (do_here(fs, &ids, i, &op), do_there(mount, &files, i, &op));
+        assert_eq!(ours, theirs, "step {step}:\n{}", history());
+        *count.entry(match (&op, ours) {
+            (Op::Clone(..), Ok(_)) => "cloned",
+            (Op::Clone(..), Err(_)) => "not cloned",
+            (Op::Dedupe(..), Ok(0)) => "nothing to deduplicate",
+            (Op::Dedupe(..), Ok(u64::MAX)) => "differs",
+            (Op::Dedupe(..), Ok(_)) => "deduplicated",
+            (Op::Dedupe(..), Err(_)) => "not deduplicated",
+            _ => "other",
+        })
+        .or_default() += 1;
+        match (&op, ours) {
+            (Op::Dedupe(..), _) => assert_eq!(times(fs), before, "{}", history()),
+            (Op::Clone(from, from_at, _, len), Ok(_)) if *len > 0 || *from_at < sizes[*from] => {
+                assert_ne!(times(fs), before, "{}", history());
+            }
+            _ => {}
+        }
+        if step % 8 == 7 {
+            for i in 0..FILES {
+                let (ours, theirs) = (read_here(fs, ids[i]), fs::read(mount.join(name(i))).unwrap());
+                let differ = ours.iter().zip(&theirs).position(|(a, b)| a != b);
+                assert_eq!((ours.len(), differ), (theirs.len(), None), "f{i}, step {step}:\n{}", history());
+            }
+        }
+    }
+    count
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    reserved2: [u32; 3],
+}
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; 512],
+}
+const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+const UNWRITTEN: u32 = 0x800;
+const INLINE: u32 = 0x200;
+const ENCODED: u32 = 0x8;
+const SHARED: u32 = 0x2000;
+
+fn fiemap(file: &File) -> Vec<FiemapExtent> {
+    let mut map = Fiemap {
+        start: 0,
+        length: u64::MAX,
+        flags: 1,
+        mapped: 0,
+        count: 512,
+        reserved: 0,
+        extents: [FiemapExtent::default(); 512],
+    };
+    // SAFETY: the structure is what FIEMAP takes, with room for as many extents as it says, and outlives the call.
+    assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) }, 0);
+    assert!(map.mapped < map.count);
+    map.extents[..map.mapped as usize].to_vec()
+}
+
+/// Pairs of sectors, by file and number, that lie at one place of the device; and whether those that are preallocated
+/// do. Extents that are compressed count by where they begin.
+fn sharing(mount: &Path) -> BTreeSet<((usize, u64), (usize, u64))> {
+    let mut at: BTreeMap<(u64, bool), Vec<(usize, u64)>> = BTreeMap::new();
+    for i in 0..FILES {
+        for e in fiemap(&File::open(mount.join(name(i))).unwrap()) {
+            if e.flags & INLINE != 0 {
+                continue;
+            }
+            for n in 0..e.length / SECTOR {
+                let place = if e.flags & ENCODED != 0 { e.physical } else { e.physical + n * SECTOR };
+                at.entry((place, e.flags & UNWRITTEN != 0)).or_default().push((i, e.logical / SECTOR + n));
+            }
+        }
+    }
+    let mut pairs = BTreeSet::new();
+    for sectors in at.values() {
+        for (k, a) in sectors.iter().enumerate() {
+            pairs.extend(sectors[k + 1..].iter().map(|b| (*a.min(b), *a.max(b))));
+        }
+    }
+    pairs
+}
+
+fn shared_on(image: &Path) -> BTreeSet<((usize, u64), (usize, u64))> {
+    let mount = KernelMount::image_read_only(image, "").unwrap();
+    let pairs = sharing(mount.path());
+    mount.unmount_clean().unwrap();
+    pairs
+}
+
+fn seed() -> u64 {
+    std::env::var("LARDER_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1)
+}
+
+fn copy_of(image: &Path) -> PathBuf {
+    let copy = image.with_extension("copy");
+    oracle::copy_image(image, &copy).unwrap();
+    copy
+}
+
+struct Variant<'a> {
+    options: MkfsOptions,
+    linux: &'a [&'a str],
+    mount: &'a str,
+    compress: Option<Compress>,
+}
+
+fn beside_linux(v: &Variant<'_>, seed: u64, steps: u32) {
+    if !oracle::need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    let dir = scratch();
+    let (mut ours, mut theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+    mkfs(&FileDevice::create(&ours, 512 << 20).unwrap(), &v.options).unwrap();
+    mkfs_btrfs(&theirs, 512 << 20, v.linux).unwrap();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    for half in 0..2 {
+        let fs = open(&ours, v.compress);
+        let mount = KernelMount::image(&theirs, v.mount).unwrap();
+        if half == 0 {
+            for i in 0..FILES {
+                create(&fs, i);
+                File::create(mount.join(name(i))).unwrap();
+            }
+            let there = mount.join(name(NOCOW));
+            assert!(std::process::Command::new("chattr").arg("+C").arg(there).status().unwrap().success());
+        }
+        let count = run(&fs, &mount, &mut rng, steps);
+        println!("{count:?}");
+        assert!(count.get("cloned").is_some_and(|n| *n > steps / 20), "{count:?}");
+        assert!(count.contains_key("deduplicated") && count.contains_key("not cloned"), "{count:?}");
+        fs.close().unwrap();
+        drop(fs);
+        mount.unmount_clean().unwrap();
+        for image in [&ours, &theirs] {
+            btrfs_check(image, true).assert_clean(&format!("after half {half}"));
+        }
+        // What is compressed, and where pieces are cut, is up to either.
+        if v.compress.is_none() {
+            let (here, there) = (shared_on(&ours), shared_on(&theirs));
+            assert!(there.len() > 10, "{there:?}");
+            let lost: Vec<_> = there.difference(&here).collect();
+            // Linux writes the last sector anew when a file grows; the engine only where it has to.
+            let more: Vec<_> = here.difference(&there).collect();
+            println!("{} pairs of sectors are shared; only on Linux {lost:?}, only here {more:?}", there.len());
+            assert!(lost.is_empty(), "shared on Linux only: {lost:?} of {}", there.len());
+            assert!(more.len() <= there.len() / 4 + 4, "shared here only: {more:?} of {}", there.len());
+        }
+        // Each goes on with the other's image; copies, because a loop device may be let go of a moment late.
+        (ours, theirs) = (copy_of(&theirs), copy_of(&ours));
+    }
+}
+
+#[test]
+fn the_same_clones_show_the_same() {
+    let plain = Variant { options: MkfsOptions::default(), linux: &[], mount: "noatime", compress: None };
+    for n in 0..3 {
+        beside_linux(&plain, seed() + n, 300);
+    }
+}
+
+#[test]
+fn the_same_clones_show_the_same_where_holes_have_items() {
+    let features = Features { no_holes: false, block_group_tree: false, ..Features::default() };
+    let variant = Variant {
+        options: MkfsOptions { features, ..MkfsOptions::default() },
+        linux: &["-O", "^no-holes,^block-group-tree"],
+        mount: "noatime",
+        compress: None,
+    };
+    beside_linux(&variant, seed() + 100, 400);
+}
+
+#[test]
+fn the_same_clones_of_compressed_files_show_the_same() {
+    let variant = Variant {
+        options: MkfsOptions::default(),
+        linux: &[],
+        mount: "noatime,compress=zstd",
+        compress: Some("zstd".parse().unwrap()),
+    };
+    beside_linux(&variant, seed() + 200, 400);
+}
+
+/// The source's extents are marked as shared in the kernel's eyes, and deleting either side leaves the other.
+#[test]
+fn what_was_cloned_here_linux_sees_as_shared() {
+    if !oracle::need(&[Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("img");
+    mkfs(&FileDevice::create(&image, 512 << 20).unwrap(), &MkfsOptions::default()).unwrap();
+    let fs = open(&image, None);
+    let ids: Vec<InodeId> = (0..FILES).map(|i| create(&fs, i)).collect();
+    let data: Vec<u8> = (0..5_000_000u32).map(|n| (n / 7 % 251) as u8).collect();
+    fs.write(ids[0], 0, &data).unwrap();
+    let used = |fs: &Filesystem| fs.statfs().unwrap().free;
+    fs.sync().unwrap();
+    let before = used(&fs);
+    // Whole, by copying: data that was synced, and data of the running transaction.
+    assert_eq!(fs.copy_range(ids[0], 0, ids[1], 0, u64::MAX >> 1).unwrap(), data.len() as u64);
+    // Unaligned at both ends: whole sectors in between.
+    assert_eq!(fs.copy_range(ids[0], 100, ids[2], 4196, 999_900).unwrap(), 999_900);
+    fs.sync().unwrap();
+    assert!(before - used(&fs) < 64 << 10, "{}", before - used(&fs));
+    fs.unlink(fs.root(), b"f0").unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(&image, true).assert_clean("after cloning");
+    let mount = KernelMount::image(&image, "noatime").unwrap();
+    assert!(fs::read(mount.join("f1")).unwrap() == data);
+    let part = fs::read(mount.join("f2")).unwrap();
+    assert!(part[..4196].iter().all(|b| *b == 0) && part[4196..] == data[100..1_000_000]);
+    let shared = |i| fiemap(&File::open(mount.join(name(i))).unwrap()).iter().any(|e| e.flags & SHARED != 0);
+    assert!(shared(1) && shared(2));
+    fs::remove_file(mount.join("f1")).unwrap();
+    mount.sync().unwrap();
+    assert!(!shared(2) && fs::read(mount.join("f2")).unwrap() == part);
+    mount.unmount_clean().unwrap();
+    btrfs_check(&image, true).assert_clean("after Linux deleted one side");
+}
