@@ -30,6 +30,7 @@ pub(crate) enum Command {
     Ls(commands::ls::Args),
     Cat(commands::cat::Args),
     Cp(commands::cp::Args),
+    Reflink(commands::reflink::Args),
     Rm(commands::rm::Args),
     Mkdir(commands::mkdir::Args),
     Label(commands::label::Args),

@@ -3,7 +3,7 @@
 //! They are plain values in the engine's own words; front ends translate to theirs.
 
 pub use larder_codec::{Packing, PackingError};
-use larder_format::{CsumType, Generation, TreeId};
+use larder_format::{CsumType, Generation, Logical, TreeId};
 use std::cell::Cell;
 
 /// An inode of the file system: the subvolume it is in and its number there.
@@ -178,6 +178,39 @@ pub enum Seek {
     Hole,
 }
 
+/// Where an extent of a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentPlace {
+    /// In the leaf that has its item.
+    Leaf,
+    /// On the device.
+    Device {
+        /// Logical address of the extent.
+        at: Logical,
+        /// Its bytes there.
+        len: u64,
+        /// Where in it, uncompressed, the file's part begins.
+        offset: u64,
+        /// Data, rather than reserved space that reads as zeros.
+        written: bool,
+        /// Is it compressed?
+        compressed: bool,
+        /// Does anything else refer to it: another file, or a snapshot?
+        shared: bool,
+    },
+}
+
+/// An extent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedExtent {
+    /// First byte of the file that it covers.
+    pub start: u64,
+    /// Bytes of the file, rounded up to sectors.
+    pub len: u64,
+    /// Where they are.
+    pub place: ExtentPlace,
+}
+
 /// What came of an attempt to give two ranges the same extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deduped {
@@ -302,8 +335,16 @@ pub struct Tuning {
     pub break_snapshot_sharing: bool,
     /// Make a snapshot without writing delayed data back first.
     pub break_snapshot_without_data: bool,
+    /// Make a snapshot before what operations left to the seal is in its source.
+    pub break_snapshot_before_items: bool,
     /// Do not note how far a deleted subvolume has been dropped.
     pub break_drop_progress: bool,
+    /// Note that a deleted subvolume has been dropped further than it is.
+    pub break_drop_progress_early: bool,
+    /// Share an extent without a reference for who gets it.
+    pub break_clone_without_reference: bool,
+    /// Clone what the source has on the device, without what it has in memory.
+    pub break_clone_unsettled: bool,
     /// Leave orphan items out when a linked-to-nothing inode stays open.
     pub break_no_orphans: bool,
     /// Write super mirrors never (only the primary).

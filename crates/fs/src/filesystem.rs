@@ -12,7 +12,10 @@
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::lifecycle::Filesystem;
-use crate::{Attr, Deduped, DirEntry, Fallocate, InodeId, NewInode, RenameMode, Result, Seek, SetAttr, XattrMode};
+use crate::{
+    Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek, SetAttr,
+    XattrMode,
+};
 
 impl Filesystem {
     /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently; the root of the mount is its
@@ -168,7 +171,8 @@ impl Filesystem {
         file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
     /// Gives a file another's extents for a range in which both have the same bytes (FIDEDUPERANGE); they are compared
-    /// while nobody can write. Neither content nor times change, so the target may be in a read-only subvolume.
+    /// while nobody can write. A part of a sector at the range's end is left alone, and not
+    /// looked at either, unless both files end there. Neither content nor times change, so the target may be in a read-only subvolume.
     ///
     /// # Errors
     /// As [`Filesystem::clone_range`]; also `Invalid` where the range is not within the target.
@@ -182,6 +186,19 @@ impl Filesystem {
     ) -> Result<Deduped> {
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
+    }
+    /// Calls `each` for the extents of a file that end behind `from`, by rising offset, holes left out, until it returns
+    /// false. What is in memory only gets its extents first, where the file system is writable.
+    ///
+    /// # Errors
+    /// `IsDirectory`; `Invalid` for other types.
+    pub fn map_extents(
+        &self,
+        id: InodeId,
+        from: u64,
+        each: &mut dyn FnMut(&MappedExtent) -> bool,
+    ) -> Result<()> {
+        file::map(&self.core, &self.core.inode(id)?, from, each)
     }
     /// Next data or hole at or after `offset`; `Ok(None)` where there is none (ENXIO).
     ///

@@ -119,7 +119,7 @@ fn text(path: &Path, request: u32) -> io::Result<String> {
     String::from_utf8(buffer).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-pub(crate) fn call(fd: &OwnedFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
+pub(crate) fn call(fd: &impl AsRawFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
     let size = (request >> 16 & 0x3fff) as usize;
     assert_eq!(size, buffer.len(), "the number of an ioctl carries its size");
     // SAFETY: the kernel reads and writes at most `size` bytes of the buffer, which is as long.

@@ -47,6 +47,7 @@ pub mod proto;
 pub mod records;
 pub mod sandbox;
 pub mod server;
+pub mod sharing;
 pub mod stats;
 pub mod subvolumes;
 pub mod transport;

@@ -39,6 +39,12 @@ impl Notifier {
         }
         self.send(INVAL_INODE, &inode);
     }
+    /// What a file holds, and its attributes, are not what they were. Must not be called for a request during which the
+    /// kernel keeps pages of that file locked.
+    pub(crate) fn content_changed(&self, node: u64) {
+        let inode: Vec<u8> = [node, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        self.send(INVAL_INODE, &inode);
+    }
     fn send(&self, code: i32, body: &[u8]) {
         let Some(fd) = &self.0 else { return };
         let len = (size_of::<OutHeader>() + body.len()) as u32;

@@ -8,7 +8,7 @@
 //! | read-only | `BTRFS_IOC_SUBVOL_GETFLAGS`, `_SETFLAGS` |
 //! | facts | `BTRFS_IOC_GET_SUBVOL_INFO`, `_GET_SUBVOL_ROOTREF`, `_INO_LOOKUP` |
 //! | default | `BTRFS_IOC_DEFAULT_SUBVOL` |
-//! | snapshot | [`IOC_SNAPSHOT`]: as `BTRFS_IOC_SNAP_CREATE_V2`, with the source's inode number instead of a descriptor |
+//! | snapshot | `BTRFS_IOC_SNAP_CREATE_V2`; [`IOC_SNAPSHOT`]: the same with the source's inode number instead of a descriptor |
 //! | list | [`IOC_SUBVOLS`]: in: the least id wanted, out: JSON |
 
 use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, ioc, open};
@@ -32,6 +32,7 @@ pub(crate) const BY_ID: u64 = 1 << 4;
 
 pub(crate) const CREATE: u32 = ioc(WRITE, 0x94, 14, ARGS);
 pub(crate) const CREATE_V2: u32 = ioc(WRITE, 0x94, 24, ARGS);
+pub(crate) const SNAP_CREATE_V2: u32 = ioc(WRITE, 0x94, 23, ARGS);
 pub(crate) const DESTROY: u32 = ioc(WRITE, 0x94, 15, ARGS);
 pub(crate) const DESTROY_V2: u32 = ioc(WRITE, 0x94, 63, ARGS);
 pub(crate) const GETFLAGS: u32 = ioc(READ, 0x94, 25, 8);
@@ -189,6 +190,7 @@ mod tests {
             [CREATE, CREATE_V2, DESTROY, DESTROY_V2],
             [0x5000_940e, 0x5000_9418, 0x5000_940f, 0x5000_943f]
         );
+        assert_eq!(SNAP_CREATE_V2, 0x5000_9417);
         assert_eq!([GETFLAGS, SETFLAGS, DEFAULT], [0x8008_9419, 0x4008_941a, 0x4008_9413]);
         assert_eq!([INFO, ROOTREF, INO_LOOKUP], [0x81f8_943c, 0xd000_943d, 0xd000_9412]);
     }

@@ -76,6 +76,22 @@ fn caught(depth: Depth, texts: &[&str], broken: Tuning) {
     caught_on(None, depth, texts, broken);
 }
 
+/// Data that is durable, data of the running transaction, and data that was written just now, cloned.
+const CLONES: &str = "new f; f[0,64K)=a; COMMIT; new g; copy f[0,64K)>g@0; F g; f[64K,128K)=b; copy f[32K,96K)>g@64K; \
+                      F g; rm f; COMMIT; new h; h[0,128K)=c; F h; copy g[4K,40K)>h@8K; rm g; COMMIT; new i; \
+                      i[0,64K)=d; F i";
+
+#[test]
+fn a_clone_without_a_reference() {
+    let broken = Tuning { break_clone_without_reference: true, ..Tuning::default() };
+    caught(CHECK, &[CLONES], broken);
+}
+
+#[test]
+fn a_clone_without_what_is_in_memory() {
+    caught(LOOK, &[CLONES], Tuning { break_clone_unsettled: true, ..Tuning::default() });
+}
+
 #[test]
 fn no_flush_before_the_superblock() {
     caught(LOOK, &[NAMES], Tuning { break_no_flush_before_super: true, ..Tuning::default() });

@@ -225,7 +225,8 @@ fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
 /// A ROOT_ITEM in a dump, word by word.
 fn root_item(dump: &str, id: u64) -> Vec<&str> {
     let head = format!("key ({id} ROOT_ITEM ");
-    let from = dump.lines().skip_while(|l| !(l.trim_start().starts_with("item ") && l.contains(&head))).skip(1);
+    let from =
+        dump.lines().skip_while(|l| !(l.trim_start().starts_with("item ") && l.contains(&head))).skip(1);
     from.take_while(|l| !l.trim_start().starts_with("item ")).flat_map(str::split_whitespace).collect()
 }
 

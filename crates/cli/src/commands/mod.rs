@@ -13,6 +13,7 @@ pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod property;
+pub(crate) mod reflink;
 pub(crate) mod rescue;
 pub(crate) mod restore;
 pub(crate) mod rm;
@@ -44,6 +45,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Map(a) => map::run(&a),
+        Command::Reflink(a) => reflink::run(&a),
         Command::Rescue(a) => rescue::run(&a),
         Command::Restore(a) => restore::run(&a),
         Command::Subvolume(a) => subvolume::run(&a),

@@ -354,7 +354,12 @@ fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<(
 }
 
 fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
-    match Place::parse(path) {
+    let place = match Place::parse(path) {
+        // An image as a whole, which has no path in it that could be meant.
+        Place::Host(p) if id.is_some() && p.is_file() => Place::Image(Target::parse(path)),
+        place => place,
+    };
+    match place {
         Place::Image(t) => in_image(&t, Access::Write, |image| {
             let id = match id {
                 Some(id) => ObjectId(id),

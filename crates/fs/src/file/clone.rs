@@ -37,6 +37,9 @@ use std::sync::atomic::Ordering;
 /// Bytes that are compared at once.
 const COMPARE: u64 = 256 << 10;
 
+/// The source has no such range.
+const BEHIND: Error = Error::Invalid("the source ends before the range");
+
 /// A range of one file, and where in another its sectors come or are.
 #[derive(Clone, Copy, Debug)]
 struct Span {
@@ -66,10 +69,10 @@ impl Span {
         len: u64,
         mode: Mode,
     ) -> Result<Option<Self>> {
-        let (size, to_size) = (from.state.lock().size, to.state.lock().size);
+        let (size, to_size) = sizes(from, to);
         let len = match len {
-            0 if mode == Mode::Dedupe || from_offset == size => return Ok(None),
-            0 => size.checked_sub(from_offset).ok_or(Error::Invalid("the source ends before the range"))?,
+            0 if from_offset == size => return Ok(None),
+            0 => size.checked_sub(from_offset).ok_or(BEHIND)?,
             len => len,
         };
         let (from_end, to_end) = (from_offset.checked_add(len), to_offset.checked_add(len));
@@ -80,7 +83,7 @@ impl Span {
             return Err(Error::Invalid("ranges begin at multiples of the sector size"));
         }
         if from_end > size {
-            return Err(Error::Invalid("the source ends before the range"));
+            return Err(BEHIND);
         }
         if mode == Mode::Dedupe && to_end > to_size {
             return Err(Error::Invalid("the target ends before the range"));
@@ -88,8 +91,16 @@ impl Span {
         if to_end > MAX_FILE_SIZE {
             return Err(Error::FileTooBig);
         }
-        if !len.is_multiple_of(SECTOR) && (from_end != size || to_end < to_size) {
-            return Err(Error::Invalid("a part of a sector is shared only where both files end"));
+        let at_end = from_end == size && to_end >= to_size;
+        let len = match mode {
+            _ if len.is_multiple_of(SECTOR) || at_end => len,
+            Mode::Clone => {
+                return Err(Error::Invalid("a part of a sector is shared only where both files end"));
+            }
+            Mode::Dedupe => floor(len),
+        };
+        if len == 0 {
+            return Ok(None);
         }
         let sectors = ceil(len);
         if from.id == to.id && from_offset < to_offset + sectors && to_offset < from_offset + sectors {
@@ -101,6 +112,12 @@ impl Span {
 
 /// `op` of the source, for reading, unless it is the target; and of the target.
 type Ops<'a> = (Option<Shared<'a, ()>>, Exclusive<'a, ()>);
+
+/// Sizes of both, one after the other.
+fn sizes(from: &Inode, to: &Inode) -> (u64, u64) {
+    let size = from.state.lock().size;
+    (size, to.state.lock().size)
+}
 
 /// Takes them in the order that everybody keeps.
 fn lock_both<'a>(from: &'a Inode, to: &'a Inode) -> Ops<'a> {
@@ -146,7 +163,7 @@ pub(super) fn part(
     if with_and_without || from_offset % SECTOR != to_offset % SECTOR || len < SECTOR {
         return None;
     }
-    let (size, to_size) = (from.state.lock().size, to.state.lock().size);
+    let (size, to_size) = sizes(from, to);
     if size <= super::max_inline(core) {
         return None;
     }
@@ -160,7 +177,9 @@ pub(super) fn part(
 
 /// Writes back what is delayed in either. What was lost of the target's data is no reason not to put other data there.
 fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
-    super::fsync_data(core, from)?;
+    if !core.options.tuning.break_clone_unsettled {
+        super::fsync_data(core, from)?;
+    }
     match super::fsync_data(core, to) {
         Ok(()) | Err(Error::DataLost) => Ok(()),
         Err(e) => Err(e),
@@ -215,10 +234,11 @@ pub(crate) fn clone_range(
     Ok(span.len)
 }
 
-/// Gives the target the source's extents for a range in which both have the same bytes.
+/// Gives the target the source's extents for a range in which both have the same bytes. A part of a sector at its end is
+/// left alone, and not looked at either, unless both files end there.
 ///
 /// # Errors
-/// As [`clone_range`]; also `Invalid` where the range is not within the target.
+/// As [`clone_range`], but for ranges that do not end at a sector; also `Invalid` where the range is not within the target.
 pub(crate) fn dedupe_range(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -231,16 +251,21 @@ pub(crate) fn dedupe_range(
     super::expect_regular(to)?;
     may_wait()?;
     let _ops = lock_both(from, to);
+    if len == 0 {
+        // Asked for before anything else, as on Linux.
+        let beyond = from_offset > from.state.lock().size;
+        return if beyond { Err(BEHIND) } else { Ok(Deduped::Same { bytes: 0, shared: 0 }) };
+    }
     check_files(from, to, Mode::Dedupe)?;
     let Some(span) = Span::new((from, from_offset), (to, to_offset), len, Mode::Dedupe)? else {
-        return Ok(Deduped::Same { bytes: 0, shared: 0 });
+        return Ok(Deduped::Same { bytes: len, shared: 0 });
     };
     settle(core, from, to)?;
     if !is_same(core, from, to, span)? {
         return Ok(Deduped::Differs);
     }
     let shared = Sharing { core, from, to, span, mode: Mode::Dedupe }.run()?;
-    Ok(Deduped::Same { bytes: span.len, shared })
+    Ok(Deduped::Same { bytes: len, shared })
 }
 
 /// Have both files the same bytes?
@@ -396,6 +421,9 @@ impl Sharing<'_> {
             self.mark(h.generation(), r.generation);
         }
         let reached = outcome?;
+        if let (Piece::Window(r), true) = (&piece, core.options.tuning.break_clone_without_reference) {
+            Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
+        }
         delalloc::rewritten(to, start, reached);
         h.mark_dirty(to);
         Ok(self.span.from + (reached - self.span.to))
@@ -422,6 +450,7 @@ impl Sharing<'_> {
 }
 
 /// A reference that a target has to an extent while it gets one of its own.
+#[derive(Clone, Copy)]
 struct Guard {
     record: ExtentRecord,
     offset: u64,
@@ -432,6 +461,11 @@ impl Guard {
         let offset = start.wrapping_sub(record.offset);
         h.add_data_ref(record.disk_bytenr, record.disk_num_bytes, to.id.subvol, to.id.ino, offset)?;
         Ok(Self { record: *record, offset })
+    }
+    /// Breaks the count, for tests that demand that this is noticed.
+    fn release_twice(self, h: &mut Handle<'_>, to: &Inode) -> Result<()> {
+        self.release(h, to)?;
+        self.release(h, to)
     }
     fn release(self, h: &mut Handle<'_>, to: &Inode) -> Result<()> {
         let r = &self.record;

@@ -8,7 +8,7 @@ use crate::error::{Error, Place, Result};
 use crate::tree::{Cursor, Item, Version};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent};
-use larder_format::{FileOffset, Key, KeyType, ObjectId, SECTOR_SIZE, TreeId};
+use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, SECTOR_SIZE, TreeId};
 
 /// Bytes of a sector: extents begin and end at multiples of it.
 pub(crate) const SECTOR: u64 = SECTOR_SIZE as u64;
@@ -92,6 +92,10 @@ impl Extent {
     /// The item's key.
     pub(super) fn key(&self) -> Key {
         self.item.key
+    }
+    /// Address of the leaf that has the item.
+    pub(super) fn leaf(&self) -> Logical {
+        self.item.leaf_address()
     }
     /// The item's bytes behind the head: data of an inline extent, as it lies in the leaf.
     pub(super) fn inline_data(&self) -> &[u8] {

@@ -12,6 +12,7 @@
 //! | `read` | where bytes come from, and how they are verified |
 //! | `clone` | what sharing extents between files needs, and when it is allowed |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
+//! | `map` | who shares what |
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
@@ -27,6 +28,7 @@ mod dirty;
 mod extents;
 mod fallocate;
 mod join;
+mod map;
 mod nocow;
 mod read;
 mod replace;
@@ -38,6 +40,7 @@ pub(crate) use clone::{clone_range, dedupe_range};
 pub(crate) use delalloc::{DataState, FileData, start};
 pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil};
 pub(crate) use fallocate::fallocate;
+pub(crate) use map::map;
 pub(crate) use replace::has_no_holes;
 pub(crate) use seek::seek;
 pub(crate) use truncate::truncate;

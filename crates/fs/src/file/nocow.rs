@@ -62,9 +62,20 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
     if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
         return Ok(false);
     }
+    let (alone, born) = has_no_others(core, inode, start, r)?;
+    Ok(alone && born > inode.subvol.tree.last_snapshot())
+}
+
+/// Are all references to the extent this file's, with the same origin? And in which transaction was it made? Snapshots do not
+/// count: they share leaves.
+pub(super) fn has_no_others(
+    core: &Core,
+    inode: &Inode,
+    start: u64,
+    r: &ExtentRecord,
+) -> Result<(bool, Generation)> {
     let (root, objectid) = (inode.id.subvol, inode.id.ino);
     let mine = ExtentRef::Data { root, objectid, offset: start.wrapping_sub(r.offset) };
-    let last_snapshot = inode.subvol.tree.last_snapshot();
     loop {
         let epoch = core.epochs.enter();
         let (base, extent_root) = core.txns.with_view(|v| (v.base, v.extent_root.clone()));
@@ -89,7 +100,7 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
                     born = head.generation;
                 }
             }
-            Some(ours > 0 && total == ours && born > last_snapshot)
+            Some((ours > 0 && total == ours, born))
         });
         if let Some(answer) = answer {
             return Ok(answer);

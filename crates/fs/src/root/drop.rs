@@ -322,7 +322,10 @@ impl Walk {
         // Whatever ended the step: what was noted and how far that is belong together.
         match self.position() {
             _ if self.is_done() => finish(core, &mut h, self.tree),
-            Some(progress) if !core.options.tuning.break_drop_progress => {
+            Some(mut progress) if !core.options.tuning.break_drop_progress => {
+                if core.options.tuning.break_drop_progress_early {
+                    progress = self.position_ahead().unwrap_or(progress);
+                }
                 h.noted_for_root_tree(1);
                 h.txn.roots.lock().drops.insert(self.tree, progress);
             }
@@ -339,6 +342,12 @@ impl Walk {
     fn position(&self) -> Option<Progress> {
         let open = self.open.iter().rev().find(|o| o.next < o.node.view().nritems())?;
         Some(Progress::At { key: open.node.view().key(open.next)?, level: open.node.level() })
+    }
+
+    /// Where to go on if one child more were gone, which it is not.
+    fn position_ahead(&self) -> Option<Progress> {
+        let open = self.open.iter().rev().find(|o| o.next + 1 < o.node.view().nritems())?;
+        Some(Progress::At { key: open.node.view().key(open.next + 1)?, level: open.node.level() })
     }
 
     /// Frees nodes all of whose children are gone, so that the position is that of a child that is still there.

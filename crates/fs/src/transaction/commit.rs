@@ -54,8 +54,11 @@ const AHEAD: usize = 64;
 pub(crate) fn commit_once(core: &Core) -> Result<()> {
     write_items_ahead(core);
     let (txn, since) = core.txns.close_running();
-    let delayed =
-        flush_delayed_items(core, &txn).and_then(|()| snapshot::make_all(core, &txn, flush_delayed_items));
+    let delayed = if core.options.tuning.break_snapshot_before_items {
+        snapshot::make_all(core, &txn, |_, _| Ok(())).and_then(|()| flush_delayed_items(core, &txn))
+    } else {
+        flush_delayed_items(core, &txn).and_then(|()| snapshot::make_all(core, &txn, flush_delayed_items))
+    };
     let untouched = std::mem::take(&mut txn.roots.lock().untouched);
     let mut frozen: Vec<Frozen> = txn
         .subvols

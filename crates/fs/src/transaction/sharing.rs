@@ -275,6 +275,22 @@ impl Core {
         Ok((count, info.full_backref || now.set_full_backref || sealed.set_full_backref))
     }
 
+    /// Has a block of a subvolume tree more than one user?
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(crate) fn is_shared_block(&self, at: Logical, level: u8) -> Result<bool> {
+        let mut known = KnownRefs::default();
+        loop {
+            match self.txns.with_view(|view| self.count(view, &view.running, &known, at, level)) {
+                Ok((count, _)) => return Ok(count > 1),
+                Err(Stop::Need(Need::Refs(at, level))) => self.learn_refs(&mut known, at, level)?,
+                Err(Stop::Need(_)) => unreachable!("only reference counts are missing here"),
+                Err(Stop::Fail(e)) => return Err(e),
+            }
+        }
+    }
+
     /// Fetches the committed reference count of a block.
     pub(crate) fn learn_refs(&self, known: &mut KnownRefs, at: Logical, level: u8) -> Result<()> {
         let epoch = self.epochs.enter();

@@ -214,6 +214,23 @@ impl Version {
         }
         Ok(node)
     }
+    /// Pointers to the blocks on the way to the leaf that holds `key` or would, the leaf's own among them, the root's not.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(crate) fn blocks_above(&self, key: &Key) -> Result<Vec<Pointer>> {
+        let mut out = Vec::new();
+        let mut node = self.root_node()?;
+        while node.level() > 0 {
+            if out.len() >= usize::from(MAX_LEVEL) {
+                return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+            }
+            let slot = child_slot(&node, key);
+            out.push(child_pointer(&node, slot));
+            node = self.child(&node, slot)?;
+        }
+        Ok(out)
+    }
     /// A cursor before the first item that is not below `key`.
     ///
     /// # Errors

@@ -79,6 +79,9 @@ impl Server {
             return Err(Errno::INVAL.into());
         }
         let to = self.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
+        if let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(to)?) {
+            self.fs.setattr(to, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
+        }
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };
         let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len)?;

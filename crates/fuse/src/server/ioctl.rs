@@ -163,10 +163,13 @@ impl Server {
             }
             IOC_STATS => answer(&text(&self.stats_json())),
             IOC_DF => answer(&text(&self.df_json()?)),
-            other => match self.subvolume_ioctl(id, request, other, arg)? {
-                Some(bytes) => answer(&bytes),
-                None => Err(Errno::NOTTY.into()),
-            },
+            other => {
+                let answered = match self.subvolume_ioctl(id, request, other, arg)? {
+                    None => self.sharing_ioctl(id, request, other, arg)?,
+                    some => some,
+                };
+                answer(&answered.ok_or(Errno::NOTTY)?)
+            }
         }
     }
 

@@ -12,6 +12,7 @@ mod dirs;
 mod ioctl;
 mod names;
 mod report;
+mod sharing;
 mod subvolume;
 mod xattr;
 
@@ -23,6 +24,7 @@ use crate::mount::Mounted;
 use crate::nodes::Nodes;
 use crate::notify::Notifier;
 use crate::perm::{self, Caller};
+use crate::porter::Porter;
 use crate::proto::{self, Opcode};
 use crate::records::{self, settled};
 use crate::stats::Stats;
@@ -58,7 +60,8 @@ pub fn serve(
 ) -> Result<Served, ServeError> {
     let fd = mounted.fuse_fd().try_clone_to_owned().ok();
     let server = Server::new(fs, !mounted.kernel_permissions, Arc::clone(&stats));
-    let server = Arc::new(Server { notify: Notifier::new(fd), ..server });
+    let porter = Some(mounted.porter.clone());
+    let server = Arc::new(Server { notify: Notifier::new(fd), porter, ..server });
     serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
     Ok(Served { closed: server.closed.lock().take() })
 }
@@ -73,6 +76,8 @@ pub struct Server {
     stats: Arc<Stats>,
     closed: Mutex<Option<larder_fs::Result<()>>>,
     notify: Notifier,
+    /// Who can look into clients.
+    porter: Option<Porter>,
 }
 
 /// Requests that always wait, or change several things and so must not start over half-way.
@@ -113,7 +118,7 @@ impl Server {
     #[must_use]
     pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
         let (closed, notify) = (Mutex::new(None), Notifier::new(None));
-        Self { nodes: Nodes::new(fs.root()), checks, stats, closed, notify, fs }
+        Self { nodes: Nodes::new(fs.root()), checks, stats, closed, notify, porter: None, fs }
     }
 
     fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {

@@ -13,7 +13,7 @@ use crate::handler::{Failure, Request};
 use crate::perm::{self, Caller};
 use crate::subvolumes::{
     BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP, IOC_SNAPSHOT,
-    IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS, describe,
+    IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS, SNAP_CREATE_V2, describe,
 };
 use larder_format::ids::ObjectId;
 use larder_fs::{FileKind, InodeId, NewInode, Timestamp};
@@ -45,7 +45,14 @@ impl Server {
                 let (subvol, ino, name) = found.parent.ok_or(Errno::INVAL)?;
                 self.delete_subvolume(InodeId { subvol, ino }, request, &name)?
             }
-            IOC_SNAPSHOT => self.snapshot(id, request, arg)?,
+            IOC_SNAPSHOT => {
+                let source = self.nodes.id(word(arg, 0)?).ok_or(Errno::STALE)?;
+                self.snapshot(source, id, request, arg)?
+            }
+            SNAP_CREATE_V2 => {
+                let source = self.open_of_caller(request, word(arg, 0)?)?;
+                self.snapshot(source, id, request, arg)?
+            }
             GETFLAGS => {
                 top(id)?;
                 let flags = if self.fs.subvolume(id.subvol)?.read_only { RDONLY } else { 0 };
@@ -84,7 +91,7 @@ impl Server {
     }
 
     /// What an ioctl may do, even where the kernel checks everything else.
-    fn may(&self, request: &Request<'_>, id: InodeId, want: u8) -> Result<(), Failure> {
+    pub(super) fn may(&self, request: &Request<'_>, id: InodeId, want: u8) -> Result<(), Failure> {
         let caller = Caller::from(&request.header);
         let acl = self.access_acl(id)?;
         let allowed = perm::allows(caller, &self.fs.getattr(id)?, acl.as_ref(), want);
@@ -129,8 +136,13 @@ impl Server {
         Ok(Vec::new())
     }
 
-    fn snapshot(&self, dir: InodeId, request: &Request<'_>, arg: &[u8]) -> Result<Vec<u8>, Failure> {
-        let source = self.nodes.id(word(arg, 0)?).ok_or(Errno::STALE)?;
+    fn snapshot(
+        &self,
+        source: InodeId,
+        dir: InodeId,
+        request: &Request<'_>,
+        arg: &[u8],
+    ) -> Result<Vec<u8>, Failure> {
         let (flags, name) = (word(arg, 16)?, name_at(arg, NAME_V2)?);
         if flags & !RDONLY != 0 {
             return Err(Errno::OPNOTSUPP.into());
@@ -242,7 +254,7 @@ fn top(id: InodeId) -> Result<(), Errno> {
     if id.ino == TOP { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-fn word(arg: &[u8], at: usize) -> Result<u64, Errno> {
+pub(super) fn word(arg: &[u8], at: usize) -> Result<u64, Errno> {
     let bytes = arg.get(at..).and_then(|a| a.first_chunk::<8>()).ok_or(Errno::INVAL)?;
     Ok(u64::from_ne_bytes(*bytes))
 }

@@ -1,0 +1,98 @@
+//! Where a file's bytes lie, and with whom they are shared.
+//!
+//! An extent is shared when something that is not this file refers to it: another file by a reference of its own, or a
+//! snapshot by a leaf (or a block above it) that both subvolumes have. The first is in the references of the extent; the
+//! second only in those of the blocks on the way from the root to the leaf, and is looked for only in blocks that are
+//! old enough. Both are counted as everywhere: published extent tree plus the notes of the sealed and the running
+//! transaction.
+
+use super::extents::{Content, Extent, ExtentCursor};
+use super::nocow;
+use crate::api::{ExtentPlace, MappedExtent, may_wait};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::tree::Version;
+use larder_format::items::{Compression, ExtentKind};
+use larder_format::{Logical, ObjectId};
+use std::sync::Arc;
+
+/// Calls `each` for the extents of a file that end behind `from`, holes left out, until it says false. What is delayed is
+/// written back first, where that can be.
+///
+/// # Errors
+/// `IsDirectory`, `Invalid` for other types; reading, corruption, `WouldBlock`.
+pub(crate) fn map(
+    core: &Core,
+    inode: &Arc<Inode>,
+    from: u64,
+    each: &mut dyn FnMut(&MappedExtent) -> bool,
+) -> Result<()> {
+    super::expect_regular(inode)?;
+    may_wait()?;
+    let _op = super::lock_shared(inode)?;
+    if core.check_writable().is_ok() {
+        match super::fsync_data(core, inode) {
+            Ok(()) | Err(Error::DataLost) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    let version = inode.subvol.version(core);
+    let mut paths =
+        Paths { core, version: &version, last: None, older: inode.subvol.tree.last_snapshot().0 > 0 };
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), from)?;
+    while let Some(extent) = cursor.next()? {
+        let (start, len) = (extent.start, extent.end - extent.start);
+        let place = match extent.content {
+            Content::Inline { .. } => ExtentPlace::Leaf,
+            Content::Stored(r) if r.is_hole() => continue,
+            Content::Stored(r) => {
+                let shared =
+                    !nocow::has_no_others(core, inode, extent.start, &r)?.0 || paths.is_shared(&extent)?;
+                ExtentPlace::Device {
+                    at: r.disk_bytenr,
+                    len: r.disk_num_bytes,
+                    offset: r.offset,
+                    written: r.kind == ExtentKind::Regular,
+                    compressed: r.compression != Compression::None,
+                    shared,
+                }
+            }
+        };
+        if !each(&MappedExtent { start, len, place }) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Which leaves of a subvolume others have, too.
+struct Paths<'a> {
+    core: &'a Core,
+    version: &'a Version,
+    /// The last leaf that was looked at.
+    last: Option<(Logical, bool)>,
+    /// Was there ever a snapshot?
+    older: bool,
+}
+
+impl Paths<'_> {
+    fn is_shared(&mut self, extent: &Extent) -> Result<bool> {
+        if !self.older {
+            return Ok(false);
+        }
+        let leaf = extent.leaf();
+        if let Some((_, shared)) = self.last.filter(|(at, _)| *at == leaf) {
+            return Ok(shared);
+        }
+        let mut shared = false;
+        for block in self.version.blocks_above(&extent.key())? {
+            if self.core.is_shared_block(block.at, block.level)? {
+                shared = true;
+                break;
+            }
+        }
+        self.last = Some((leaf, shared));
+        Ok(shared)
+    }
+}

@@ -1,0 +1,63 @@
+//! IOCTL about shared extents ([`crate::sharing`]).
+//!
+//! A request names a second file by a descriptor of its caller, which the porter looks up: having it open proves that
+//! the caller got there; what it may do with the file is checked here, since an ioctl needs no particular way of opening.
+
+use super::{Server, attr::killed};
+use crate::errno::Errno;
+use crate::handler::{Failure, Request};
+use crate::perm::{self, Caller};
+use crate::sharing::{IOC_CLONE, IOC_DEDUPE};
+use larder_fs::{Deduped, InodeId, SetAttr};
+
+impl Server {
+    /// The answer to an ioctl about shared extents; `None` for any other.
+    pub(super) fn sharing_ioctl(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        command: u32,
+        arg: &[u8],
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let word = |n: usize| super::subvolume::word(arg, 8 * n);
+        match command {
+            IOC_CLONE => {
+                let from = self.open_of_caller(request, word(0)?)?;
+                self.may(request, from, perm::READ)?;
+                self.may(request, id, perm::WRITE)?;
+                if let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) {
+                    self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
+                }
+                let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);
+                // Whatever came of it: a part may be done.
+                self.notify.content_changed(self.nodes.node(id));
+                done?;
+                Ok(Some(Vec::new()))
+            }
+            IOC_DEDUPE => {
+                let to = self.open_of_caller(request, word(0)?)?;
+                self.may(request, id, perm::READ)?;
+                if self.may(request, to, perm::WRITE).is_err() {
+                    perm::owns(Caller::from(&request.header), &self.fs.getattr(to)?)?;
+                }
+                let (differs, bytes, shared) =
+                    match self.fs.dedupe_range(id, word(1)?, to, word(3)?, word(2)?)? {
+                        Deduped::Same { bytes, shared } => (0, bytes, shared),
+                        Deduped::Differs => (1, 0, 0),
+                    };
+                let out = [word(0)?, word(1)?, word(2)?, word(3)?, differs, bytes, shared];
+                Ok(Some(out.iter().flat_map(|w: &u64| w.to_ne_bytes()).collect()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What a client of the mount has open as this descriptor.
+    pub(super) fn open_of_caller(&self, request: &Request<'_>, fd: u64) -> Result<InodeId, Failure> {
+        let fd = i32::try_from(fd).map_err(|_| Errno(libc::EBADF))?;
+        let porter = self.porter.as_ref().ok_or(Errno::OPNOTSUPP)?;
+        let found = porter.resolve_fd(request.header.pid, fd);
+        let number = found.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        Ok(self.nodes.id(number).ok_or(Errno::STALE)?)
+    }
+}
