@@ -312,8 +312,8 @@ fn run(fs: &Filesystem, mount: &KernelMount, rng: &mut SmallRng, steps: u32) -> 
             _ => {}
         }
         if step % 8 == 7 {
-            for i in 0..FILES {
-                let (ours, theirs) = (read_here(fs, ids[i]), fs::read(mount.join(name(i))).unwrap());
+            for (i, id) in ids.iter().enumerate() {
+                let (ours, theirs) = (read_here(fs, *id), fs::read(mount.join(name(i))).unwrap());
                 let differ = ours.iter().zip(&theirs).position(|(a, b)| a != b);
                 assert_eq!((ours.len(), differ), (theirs.len(), None), "f{i}, step {step}:\n{}", history());
             }
