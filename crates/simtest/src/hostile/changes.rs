@@ -133,6 +133,10 @@ impl Victim {
                 let made = self.ask("lookup", || fs.lookup(fs.root(), b"made"));
                 if let Some(made) = made {
                     self.ask("copy", || fs.copy_range(id, 0, made.id, 4096, size.min(200_000)));
+                    self.ask("dedupe", || fs.dedupe_range(id, 0, made.id, 4096, size.min(200_000)));
+                    let len = (size / 2).min(1 << 20) & !4095;
+                    self.ask("clone", || fs.clone_range(id, 0, made.id, 1 << 20, len));
+                    self.ask("clone within", || fs.clone_range(id, 0, id, 2 << 20, len));
                     self.ask("exchange", || {
                         fs.rename(found.dir, &found.name, fs.root(), b"made", RenameMode::Exchange)
                     });

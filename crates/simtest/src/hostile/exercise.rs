@@ -241,7 +241,17 @@ impl Victim {
         }
         match found.attr.kind {
             FileKind::Symlink => drop(self.ask("readlink", || fs.readlink(id))),
-            FileKind::Regular => self.read(fs, id, found.attr.size),
+            FileKind::Regular => {
+                self.read(fs, id, found.attr.size);
+                let (mut end, mut seen) = (0, 0);
+                self.ask("map of extents", || {
+                    fs.map_extents(id, 0, &mut |e| {
+                        assert!(e.start >= end, "hostile: the map goes from {end} to {}", e.start);
+                        (end, seen) = (e.start + e.len, seen + 1);
+                        seen < ENTRIES
+                    })
+                });
+            }
             FileKind::Directory => {
                 self.ask("lookup of the parent", || fs.lookup(id, b".."));
                 self.ask("path of a directory", || fs.path_in_subvolume(id));

@@ -16,6 +16,7 @@ use larder_fuse::proto::{
     Dirent, EntryOut, FallocateIn, InHeader, IoctlIn, Opcode, ROOT_NODE, SetxattrIn, align_record,
 };
 use larder_fuse::server::Server;
+use larder_fuse::sharing::{IOC_CLONE, IOC_DEDUPE};
 use larder_fuse::subvolumes::{IOC_SNAPSHOT, IOC_SUBVOLS};
 use larder_fuse::transport::Direct;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ const fn ioc(direction: u32, kind: u8, number: u32, size: u32) -> u32 {
 }
 
 /// Commands that are known, and where in their argument a name stands.
-const COMMANDS: [(u32, usize); 27] = [
+const COMMANDS: [(u32, usize); 29] = [
     (ioc(1, 0x94, 14, 4096), 8),
     (ioc(1, 0x94, 24, 4096), 56),
     (ioc(1, 0x94, 15, 4096), 8),
@@ -79,6 +80,8 @@ const COMMANDS: [(u32, usize); 27] = [
     (ioc(1, 0x94, 50, 256), 0),
     (ioc(2, 0x94, 31, 1024), 0),
     (ioc(2, 0x94, 24, 8), 0),
+    (IOC_CLONE, 0),
+    (IOC_DEDUPE, 0),
 ];
 
 /// What came of it: replies with data, errors, messages without a reply.
