@@ -1,7 +1,7 @@
 //! How the memory that the engine may use is divided.
 //!
-//! One number is given, the cache size. A quarter of it is for delayed data, three eighths for clean nodes, and three
-//! sixteenths each for what the running and the sealed transaction have changed: dirty nodes, and the notes for the
+//! One number is given, the cache size. Seven sixteenths of it are for delayed data, a quarter for clean nodes, and five
+//! thirty-seconds each for what the running and the sealed transaction have changed: dirty nodes, and the notes for the
 //! commit. Each part is bounded by itself, so that none can starve another:
 //!
 //! - *delayed data*: who wants to write more waits, and writes back what is oldest meanwhile;
@@ -37,7 +37,7 @@ pub(crate) struct Budget {
 impl Budget {
     pub(crate) fn of(cache_size: u64) -> Self {
         let all = cache_size.max(LEAST);
-        Self { data: all / 4, nodes: all / 8 * 3, commit: all / 8, transaction: all / 16 * 3 }
+        Self { data: all / 16 * 7, nodes: all / 4, commit: all / 48 * 5, transaction: all / 32 * 5 }
     }
 }
 

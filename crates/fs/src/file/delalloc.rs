@@ -66,6 +66,8 @@ struct Inner {
     lost: SmallVec<[(u64, u64); 1]>,
     /// Its tick in the queue.
     queued: Option<u64>,
+    /// Where the last batch of write-back stopped.
+    stopped: u64,
 }
 
 /// Data of one file that is not in extents yet.
@@ -166,7 +168,7 @@ impl Inner {
     }
     /// The first dirty byte at or behind `at`.
     fn first_dirty(&self, at: u64) -> Option<u64> {
-        self.dirty.stretch(at).map(|(start, _)| start.max(at))
+        self.dirty.first_from(at)
     }
     /// The first byte in flight at or behind `at`.
     fn first_flying(&self, at: u64) -> Option<u64> {
@@ -258,7 +260,9 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
         return None;
     }
     let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
+    let segments = inner.dirty.segments();
     inner.dirty.cut(size, u64::MAX);
+    core.data.change_segments(segments, inner.dirty.segments());
     let gone = before - inner.dirty.bytes();
     inner.on_disk = inner.on_disk.min(size);
     inner.taken_to = inner.taken_to.min(size);
@@ -356,7 +360,9 @@ pub(super) fn take_in(
         inner.forget_holes();
         let age = core.data.tick();
         let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
+        let segments = inner.dirty.segments();
         inner.dirty.write(start, data, age);
+        core.data.change_segments(segments, inner.dirty.segments());
         // Never less than before: a write only adds.
         let more = inner.dirty.bytes() - before;
         file.delayed.fetch_add(more, Ordering::AcqRel);
@@ -404,7 +410,11 @@ pub(crate) struct Limits {
     pub(crate) flights: usize,
 }
 
-/// Takes dirty runs out of a file, lowest first. `requeue`: the caller has taken the file out of the queue.
+/// Takes dirty runs out of a file. `requeue`: the caller has taken the file out of the queue.
+///
+/// It goes on where it stopped the last time, and from the end of the file to its beginning. What is written at random
+/// places meanwhile so has time to grow together until its turn comes, and what one batch takes lies close together in the
+/// tree; from the beginning each time, only what came since would be found there.
 ///
 /// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older one.
 pub(super) fn depart(
@@ -419,10 +429,18 @@ pub(super) fn depart(
     let size = state.size;
     let mut inner = file.inner.lock();
     let inner = &mut *inner;
-    let (mut from, mut bytes, mut flights) = (0, 0, 0);
-    while bytes < limits.bytes && flights < limits.flights {
+    let segments = inner.dirty.segments();
+    let stop = inner.dirty.boundary(inner.stopped);
+    let (mut from, mut around, mut bytes, mut flights) = (stop, stop == 0, 0, 0);
+    while bytes < limits.bytes && flights < limits.flights && !(around && stop > 0 && from >= stop) {
         let busy = |a, b| flies(&inner.flights, a, b);
-        let Some(taken) = inner.dirty.take(&mut from, limits.bytes - bytes, busy) else { break };
+        let Some(taken) = inner.dirty.take(&mut from, limits.bytes - bytes, busy) else {
+            if std::mem::replace(&mut around, true) {
+                break;
+            }
+            from = 0;
+            continue;
+        };
         bytes += taken.bytes;
         flights += 1;
         let inline = taken.start == 0
@@ -436,6 +454,8 @@ pub(super) fn depart(
         let flight = inner.set_off(Flight { taken, size, inline });
         out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
     }
+    core.data.change_segments(segments, inner.dirty.segments());
+    inner.stopped = if inner.dirty.is_empty() { 0 } else { from };
     if inner.dirty.is_empty() {
         inner.space = None;
     }
@@ -449,32 +469,45 @@ pub(super) fn depart(
     bytes
 }
 
-/// A flight has ended: in extents, or lost. The caller holds a transaction handle if it is in extents.
-pub(super) fn land(core: &Core, inode: &Inode, flight: &Arc<Flight>, arrived: bool) {
+/// Flights of one file have ended: in extents, or lost. The caller holds a transaction handle if they are in extents.
+pub(super) fn land<'a>(
+    core: &Core,
+    inode: &Inode,
+    flights: impl IntoIterator<Item = &'a Arc<Flight>>,
+    arrived: bool,
+) {
     let file = &inode.data;
-    let bytes = flight.taken.bytes;
+    let (mut count, mut bytes, mut memory) = (0, 0, 0);
     {
         let state = inode.state.lock();
         let mut inner = file.inner.lock();
-        let mine = inner.flights.remove(&flight.taken.start);
-        assert!(mine.is_some_and(|f| Arc::ptr_eq(&f, flight)), "a flight lands that never set off");
+        for flight in flights {
+            let mine = inner.flights.remove(&flight.taken.start);
+            assert!(mine.is_some_and(|f| Arc::ptr_eq(&f, flight)), "a flight lands that never set off");
+            count += 1;
+            bytes += flight.taken.bytes;
+            memory += flight.taken.memory;
+            if arrived && inner.lost.is_empty() {
+                continue;
+            }
+            for (at, data) in &flight.taken.parts {
+                let end = at + data.len() as u64;
+                inner.forget_lost(*at, end);
+                if !arrived && *at < state.size {
+                    inner.lost.push((*at, end));
+                }
+            }
+        }
         if arrived {
             inner.arrived(state.size);
-        }
-        for (at, data) in &flight.taken.parts {
-            let end = at + data.len() as u64;
-            inner.forget_lost(*at, end);
-            if !arrived && *at < state.size {
-                inner.lost.push((*at, end));
-            }
         }
         file.delayed.fetch_sub(bytes, Ordering::AcqRel);
         file.landed.notify_all();
     }
     core.data.delayed.fetch_sub(bytes, Ordering::AcqRel);
-    core.data.change_memory(flight.taken.memory, 0);
+    core.data.change_memory(memory, 0);
     if !arrived {
-        core.data.failures.fetch_add(1, Ordering::AcqRel);
+        core.data.failures.fetch_add(count, Ordering::AcqRel);
     }
 }
 
@@ -504,10 +537,17 @@ pub(crate) struct DataState {
     dirty: AtomicU64,
     /// Memory that they take.
     memory: AtomicU64,
+    /// Segments that are dirty.
+    segments: AtomicU64,
     clock: AtomicU64,
     failures: AtomicU64,
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
+
+/// Pieces of less than this on average are short.
+const SHORT: u64 = 64 << 10;
+/// Files with more dirty data than this are large.
+const LARGE: u64 = 4 << 20;
 
 /// Most memory that delayed data may take.
 fn budget(core: &Core) -> u64 {
@@ -559,6 +599,10 @@ impl DataState {
         // Wraps around where it becomes less.
         self.memory.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
     }
+    /// One file's dirty bytes were so many segments, and are so many now.
+    fn change_segments(&self, before: u64, now: u64) {
+        self.segments.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
+    }
     fn enqueue(&self, age: u64, inode: Arc<Inode>) {
         let mut shared = self.shared.lock();
         shared.progress += 1;
@@ -597,12 +641,26 @@ impl DataState {
         }
         Some((age, inode))
     }
-    fn background_limit(core: &Core) -> u64 {
-        budget(core) / 4
+    /// Is there so much dirty data that writing it back should begin, although nobody waits?
+    ///
+    /// Small pieces of few files come one beside the other if they are given time: twice as much. A piece by itself costs
+    /// as much as a large one.
+    fn is_much(&self, core: &Core, shared: &Shared) -> bool {
+        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
+        if dirty < all / 4 {
+            return false;
+        }
+        let per = |n: u64| dirty / n.max(1);
+        let segments = self.segments.load(Ordering::Acquire);
+        let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
+        !scattered || dirty >= all / 2
     }
     fn wake_workers(&self, core: &Core) {
-        if self.dirty.load(Ordering::Acquire) >= Self::background_limit(core) {
-            let _shared = self.shared.lock();
+        if self.dirty.load(Ordering::Acquire) < budget(core) / 4 {
+            return;
+        }
+        let shared = self.shared.lock();
+        if self.is_much(core, &shared) {
             self.changed.notify_all();
         }
     }
@@ -691,9 +749,8 @@ impl DataState {
             // After a batch that found nothing it could take, only progress elsewhere can change that.
             if *seen != shared.progress {
                 let oldest = shared.queue.first_key_value().map(|(age, _)| *age);
-                let too_much = self.dirty.load(Ordering::Acquire) >= Self::background_limit(core);
                 match oldest {
-                    Some(_) if too_much || shared.waiting > 0 => {
+                    Some(_) if self.is_much(core, &shared) || shared.waiting > 0 => {
                         *seen = shared.progress;
                         return Some(u64::MAX);
                     }
@@ -837,7 +894,10 @@ mod tests {
                 Op::Depart => {
                     let inner = &mut self.inner;
                     let busy = |a, b| flies(&inner.flights, a, b);
-                    if let Some(taken) = inner.dirty.take(&mut 0, 8192, busy) {
+                    let mut from = inner.dirty.boundary(inner.stopped);
+                    let taken = inner.dirty.take(&mut from, 8192, busy);
+                    inner.stopped = if taken.is_some() { from } else { 0 };
+                    if let Some(taken) = taken {
                         inner.set_off(Flight { taken, size, inline: false });
                     }
                 }

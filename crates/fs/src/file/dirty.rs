@@ -236,6 +236,18 @@ impl Dirty {
         }
     }
 
+    /// Number of segments.
+    pub(super) fn segments(&self) -> u64 {
+        self.segs.len() as u64
+    }
+    /// The first byte held at or behind `from`.
+    pub(super) fn first_from(&self, from: u64) -> Option<u64> {
+        match self.at_or_before(from) {
+            Some((_, e)) if e > from => Some(from),
+            _ => self.segs.range(from..).next().map(|(s, _)| *s),
+        }
+    }
+
     /// First and last byte (exclusive) of the first stretch of touching segments that ends behind `from`.
     pub(super) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
         let first = self.at_or_before(from).filter(|(_, e)| *e > from).map_or(from, |(s, _)| s);
@@ -266,6 +278,15 @@ impl Dirty {
             }
         }
         run
+    }
+
+    /// The last sector boundary at or before `at`, itself one, that no segment crosses.
+    pub(super) fn boundary(&self, at: u64) -> u64 {
+        let mut at = at;
+        while let Some((s, _)) = self.at_or_before(at).filter(|(s, e)| *s < at && *e > at) {
+            at = floor(s);
+        }
+        at
     }
 
     /// Takes out the first run of segments from `*from` on whose sectors are none of `busy`, and moves `*from` behind it.
@@ -383,7 +404,7 @@ mod tests {
                         model[a as usize..b as usize].fill(None);
                     }
                     Op::Take => {
-                        let mut from = 0;
+                        let mut from = dirty.boundary(tick as u64 % 4 * 3 * SECTOR);
                         if let Some(t) = dirty.take(&mut from, 64 << 10, |a, _| a % 8192 == 0) {
                             prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0 && t.end == from);
                             prop_assert!(!t.start.is_multiple_of(8192));
@@ -417,6 +438,13 @@ mod tests {
                 }
                 let first = model.iter().position(Option::is_some);
                 prop_assert_eq!(dirty.stretch(0).map(|s| s.0), first.map(|f| f as u64));
+                let from = tick * 7919 % LEN;
+                let next = model[from..].iter().position(Option::is_some).map(|f| (from + f) as u64);
+                prop_assert_eq!(dirty.first_from(from as u64), next);
+                let boundary = dirty.boundary(5 * SECTOR);
+                prop_assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
+                let crosses = |(s, seg): (&u64, &Segment)| *s < boundary && s + seg.buf.len() as u64 > boundary;
+                prop_assert!(!dirty.segs.iter().any(crosses));
                 for (s, seg) in &dirty.segs {
                     prop_assert!(!seg.buf.is_empty() && s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
                 }

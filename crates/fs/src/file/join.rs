@@ -19,7 +19,7 @@ use larder_format::{FileOffset, Generation, Logical, MAX_DATA_EXTENT, ObjectId};
 use std::sync::Arc;
 
 /// Shorter pieces are not looked at: they come from small or from scattered writes, and looking is not for nothing.
-const WORTH_IT: u64 = 256 << 10;
+pub(super) const WORTH_IT: u64 = 256 << 10;
 
 /// A whole extent of the running transaction and where its file has it.
 #[derive(Clone, Copy, Debug)]

@@ -212,7 +212,7 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         if at == end && left.is_empty() {
             let h = handles.get_same();
             // Within the handle: the seal that has the extent must see the size that it allows.
-            land(h.core, inode, flight, true);
+            land(h.core, inode, [flight], true);
             h.mark_dirty(inode);
         }
         drop(extents);
@@ -269,7 +269,7 @@ fn write_run(
                 Ok(reached) => reached,
                 Err(e) => {
                     // It stays preallocated, and must not have checksums.
-                    h.forget_csums(run.start);
+                    h.forget_csums(run);
                     return Err(e);
                 }
             };

@@ -12,6 +12,7 @@ use super::extents::{Content, Extent, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil}
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::inode::Inode;
+use crate::space::Run;
 use crate::transaction::Handle;
 use larder_format::features::Incompat;
 use larder_format::items::keys::extent_data_key;
@@ -271,6 +272,104 @@ fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
         Delta::Add => h.add_data_ref(c.at, c.len, subvol, ino, c.offset),
         Delta::Drop => h.drop_data_ref(c.at, c.len, subvol, ino, c.offset),
     }
+}
+
+/// An extent for a range of a file that has none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fresh {
+    /// Where the range begins.
+    pub(super) start: u64,
+    /// Where the extent lies; all of it is for the range.
+    pub(super) run: Run,
+}
+
+/// Extents that one edit enters at most.
+pub(super) const MAX_FRESH: usize = 64;
+/// Insertions that an edit of many is prepared for: small items that lie side by side split few leaves.
+const PREPARED: usize = 4;
+/// Extents between two ranges that are skipped one by one.
+const SKIPPED: usize = 8;
+
+/// Enters extents in ascending order, all in one edit, where the file has nothing and holes need no items: what many small
+/// writes at random places come to. Returns how many of the first ones were entered; for the next the caller takes
+/// [`replace`], which also says what went wrong. The caller holds the inode's extent lock; `noted` runs once, for the
+/// extents that are about to be entered, before anybody can see them.
+pub(super) fn fill_holes(
+    h: &mut Handle<'_>,
+    inode: &Arc<Inode>,
+    fresh: &[Fresh],
+    noted: impl FnOnce(&mut Handle<'_>, usize),
+) -> usize {
+    if !has_no_holes(h.core) {
+        return 0;
+    }
+    let Ok(count) = count_in_holes(h.core, inode, fresh) else { return 0 };
+    let (subvol, ino) = (inode.id.subvol, inode.id.ino);
+    let refs = fresh[..count].iter().map(|f| (f.run.start, f.run.len, f.start));
+    let count = h.create_data_extents(subvol, ino, refs);
+    let fresh = &fresh[..count];
+    if fresh.is_empty() {
+        return 0;
+    }
+    noted(h, count);
+    let generation = h.generation();
+    let keys: SmallVec<[Key; MAX_FRESH]> =
+        fresh.iter().map(|f| extent_data_key(ObjectId(ino), FileOffset(f.start))).collect();
+    let entered = h.edit_growing(&inode.subvol, &keys, count.min(PREPARED), |e| {
+        let mut entered = 0;
+        for (key, f) in keys.iter().zip(fresh) {
+            if !e.has_room() {
+                break;
+            }
+            let record = ExtentRecord {
+                generation,
+                ram_bytes: f.run.len,
+                compression: Compression::None,
+                kind: ExtentKind::Regular,
+                disk_bytenr: f.run.start,
+                disk_num_bytes: f.run.len,
+                offset: 0,
+                num_bytes: f.run.len,
+            };
+            e.insert(key, &record.encode())?;
+            entered += 1;
+        }
+        Ok(entered)
+    });
+    // An edit that fails has changed nothing, or it has ended writing.
+    let entered = entered.unwrap_or(0);
+    h.forget_data_extents(fresh[entered..].iter().map(|f| f.run.start));
+    if entered > 0 {
+        let bytes: u64 = fresh[..entered].iter().map(|f| f.run.len).sum();
+        let mut state = inode.state.lock();
+        state.item.nbytes = state.item.nbytes.get().saturating_add(bytes).into();
+        state.item.transid = generation.0.into();
+        state.last_change = generation;
+    }
+    entered
+}
+
+/// How many of the first ranges lie in holes.
+fn count_in_holes(core: &Core, inode: &Inode, fresh: &[Fresh]) -> Result<usize> {
+    let Some(first) = fresh.first() else { return Ok(0) };
+    let version = inode.subvol.version(core);
+    let ino = ObjectId(inode.id.ino);
+    let mut cursor = ExtentCursor::new(&version, ino, first.start)?;
+    let mut next = cursor.next()?;
+    for (count, f) in fresh.iter().enumerate() {
+        let mut skipped = 0;
+        while next.as_ref().is_some_and(|e| e.end <= f.start) {
+            skipped += 1;
+            if skipped > SKIPPED {
+                cursor = ExtentCursor::new(&version, ino, f.start)?;
+            }
+            next = cursor.next()?;
+        }
+        if next.as_ref().is_some_and(|e| e.start < f.start + f.run.len) {
+            return Ok(count);
+        }
+    }
+    Ok(fresh.len())
 }
 
 /// Does this image leave holes without items?

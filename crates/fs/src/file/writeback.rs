@@ -13,9 +13,9 @@ use super::compress::{self, Packed, Part};
 use super::delalloc::{self, Departure, Job, Limits, depart, land};
 use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
 use super::extents::{ExtentCursor, SECTOR, floor};
-use super::join::join;
+use super::join::{self, join};
 use super::nocow;
-use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, replace};
+use super::replace::{Fresh, MAX_FRESH, MAX_ITEMS, New, RESERVE_ITEMS, fill_holes, replace};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -25,6 +25,7 @@ use crate::transaction::Handle;
 use larder_format::items::{Compression, ExtentKind, InodeFlags};
 use larder_format::{CsumType, MAX_DATA_EXTENT, ObjectId};
 use rayon::prelude::*;
+use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,9 +35,9 @@ const BATCH: u64 = 32 << 20;
 /// A batch below this takes more files in.
 const SMALL_BATCH: u64 = 1 << 20;
 /// Runs in a batch at most.
-const MAX_FLIGHTS: usize = 128;
+const MAX_FLIGHTS: usize = 512;
 /// Edits under one handle: a seal waits for them.
-const EDITS_PER_HANDLE: u32 = 64;
+const EDITS_PER_HANDLE: usize = 64;
 /// Checksums of more than this are computed on several threads.
 const PARALLEL: usize = 512 << 10;
 
@@ -110,7 +111,7 @@ enum Source {
 #[derive(Debug, Default)]
 struct Image {
     made: Vec<u8>,
-    sources: Vec<Source>,
+    sources: SmallVec<[Source; 1]>,
 }
 
 impl Image {
@@ -210,7 +211,7 @@ pub(super) struct Item {
     landed: bool,
     /// What is to be stored, in order, until it has space.
     parts: Vec<Part>,
-    pieces: Vec<Piece>,
+    pieces: SmallVec<[Piece; 1]>,
     /// Pieces that the transaction owns already, counted from the first.
     created: usize,
     verified: bool,
@@ -237,7 +238,7 @@ impl Item {
             in_place: false,
             landed: false,
             parts: Vec::new(),
-            pieces: Vec::new(),
+            pieces: SmallVec::new(),
             created: 0,
             verified,
             inline: false,
@@ -274,6 +275,13 @@ impl Item {
     /// Do its sectors get checksums?
     pub(super) fn is_verified(&self) -> bool {
         self.verified
+    }
+    /// Its extent, if it is short, as it is, and all by itself.
+    fn fresh(&self) -> Option<Fresh> {
+        let [Piece { packed: None, run, .. }] = self.pieces.as_slice() else { return None };
+        let special = self.landed || self.inline || self.in_place || self.incompressible;
+        let short = run.len == self.len() && run.len < join::WORTH_IT;
+        (short && !special && self.failed.is_none()).then(|| Fresh { start: self.taken().start, run: *run })
     }
     fn fail(&mut self, e: Error) {
         self.failed.get_or_insert(e);
@@ -509,7 +517,7 @@ pub(super) struct Handles<'a> {
     core: &'a Core,
     reserved: Option<Reservation>,
     handle: Option<Handle<'a>>,
-    edits: u32,
+    edits: usize,
 }
 
 impl<'a> Handles<'a> {
@@ -529,10 +537,17 @@ impl<'a> Handles<'a> {
     /// # Errors
     /// No space for the change; writing has ended.
     pub(super) fn get(&mut self) -> Result<&mut Handle<'a>> {
-        self.edits += 1;
+        self.get_for(1)
+    }
+    /// A handle with room for a change, which is as much work as so many.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn get_for(&mut self, edits: usize) -> Result<&mut Handle<'a>> {
+        self.edits += edits;
         if self.edits > EDITS_PER_HANDLE || self.handle.as_ref().is_some_and(Handle::is_exhausted) {
             self.handle = None;
-            self.edits = 1;
+            self.edits = edits;
         }
         if self.handle.is_none() {
             let mut reserved =
@@ -552,7 +567,18 @@ impl<'a> Handles<'a> {
 /// Enters all flights into their trees, and lets them land.
 fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
     let mut handles = Handles::new(core, reserved);
-    for item in items.iter_mut().filter(|i| !i.landed) {
+    let mut done = 0;
+    while done < items.len() {
+        let together = insert_together(&mut handles, &items[done..]);
+        if together > 0 {
+            done += together;
+            continue;
+        }
+        let item = &mut items[done];
+        done += 1;
+        if item.landed {
+            continue;
+        }
         let outcome = match item.failed.take() {
             Some(e) => Err(e),
             None if item.inline => insert_inline(&mut handles, item),
@@ -565,11 +591,64 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
             if !unwanted {
                 tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
             }
-            land(core, &item.departure.inode, &item.departure.flight, unwanted);
+            land(core, &item.departure.inode, [&item.departure.flight], unwanted);
             for piece in &item.pieces[item.created..] {
                 core.space.give_back(piece.run, None);
             }
         }
+    }
+}
+
+/// Enters the first of these flights together where they are short pieces of one file that become an extent each, in
+/// holes, and lets them land; how many that were.
+fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
+    let Some(first) = items.first() else { return 0 };
+    let inode = first.departure.inode.clone();
+    let fresh: SmallVec<[Fresh; MAX_FRESH]> = items
+        .iter()
+        .take(MAX_FRESH)
+        .map_while(|i| i.fresh().filter(|_| Arc::ptr_eq(&i.departure.inode, &inode)))
+        .collect();
+    if fresh.len() < 2 {
+        return 0;
+    }
+    let Ok(h) = handles.get_for(fresh.len()) else { return 0 };
+    let extents = inode.data.lock_extents();
+    let mut noted = 0;
+    let count = fill_holes(h, &inode, &fresh, |h, count| {
+        noted = count;
+        note_csums(h, &items[..count]);
+    });
+    for item in &items[count..noted.max(count)] {
+        h.forget_csums(item.pieces[0].run);
+    }
+    if count > 0 {
+        // Within the handle, as below.
+        land(h.core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
+        h.mark_dirty(&inode);
+    }
+    drop(extents);
+    count
+}
+
+/// Notes the checksums of flights that are one piece each: together where they lie behind each other.
+fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
+    let mut together: Option<(Run, Vec<u8>)> = None;
+    for piece in items.iter().map(|i| &i.pieces[0]).filter(|p| !p.csums.is_empty()) {
+        match &mut together {
+            Some((run, csums)) if run.end() == piece.run.start => {
+                run.len += piece.run.len;
+                csums.extend_from_slice(&piece.csums);
+            }
+            _ => {
+                if let Some((run, csums)) = together.replace((piece.run, piece.csums.clone())) {
+                    h.add_csums(run.start, csums);
+                }
+            }
+        }
+    }
+    if let Some((run, csums)) = together {
+        h.add_csums(run.start, csums);
     }
 }
 
@@ -610,7 +689,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             item.created = item.created.max(i + usize::from(created));
             if first && !created {
                 // The space is given back: it must not have checksums.
-                h.forget_csums(run.start);
+                h.forget_csums(run);
             }
             create = false;
             at = reached?;
@@ -625,7 +704,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                     compress::mark_incompressible(inode);
                 }
                 // Within the handle: the seal that has the extent must see the size that it allows.
-                land(h.core, inode, flight, true);
+                land(h.core, inode, [flight], true);
                 h.mark_dirty(inode);
             }
             drop(extents);
@@ -651,7 +730,7 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     let mut created = false;
     let new = New::Inline { data, ram_bytes: flight.size, compression };
     replace(h, inode, (0, SECTOR), new, &mut created)?;
-    land(h.core, inode, flight, true);
+    land(h.core, inode, [flight], true);
     h.mark_dirty(inode);
     drop(extents);
     Ok(())

@@ -8,13 +8,13 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::root::Subvolume;
-use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
+use crate::space::{Run, SpaceKind};
 use crate::transaction::Txn;
 use crate::transaction::sharing::KnownRefs;
 use crate::tree::{BlockSource, Editor, Need, Node, Stop};
 use larder_format::items::ExtentRef;
-use larder_format::{Generation, Key, Logical, TreeId};
+use larder_format::{Generation, Key, Logical, SECTOR_SIZE, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -193,9 +193,59 @@ impl<'a> Handle<'a> {
         self.owed += 2 * sums.len() as u64;
         self.txn.csums.lock().insert(at, sums);
     }
-    /// Takes checksums back whose space is given back unused.
-    pub(crate) fn forget_csums(&mut self, at: Logical) {
-        self.txn.csums.lock().remove(&at);
+    /// Takes checksums back whose space is given back unused. They may have been noted together with others.
+    pub(crate) fn forget_csums(&mut self, run: Run) {
+        let size = self.core.csum.size();
+        let bytes = |len: u64| usize::try_from(len / u64::from(SECTOR_SIZE)).expect("in memory") * size;
+        let mut notes = self.txn.csums.lock();
+        let noted =
+            |at: Logical, sums: &Vec<u8>| Run::new(at, (sums.len() / size) as u64 * u64::from(SECTOR_SIZE));
+        while let Some((at, all)) = notes
+            .range(..run.end())
+            .next_back()
+            .map(|(at, sums)| (*at, noted(*at, sums)))
+            .filter(|(_, all)| all.overlaps(run))
+        {
+            let mut sums = notes.remove(&at).expect("looked up");
+            if all.end() > run.end() {
+                notes.insert(run.end(), sums.split_off(bytes(run.end().0 - at.0)));
+            }
+            if at < run.start {
+                sums.truncate(bytes(run.start.0 - at.0));
+                notes.insert(at, sums);
+            }
+        }
+    }
+    /// New data extents of a file, each with its first reference: address, length, and where the file has them. Returns
+    /// how many of them were recorded: all, up to the first that cannot be.
+    pub(crate) fn create_data_extents(
+        &mut self,
+        subvol: TreeId,
+        ino: u64,
+        extents: impl Iterator<Item = (Logical, u64, u64)>,
+    ) -> usize {
+        let generation = self.txn.generation;
+        let mut count = 0;
+        {
+            let mut refs = self.txn.refs.lock();
+            for (at, len, offset) in extents {
+                if refs.create_data(at, len, data_ref(subvol, ino, offset), generation).is_err() {
+                    break;
+                }
+                count += 1;
+            }
+        }
+        self.txn.touch();
+        self.owe(count);
+        index(count)
+    }
+    /// Forgets extents that were just recorded, and that nobody has seen yet.
+    pub(crate) fn forget_data_extents(&mut self, at: impl Iterator<Item = Logical>) {
+        let mut refs = self.txn.refs.lock();
+        at.for_each(|at| {
+            let known = refs.forget_created(at);
+            debug_assert!(known, "it was just recorded");
+        });
     }
     /// Is little of what it reserved left?
     pub(crate) fn is_exhausted(&self) -> bool {
@@ -241,6 +291,10 @@ impl<'a> Handle<'a> {
         self.notes += notes;
         self.owed += notes * NOTE_GROWTH;
     }
+}
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("counts what is in memory")
 }
 
 fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {

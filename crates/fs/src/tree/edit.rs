@@ -9,7 +9,7 @@ use crate::error::{Error, Place, Result};
 use crate::tree::image::{self, NodeFormat};
 use crate::tree::node::Node;
 use crate::tree::store::Pointer;
-use crate::tree::tree::BlockSource;
+use crate::tree::tree::{BlockSource, blocks_for_splits};
 use crate::tree::version::{Root, child_slot};
 use larder_format::node::{ITEM_SIZE, max_item_size, max_pointers};
 use larder_format::{Key, TreeId};
@@ -63,6 +63,12 @@ impl<'a> Editor<'a> {
             node = Arc::make_mut(node.child_mut(slot));
         }
         node
+    }
+
+    /// Are there enough addresses at hand to insert one more item, whatever that splits? An edit that was prepared for
+    /// fewer than it inserts asks before each.
+    pub(crate) fn has_room(&self) -> bool {
+        self.source.available() >= blocks_for_splits(1, self.root.ptr.level)
     }
 
     /// Data of an item.

@@ -380,8 +380,12 @@ impl Tree {
         if source.available() < usual {
             return Err(Stop::Need(Need::Blocks(usual)));
         }
+        // Neighbouring keys share their leaf: keys from the one to the other are on the path that was opened last.
+        let mut open: Option<(Key, Option<Key>)> = None;
         for key in keys {
-            self.open_path(state, source, key, held)?;
+            if !open.is_some_and(|(from, to)| from <= *key && to.is_none_or(|to| *key < to)) {
+                open = Some((*key, self.open_path(state, source, key, held)?));
+            }
         }
         if source.available() < splits {
             return Err(Stop::Need(Need::Blocks(splits)));
@@ -411,21 +415,24 @@ impl Tree {
         Ok(())
     }
 
+    /// Makes the path to a key writable. The first key behind it that another leaf may hold, if there is one.
     fn open_path(
         &self,
         state: &mut State,
         source: &mut dyn BlockSource,
         key: &Key,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
-    ) -> Result<(), Stop> {
+    ) -> Result<Option<Key>, Stop> {
         let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(Stop::Need(Need::Node(*ptr)));
         let generation = source.generation();
         self.open_root(state, source, held)?;
         let forced = state.is_forced(generation);
         let State { root, last_snapshot, since } = state;
         let mut node = Arc::make_mut(root.node.as_mut().expect("the root was just made dirty"));
+        let mut end = None;
         while node.level() > 0 {
             let slot = child_slot(node, key);
+            end = node.view().key(slot + 1).or(end);
             let ours = node
                 .child(slot)
                 .is_some_and(|c| c.generation() == generation && (!forced || since.contains(&c.address())));
@@ -445,7 +452,7 @@ impl Tree {
             }
             node = Arc::make_mut(node.child_mut(slot));
         }
-        Ok(())
+        Ok(end)
     }
 
     /// Copies a block to a new address.
