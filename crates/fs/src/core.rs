@@ -132,6 +132,10 @@ impl Core {
     pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
         Handle::join(self, items, false)
     }
+    /// Like `begin`, to change an inode's attributes and no items.
+    pub(crate) fn begin_for_item(&self, inode: &crate::inode::Inode) -> Result<Handle<'_>> {
+        Handle::join_for_item(self, inode)
+    }
     /// Like `begin`, for operations that free space: they may use the last reserve.
     pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
         Handle::join(self, items, true)

@@ -37,6 +37,7 @@ pub mod acl;
 pub mod control;
 pub mod errno;
 pub mod handler;
+mod memory;
 pub mod memserver;
 pub mod mount;
 pub mod nodes;
@@ -53,6 +54,7 @@ pub mod subvolumes;
 pub mod transport;
 mod workers;
 
+pub use memory::default_cache_size;
 pub use mount::{MountError, MountOptions, Mounted, Unmounter, mount};
 pub use porter::Porter;
 pub use server::{Served, serve};

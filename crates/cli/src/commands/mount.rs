@@ -53,7 +53,8 @@ pub(crate) struct Args {
     /// Stay in the foreground, print a line when the mount is ready; interrupting it unmounts
     #[arg(long)]
     foreground: bool,
-    /// Memory for metadata and for data that waits to be written
+    /// Memory for metadata and for data that waits to be written (default: an eighth of what this machine or the memory
+    /// cgroup has, at least 64M and at most 1G)
     #[arg(long, value_name = "SIZE", value_parser = mount_options::cache_size)]
     cache_size: Option<u64>,
     /// The other process of a mount in the background: reports on standard output
@@ -89,6 +90,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return attend(args, &wishes);
     }
     if args.daemon || args.foreground {
+        // The sandbox would not show how much memory there is.
+        wishes.cache_size.get_or_insert_with(larder_fuse::default_cache_size);
         return serve(args, &wishes);
     }
     let mut arguments = call("--daemon", &args.options);

@@ -8,7 +8,7 @@
 //! is of another kind, see [`super::replace`]. Waiting for bytes in flight is only allowed with neither a transaction
 //! handle nor any of these.
 
-use super::dirty::{Dirty, Gaps, Taken};
+use super::dirty::{Buffers, Dirty, Gaps, SECTOR_LEN, Taken, index};
 use crate::api::may_wait;
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -361,7 +361,7 @@ pub(super) fn take_in(
         let age = core.data.tick();
         let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
         let segments = inner.dirty.segments();
-        inner.dirty.write(start, data, age);
+        inner.dirty.write(start, data, age, &core.data.buffers);
         core.data.change_segments(segments, inner.dirty.segments());
         // Never less than before: a write only adds.
         let more = inner.dirty.bytes() - before;
@@ -375,7 +375,8 @@ pub(super) fn take_in(
             None => admitted.space,
         };
         let space = inner.space.insert(space);
-        back.0 = Some(space.split(space.bytes().saturating_sub(wanted)));
+        let surplus = space.bytes().saturating_sub(wanted);
+        back.0 = (surplus > 0).then(|| space.split(surplus));
         match &mut inner.items {
             Some(_) => back.1 = admitted.items,
             none => *none = admitted.items,
@@ -540,6 +541,7 @@ pub(crate) struct DataState {
     /// Segments that are dirty.
     segments: AtomicU64,
     clock: AtomicU64,
+    buffers: Buffers,
     failures: AtomicU64,
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
@@ -552,6 +554,14 @@ const LARGE: u64 = 4 << 20;
 /// Most memory that delayed data may take.
 fn budget(core: &Core) -> u64 {
     core.budget().data
+}
+
+/// Bytes that have landed are not needed any more: their buffers are used again. Some are kept:
+/// a sixteenth of what may be delayed.
+pub(super) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
+    let most = index(budget(core) / 16) / SECTOR_LEN;
+    let parts = flights.filter_map(Arc::into_inner).flat_map(|flight| flight.taken.parts);
+    core.data.buffers.give_back(parts.map(|(_, buffer)| buffer), most);
 }
 
 /// A write-back that is registered as being at work.
@@ -793,7 +803,6 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dirty::index;
     use super::*;
     use proptest::prelude::*;
 
@@ -841,7 +850,7 @@ mod tests {
             self.inner.on_disk = if clean { size } else { self.inner.on_disk.min(size) };
             self.inner.taken_to = if clean { size } else { self.inner.taken_to.min(size) };
             self.inner.forget_holes();
-            self.inner.dirty.write(at, &vec![1; index(len)], 0);
+            self.inner.dirty.write(at, &vec![1; index(len)], 0, &Buffers::default());
         }
         fn run(&mut self, op: &Op) {
             let size = self.size;

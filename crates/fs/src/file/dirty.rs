@@ -11,6 +11,7 @@
 
 use super::extents::{SECTOR, ceil, floor};
 use larder_format::MAX_DATA_EXTENT;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const WINDOW: u64 = 1 << 20;
 /// From this size on a new segment gets room for the rest of its last sector.
 const ROOMY: usize = 1024;
-/// Memory that a segment takes beside its buffer: entries of two maps, the allocator's head.
+/// Memory that a segment takes beside its buffer: its entry, with room for another, and the allocator's heads.
 const SEGMENT_MEMORY: u64 = 128;
 
 #[derive(Debug)]
@@ -89,12 +90,35 @@ fn footprint(start: u64, len: usize) -> u64 {
     ceil(start + len as u64) - floor(start)
 }
 
+/// The segments within one window, ascending by their first bytes.
+#[derive(Debug)]
+struct Window {
+    segs: Vec<(u64, Segment)>,
+    /// Tick of the oldest write in them.
+    oldest: u64,
+}
+
+impl Window {
+    /// Index of the first segment that begins at or behind `at`.
+    fn from(&self, at: u64) -> usize {
+        self.segs.partition_point(|(s, _)| *s < at)
+    }
+    /// Index of the first segment that begins behind `at`.
+    fn behind(&self, at: u64) -> usize {
+        self.segs.partition_point(|(s, _)| *s <= at)
+    }
+}
+
 /// The segments of one file.
+///
+/// Large files written at random places have very many: a table of windows is short, and so is what a window has.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
-    segs: BTreeMap<u64, Segment>,
-    /// Age and start of every segment.
+    /// By number; none is empty.
+    windows: BTreeMap<u64, Window>,
+    /// Oldest tick and number of every window.
     ages: BTreeSet<(u64, u64)>,
+    segments: u64,
     bytes: u64,
     memory: u64,
     footprint: u64,
@@ -113,116 +137,164 @@ impl Dirty {
     pub(super) fn footprint(&self) -> u64 {
         self.footprint
     }
+    /// Number of segments.
+    pub(super) fn segments(&self) -> u64 {
+        self.segments
+    }
     /// Nothing held?
     pub(super) fn is_empty(&self) -> bool {
-        self.segs.is_empty()
+        self.windows.is_empty()
     }
     /// Tick of the oldest write held.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.ages.first().map(|(age, _)| *age)
     }
-    fn insert(&mut self, start: u64, segment: Segment) {
+    /// The segments that begin at or behind `at`, ascending.
+    fn segs_from(&self, at: u64) -> impl Iterator<Item = (u64, &Segment)> {
+        let first = at / WINDOW;
+        self.windows.range(first..).flat_map(move |(number, window)| {
+            let skip = if *number == first { window.from(at) } else { 0 };
+            window.segs[skip..].iter().map(|(s, segment)| (*s, segment))
+        })
+    }
+    /// Where the segment lies that begins at or before `at` and may reach there: the last one of those in its window.
+    fn at_or_before(&self, at: u64) -> Option<(u64, u64)> {
+        let window = self.windows.get(&(at / WINDOW))?;
+        let (s, segment) = &window.segs[..window.behind(at)].last()?;
+        Some((*s, *s + segment.buf.len() as u64))
+    }
+    /// Counts a segment that comes in.
+    fn count(&mut self, start: u64, segment: &Segment) {
+        self.segments += 1;
         self.bytes += segment.buf.len() as u64;
         self.memory += segment.memory();
         self.footprint += footprint(start, segment.buf.len());
-        self.ages.insert((segment.age, start));
-        let old = self.segs.insert(start, segment);
-        debug_assert!(old.is_none(), "segments do not overlap");
     }
-    fn remove(&mut self, start: u64) -> Segment {
-        let segment = self.segs.remove(&start).expect("looked up");
-        self.ages.remove(&(segment.age, start));
-        self.bytes -= segment.buf.len() as u64;
-        self.memory -= segment.memory();
-        self.footprint -= footprint(start, segment.buf.len());
-        segment
+    fn insert(&mut self, start: u64, segment: Segment) {
+        self.count(start, &segment);
+        let number = start / WINDOW;
+        let age = segment.age;
+        let window = self.windows.entry(number).or_insert_with(|| {
+            self.ages.insert((age, number));
+            Window { segs: Vec::new(), oldest: age }
+        });
+        if age < window.oldest {
+            self.ages.remove(&(window.oldest, number));
+            self.ages.insert((age, number));
+            window.oldest = age;
+        }
+        let at = window.from(start);
+        window.segs.insert(at, (start, segment));
     }
-    /// The segment that reaches furthest of those that begin at or before `at`.
-    fn at_or_before(&self, at: u64) -> Option<(u64, u64)> {
-        self.segs.range(..=at).next_back().map(|(s, seg)| (*s, *s + seg.buf.len() as u64))
+    /// Takes out the segments that begin in `start..end`.
+    fn remove(&mut self, start: u64, end: u64) -> Vec<(u64, Segment)> {
+        let mut out = Vec::new();
+        let numbers: SmallVec<[u64; 2]> = match end.checked_sub(1) {
+            Some(last) if start < end => {
+                self.windows.range(start / WINDOW..=last / WINDOW).map(|(n, _)| *n).collect()
+            }
+            _ => SmallVec::new(),
+        };
+        for number in numbers {
+            let window = self.windows.get_mut(&number).expect("just seen");
+            let before = out.len();
+            let range = window.from(start)..window.from(end);
+            out.extend(window.segs.drain(range));
+            let was = window.oldest;
+            if window.segs.is_empty() {
+                self.windows.remove(&number);
+                self.ages.remove(&(was, number));
+            } else if out[before..].iter().any(|(_, segment)| segment.age == was) {
+                let oldest = window.segs.iter().map(|(_, segment)| segment.age).min();
+                window.oldest = oldest.expect("it is not empty");
+                self.ages.remove(&(was, number));
+                self.ages.insert((window.oldest, number));
+            }
+        }
+        for (s, segment) in &out {
+            self.segments -= 1;
+            self.bytes -= segment.buf.len() as u64;
+            self.memory -= segment.memory();
+            self.footprint -= footprint(*s, segment.buf.len());
+        }
+        out
     }
 
     /// Takes `data` for the bytes from `start` on; newer than anything held.
-    pub(super) fn write(&mut self, start: u64, data: &[u8], age: u64) {
+    pub(super) fn write(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
         let (mut at, mut data) = (start, data);
         while !data.is_empty() {
-            let n = self.put(at, data, age);
+            let n = self.put(at, data, age, buffers);
             at += n as u64;
             data = &data[n..];
         }
     }
     /// Takes a first part of `data`, as far as it goes into one segment; its length.
-    fn put(&mut self, start: u64, data: &[u8], age: u64) -> usize {
-        let window_end = (start / WINDOW + 1) * WINDOW;
+    fn put(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) -> usize {
+        let number = start / WINDOW;
+        let window_end = (number + 1) * WINDOW;
         let mut limit = window_end.min(start + data.len() as u64);
-        if let Some((s, e)) = self.at_or_before(start)
-            && e >= start
-        {
+        let window = self.windows.entry(number).or_insert_with(|| {
+            self.ages.insert((age, number));
+            Window { segs: Vec::new(), oldest: age }
+        });
+        let at = window.behind(start);
+        if let Some((s, segment)) = at.checked_sub(1).map(|before| &mut window.segs[before]) {
+            let e = *s + segment.buf.len() as u64;
             if e > start {
                 // Over what is there.
                 let n = index(e.min(limit) - start);
-                let segment = self.segs.get_mut(&s).expect("looked up");
-                segment.buf[index(start - s)..][..n].copy_from_slice(&data[..n]);
+                segment.buf[index(start - *s)..][..n].copy_from_slice(&data[..n]);
                 return n;
             }
-            if s / WINDOW == start / WINDOW {
-                limit = self.next_from(start, limit);
-                let n = self.append(s, start, &data[..index(limit - start)]);
-                if n > 0 {
-                    return n;
-                }
+        }
+        if let Some((next, _)) = window.segs.get(at) {
+            limit = limit.min(*next);
+        }
+        let n = index(limit - start);
+        if let Some((s, segment)) = at.checked_sub(1).map(|before| &mut window.segs[before])
+            && *s + segment.buf.len() as u64 == start
+        {
+            // What fits without moving much: into the room that there is, or up to the end of the last sector.
+            let (memory, len) = (segment.memory(), segment.buf.len());
+            let room = (segment.buf.capacity() - len).max(index(ceil(start) - start));
+            let n = n.min(room);
+            if n > 0 {
+                segment.buf.extend_from_slice(&data[..n]);
+                self.memory = self.memory - memory + segment.memory();
+                self.bytes += n as u64;
+                self.footprint += footprint(*s, len + n) - footprint(*s, len);
+                return n;
             }
         }
-        limit = self.next_from(start, limit);
-        let n = index(limit - start);
         let room = match n {
             ROOMY.. => index(ceil(limit).min(window_end) - start),
             _ => n,
         };
-        let mut buf = Vec::with_capacity(room);
+        let mut buf = buffers.get(room);
         buf.extend_from_slice(&data[..n]);
-        self.insert(start, Segment { age, buf });
-        n
-    }
-    /// Where the first segment behind `start` begins, or `limit` if that comes first.
-    fn next_from(&self, start: u64, limit: u64) -> u64 {
-        self.segs.range(start..limit).next().map_or(limit, |(s, _)| *s)
-    }
-    /// Adds to the segment at `s`, which ends at `end`, what fits without moving much: into the room that it has, or up
-    /// to the end of its last sector. How much that was.
-    fn append(&mut self, s: u64, end: u64, data: &[u8]) -> usize {
-        let segment = self.segs.get_mut(&s).expect("looked up");
-        let (before, len) = (segment.memory(), segment.buf.len());
-        let room = (segment.buf.capacity() - len).max(index(ceil(end) - end));
-        let n = data.len().min(room);
-        segment.buf.extend_from_slice(&data[..n]);
-        self.memory = self.memory - before + segment.memory();
+        let segment = Segment { age, buf };
+        self.segments += 1;
         self.bytes += n as u64;
-        self.footprint += footprint(s, len + n) - footprint(s, len);
+        self.memory += segment.memory();
+        self.footprint += footprint(start, n);
+        window.segs.insert(at, (start, segment));
         n
     }
 
     /// Forgets the bytes of `start..end`.
     pub(super) fn cut(&mut self, start: u64, end: u64) {
-        if let Some((s, e)) = self.at_or_before(start)
-            && s < start
-            && e > start
-        {
-            let mut segment = self.remove(s);
+        let reaches_in = self.at_or_before(start).filter(|(s, e)| *s < start && *e > start);
+        let from = reaches_in.map_or(start, |(s, _)| s);
+        for (s, mut segment) in self.remove(from, end) {
+            let e = s + segment.buf.len() as u64;
             if e > end {
                 let rest = segment.buf[index(end - s)..].to_vec();
                 self.insert(end, Segment { age: segment.age, buf: rest });
             }
-            segment.buf.truncate(index(start - s));
-            self.insert(s, segment);
-        }
-        while let Some((&s, segment)) = self.segs.range(start..end).next() {
-            let e = s + segment.buf.len() as u64;
-            let mut segment = self.remove(s);
-            if e > end {
-                segment.buf.drain(..index(end - s));
-                self.insert(end, segment);
-                break;
+            if s < start {
+                segment.buf.truncate(index(start - s));
+                self.insert(s, segment);
             }
         }
     }
@@ -231,20 +303,16 @@ impl Dirty {
     pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
         let Some((from, to)) = gaps.bounds() else { return };
         let first = self.at_or_before(from).map_or(from, |(s, _)| s);
-        for (at, segment) in self.segs.range(first..to) {
-            gaps.fill(buf, *at, &segment.buf);
+        for (at, segment) in self.segs_from(first).take_while(|(at, _)| *at < to) {
+            gaps.fill(buf, at, &segment.buf);
         }
     }
 
-    /// Number of segments.
-    pub(super) fn segments(&self) -> u64 {
-        self.segs.len() as u64
-    }
     /// The first byte held at or behind `from`.
     pub(super) fn first_from(&self, from: u64) -> Option<u64> {
         match self.at_or_before(from) {
             Some((_, e)) if e > from => Some(from),
-            _ => self.segs.range(from..).next().map(|(s, _)| *s),
+            _ => self.segs_from(from).next().map(|(s, _)| s),
         }
     }
 
@@ -252,11 +320,11 @@ impl Dirty {
     pub(super) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
         let first = self.at_or_before(from).filter(|(_, e)| *e > from).map_or(from, |(s, _)| s);
         let mut found: Option<(u64, u64)> = None;
-        for (s, segment) in self.segs.range(first..) {
+        for (s, segment) in self.segs_from(first) {
             let e = s + segment.buf.len() as u64;
             match &mut found {
-                None => found = Some((*s, e)),
-                Some((_, end)) if *end == *s => *end = e,
+                None => found = Some((s, e)),
+                Some((_, end)) if *end == s => *end = e,
                 Some(_) => break,
             }
         }
@@ -267,8 +335,8 @@ impl Dirty {
     /// `limit` bytes.
     fn run(&self, from: u64, limit: u64) -> Option<(u64, u64)> {
         let mut run: Option<(u64, u64)> = None;
-        for (s, segment) in self.segs.range(from..) {
-            let (a, b) = (floor(*s), ceil(s + segment.buf.len() as u64));
+        for (s, segment) in self.segs_from(from) {
+            let (a, b) = (floor(s), ceil(s + segment.buf.len() as u64));
             match &mut run {
                 None => run = Some((a, b)),
                 // A sector goes as one, whatever the limit.
@@ -302,23 +370,39 @@ impl Dirty {
             if busy(start, end) {
                 continue;
             }
-            let keys: SmallVec<[u64; 4]> = self.segs.range(start..end).map(|(s, _)| *s).collect();
-            let mut taken = Taken {
+            let segments = self.remove(start, end);
+            return Some(Taken {
                 start,
                 end,
-                age: u64::MAX,
-                parts: Vec::with_capacity(keys.len()),
-                bytes: 0,
-                memory: 0,
-            };
-            for key in keys {
-                let segment = self.remove(key);
-                taken.age = taken.age.min(segment.age);
-                taken.bytes += segment.buf.len() as u64;
-                taken.memory += segment.memory();
-                taken.parts.push((key, segment.buf));
+                age: segments.iter().map(|(_, segment)| segment.age).min().unwrap_or(u64::MAX),
+                bytes: segments.iter().map(|(_, segment)| segment.buf.len() as u64).sum(),
+                memory: segments.iter().map(|(_, segment)| segment.memory()).sum(),
+                parts: segments.into_iter().map(|(at, segment)| (at, segment.buf)).collect(),
+            });
+        }
+    }
+}
+
+/// Buffers of one sector that are free: single sectors come and go by the hundred thousand, from one thread to another,
+/// which is the hardest there is for an allocator.
+#[derive(Debug, Default)]
+pub(super) struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+impl Buffers {
+    /// An empty buffer for so many bytes.
+    fn get(&self, capacity: usize) -> Vec<u8> {
+        let kept = if capacity == SECTOR_LEN { self.0.lock().pop() } else { None };
+        kept.unwrap_or_else(|| Vec::with_capacity(capacity))
+    }
+    /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector.
+    pub(super) fn give_back(&self, buffers: impl Iterator<Item = Vec<u8>>, most: usize) {
+        let mut kept = self.0.lock();
+        for mut buffer in buffers.filter(|b| b.capacity() == SECTOR_LEN) {
+            if kept.len() >= most {
+                break;
             }
-            return Some(taken);
+            buffer.clear();
+            kept.push(buffer);
         }
     }
 }
@@ -387,14 +471,14 @@ mod tests {
         #[test]
         fn segments_match_bytes(ops in prop::collection::vec(op(), 1..30)) {
             const LEN: usize = (WINDOW + 400_000) as usize;
-            let mut dirty = Dirty::default();
+            let (mut dirty, buffers) = (Dirty::default(), Buffers::default());
             let mut model: Vec<Option<u8>> = vec![None; LEN];
             for (tick, op) in ops.into_iter().enumerate() {
                 let mark = tick as u8 + 1;
                 match op {
                     Op::Write(at, len) => {
                         let data: Vec<u8> = (0..len).map(|i| mark ^ (i as u8)).collect();
-                        dirty.write(at, &data, tick as u64);
+                        dirty.write(at, &data, tick as u64, &buffers);
                         for (i, b) in data.iter().enumerate() {
                             model[at as usize + i] = Some(*b);
                         }
@@ -408,6 +492,7 @@ mod tests {
                         if let Some(t) = dirty.take(&mut from, 64 << 10, |a, _| a % 8192 == 0) {
                             prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0 && t.end == from);
                             prop_assert!(!t.start.is_multiple_of(8192));
+                            prop_assert_eq!(t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
                             let mut buf = vec![0; (t.end - t.start) as usize];
                             let mut gaps = Gaps::new(t.start, buf.len());
                             t.overlay(&mut buf, &mut gaps);
@@ -416,16 +501,19 @@ mod tests {
                                 let left = gaps.left().iter().any(|(a, e)| (*a..*e).contains(&at));
                                 prop_assert_eq!(model[at as usize].take(), (!left).then_some(*b));
                             }
+                            // What was in them must not come back.
+                            buffers.give_back(t.parts.into_iter().map(|(_, buf)| buf), 3);
                         }
                     }
                 }
                 let held = model.iter().filter(|b| b.is_some()).count() as u64;
                 prop_assert_eq!(dirty.bytes(), held);
                 prop_assert!(dirty.footprint() >= dirty.bytes());
-                let memory: u64 = dirty.segs.values().map(Segment::memory).sum();
+                let memory: u64 = dirty.segs_from(0).map(|(_, s)| s.memory()).sum();
                 prop_assert_eq!(dirty.memory(), memory);
-                prop_assert_eq!(dirty.oldest(), dirty.segs.values().map(|s| s.age).min());
-                prop_assert_eq!(dirty.ages.len(), dirty.segs.len());
+                prop_assert_eq!(dirty.oldest(), dirty.segs_from(0).map(|(_, s)| s.age).min());
+                prop_assert_eq!(dirty.ages.len(), dirty.windows.len());
+                prop_assert_eq!(dirty.segments(), dirty.segs_from(0).count() as u64);
                 let mut buf = vec![0; LEN];
                 let mut gaps = Gaps::new(0, LEN);
                 dirty.overlay(&mut buf, &mut gaps);
@@ -443,9 +531,9 @@ mod tests {
                 prop_assert_eq!(dirty.first_from(from as u64), next);
                 let boundary = dirty.boundary(5 * SECTOR);
                 prop_assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
-                let crosses = |(s, seg): (&u64, &Segment)| *s < boundary && s + seg.buf.len() as u64 > boundary;
-                prop_assert!(!dirty.segs.iter().any(crosses));
-                for (s, seg) in &dirty.segs {
+                let crosses = |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
+                prop_assert!(!dirty.segs_from(0).any(crosses));
+                for (s, seg) in dirty.segs_from(0) {
                     prop_assert!(!seg.buf.is_empty() && s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
                 }
             }
@@ -458,9 +546,9 @@ mod tests {
     #[test]
     fn small_writes_take_little_more_than_their_bytes() {
         let per_byte = |step: u64, len: usize, count: u64| {
-            let mut dirty = Dirty::default();
+            let (mut dirty, buffers) = (Dirty::default(), Buffers::default());
             for i in 0..count {
-                dirty.write(i * step, &vec![1; len], i);
+                dirty.write(i * step, &vec![1; len], i, &buffers);
             }
             dirty.memory() as f64 / (count * len as u64) as f64
         };

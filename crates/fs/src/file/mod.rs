@@ -156,7 +156,7 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         None => None,
     };
     let admitted = admit(core, inode, at, data.len())?;
-    let mut h = core.begin(1)?;
+    let mut h = core.begin_for_item(inode)?;
     let now = to_timespec(core.now());
     // The size first: write-back must not believe that the file ends, or lies in its leaf, before what it takes.
     inode.change(&mut h, |state| {

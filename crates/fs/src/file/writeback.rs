@@ -312,6 +312,7 @@ fn write(core: &Core, departures: Vec<Departure>) {
     write_runs(core, &mut items, &runs);
     compute_csums(core.csum, &mut items);
     insert_all(core, &mut items, reserved);
+    delalloc::reuse(core, items.into_iter().map(|item| item.departure.flight));
 }
 
 /// Writes in place what may be: before space is sought for the rest. As on Linux the rest is not compressed.

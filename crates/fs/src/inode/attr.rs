@@ -174,7 +174,7 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
             }
             handle
         }
-        _ => core.begin(1)?,
+        _ => core.begin_for_item(inode)?,
     };
     let now = core.now();
     inode.change(&mut handle, |state| {

@@ -52,6 +52,23 @@ impl<'a> Handle<'a> {
         handle.deleting = deleting;
         Ok(handle)
     }
+    /// Joins to change an inode's attributes and no items. Where the running transaction knows of the inode already, what
+    /// its item costs is kept: nothing is reserved then, however often the inode changes.
+    pub(crate) fn join_for_item(core: &'a Core, inode: &Inode) -> Result<Self> {
+        if inode.noted_in.load(Ordering::Relaxed) == 0 {
+            return Self::join(core, 1, false);
+        }
+        core.check_writable()?;
+        core.bound_dirty_nodes()?;
+        let txn = core.txns.join()?;
+        if inode.noted_in.load(Ordering::Relaxed) == txn.generation.0 {
+            // Should the item be written ahead any moment now, and noted once more, that is topped up.
+            let reserved = core.space.accounts.empty(SpaceKind::Metadata);
+            return Ok(Self::with_purse(core, txn, reserved, false, Vec::new()));
+        }
+        core.txns.leave();
+        Self::join(core, 1, false)
+    }
     /// Joins with what was reserved earlier: never waits for space.
     pub(crate) fn join_with(core: &'a Core, reserved: Reservation) -> Result<Self> {
         core.check_writable()?;
@@ -80,6 +97,15 @@ impl<'a> Handle<'a> {
     }
     fn over(core: &'a Core, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
         let purse = core.purses.lock().pop().unwrap_or_default();
+        Self::with_purse(core, txn, reserved, inside_seal, purse)
+    }
+    fn with_purse(
+        core: &'a Core,
+        txn: Arc<Txn>,
+        reserved: Reservation,
+        inside_seal: bool,
+        purse: Vec<Logical>,
+    ) -> Self {
         Self {
             core,
             txn,
@@ -303,7 +329,9 @@ fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        self.core.keep_for_notes(&self.txn, &mut self.reserved, self.notes, self.owed, self.deleting);
+        if self.notes > 0 || self.owed > 0 {
+            self.core.keep_for_notes(&self.txn, &mut self.reserved, self.notes, self.owed, self.deleting);
+        }
         let purse = std::mem::take(&mut self.purse);
         if !purse.is_empty() {
             self.core.keep_purse(purse);

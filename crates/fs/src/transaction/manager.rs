@@ -9,7 +9,7 @@ use crate::tree::Root;
 use larder_format::Generation;
 use parking_lot::Condvar;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What reference counts are computed from: the last published extent tree and the notes on top of it.
@@ -58,6 +58,8 @@ pub(crate) struct TransactionStats {
 #[derive(Debug)]
 pub(crate) struct Transactions {
     state: Mutex<State, lock::Transactions>,
+    /// Has writing ended? Then `state` says why.
+    ended: AtomicBool,
     /// Something changed that joiners, waiters or the committer may be waiting for.
     changed: Condvar,
     view: RwLock<RefsView, lock::View>,
@@ -92,6 +94,7 @@ impl Transactions {
                 failed: None,
                 stop: false,
             }),
+            ended: AtomicBool::new(false),
             changed: Condvar::new(),
             view: RwLock::new(view),
             stats: TransactionStats::default(),
@@ -111,7 +114,8 @@ impl Transactions {
     }
     /// Why writing has ended, if it has.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.state.lock().failed.clone()
+        // Asked before every operation.
+        if self.ended.load(Ordering::Acquire) { self.state.lock().failed.clone() } else { None }
     }
 
     /// Joins the running transaction; waits while one is being sealed. `leave` must follow.
@@ -274,11 +278,13 @@ impl Transactions {
         tracing::error!("file system turned read-only: {why}");
         // A seal that waits for handles goes on waiting for them: who leaves has to know of it.
         state.failed.get_or_insert_with(|| why.to_owned());
+        self.ended.store(true, Ordering::Release);
         self.changed.notify_all();
     }
     /// Ends writing without calling it a failure: the file system was closed.
     pub(crate) fn end(&self, why: &str) {
         self.state.lock().failed.get_or_insert_with(|| why.to_owned());
+        self.ended.store(true, Ordering::Release);
         self.changed.notify_all();
     }
     /// Tells the committer to end when nothing is wanted any more.

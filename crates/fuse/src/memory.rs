@@ -1,0 +1,99 @@
+//! How much memory a mount takes where nobody says so.
+//!
+//! An eighth of what there is to this process, within bounds: enough that small writes at random places find neighbours
+//! before they are written, little enough that several mounts and everything else have room. What there is to the process
+//! is the machine's memory or what the memory cgroups above it allow, whichever is least. It is asked once, before the
+//! sandbox is entered, and does not follow later changes.
+
+use std::path::{Path, PathBuf};
+
+/// Least and most that is taken without being asked.
+const LEAST: u64 = 64 << 20;
+const MOST: u64 = 1 << 30;
+/// What is taken where the machine does not say how much it has.
+const UNKNOWN: u64 = 256 << 20;
+/// Share of what there is: one of so many parts.
+const SHARE: u64 = 8;
+
+/// Bytes for the cache of a mount that was not told how many: an eighth of the memory that this process may use, but no
+/// less than 64 MiB and no more than 1 GiB.
+#[must_use]
+pub fn default_cache_size() -> u64 {
+    let read = |path: &Path| std::fs::read_to_string(path).ok();
+    share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
+}
+
+fn share_of(memory: Option<u64>) -> u64 {
+    memory.map_or(UNKNOWN, |bytes| (bytes / SHARE).clamp(LEAST, MOST))
+}
+
+/// Bytes of memory that the machine has.
+fn machine(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
+    let text = read(Path::new("/proc/meminfo"))?;
+    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// What the memory cgroups that this process is in allow, its own and those above.
+fn cgroups(read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
+    let Some(membership) = read(Path::new("/proc/self/cgroup")) else { return Vec::new() };
+    let mut limits = Vec::new();
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        let group = PathBuf::from(root).join(group.trim_start_matches('/'));
+        for above in group.ancestors().take_while(|dir| dir.starts_with(root)) {
+            // "max" is no limit; neither is the huge number of the first version, which the least of all does not see.
+            limits.extend(read(&above.join(file)).and_then(|text| text.trim().parse::<u64>().ok()));
+        }
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(files: &[(&str, &str)]) -> u64 {
+        let read = |path: &Path| {
+            let found = files.iter().find(|(name, _)| Path::new(name) == path);
+            found.map(|(_, text)| (*text).to_owned())
+        };
+        share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
+    }
+
+    const MEMINFO: (&str, &str) = ("/proc/meminfo", "MemTotal:        4194304 kB\nMemFree:   17 kB\n");
+
+    #[test]
+    fn an_eighth_of_the_machine_within_bounds() {
+        assert_eq!(with(&[MEMINFO]), 512 << 20);
+        assert_eq!(with(&[("/proc/meminfo", "MemTotal: 262144 kB\n")]), 64 << 20);
+        assert_eq!(with(&[("/proc/meminfo", "MemTotal: 999999999 kB\n")]), 1 << 30);
+        assert_eq!(with(&[]), 256 << 20);
+        assert_eq!(with(&[("/proc/meminfo", "nonsense")]), 256 << 20);
+    }
+
+    #[test]
+    fn a_cgroup_allows_less() {
+        let own = ("/sys/fs/cgroup/user.slice/app/memory.max", "max\n");
+        let above = ("/sys/fs/cgroup/user.slice/memory.max", "1073741824\n");
+        let member = ("/proc/self/cgroup", "0::/user.slice/app\n");
+        assert_eq!(with(&[MEMINFO, member, own, above]), 128 << 20);
+        let old = ("/proc/self/cgroup", "5:cpu:/x\n3:hugetlb,memory:/box\n");
+        let limit = ("/sys/fs/cgroup/memory/box/memory.limit_in_bytes", "2147483648\n");
+        let none = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(with(&[MEMINFO, old, limit, none]), 256 << 20);
+        assert_eq!(with(&[MEMINFO, ("/proc/self/cgroup", "0::/../..\nrubbish\n")]), 512 << 20);
+    }
+
+    #[test]
+    fn here_it_is_within_bounds() {
+        assert!((LEAST..=MOST).contains(&default_cache_size()));
+    }
+}
