@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, SetTime, Timestamp};
+use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, SetTime, Timestamp, Tuning};
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,6 +33,12 @@ pub(crate) struct Engine {
     /// MiB that the engine may use.
     #[arg(long, default_value_t = 256)]
     cache_mib: u64,
+    /// Where space is short, write whole files rather than as much as is needed.
+    #[arg(long)]
+    whole_inodes: bool,
+    /// With each file that is unpacked a block of another, large one is written, at random places.
+    #[arg(long)]
+    beside: bool,
 }
 
 const BLOCK: usize = 4096;
@@ -42,17 +48,20 @@ const TAR_PIECE: usize = 10 << 10;
 impl Engine {
     pub(crate) fn run(&self) -> Result<()> {
         let device = FileDevice::open(&self.image, OpenMode::Write, false)?;
-        let options = OpenOptions { cache_size: self.cache_mib << 20, ..OpenOptions::default() };
+        let tuning = Tuning { reclaim_whole_inodes: self.whole_inodes, ..Tuning::default() };
+        let options = OpenOptions { cache_size: self.cache_mib << 20, tuning, ..OpenOptions::default() };
         let fs = Filesystem::open(Arc::new(device) as Arc<dyn Device>, options)?;
         let start = Instant::now();
         match self.what {
-            What::Unpack => unpack(&fs, self.count)?,
+            What::Unpack => unpack(&fs, self.count, self.beside)?,
             What::Random => random(&fs, self.count)?,
             What::Stream => stream(&fs, self.count)?,
         }
         let worked = start.elapsed();
+        let reclaim = fs.stats().reclaim;
         fs.close().context("closing")?;
         println!("{:.3} s, closed after {:.3} s", worked.as_secs_f64(), start.elapsed().as_secs_f64());
+        println!("{reclaim:?}");
         Ok(())
     }
 }
@@ -81,13 +90,22 @@ fn numbers() -> impl Iterator<Item = u64> {
     })
 }
 
-fn unpack(fs: &Filesystem, files: u64) -> Result<()> {
+/// Blocks of the large file that is written beside.
+const LARGE_BLOCKS: u64 = 16 << 10;
+
+fn unpack(fs: &Filesystem, files: u64, beside: bool) -> Result<()> {
     let data = vec![0x5au8; TAR_PIECE];
     let mut random = numbers();
+    let mut places = numbers().skip(1000);
+    let large = beside.then(|| make(fs, fs.root(), "large", FileKind::Regular)).transpose()?;
     let mut dir = fs.root();
     for n in 0..files {
         if n.is_multiple_of(20) {
             dir = make(fs, fs.root(), &format!("directory-{n}"), FileKind::Directory)?;
+        }
+        if let Some(large) = large {
+            let block = places.next().unwrap_or_default() % LARGE_BLOCKS;
+            fs.write(large, block * BLOCK as u64, &data[..BLOCK])?;
         }
         let id = make(fs, dir, &format!("source_file_{n}.c"), FileKind::Regular)?;
         // Most are small, some are not: 15 KiB in the mean.

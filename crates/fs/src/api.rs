@@ -361,6 +361,8 @@ pub struct Tuning {
     pub commit_steps: bool,
     /// Changes of references after which dropping a deleted subvolume commits and waits; `None`: the usual, and no wait.
     pub drop_step: Option<u64>,
+    /// Where space is short, write whole files back rather than as much as is needed: what Linux once did.
+    pub reclaim_whole_inodes: bool,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
     pub fake_clock: bool,
 }

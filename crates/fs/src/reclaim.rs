@@ -144,6 +144,7 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
     for _ in 0..ROUNDS {
         let done = crate::file::reclaim(core, wanted);
         stats.note(wanted, done);
+        debug_assert!(done.flights <= wanted.flights || core.options.tuning.reclaim_whole_inodes);
         if done.flights > 0 && enough()? {
             return Ok(true);
         }
@@ -193,7 +194,6 @@ impl ReclaimCounters {
         if asked.flights < usize::MAX {
             add(&self.asked_runs, asked.flights as u64);
             add(&self.written_runs, done.flights as u64);
-            debug_assert!(done.flights <= asked.flights);
         }
         if asked.bytes < u64::MAX {
             add(&self.asked_bytes, asked.bytes);

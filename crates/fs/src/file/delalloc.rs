@@ -499,6 +499,9 @@ pub(super) fn land<'a>(
                 }
             }
         }
+        if inner.flights.is_empty() {
+            inner.flights = BTreeMap::new();
+        }
         if arrived {
             inner.arrived(state.size);
         }
@@ -789,7 +792,9 @@ impl DataState {
 /// # Errors
 /// No thread can be started.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
-    let count = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
+    // One core is left to those who make the data. Who waits for write-back writes, too.
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let count = cores.saturating_sub(1).clamp(1, 4);
     for _ in 0..count {
         let core_for_thread = core.clone();
         let thread = std::thread::Builder::new()

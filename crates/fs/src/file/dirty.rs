@@ -211,6 +211,10 @@ impl Dirty {
                 self.ages.insert((window.oldest, number));
             }
         }
+        if self.windows.is_empty() {
+            // Empty maps keep a node once they had one, and files with nothing dirty are many.
+            (self.windows, self.ages) = (BTreeMap::new(), BTreeSet::new());
+        }
         for (s, segment) in &out {
             self.segments -= 1;
             self.bytes -= segment.buf.len() as u64;

@@ -69,6 +69,28 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     Limits { bytes, flights }
 }
 
+/// Writes all back that the file with the oldest dirty data has. For [`crate::api::Tuning::reclaim_whole_inodes`].
+pub(super) fn whole_file(core: &Core) -> Limits {
+    let mut job: Option<Job<'_>> = None;
+    let mut done = Limits { bytes: 0, flights: 0 };
+    let Some((_, inode)) = core.data.pop((0, u64::MAX), &mut job) else { return done };
+    let mut requeue = true;
+    loop {
+        let mut departures = Vec::new();
+        let limits = Limits { bytes: compress::batch(core, &inode, BATCH), flights: MAX_FLIGHTS };
+        let bytes = depart(core, &inode, limits, std::mem::take(&mut requeue), &mut departures);
+        if departures.is_empty() {
+            break;
+        }
+        done = Limits { bytes: done.bytes + bytes, flights: done.flights + departures.len() };
+        write(core, departures);
+    }
+    if let Some(job) = &mut job {
+        job.wrote = done.flights > 0;
+    }
+    done
+}
+
 /// Writes one file's data back that is older than the call, and waits for it.
 ///
 /// # Errors
