@@ -18,7 +18,9 @@
 //!
 //! If the daemon dies, the porter sees the socket's end and goes. It leaves the dead mount where it is: taking it away would
 //! let programs write into the directory beneath it without noticing. If the porter dies, the daemon serves on; it can be
-//! unmounted from outside as ever, only a signal cannot unmount any more ([`is_gone`]).
+//! unmounted from outside as ever, only a signal cannot unmount any more ([`is_gone`]): then the daemon makes everything
+//! durable, says on standard error what clears the mount, and ends. Staying until somebody else unmounts would be no help to
+//! who asked it to end, and a second porter would be as mortal as the first.
 
 mod attend;
 mod wire;
