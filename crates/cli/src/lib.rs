@@ -13,6 +13,7 @@ mod args;
 mod commands;
 mod copy;
 mod failure;
+mod files;
 mod helper;
 mod image;
 mod mount_options;

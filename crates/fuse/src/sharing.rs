@@ -5,10 +5,13 @@
 //! |---|---|---|
 //! | clone, to the target | [`IOC_CLONE`] | source's descriptor, offset in it, length (0: to its end), offset in the target |
 //! | deduplicate, to the source | [`IOC_DEDUPE`] | target's descriptor, offset in the source, length, offset in the target; out: 0 or, where they differ, 1; bytes; bytes that are shared only now |
+//! | extents | [`IOC_EXTENTS`] | in: an offset; out: where to go on (0: nowhere), how many follow, and of each extent: where it begins in the file, length there, address, length and offset in it, flags |
 //!
 //! Plain `cp` needs none of this: `copy_file_range` shares what can be shared.
 
-use crate::control::{LARDER, READ, WRITE, call, ioc};
+use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, ioc};
+use larder_format::ids::Logical;
+use larder_fs::{ExtentPlace, MappedExtent};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,6 +20,74 @@ use std::os::fd::AsRawFd;
 pub const IOC_CLONE: u32 = ioc(WRITE, LARDER, 18, 32);
 /// Give a range of a file the extents of another that has the same bytes.
 pub const IOC_DEDUPE: u32 = ioc(READ | WRITE, LARDER, 19, 56);
+
+/// Where a file's extents are.
+pub const IOC_EXTENTS: u32 = ioc(READ | WRITE, LARDER, 20, TEXT_LEN);
+/// Words of an extent in the answer to [`IOC_EXTENTS`].
+const WORDS: usize = 6;
+/// Extents in an answer at most.
+pub(crate) const MOST_EXTENTS: usize = (TEXT_LEN / 8 - 2) / WORDS;
+const IN_LEAF: u64 = 1;
+const WRITTEN: u64 = 2;
+const COMPRESSED: u64 = 4;
+const SHARED: u64 = 8;
+
+/// An extent as it is told.
+pub(crate) fn encode(extent: &MappedExtent) -> [u64; WORDS] {
+    let flag = |is: bool, flag| if is { flag } else { 0 };
+    match extent.place {
+        ExtentPlace::Leaf => [extent.start, extent.len, 0, 0, 0, IN_LEAF],
+        ExtentPlace::Device { at, len, offset, written, compressed, shared } => {
+            let flags = flag(written, WRITTEN) | flag(compressed, COMPRESSED) | flag(shared, SHARED);
+            [extent.start, extent.len, at.0, len, offset, flags]
+        }
+    }
+}
+
+fn decode([start, len, at, on_device, offset, flags]: [u64; WORDS]) -> MappedExtent {
+    let has = |flag| flags & flag != 0;
+    let place = if has(IN_LEAF) {
+        ExtentPlace::Leaf
+    } else {
+        ExtentPlace::Device {
+            at: Logical(at),
+            len: on_device,
+            offset,
+            written: has(WRITTEN),
+            compressed: has(COMPRESSED),
+            shared: has(SHARED),
+        }
+    };
+    MappedExtent { start, len, place }
+}
+
+/// Calls `each` for the extents of a file, by rising offset, holes left out.
+///
+/// # Errors
+/// `Unsupported` if the file is not on a Larder mount; `PermissionDenied` for who may not read it.
+pub fn extents(file: &File, each: &mut dyn FnMut(&MappedExtent)) -> io::Result<()> {
+    hand_over(file);
+    let mut from = 0;
+    let mut buffer = vec![0; TEXT_LEN];
+    loop {
+        buffer[..8].copy_from_slice(&u64::to_ne_bytes(from));
+        call(file, IOC_EXTENTS, &mut buffer)?;
+        let (next, count) = (word(&buffer, 0), word(&buffer, 1));
+        for n in 0..usize::try_from(count).unwrap_or(0).min(MOST_EXTENTS) {
+            each(&decode(std::array::from_fn(|w| word(&buffer, 2 + n * WORDS + w))));
+        }
+        if next <= from {
+            return Ok(());
+        }
+        from = next;
+    }
+}
+
+/// Is the file on a Larder mount?
+#[must_use]
+pub fn is_shareable(file: &File) -> bool {
+    call(file, crate::control::IOC_DF, &mut vec![0; TEXT_LEN]).is_ok()
+}
 
 /// What the kernel keeps of a file, written by a mount with write-back caching, goes to the daemon.
 fn hand_over(file: &File) {
@@ -67,4 +138,38 @@ pub fn dedupe(from: &File, from_offset: u64, to: &File, to_offset: u64, len: u64
     let mut args = words([target, from_offset, len, to_offset, 0, 0, 0]);
     call(from, IOC_DEDUPE, &mut args)?;
     Ok(if word(&args, 4) == 0 { Deduped::Same(word(&args, 6)) } else { Deduped::Differs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_cross_as_they_are() {
+        let device = |written, compressed, shared| ExtentPlace::Device {
+            at: Logical(1 << 30),
+            len: 8192,
+            offset: 4096,
+            written,
+            compressed,
+            shared,
+        };
+        for place in [
+            ExtentPlace::Leaf,
+            device(true, false, false),
+            device(false, true, false),
+            device(false, false, true),
+        ] {
+            let extent = MappedExtent { start: 12288, len: 4096, place };
+            assert_eq!(decode(encode(&extent)), extent);
+        }
+    }
+
+    #[test]
+    fn other_file_systems_do_not_share() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(!is_shareable(&file));
+        assert_eq!(extents(&file, &mut |_| ()).unwrap_err().kind(), io::ErrorKind::Unsupported);
+        assert!(clone(&file, 0, &file, 4096, 4096).is_err());
+    }
 }

@@ -465,12 +465,14 @@ fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
         72..74 => Op::RemoveXattr { path: any(rng), name: format!("user.{}", rng.random_range(0..3)) },
         74..77 => Op::Chmod { path: any(rng), perm: rng.random_range(0..0o1000) },
         77..79 => {
-            let from = size(rng) - 1;
+            // Whole sectors share their extents, others are copied.
+            let unit = if rng.random_ratio(2, 3) { 4096 } else { 1 };
+            let from = (size(rng) - 1) / unit * unit;
             Op::Copy {
                 from: file(rng),
-                range: Bytes { from, to: from + size(rng) },
+                range: Bytes { from, to: from + size(rng).next_multiple_of(unit) },
                 to: file(rng),
-                at: size(rng) - 1,
+                at: (size(rng) - 1) / unit * unit,
             }
         }
         79..82 => {

@@ -4,7 +4,9 @@ pub(crate) mod assets;
 pub(crate) mod cat;
 pub(crate) mod check;
 pub(crate) mod cp;
+pub(crate) mod dedupe;
 pub(crate) mod df;
+pub(crate) mod du;
 pub(crate) mod inspect;
 pub(crate) mod label;
 pub(crate) mod ls;
@@ -40,6 +42,8 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Mkdir(a) => mkdir::run(&a),
         Command::Property(a) => property::run(&a),
         Command::Label(a) => label::run(&a),
+        Command::Dedupe(a) => dedupe::run(&a),
+        Command::Du(a) => du::run(&a),
         Command::Df(a) => df::run(&a),
         Command::Trim(a) => trim::run(&a),
         Command::Inspect(a) => inspect::run(&a),

@@ -7,7 +7,7 @@ use super::{Server, attr::killed};
 use crate::errno::Errno;
 use crate::handler::{Failure, Request};
 use crate::perm::{self, Caller};
-use crate::sharing::{IOC_CLONE, IOC_DEDUPE};
+use crate::sharing::{IOC_CLONE, IOC_DEDUPE, IOC_EXTENTS, MOST_EXTENTS, encode};
 use larder_fs::{Deduped, InodeId, SetAttr};
 
 impl Server {
@@ -47,6 +47,22 @@ impl Server {
                     };
                 let out = [word(0)?, word(1)?, word(2)?, word(3)?, differs, bytes, shared];
                 Ok(Some(out.iter().flat_map(|w: &u64| w.to_ne_bytes()).collect()))
+            }
+            IOC_EXTENTS => {
+                self.may(request, id, perm::READ)?;
+                let mut extents = Vec::new();
+                let (mut end, mut more) = (0, false);
+                self.fs.map_extents(id, word(0)?, &mut |e| {
+                    more = extents.len() == MOST_EXTENTS;
+                    if !more {
+                        extents.push(encode(e));
+                        end = e.start + e.len;
+                    }
+                    !more
+                })?;
+                let head = [if more { end } else { 0 }, extents.len() as u64];
+                let words = head.iter().chain(extents.iter().flatten());
+                Ok(Some(words.flat_map(|w| w.to_ne_bytes()).collect()))
             }
             _ => Ok(None),
         }
