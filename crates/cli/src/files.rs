@@ -66,6 +66,7 @@ impl Files {
             Place::Host(path) => {
                 let shown = crate::print::name(path.as_os_str().as_bytes());
                 let found = path.symlink_metadata().with_context(|| shown.clone()).could_not_run()?;
+                mounted(&path, |p| larder_fuse::control::df(p).map(drop))?;
                 return Ok(Self::Host { shown, dev: found.dev(), top: path });
             }
         };

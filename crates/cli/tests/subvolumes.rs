@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Run, command, inside, larder};
-use larder_simtest::oracle::{Need, btrfs_check, enter_private_namespace, need, scratch};
+use larder_simtest::oracle::{KernelMount, Need, btrfs, btrfs_check, enter_private_namespace, need, scratch};
 use std::path::Path;
 
 #[track_caller]
@@ -136,4 +136,76 @@ fn many_subvolumes_are_listed() {
     larder(args!["umount", &mnt]).ok();
     drop(unmount);
     check(&img);
+}
+
+/// Inode, offset, length, generation.
+fn as_text(all: &[serde_json::Value]) -> Vec<String> {
+    all.iter()
+        .map(|e| {
+            format!(
+                "{} {} {} {} {}",
+                e["inode"],
+                e["offset"],
+                e["length"],
+                e["generation"],
+                e["path"].as_str().unwrap()
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn what_was_written_is_found_as_by_linux() {
+    if !need(&[Need::Fuse, Need::Root, Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    enter_private_namespace().unwrap();
+    let dir = scratch();
+    let (img, mnt) = (dir.path().join("a.img"), dir.path().join("mnt"));
+    std::fs::create_dir(&mnt).unwrap();
+    larder(args!["mkfs", "--size", "256M", &img]).ok();
+    larder(args!["mount", &img, &mnt]).ok();
+    let unmount = Unmount(&mnt);
+    let at = |path: &str| mnt.join(path);
+    larder(args!["subvolume", "create", at("sub")]).ok();
+    std::fs::create_dir(at("sub/dir")).unwrap();
+    for n in 0..300 {
+        std::fs::write(at(&format!("sub/dir/a file with a name, number {n}")), vec![1; n * 100]).unwrap();
+    }
+    let list = |since: u64, path: &Path| -> (Vec<serde_json::Value>, u64) {
+        let run = larder(args!["subvolume", "find-new", "--json", path, since.to_string()]).ok();
+        let all = run.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let text = larder(args!["subvolume", "find-new", path, since.to_string()]).ok().text();
+        let upto = text.lines().last().unwrap().strip_prefix("up to gen ").unwrap().parse().unwrap();
+        (all, upto)
+    };
+    let (all, upto) = list(0, &at("sub"));
+    assert_eq!(all.len(), 299, "all but the empty one");
+    assert_eq!(list(upto + 1, &at("sub")).0.len(), 0);
+    for n in (0..300).step_by(10) {
+        std::fs::write(at(&format!("sub/dir/a file with a name, number {n}")), vec![2; 9000]).unwrap();
+    }
+    let (new, _) = list(upto + 1, &at("sub"));
+    assert_eq!(new.len(), 30, "{new:?}");
+    assert_eq!(new[0]["path"], "dir/a file with a name, number 0");
+    larder(args!["subvolume", "find-new", at("sub/dir"), "0"]).fails(1, "");
+    larder(args!["umount", &mnt]).ok();
+    drop(unmount);
+    let (here, _) = list(upto + 1, &inside(&img, "/sub"));
+    assert_eq!(as_text(&here), as_text(&new));
+    let kernel = KernelMount::image_read_only(&img, "").unwrap();
+    let sub = kernel.join("sub");
+    let text = btrfs(&["subvolume", "find-new", sub.to_str().unwrap(), &(upto + 1).to_string()]).unwrap();
+    let theirs: Vec<String> = text
+        .lines()
+        .filter(|l| l.starts_with("inode"))
+        .map(|l| {
+            let w: Vec<&str> = l.split_whitespace().collect();
+            let word = |name: &str, skip: usize| w[w.iter().position(|x| *x == name).unwrap() + skip];
+            let path = l.split("NONE ").nth(1).unwrap();
+            format!("{} {} {} {} {path}", word("inode", 1), word("file", 2), word("len", 1), word("gen", 1))
+        })
+        .collect();
+    assert_eq!(as_text(&here), theirs);
+    kernel.unmount_clean().unwrap();
 }

@@ -211,6 +211,29 @@ pub struct MappedExtent {
     pub place: ExtentPlace,
 }
 
+/// An extent that was written to a file of a subvolume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewExtent {
+    /// The file's number in the subvolume.
+    pub ino: u64,
+    /// First byte of the file that it covers.
+    pub start: u64,
+    /// Bytes of the file.
+    pub len: u64,
+    /// Where the extent is; `None` for holes that have items, and for data in leaves.
+    pub at: Option<Logical>,
+    /// Where in the extent, uncompressed, the file's part begins.
+    pub offset: u64,
+    /// The transaction that wrote it.
+    pub generation: Generation,
+    /// Is the data in the leaf?
+    pub in_leaf: bool,
+    /// Reserved space, which reads as zeros?
+    pub reserved: bool,
+    /// Is it compressed?
+    pub compressed: bool,
+}
+
 /// What came of an attempt to give two ranges the same extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deduped {

@@ -2,7 +2,7 @@
 
 use crate::inode::subvolume::{self, Deletes};
 use crate::lifecycle::Filesystem;
-use crate::{Attr, InodeId, NewInode, Received, Result, SubvolInfo};
+use crate::{Attr, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
 use larder_format::{Generation, TreeId};
 
 impl Filesystem {
@@ -84,6 +84,29 @@ impl Filesystem {
     /// `NotFound`.
     pub fn set_subvolume_received(&self, id: TreeId, received: Received) -> Result<Generation> {
         self.core.set_subvol_received(id, received)
+    }
+    /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or later, by rising inode
+    /// and offset from (`ino`, `offset`) on, until it returns false. What is in memory only is not among them: sync first.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn find_new(
+        &self,
+        subvol: TreeId,
+        since: Generation,
+        from: (u64, u64),
+        each: &mut dyn FnMut(&NewExtent) -> bool,
+    ) -> Result<()> {
+        crate::root::find_new::find_new(&self.core, subvol, since, from, each)
+    }
+    /// A path to an inode within its subvolume, without a slash at either end; of several names one.
+    ///
+    /// # Errors
+    /// `NotFound` for one without a name.
+    pub fn path_of(&self, id: InodeId) -> Result<Vec<u8>> {
+        let mut path = crate::inode::path_within(&self.core, id.subvol, id.ino)?;
+        path.pop();
+        Ok(path)
     }
     /// The subvolume that is mounted where none is named.
     ///

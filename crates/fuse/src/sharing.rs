@@ -115,7 +115,11 @@ pub fn clone(from: &File, from_offset: u64, to: &File, to_offset: u64, len: u64)
     hand_over(from);
     hand_over(to);
     let source = from.as_raw_fd().cast_unsigned().into();
-    call(to, IOC_CLONE, &mut words([source, from_offset, len, to_offset]))
+    call(to, IOC_CLONE, &mut words([source, from_offset, len, to_offset]))?;
+    let len = if len == 0 { from.metadata()?.len().saturating_sub(from_offset) } else { len };
+    let end = to_offset.saturating_add(len);
+    // With write-back caching the kernel believes nobody but itself about sizes.
+    if len > 0 && to.metadata()?.len() < end { to.set_len(end) } else { Ok(()) }
 }
 
 /// What came of [`dedupe`].

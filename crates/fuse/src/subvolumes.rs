@@ -10,9 +10,10 @@
 //! | default | `BTRFS_IOC_DEFAULT_SUBVOL` |
 //! | snapshot | `BTRFS_IOC_SNAP_CREATE_V2`; [`IOC_SNAPSHOT`]: the same with the source's inode number instead of a descriptor |
 //! | list | [`IOC_SUBVOLS`]: in: the least id wanted, out: JSON |
+//! | what was written | [`IOC_FIND_NEW`]: in: the transaction, and the inode and offset to begin at, out: JSON |
 
 use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, ioc, open};
-use larder_fs::{SubvolInfo, Timestamp};
+use larder_fs::{NewExtent, SubvolInfo, Timestamp};
 use serde_json::{Value, json};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -43,6 +44,8 @@ pub(crate) const ROOTREF: u32 = ioc(READ | WRITE, 0x94, 61, ARGS);
 pub(crate) const INO_LOOKUP: u32 = ioc(READ | WRITE, 0x94, 18, ARGS);
 /// Subvolumes from an id on, as JSON.
 pub const IOC_SUBVOLS: u32 = ioc(READ | WRITE, LARDER, 16, TEXT_LEN);
+/// What was written to a subvolume since some transaction, as JSON.
+pub const IOC_FIND_NEW: u32 = ioc(READ | WRITE, LARDER, 21, TEXT_LEN);
 /// Make a snapshot.
 pub const IOC_SNAPSHOT: u32 = ioc(WRITE, LARDER, 17, ARGS);
 
@@ -155,6 +158,50 @@ pub fn list(path: &Path) -> io::Result<(Vec<Value>, u64)> {
         next = page["next"].as_u64().filter(|n| *n > first);
     }
     Ok((all, default))
+}
+
+/// Calls `each` for the extents that were written to the subvolume of `path` in transaction `since` or later, as
+/// [`describe_new`] shows them. Returns the transaction up to which that is all.
+///
+/// # Errors
+/// `Unsupported` if it is not on a Larder mount; `PermissionDenied` for anybody but root and the mount's owner.
+pub fn find_new(path: &Path, since: u64, each: &mut dyn FnMut(&Value)) -> io::Result<u64> {
+    let fd = open(path)?;
+    let mut from = [0u64; 2];
+    let mut upto = None;
+    loop {
+        let mut buffer = vec![0; TEXT_LEN];
+        for (n, word) in [since, from[0], from[1]].into_iter().enumerate() {
+            buffer[8 * n..8 * n + 8].copy_from_slice(&word.to_ne_bytes());
+        }
+        call(&fd, IOC_FIND_NEW, &mut buffer)?;
+        let end = buffer.iter().position(|b| *b == 0).unwrap_or(TEXT_LEN);
+        let page: Value = serde_json::from_slice(&buffer[..end])
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        page["extents"].as_array().into_iter().flatten().for_each(&mut *each);
+        let upto = *upto.get_or_insert(page["generation"].as_u64().unwrap_or_default());
+        match [page["next"][0].as_u64(), page["next"][1].as_u64()] {
+            [Some(ino), Some(offset)] if [ino, offset] > from => from = [ino, offset],
+            _ => return Ok(upto),
+        }
+    }
+}
+
+/// An extent that was written to a file, as JSON.
+#[must_use]
+pub fn describe_new(e: &NewExtent, path: Option<&[u8]>) -> Value {
+    json!({
+        "inode": e.ino,
+        "path": path.map(String::from_utf8_lossy),
+        "offset": e.start,
+        "length": e.len,
+        "address": e.at.map(|at| at.0),
+        "extent_offset": e.offset,
+        "generation": e.generation.0,
+        "inline": e.in_leaf,
+        "reserved": e.reserved,
+        "compressed": e.compressed,
+    })
 }
 
 /// A subvolume as JSON.

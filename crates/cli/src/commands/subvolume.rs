@@ -9,7 +9,7 @@ use crate::image::{Access, Image};
 use crate::print;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
-use larder_format::ids::ObjectId;
+use larder_format::ids::{Generation, ObjectId};
 use larder_fs::{FileKind, InodeId, NewInode};
 use larder_fuse::subvolumes as on_mount;
 use serde_json::Value;
@@ -123,6 +123,26 @@ Example:
         /// The subvolume: IMAGE:PATH, or a path on a mount
         path: OsString,
     },
+    /// List what was written to files of a subvolume since some transaction
+    #[command(after_help = "\
+Example:
+  larder subvolume find-new mnt/home 1234
+
+The last line says up to which transaction that is all: with its number plus one the next list begins.
+Deletions do not show.")]
+    FindNew {
+        /// Print JSON, one line for each extent
+        #[arg(long)]
+        json: bool,
+        /// Read the image even if somebody is using it
+        #[arg(long)]
+        force: bool,
+        /// The subvolume: IMAGE:PATH, or a path on a mount
+        path: OsString,
+        /// The first transaction that is wanted (`larder subvolume list` shows it as gen)
+        #[arg(value_name = "GENERATION")]
+        since: u64,
+    },
     /// Make a subvolume read-only, or writable again
     #[command(after_help = "\
 Example:
@@ -163,6 +183,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let path = found.map_or("", |s| s["path"].as_str().unwrap_or_default());
             print::line(&format!("{default} {}", if default == 5 { "(top level)" } else { path }))
         }
+        What::FindNew { json, force, path, since } => find_new(path, *since, *json, *force),
         What::SetDefault { id, path } => set_default(path, *id),
         What::ReadOnly { forget, path, state } => {
             let wanted = state.as_deref().map(|s| s == "on");
@@ -351,6 +372,49 @@ fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<(
         }
         _ => usage("a snapshot is in the same image, or on the same mount, as what it is of"),
     }
+}
+
+fn find_new(path: &OsString, since: u64, json: bool, force: bool) -> anyhow::Result<()> {
+    let mut failed = Ok(());
+    let mut show = |e: &Value| {
+        if failed.is_err() {
+            return;
+        }
+        let address = e["address"].as_u64().map_or_else(|| "-".to_owned(), |at| at.to_string());
+        let flags: Vec<&str> =
+            ["inline", "reserved", "compressed"].into_iter().filter(|f| e[f] == true).collect();
+        let path = e["path"].as_str().map_or_else(|| "?".to_owned(), |p| print::name(p.as_bytes()));
+        failed = print::line(&if json {
+            e.to_string()
+        } else {
+            format!(
+                "inode {} offset {} len {} address {address} extent offset {} gen {} flags {} {path}",
+                e["inode"],
+                e["offset"],
+                e["length"],
+                e["extent_offset"],
+                e["generation"],
+                if flags.is_empty() { "-".to_owned() } else { flags.join(",") }
+            )
+        });
+    };
+    let upto = match Place::parse(path) {
+        Place::Host(path) => mounted(&path, |p| {
+            on_mount::is_read_only(p)?;
+            on_mount::find_new(p, since, &mut show)
+        })?,
+        Place::Image(t) => in_image(&t, Access::Read { force }, |image| {
+            let subvol = root_of(image, &t.path)?.subvol;
+            image.fs.find_new(subvol, Generation(since), (0, 0), &mut |e| {
+                let path = image.fs.path_of(InodeId { subvol, ino: e.ino }).ok();
+                show(&on_mount::describe_new(e, path.as_deref()));
+                true
+            })?;
+            Ok(image.fs.info().generation.0)
+        })?,
+    };
+    failed?;
+    if json { Ok(()) } else { print::line(&format!("up to gen {upto}")) }
 }
 
 fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {

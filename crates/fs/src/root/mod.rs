@@ -7,6 +7,7 @@
 //! on a subvolume. The entries in directories are the business of [`crate::inode`].
 
 pub(crate) mod drop;
+pub(crate) mod find_new;
 pub(crate) mod notes;
 pub(crate) mod settings;
 pub(crate) mod snapshot;

@@ -231,6 +231,47 @@ impl Version {
         }
         Ok(out)
     }
+    /// Calls `each` for the items of all leaves that were written in transaction `since` or later, from the leaf that holds
+    /// `from` or would, until it returns false.
+    ///
+    /// # Errors
+    /// Reading or corruption; those of `each`.
+    pub(crate) fn scan_since(
+        &self,
+        since: Generation,
+        from: &Key,
+        mut each: impl FnMut(&Item) -> Result<bool>,
+    ) -> Result<()> {
+        if self.root.ptr.generation < since {
+            return Ok(());
+        }
+        let begin = |node: &Node| match node.level() {
+            0 => node.view().search(from).unwrap_or_else(|slot| slot),
+            _ => child_slot(node, from),
+        };
+        let root = self.root_node()?;
+        let mut path = vec![(begin(&root), root)];
+        while let Some((slot, node)) = path.last_mut() {
+            let (here, node) = (*slot, node.clone());
+            *slot += 1;
+            if here >= node.view().nritems() {
+                path.pop();
+            } else if node.level() == 0 {
+                if let Some(item) = Item::at(&node, here)
+                    && !each(&item)?
+                {
+                    return Ok(());
+                }
+            } else if child_pointer(&node, here).generation >= since {
+                if path.len() >= usize::from(MAX_LEVEL) {
+                    return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+                }
+                let child = self.child(&node, here)?;
+                path.push((begin(&child), child));
+            }
+        }
+        Ok(())
+    }
     /// A cursor before the first item that is not below `key`.
     ///
     /// # Errors

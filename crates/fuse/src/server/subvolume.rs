@@ -12,15 +12,18 @@ use crate::errno::Errno;
 use crate::handler::{Failure, Request};
 use crate::perm::{self, Caller};
 use crate::subvolumes::{
-    BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP, IOC_SNAPSHOT,
-    IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS, SNAP_CREATE_V2, describe,
+    BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP, IOC_FIND_NEW,
+    IOC_SNAPSHOT, IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS, SNAP_CREATE_V2, describe,
+    describe_new,
 };
-use larder_format::ids::ObjectId;
+use larder_format::ids::{Generation, ObjectId};
 use larder_fs::{FileKind, InodeId, NewInode, Timestamp};
 use serde_json::json;
 
 /// Number of the root directory of a subvolume.
 const TOP: u64 = 256;
+/// Bytes that an extent takes in a list at most, but for its path.
+const NEW_LINE: usize = 400;
 /// Bytes that a subvolume takes in a list at most, but for its path.
 const LINE: usize = 1000;
 
@@ -84,6 +87,7 @@ impl Server {
             ROOTREF => self.subvolumes_in(id, word(arg, 0)?)?,
             INO_LOOKUP => self.ino_lookup(id, request, arg)?,
             IOC_SUBVOLS => self.subvolume_page(word(arg, 0)?)?,
+            IOC_FIND_NEW => self.find_new_page(id, request, arg)?,
             CREATE_V2 | DESTROY_V2 => return Err(Errno::OPNOTSUPP.into()),
             _ => return Ok(None),
         };
@@ -228,6 +232,39 @@ impl Server {
         }
         out.resize(4096, 0);
         Ok(out)
+    }
+
+    /// Extents that were written since some transaction, as many as fit.
+    fn find_new_page(&self, id: InodeId, request: &Request<'_>, arg: &[u8]) -> Result<Vec<u8>, Failure> {
+        if !self.is_privileged(request) {
+            return Err(Errno::PERM.into());
+        }
+        let (since, from) = (Generation(word(arg, 0)?), (word(arg, 8)?, word(arg, 16)?));
+        if from == (0, 0) {
+            self.fs.sync()?;
+        }
+        let generation = self.fs.info().generation.0;
+        let mut found = Vec::new();
+        self.fs.find_new(id.subvol, since, from, &mut |e| {
+            found.push(*e);
+            found.len() < TEXT_LEN / NEW_LINE
+        })?;
+        let (mut page, mut room, mut next) = (Vec::new(), TEXT_LEN - LINE, None);
+        for e in &found {
+            // One without a name in its item has many.
+            let path = self.fs.path_of(InodeId { subvol: id.subvol, ino: e.ino }).ok();
+            let need = NEW_LINE + 6 * path.as_ref().map_or(0, Vec::len);
+            if need > room && !page.is_empty() {
+                next = Some([e.ino, e.start]);
+                break;
+            }
+            room = room.saturating_sub(need);
+            page.push(describe_new(e, path.as_deref()));
+        }
+        if next.is_none() && found.len() >= TEXT_LEN / NEW_LINE {
+            next = found.last().map(|e| [e.ino, e.start + 1]);
+        }
+        Ok(text(&json!({ "extents": page, "next": next, "generation": generation })))
     }
 
     /// Subvolumes from an id on, as many as fit.
