@@ -376,6 +376,14 @@ pub struct Tuning {
     pub break_ignore_write_errors: bool,
     /// Discard freed space before the superblock that frees it is durable.
     pub break_discard_early: bool,
+    /// Discard whole granules although something in them is in use.
+    pub break_discard_beyond: bool,
+    /// Write in place what a snapshot shares.
+    pub break_in_place_shared: bool,
+    /// Set the new size of a file of many extents before they are gone.
+    pub break_truncate_at_once: bool,
+    /// Let the size on the device cover bytes that are not in extents yet.
+    pub break_size_before_data: bool,
     /// Discard whatever is freed, metadata and single sectors too, as soon as it may be.
     pub discard_everything: bool,
     /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.

@@ -1,16 +1,18 @@
 //! How the memory that the engine may use is divided.
 //!
-//! One number is given, the cache size. Seven sixteenths of it are for delayed data, a quarter for clean nodes, and five
-//! thirty-seconds each for what the running and the sealed transaction have changed: dirty nodes, and the notes for the
-//! commit. Each part is bounded by itself, so that none can starve another:
+//! One number is given, the cache size. Thirteen thirty-seconds of it are for delayed data, one for what writing it back
+//! takes meanwhile, a quarter is for clean nodes, and five thirty-seconds each are for what the running and the sealed transaction
+//! have changed: dirty nodes, and the notes for the commit. Each part is bounded by itself, so that none can starve another:
 //!
 //! - *delayed data*: who wants to write more waits, and writes back what is oldest meanwhile;
+//! - *writing back*: what a batch holds beside the bytes themselves — sectors made whole, compressed pieces — is counted
+//!   before it begins, and it waits for others that have it; alone it always goes on;
 //! - *clean nodes*: the cache lets go of those that are used least;
 //! - *transactions*: from two thirds of its part on a transaction is committed; when it is full operations wait until it is
 //!   sealed. There is at most one sealed transaction, and the next is not sealed before that one is published.
 //!
-//! What writing back needs while it runs comes beside these and is bounded, too: an extent is written from where its bytes
-//! lie, nodes leave a megabyte at a time. So there is always room to make room. Blocks of the global trees that one commit
+//! So there is always room to make room: an extent is written from where its bytes lie or from what was counted, nodes leave
+//! a megabyte at a time. Blocks of the global trees that one commit
 //! changes are not bounded by this; they are few where extents lie beside each other.
 
 /// Least cache size that is not taken for a mistake: below, parts would be smaller than what one operation needs.
@@ -26,6 +28,8 @@ const INODE: u64 = 768;
 pub(crate) struct Budget {
     /// Delayed data.
     pub(crate) data: u64,
+    /// What writing back holds beside them.
+    pub(crate) scratch: u64,
     /// Clean nodes.
     pub(crate) nodes: u64,
     /// What one transaction has changed: commit from here on.
@@ -37,7 +41,13 @@ pub(crate) struct Budget {
 impl Budget {
     pub(crate) fn of(cache_size: u64) -> Self {
         let all = cache_size.max(LEAST);
-        Self { data: all / 16 * 7, nodes: all / 4, commit: all / 48 * 5, transaction: all / 32 * 5 }
+        Self {
+            data: all / 32 * 13,
+            scratch: all / 32,
+            nodes: all / 4,
+            commit: all / 48 * 5,
+            transaction: all / 32 * 5,
+        }
     }
 }
 
@@ -54,7 +64,7 @@ mod tests {
     fn the_parts_are_no_more_than_the_whole() {
         for size in [0, 1 << 20, 32 << 20, 256 << 20, 3 << 40] {
             let b = Budget::of(size);
-            assert!(b.data + b.nodes + 2 * b.transaction <= size.max(LEAST));
+            assert!(b.data + b.scratch + b.nodes + 2 * b.transaction <= size.max(LEAST));
             assert!(b.commit < b.transaction && b.data >= 2 << 20);
         }
     }

@@ -118,6 +118,14 @@ impl Core {
         }
         whole.extend(joiner.finish());
         let groups = &self.space.groups;
+        if self.options.tuning.break_discard_beyond {
+            for (_, run) in whole {
+                let (start, end) = (run.start.0 / GRANULE * GRANULE, run.end().0.next_multiple_of(GRANULE));
+                self.discard_run(Run::new(Logical(start), end - start));
+                groups.unpin(run);
+            }
+            return;
+        }
         let mut parts: Vec<Run> =
             whole.into_iter().filter_map(|(_, run)| groups.pin_granules(run, GRANULE)).collect();
         // A granule that became free in pieces is whole only with the last of them.

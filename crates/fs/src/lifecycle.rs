@@ -124,6 +124,8 @@ pub struct MemoryUse {
 pub struct MemoryStats {
     /// Delayed data.
     pub delayed_data: MemoryUse,
+    /// What writing it back takes beside that: the most so far.
+    pub write_back: MemoryUse,
     /// Nodes that could be read again.
     pub clean_nodes: MemoryUse,
     /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed one may take as much.
@@ -280,6 +282,7 @@ impl Filesystem {
                 let of = |held, budget| MemoryUse { held, budget };
                 MemoryStats {
                     delayed_data: of(core.data.memory(), budget.data),
+                    write_back: of(core.data.scratch.most(), budget.scratch),
                     clean_nodes: of(core.store.cached_bytes(), budget.nodes),
                     transaction: of(core.txns.running().memory(core.nodesize()), budget.transaction),
                 }

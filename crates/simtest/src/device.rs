@@ -105,6 +105,8 @@ pub struct Fault {
     pub effect: Effect,
     /// Error to report.
     pub error: io::ErrorKind,
+    /// Panics instead: a broken invariant somewhere below the caller.
+    pub panics: bool,
 }
 
 impl fmt::Debug for Fault {
@@ -113,6 +115,7 @@ impl fmt::Debug for Fault {
             .field("skip", &self.skip)
             .field("lasting", &self.lasting)
             .field("effect", &self.effect)
+            .field("panics", &self.panics)
             .finish_non_exhaustive()
     }
 }
@@ -126,7 +129,14 @@ impl Fault {
             lasting: Lasting::Once,
             effect: Effect::None,
             error: io::ErrorKind::Other,
+            panics: false,
         }
+    }
+    /// The same, but that it panics in the thread that makes the access, quietly.
+    #[must_use]
+    pub fn panicking(mut self) -> Self {
+        self.panics = true;
+        self
     }
     /// The same, and all that match afterwards.
     #[must_use]
@@ -433,7 +443,7 @@ impl SimDevice {
     }
 
     /// Waits at gates, then says whether a fault strikes.
-    fn pass(&self, access: &Access) -> Option<(Effect, io::Error)> {
+    fn pass(&self, access: &Access) -> Option<Strike> {
         let gates: Vec<_> = self.gates.read().iter().filter(|g| (g.matches)(access)).cloned().collect();
         for gate in gates {
             gate.wait();
@@ -445,7 +455,7 @@ impl SimDevice {
                 state.spent = state.fault.lasting == Lasting::Once;
                 self.counters.faults.fetch_add(1, Ordering::Relaxed);
                 let error = io::Error::new(state.fault.error, format!("injected failure of {access:?}"));
-                return Some((state.fault.effect, error));
+                return Some(Strike { effect: state.fault.effect, error, panics: state.fault.panics });
             }
         }
         None
@@ -463,11 +473,8 @@ impl SimDevice {
             fua: access.kind == AccessKind::WriteFua,
             pieces: pieces.clone(),
         });
-        let (effect, result) = match self.pass(access) {
-            None => (Effect::All, Ok(())),
-            Some((effect, error)) => (effect, Err(error)),
-        };
-        let end = match effect {
+        let strike = self.pass(access);
+        let end = match strike.as_ref().map_or(Effect::All, |s| s.effect) {
             Effect::None => access.at,
             Effect::Half => access.at + access.len / 2 / 512 * 512,
             Effect::All => access.at + access.len,
@@ -478,8 +485,29 @@ impl SimDevice {
                 image.put(&piece);
             }
         }
-        self.complete(index, result.is_ok());
-        result
+        self.complete(index, strike.is_none());
+        strike.map_or(Ok(()), Strike::fail)
+    }
+}
+
+/// What the message of a panic begins with that a [`Fault`] asked for.
+pub const INJECTED_PANIC: &str = "injected panic";
+
+/// A fault that strikes.
+struct Strike {
+    effect: Effect,
+    error: io::Error,
+    panics: bool,
+}
+
+impl Strike {
+    /// Panics or fails.
+    fn fail(self) -> io::Result<()> {
+        if self.panics {
+            // Not `panic!`, which would also print: tests do this hundreds of times.
+            std::panic::resume_unwind(Box::new(format!("{INJECTED_PANIC}: {}", self.error)));
+        }
+        Err(self.error)
     }
 }
 
@@ -498,9 +526,7 @@ impl Device for SimDevice {
         let access = Access { kind: AccessKind::Read, at: at.0, len: buf.len() as u64 };
         self.check(&access, buf.len())?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        if let Some((_, error)) = self.pass(&access) {
-            return Err(error);
-        }
+        self.pass(&access).map_or(Ok(()), Strike::fail)?;
         self.image.read().read(at.0, buf);
         Ok(())
     }
@@ -525,7 +551,7 @@ impl Device for SimDevice {
         let index = self.submit(OpKind::Flush);
         let fault = self.pass(&access);
         self.complete(index, fault.is_none());
-        fault.map_or(Ok(()), |(_, error)| Err(error))
+        fault.map_or(Ok(()), Strike::fail)
     }
 
     fn write_fua(&self, at: Physical, data: &[u8]) -> Option<io::Result<()>> {
@@ -549,7 +575,7 @@ impl Device for SimDevice {
             pieces.iter().for_each(|p| image.put(p));
         }
         self.complete(index, fault.is_none());
-        fault.map_or(Ok(()), |(_, error)| Err(error))
+        fault.map_or(Ok(()), Strike::fail)
     }
 }
 

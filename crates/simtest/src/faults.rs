@@ -2,10 +2,11 @@
 //!
 //! Whatever fails, nothing panics and nothing hangs; what a sync acknowledged is there in every crash state
 //! afterwards; a metadata write or flush that failed turns the file system read-only and is told to the sync that
-//! needed it; a data write that failed is told to the next fsync of its file.
+//! needed it; a data write that failed is told to the next fsync of its file. A panic in the midst of writing is no
+//! different: a broken invariant turns the file system read-only, and nobody waits for ever for who has gone.
 
 use crate::crash::{Crashes, Limits, WriteClass};
-use crate::device::{Counts, Fault, OpKind, SimDevice};
+use crate::device::{Counts, Fault, INJECTED_PANIC, OpKind, SimDevice};
 use crate::image::Image;
 use crate::judge::Judge;
 use crate::model::{Domain, History};
@@ -13,6 +14,7 @@ use crate::ops::Op;
 use crate::runner::{Config, quietly};
 use crate::walk::{Handles, refusal, run_op};
 use larder_fs::{Error, Filesystem};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -68,7 +70,7 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
     let world = crate::runner::show(&config.base, &config.options)?;
     let mut report = FaultReport::default();
     let mut history = History { domains: vec![Domain::new("", world)] };
-    match Filesystem::open(device.clone(), config.options.clone()) {
+    match calmly(|| Filesystem::open(device.clone(), config.options.clone())) {
         Ok(fs) => operate(&fs, &device, &mut history, ops, &mut report)?,
         Err(e) => report.failed = Some(("open".into(), e.to_string())),
     }
@@ -101,6 +103,15 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
     Ok(report)
 }
 
+/// Calls the engine where a panic may have been injected: a caller of a server would get an error, too. Any other panic
+/// goes on.
+fn calmly<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| match panic.downcast_ref::<String>() {
+        Some(text) if text.starts_with(INJECTED_PANIC) => Err(Error::Unsupported(text.clone())),
+        _ => resume_unwind(panic),
+    })
+}
+
 fn operate(
     fs: &Filesystem,
     device: &SimDevice,
@@ -114,7 +125,7 @@ fn operate(
         let mut after = domain.now().clone();
         let touched = after.apply(op).map_err(|e| format!("the workload is impossible: {op}: {e:?}"))?;
         let begin = device.mark();
-        let result = run_op(fs, &mut handles, op);
+        let result = calmly(|| run_op(fs, &mut handles, op));
         let end = device.mark();
         match result {
             Ok(real) => {
@@ -136,13 +147,13 @@ fn operate(
     }
     report.turned_read_only = fs.info().read_only;
     if report.turned_read_only {
-        match fs.setxattr(fs.root(), b"user.late", b"x", larder_fs::XattrMode::Set) {
+        match calmly(|| fs.setxattr(fs.root(), b"user.late", b"x", larder_fs::XattrMode::Set)) {
             Err(Error::ReadOnly(_)) => {}
             other => return Err(format!("read-only after a failure, but a change answers {other:?}")),
         }
     }
     let begin = device.mark();
-    let synced = fs.sync();
+    let synced = calmly(|| fs.sync());
     let end = device.mark();
     if let Err(e) = &synced
         && report.failed.is_none()
@@ -159,7 +170,7 @@ fn operate(
     for id in handles.values() {
         fs.release(*id, 1);
     }
-    if let Err(e) = fs.close()
+    if let Err(e) = calmly(|| fs.close())
         && report.failed.is_none()
     {
         report.failed = Some(("close".into(), e.to_string()));

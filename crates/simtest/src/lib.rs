@@ -17,6 +17,7 @@
 
 pub mod crash;
 pub mod damage;
+pub mod data;
 pub mod device;
 pub mod faults;
 pub mod fill;

@@ -9,7 +9,8 @@
 //! file overwritten in place from then on.
 //!
 //! What is written is never constant: each byte depends on the letter given *and* on its place, so that a block which
-//! turns up in the wrong place or the wrong file is noticed.
+//! turns up in the wrong place or the wrong file is noticed. Small letters give bytes that compress well, capitals such
+//! that do not.
 
 use larder_fs::Fallocate;
 use std::fmt;
@@ -172,6 +173,10 @@ impl Op {
 /// The byte that a write with this letter puts at this offset; never zero.
 #[must_use]
 pub fn pattern(fill: u8, offset: u64) -> u8 {
+    if fill.is_ascii_uppercase() {
+        let x = (offset + (u64::from(fill) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        return ((x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56) as u8 | 1;
+    }
     let x = u64::from(fill) * 37 + (offset / 4096) * 101 + offset % 4096 * 7 + offset % 4096 / 255;
     (x % 255) as u8 + 1
 }

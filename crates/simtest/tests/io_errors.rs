@@ -1,11 +1,13 @@
 //! Every read, write and flush of a workload fails in turn: nothing panics or hangs, nothing acknowledged is lost.
 
 use larder_fs::{Error, FileKind, Filesystem, NewInode};
+use larder_simtest::data;
 use larder_simtest::device::{Access, AccessKind, Effect, Fault, SimDevice};
 use larder_simtest::faults::{self, FaultReport};
-use larder_simtest::ops::{Op, parse};
+use larder_simtest::ops::{Op, line, parse};
 use larder_simtest::runner::Config;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const WORKLOAD: &str = "mk A; new A/f; A/f[0,20K)=a; F A/f; new g; g[0,100K)=b; xa g user.k=v; mv A/f A/h; F g; \
                         A/h[4K,12K)=c; rm g; COMMIT; new A/i; A/i+300=d; ln A/i j; trunc A/h 5000; F A/i; mk B; \
@@ -25,7 +27,17 @@ fn ops() -> Vec<Op> {
 
 /// Fails each of `count` accesses in turn and returns the reports.
 fn each(count: u64, faults: impl Fn(u64) -> Fault + Sync, step: usize) -> Vec<FaultReport> {
-    let (config, ops) = (config(), ops());
+    each_of(&config(), &ops(), count, faults, step)
+}
+
+/// As [`each`], of another workload.
+fn each_of(
+    config: &Config,
+    ops: &[Op],
+    count: u64,
+    faults: impl Fn(u64) -> Fault + Sync,
+    step: usize,
+) -> Vec<FaultReport> {
     let all: Vec<u64> = (0..count).step_by(step).collect();
     let halves: Vec<&[u64]> = all.chunks(all.len().div_ceil(2).max(1)).collect();
     std::thread::scope(|scope| {
@@ -34,8 +46,8 @@ fn each(count: u64, faults: impl Fn(u64) -> Fault + Sync, step: usize) -> Vec<Fa
                 .map(|n| {
                     let fault = faults(*n);
                     let shown = format!("{fault:?}");
-                    faults::run(&config, &ops, &[fault])
-                        .unwrap_or_else(|e| panic!("number {n}, {shown}: {e}"))
+                    faults::run(config, ops, &[fault])
+                        .unwrap_or_else(|e| panic!("number {n}, {shown}: {e}\n{}", line(ops)))
                 })
                 .collect::<Vec<_>>()
         };
@@ -58,6 +70,35 @@ fn every_write_fails_once_or_for_ever() {
     each(writes, |n| Fault::nth(n, Access::is_write).forever(), 2);
 }
 
+/// In-place writes, reserved space and every method of compression: each access fails in turn, or panics.
+#[test]
+fn every_access_fails_however_data_is_stored() {
+    let in_place = "new f; nocow f; f[0,64K)=a; F f; f[5000,30K)=b; F f; new g; alloc g[0,100K); F g; g[0,20K)=c; F g; \
+                    g[9K,50001)=D; F g; alloc= f[64K,128K); f+9000=e; F f; zero g[4K,80K); g[0,30K)=f; COMMIT; \
+                    punch g[5000,20K); trunc f 12K; F f; g[0,100K)=h; rm f; COMMIT";
+    let packed = "new f; f[0,200K)=a; F f; f[100K,180K)=B; f[50K,60K)=c; F f; new g; g[0,3000)=d; F g; g+3000=e; F g; \
+                  trunc f 148K; F f; trunc g 4K; F g; f[10,20)=g; punch f[30K,140K); F f; rm g; COMMIT";
+    let mut failed = 0;
+    for (text, settings) in [(in_place, 0), (in_place, 3), (packed, 1), (packed, 2), (packed, 3), (packed, 5)]
+    {
+        let mut config = config();
+        data::settings(settings, &mut config.options);
+        let ops = parse(text).expect("a workload").remove(0);
+        let counts = faults::accesses(&config, &ops).expect("runs without faults");
+        let nth = |n, effect| Fault::nth(n, Access::is_write).with_effect(effect);
+        let mut reports = each_of(&config, &ops, counts.writes, |n| nth(n, Effect::None), 1);
+        reports.extend(each_of(&config, &ops, counts.writes, |n| nth(n, Effect::Half), 3));
+        reports.extend(each_of(&config, &ops, counts.writes, |n| nth(n, Effect::All), 3));
+        reports.extend(each_of(&config, &ops, counts.writes, |n| nth(n, Effect::None).panicking(), 2));
+        assert!(reports.iter().all(|r| r.struck));
+        let is = |kind: AccessKind| move |a: &Access| a.kind == kind;
+        each_of(&config, &ops, counts.reads, |n| Fault::nth(n, is(AccessKind::Read)), 3);
+        each_of(&config, &ops, counts.discards, |n| Fault::nth(n, is(AccessKind::Discard)), 3);
+        failed += reports.iter().filter(|r| r.failed.is_some()).count();
+    }
+    assert!(failed > 100, "{failed}");
+}
+
 #[test]
 fn every_flush_fails_and_is_final() {
     let flushes = faults::accesses(&config(), &ops()).expect("runs without faults").flushes;
@@ -74,6 +115,56 @@ fn every_read_fails_once_or_for_ever() {
     let step = usize::try_from(reads / 60).expect("small") + 1;
     each(reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read), step);
     each(reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read).forever(), step * 2);
+}
+
+/// A panic anywhere — in write-back, in the committer, in a caller — ends like a failure: who waits is told, what was
+/// acknowledged is there, and after a write that panicked nothing is written any more.
+#[test]
+fn every_access_may_panic() {
+    let counts = faults::accesses(&config(), &ops()).expect("runs without faults");
+    let writes = each(counts.writes, |n| Fault::nth(n, Access::is_write).panicking(), 1);
+    assert!(writes.iter().all(|r| r.struck && r.failed.is_some()));
+    assert!(writes.iter().filter(|r| r.turned_read_only).count() > writes.len() / 2);
+    let flushes = each(counts.flushes, |n| Fault::nth(n, |a| a.kind == AccessKind::Flush).panicking(), 1);
+    assert!(flushes.iter().all(|r| r.struck && r.failed.is_some()));
+    let step = usize::try_from(counts.reads / 60).expect("small") + 1;
+    each(counts.reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read).panicking(), step);
+}
+
+/// Write-back on its own threads panics: the fsync and the unmount that wait for it end.
+#[test]
+fn nobody_waits_for_a_write_back_that_panicked() {
+    let mut config = config();
+    config.options.cache_size = 8 << 20;
+    let device = Arc::new(SimDevice::new(config.base.clone()));
+    let fs = Filesystem::open(device.clone(), config.options).expect("open");
+    let kind = FileKind::Regular;
+    let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let id = fs.create(fs.root(), b"f", &new).expect("create").id;
+    fs.sync().expect("sync");
+    let gate = device.gate(Access::is_write);
+    device.inject(Fault::nth(0, Access::is_write).panicking());
+    let piece = vec![0x5a; 600 << 10];
+    // Nearly all that may be delayed: the threads of write-back begin, and nobody else does.
+    for n in 0..5 {
+        fs.write(id, n * piece.len() as u64, &piece).expect("write");
+    }
+    assert!(gate.wait_for(1, Duration::from_secs(60)), "a thread of write-back is at the device");
+    let (done, ended) = mpsc::channel();
+    let waiting = {
+        let fs = fs.clone();
+        std::thread::spawn(move || {
+            let synced = fs.fsync(id, false);
+            let closed = fs.close();
+            done.send((synced, closed)).expect("the test listens");
+        })
+    };
+    gate.open();
+    let (synced, closed) =
+        ended.recv_timeout(Duration::from_secs(60)).expect("neither fsync nor unmount hangs");
+    assert!(matches!(synced, Err(Error::DataLost | Error::ReadOnly(_))), "{synced:?}");
+    assert!(matches!(closed, Err(Error::ReadOnly(_))), "{closed:?}");
+    waiting.join().expect("no panic");
 }
 
 #[test]

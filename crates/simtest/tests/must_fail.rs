@@ -3,8 +3,8 @@
 //! Each test turns one switch of `Tuning` on, runs workloads that depend on what it breaks, and demands a failure. The
 //! same workloads on the engine as it is must pass, so that the failure is the switch's doing.
 
-use larder_fs::{Filesystem, OpenOptions, Tuning};
-use larder_simtest::crash::Limits;
+use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, SetAttr, Tuning};
+use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Access, AccessKind, Fault, SimDevice};
 use larder_simtest::faults;
 use larder_simtest::image::Image;
@@ -181,6 +181,136 @@ fn extents_before_their_data() {
     let found = run(&Tuning { break_extent_before_data: true, ..Tuning::default() });
     assert!(!found.failures.is_empty(), "early extents went unnoticed: {found}");
     run(&Tuning::default()).assert_sound();
+}
+
+#[test]
+fn discards_of_more_than_was_freed() {
+    // Four files share a granule; some of them go.
+    let text = "new e; e[0,20K)=e; new f; f[0,20K)=a; new g; g[0,20K)=b; new h; h[0,20K)=c; COMMIT; rm f; COMMIT; \
+                trunc h 5000; COMMIT; rm e; COMMIT";
+    caught(LOOK, &[text], Tuning { break_discard_beyond: true, ..Tuning::default() });
+}
+
+#[test]
+fn a_size_that_covers_what_is_not_there_yet() {
+    // Nothing writes the appended bytes back before the other file's fsync commits.
+    let text = "new f; f[0,8K)=a; new g; F f; f+20K=b; F g; f+300=c; g[0,100)=d; F g; F f";
+    caught(LOOK, &[text], Tuning { break_size_before_data: true, ..Tuning::default() });
+}
+
+/// Overwrites a NODATACOW file of which there is a snapshot, and looks at the snapshot in every crash state.
+fn written_under_a_snapshot(tuning: &Tuning) -> Result<usize, String> {
+    let config = config(None, LOOK, tuning.clone());
+    let device = Arc::new(SimDevice::new(config.base.clone()));
+    let options = OpenOptions { no_data_cow: true, ..config.options };
+    let fs = Filesystem::open(device.clone(), options.clone()).expect("open");
+    let new =
+        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let root = fs.root();
+    let file = fs.create(root, b"f", &new).expect("create").id;
+    let (old, new) = (vec![b'a'; 64 << 10], vec![b'b'; 64 << 10]);
+    fs.write(file, 0, &old).expect("write");
+    fs.fsync(file, false).expect("fsync");
+    // Where nobody shares it the same write does go in place.
+    fs.write(file, 0, &old[..4096]).expect("write");
+    fs.fsync(file, false).expect("fsync");
+    fs.snapshot(root.subvol, root, b"snap", true).expect("snapshot");
+    let begin = device.mark();
+    fs.write(file, 0, &new[..30_000]).expect("write");
+    fs.fsync(file, false).expect("fsync");
+    fs.write(file, 30_000, &new[30_000..]).expect("write");
+    fs.sync().expect("sync");
+    fs.close().expect("close");
+    let crashes = Crashes::of(&device.recording(), &config.limits);
+    let mut seen = 0;
+    for state in crashes.states.iter().filter(|s| s.earliest >= begin) {
+        let device = Arc::new(SimDevice::new(crashes.image(state)));
+        let fs = Filesystem::open(device, options.clone()).map_err(|e| format!("open: {e}"))?;
+        let snap = fs.lookup(fs.root(), b"snap").expect("durable since the call returned").id;
+        let copy = fs.lookup(snap, b"f").expect("it is in the snapshot").id;
+        let mut found = vec![0; old.len()];
+        fs.read(copy, 0, &mut found).map_err(|e| format!("read: {e}"))?;
+        if found != old {
+            return Err(format!("the snapshot has changed in state {:016x}", state.id));
+        }
+        seen += 1;
+    }
+    Ok(seen)
+}
+
+#[test]
+fn in_place_writes_of_what_a_snapshot_shares() {
+    let broken = Tuning { break_in_place_shared: true, ..Tuning::default() };
+    assert!(written_under_a_snapshot(&broken).is_err(), "a snapshot that changes went unnoticed");
+    let seen = written_under_a_snapshot(&Tuning::default()).expect("it stays as it was");
+    assert!(seen > 10, "{seen} states");
+}
+
+/// Cuts a file of many extents to nothing, in many transactions, and makes it grow again in every crash state.
+fn cut_and_grown(tuning: &Tuning) -> Result<usize, String> {
+    const BLOCKS: u64 = 400;
+    let config = config(None, LOOK, Tuning { commit_steps: true, ..tuning.clone() });
+    let device = Arc::new(SimDevice::new(config.base.clone()));
+    let fs = Filesystem::open(device.clone(), config.options.clone()).expect("open");
+    let new =
+        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let file = fs.create(fs.root(), b"f", &new).expect("create").id;
+    for n in 0..BLOCKS {
+        fs.write(file, n * 8192, &[b'x'; 4096]).expect("write");
+    }
+    fs.sync().expect("sync");
+    let begin = device.mark();
+    let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    fs.setattr(file, &size(0)).expect("cut");
+    let end = device.mark();
+    fs.close().expect("close");
+    let crashes = Crashes::of(&device.recording(), &config.limits);
+    let mut cut = 0;
+    for state in crashes.states.iter().filter(|s| s.earliest >= begin && s.latest <= end) {
+        let device = Arc::new(SimDevice::new(crashes.image(state)));
+        let fs = Filesystem::open(device, config.options.clone()).map_err(|e| format!("open: {e}"))?;
+        let attr = fs.lookup(fs.root(), b"f").map_err(|e| format!("lookup: {e}"))?;
+        if attr.size < (BLOCKS - 1) * 8192 {
+            let len = attr.size as usize;
+            fs.setattr(attr.id, &size(BLOCKS * 8192)).map_err(|e| format!("grow: {e}"))?;
+            let mut found = vec![0; (BLOCKS * 8192) as usize];
+            fs.read(attr.id, 0, &mut found).map_err(|e| format!("read: {e}"))?;
+            if found[len..].iter().any(|b| *b != 0) {
+                return Err(format!("what was cut off is there again in state {:016x}", state.id));
+            }
+            cut += 1;
+        }
+    }
+    Ok(cut)
+}
+
+#[test]
+fn truncations_that_leave_something_behind() {
+    let broken = Tuning { break_truncate_at_once: true, ..Tuning::default() };
+    assert!(cut_and_grown(&broken).is_err(), "half a truncation went unnoticed");
+    let seen = cut_and_grown(&Tuning::default()).expect("none comes back");
+    assert!(seen > 10, "{seen} states");
+}
+
+#[test]
+fn reserved_space_that_becomes_data_before_it_is_written() {
+    // The write fails: what the file then has there must read as zeros, or be told as lost.
+    let text = "new f; alloc f[0,100K); COMMIT; f[0,60K)=a; F f; COMMIT";
+    let ops = parse(text).expect("a workload").remove(0);
+    let config = |early| {
+        let mut config = Config::new(1).expect("a new file system");
+        config.max_states = 40;
+        config.options.tuning.break_extent_before_data = early;
+        config
+    };
+    let writes = faults::accesses(&config(false), &ops).expect("runs without faults").writes;
+    let fails =
+        |early: bool, n: u64| faults::run(&config(early), &ops, &[Fault::nth(n, Access::is_write)]).is_err();
+    assert!(
+        (0..writes).any(|n| fails(true, n)),
+        "{writes} writes failed, each once, and nothing was noticed"
+    );
+    assert!(!(0..writes).any(|n| fails(false, n)));
 }
 
 #[test]

@@ -7,8 +7,8 @@ use larder_simtest::crash::Limits;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, SIZE, fresh, run};
-use larder_simtest::scenarios;
 use larder_simtest::workload::{Sequences, Workload, random, threads};
+use larder_simtest::{data, scenarios};
 
 fn config(max_states: usize, depth: Depth) -> Config {
     let mut config = Config::new(1).expect("a new file system");
@@ -68,6 +68,17 @@ fn sampled_longer_sequences_survive_every_crash() {
 #[test]
 fn random_walks_survive_every_crash() {
     run_all(&config(80, SHALLOW), (0..6).map(|seed| random(seed, 30)));
+}
+
+#[test]
+fn what_files_hold_survives_every_crash_however_it_is_stored() {
+    let mut outcome = Outcome::default();
+    for seed in 0..2 * data::SETTINGS {
+        let mut config = config(60, SHALLOW);
+        data::settings(seed, &mut config.options);
+        outcome.add(run_all(&config, [data::data(seed, 25)]));
+    }
+    assert!(outcome.distinct.len() > 700, "{outcome}");
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! handle nor any of these.
 
 use super::dirty::{Buffers, Dirty, Gaps, SECTOR_LEN, Taken, index};
+use super::scratch::{MOST_MADE, Scratch};
 use crate::api::may_wait;
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -19,6 +20,7 @@ use crate::space::reserve::Reservation;
 use parking_lot::Condvar;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -157,7 +159,7 @@ impl FileData {
 }
 
 /// Does one of these touch the sectors of `start..end`?
-fn flies(flights: &BTreeMap<u64, Arc<Flight>>, start: u64, end: u64) -> bool {
+fn overlaps(flights: &BTreeMap<u64, Arc<Flight>>, start: u64, end: u64) -> bool {
     flights.range(..end).next_back().is_some_and(|(_, f)| f.taken.end > start)
 }
 
@@ -181,7 +183,7 @@ impl Inner {
     }
     /// Are bytes of sectors in `start..end` on their way?
     fn is_flying(&self, start: u64, end: u64) -> bool {
-        flies(&self.flights, start, end)
+        overlaps(&self.flights, start, end)
     }
     /// The first byte at or behind `from` that holds the size back, of those that `first` finds.
     fn holding(&self, from: u64, first: impl Fn(u64) -> Option<u64>) -> Option<u64> {
@@ -405,13 +407,13 @@ pub(super) struct Departure {
 /// How much to take at once, or how much was taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes.
+    /// Bytes of sectors.
     pub(crate) bytes: u64,
     /// Flights: runs of one file each.
     pub(crate) flights: usize,
 }
 
-/// Takes dirty runs out of a file. `requeue`: the caller has taken the file out of the queue.
+/// Takes dirty runs out of a file; the bytes of their sectors. `requeue`: the caller has taken the file out of the queue.
 ///
 /// It goes on where it stopped the last time, and from the end of the file to its beginning. What is written at random
 /// places meanwhile so has time to grow together until its turn comes, and what one batch takes lies close together in the
@@ -433,9 +435,15 @@ pub(super) fn depart(
     let segments = inner.dirty.segments();
     let stop = inner.dirty.boundary(inner.stopped);
     let (mut from, mut around, mut bytes, mut flights) = (stop, stop == 0, 0, 0);
-    while bytes < limits.bytes && flights < limits.flights && !(around && stop > 0 && from >= stop) {
-        let busy = |a, b| flies(&inner.flights, a, b);
-        let Some(taken) = inner.dirty.take(&mut from, limits.bytes - bytes, busy) else {
+    // What is written, and what has to be made, in whole sectors.
+    let (mut span, mut made) = (0, 0);
+    while span < limits.bytes
+        && made < MOST_MADE
+        && flights < limits.flights
+        && !(around && stop > 0 && from >= stop)
+    {
+        let busy = |a, b| overlaps(&inner.flights, a, b);
+        let Some(taken) = inner.dirty.take(&mut from, limits.bytes - span, busy) else {
             if std::mem::replace(&mut around, true) {
                 break;
             }
@@ -443,6 +451,8 @@ pub(super) fn depart(
             continue;
         };
         bytes += taken.bytes;
+        span += taken.end - taken.start;
+        made += taken.made;
         flights += 1;
         let inline = taken.start == 0
             && inner.dirty.is_empty()
@@ -467,7 +477,13 @@ pub(super) fn depart(
         }
     }
     core.data.dirty.fetch_sub(bytes, Ordering::AcqRel);
-    bytes
+    span
+}
+
+/// Is this one of the flights that have not landed yet?
+pub(super) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
+    let inner = inode.data.inner.lock();
+    inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
 }
 
 /// Flights of one file have ended: in extents, or lost. The caller holds a transaction handle if they are in extents.
@@ -545,6 +561,8 @@ pub(crate) struct DataState {
     segments: AtomicU64,
     clock: AtomicU64,
     buffers: Buffers,
+    /// What writing back takes beside that.
+    pub(crate) scratch: Scratch,
     failures: AtomicU64,
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
@@ -748,7 +766,7 @@ impl DataState {
             self.changed.notify_all();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
-            // A panic there was reported when it happened.
+            // They catch their panics.
             let _ = thread.join();
         }
     }
@@ -780,8 +798,10 @@ impl DataState {
     fn work(&self, core: &Core) {
         let mut seen = u64::MAX;
         while let Some(before) = self.next_work(core, &mut seen) {
-            if super::writeback::one_batch(core, before) {
-                seen = u64::MAX;
+            match catch_unwind(AssertUnwindSafe(|| super::writeback::one_batch(core, before))) {
+                Ok(true) => seen = u64::MAX,
+                Ok(false) => {}
+                Err(_) => core.txns.fail("choosing data to write back hit a broken invariant; see the log"),
             }
         }
     }

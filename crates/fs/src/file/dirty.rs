@@ -10,6 +10,7 @@
 //! A segment of one byte takes more memory than a byte: [`Dirty::memory`] is what counts against the budget.
 
 use super::extents::{SECTOR, ceil, floor};
+use super::scratch::MOST_MADE;
 use larder_format::MAX_DATA_EXTENT;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -336,20 +337,24 @@ impl Dirty {
     }
 
     /// The sectors of the first run of segments from sector `from` on that share or touch sectors; at most about
-    /// `limit` bytes.
-    fn run(&self, from: u64, limit: u64) -> Option<(u64, u64)> {
+    /// `limit` bytes, of which at most about [`MOST_MADE`] are of sectors that have to be made whole. Also how many those
+    /// are at most.
+    fn run(&self, from: u64, limit: u64) -> Option<(u64, u64, u64)> {
         let mut run: Option<(u64, u64)> = None;
+        let mut made = 0;
         for (s, segment) in self.segs_from(from) {
-            let (a, b) = (floor(s), ceil(s + segment.buf.len() as u64));
+            let last = s + segment.buf.len() as u64;
+            let (a, b) = (floor(s), ceil(last));
             match &mut run {
                 None => run = Some((a, b)),
                 // A sector goes as one, whatever the limit.
                 Some((_, end)) if a < *end => *end = b.max(*end),
-                Some((start, end)) if a == *end && b - *start <= limit => *end = b,
+                Some((start, end)) if a == *end && b - *start <= limit && made < MOST_MADE => *end = b,
                 Some(_) => break,
             }
+            made += (u64::from(a < s) + u64::from(last < b)) * SECTOR;
         }
-        run
+        run.map(|(start, end)| (start, end, made.min(end - start)))
     }
 
     /// The last sector boundary at or before `at`, itself one, that no segment crosses.
@@ -369,7 +374,7 @@ impl Dirty {
         busy: impl Fn(u64, u64) -> bool,
     ) -> Option<Taken> {
         loop {
-            let (start, end) = self.run(*from, limit.min(MAX_DATA_EXTENT))?;
+            let (start, end, made) = self.run(*from, limit.min(MAX_DATA_EXTENT))?;
             *from = end;
             if busy(start, end) {
                 continue;
@@ -381,6 +386,7 @@ impl Dirty {
                 age: segments.iter().map(|(_, segment)| segment.age).min().unwrap_or(u64::MAX),
                 bytes: segments.iter().map(|(_, segment)| segment.buf.len() as u64).sum(),
                 memory: segments.iter().map(|(_, segment)| segment.memory()).sum(),
+                made,
                 parts: segments.into_iter().map(|(at, segment)| (at, segment.buf)).collect(),
             });
         }
@@ -426,6 +432,8 @@ pub(super) struct Taken {
     pub(super) bytes: u64,
     /// Bytes of memory that they take.
     pub(super) memory: u64,
+    /// Bytes of sectors of which they are only parts, at most.
+    pub(super) made: u64,
 }
 
 impl Taken {

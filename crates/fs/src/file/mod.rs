@@ -5,6 +5,7 @@
 //! | `dirty` | how bytes that are not on the device yet are kept |
 //! | `delalloc` | the budget of delayed bytes, their order, the space reserved for them |
 //! | `writeback` | how delayed bytes become extents |
+//! | `scratch` | how much memory write-back takes while it works |
 //! | `compress` | what is compressed on the way, and how |
 //! | `extents` | how extents lie in items, and what can be wrong with them |
 //! | `join` | how pieces of a stream become one extent |
@@ -32,6 +33,7 @@ mod map;
 mod nocow;
 mod read;
 mod replace;
+pub(crate) mod scratch;
 mod seek;
 mod truncate;
 mod writeback;

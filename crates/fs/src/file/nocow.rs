@@ -62,6 +62,9 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
     if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
         return Ok(false);
     }
+    if core.options.tuning.break_in_place_shared {
+        return Ok(true);
+    }
     let (alone, born) = has_no_others(core, inode, start, r)?;
     Ok(alone && born > inode.subvol.tree.last_snapshot())
 }

@@ -1,22 +1,24 @@
 //! Setting a file's size.
 //!
-//! Shrinking cuts what is delayed, sees to it that the last sector is zero behind the new end, and drops extents — in
-//! several transactions when there are many, announced by an ORPHAN item so that a crash in between is finished at the
-//! next mount. Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end,
+//! Shrinking cuts what is delayed, sees to it that the last sector is zero behind the new end, and drops extents. Where there
+//! are many it takes several transactions, each of which cuts some extents off the end and leaves a shorter, sound file: a crash
+//! in between shows a length between the two, as on Linux. The obvious alternative, the new size at once and an ORPHAN item
+//! that has the next mount drop the rest, needs that next mount to be ours: Linux, since 3.12, takes such an item away and
+//! leaves the extents, whose bytes are in the file again when it grows. What older kernels, and we ourselves, left so is
+//! finished all the same (`inode::orphan`): by setting the size that the file has. Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end,
 //! whole-file data in the leaf rewritten at its new length, and explicit holes on images that have them.
 
 use super::delalloc::{self, Admitted, admit};
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
-use super::replace::{New, RESERVE_ITEMS, cover, replace};
+use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, cover, replace};
 use crate::api::past_no_return;
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{Error, Place, Result};
 use crate::inode::Inode;
-use crate::transaction::Handle;
-use larder_format::ObjectId;
-use larder_format::items::keys::orphan_key;
+use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, InlineExtent};
+use larder_format::{FileOffset, KeyType, ObjectId};
 use std::sync::Arc;
 
 /// Sets the size of a file. The caller holds `op` exclusively and has checked that the file may be changed; times are
@@ -142,72 +144,101 @@ fn tail(core: &Core, inode: &Inode, size: u64) -> Result<Tail> {
     Ok(if fits.encode().len() <= room { Tail::Inline(data) } else { Tail::Zero })
 }
 
+/// Cuts the file, from its end towards `size`, in as many steps as its extents take.
 fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    let mut begun = None;
+    while !shrink_step(core, inode, size)? {
+        begun.get_or_insert_with(past_no_return);
+        core.step_done()?;
+    }
+    Ok(())
+}
+
+/// One step towards `size`, in one transaction; true when it was the last.
+fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
     loop {
         inode.data.wait_landed(floor(size), u64::MAX)?;
         let zeros = vec![0; index(ceil(size) - size)];
+        let last = few_behind(core, inode, ceil(size))?;
         let admitted = match tail(core, inode, size)? {
-            Tail::Zero => Some(admit(core, inode, size, zeros.len())?),
+            Tail::Zero if last => Some(admit(core, inode, size, zeros.len())?),
             _ => None,
         };
         let mut h = core.begin_deleting(RESERVE_ITEMS + 2)?;
         let _waiting_is_allowed = past_no_return();
         // Nothing can land while this is held; but what was dirty may have landed before.
-        let extents = inode.data.lock_extents();
-        let tail = tail(core, inode, size)?;
+        let mut extents = inode.data.lock_extents();
+        if last != few_behind(core, inode, ceil(size))? {
+            continue;
+        }
+        let (to, tail) = match last {
+            true => (size, tail(core, inode, size)?),
+            // The size itself may lie in the midst of one of them.
+            false => (start_of_last(core, inode)?.max(ceil(size)), Tail::Nothing),
+        };
         if matches!(tail, Tail::Zero) && admitted.is_none() {
             continue;
         }
-        let Some(old) = delalloc::cut(core, inode, size) else { continue };
-        if let Some(admitted) = admitted {
-            delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
+        // What was reserved behind the end goes without that the end changes.
+        if last || to <= inode.state.lock().size {
+            let Some(old) = delalloc::cut(core, inode, to) else { continue };
+            if let Some(admitted) = admitted {
+                delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
+            }
+            h.mark_dirty(inode);
         }
-        h.mark_dirty(inode);
         if let Tail::Inline(data) = &tail {
             let plain = New::Inline { data, ram_bytes: size, compression: Compression::None };
             replace(&mut h, inode, (0, SECTOR), plain, &mut false)?;
         }
         // The file may have ended in delayed bytes far behind its extents.
-        cover(&mut h, inode, size)?;
-        drop(extents);
-        return drop_extents(core, inode, h, ceil(size));
-    }
-}
-
-/// Drops all extents from `from` on, in as many transactions as that takes.
-fn drop_extents(core: &Core, inode: &Arc<Inode>, first: Handle<'_>, from: u64) -> Result<()> {
-    let end = MAX_FILE_SIZE + 1;
-    let mut at = from;
-    let mut handle = Some(first);
-    let mut announced = None;
-    while at < end {
-        let mut h = match handle.take() {
-            Some(h) => h,
-            None => core.begin_deleting(RESERVE_ITEMS + 2)?,
-        };
-        {
-            let _extents = inode.data.lock_extents();
+        cover(&mut h, inode, to)?;
+        let (mut at, end) = (ceil(to), MAX_FILE_SIZE + 1);
+        while at < end {
             at = replace(&mut h, inode, (at, end), New::Nothing, &mut false)?;
+            if at < end && core.options.tuning.break_truncate_at_once {
+                drop((extents, h));
+                core.step_done()?;
+                h = core.begin_deleting(RESERVE_ITEMS + 2)?;
+                extents = inode.data.lock_extents();
+            }
         }
-        if at < end && announced.is_none() {
-            announced = Some(announce(&mut h, inode, true)?);
-        } else if at == end && announced == Some(true) {
-            announce(&mut h, inode, false)?;
-        }
-        drop(h);
-        if at < end {
-            core.step_done()?;
-        }
+        drop(extents);
+        return Ok(last);
     }
-    Ok(())
 }
 
-/// Adds or removes the ORPHAN item. False when it was there already: then it announces something else, too, and stays.
-fn announce(h: &mut Handle<'_>, inode: &Arc<Inode>, add: bool) -> Result<bool> {
-    let key = orphan_key(ObjectId(inode.id.ino));
-    h.edit(&inode.subvol, &[key], |e| match (e.get(&key).is_some(), add) {
-        (false, true) => e.insert(&key, &[]).map(|()| true),
-        (true, false) => e.delete(&key).map(|()| true),
-        _ => Ok(false),
-    })
+/// Can one change drop all extents that end behind `start`?
+fn few_behind(core: &Core, inode: &Inode, start: u64) -> Result<bool> {
+    if core.options.tuning.break_truncate_at_once {
+        return Ok(true);
+    }
+    let version = inode.subvol.version(core);
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
+    for _ in 0..MAX_ITEMS {
+        if cursor.next()?.is_none() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Where the last extents of a file begin that has more than one change can drop.
+fn start_of_last(core: &Core, inode: &Inode) -> Result<u64> {
+    let ino = ObjectId(inode.id.ino);
+    let version = inode.subvol.version(core);
+    let mut cursor = version.seek(&extent_data_key(ino, FileOffset(u64::MAX)))?;
+    let mut start = u64::MAX;
+    for _ in 0..MAX_ITEMS {
+        match cursor.prev()? {
+            Some(item) if item.key.objectid == ino && item.key.kind == KeyType::EXTENT_DATA => {
+                start = item.key.offset;
+            }
+            _ => break,
+        }
+    }
+    // Or cutting there would be no progress.
+    let sound = start.is_multiple_of(SECTOR) && start <= MAX_FILE_SIZE;
+    let place = || Place::item(version.tree(), extent_data_key(ino, FileOffset(start)));
+    sound.then_some(start).ok_or_else(|| Error::corrupt(place(), "file extent begins within a sector"))
 }

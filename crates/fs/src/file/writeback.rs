@@ -16,6 +16,7 @@ use super::extents::{ExtentCursor, SECTOR, floor};
 use super::join::{self, join};
 use super::nocow;
 use super::replace::{Fresh, MAX_FRESH, MAX_ITEMS, New, RESERVE_ITEMS, fill_holes, replace};
+use super::scratch;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
@@ -28,6 +29,7 @@ use rayon::prelude::*;
 use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Bytes that one batch takes of one file at most.
@@ -311,7 +313,25 @@ impl Item {
 }
 
 /// Brings flights to the device and into their trees. What fails is noted with its inode.
+///
+/// Whatever happens all of them land: others wait for that. A panic is a broken invariant, so nothing is written any more
+/// after one.
 fn write(core: &Core, departures: Vec<Departure>) {
+    // Weak: who has the last one uses its buffers again.
+    let flights: Vec<_> = departures.iter().map(|d| (d.inode.clone(), Arc::downgrade(&d.flight))).collect();
+    let done = catch_unwind(AssertUnwindSafe(|| write_all(core, departures)));
+    if done.is_err() {
+        core.txns.fail("writing data back hit a broken invariant; see the log");
+        for (inode, flight) in flights {
+            if let Some(flight) = flight.upgrade().filter(|flight| delalloc::flies(&inode, flight)) {
+                land(core, &inode, [&flight], false);
+            }
+        }
+    }
+}
+
+fn write_all(core: &Core, departures: Vec<Departure>) {
+    let _memory = core.data.scratch.take(scratch::need(core, &departures), core.budget().scratch);
     let mut items: Vec<Item> = departures.into_iter().map(|d| Item::new(core, d)).collect();
     let mut reserved: Option<Reservation> = None;
     for item in &mut items {

@@ -175,7 +175,7 @@ impl Inode {
     /// # Errors
     /// Reading or corruption.
     pub(crate) fn flush_item(&self, h: &mut Handle<'_>) -> Result<()> {
-        let Some(item) = self.item_for_disk() else { return Ok(()) };
+        let Some(item) = self.item_for_disk(h.core) else { return Ok(()) };
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| e.update(&key, item.as_bytes()))
     }
@@ -185,7 +185,7 @@ impl Inode {
     /// # Errors
     /// Reading, corruption, no space.
     pub(crate) fn write_item_ahead(&self, h: &mut Handle<'_>) -> Result<()> {
-        let Some(item) = self.item_for_disk() else { return Ok(()) };
+        let Some(item) = self.item_for_disk(h.core) else { return Ok(()) };
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| match e.get(&key) {
             Some(_) => e.update(&key, item.as_bytes()),
@@ -194,14 +194,16 @@ impl Inode {
         })
     }
     /// The item as it is to be written; `None` once the inode is deleted.
-    fn item_for_disk(&self) -> Option<InodeItem> {
+    fn item_for_disk(&self, core: &Core) -> Option<InodeItem> {
         let state = self.state.lock();
         if state.deleted || self.subvol.is_dead() {
             return None;
         }
         let mut item = state.item;
         item.size = match self.kind {
-            FileKind::Regular => self.data.disk_size(state.size).into(),
+            FileKind::Regular if !core.options.tuning.break_size_before_data => {
+                self.data.disk_size(state.size).into()
+            }
             _ => state.size.into(),
         };
         Some(item)

@@ -3,7 +3,7 @@
 //! An inode goes when it has neither names nor holds: its data first, in as many transactions as that takes, then its other
 //! items in batches, at last its inode item together with the ORPHAN item that announced it. Whatever a crash leaves of
 //! that is announced still, and is finished when the subvolume is used for the first time after it. An ORPHAN item of an
-//! inode that has names announces a truncation instead.
+//! inode that has names announces a truncation instead; nobody makes such any more ([`file::truncate`]).
 
 use super::draft::prepare;
 use super::{Inode, names};

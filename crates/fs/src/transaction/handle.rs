@@ -329,6 +329,10 @@ fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Half an operation must not become durable; nobody seals before this handle has left.
+            self.core.txns.fail("an operation hit a broken invariant; see the log");
+        }
         if self.notes > 0 || self.owed > 0 {
             self.core.keep_for_notes(&self.txn, &mut self.reserved, self.notes, self.owed, self.deleting);
         }

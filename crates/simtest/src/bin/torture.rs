@@ -10,7 +10,7 @@ use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, run};
 use larder_simtest::workload::{Sequences, Workload, random, threads};
-use larder_simtest::{model, scenarios};
+use larder_simtest::{data, model, scenarios};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -46,11 +46,14 @@ struct Args {
     #[arg(long)]
     seq: Option<usize>,
     /// Only this source of workloads.
-    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads"])]
+    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data"])]
     only: Option<String>,
     /// Compress all data: zlib[:1..9], lzo or zstd[:-15..15].
     #[arg(long)]
     compress: Option<larder_fs::Packing>,
+    /// Store file data as the data workload of this number does.
+    #[arg(long)]
+    settings: Option<u64>,
     /// Leave out operations on file data: names, attributes and commits only.
     #[arg(long)]
     names: bool,
@@ -100,6 +103,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
         }))
     };
     let randoms = move || (seed * 1000..).map(|s| random(s, 12 + s as usize % 40));
+    let datas = move || (seed * 1000..).map(|s| data::data(s, 12 + s as usize % 30));
     let many = move || (seed * 1000..).map(|s| threads(s, 2 + s as usize % 4, 12));
     if let Some(length) = args.seq {
         return Ok(sequences(length));
@@ -109,10 +113,11 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
         Some("sequences") => Box::new(sequences(1).chain(sequences(2)).chain(sequences(3))),
         Some("random") => Box::new(randoms()),
         Some("threads") => Box::new(many()),
+        Some("data") => Box::new(datas()),
         _ => {
             let bounded = sequences(1).chain(sequences(2)).chain(sequences(3));
             let mut mixed: Vec<Box<dyn Iterator<Item = Workload>>> =
-                vec![Box::new(bounded), Box::new(randoms()), Box::new(many())];
+                vec![Box::new(bounded), Box::new(randoms()), Box::new(many()), Box::new(datas())];
             let mut turn = 0;
             let endless = std::iter::from_fn(move || {
                 turn += 1;
@@ -156,6 +161,11 @@ fn torture(args: &Args) -> Result<Outcome, String> {
             for ops in workload.segments.iter_mut().flat_map(|s| s.threads.iter_mut()) {
                 ops.retain(|op| !op.is_data());
             }
+        }
+        let mut config = config.clone();
+        let number = || workload.name.split_once("--settings ")?.1.trim_end_matches(')').parse().ok();
+        if let Some(number) = args.settings.or_else(number) {
+            data::settings(number, &mut config.options);
         }
         outcome.add(run(&config, &workload));
         if told.elapsed() > Duration::from_secs(10) {

@@ -100,7 +100,7 @@ impl File {
             }
             Op::Depart => {
                 let inner = &mut self.inner;
-                let busy = |a, b| flies(&inner.flights, a, b);
+                let busy = |a, b| overlaps(&inner.flights, a, b);
                 let mut from = inner.dirty.boundary(inner.stopped);
                 let taken = inner.dirty.take(&mut from, 8192, busy);
                 inner.stopped = if taken.is_some() { from } else { 0 };
