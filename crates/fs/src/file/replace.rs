@@ -352,6 +352,7 @@ pub(super) fn fill_holes(
 /// How many of the first ranges lie in holes.
 fn count_in_holes(core: &Core, inode: &Inode, fresh: &[Fresh]) -> Result<usize> {
     let Some(first) = fresh.first() else { return Ok(0) };
+    assert!(fresh.is_sorted_by(|a, b| a.start + a.run.len <= b.start), "ranges ascend");
     let version = inode.subvol.version(core);
     let ino = ObjectId(inode.id.ino);
     let mut cursor = ExtentCursor::new(&version, ino, first.start)?;

@@ -651,6 +651,12 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
         .iter()
         .take(MAX_FRESH)
         .map_while(|i| i.fresh().filter(|_| Arc::ptr_eq(&i.departure.inode, &inode)))
+        .scan(0, |end, f| {
+            // Behind its end a file is gone through from its beginning.
+            let ascends = f.start >= *end;
+            *end = f.start + f.run.len;
+            ascends.then_some(f)
+        })
         .collect();
     if fresh.len() < 2 {
         return 0;
