@@ -89,6 +89,31 @@ fn what_is_full_is_said_in_words() {
     assert!(larder(args!["df", m.point()]).ok().text().contains("Not full"));
 }
 
+/// What somebody reads off a nearly full image, and what then really fits.
+#[test]
+fn what_is_said_to_be_available_can_be_written() {
+    let Some(m) = Mounted::new("commit=1") else { return };
+    let total = larder(args!["df", "--json", m.point()]).ok().json()["available"].as_u64().unwrap();
+    let piece = vec![0xa5u8; 1 << 20];
+    let most = std::fs::File::create(m.point().join("most")).expect("create");
+    for _ in 0..(total / 100 * 93) >> 20 {
+        std::io::Write::write_all(&mut &most, &piece).expect("there is room");
+    }
+    larder(args!["sync", m.point()]).ok();
+    let said = larder(args!["df", m.point()]).ok().text();
+    assert!(said.contains("Not full"), "{said}");
+    let available = larder(args!["df", "--json", m.point()]).ok().json()["available"].as_u64().unwrap();
+    let rest = std::fs::File::create(m.point().join("rest")).expect("create");
+    let mut written = 0;
+    while std::io::Write::write_all(&mut &rest, &piece).is_ok() {
+        written += piece.len() as u64;
+    }
+    let apart = written.abs_diff(available);
+    assert!(apart <= total / 50, "{available} bytes were said to be available, {written} were:\n{said}");
+    larder(args!["sync", m.point()]).ok();
+    assert!(larder(args!["df", m.point()]).ok().text().contains("Data is full"));
+}
+
 #[test]
 fn free_space_is_trimmed_on_mounts_and_images() {
     let Some(m) = Mounted::new("nodiscard") else { return };
