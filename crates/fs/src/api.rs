@@ -370,6 +370,10 @@ pub struct Tuning {
     pub break_clone_unsettled: bool,
     /// Leave orphan items out when a linked-to-nothing inode stays open.
     pub break_no_orphans: bool,
+    /// Skip the flushes that make a log durable.
+    pub break_log_no_flush: bool,
+    /// Do not log checksums.
+    pub break_log_no_csums: bool,
     /// Write super mirrors never (only the primary).
     pub break_no_mirrors: bool,
     /// Report success although a metadata write failed.
@@ -384,6 +388,8 @@ pub struct Tuning {
     pub break_truncate_at_once: bool,
     /// Let the size on the device cover bytes that are not in extents yet.
     pub break_size_before_data: bool,
+    /// Make every `fsync` a commit.
+    pub no_log: bool,
     /// Discard whatever is freed, metadata and single sectors too, as soon as it may be.
     pub discard_everything: bool,
     /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.

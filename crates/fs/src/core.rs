@@ -62,6 +62,13 @@ pub(crate) const MAX_COPIES_IN_RESERVE: u64 = 256 << 20;
 const PURSES: usize = 4;
 const PURSE: usize = 32;
 
+/// A commit's superblock, and the commit's transaction.
+#[derive(Debug)]
+pub(crate) struct SuperblockWritten {
+    pub(crate) generation: Generation,
+    pub(crate) superblock: Box<Superblock>,
+}
+
 /// Space freed by one transaction, to be given back when no version can reach it.
 pub(crate) type Pinned = Vec<crate::space::Run>;
 
@@ -88,6 +95,9 @@ pub(crate) struct Core {
     pub(crate) data: crate::file::DataState,
     pub(crate) compression: Arc<crate::file::compress::State>,
     pub(crate) published: AtomicU64,
+    /// The superblock that was written last by a commit, without a log. Held while one is written.
+    pub(crate) superblock_written: Mutex<SuperblockWritten>,
+    pub(crate) log: crate::log::Counters,
     /// Was there a log, and is what it held in the trees?
     pub(crate) log_replayed: AtomicBool,
     /// Where subvolumes hang, as far as the published root tree does not say so yet.
@@ -273,6 +283,14 @@ impl Core {
                 None => Ok(()),
             },
         }
+    }
+    /// Makes a transaction durable that is running or was.
+    pub(crate) fn commit_of(&self, generation: Generation) -> Result<()> {
+        if self.options.tuning.break_fsync_does_not_wait {
+            return Ok(());
+        }
+        self.txns.request_up_to(generation);
+        self.txns.wait(generation)
     }
     /// A long operation has left its transaction and is about to join another.
     pub(crate) fn step_done(&self) -> Result<()> {

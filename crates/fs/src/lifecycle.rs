@@ -83,6 +83,8 @@ pub struct Stats {
     pub space_waits: u64,
     pub space_refusals: u64,
     pub reclaim: ReclaimStats,
+    /// What `fsync` has done.
+    pub log: crate::LogStats,
     /// Deleted subvolumes that still take space, and blocks of such that were looked at.
     pub subvolumes_to_drop: u64,
     pub blocks_dropped: u64,
@@ -307,6 +309,7 @@ impl Filesystem {
                 chunks: get(&r.chunks),
                 commits: get(&r.commits),
             },
+            log: core.log.stats(),
             subvolumes_to_drop: core.drops.len() as u64,
             blocks_dropped: get(&core.drops.blocks),
             read_only: core.read_only.clone().or_else(|| core.txns.failure()),

@@ -7,7 +7,7 @@
 use crate::alloc::Allocator;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
 use crate::budget::Budget;
-use crate::core::{Core, Roots};
+use crate::core::{Core, Roots, SuperblockWritten};
 use crate::error::{Error, Place, Result};
 use crate::root::{find_root, root_pointer};
 use crate::transaction::Transactions;
@@ -205,6 +205,7 @@ impl Core {
         drop(names);
         let space = Allocator::load(&sb, &volume, &roots, &epochs.enter())?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root());
+        let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
         let core = Arc::new(Self {
             csum,
             space,
@@ -223,6 +224,8 @@ impl Core {
             compression: Arc::default(),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
+            superblock_written: Mutex::new(superblock_written),
+            log: crate::log::Counters::default(),
             log_replayed: AtomicBool::new(false),
             links: crate::root::Links::default(),
             subvol_tree: crate::lock::Mutex::default(),

@@ -192,10 +192,14 @@ impl Judge<'_> {
         let _alone = lock_for_processes()?;
         let (_dir, path) = to_file(image)?;
         let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
-        let options = OpenOptions { read_only: true, ..self.options.clone() };
+        let mut options = OpenOptions { read_only: true, ..self.options.clone() };
+        // So that the time of a replay is known to be that.
+        options.tuning.fake_clock = false;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
         let mount = KernelMount::image(&path, "").map_err(|e| format!("the kernel: {e:#}"))?;
-        let aspects = Aspects::same_image();
+        let mut aspects = Aspects::same_image();
+        aspects.replayed_since = has_log(image).then(|| (now.as_secs().cast_signed(), now.subsec_nanos()));
         let compared = compare_sources(&EngineTree(&fs), &StdTree::new(mount.path()), aspects);
         let complaints = mount.unmount().map_err(|e| format!("the kernel: {e:#}"))?;
         if !complaints.is_empty() {
@@ -214,6 +218,16 @@ impl Judge<'_> {
         }
         Ok(())
     }
+}
+
+/// Where a superblock says where its log is.
+const LOG_ROOT: u64 = 0x60;
+
+/// Is there a log to be replayed?
+fn has_log(image: &Image) -> bool {
+    let mut log_root = [0; 8];
+    image.read(larder_format::SUPER_OFFSETS[0].0 + LOG_ROOT, &mut log_root);
+    log_root != [0; 8]
 }
 
 fn to_file(image: &Image) -> Result<(tempfile::TempDir, PathBuf), String> {

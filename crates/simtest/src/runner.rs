@@ -93,7 +93,7 @@ impl Config {
                 },
                 ..OpenOptions::default()
             },
-            mode: Mode::Strict,
+            mode: Mode::Weak,
             limits: Limits { seed, ..Limits::default() },
             max_states: usize::MAX,
             depth: Depth::LOOK,

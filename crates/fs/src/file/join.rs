@@ -109,5 +109,9 @@ fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole)
         let generation = h.generation();
         h.txn.refs.lock().split_created(sides(left), sides(right), generation);
     }
+    if done.is_ok() {
+        inode.changes.lock().add(h.generation(), left.start, right.start + right.len());
+        inode.state.lock().changed_in(h.generation());
+    }
     done.map(|()| true)
 }

@@ -252,7 +252,7 @@ pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result
     }
     may_wait()?;
     let flushed = fsync_data(core, inode);
-    core.commit()?;
+    crate::log::sync(core, inode)?;
     flushed
 }
 

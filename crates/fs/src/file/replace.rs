@@ -212,7 +212,8 @@ impl Plan {
         self.refer(start, &new, if create { Delta::Create } else { Delta::Add });
         self.put(start, new.encode().to_vec());
     }
-    fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>) -> Result<()> {
+    /// Does it. `start..end` is what it changes of the file.
+    fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>, (start, end): (u64, u64)) -> Result<()> {
         let mut noted = 0;
         let outcome = self.refs.iter().try_for_each(|change| {
             note(h, inode, change)?;
@@ -252,13 +253,15 @@ impl Plan {
             return Err(e);
         }
         let generation = h.generation();
+        // Behind the edit: who takes it and then looks at the tree finds there what it says.
+        inode.changes.lock().add(generation, start, end);
         {
             let mut state = inode.state.lock();
             // A damaged image may have had it wrong.
             let nbytes = (i128::from(state.item.nbytes.get()) + self.nbytes).clamp(0, i128::from(u64::MAX));
             state.item.nbytes = u64::try_from(nbytes).expect("clamped").into();
             state.item.transid = generation.0.into();
-            state.last_change = generation;
+            state.changed_in(generation);
         }
         h.mark_dirty(inode);
         Ok(())
@@ -445,7 +448,7 @@ pub(super) fn replace(
     }
     let reached = plan.reached;
     drop((cursor, before, version));
-    plan.apply(h, inode)?;
+    plan.apply(h, inode, (start, reached))?;
     Ok(reached)
 }
 
@@ -466,7 +469,8 @@ pub(super) fn cover(h: &mut Handle<'_>, inode: &Arc<Inode>, size: u64) -> Result
     }
     let before = cursor.before().cloned();
     let mut plan = Plan::default();
+    let start = before.as_ref().map_or(0, |e| e.start.min(end));
     plan.fill_hole(before.as_ref(), end, h.generation());
     drop((cursor, before, version));
-    plan.apply(h, inode)
+    plan.apply(h, inode, (start, end))
 }

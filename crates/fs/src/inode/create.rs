@@ -16,7 +16,6 @@ use larder_format::items::keys::{extent_data_key, inode_key, xattr_key};
 use larder_format::items::{Compression, FileExtent, InlineExtent, InodeFlags, InodeItem};
 use larder_format::{FileOffset, Generation, ObjectId, SECTOR_SIZE};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// Longest target of a symlink, in bytes; shorter where nodes are small.
@@ -117,9 +116,7 @@ impl<'a> Nascent<'a> {
         let generation = prepared.handle.generation();
         let nascent = of(&prepared.found);
         let (ino, kind) = (nascent.ino, nascent.new.kind);
-        let inode = Arc::new(Inode::new(&dir.subvol, ino, kind, nascent.item(generation)));
-        // It has no history that could have been forgotten.
-        inode.last_reflink.store(0, Ordering::Relaxed);
+        let inode = Arc::new(Inode::new(&dir.subvol, ino, kind, nascent.item(generation), Generation(0)));
         dir.subvol.inodes.enter(&inode);
         match prepared.write() {
             Ok((handle, found)) => Ok((handle, found, inode)),

@@ -210,6 +210,9 @@ fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -
     let now = core.now();
     dir.change(&mut handle, |state| state.entries_changed(-name_bytes(name), now));
     inode.change(&mut handle, |state| state.links_changed(-1, now));
+    if !last {
+        dir.state.lock().note_companion(handle.generation(), inode.object());
+    }
     if last {
         inode.subvol.inodes.set_orphan(inode);
     }

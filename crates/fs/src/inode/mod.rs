@@ -34,6 +34,7 @@ use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::FileData;
 use crate::lock::{self, Exclusive, Mutex, RwLock};
+use crate::log::{Changes, Logged};
 use crate::root::Subvolume;
 use crate::transaction::Handle;
 use larder_format::items::keys::inode_key;
@@ -64,6 +65,12 @@ pub(crate) struct Inode {
     pub(crate) data: FileData,
     /// Looked up since the table was last swept?
     used: AtomicBool,
+    /// Ranges of its extents that have changed since it was logged.
+    pub(crate) changes: parking_lot::Mutex<Changes>,
+    /// What its last `fsync` came to. Held while it is being logged.
+    pub(crate) logged: parking_lot::Mutex<Option<Logged>>,
+    /// The transaction of its last change before it came into memory: what that one has changed is not known here.
+    pub(crate) since: Generation,
     /// Transaction that knows already that the item has to be written, see [`Handle::mark_dirty`].
     pub(crate) noted_in: AtomicU64,
     /// The last transaction in which an extent was shared so that a log of it has to look for overlapping checksums: of
@@ -86,8 +93,12 @@ pub(crate) struct InodeState {
     pub(crate) linkable: bool,
     /// The inode's items are gone: nothing may be written any more.
     pub(crate) deleted: bool,
-    /// Transaction of the last change of metadata, names or extents.
+    /// Transaction of the last change of metadata, names or extents, and whether that is still to be logged.
     pub(crate) last_change: Generation,
+    pub(crate) unlogged: bool,
+    /// Inodes whose names it concerns when this one is logged, since it last was, and in which transaction: those that left
+    /// this directory for another, or with which it changed names.
+    pub(crate) companions: (Generation, Vec<ObjectId>),
 }
 
 impl InodeState {
@@ -98,6 +109,20 @@ impl InodeState {
         self.item.mtime = to_timespec(now);
         self.item.ctime = self.item.mtime;
     }
+    /// Whoever logs this inode has to log the names of that one, too.
+    pub(crate) fn note_companion(&mut self, generation: Generation, ino: ObjectId) {
+        if self.companions.0 != generation {
+            self.companions = (generation, Vec::new());
+        }
+        if self.companions.1.last() != Some(&ino) {
+            self.companions.1.push(ino);
+        }
+    }
+    /// Something of the inode has changed.
+    pub(crate) fn changed_in(&mut self, generation: Generation) {
+        self.last_change = generation;
+        self.unlogged = true;
+    }
     /// Changes the link count.
     fn links_changed(&mut self, by: i32, now: Timestamp) {
         let links = self.item.nlink.get().saturating_add_signed(by);
@@ -107,14 +132,15 @@ impl InodeState {
 }
 
 impl Inode {
-    fn new(subvol: &Arc<Subvolume>, ino: u64, kind: FileKind, item: InodeItem) -> Self {
-        let transid = item.transid.get();
+    fn new(subvol: &Arc<Subvolume>, ino: u64, kind: FileKind, item: InodeItem, since: Generation) -> Self {
         let state = InodeState {
             size: item.size.get(),
             last_index: None,
             linkable: false,
             deleted: false,
             last_change: Generation(item.transid.get()),
+            unlogged: true,
+            companions: (Generation(0), Vec::new()),
             item,
         };
         Self {
@@ -126,7 +152,11 @@ impl Inode {
             data: FileData::default(),
             used: AtomicBool::new(true),
             noted_in: AtomicU64::new(0),
-            last_reflink: AtomicU64::new(transid),
+            // Nothing is known of it but that.
+            last_reflink: AtomicU64::new(since.0),
+            changes: parking_lot::Mutex::default(),
+            logged: parking_lot::Mutex::default(),
+            since,
         }
     }
     /// Its number as the format's first part of a key.
@@ -164,7 +194,7 @@ impl Inode {
             let result = f(&mut state);
             state.item.transid = generation.0.into();
             state.item.sequence = state.item.sequence.get().wrapping_add(1).into();
-            state.last_change = generation;
+            state.changed_in(generation);
             result
         };
         h.mark_dirty(self);
@@ -192,6 +222,10 @@ impl Inode {
             // Deleted since we looked.
             None => Ok(()),
         })
+    }
+    /// The item as it is to be logged; `None` once the inode is deleted.
+    pub(crate) fn item_for_log(&self) -> Option<InodeItem> {
+        self.item_for_disk()
     }
     /// The item as it is to be written; `None` once the inode is deleted.
     fn item_for_disk(&self, core: &Core) -> Option<InodeItem> {

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::transaction::Handle;
 use larder_format::KeyType;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// One side of a rename.
 #[derive(Clone, Copy)]
@@ -176,6 +177,14 @@ fn exchange(core: &Core, from: Side<'_>, to: Side<'_>, a: &Arc<Inode>, b: &Arc<I
     for inode in [a, b] {
         inode.change(h, |state| state.links_changed(0, now));
     }
+    if !same_dir {
+        note_companion(h, from.dir, a);
+        note_companion(h, to.dir, b);
+    }
+    note_companion(h, a, b);
+    note_companion(h, b, a);
+    note_move(h, a);
+    note_move(h, b);
     Ok(())
 }
 
@@ -235,6 +244,7 @@ fn replace(
         names::add_first(d, from.at(), from_index, whiteout.object(), to_file_type(new.kind))?;
         Ok(Some(whiteout))
     })?;
+    let whiteout = prepared.found.as_ref().map(Nascent::object);
     let mut handle = match &prepared.found {
         Some(_) => Nascent::write(from.dir, prepared, |w| w.as_ref().expect("a whiteout was drafted"))?.0,
         None => prepared.write()?.0,
@@ -253,13 +263,37 @@ fn replace(
         now,
     );
     source.change(h, |state| state.links_changed(0, now));
+    if !same_dir {
+        note_companion(h, from.dir, source);
+    }
+    if let Some(whiteout) = whiteout {
+        source.state.lock().note_companion(h.generation(), whiteout);
+    }
+    note_move(h, source);
     if let Some(victim) = victim {
         victim.change(h, |state| state.links_changed(-1, now));
+        if !last {
+            note_companion(h, to.dir, victim);
+            note_companion(h, victim, source);
+        }
         if last {
             victim.subvol.inodes.set_orphan(victim);
         }
     }
     Ok(())
+}
+
+/// Who fsyncs a directory must not lose what has moved to another one; who fsyncs an inode has the name that it lost go to who
+/// has it now.
+fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
+    inode.state.lock().note_companion(h.generation(), companion.object());
+}
+
+/// Where a directory moves, all below it is found in another way.
+fn note_move(h: &Handle<'_>, inode: &Inode) {
+    if inode.is_dir() {
+        h.txn.moves.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 fn entries_changed(h: &mut Handle<'_>, dir: &Arc<Inode>, name_bytes: i64, index: u64, now: Timestamp) {

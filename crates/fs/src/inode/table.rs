@@ -14,7 +14,7 @@ use crate::lock::{self, Mutex};
 use crate::root::Subvolume;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{InodeItem, inode::S_IFDIR};
-use larder_format::{Key, ObjectId};
+use larder_format::{Generation, Key, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -156,7 +156,8 @@ fn load(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<Inode> {
     let key = inode_key(ObjectId(ino));
     let item = subvol.get(core, &key)?.ok_or(Error::NotFound)?;
     let (kind, item) = parse(subvol, &key, item.data())?;
-    Ok(Inode::new(subvol, ino, kind, item))
+    // Nothing of it has changed since then, or it would not have left memory.
+    Ok(Inode::new(subvol, ino, kind, item, Generation(item.transid.get())))
 }
 
 fn parse(subvol: &Subvolume, key: &Key, data: &[u8]) -> Result<(FileKind, InodeItem)> {
@@ -182,7 +183,7 @@ fn placeholder(core: &Core, subvol: &Arc<Subvolume>) -> Result<Inode> {
         flags: 0.into(),
         ..root
     };
-    Ok(Inode::new(subvol, PLACEHOLDER, FileKind::Directory, item))
+    Ok(Inode::new(subvol, PLACEHOLDER, FileKind::Directory, item, Generation(0)))
 }
 
 impl Core {

@@ -18,6 +18,8 @@
 //! it is known to be sound: a damaged log leaves the image as it was. Then it is written as one transaction, which
 //! also drops the log; a crash before its superblock finds the old superblock with the log on it, and replays again. A
 //! read-only file system keeps that transaction running and writes nothing.
+//!
+//! How logs are written is told in [`write`].
 
 mod extents;
 mod names;
@@ -25,5 +27,8 @@ mod overlay;
 mod replay;
 mod source;
 mod subvolume;
+mod write;
 
 pub(crate) use replay::replay;
+pub use write::LogStats;
+pub(crate) use write::{Changes, Counters, Logged, TxnLog, sync};

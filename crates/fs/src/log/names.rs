@@ -16,13 +16,17 @@ use larder_format::{Key, KeyType, ObjectId};
 
 /// A name as a reference has it.
 #[derive(Debug, PartialEq, Eq)]
-struct Reference {
-    dir: ObjectId,
-    index: u64,
-    name: Vec<u8>,
+pub(super) struct Reference {
+    pub(super) dir: ObjectId,
+    pub(super) index: u64,
+    pub(super) name: Vec<u8>,
 }
 
-fn references(key: Key, data: &[u8]) -> larder_format::FormatResult<Vec<Reference>> {
+/// The names that an INODE_REF or INODE_EXTREF has.
+///
+/// # Errors
+/// The item is not one.
+pub(super) fn references(key: Key, data: &[u8]) -> larder_format::FormatResult<Vec<Reference>> {
     if key.kind == KeyType::INODE_REF {
         let dir = ObjectId(key.offset);
         let one = |r: InodeRef<'_>| Reference { dir, index: r.index, name: r.name.to_vec() };

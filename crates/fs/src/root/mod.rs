@@ -19,7 +19,7 @@ pub use settings::{Received, SubvolInfo};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::inode::InodeTable;
-use crate::tree::{Item, Pointer, Tree, Version};
+use crate::tree::{Item, Pointer, Root, Tree, Version};
 use larder_format::items::{RootFlags, RootItem};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use parking_lot::Mutex;
@@ -35,6 +35,8 @@ pub(crate) struct Subvolume {
     pub(crate) key_offset: u64,
     /// Its items.
     pub(crate) tree: Tree,
+    /// The tree as the last sealed transaction left it: the first transaction that has this before it, and the root.
+    base: Mutex<(Generation, Root)>,
     /// Its ROOT_ITEM as last read or written.
     pub(crate) item: Mutex<RootItem>,
     /// Is it read-only?
@@ -52,9 +54,11 @@ pub(crate) struct Subvolume {
 impl Subvolume {
     /// A subvolume that is made, or whose ROOT_ITEM was read.
     pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
+        let root = tree.root();
         Self {
             id,
             key_offset,
+            base: Mutex::new((root.ptr.generation.next(), root)),
             tree,
             read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
             dead: AtomicBool::new(false),
@@ -73,6 +77,22 @@ impl Subvolume {
     }
     fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+    /// Notes the tree's root at a seal.
+    pub(crate) fn set_base(&self, before: Generation, root: Root) {
+        *self.base.lock() = (before, root);
+    }
+    /// Lets go of nodes that are on the device by now.
+    pub(crate) fn settle_base(&self, frozen: &Root) {
+        let mut base = self.base.lock();
+        if base.1.ptr == frozen.ptr {
+            base.1.node = None;
+        }
+    }
+    /// The root that the tree had before the transaction `generation`, which is the running one; `None` where it had none.
+    pub(crate) fn base_before(&self, generation: Generation) -> Option<Root> {
+        let base = self.base.lock();
+        (base.0 <= generation).then(|| base.1.clone())
     }
     /// A new inode number: one above the highest in use.
     ///

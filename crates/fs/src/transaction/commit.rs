@@ -12,7 +12,7 @@
 mod roots;
 
 use crate::alloc::NewGroup;
-use crate::core::{Core, Pinned};
+use crate::core::{Core, Pinned, SuperblockWritten};
 use crate::error::{Error, Place, Result};
 use crate::root::{Subvolume, find_root, snapshot};
 use crate::space::extent_tree::{self, Applied};
@@ -54,6 +54,7 @@ const AHEAD: usize = 64;
 pub(crate) fn commit_once(core: &Core) -> Result<()> {
     write_items_ahead(core);
     let (txn, since) = core.txns.close_running();
+    txn.log.close();
     let delayed = if core.options.tuning.break_snapshot_before_items {
         snapshot::make_all(core, &txn, |_, _| Ok(())).and_then(|()| flush_delayed_items(core, &txn))
     } else {
@@ -73,6 +74,10 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
         .collect();
     // A tree whose edits all failed before they began is as it was.
     frozen.retain(|f| f.root.ptr.generation == txn.generation);
+    // What the next transaction logs is told relative to this.
+    for f in &frozen {
+        f.subvol.set_base(txn.generation.next(), f.root.clone());
+    }
     core.txns.sealed(since);
     let begin = Instant::now();
     delayed?;
@@ -86,7 +91,13 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     if let Some(why) = core.txns.failure() {
         return Err(Error::ReadOnly(Some(why)));
     }
-    writeout::write_superblocks(core, &superblock)?;
+    {
+        // A log's superblock is of the transaction before: never behind this one.
+        let mut written = core.superblock_written.lock();
+        writeout::write_superblocks(core, &superblock)?;
+        *written = SuperblockWritten { generation: txn.generation, superblock: superblock.clone() };
+    }
+    committer.freed.extend(txn.log.retire(core)?);
     core.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
     committer.publish(&frozen, superblock);
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -703,6 +714,7 @@ impl<'a> Committer<'a> {
         core.store.set_super_generation(self.txn.generation);
         for f in frozen {
             f.subvol.tree.settle(&f.root);
+            f.subvol.settle_base(&f.root);
         }
         for tree in core.roots.all() {
             tree.settle(&tree.root());

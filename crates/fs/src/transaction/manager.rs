@@ -190,6 +190,14 @@ impl Transactions {
         }
         Some(target)
     }
+    /// Asks for a commit of the transaction `generation`, which is the running one or was.
+    pub(crate) fn request_up_to(&self, generation: Generation) {
+        let mut state = self.state.lock();
+        if generation > state.wanted {
+            state.wanted = generation;
+            self.changed.notify_all();
+        }
+    }
     /// Waits until `generation` is published.
     ///
     /// # Errors

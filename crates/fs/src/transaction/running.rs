@@ -4,6 +4,7 @@ use crate::alloc::NewGroup;
 use crate::budget::transaction_memory;
 use crate::hash::NumberMap;
 use crate::inode::Inode;
+use crate::log::TxnLog;
 use crate::root::{RootNotes, Subvolume};
 use crate::space::Run;
 use crate::space::refs::DelayedRefs;
@@ -47,6 +48,10 @@ pub(crate) struct Txn {
     pub(crate) changed_inodes: AtomicU64,
     /// Blocks of a log that the transaction makes needless.
     pub(crate) freed_log: Mutex<Vec<Run>>,
+    /// How many directories have moved: what is below them has another way to it.
+    pub(crate) moves: AtomicU64,
+    /// What was fsynced of it.
+    pub(crate) log: TxnLog,
     /// New label for the superblock.
     pub(crate) label: Mutex<Option<Vec<u8>>>,
     /// Incompat bits to set.
@@ -70,6 +75,8 @@ impl Txn {
             blocks: AtomicU64::new(0),
             changed_inodes: AtomicU64::new(0),
             freed_log: Mutex::default(),
+            moves: AtomicU64::new(0),
+            log: TxnLog::default(),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
         }

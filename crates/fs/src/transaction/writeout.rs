@@ -8,8 +8,8 @@ use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::tree::{Node, Root};
 use larder_format::check::{Expect, check_unsealed};
-use larder_format::node::FLAG_WRITTEN;
-use larder_format::{Generation, Superblock, TreeId};
+use larder_format::node::{FLAG_WRITTEN, NodeView};
+use larder_format::{Generation, Logical, Superblock, TreeId};
 use larder_volume::superblock::{SuperCopies, write_superblocks as write_copies};
 use rayon::prelude::*;
 use std::io::IoSlice;
@@ -81,31 +81,70 @@ pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[(TreeId,
 
 /// The bytes of a node as they go to the device: flagged as written, checked, with checksum.
 fn finished(core: &Core, generation: Generation, out: &Outgoing) -> Result<Vec<u8>> {
-    let node = &out.node;
-    let mut bytes = node.bytes().to_vec();
-    let flags = node.view().flags() | FLAG_WRITTEN;
-    let header = crate::tree::header_mut(&mut bytes);
-    header.set_flags(flags);
+    finish(core, generation, out.node.bytes().to_vec(), out.tree, out.is_root)
+}
+
+fn finish(
+    core: &Core,
+    generation: Generation,
+    mut bytes: Vec<u8>,
+    tree: TreeId,
+    is_root: bool,
+) -> Result<Vec<u8>> {
+    let view = NodeView(&bytes);
+    let (at, level, flags) = (view.bytenr(), view.level(), view.flags() | FLAG_WRITTEN);
+    crate::tree::header_mut(&mut bytes).set_flags(flags);
     let format = core.store.format();
     let expect = Expect {
         nodesize: format.nodesize,
         fsid: format.fsid,
-        bytenr: node.address(),
-        level: Some(node.level()),
+        bytenr: at,
+        level: Some(level),
         generation: Some(generation),
-        owner: Some(out.tree),
-        is_root: out.is_root,
+        owner: Some(tree),
+        is_root,
         first_key: None,
         csum: None,
         super_generation: generation,
     };
     check_unsealed(&bytes, &expect, core.csum).map_err(|e| {
-        let place = Place { tree: Some(out.tree), address: Some(node.address()), ..Place::default() };
+        let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
         Error::corrupt(place, format!("refusing to write a block that Linux would refuse to read: {e}"))
     })?;
     let sum = core.csum.compute(&bytes[32..]);
     bytes[..32].copy_from_slice(&sum);
     Ok(bytes)
+}
+
+/// A node that hangs in no tree of the engine: one of a log.
+#[derive(Debug)]
+pub(crate) struct LooseNode {
+    pub(crate) at: Logical,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) tree: TreeId,
+    pub(crate) is_root: bool,
+}
+
+/// Writes nodes, which come by address, neighbours together.
+///
+/// # Errors
+/// A node that no reader would believe; the device.
+pub(crate) fn write_loose(core: &Core, generation: Generation, nodes: Vec<LooseNode>) -> Result<()> {
+    let nodesize = u64::from(core.nodesize());
+    let mut nodes = nodes.into_iter().peekable();
+    while let Some(first) = nodes.next() {
+        let at = first.at;
+        let mut images = vec![finish(core, generation, first.bytes, first.tree, first.is_root)?];
+        while let Some(node) = nodes.next_if(|n| {
+            let done = images.len() as u64 * nodesize;
+            n.at == at.plus(done) && done < BATCH as u64 && core.space.same_group(at, n.at)
+        }) {
+            images.push(finish(core, generation, node.bytes, node.tree, node.is_root)?);
+        }
+        let slices: Vec<IoSlice<'_>> = images.iter().map(|i| IoSlice::new(i)).collect();
+        core.volume.write_vectored(at, &slices)?;
+    }
+    Ok(())
 }
 
 /// Makes everything written so far durable, then the superblock, then that.

@@ -5,7 +5,7 @@
 //! A tree sees space only through `BlockSource`.
 
 mod edit;
-mod image;
+pub(crate) mod image;
 mod node;
 pub mod ops;
 mod store;

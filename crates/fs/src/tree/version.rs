@@ -181,13 +181,13 @@ impl Version {
         let child = (0..below).fold(1u64, |blocks, _| blocks.saturating_mul(pointers).saturating_add(1));
         Ok((root.view().nritems() as u64).saturating_mul(child).saturating_add(1))
     }
-    fn root_node(&self) -> Result<Arc<Node>> {
+    pub(crate) fn root_node(&self) -> Result<Arc<Node>> {
         match &self.root.node {
             Some(n) => Ok(n.clone()),
             None => self.store.get(&self.root.ptr, self.tree),
         }
     }
-    fn child(&self, node: &Node, slot: usize) -> Result<Arc<Node>> {
+    pub(crate) fn child(&self, node: &Node, slot: usize) -> Result<Arc<Node>> {
         match node.child(slot) {
             Some(c) => Ok(c.clone()),
             None => self.store.get(&child_pointer(node, slot), self.tree),

@@ -131,7 +131,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
 
 fn torture(args: &Args) -> Result<Outcome, String> {
     let mut config = Config::new(args.seed).map_err(|e| e.to_string())?;
-    config.mode = model::Mode::Strict;
+    config.mode = if config.options.tuning.no_log { model::Mode::Strict } else { model::Mode::Weak };
     config.options.compress = args.compress.map(|packing| larder_fs::Compress { packing, force: true });
     config.limits = Limits { seed: args.seed, ..Limits::default() };
     config.max_states = args.per_workload;

@@ -68,6 +68,9 @@ pub struct Aspects {
     pub directory_size: bool,
     /// Do not compare the mtime of the top directory, which making or mounting a copy may touch.
     pub ignore_top_mtime: bool,
+    /// Both sides have replayed a log, since this moment: what lost or won a name by that has a time of its own on each, and so
+    /// have all directories.
+    pub replayed_since: Option<Time>,
 }
 
 impl Aspects {
@@ -89,6 +92,7 @@ impl Aspects {
             data_map: true,
             directory_size: true,
             ignore_top_mtime: false,
+            replayed_since: None,
         }
     }
 }
@@ -346,7 +350,10 @@ impl Entry {
         // Linux gives it the time at which it was first looked at.
         let placeholder = directory && (a.identity.1 == PLACEHOLDER || b.identity.1 == PLACEHOLDER);
         let ignored = aspects.ignore_top_mtime && path.is_empty();
-        if !placeholder && !ignored {
+        let own = |x: &Time, y: &Time| {
+            aspects.replayed_since.is_some_and(|since| directory || (*x >= since && *y >= since))
+        };
+        if !placeholder && !ignored && !own(&a.mtime, &b.mtime) {
             check("mtime", &a.mtime, &b.mtime);
         }
         if !directory || aspects.directory_size {
@@ -358,7 +365,7 @@ impl Entry {
         if aspects.atime && !placeholder {
             check("atime", &a.atime, &b.atime);
         }
-        if aspects.ctime && !placeholder {
+        if aspects.ctime && !placeholder && !own(&a.ctime, &b.ctime) {
             check("ctime", &a.ctime, &b.ctime);
         }
         if aspects.btime && !placeholder && a.btime.is_some() && b.btime.is_some() {

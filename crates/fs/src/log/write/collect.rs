@@ -1,0 +1,211 @@
+//! What is logged of an inode's content.
+//!
+//! It is collected by who called `fsync`, beside others who do the same: from a version of the tree, with no lock held.
+//! The order matters. First the inode is asked what has changed, then what its item is, then the version is taken: what the
+//! item covers and what is known to have changed is then in the version, whatever else happens meanwhile.
+
+use super::{Cause, Result, Stop};
+use crate::api::FileKind;
+use crate::core::Core;
+use crate::error::{Error, Place};
+use crate::file::{MAX_FILE_SIZE, SECTOR, ceil};
+use crate::inode::Inode;
+use crate::space::csum_tree;
+use crate::transaction::Txn;
+use crate::tree::Version;
+use larder_format::features::Incompat;
+use larder_format::items::keys::{csum_key, extent_data_key};
+use larder_format::items::{ExtentRecord, FileExtent, InodeItem};
+use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A range of a file and the extent items that it has now, holes included where they matter.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) items: Vec<(Key, Vec<u8>)>,
+}
+
+/// What is logged of an inode.
+#[derive(Debug)]
+pub(crate) struct Contribution {
+    pub(super) inode: Arc<Inode>,
+    pub(super) item: InodeItem,
+    pub(super) windows: Vec<Window>,
+    /// Whose names it concerns that its own are as they are.
+    pub(super) companions: Vec<ObjectId>,
+    /// Checksums, by the address of their first sector.
+    pub(super) sums: BTreeMap<Logical, Vec<u8>>,
+}
+
+/// The two versions between which a log says what the difference is.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) base: Version,
+    pub(super) now: Version,
+}
+
+impl Pair {
+    /// The versions of a subvolume as `txn` sees it, which the caller keeps from being sealed.
+    ///
+    /// # Errors
+    /// The subvolume has none from before the transaction.
+    pub(super) fn of(core: &Core, subvol: &crate::root::Subvolume, txn: &Txn) -> Result<Self> {
+        let epoch = core.epochs.enter();
+        let base = subvol.base_before(txn.generation).ok_or(Stop::Commit(Cause::NewSubvolume))?;
+        let now = subvol.tree.version(epoch.clone());
+        let base = Version { tree: subvol.id, root: base, store: core.store.clone(), epoch };
+        Ok(Self { base, now })
+    }
+}
+
+/// Collects the content of an inode, for the log of `txn`, which may be sealed meanwhile.
+///
+/// # Errors
+/// Reading or corruption; what a log cannot say.
+pub(super) fn collect(
+    core: &Core,
+    inode: &Arc<Inode>,
+    txn: &Txn,
+    item: InodeItem,
+    mut ranges: Vec<(u64, u64)>,
+    versions: &Pair,
+) -> Result<Contribution> {
+    let mut out = Contribution {
+        inode: inode.clone(),
+        item,
+        windows: Vec::new(),
+        companions: Vec::new(),
+        sums: BTreeMap::new(),
+    };
+    match inode.kind {
+        FileKind::Regular => {}
+        FileKind::Symlink => ranges = vec![(0, SECTOR)],
+        _ => return Ok(out),
+    }
+    let size = ceil(item.size.get().min(MAX_FILE_SIZE));
+    // Replaying cuts a file behind its end: what is reserved there comes back only from the log.
+    ranges.push((size, MAX_FILE_SIZE + 1));
+    ranges.sort_unstable();
+    let mut reached = 0;
+    for (start, end) in ranges {
+        let start = start.max(reached);
+        if start >= end {
+            continue;
+        }
+        let window = window(versions, inode, (start, end), size, txn.generation)?;
+        reached = window.end;
+        out.windows.push(window);
+    }
+    let mut incompat = 0;
+    for (key, data) in out.windows.iter().flat_map(|w| &w.items) {
+        let extent = parse(inode, *key, data)?;
+        let FileExtent::Stored(r) = extent else {
+            if let FileExtent::Inline(inline) = extent {
+                incompat |= crate::file::compress::incompat(inline.compression).bits();
+            }
+            continue;
+        };
+        if r.is_hole() {
+            continue;
+        }
+        incompat |= crate::file::compress::incompat(r.compression).bits();
+        if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
+            return Err(Stop::Commit(Cause::NewChunk));
+        }
+        if !core.options.tuning.break_log_no_csums {
+            sums(txn, &r, &mut out.sums);
+        }
+    }
+    let has = Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get());
+    if !has.contains(Incompat::from_bits_retain(incompat)) {
+        return Err(Stop::Commit(Cause::Feature));
+    }
+    Ok(out)
+}
+
+fn parse<'a>(inode: &Inode, key: Key, data: &'a [u8]) -> Result<FileExtent<'a>> {
+    FileExtent::parse(data).map_err(|e| Stop::Fail(Error::corrupt(Place::item(inode.id.subvol, key), e.0)))
+}
+
+/// Where an extent item ends in its file, in whole sectors.
+fn end_of(key: Key, extent: &FileExtent<'_>) -> u64 {
+    match extent {
+        FileExtent::Inline(_) => SECTOR,
+        FileExtent::Stored(r) => key.offset.saturating_add(r.num_bytes).min(MAX_FILE_SIZE + 1),
+    }
+}
+
+/// The extent items of a range and of what they reach out of it.
+fn window(
+    versions: &Pair,
+    inode: &Inode,
+    (start, end): (u64, u64),
+    size: u64,
+    generation: Generation,
+) -> Result<Window> {
+    let ino = inode.object();
+    let key = |at: u64| extent_data_key(ino, FileOffset(at));
+    let mut out = Window { start, end, items: Vec::new() };
+    let first = versions.now.at_or_before(&key(start))?;
+    let first = first.filter(|i| i.key.objectid == ino && i.key.kind == KeyType::EXTENT_DATA);
+    let from = match first {
+        Some(item) if end_of(item.key, &parse(inode, item.key, item.data())?) > start => item.key,
+        _ => key(start),
+    };
+    out.start = from.offset;
+    let mut reached = out.start;
+    let mut failed = None;
+    versions.now.scan(&from, &key(end - 1), |item| {
+        let extent = match parse(inode, item.key, item.data()) {
+            Ok(extent) => extent,
+            Err(stop) => {
+                failed = Some(stop);
+                return Ok(false);
+            }
+        };
+        out.hole(key(reached), item.key.offset.min(size), generation);
+        reached = end_of(item.key, &extent);
+        out.items.push((item.key, item.data().to_vec()));
+        Ok(true)
+    })?;
+    if let Some(stop) = failed {
+        return Err(stop);
+    }
+    out.hole(key(reached), end.min(size), generation);
+    out.end = reached.max(end);
+    Ok(out)
+}
+
+impl Window {
+    /// Says that there is nothing from a key on up to `end`. Logs have items for all holes.
+    fn hole(&mut self, from: Key, end: u64, generation: Generation) {
+        if from.offset < end {
+            let hole = ExtentRecord::hole(generation, end - from.offset);
+            self.items.push((from, hole.encode().to_vec()));
+        }
+    }
+}
+
+/// Adds the checksums of an extent's data that the transaction has noted. Those of older data are in the checksum tree.
+fn sums(txn: &Txn, r: &ExtentRecord, out: &mut BTreeMap<Logical, Vec<u8>>) {
+    let end = Logical(r.disk_bytenr.0.saturating_add(r.disk_num_bytes));
+    let noted = txn.csums.lock();
+    for (at, sums) in noted.range(r.disk_bytenr..end) {
+        out.entry(*at).or_insert_with(|| sums.clone());
+    }
+}
+
+/// Items for checksums: each as long as one may be.
+pub(super) fn sum_items(core: &Core, at: Logical, sums: &[u8]) -> impl Iterator<Item = (Key, Vec<u8>)> {
+    let size = core.csum.size();
+    let most = csum_tree::max_sums(larder_format::node::max_item_size(core.nodesize()), core.csum) * size;
+    let first = move |n: usize| csum_key(at.plus((n * most / size) as u64 * SECTOR));
+    sums.chunks(most)
+        .enumerate()
+        .map(move |(n, some)| (first(n), some.to_vec()))
+        .collect::<Vec<_>>()
+        .into_iter()
+}

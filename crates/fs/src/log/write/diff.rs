@@ -1,0 +1,117 @@
+//! How two versions of a tree differ within a range of keys.
+//!
+//! Versions share what did not change between them: a block that both have, at one address and of one generation, has
+//! the same below it. Only the others are looked at, so that the cost follows what has changed.
+
+use crate::error::Result;
+use crate::tree::{Node, Version, child_pointer, child_slot};
+use larder_format::{Generation, Key, Logical};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// A key and what stands there in the older and the newer version.
+pub(super) type Change = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// The items in `from..=to` that are not the same in both versions of a tree, in order.
+///
+/// # Errors
+/// Reading or corruption.
+pub(super) fn changed(old: &Version, new: &Version, from: &Key, to: &Key) -> Result<Vec<Change>> {
+    if same(old, new) {
+        return Ok(Vec::new());
+    }
+    // What the newer version refers to without having made it: the older one has it, too.
+    let mut kept = HashSet::new();
+    let made = new.root.ptr.generation;
+    let mut now = Vec::new();
+    leaves(
+        new,
+        from,
+        to,
+        &mut |at, generation| {
+            let is_new = generation == made;
+            if !is_new {
+                kept.insert((at, generation));
+            }
+            is_new
+        },
+        &mut now,
+    )?;
+    let mut before = Vec::new();
+    leaves(old, from, to, &mut |at, generation| !kept.contains(&(at, generation)), &mut before)?;
+    let (mut a, mut b) = (items(&before, from, to).peekable(), items(&now, from, to).peekable());
+    let mut out = Vec::new();
+    loop {
+        let order = match (a.peek(), b.peek()) {
+            (None, None) => break,
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some((ka, _)), Some((kb, _))) => ka.cmp(kb),
+        };
+        let was = if order.is_le() { a.next() } else { None };
+        let is = if order.is_ge() { b.next() } else { None };
+        match (was, is) {
+            (Some((_, x)), Some((_, y))) if x == y => {}
+            (was, is) => {
+                let key = was.or(is).map_or(Key::MIN, |(k, _)| k);
+                out.push((key, was.map(|(_, d)| d.to_vec()), is.map(|(_, d)| d.to_vec())));
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Have both versions the same root?
+pub(super) fn same(old: &Version, new: &Version) -> bool {
+    (old.root.ptr.at, old.root.ptr.generation) == (new.root.ptr.at, new.root.ptr.generation)
+}
+
+/// The leaves that may hold keys in `from..=to`, but for those below blocks that `enter` refuses.
+fn leaves(
+    version: &Version,
+    from: &Key,
+    to: &Key,
+    enter: &mut dyn FnMut(Logical, Generation) -> bool,
+    out: &mut Vec<Arc<Node>>,
+) -> Result<()> {
+    let root = version.root_node()?;
+    if enter(root.address(), root.generation()) {
+        below(version, &root, from, to, enter, out)?;
+    }
+    Ok(())
+}
+
+fn below(
+    version: &Version,
+    node: &Arc<Node>,
+    from: &Key,
+    to: &Key,
+    enter: &mut dyn FnMut(Logical, Generation) -> bool,
+    out: &mut Vec<Arc<Node>>,
+) -> Result<()> {
+    if node.level() == 0 {
+        out.push(node.clone());
+        return Ok(());
+    }
+    for slot in child_slot(node, from)..node.view().nritems() {
+        let ptr = child_pointer(node, slot);
+        if ptr.first_key.is_some_and(|first| first > *to) {
+            break;
+        }
+        if enter(ptr.at, ptr.generation) {
+            let child = version.child(node, slot)?;
+            below(version, &child, from, to, enter, out)?;
+        }
+    }
+    Ok(())
+}
+
+fn items<'a>(leaves: &'a [Arc<Node>], from: &'a Key, to: &'a Key) -> impl Iterator<Item = (Key, &'a [u8])> {
+    leaves.iter().flat_map(move |leaf| {
+        let view = leaf.view();
+        (0..view.nritems()).filter_map(move |slot| {
+            let key = view.key(slot)?;
+            (*from <= key && key <= *to).then_some((key, view.data(slot)?))
+        })
+    })
+}

@@ -1,0 +1,1 @@
+//! Logs as they are written.

@@ -1,0 +1,284 @@
+//! How logged items lie in nodes, and which of them are written anew.
+//!
+//! A log tree lives for one transaction, has one editor, and is in memory whole; so it needs none of the machinery of
+//! [`crate::tree`]. Its leaves are kept by the smallest key that they may hold. A leaf that was written and is edited again goes to
+//! another address, because the durable superblock may lead to the old one; what is above the leaves is small and made
+//! anew for each write, but for nodes that come out as they were.
+
+use super::blocks::Blocks;
+use super::{Result, Stop};
+use crate::core::Core;
+use crate::error::Error;
+use crate::tree::{Pointer, image};
+use larder_format::node::{ITEM_SIZE, NodeView, max_item_size, max_pointers};
+use larder_format::{Generation, Key, Logical, ObjectId};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// A leaf's bytes, and where they were written if they have not changed since.
+#[derive(Debug)]
+struct Leaf {
+    bytes: Box<[u8]>,
+    written: Option<Logical>,
+}
+
+/// A node above the leaves as it was written last.
+#[derive(Debug)]
+struct Above {
+    children: Vec<(Key, Logical)>,
+    at: Logical,
+}
+
+/// A tree of logged items.
+#[derive(Debug)]
+pub(super) struct LogTree {
+    leaves: BTreeMap<Key, Leaf>,
+    /// From the level above the leaves upwards.
+    above: Vec<Vec<Above>>,
+    nodesize: u32,
+}
+
+/// A node on its way to the device.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) at: Logical,
+    pub(super) bytes: Box<[u8]>,
+    pub(super) is_root: bool,
+}
+
+impl LogTree {
+    pub(super) fn new(core: &Core) -> Self {
+        let nodesize = core.nodesize();
+        let mut tree = Self { leaves: BTreeMap::new(), above: Vec::new(), nodesize };
+        tree.leaves.insert(Key::MIN, tree.empty());
+        tree
+    }
+    fn empty(&self) -> Leaf {
+        Leaf { bytes: vec![0; self.nodesize as usize].into(), written: None }
+    }
+    /// Has it no items?
+    pub(super) fn is_empty(&self) -> bool {
+        self.leaves.values().all(|leaf| NodeView(&leaf.bytes).nritems() == 0)
+    }
+    fn leaf(&self, key: &Key) -> NodeView<'_> {
+        let (_, leaf) =
+            self.leaves.range(..=*key).next_back().expect("the first leaf begins with the smallest key");
+        NodeView(&leaf.bytes)
+    }
+    /// An item.
+    pub(super) fn get(&self, key: &Key) -> Option<&[u8]> {
+        let view = self.leaf(key);
+        view.search(key).ok().and_then(|slot| view.data(slot))
+    }
+    /// All items in a range of keys, in order.
+    pub(super) fn range(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = (Key, &[u8])> + use<'_> {
+        let (from, to) = keys.into_inner();
+        let first = self.leaves.range(..=from).next_back().map_or(Key::MIN, |(key, _)| *key);
+        self.leaves.range(first..=to.max(first)).flat_map(move |(_, leaf)| {
+            let view = NodeView(&leaf.bytes);
+            let start = view.search(&from).unwrap_or_else(|slot| slot);
+            (start..view.nritems())
+                .map_while(move |slot| Some((view.key(slot).filter(|key| *key <= to)?, view.data(slot)?)))
+        })
+    }
+    /// The last item that is not above `key` and not below `from`.
+    pub(super) fn at_or_before(&self, from: &Key, key: &Key) -> Option<(Key, &[u8])> {
+        self.leaves
+            .range(..=*key)
+            .rev()
+            .find_map(|(_, leaf)| {
+                let view = NodeView(&leaf.bytes);
+                let slot = match view.search(key) {
+                    Ok(slot) => slot,
+                    Err(slot) => slot.checked_sub(1)?,
+                };
+                Some((view.key(slot)?, view.data(slot)?))
+            })
+            .filter(|(key, _)| key >= from)
+    }
+
+    /// The bytes of the leaf for a key, to be changed.
+    fn leaf_mut<'a>(
+        leaves: &'a mut BTreeMap<Key, Leaf>,
+        key: &Key,
+        blocks: &mut Blocks,
+    ) -> &'a mut Box<[u8]> {
+        let (_, leaf) =
+            leaves.range_mut(..=*key).next_back().expect("the first leaf begins with the smallest key");
+        if let Some(at) = leaf.written.take() {
+            blocks.replace(at);
+        }
+        &mut leaf.bytes
+    }
+    /// Sets an item.
+    ///
+    /// # Errors
+    /// It fits no node.
+    pub(super) fn put(&mut self, blocks: &mut Blocks, key: &Key, data: &[u8]) -> Result<()> {
+        if data.len() > max_item_size(self.nodesize) {
+            return Err(Stop::Fail(Error::TooBig));
+        }
+        if let Ok(slot) = self.leaf(key).search(key) {
+            if self.leaf(key).data(slot) == Some(data) {
+                return Ok(());
+            }
+            let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+            if NodeView(bytes).data(slot).is_some_and(|old| old.len() == data.len()) {
+                image::leaf_data_mut(bytes, slot).copy_from_slice(data);
+                return Ok(());
+            }
+            image::leaf_remove(bytes, slot, 1);
+        }
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+        let slot = NodeView(bytes).search(key).unwrap_or_else(|slot| slot);
+        if NodeView(bytes).leaf_free() >= data.len() + ITEM_SIZE {
+            insert(bytes, slot, key, data);
+            return Ok(());
+        }
+        // Log items come in rising order mostly: behind the end nothing is moved, and leaves stay full.
+        let count = NodeView(bytes).nritems();
+        let mut right = self.empty();
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+        image::leaf_move_tail(bytes, if slot == count { count } else { count / 2 }, &mut right.bytes);
+        if let Some(first) = NodeView(&right.bytes).key(0) {
+            self.leaves.insert(first, right);
+        }
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+        let slot = NodeView(bytes).search(key).unwrap_or_else(|slot| slot);
+        if NodeView(bytes).leaf_free() >= data.len() + ITEM_SIZE {
+            insert(bytes, slot, key, data);
+            return Ok(());
+        }
+        // The item begins a leaf; what is behind it there goes to yet another.
+        let mut tail = self.empty();
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+        image::leaf_move_tail(bytes, slot, &mut tail.bytes);
+        if let Some(first) = NodeView(&tail.bytes).key(0) {
+            self.leaves.insert(first, tail);
+        }
+        let mut own = self.empty();
+        insert(&mut own.bytes, 0, key, data);
+        self.leaves.insert(*key, own);
+        self.drop_empty(blocks);
+        Ok(())
+    }
+    /// Removes all items in a range of keys.
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, keys: RangeInclusive<Key>) {
+        let (from, to) = keys.into_inner();
+        let first = self.leaves.range(..=from).next_back().map_or(Key::MIN, |(key, _)| *key);
+        let mut emptied = false;
+        for leaf in self.leaves.range_mut(first..=to.max(first)).map(|(_, leaf)| leaf) {
+            let view = NodeView(&leaf.bytes);
+            let start = view.search(&from).unwrap_or_else(|slot| slot);
+            let end = view.search(&to).map_or_else(|slot| slot, |slot| slot + 1);
+            if start < end {
+                if let Some(at) = leaf.written.take() {
+                    blocks.replace(at);
+                }
+                image::leaf_remove(&mut leaf.bytes, start, end - start);
+                emptied |= NodeView(&leaf.bytes).nritems() == 0;
+            }
+        }
+        if emptied {
+            self.drop_empty(blocks);
+        }
+    }
+    fn drop_empty(&mut self, blocks: &mut Blocks) {
+        self.leaves.retain(|_, leaf| {
+            let keep = NodeView(&leaf.bytes).nritems() > 0;
+            if let Some(at) = leaf.written.filter(|_| !keep) {
+                blocks.replace(at);
+            }
+            keep
+        });
+        match self.leaves.pop_first() {
+            Some((_, leaf)) => self.leaves.insert(Key::MIN, leaf),
+            None => self.leaves.insert(Key::MIN, self.empty()),
+        };
+    }
+
+    /// Gives all nodes that have changed an address and adds them to `out`; where the root is.
+    ///
+    /// # Errors
+    /// There is no space that the log may use.
+    pub(super) fn write(
+        &mut self,
+        core: &Core,
+        blocks: &mut Blocks,
+        generation: Generation,
+        out: &mut Vec<Outgoing>,
+    ) -> Result<Pointer> {
+        let single = self.leaves.len() == 1;
+        let mut children = Vec::with_capacity(self.leaves.len());
+        for leaf in self.leaves.values_mut() {
+            let at = match leaf.written {
+                Some(at) => at,
+                None => {
+                    let at = blocks.take(core, generation)?;
+                    let count = NodeView(&leaf.bytes).header().nritems;
+                    image::init(&mut leaf.bytes, core.store.format(), at, generation, ObjectId::TREE_LOG, 0);
+                    image::header_mut(&mut leaf.bytes).nritems = count;
+                    out.push(Outgoing { at, bytes: leaf.bytes.clone(), is_root: single });
+                    leaf.written = Some(at);
+                    at
+                }
+            };
+            children.push((NodeView(&leaf.bytes).key(0).unwrap_or(Key::MIN), at));
+        }
+        let mut level = 0;
+        let mut before = std::mem::take(&mut self.above).into_iter();
+        while children.len() > 1 {
+            level += 1;
+            let old = before.next().unwrap_or_default();
+            let (nodes, upper) = self.write_above(core, blocks, (generation, level), children, old, out)?;
+            self.above.push(nodes);
+            children = upper;
+        }
+        before.flatten().for_each(|gone| blocks.replace(gone.at));
+        let (_, at) = children[0];
+        Ok(Pointer { at, generation, level, first_key: None })
+    }
+    /// One level: its nodes, and what leads to them.
+    #[allow(clippy::type_complexity)]
+    fn write_above(
+        &self,
+        core: &Core,
+        blocks: &mut Blocks,
+        (generation, level): (Generation, u8),
+        children: Vec<(Key, Logical)>,
+        old: Vec<Above>,
+        out: &mut Vec<Outgoing>,
+    ) -> Result<(Vec<Above>, Vec<(Key, Logical)>)> {
+        let room = max_pointers(self.nodesize);
+        let is_root = children.len() <= room;
+        let (mut nodes, mut upper) = (Vec::new(), Vec::new());
+        let mut old = old.into_iter();
+        for some in children.chunks(room) {
+            let same = old.next();
+            if let Some(same) = same.as_ref().filter(|node| node.children == some) {
+                upper.push((some[0].0, same.at));
+                nodes.push(Above { children: some.to_vec(), at: same.at });
+                continue;
+            }
+            if let Some(gone) = same {
+                blocks.replace(gone.at);
+            }
+            let at = blocks.take(core, generation)?;
+            let mut bytes: Box<[u8]> = vec![0; self.nodesize as usize].into();
+            image::init(&mut bytes, core.store.format(), at, generation, ObjectId::TREE_LOG, level);
+            for (slot, (key, child)) in some.iter().enumerate() {
+                image::node_insert(&mut bytes, slot, &image::pointer(*key, *child, generation));
+            }
+            out.push(Outgoing { at, bytes, is_root });
+            upper.push((some[0].0, at));
+            nodes.push(Above { children: some.to_vec(), at });
+        }
+        old.for_each(|gone| blocks.replace(gone.at));
+        Ok((nodes, upper))
+    }
+}
+
+fn insert(bytes: &mut [u8], slot: usize, key: &Key, data: &[u8]) {
+    image::leaf_insert(bytes, slot, key, data.len());
+    image::leaf_data_mut(bytes, slot).copy_from_slice(data);
+}
