@@ -374,6 +374,12 @@ pub struct Tuning {
     pub break_log_no_flush: bool,
     /// Do not log checksums.
     pub break_log_no_csums: bool,
+    /// Do not log what has gone from a directory.
+    pub break_log_no_deletions: bool,
+    /// Do not log who loses a name to what is logged.
+    pub break_log_no_conflicts: bool,
+    /// Write a log's nodes over those that the durable log has.
+    pub break_log_overwrites: bool,
     /// Write super mirrors never (only the primary).
     pub break_no_mirrors: bool,
     /// Report success although a metadata write failed.

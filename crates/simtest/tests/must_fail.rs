@@ -178,9 +178,39 @@ fn extents_before_their_data() {
         let data = |a: &Access| a.is_write() && !a.is_superblock();
         overlapped(tuning, "new t0_f; t0_f[0,100K)=a", ("F t0_f", data), ("new t1_g; F t1_g", false))
     };
-    let found = run(&Tuning { break_extent_before_data: true, ..Tuning::default() });
+    let commits = Tuning { no_log: true, ..Tuning::default() };
+    let found = run(&Tuning { break_extent_before_data: true, ..commits.clone() });
     assert!(!found.failures.is_empty(), "early extents went unnoticed: {found}");
-    run(&Tuning::default()).assert_sound();
+    run(&commits).assert_sound();
+}
+
+#[test]
+fn a_log_without_flushes() {
+    caught(LOOK, &[NAMES], Tuning { break_log_no_flush: true, ..Tuning::default() });
+}
+
+#[test]
+fn a_log_without_checksums() {
+    let texts = ["new f; f[0,64K)=a; F f; f[64K,200K)=b; F f"];
+    caught(LOOK, &texts, Tuning { break_log_no_csums: true, ..Tuning::default() });
+}
+
+#[test]
+fn a_log_without_deletions() {
+    let texts = ["mk A; new A/f; new A/g; COMMIT; rm A/f; F A; mv A/g g; F g"];
+    caught(LOOK, &texts, Tuning { break_log_no_deletions: true, ..Tuning::default() });
+}
+
+#[test]
+fn a_log_that_forgets_who_loses_a_name() {
+    let texts = ["mk A; mk A/X; new A/X/f; A/X/f[0,9000)=a; COMMIT; mv A/X A/Y; mk A/X; F A/X"];
+    caught(LOOK, &texts, Tuning { break_log_no_conflicts: true, ..Tuning::default() });
+}
+
+#[test]
+fn a_log_that_overwrites_itself() {
+    let texts = ["new f; f[0,9000)=a; F f; new g; g[0,9000)=b; F g; new h; F h; f[0,9000)=c; F f"];
+    caught(LOOK, &texts, Tuning { break_log_overwrites: true, ..Tuning::default() });
 }
 
 #[test]

@@ -204,6 +204,8 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         match run {
             Some((run, extent)) => {
                 write_run(handles, item, extent, (at, stop), run)?;
+                // No item says so, but an fsync has to flush it.
+                inode.state.lock().changed_in(handles.get_same().generation());
                 written += run.len;
             }
             None => match left.last_mut() {

@@ -382,6 +382,7 @@ fn write_batch(core: &Core, txn: &Arc<Txn>, work: &mut Work, batch: Vec<Contribu
             }
             Pair::of(core, &subvol, txn)?
         };
+        work.blocks.overwrites = core.options.tuning.break_log_overwrites;
         let (_, log) = work.subvols.entry(id).or_insert_with(|| (subvol.clone(), SubvolLog::new(core)));
         merge(core, &subvol, &versions, log, &mut work.blocks, contributions)?;
     }
@@ -430,7 +431,7 @@ fn merge(
     // Inodes that lost their last name meanwhile have nothing in the log.
     let mut named = Vec::new();
     {
-        let mut names = Names::new(subvol, &versions.base, &versions.now, log, blocks);
+        let mut names = Names::new(core, subvol, &versions.base, &versions.now, log, blocks);
         for contribution in contributions {
             let (ino, dir) = (contribution.inode.object(), contribution.inode.is_dir());
             if names.log(ino, &contribution.item, dir, &contribution.companions)? {
@@ -518,6 +519,9 @@ pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> 
     let counters = &core.log;
     counters.fsyncs.fetch_add(1, Ordering::Relaxed);
     let (txn, outcome) = contribute(core, inode)?;
+    if core.options.tuning.break_fsync_does_not_wait {
+        return Ok(());
+    }
     let cause = match outcome {
         Outcome::Nothing => {
             counters.nothing.fetch_add(1, Ordering::Relaxed);

@@ -20,6 +20,8 @@ pub(super) struct Blocks {
     unused: Vec<Logical>,
     /// Those that the nodes in memory have replaced, since [`Self::take_replaced`].
     replaced: Vec<Logical>,
+    /// For tests that break the engine: what is replaced is used at once.
+    pub(super) overwrites: bool,
 }
 
 impl Blocks {
@@ -43,6 +45,10 @@ impl Blocks {
     }
     /// The node there was written, and is not any more what the log is to have.
     pub(super) fn replace(&mut self, at: Logical) {
+        if self.overwrites {
+            self.unused.push(at);
+            return;
+        }
         self.replaced.push(at);
     }
     /// What was replaced: to be given to [`Self::reuse`] once a superblock without it is durable.

@@ -14,6 +14,7 @@ use super::blocks::Blocks;
 use super::diff::changed;
 use super::tree::LogTree;
 use super::{Cause, Result, Stop};
+use crate::api::Tuning;
 use crate::core::Core;
 use crate::error::{Error, Place};
 use crate::file::ceil;
@@ -56,6 +57,7 @@ pub(super) fn items_of(ino: ObjectId, first: KeyType, last: KeyType) -> RangeInc
 
 /// Follows names through one batch.
 pub(super) struct Names<'a> {
+    tuning: &'a Tuning,
     pub(super) subvol: &'a Subvolume,
     /// The tree as the last commit has it.
     pub(super) base: &'a Version,
@@ -72,6 +74,7 @@ pub(super) struct Names<'a> {
 
 impl<'a> Names<'a> {
     pub(super) fn new(
+        core: &'a Core,
         subvol: &'a Subvolume,
         base: &'a Version,
         now: &'a Version,
@@ -79,6 +82,7 @@ impl<'a> Names<'a> {
         blocks: &'a mut Blocks,
     ) -> Self {
         Self {
+            tuning: &core.options.tuning,
             subvol,
             base,
             now,
@@ -337,6 +341,9 @@ impl<'a> Names<'a> {
             self.queue.push_back(dir);
             return Ok(());
         }
+        if self.tuning.break_log_no_conflicts {
+            return Ok(());
+        }
         let key = dir_item_key(dir, &name.name);
         if let Some(item) = self.base.get(&key)? {
             let entry = find_entry(item.data(), &name.name).map_err(|e| self.corrupt(key, e))?;
@@ -358,7 +365,7 @@ impl<'a> Names<'a> {
         let dir = name.dir;
         let index = dir_index_key(dir, name.index);
         // A damaged directory may not have it.
-        if self.base.get(&index)?.is_none() {
+        if self.base.get(&index)?.is_none() || self.tuning.break_log_no_deletions {
             return Ok(());
         }
         let ranges = Key::new(dir, KeyType::DIR_LOG_INDEX, 0);
@@ -464,6 +471,9 @@ impl<'a> Names<'a> {
         Ok((concerned, fresh))
     }
     fn put_range(&mut self, dir: ObjectId, (first, last): (u64, u64)) -> Result<()> {
+        if self.tuning.break_log_no_deletions {
+            return Ok(());
+        }
         let key = Key::new(dir, KeyType::DIR_LOG_INDEX, first);
         self.put(&key, DirLogIndex { last: U64::new(last) }.as_bytes())
     }
