@@ -56,6 +56,7 @@ const ASPECTS: Aspects = Aspects {
     data_map: true,
     directory_size: true,
     ignore_top_mtime: true,
+    replayed_since: None,
 };
 
 fn same(ours: &Manifest, theirs: &Manifest, who: &str) -> Result<()> {

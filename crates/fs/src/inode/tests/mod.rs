@@ -7,6 +7,7 @@ mod consistency;
 mod damage;
 mod links;
 mod listing;
+mod logged;
 mod model;
 mod orphans;
 mod renames;

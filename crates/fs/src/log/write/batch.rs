@@ -390,7 +390,7 @@ fn write_batch(core: &Core, txn: &Arc<Txn>, work: &mut Work, batch: Vec<Contribu
         return Err(Stop::Commit(Cause::TooMuch));
     }
     let mut out = Vec::new();
-    let roots = work.roots.get_or_insert_with(|| LogTree::new(core));
+    let roots = work.roots.get_or_insert_with(|| LogTree::new(core.nodesize()));
     for (id, (_, log)) in &mut work.subvols {
         if log.tree.is_empty() {
             continue;

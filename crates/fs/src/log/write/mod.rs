@@ -41,8 +41,6 @@ mod changes;
 mod collect;
 mod diff;
 mod names;
-#[cfg(test)]
-mod tests;
 mod tree;
 
 pub use batch::LogStats;

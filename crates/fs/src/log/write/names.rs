@@ -46,7 +46,7 @@ pub(super) struct SubvolLog {
 
 impl SubvolLog {
     pub(super) fn new(core: &Core) -> Self {
-        Self { tree: LogTree::new(core), claims: BTreeMap::new(), full: HashSet::new() }
+        Self { tree: LogTree::new(core.nodesize()), claims: BTreeMap::new(), full: HashSet::new() }
     }
 }
 

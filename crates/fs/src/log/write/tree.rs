@@ -47,8 +47,7 @@ pub(super) struct Outgoing {
 }
 
 impl LogTree {
-    pub(super) fn new(core: &Core) -> Self {
-        let nodesize = core.nodesize();
+    pub(super) fn new(nodesize: u32) -> Self {
         let mut tree = Self { leaves: BTreeMap::new(), above: Vec::new(), nodesize };
         tree.leaves.insert(Key::MIN, tree.empty());
         tree
@@ -281,4 +280,65 @@ impl LogTree {
 fn insert(bytes: &mut [u8], slot: usize, key: &Key, data: &[u8]) {
     image::leaf_insert(bytes, slot, key, data.len());
     image::leaf_data_mut(bytes, slot).copy_from_slice(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_format::KeyType;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Put(u64, usize),
+        Remove(u64, u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        // Sizes up to what a node of 4 KiB holds.
+        let size = prop_oneof![4 => 0usize..80, 1 => 0usize..3970];
+        prop_oneof![
+            6 => (0u64..120, size).prop_map(|(key, len)| Op::Put(key, len)),
+            1 => (0u64..120, 0u64..40).prop_map(|(from, len)| Op::Remove(from, from + len)),
+        ]
+    }
+
+    fn key(n: u64) -> Key {
+        Key::new(ObjectId(256 + n / 10), KeyType(84), n)
+    }
+
+    proptest! {
+        #[test]
+        fn items_match_a_map(ops in prop::collection::vec(op(), 1..200)) {
+            let mut blocks = Blocks::default();
+            let mut tree = LogTree::new(4096);
+            let mut map: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+            for (n, op) in ops.into_iter().enumerate() {
+                match op {
+                    Op::Put(at, len) => {
+                        let data = vec![n as u8; len];
+                        tree.put(&mut blocks, &key(at), &data).expect("it fits");
+                        map.insert(key(at), data);
+                    }
+                    Op::Remove(from, to) => {
+                        tree.remove(&mut blocks, key(from)..=key(to));
+                        map.retain(|k, _| *k < key(from) || *k > key(to));
+                    }
+                }
+                let all: Vec<_> = tree.range(Key::MIN..=Key::MAX).collect();
+                prop_assert!(all.iter().copied().eq(map.iter().map(|(k, d)| (*k, d.as_slice()))));
+                for probe in [0, 17, 60, 119] {
+                    prop_assert_eq!(tree.get(&key(probe)), map.get(&key(probe)).map(Vec::as_slice));
+                    let below = map.range(..=key(probe)).next_back().map(|(k, d)| (*k, d.as_slice()));
+                    prop_assert_eq!(tree.at_or_before(&Key::MIN, &key(probe)), below);
+                }
+                let some = tree.range(key(30)..=key(70));
+                prop_assert!(some.eq(map.range(key(30)..=key(70)).map(|(k, d)| (*k, d.as_slice()))));
+                prop_assert!(tree.leaves.contains_key(&Key::MIN));
+                for (first, leaf) in &tree.leaves {
+                    prop_assert!(NodeView(&leaf.bytes).key(0).is_none_or(|k| k >= *first));
+                }
+            }
+        }
+    }
 }

@@ -1,0 +1,116 @@
+//! What an `fsync` costs, and when it has to be a commit.
+
+use super::{World, new};
+use crate::{FileKind, Filesystem, LogStats};
+
+fn log(w: &World) -> LogStats {
+    w.fs.stats().log
+}
+
+/// What a power cut leaves, opened.
+fn cut(w: &World) -> World {
+    let device = w.device.copy();
+    let fs = Filesystem::open(device.clone(), super::options()).unwrap();
+    World { device, fs }
+}
+
+fn content(w: &World, name: &str) -> Vec<u8> {
+    let attr = w.find(w.root(), name).unwrap();
+    let mut data = vec![0; attr.size as usize];
+    let n = w.fs.read(attr.id, 0, &mut data).unwrap();
+    data.truncate(n);
+    data
+}
+
+#[test]
+fn an_fsync_is_no_commit_and_survives() {
+    let w = World::new();
+    let before = w.fs.stats();
+    let f = w.file(w.root(), "f");
+    for n in 0..20u8 {
+        w.fs.write(f, u64::from(n) * 10_000, &[n + 1; 10_000]).unwrap();
+        w.fs.fsync(f, false).unwrap();
+        let there = content(&cut(&w), "f");
+        assert_eq!(there.len(), (usize::from(n) + 1) * 10_000);
+        assert!(there.chunks(10_000).enumerate().all(|(i, c)| c.iter().all(|b| usize::from(*b) == i + 1)));
+    }
+    let after = w.fs.stats();
+    assert_eq!(after.commits, before.commits);
+    let s = after.log;
+    assert_eq!((s.fsyncs, s.fsyncs_logged, s.batches), (20, 20, 20));
+    // One by one there are two flushes each, and one superblock.
+    assert_eq!((s.flushes, s.superblocks), (40, 20));
+    w.check();
+    let w = w.reopen();
+    assert_eq!(content(&w, "f").len(), 200_000);
+}
+
+#[test]
+fn what_is_durable_costs_nothing() {
+    let w = World::new();
+    let f = w.file(w.root(), "f");
+    let g = w.file(w.root(), "g");
+    w.fs.write(f, 0, b"something").unwrap();
+    w.fs.fsync(f, false).unwrap();
+    let before = (w.fs.stats().device_writes, w.fs.stats().device_flushes);
+    w.fs.fsync(f, false).unwrap();
+    w.fs.fsync(f, true).unwrap();
+    assert_eq!((w.fs.stats().device_writes, w.fs.stats().device_flushes), before);
+    w.fs.sync().unwrap();
+    let before = (w.fs.stats().device_writes, w.fs.stats().device_flushes);
+    for id in [f, g, w.root()] {
+        w.fs.fsync(id, false).unwrap();
+    }
+    assert_eq!((w.fs.stats().device_writes, w.fs.stats().device_flushes), before);
+    assert_eq!(log(&w).fsyncs_with_nothing_to_do, 3);
+    // A new name is something new.
+    w.fs.link(f, w.root(), b"h").unwrap();
+    w.fs.fsync(f, false).unwrap();
+    assert!(w.fs.stats().device_flushes > before.1);
+    assert_eq!(content(&cut(&w), "h"), b"something");
+}
+
+#[test]
+fn a_new_subvolume_is_committed() {
+    let w = World::new();
+    let s = w.fs.create_subvolume(w.root(), b"s", &new(FileKind::Directory)).unwrap();
+    let f = w.file(s.id, "f");
+    w.fs.fsync(f, false).unwrap();
+    let c = cut(&w);
+    let s = c.find(c.root(), "s").unwrap();
+    assert!(c.find(s.id, "f").is_ok());
+    // From the next transaction on it has a log.
+    let logged = log(&w).fsyncs_logged;
+    w.fs.write(f, 0, b"x").unwrap();
+    w.fs.fsync(f, false).unwrap();
+    assert_eq!(log(&w).fsyncs_logged, logged + 1);
+}
+
+#[test]
+fn many_threads_share_batches() {
+    let w = World::new();
+    let files: Vec<_> = (0..8).map(|n| w.file(w.root(), format!("f{n}"))).collect();
+    w.fs.sync().unwrap();
+    std::thread::scope(|s| {
+        for f in &files {
+            s.spawn(|| {
+                for n in 0..50u64 {
+                    w.fs.write(*f, n * 4096, &[n as u8 + 1; 4096]).unwrap();
+                    w.fs.fsync(*f, false).unwrap();
+                }
+            });
+        }
+    });
+    let s = log(&w);
+    assert_eq!(s.fsyncs_logged, 400);
+    assert!(s.batches <= 400 && s.superblocks <= s.batches);
+    let c = cut(&w);
+    for n in 0..files.len() {
+        let data = content(&c, &format!("f{n}"));
+        assert_eq!(data.len(), 50 * 4096);
+        assert!(data.chunks(4096).enumerate().all(|(i, c)| c.iter().all(|b| usize::from(*b) == i + 1)));
+    }
+    c.check();
+    w.check();
+    assert_eq!(w.fs.stats().metadata_reserved, 0);
+}
