@@ -20,6 +20,9 @@ use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Extent items that one inode adds to a log at most.
+const MOST_ITEMS: usize = 20_000;
+
 /// A range of a file and the extent items that it has now, holes included where they matter.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -89,13 +92,17 @@ pub(super) fn collect(
     // Replaying cuts a file behind its end: what is reserved there comes back only from the log.
     ranges.push((size, MAX_FILE_SIZE + 1));
     ranges.sort_unstable();
-    let mut reached = 0;
+    let (mut reached, mut items) = (0, 0);
     for (start, end) in ranges {
         let start = start.max(reached);
         if start >= end {
             continue;
         }
         let window = window(versions, inode, (start, end), size, txn.generation)?;
+        items += window.items.len();
+        if items > MOST_ITEMS {
+            return Err(Stop::Commit(Cause::TooMuch));
+        }
         reached = window.end;
         out.windows.push(window);
     }
@@ -169,7 +176,7 @@ fn window(
         out.hole(key(reached), item.key.offset.min(size), generation);
         reached = end_of(item.key, &extent);
         out.items.push((item.key, item.data().to_vec()));
-        Ok(true)
+        Ok(out.items.len() <= MOST_ITEMS)
     })?;
     if let Some(stop) = failed {
         return Err(stop);

@@ -12,13 +12,17 @@ use std::sync::Arc;
 /// A key and what stands there in the older and the newer version.
 pub(super) type Change = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// The items in `from..=to` that are not the same in both versions of a tree, in order.
+/// Leaves that are compared at most.
+const MOST_LEAVES: usize = 2000;
+
+/// The items in `from..=to` that are not the same in both versions of a tree, in order; `None` where too much has changed to say
+/// it here.
 ///
 /// # Errors
 /// Reading or corruption.
-pub(super) fn changed(old: &Version, new: &Version, from: &Key, to: &Key) -> Result<Vec<Change>> {
+pub(super) fn changed(old: &Version, new: &Version, from: &Key, to: &Key) -> Result<Option<Vec<Change>>> {
     if same(old, new) {
-        return Ok(Vec::new());
+        return Ok(Some(Vec::new()));
     }
     // What the newer version refers to without having made it: the older one has it, too.
     let mut kept = HashSet::new();
@@ -37,8 +41,14 @@ pub(super) fn changed(old: &Version, new: &Version, from: &Key, to: &Key) -> Res
         },
         &mut now,
     )?;
+    if now.len() > MOST_LEAVES {
+        return Ok(None);
+    }
     let mut before = Vec::new();
     leaves(old, from, to, &mut |at, generation| !kept.contains(&(at, generation)), &mut before)?;
+    if before.len() > MOST_LEAVES {
+        return Ok(None);
+    }
     let (mut a, mut b) = (items(&before, from, to).peekable(), items(&now, from, to).peekable());
     let mut out = Vec::new();
     loop {
@@ -58,7 +68,7 @@ pub(super) fn changed(old: &Version, new: &Version, from: &Key, to: &Key) -> Res
             }
         }
     }
-    Ok(out)
+    Ok(Some(out))
 }
 
 /// Have both versions the same root?
@@ -66,7 +76,8 @@ pub(super) fn same(old: &Version, new: &Version) -> bool {
     (old.root.ptr.at, old.root.ptr.generation) == (new.root.ptr.at, new.root.ptr.generation)
 }
 
-/// The leaves that may hold keys in `from..=to`, but for those below blocks that `enter` refuses.
+/// The leaves that may hold keys in `from..=to`, but for those below blocks that `enter` refuses; not many more than
+/// [`MOST_LEAVES`].
 fn leaves(
     version: &Version,
     from: &Key,
@@ -96,6 +107,9 @@ fn below(
     for slot in child_slot(node, from)..node.view().nritems() {
         let ptr = child_pointer(node, slot);
         if ptr.first_key.is_some_and(|first| first > *to) {
+            break;
+        }
+        if out.len() > MOST_LEAVES {
             break;
         }
         if enter(ptr.at, ptr.generation) {

@@ -429,6 +429,7 @@ impl<'a> Names<'a> {
     fn entries_of(&mut self, dir: ObjectId) -> Result<(Vec<ObjectId>, Vec<ObjectId>)> {
         let keys = items_of(dir, KeyType::DIR_INDEX, KeyType::DIR_INDEX);
         let changes = changed(self.base, self.now, keys.start(), keys.end())?;
+        let changes = changes.ok_or(Stop::Commit(Cause::TooMuch))?;
         let (mut concerned, mut fresh) = (Vec::new(), Vec::new());
         // A file that was logged for itself may have gone since: the directory knows.
         let claims = self.log.claims.range((dir, Vec::new())..).take_while(|((at, _), _)| *at == dir);
