@@ -224,8 +224,8 @@ impl Inode {
         })
     }
     /// The item as it is to be logged; `None` once the inode is deleted.
-    pub(crate) fn item_for_log(&self) -> Option<InodeItem> {
-        self.item_for_disk()
+    pub(crate) fn item_for_log(&self, core: &Core) -> Option<InodeItem> {
+        self.item_for_disk(core)
     }
     /// The item as it is to be written; `None` once the inode is deleted.
     fn item_for_disk(&self, core: &Core) -> Option<InodeItem> {

@@ -601,7 +601,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let nameless = inode.state.lock().item.nlink.get() == 0;
     // Of what has no name nothing is logged but that; it may still get one.
     let ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
-    let item = inode.item_for_log();
+    let item = inode.item_for_log(core);
     let versions = Pair::of(core, &inode.subvol, &txn);
     drop(pin);
     let added = match (item, versions) {
