@@ -343,11 +343,14 @@ pub(super) fn fill_holes(
     let entered = entered.unwrap_or(0);
     h.forget_data_extents(fresh[entered..].iter().map(|f| f.run.start));
     if entered > 0 {
+        let mut changes = inode.changes.lock();
+        fresh[..entered].iter().for_each(|f| changes.add(generation, f.start, f.start + f.run.len));
+        drop(changes);
         let bytes: u64 = fresh[..entered].iter().map(|f| f.run.len).sum();
         let mut state = inode.state.lock();
         state.item.nbytes = state.item.nbytes.get().saturating_add(bytes).into();
         state.item.transid = generation.0.into();
-        state.last_change = generation;
+        state.changed_in(generation);
     }
     entered
 }
