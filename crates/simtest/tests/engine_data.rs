@@ -479,3 +479,35 @@ fn lost_data_is_told_until_it_is_rewritten() {
     drop(fs);
     judge(&image, &BTreeMap::from([("bad".to_owned(), want), ("good".to_owned(), old)]));
 }
+
+/// Single blocks, many times more than fit into the memory for delayed data, each place several times: write-back goes round
+/// the file again and again, past extents and holes.
+#[test]
+fn blocks_at_random_places_are_all_there() {
+    const BLOCKS: u64 = 3000;
+    let dir = scratch();
+    let image = dir.path().join("image");
+    make(&image, 256 << 20, &MkfsOptions::default());
+    let fs = open(&image, 8 << 20);
+    let id = create(&fs, "file");
+    let mut rng = SmallRng::seed_from_u64(4096);
+    let mut model = vec![0u32; BLOCKS as usize];
+    for n in 1..=12_000u32 {
+        let block = rng.random_range(0..BLOCKS);
+        fs.write(id, block * 4096, &n.to_le_bytes().repeat(1024)).unwrap();
+        model[block as usize] = n;
+        if n % 5000 == 0 {
+            fs.sync().unwrap();
+        }
+    }
+    let last = model.iter().rposition(|n| *n > 0).unwrap();
+    let want: Vec<u8> = model[..=last].iter().flat_map(|n| n.to_le_bytes().repeat(1024)).collect();
+    assert!(read_all(&fs, id) == want, "as it was written");
+    fs.close().unwrap();
+    let fs = open(&image, 8 << 20);
+    assert!(read_all(&fs, find(&fs, "file")) == want, "after opening it again");
+    fs.close().unwrap();
+    if oracle::need(&[Need::BtrfsProgs]) {
+        btrfs_check(&image, true).assert_clean("after blocks at random places");
+    }
+}
