@@ -504,9 +504,11 @@ fn blocks_at_random_places_are_all_there() {
     let want: Vec<u8> = model[..=last].iter().flat_map(|n| n.to_le_bytes().repeat(1024)).collect();
     assert!(read_all(&fs, id) == want, "as it was written");
     fs.close().unwrap();
+    drop(fs);
     let fs = open(&image, 8 << 20);
     assert!(read_all(&fs, find(&fs, "file")) == want, "after opening it again");
     fs.close().unwrap();
+    drop(fs);
     if oracle::need(&[Need::BtrfsProgs]) {
         btrfs_check(&image, true).assert_clean("after blocks at random places");
     }
