@@ -812,9 +812,7 @@ impl DataState {
 /// # Errors
 /// No thread can be started.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
-    // One core is left to those who make the data. Who waits for write-back writes, too.
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let count = cores.saturating_sub(1).clamp(1, 4);
+    let count = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
     for _ in 0..count {
         let core_for_thread = core.clone();
         let thread = std::thread::Builder::new()

@@ -99,6 +99,8 @@ pub struct ReserveStats {
 enum TicketState {
     Waiting,
     Granted,
+    /// Granted, and its thread has it.
+    Taken,
 }
 
 struct Ticket {
@@ -467,6 +469,12 @@ impl Space {
         f()
     }
 
+    /// What a ticket was granted.
+    fn taken(self: &Arc<Self>, kind: SpaceKind, ticket: &Ticket) -> Reservation {
+        *ticket.state.lock() = TicketState::Taken;
+        self.guard(kind, ticket.bytes)
+    }
+
     /// Takes a ticket and waits.
     fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64, deletes: bool) -> Result<Reservation> {
         let account = self.account(kind);
@@ -500,7 +508,7 @@ impl Space {
                 (granted, first, state.unheld())
             };
             if granted {
-                return Ok(self.guard(kind, bytes));
+                return Ok(self.taken(kind, &ticket));
             }
             debug_assert!(first);
             fruitless = if unheld > best { 0 } else { fruitless + 1 };
@@ -521,7 +529,8 @@ impl Space {
             let mut state = account.state.lock();
             state.serve();
             if *ticket.state.lock() == TicketState::Granted {
-                return Ok(self.guard(kind, bytes));
+                drop(state);
+                return Ok(self.taken(kind, &ticket));
             }
             if state.passing > 0 && matches!(refusal, Error::NoSpace) {
                 // Each that ends wakes us; after it, everything is tried once more.
@@ -578,7 +587,12 @@ impl Drop for InLine<'_> {
         let mut state = self.account.state.lock();
         let before = state.queue.len();
         state.queue.retain(|t| !Arc::ptr_eq(t, self.ticket));
-        if state.queue.len() < before {
+        // Granted while its thread was giving up.
+        let unwanted = *self.ticket.state.lock() == TicketState::Granted;
+        if unwanted {
+            state.pots.reserved -= self.ticket.bytes;
+        }
+        if unwanted || state.queue.len() < before {
             state.serve();
             state.wake_front();
         }

@@ -562,18 +562,24 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let txn = pin.txn.clone();
     let moves = txn.moves.load(Ordering::Relaxed);
     let moved = moves > 0 && last.as_ref().is_none_or(|l| l.generation != txn.generation || l.moves != moves);
-    let (changed_in, unlogged) = {
+    let (changed_in, unlogged, sealed) = {
         let mut state = inode.state.lock();
         let unlogged = moved || state.unlogged && state.last_change == txn.generation;
+        // Changed since it was logged, in the transaction before this one: only that one's commit has it.
+        let sealed = state.unlogged && !unlogged;
         if unlogged {
             state.unlogged = false;
         }
-        (state.last_change, unlogged)
+        (state.last_change, unlogged, sealed)
     };
     if !unlogged {
         drop(pin);
         if changed_in <= core.txns.published() && moves == 0 {
             *last = None;
+            return Ok((txn, Outcome::Nothing));
+        }
+        if sealed {
+            core.txns.wait(changed_in)?;
             return Ok((txn, Outcome::Nothing));
         }
         return Ok(match &*last {
@@ -582,7 +588,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
                 // Published since we looked.
                 None => (txn, Outcome::Nothing),
             },
-            // Changed in the transaction before this one, which is on its way.
+            // It was taken, and did not get into a log: a commit has it.
             _ if changed_in < txn.generation => {
                 core.txns.wait(changed_in)?;
                 (txn, Outcome::Nothing)

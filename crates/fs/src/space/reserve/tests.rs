@@ -142,6 +142,20 @@ fn a_reclaimer_that_panics_leaves_nobody_in_line() {
 }
 
 #[test]
+fn what_is_granted_to_who_gives_up_comes_back() {
+    let s = space(100);
+    let all = Mutex::new(Some(s.reserve(META, 100).unwrap()));
+    // Space comes, and is granted to who waits; but that one does not come back for it.
+    s.set_reclaim(Box::new(With(move |_, _| {
+        drop(all.lock().take());
+        panic!("a bug")
+    })));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.reserve(META, 60))).is_err());
+    assert_eq!(s.reserved_by_operations(META), 0);
+    assert_eq!(s.reserve(META, 100).map(|r| r.bytes()).unwrap(), 100);
+}
+
+#[test]
 fn the_global_reserve_holds_two_commits_where_there_is_room() {
     assert_eq!(global_reserve_size(1 << 20, 1 << 40), 16 << 20);
     assert_eq!(global_reserve_size(100 << 20, 1 << 40), 200 << 20);
