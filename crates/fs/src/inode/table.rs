@@ -69,6 +69,10 @@ impl InodeTable {
             }
         }
     }
+    /// The inode with this number, if it is in memory.
+    pub(crate) fn peek(&self, ino: u64) -> Option<Arc<Inode>> {
+        self.inner.lock().inodes.get(&ino).cloned()
+    }
     /// Enters an inode that is being made.
     pub(super) fn enter(&self, inode: &Arc<Inode>) {
         self.inner.lock().insert(inode.clone());

@@ -192,6 +192,14 @@ impl<'a> Names<'a> {
                 // The way to what was fsynced, and of directories that move.
                 self.queue.extend(are.iter().map(|name| name.dir));
             }
+            if are != were
+                && let Some(inode) = self.subvol.inodes.peek(ino.0)
+            {
+                let state = inode.state.lock();
+                if state.companions.0 == self.now.root.ptr.generation {
+                    self.queue.extend(&state.companions.1);
+                }
+            }
             let logged = self.log.tree.get(&inode_key(ino)).is_some();
             if !logged && are == were {
                 return Ok(());
