@@ -285,13 +285,13 @@ pub(crate) fn regular(files: &Files, paths: &[OsString]) -> anyhow::Result<Vec<N
     let mut seen = std::collections::HashSet::new();
     let mut out = Vec::new();
     for path in paths {
-        let mut todo = vec![files.at(path)?];
-        while let Some(node) = todo.pop() {
+        let mut ahead = vec![files.at(path)?];
+        while let Some(node) = ahead.pop() {
             match node.kind {
                 Kind::File if seen.insert(node.ino) => out.push(node),
                 Kind::Directory => {
                     // The first name is looked at first.
-                    todo.extend(files.entries(&node)?.into_iter().rev().map(|(_, child)| child));
+                    ahead.extend(files.entries(&node)?.into_iter().rev().map(|(_, child)| child));
                 }
                 _ => {}
             }

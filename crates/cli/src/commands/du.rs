@@ -123,8 +123,8 @@ fn count(
     lines: &mut Vec<Value>,
 ) -> anyhow::Result<Sum> {
     let mut sum = Sum::default();
-    let mut todo = vec![top.clone()];
-    while let Some(node) = todo.pop() {
+    let mut ahead = vec![top.clone()];
+    while let Some(node) = ahead.pop() {
         bar.inc(1);
         match node.kind {
             Kind::File if !node.linked || seen.insert(node.ino) => sum.add_file(files, &node)?,
@@ -134,7 +134,7 @@ fn count(
                         let path = format!("{}/{}", shown.trim_end_matches('/'), print::name(&name));
                         sum.add(&count(files, &child, &path, depth - 1, seen, bar, lines)?);
                     } else {
-                        todo.push(child);
+                        ahead.push(child);
                     }
                 }
             }
