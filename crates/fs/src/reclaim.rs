@@ -126,7 +126,7 @@ impl Reclaim for Reclaimer {
 }
 
 /// Runs of files whose reservations for items are worth a commit.
-const FEWEST_FILES: u64 = 16;
+const FEWEST_FILES: u64 = 64;
 /// Bytes of delayed data that are written at least where data is short.
 const LEAST_BYTES: u64 = 1 << 20;
 /// Rounds of writing delayed data, each of twice as much as the one before: all there is, if need be.

@@ -557,8 +557,9 @@ pub(crate) struct DataState {
     dirty: AtomicU64,
     /// Memory that they take.
     memory: AtomicU64,
-    /// Segments that are dirty.
+    /// Segments that are dirty, and files in the queue.
     segments: AtomicU64,
+    files: AtomicU64,
     clock: AtomicU64,
     buffers: Buffers,
     /// What writing back takes beside that.
@@ -638,12 +639,15 @@ impl DataState {
         let mut shared = self.shared.lock();
         shared.progress += 1;
         let other = shared.queue.insert(age, inode);
+        self.files.store(shared.queue.len() as u64, Ordering::Relaxed);
         // A tick belongs to one write, hence to one file, and no file stands in the queue twice.
         assert!(other.is_none(), "two files have dirty data of one tick");
     }
     /// As [`Self::enqueue`], for a file that was just taken out and has more.
     fn requeue(&self, age: u64, inode: Arc<Inode>) {
-        let other = self.shared.lock().queue.insert(age, inode);
+        let mut shared = self.shared.lock();
+        let other = shared.queue.insert(age, inode);
+        self.files.store(shared.queue.len() as u64, Ordering::Relaxed);
         assert!(other.is_none(), "two files have dirty data of one tick");
     }
     /// Registers a job that is going to take dirty bytes as old as `age`.
@@ -667,6 +671,7 @@ impl DataState {
         let mut shared = self.shared.lock();
         let (&age, _) = shared.queue.range(from..before).next()?;
         let inode = shared.queue.remove(&age).expect("looked up");
+        self.files.store(shared.queue.len() as u64, Ordering::Relaxed);
         if job.is_none() {
             *job = Some(self.job(&mut shared, age));
         }
@@ -676,8 +681,14 @@ impl DataState {
     ///
     /// Small pieces of few files come one beside the other if they are given time: twice as much. A piece by itself costs
     /// as much as a large one.
+    ///
+    /// Much it is, too, when the files' reservations for items, many times what they take, come to half of what metadata
+    /// has: beyond that operations would wait for reclaim, which writes a few files at a time and commits.
     fn is_much(&self, core: &Core, shared: &Shared) -> bool {
         let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
+        if self.presses(core) {
+            return true;
+        }
         if dirty < all / 4 {
             return false;
         }
@@ -686,8 +697,13 @@ impl DataState {
         let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
         !scattered || dirty >= all / 2
     }
+    /// Do files with delayed data hold half of what there is for metadata?
+    fn presses(&self, core: &Core) -> bool {
+        let files = self.files.load(Ordering::Relaxed);
+        files > 0 && files * core.item_cost(2, 2) > core.space.accounts.unheld(SpaceKind::Metadata)
+    }
     fn wake_workers(&self, core: &Core) {
-        if self.dirty.load(Ordering::Acquire) < budget(core) / 4 {
+        if self.dirty.load(Ordering::Acquire) < budget(core) / 4 && !self.presses(core) {
             return;
         }
         let shared = self.shared.lock();
