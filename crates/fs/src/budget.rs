@@ -45,7 +45,7 @@ impl Budget {
             data: all / 32 * 13,
             scratch: all / 32,
             nodes: all / 4,
-            commit: all / 48 * 5,
+            commit: (all / 48 * 5).min(32 << 20),
             transaction: all / 32 * 5,
         }
     }

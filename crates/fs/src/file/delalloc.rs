@@ -573,6 +573,12 @@ const SHORT: u64 = 64 << 10;
 /// Files with more dirty data than this are large.
 const LARGE: u64 = 4 << 20;
 
+/// Dirty bytes from which on they are written back, of a budget of `all`. Not more, however large the budget: what lies
+/// in memory for long has left the processor's caches, and copying it to the device takes ten times as long.
+fn begin(all: u64) -> u64 {
+    (all / 4).min(16 << 20)
+}
+
 /// Most memory that delayed data may take.
 fn budget(core: &Core) -> u64 {
     core.budget().data
@@ -689,13 +695,13 @@ impl DataState {
         if self.presses(core) {
             return true;
         }
-        if dirty < all / 4 {
+        if dirty < begin(all) {
             return false;
         }
         let per = |n: u64| dirty / n.max(1);
         let segments = self.segments.load(Ordering::Acquire);
         let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
-        !scattered || dirty >= all / 2
+        !scattered || dirty >= 2 * begin(all)
     }
     /// Do files with delayed data hold half of what there is for metadata?
     fn presses(&self, core: &Core) -> bool {
@@ -703,7 +709,7 @@ impl DataState {
         files > 0 && files * core.item_cost(2, 2) > core.space.accounts.unheld(SpaceKind::Metadata)
     }
     fn wake_workers(&self, core: &Core) {
-        if self.dirty.load(Ordering::Acquire) < budget(core) / 4 && !self.presses(core) {
+        if self.dirty.load(Ordering::Acquire) < begin(budget(core)) && !self.presses(core) {
             return;
         }
         let shared = self.shared.lock();
