@@ -7,7 +7,8 @@
 //!
 //! - `sync` covers everything that had returned when it began;
 //! - `fsync` of an inode covers its content, attributes and names, and each directory needed to find it; no name that
-//!   it had lost comes back; of a directory, its entries too;
+//!   it had lost comes back, and where the last commit still knew it by that name, who has the name now has it; of a
+//!   directory, its entries too;
 //! - `fdatasync` the same without the attributes.
 //!
 //! **Strict** is what holds while commits are the only way to become durable: the names and inodes found equal the
@@ -213,7 +214,7 @@ impl History {
             let all = self.domains.len() > 1;
             let fits = match mode {
                 Mode::Strict => strict(domain, &bounds, found, all),
-                Mode::Weak => weak(domain, &bounds, found).map(|()| Vec::new()),
+                Mode::Weak => weak(domain, &bounds, self.domains.len() == 1, found).map(|()| Vec::new()),
             };
             fitting.push(fits.map_err(|e| {
                 let sync = |d: &&Done| d.op.is_sync() && d.end.is_some_and(|e| e <= at);
@@ -448,9 +449,9 @@ fn content(
 }
 
 /// Every slot, inode and content by itself. See the module's text.
-fn weak(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
+fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<(), String> {
     let hi = bounds.hi.max(bounds.lo);
-    let floors = weak_floors(domain, bounds);
+    let floors = weak_floors(domain, bounds, alone);
     // The same file system number is the same inode: numbers are not reused while a mount lasts.
     let mut by_real: HashMap<u64, Ino> = HashMap::new();
     for world in &domain.worlds[..=hi] {
@@ -484,6 +485,14 @@ fn weak(domain: &Domain, bounds: &Bounds, found: &World) -> Result<(), String> {
                 "entry {name} of inode {dir} leads to {now:?}, which it did at no time since it was promised"
             ));
         }
+        let lost = floors.lost.get(&(*dir, name.clone())).into_iter().flatten();
+        for (ino, k) in lost.filter(|(ino, _)| now == Some(*ino)) {
+            if !(*k..=hi).any(|k| slot_at(k, *dir, name) == now) {
+                return Err(format!(
+                    "entry {name} of inode {dir} leads to {ino}, which a sync after operation {k} says it has lost"
+                ));
+            }
+        }
     }
     for ino in domain.worlds[..=hi].iter().flat_map(|w| w.nodes().map(|n| n.0)).collect::<BTreeSet<_>>() {
         let floor = bounds.inodes.get(&ino).copied().unwrap_or(0).max(bounds.all);
@@ -514,10 +523,15 @@ struct Floors {
     slots: HashMap<(Ino, String), usize>,
     /// The same for all slots of a directory.
     dirs: HashMap<Ino, usize>,
+    /// Who has lost a slot, as a sync after so many operations promised.
+    lost: HashMap<(Ino, String), Vec<(Ino, usize)>>,
 }
 
-fn weak_floors(domain: &Domain, bounds: &Bounds) -> Floors {
-    let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new() };
+/// `alone`: nobody else commits, so that the last commit is known to be the one that must be there.
+fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
+    let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new(), lost: HashMap::new() };
+    let committed: HashMap<(Ino, String), Ino> =
+        domain.worlds[bounds.all].names().into_iter().map(|(_, dir, name, i)| ((dir, name), i)).collect();
     for (ino, k) in &bounds.data {
         let world = &domain.worlds[*k];
         let up = parents(world);
@@ -533,14 +547,26 @@ fn weak_floors(domain: &Domain, bounds: &Bounds) -> Floors {
         if matches!(world.node(*ino).map(|n| &n.body), Some(Body::Dir(_))) {
             floors.dirs.insert(*ino, *k);
         }
-        // Names that these inodes have, and names that they had and lost.
-        for world in &domain.worlds[..=*k] {
-            for (_, dir, name, i) in world.names() {
-                if needed.contains(&i) {
-                    let floor = floors.slots.entry((dir, name)).or_default();
-                    *floor = (*floor).max(*k);
-                }
+        // Names that these inodes have, and names that they had and lost: when they were seen there last.
+        let mut seen: HashMap<((Ino, String), Ino), usize> = HashMap::new();
+        for (at, world) in domain.worlds[..=*k].iter().enumerate() {
+            let names = world.names().into_iter().filter(|n| needed.contains(&n.3));
+            seen.extend(names.map(|(_, dir, name, i)| (((dir, name), i), at)));
+        }
+        for ((slot, i), at) in seen {
+            let mut promise = |since: usize| {
+                let floor = floors.slots.entry(slot.clone()).or_default();
+                *floor = (*floor).max(since);
+            };
+            if at == *k {
+                promise(*k);
+                continue;
             }
+            if committed.get(&slot) == Some(&i) {
+                // Another thread's commit may have come between: then the name is free, or somebody's since.
+                promise(if alone { *k } else { at + 1 });
+            }
+            floors.lost.entry(slot).or_default().push((i, *k));
         }
     }
     for floor in floors.slots.values_mut().chain(floors.dirs.values_mut()) {
@@ -612,6 +638,27 @@ mod tests {
         half.node_mut(f).nlink = 2;
         assert!(h.verify(&half, Seq(60), Mode::Weak).is_err(), "half a rename");
         assert!(h.verify(&half, Seq(60), Mode::Strict).is_err());
+    }
+
+    #[test]
+    fn a_lost_name_stays_lost_and_has_its_new_owner_where_replay_has_to_free_it() {
+        // Nothing but the log knows the old name: who has it now is not promised.
+        let h = history("new f; mv f g; new f; F g");
+        let mut freed = h.domains[0].worlds[3].clone();
+        freed.apply(&Op::Unlink("f".into())).unwrap();
+        assert!(h.verify(&freed, Seq(40), Mode::Weak).is_ok());
+        assert!(h.verify(&h.domains[0].worlds[1], Seq(40), Mode::Weak).is_err(), "it comes back");
+        // The last commit knows it: replay frees the name, and gives it to its owner.
+        let h = history("new f; COMMIT; mv f g; new f; F g");
+        let mut freed = h.domains[0].worlds[4].clone();
+        freed.apply(&Op::Unlink("f".into())).unwrap();
+        assert!(h.verify(&freed, Seq(50), Mode::Weak).is_err());
+        assert_eq!(allowed(&h, 5, Mode::Weak), [4, 5]);
+        // Another thread may have committed after the name was lost.
+        let mut two = h;
+        two.domains.push(Domain::new("other-", World::empty(0o755, 256)));
+        assert!(two.verify(&freed, Seq(50), Mode::Weak).is_ok());
+        assert!(two.verify(&two.domains[0].worlds[2], Seq(50), Mode::Weak).is_err(), "it comes back");
     }
 
     #[test]
