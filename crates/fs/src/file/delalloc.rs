@@ -98,7 +98,7 @@ impl FileData {
         if self.is_clean() { size } else { self.inner.lock().disk_size(size) }
     }
     /// Serialises changes of the extent items; see [`super::replace`].
-    pub(super) fn lock_extents(&self) -> Locked<'_, ()> {
+    pub(crate) fn lock_extents(&self) -> Locked<'_, ()> {
         self.extents.lock()
     }
     /// Could some of this file's data not be written?

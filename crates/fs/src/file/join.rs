@@ -3,7 +3,8 @@
 //! Write-back takes a file in pieces, because it must not hold more in memory than the budget allows; a stream of data
 //! would so become as many extents as there were pieces. But an extent that the running transaction has made is in no
 //! tree on the device yet: it can still grow. That is what happens here, up to the largest extent there may be. It needs
-//! that nobody else refers to either of the two, which the notes of the transaction say.
+//! that nobody else refers to either of the two, which the notes of the transaction say — and that no log has them: another
+//! file may come to share an extent that has grown, and a log that has both would have two extents in one place.
 //!
 //! The order in which pieces land does not matter: each joins what is before it and what is behind it.
 
@@ -65,7 +66,7 @@ impl Whole {
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
 pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64) -> Result<()> {
-    if len < WORTH_IT {
+    if len < WORTH_IT || inode.has_logged_extents(h.generation()) {
         return Ok(());
     }
     let version = inode.subvol.version(h.core);

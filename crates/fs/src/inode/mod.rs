@@ -42,7 +42,7 @@ use larder_format::items::{FileType, InodeFlags, InodeItem, Timespec};
 use larder_format::{Generation, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 /// Number of the empty directory that stands where a snapshot's source had a nested subvolume.
@@ -77,6 +77,8 @@ pub(crate) struct Inode {
     /// who got an extent always, of who gave one if the extent was of that very transaction. Not remembered over
     /// eviction: an inode that was read again takes the transaction of its last change.
     pub(crate) last_reflink: AtomicU64,
+    /// The last transaction whose log has its extents, or is about to: they stay as they are.
+    extents_logged_in: AtomicU64,
 }
 
 /// The changing part of an inode.
@@ -154,10 +156,24 @@ impl Inode {
             noted_in: AtomicU64::new(0),
             // Nothing is known of it but that.
             last_reflink: AtomicU64::new(since.0),
+            extents_logged_in: AtomicU64::new(since.0),
             changes: parking_lot::Mutex::default(),
             logged: parking_lot::Mutex::default(),
             since,
         }
+    }
+    /// From here on the extents that it has made in the running transaction do not grow: the log of `generation` will have
+    /// them. Whoever lets one grow right now has come to its end when this returns.
+    pub(crate) fn keep_extents_for_log(&self, generation: Generation) {
+        if self.extents_logged_in.fetch_max(generation.0, Ordering::AcqRel) < generation.0 {
+            drop(self.data.lock_extents());
+        }
+    }
+    /// May a log of the transaction have its extents, its own or that of a file that shares them or did? Asked under the
+    /// extent lock.
+    pub(crate) fn has_logged_extents(&self, generation: Generation) -> bool {
+        let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= generation.0;
+        in_it(&self.extents_logged_in) || in_it(&self.last_reflink)
     }
     /// Its number as the format's first part of a key.
     pub(crate) fn object(&self) -> ObjectId {

@@ -16,7 +16,7 @@
 //! it; whoever is left waits for the commit. Once that is durable, the log's space is free ([`TxnLog::retire`]).
 
 use super::blocks::Blocks;
-use super::collect::{Contribution, Pair, Window, collect, sum_items};
+use super::collect::{Contribution, Pair, Window, collect, sum_items, sums_end};
 use super::names::{Names, SubvolLog, items_of};
 use super::tree::{LogTree, Outgoing};
 use super::{Cause, Result, Stop};
@@ -27,9 +27,9 @@ use crate::root::Subvolume;
 use crate::space::Run;
 use crate::transaction::{Txn, writeout};
 use crate::tree::Pointer;
-use larder_format::items::keys::{extent_data_key, inode_key};
+use larder_format::items::keys::{csum_key, extent_data_key, inode_key};
 use larder_format::items::{FileExtent, RootItem};
-use larder_format::{FileOffset, Generation, Key, KeyType, ObjectId, TreeId};
+use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
@@ -59,6 +59,12 @@ pub struct LogStats {
     pub commits_too_much: u64,
     pub commits_off: u64,
     pub commits_sealed: u64,
+    /// Items of checksums that came to logs; ranges of theirs that were searched for what other files had brought, which is done
+    /// for files that share extents since the last commit; ranges in which there was something. Nothing is ever deleted for
+    /// them, or locked.
+    pub csum_items: u64,
+    pub csum_ranges_searched: u64,
+    pub csum_ranges_present: u64,
     /// Batches, the most callers that one has served, superblocks and nodes written, and flushes.
     pub batches: u64,
     pub largest_batch: u64,
@@ -75,6 +81,9 @@ pub(crate) struct Counters {
     logged: AtomicU64,
     causes: [AtomicU64; Cause::ALL.len()],
     sealed: AtomicU64,
+    csum_items: AtomicU64,
+    csums_searched: AtomicU64,
+    csums_present: AtomicU64,
     batches: AtomicU64,
     largest: AtomicU64,
     superblocks: AtomicU64,
@@ -103,6 +112,9 @@ impl Counters {
             commits_too_much: cause(Cause::TooMuch),
             commits_off: cause(Cause::Off),
             commits_sealed: get(&self.sealed),
+            csum_items: get(&self.csum_items),
+            csum_ranges_searched: get(&self.csums_searched),
+            csum_ranges_present: get(&self.csums_present),
             batches: get(&self.batches),
             largest_batch: get(&self.largest),
             superblocks: get(&self.superblocks),
@@ -449,9 +461,52 @@ fn merge(
         }
         for (at, sums) in &contribution.sums {
             for (key, data) in sum_items(core, *at, sums) {
-                log.tree.put(blocks, &key, &data)?;
+                put_sums(core, log, blocks, key, &data, contribution.shares)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Adds an item of checksums. Where the file shares extents, sectors that the log has checksums of already are left out.
+fn put_sums(
+    core: &Core,
+    log: &mut SubvolLog,
+    blocks: &mut Blocks,
+    key: Key,
+    data: &[u8],
+    shares: bool,
+) -> Result<()> {
+    core.log.csum_items.fetch_add(1, Ordering::Relaxed);
+    let end = sums_end(core, Logical(key.offset), data);
+    let there = |log: &SubvolLog| {
+        let last = csum_key(Logical(end.0 - 1));
+        let first = log.tree.at_or_before(&csum_key(Logical(0)), &key).map_or(key, |(key, _)| key);
+        log.tree
+            .range(first..=last)
+            .map(|(k, d)| (k.offset, sums_end(core, Logical(k.offset), d).0))
+            .filter(|(_, to)| *to > key.offset)
+            .collect::<Vec<_>>()
+    };
+    if !shares {
+        debug_assert!(
+            there(log).iter().all(|(from, _)| *from == key.offset),
+            "checksums of a log overlap although nothing is shared"
+        );
+        return log.tree.put(blocks, &key, data);
+    }
+    core.log.csums_searched.fetch_add(1, Ordering::Relaxed);
+    let there = there(log);
+    if !there.is_empty() {
+        core.log.csums_present.fetch_add(1, Ordering::Relaxed);
+    }
+    let bytes = |at: u64| (at - key.offset) as usize / larder_format::SECTOR_SIZE as usize * core.csum.size();
+    let mut at = key.offset;
+    for (from, to) in there.into_iter().chain([(end.0, end.0)]) {
+        if at < from {
+            log.tree.put(blocks, &csum_key(Logical(at)), &data[bytes(at)..bytes(from)])?;
+        }
+        at = at.max(to);
     }
     Ok(())
 }
@@ -608,6 +663,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     // Of what has no name nothing is logged but that; it may still get one.
     let ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
     let item = inode.item_for_log(core);
+    inode.keep_extents_for_log(txn.generation);
     let versions = Pair::of(core, &inode.subvol, &txn);
     drop(pin);
     let added = match (item, versions) {

@@ -19,6 +19,7 @@ use larder_format::items::{ExtentRecord, FileExtent, InodeItem};
 use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Extent items that one inode adds to a log at most.
 const MOST_ITEMS: usize = 20_000;
@@ -41,6 +42,8 @@ pub(crate) struct Contribution {
     pub(super) companions: Vec<ObjectId>,
     /// Checksums, by the address of their first sector.
     pub(super) sums: BTreeMap<Logical, Vec<u8>>,
+    /// Others may have brought some of them in: the inode got or gave extents in this transaction.
+    pub(super) shares: bool,
 }
 
 /// The two versions between which a log says what the difference is.
@@ -82,6 +85,7 @@ pub(super) fn collect(
         windows: Vec::new(),
         companions: Vec::new(),
         sums: BTreeMap::new(),
+        shares: inode.last_reflink.load(Ordering::Acquire) >= txn.generation.0,
     };
     match inode.kind {
         FileKind::Regular => {}
@@ -123,7 +127,7 @@ pub(super) fn collect(
             return Err(Stop::Commit(Cause::NewChunk));
         }
         if !core.options.tuning.break_log_no_csums {
-            sums(txn, &r, &mut out.sums);
+            sums(core, txn, &r, &mut out.sums);
         }
     }
     let has = Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get());
@@ -197,12 +201,22 @@ impl Window {
 }
 
 /// Adds the checksums of an extent's data that the transaction has noted. Those of older data are in the checksum tree.
-fn sums(txn: &Txn, r: &ExtentRecord, out: &mut BTreeMap<Logical, Vec<u8>>) {
+///
+/// Notes are taken whole, although one may cover several extents that were written together: then the items of a log can only be
+/// equal or apart, whichever extents they were logged for. Replaying takes from them what it has extents for.
+fn sums(core: &Core, txn: &Txn, r: &ExtentRecord, out: &mut BTreeMap<Logical, Vec<u8>>) {
     let end = Logical(r.disk_bytenr.0.saturating_add(r.disk_num_bytes));
     let noted = txn.csums.lock();
-    for (at, sums) in noted.range(r.disk_bytenr..end) {
+    let before = noted.range(..r.disk_bytenr).next_back();
+    let before = before.filter(|(at, sums)| sums_end(core, **at, sums) > r.disk_bytenr);
+    for (at, sums) in before.into_iter().chain(noted.range(r.disk_bytenr..end)) {
         out.entry(*at).or_insert_with(|| sums.clone());
     }
+}
+
+/// Where the data ends that these checksums from an address on are for.
+pub(super) fn sums_end(core: &Core, at: Logical, sums: &[u8]) -> Logical {
+    at.plus((sums.len() / core.csum.size()) as u64 * SECTOR)
 }
 
 /// Items for checksums: each as long as one may be.
