@@ -20,6 +20,12 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-N04", "mk A; new A/f; COMMIT; new A/g; F A; F A/g; rm A/f; rm A/g; rmdir A"),
     ("L-N05", "new f; F f; ✂ replay; new g; F g"),
     ("L-N06", "mk T; mk T/A; new T/f; new T/A/f; F T/A/f; F T"),
+    // An ancestor's attributes that are not in the tree yet, beside others that are.
+    ("N-mode-of-ancestor", "mk A; mode A 441; xa A user.1=v; new A/x; F A/x"),
+    ("N-mode-of-ancestor-committed", "mk A; COMMIT; mk B; mv A B/A; mode B 441; xa B user.1=v; F B/A"),
+    // Old names of what was fsynced that others have by now, known to the last commit or not.
+    ("N-old-name-taken", "new f; mv f g; new f; F g"),
+    ("N-old-name-taken-dir", "mk A; COMMIT; mk X; mv X A; mv A B; mk A; F B"),
     ("L-R01", "new f; f[0,1M)=a; F f; mv f g; F g"),
     ("L-R02", "new f; f[0,1M)=a; F f; f[2M,3M)=b; wb f[2M,3M); mv f g; F g"),
     ("L-R03", "new f; mk A; F f; mv f A/f; F A; F A/f; rm A/f; rmdir A"),

@@ -14,7 +14,6 @@ use super::blocks::Blocks;
 use super::diff::changed;
 use super::tree::LogTree;
 use super::{Cause, Result, Stop};
-use crate::api::Tuning;
 use crate::core::Core;
 use crate::error::{Error, Place};
 use crate::file::ceil;
@@ -57,7 +56,7 @@ pub(super) fn items_of(ino: ObjectId, first: KeyType, last: KeyType) -> RangeInc
 
 /// Follows names through one batch.
 pub(super) struct Names<'a> {
-    tuning: &'a Tuning,
+    core: &'a Core,
     pub(super) subvol: &'a Subvolume,
     /// The tree as the last commit has it.
     pub(super) base: &'a Version,
@@ -82,7 +81,7 @@ impl<'a> Names<'a> {
         blocks: &'a mut Blocks,
     ) -> Self {
         Self {
-            tuning: &core.options.tuning,
+            core,
             subvol,
             base,
             now,
@@ -304,10 +303,18 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
+    /// The item of an inode as it is by now: what an operation changed may not be in the tree yet. With the one there, and the
+    /// extended attributes that are there, the log would show a state that never was.
+    fn item_by_now(&self, ino: ObjectId) -> Result<Option<InodeItem>> {
+        let Some(in_tree) = self.item(self.now, ino)? else { return Ok(None) };
+        let in_memory = self.subvol.inodes.peek(ino.0).and_then(|inode| inode.item_for_log(self.core));
+        Ok(Some(in_memory.unwrap_or(in_tree)))
+    }
+
     /// Logs that an inode exists.
     fn exists(&mut self, ino: ObjectId) -> Result<()> {
         let key = inode_key(ino);
-        let Some(mut item) = self.item(self.now, ino)? else { return Ok(()) };
+        let Some(mut item) = self.item_by_now(ino)? else { return Ok(()) };
         let kind = item.mode.get() & S_IFMT;
         let was = self.item(self.base, ino)?;
         if kind == S_IFLNK && was.is_none() {
@@ -349,7 +356,7 @@ impl<'a> Names<'a> {
             self.queue.push_back(dir);
             return Ok(());
         }
-        if self.tuning.break_log_no_conflicts {
+        if self.core.options.tuning.break_log_no_conflicts {
             return Ok(());
         }
         let key = dir_item_key(dir, &name.name);
@@ -373,7 +380,7 @@ impl<'a> Names<'a> {
         let dir = name.dir;
         let index = dir_index_key(dir, name.index);
         // A damaged directory may not have it.
-        if self.base.get(&index)?.is_none() || self.tuning.break_log_no_deletions {
+        if self.base.get(&index)?.is_none() || self.core.options.tuning.break_log_no_deletions {
             return Ok(());
         }
         let ranges = Key::new(dir, KeyType::DIR_LOG_INDEX, 0);
@@ -480,7 +487,7 @@ impl<'a> Names<'a> {
         Ok((concerned, fresh))
     }
     fn put_range(&mut self, dir: ObjectId, (first, last): (u64, u64)) -> Result<()> {
-        if self.tuning.break_log_no_deletions {
+        if self.core.options.tuning.break_log_no_deletions {
             return Ok(());
         }
         let key = Key::new(dir, KeyType::DIR_LOG_INDEX, first);
