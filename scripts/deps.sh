@@ -36,6 +36,8 @@ losetup mount
 mount mount
 umount mount
 modprobe kmod
+sqlite3 sqlite3
+stdbuf coreutils
 PAIRS
     [ "$level" = bench ] || return
     echo "fio fio"

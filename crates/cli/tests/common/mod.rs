@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub)]
 
+pub mod crash;
 pub mod scene;
 
 use std::ffi::OsStr;

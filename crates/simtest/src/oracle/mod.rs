@@ -71,12 +71,14 @@ pub enum Need {
     Root,
     /// Groups of processes with a limit of memory.
     MemoryCgroup,
+    /// The command `sqlite3`, and `stdbuf` to see at once what it says.
+    Sqlite,
 }
 
 impl Need {
     /// What is missing, as a phrase; `None` where it is there. Looked up once per process.
     fn missing(self) -> Option<&'static str> {
-        static ANSWERS: [OnceLock<Option<&'static str>>; 7] = [const { OnceLock::new() }; 7];
+        static ANSWERS: [OnceLock<Option<&'static str>>; 8] = [const { OnceLock::new() }; 8];
         *ANSWERS[self as usize].get_or_init(|| match self {
             Self::MkfsBtrfs => {
                 let features = output("mkfs.btrfs", &["-O", "list-all"]);
@@ -118,6 +120,9 @@ impl Need {
             Self::MemoryCgroup => {
                 (!MemoryCgroup::is_possible()).then_some("memory cgroups (root, and a controller)")
             }
+            Self::Sqlite => (output("sqlite3", &["--version"]).is_none()
+                || output("stdbuf", &["--version"]).is_none())
+            .then_some("sqlite3 (and stdbuf of coreutils)"),
         })
     }
 }

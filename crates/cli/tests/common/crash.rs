@@ -1,0 +1,201 @@
+//! A mount whose daemon is killed once so much was acknowledged, and what is there afterwards.
+//!
+//! When the daemon dies depends on what it has acknowledged, never on time; and nothing commits by itself meanwhile, so that
+//! what is acknowledged stands in a log unless the log could not say it. Afterwards the image is looked at twice: a copy is
+//! mounted by Linux, the image itself by Larder, each of which replays the log, and both must be sound then.
+
+use super::{command, larder};
+use crate::args;
+use larder_simtest::oracle::{
+    KernelMount, MemoryCgroup, Need, btrfs_check, copy_image, enter_private_namespace, need, scratch,
+};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::CStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What every test with a [`Stage`] needs.
+pub const NEEDS: [Need; 4] = [Need::Fuse, Need::Root, Need::KernelBtrfs, Need::BtrfsProgs];
+
+/// The points at which daemons are killed: one of them, or `LARDER_SCALE` of them.
+pub fn kill_points(first: u64, step: u64) -> impl Iterator<Item = u64> {
+    let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    // The first is in the middle; further ones are before and behind it.
+    (0..scale).map(move |n| first + n * step % (3 * first) - if n % 2 == 1 { first / 2 } else { 0 })
+}
+
+/// An image and a mount of it.
+pub struct Stage {
+    dir: tempfile::TempDir,
+    /// A file system in memory of the test's own is mounted on the directory.
+    in_memory: bool,
+    group: Option<MemoryCgroup>,
+    daemon: Option<Child>,
+}
+
+impl Stage {
+    /// A new image, mounted. [`NEEDS`] are there.
+    pub fn new(size: &str) -> Self {
+        enter_private_namespace().unwrap();
+        let mut stage = Self { dir: scratch(), in_memory: false, group: None, daemon: None };
+        stage.begin(size);
+        stage
+    }
+    /// A new image in memory, where what is written to it counts as its daemon's, which may use so many bytes.
+    pub fn with_limit(size: &str, limit: u64) -> Self {
+        enter_private_namespace().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        // What can be swapped out kills nobody; older kernels have no such option.
+        let tmpfs = |options: &CStr| {
+            rustix::mount::mount(c"larder-test", dir.path(), c"tmpfs", MountFlags::empty(), options)
+        };
+        tmpfs(c"size=2g,noswap").or_else(|_| tmpfs(c"size=2g")).unwrap();
+        let group = Some(MemoryCgroup::new(limit).unwrap());
+        let mut stage = Self { dir, in_memory: true, group, daemon: None };
+        stage.begin(size);
+        stage
+    }
+    fn begin(&mut self, size: &str) {
+        std::fs::create_dir(self.point()).unwrap();
+        larder(args!["mkfs", "--size", size, self.image()]).ok();
+        let mut start = match &self.group {
+            // The shell joins the group and then becomes the daemon.
+            Some(group) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.entrance());
+                shell.arg(env!("CARGO_BIN_EXE_larder"));
+                shell
+            }
+            None => command(),
+        };
+        start.args(["mount", "--foreground", "--cache-size", "32M", "-o", "commit=300"]);
+        start.arg(self.image()).arg(self.point()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut daemon = start.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("is mounted on"), "{line}");
+        self.daemon = Some(daemon);
+        // A chunk for data that the last commit has.
+        std::fs::write(self.at("begin"), vec![1; 100_000]).unwrap();
+        larder(args!["sync", self.point()]).ok();
+    }
+    pub fn image(&self) -> PathBuf {
+        self.dir.path().join("img")
+    }
+    pub fn point(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.point().join(name)
+    }
+    /// What the daemon counts about logs.
+    pub fn log_stats(&self) -> serde_json::Value {
+        larder(args!["stats", "--json", self.point()]).ok().json()["engine"]["log"].clone()
+    }
+    /// How the daemon is killed.
+    pub fn death(&self) -> impl Fn() + Sync + use<> {
+        let pid = Pid::from_child(self.daemon.as_ref().expect("a daemon"));
+        // It is not waited for before `bury`: the number stays its own.
+        move || kill_process(pid, Signal::KILL).expect("it lives")
+    }
+    /// Waits for the daemon's end, which must have been by SIGKILL, and clears the mount.
+    pub fn bury(&mut self) {
+        let status = self.daemon.take().expect("a daemon").wait().unwrap();
+        assert_eq!(status.signal(), Some(9), "{status}");
+        if let Some(group) = &self.group {
+            assert!(group.kills().unwrap() > 0, "it was not the limit of memory that killed it");
+        }
+        larder(args!["umount", self.point()]).fails(1, "had been killed");
+    }
+    /// Has Linux and Larder replay the log, lets `look` see the tree of each, and checks the images.
+    pub fn afterwards(&self, look: &dyn Fn(&Path)) {
+        println!("{} log at the crash", if self.has_log() { "a" } else { "no" });
+        let copy = self.dir.path().join("copy");
+        copy_image(&self.image(), &copy).unwrap();
+        let kernel = KernelMount::image(&copy, "noatime").unwrap_or_else(|e| panic!("{e:#}"));
+        look(kernel.path());
+        kernel.unmount_clean().unwrap();
+        btrfs_check(&copy, true).assert_clean("replayed by Linux");
+        std::fs::remove_file(&copy).unwrap();
+        larder(args!["mount", self.image(), self.point()]).ok();
+        look(&self.point());
+        larder(args!["umount", self.point()]).ok();
+        btrfs_check(&self.image(), true).assert_clean("replayed by Larder");
+    }
+    /// Does the superblock lead to a log?
+    pub fn has_log(&self) -> bool {
+        let mut log_root = [0; 8];
+        let image = std::fs::File::open(self.image()).unwrap();
+        image.read_exact_at(&mut log_root, 0x10060).unwrap();
+        log_root != [0; 8]
+    }
+    fn is_mounted(&self) -> bool {
+        let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        table.contains(&format!(" {} ", self.point().display()))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            let _ = command().args(["umount", "--lazy"]).arg(self.point()).output();
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        if self.in_memory {
+            let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Counts what is acknowledged and does something at a number of it.
+pub struct Acknowledged<'a> {
+    count: AtomicU64,
+    halfway: (u64, &'a (dyn Fn() + Sync)),
+    end: (u64, &'a (dyn Fn() + Sync)),
+    ended: AtomicBool,
+}
+
+impl<'a> Acknowledged<'a> {
+    /// After `at` of them does `end`, after half as many `halfway`.
+    pub fn new(at: u64, halfway: &'a (dyn Fn() + Sync), end: &'a (dyn Fn() + Sync)) -> Self {
+        assert!(at >= 2);
+        let (count, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { count, halfway: (at / 2, halfway), end: (at, end), ended }
+    }
+    /// One more.
+    pub fn one(&self) {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if count == self.halfway.0 {
+            self.halfway.1();
+        }
+        if count == self.end.0 {
+            self.ended.store(true, Ordering::SeqCst);
+            self.end.1();
+        }
+    }
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+    /// Repeats something until it fails, which it may only do once the end has come.
+    pub fn until_the_end(&self, mut each: impl FnMut(u64) -> std::io::Result<()>) {
+        for n in 0.. {
+            if let Err(e) = each(n) {
+                assert!(self.ended.load(Ordering::SeqCst), "number {n} failed before the end: {e}");
+                return;
+            }
+        }
+    }
+}
+
+/// Are all of [`NEEDS`] and these there?
+pub fn ready(more: &[Need]) -> bool {
+    need(&[&NEEDS, more].concat())
+}
