@@ -9,6 +9,7 @@
 //! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does show;
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
 //! - [`workload`], [`scenarios`]: what is tried; [`runner`]: tries it, and has each crash state looked at by [`judge`];
+//! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are known as well;
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`fill`]: filling and emptying a disk from many threads;
@@ -27,6 +28,7 @@ pub mod judge;
 pub mod model;
 pub mod ops;
 pub mod oracle;
+pub mod recorded;
 pub mod runner;
 pub mod scenarios;
 pub mod walk;

@@ -1,12 +1,13 @@
 //! Runs operations on a directory through the system's own calls: what a program does on a mount, Linux's or ours.
 
 use crate::ops::{Alloc, Move, Op, Special, filled};
+use crate::world::special_kind;
 use anyhow::{Context, Result};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A directory, and the files that operations hold open.
@@ -45,15 +46,38 @@ impl PathRunner {
         self.run_one(op).with_context(|| op.to_string())
     }
 
+    /// The number of the inode that an operation has just made; `None` where it makes none.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn made(&self, op: &Op) -> Result<Option<u64>> {
+        let (path, follow) = match op {
+            Op::Create(p) | Op::Mkdir(p) | Op::Mknod(_, p) | Op::Symlink { path: p, .. } => {
+                (p.clone(), false)
+            }
+            Op::Rename { from, mode: Move::Whiteout, .. } => (from.clone(), false),
+            Op::Unnamed { handle } => (format!("@{handle}"), true),
+            _ => return Ok(None),
+        };
+        let path = self.path(&path)?;
+        let meta = if follow { std::fs::metadata(path)? } else { std::fs::symlink_metadata(path)? };
+        Ok(Some(meta.ino()))
+    }
+
     fn run_one(&mut self, op: &Op) -> Result<()> {
         match op {
             Op::Create(p) => drop(File::create_new(self.path(p)?)?),
             Op::Mkdir(p) => std::fs::create_dir(self.path(p)?)?,
             Op::Mknod(kind, p) => {
+                // The same as the model's, whose numbers are the engine's.
+                let rdev = special_kind(*kind).1;
                 let (kind, dev) = match kind {
                     Special::Fifo => (FileType::Fifo, 0),
                     Special::Socket => (FileType::Socket, 0),
-                    Special::Device => (FileType::CharacterDevice, rustix::fs::makedev(1, 3)),
+                    Special::Device => {
+                        let (major, minor) = (rdev >> 20, rdev & 0xf_ffff);
+                        (FileType::BlockDevice, rustix::fs::makedev(major as u32, minor as u32))
+                    }
                 };
                 rustix::fs::mknodat(CWD, self.path(p)?, kind, Mode::from_raw_mode(0o644), dev)?;
             }

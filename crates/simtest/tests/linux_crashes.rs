@@ -1,0 +1,330 @@
+//! Crashes of Linux's own btrfs, replayed by Larder and by Linux.
+//!
+//! Workloads run on a mount of the kernel whose disk is a [`RecordedDisk`], so that all its writes and flushes are known. From
+//! these come the disks that a power cut can leave, as from ours: everything that a returned flush covers, and any part of the
+//! rest. Of each that is chosen there are two results, the kernel's and ours, read-only and read-write; they must be the same
+//! tree, keep what the syncs promised, and check clean.
+//!
+//! Our model asks for more than Linux's log has: see [`keeps_less`].
+//!
+//! `LARDER_SCALE=10` takes ten times as many workloads and four times as many states of each.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use larder_fs::{Filesystem, OpenOptions};
+use larder_simtest::crash::{CrashState, Crashes, Kind, Limits};
+use larder_simtest::device::SimDevice;
+use larder_simtest::image::Image;
+use larder_simtest::model::{Domain, History, Mode};
+use larder_simtest::ops::Op;
+use larder_simtest::oracle::{
+    self, Aspects, EngineTree, KernelMount, Manifest, Need, PathRunner, StdTree, kernel_verdict, manifest,
+    mkfs_btrfs, need, scratch,
+};
+use larder_simtest::recorded::RecordedDisk;
+use larder_simtest::runner::{Run, show};
+use larder_simtest::walk::walk;
+use larder_simtest::workload::{Sequences, Workload, random};
+use larder_simtest::{scenarios, workload};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+const SIZE: u64 = 256 << 20;
+const NEEDS: [Need; 4] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs, Need::Fuse];
+
+fn scale() -> usize {
+    std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1)
+}
+
+fn options(read_only: bool) -> OpenOptions {
+    OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() }
+}
+
+/// A file system that Linux made and has changed once: the first change makes a chunk, which a log could not be hung on.
+fn fresh(mkfs: &[&str]) -> Result<Image> {
+    let dir = scratch();
+    let path = dir.path().join("fresh.img");
+    mkfs_btrfs(&path, SIZE, mkfs)?;
+    let mount = KernelMount::image(&path, "noatime")?;
+    std::fs::write(mount.join(".first"), vec![1; 1 << 20])?;
+    mount.sync()?;
+    mount.unmount_clean()?;
+    Ok(Image::from_file(&path)?)
+}
+
+/// Runs operations on the kernel's mount of a recorded disk. Those that the kernel refuses the model must refuse.
+fn run(base: &Image, ops: &[Op]) -> Result<Run> {
+    let world = show(base, &options(true)).map_err(|e| anyhow!(e))?;
+    let device = Arc::new(SimDevice::new(base.clone()));
+    let disk = RecordedDisk::serve(Arc::clone(&device))?;
+    let mount = KernelMount::image(&disk.path(), "noatime,commit=300,ssd,nodiscard")?;
+    let mut runner = PathRunner::new(mount.path());
+    let mut domain = Domain::new("", world);
+    for op in ops {
+        let mut after = domain.now().clone();
+        let expected = after.apply(op);
+        let begin = device.mark();
+        let result = runner.run(op);
+        let end = device.mark();
+        match (expected, result) {
+            (Ok(touched), Ok(())) => {
+                if let (Some(made), Some(real)) = (touched.made, runner.made(op)?) {
+                    after.set_real(made, real);
+                }
+                domain.push(op, after, touched, begin, Some(end));
+            }
+            (Err(_), Err(_)) => {}
+            (Err(reason), Ok(())) => anyhow::bail!("{op}: done, but the model refuses it ({reason:?})"),
+            (Ok(_), Err(e)) => return Err(e),
+        }
+    }
+    let mut history = History { domains: vec![domain] };
+    let begin = device.mark();
+    drop(runner);
+    mount.unmount_clean()?;
+    let end = device.mark();
+    history.close(begin, end);
+    disk.end()?;
+    Ok(Run { recording: device.recording(), history })
+}
+
+/// Replay itself removes names at times of its own; all other times are the log's.
+fn without_times_of_directories(mut m: Manifest) -> Manifest {
+    for entry in m.entries.values_mut().filter(|e| e.facts.kind == oracle::Kind::Directory) {
+        entry.facts.mtime = (0, 0);
+    }
+    m
+}
+
+const ASPECTS: Aspects = Aspects {
+    atime: false,
+    ctime: false,
+    btime: true,
+    inode_numbers: true,
+    allocated: true,
+    data_map: true,
+    directory_size: true,
+    ignore_top_mtime: true,
+    replayed_since: None,
+};
+
+fn same(ours: &Manifest, theirs: &Manifest, who: &str) -> Result<()> {
+    let found = ours.differences(theirs, ASPECTS);
+    let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+    ensure!(lines.is_empty(), "{who}:\n  {}", lines.join("\n  "));
+    Ok(())
+}
+
+/// What Linux's log is known not to have: a directory's new name when a file below it is fsynced, and that something has
+/// left its old directory when the new one is. So the old name may be there, also beside the new one. Replay can
+/// add nothing to that, whoever does it.
+fn keeps_less(ops: &[Op], complaint: &str) -> bool {
+    let renames = ops.iter().any(|op| matches!(op, Op::Rename { .. }));
+    renames && (complaint.starts_with("entry ") || complaint.contains("\"link count 2, not 1\""))
+}
+
+/// Replays a state on both sides; the promise that both have not kept, because Linux's log keeps less. `deep`: the kernel
+/// also reads and changes what we replayed.
+fn judge(
+    image: &Image,
+    state: &CrashState,
+    (history, ops): (&History, &[Op]),
+    deep: bool,
+) -> Result<Option<String>> {
+    let dir = scratch();
+    let path = dir.path().join("linux.img");
+    image.write_sparse(&path)?;
+    let mount = KernelMount::image(&path, "noatime").context("Linux replays")?;
+    let theirs = without_times_of_directories(manifest(&StdTree::new(mount.path()))?);
+    mount.unmount_clean()?;
+
+    let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
+    let fs = Filesystem::open(device.clone(), options(true)).context("read-only")?;
+    let shown = without_times_of_directories(manifest(&EngineTree(&fs))?);
+    drop(fs);
+    let counts = device.counts();
+    ensure!(counts.refused + counts.writes + counts.discards == 0, "a read-only opening wrote");
+    same(&shown, &theirs, "read-only")?;
+
+    let device = Arc::new(SimDevice::new(image.clone()).unrecorded());
+    let fs = Filesystem::open(device.clone(), options(false)).context("replay")?;
+    let shown = without_times_of_directories(manifest(&EngineTree(&fs))?);
+    let world = walk(&fs).map_err(|e| anyhow!(e))?;
+    fs.close()?;
+    drop(fs);
+    same(&shown, &theirs, "replayed")?;
+    let replayed = device.image();
+    ensure!(!has_log(&replayed), "the log is still there");
+    let checking = larder_check::Options { data: true, threads: 1, ..Default::default() };
+    let checked = larder_check::check(&[device], &checking, &|_| ())?;
+    ensure!(checked.is_clean(), "larder check: {:?}", checked.findings);
+    // Both have come to the same, so this holds or fails for both.
+    let broken = [state.latest, state.earliest]
+        .into_iter()
+        .find_map(|at| history.verify(&world, at, Mode::Weak).err());
+    if let Some(e) = broken.as_ref().filter(|e| !keeps_less(ops, e)) {
+        anyhow::bail!("promised: {e}");
+    }
+    if deep {
+        replayed.write_sparse(&path)?;
+        let shown = without_times_of_directories(kernel_verdict(&path)?);
+        same(&shown, &theirs, "replayed, as the kernel shows it")?;
+    }
+    Ok(broken)
+}
+
+fn has_log(image: &Image) -> bool {
+    let mut root = [0; 8];
+    image.read(larder_format::SUPER_OFFSETS[0].0 + 0x60, &mut root);
+    root != [0; 8]
+}
+
+/// What was judged.
+#[derive(Default)]
+struct Tally {
+    distinct: HashSet<u64>,
+    with_log: usize,
+    by_kind: BTreeMap<Kind, usize>,
+    /// States in which Linux's log has less than was promised, and of which workloads they are.
+    keeps_less: BTreeMap<String, usize>,
+    failures: Vec<String>,
+}
+
+/// Runs workloads up to their first power cut, and judges `most` states of each that come with a log and `most / 4`
+/// others.
+fn crash(workloads: &[Workload], mkfs: &[&str], most: usize) -> Tally {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let base = fresh(mkfs).expect("a fresh file system");
+    let mut tally = Tally::default();
+    for w in workloads {
+        let name = format!("{}: {}", w.name, w.text());
+        let ops = &w.segments[0].threads[0];
+        let ran = match run(&base, ops) {
+            Ok(ran) => ran,
+            Err(e) => {
+                tally.failures.push(format!("{name}: {e:#}"));
+                continue;
+            }
+        };
+        let limits = Limits { exhaustive: 4, samples: 4, per_epoch: 24, seed: 1 };
+        let crashes = Crashes::of(&ran.recording, &limits);
+        let mut order: Vec<&CrashState> = crashes.states.iter().collect();
+        order.shuffle(&mut StdRng::seed_from_u64(most as u64));
+        let mut left = [most / 4, most];
+        for state in order {
+            let image = crashes.image(state);
+            let log = has_log(&image);
+            if left[usize::from(log)] == 0 || tally.distinct.contains(&state.id) {
+                continue;
+            }
+            left[usize::from(log)] -= 1;
+            tally.distinct.insert(state.id);
+            tally.with_log += usize::from(log);
+            *tally.by_kind.entry(state.kind).or_default() += 1;
+            let judged = judge(&image, state, (&ran.history, ops), state.id.is_multiple_of(8));
+            if let Ok(Some(less)) = &judged {
+                let first = less.lines().next().unwrap_or_default();
+                *tally.keeps_less.entry(format!("{name}: {first}")).or_default() += 1;
+            }
+            if let Err(e) = judged {
+                if let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") {
+                    let kept = std::path::Path::new(&dir).join(format!("{:016x}.img", state.id));
+                    image.write_sparse(&kept).expect("a place to keep states");
+                }
+                tally.failures.push(format!("{name}\n{e:#}\n{}", crashes.describe(state)));
+            }
+        }
+    }
+    let kinds: Vec<String> = tally.by_kind.iter().map(|(k, n)| format!("{k} {n}")).collect();
+    println!(
+        "{} workloads, {} different disks of Linux, {} with a log; by what was open: {}",
+        workloads.len(),
+        tally.distinct.len(),
+        tally.with_log,
+        kinds.join(", ")
+    );
+    for (what, n) in &tally.keeps_less {
+        println!("  in {n} states Linux's log has less: {what}");
+    }
+    tally
+}
+
+fn sound(tally: &Tally, least: usize) {
+    assert!(
+        tally.failures.is_empty(),
+        "{} failures:\n\n{}",
+        tally.failures.len(),
+        tally.failures.join("\n\n")
+    );
+    assert!(tally.with_log >= least, "Linux left too few logs: {}", tally.with_log);
+}
+
+/// A seeded part.
+fn some(mut all: Vec<Workload>, count: usize, seed: u64) -> Vec<Workload> {
+    all.shuffle(&mut StdRng::seed_from_u64(seed));
+    all.truncate(count);
+    all
+}
+
+fn sequences(length: usize, seed: u64) -> Vec<Workload> {
+    let all = Sequences::all(length);
+    let mut order: Vec<usize> = (0..all.skeletons.len()).collect();
+    order.shuffle(&mut StdRng::seed_from_u64(seed));
+    order.truncate(12 * scale());
+    order.into_iter().flat_map(|i| some(all.workloads(i), 2, seed)).collect()
+}
+
+#[test]
+fn scenarios_crashed_by_linux() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scale = scale();
+    let workloads = some(scenarios::all(scale > 1), 10 * scale, 1);
+    sound(&crash(&workloads, &["-q"], if scale > 1 { 16 } else { 4 }), 5);
+}
+
+#[test]
+fn sequences_crashed_by_linux() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scale = scale();
+    let mut workloads = some(sequences(1, 1), 6 * scale, 2);
+    if scale > 1 {
+        workloads.extend(some(sequences(2, 1), 5 * scale, 3));
+        workloads.extend((1..=2 * scale as u64).map(|seed| random(seed, 30)));
+    }
+    // Half of them without NO_HOLES, where a hole is an item.
+    let (plain, old) = workloads.split_at(workloads.len() / 2);
+    let most = if scale > 1 { 16 } else { 4 };
+    let first = crash(plain, &["-q"], most);
+    let second = crash(old, &["-q", "-O", "^no-holes", "-n", "4096"], most);
+    sound(&first, 0);
+    sound(&second, 0);
+    assert!(first.with_log + second.with_log > 0, "Linux left no log");
+}
+
+#[test]
+fn a_workload_is_recorded_whole() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let base = fresh(&["-q"]).expect("a fresh file system");
+    let text = "new f; f[0,64K)=a; F f; f[0,4K)=b; F f; COMMIT; mk A";
+    let w = workload::Workload::script("record", text).expect("the notation");
+    let ran = run(&base, &w.segments[0].threads[0]).expect("it runs");
+    let crashes = Crashes::of(&ran.recording, &Limits::default());
+    // The disk with everything is the file system after the unmount, to the model as to the kernel.
+    let all = crashes.everything();
+    let world = show(&all, &options(true)).expect("it opens");
+    ran.history.verify_now(&world).expect("it shows what was done");
+    // Superblocks of logs and of commits are on their way by themselves, with what they need on the disk.
+    let kinds = crashes.by_kind();
+    for kind in [Kind::Log, Kind::Commit] {
+        assert!(kinds.contains_key(&kind), "{kinds:?}");
+    }
+    assert!(crashes.epoch_count() > 8, "{} epochs", crashes.epoch_count());
+}
