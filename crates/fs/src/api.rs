@@ -380,6 +380,10 @@ pub struct Tuning {
     pub break_log_no_conflicts: bool,
     /// Write a log's nodes over those that the durable log has.
     pub break_log_overwrites: bool,
+    /// Copy a node under a tree's lock while logging.
+    pub break_log_copies_locked: bool,
+    /// Wait for the device under a tree's lock while logging.
+    pub break_log_waits_locked: bool,
     /// Write super mirrors never (only the primary).
     pub break_no_mirrors: bool,
     /// Report success although a metadata write failed.

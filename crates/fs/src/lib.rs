@@ -25,6 +25,8 @@ mod subvolumes;
 mod transaction;
 pub mod tree;
 mod usage;
+#[doc(hidden)]
+pub mod watch;
 
 pub use api::*;
 pub use discard::TrimRange;

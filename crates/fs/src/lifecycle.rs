@@ -31,6 +31,8 @@ pub struct Stats {
     /// Last published transaction.
     pub generation: u64,
     pub commits: u64,
+    /// Callers that had to wait until a transaction was published.
+    pub commit_waits: u64,
     /// Longest time that operations waited for a seal, and all of it.
     pub seal_max_us: u64,
     pub seal_total_us: u64,
@@ -252,6 +254,7 @@ impl Filesystem {
         Stats {
             generation: core.txns.published().0,
             commits: get(&x.commits),
+            commit_waits: get(&x.waits),
             seal_max_us: get(&x.seal_max_ns) / 1000,
             seal_total_us: get(&x.seal_ns) / 1000,
             commit_total_us: get(&x.commit_ns) / 1000,

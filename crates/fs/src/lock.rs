@@ -8,6 +8,9 @@
 //! The order is the one of `ARCHITECTURE.md`, "Lock order". Two locks of one rank may be held together only where they
 //! have an order among themselves, which they are made with ([`RwLock::ordered`]). Being in a transaction is a place in
 //! the order, too, although it is no lock: a seal waits for whoever is in it ([`enter`]).
+//!
+//! The same notes say whether a thread holds a lock across something that takes long: [`before_waiting_for_a_device`],
+//! [`holds_tree`], and what [`crate::watch`] makes of them.
 
 use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt;
@@ -75,8 +78,8 @@ pub(crate) type Order = (bool, u64, u64);
 
 #[cfg(debug_assertions)]
 mod held {
-    use super::{Order, Rank};
-    use std::cell::RefCell;
+    use super::{InodeState, Order, Rank, TreeRoot};
+    use std::cell::{Cell, RefCell};
     use std::marker::PhantomData;
 
     #[derive(Clone, Copy)]
@@ -89,12 +92,28 @@ mod held {
 
     thread_local! {
         static HELD: RefCell<(Vec<Entry>, u64)> = const { RefCell::new((Vec::new(), 0)) };
+        /// Locks of trees that the thread has got. Apart from the list, which allocates itself.
+        static TREES: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Has the thread got the lock of a tree? Allocates nothing.
+    pub(crate) fn holds_tree() -> bool {
+        TREES.try_with(|n| n.get() > 0).unwrap_or(false)
+    }
+    /// Panics if the thread holds what nobody may hold who waits for a device: an inode's state or anything behind it.
+    pub(crate) fn before_waiting_for_a_device() {
+        let found = HELD.with_borrow(|(held, _)| held.iter().copied().find(|e| e.rank >= InodeState::RANK));
+        if let Some(e) = found {
+            panic!("lock order: a device is waited for while {} {:?} is held", e.name, e.order);
+        }
     }
 
     /// That something is held. It must go on the thread on which it came.
     #[derive(Debug)]
     pub(crate) struct Held {
         number: u64,
+        /// Counted as the lock of a tree?
+        tree: bool,
         /// Not `Send`.
         thread: PhantomData<*const ()>,
     }
@@ -131,7 +150,7 @@ mod held {
             HELD.with_borrow_mut(|(held, next)| {
                 *next += 1;
                 held.push(Entry { rank: R::RANK, order, name: R::NAME, number: *next });
-                Self { number: *next, thread: PhantomData }
+                Self { number: *next, tree: false, thread: PhantomData }
             })
         }
         /// Forgets the last place of this rank that was kept.
@@ -140,11 +159,20 @@ mod held {
                 HELD.with_borrow(|(held, _)| held.iter().rev().find(|e| e.rank == R::RANK).map(|e| e.number));
             let number =
                 number.unwrap_or_else(|| panic!("lock order: {} ends where it did not begin", R::NAME));
-            drop(Self { number, thread: PhantomData });
+            drop(Self { number, tree: false, thread: PhantomData });
         }
         /// It is held until it is forgotten.
         pub(crate) fn keep(self) {
             std::mem::forget(self);
+        }
+        /// What was noted has been got: waiting for it is over.
+        pub(crate) fn got<R: Rank>(mut self) -> Self {
+            if R::RANK == TreeRoot::RANK {
+                self.tree = true;
+                TREES.set(TREES.get() + 1);
+                crate::watch::tree_locked();
+            }
+            self
         }
         /// Panics if a place of this rank or a later one is held.
         #[track_caller]
@@ -155,6 +183,9 @@ mod held {
 
     impl Drop for Held {
         fn drop(&mut self) {
+            if self.tree {
+                let _ = TREES.try_with(|n| n.set(n.get() - 1));
+            }
             // While a thread ends its list may be gone before what it holds.
             let _ = HELD.try_with(|list| {
                 let held = &mut list.borrow_mut().0;
@@ -188,11 +219,17 @@ mod held {
         #[inline(always)]
         pub(crate) fn keep(self) {}
         #[inline(always)]
+        pub(crate) fn got<R: Rank>(self) -> Self {
+            self
+        }
+        #[inline(always)]
         pub(crate) fn none_from<R: Rank>() {}
     }
 }
 
 use held::Held;
+#[cfg(debug_assertions)]
+pub(crate) use held::{before_waiting_for_a_device, holds_tree};
 
 /// The thread comes to a place in the order that is no lock, until [`leave`].
 #[track_caller]
@@ -319,25 +356,27 @@ impl<T, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub(crate) fn read(&self) -> Shared<'_, T> {
         let held = self.note();
-        Guard { guard: self.inner.read(), _held: held }
+        let guard = self.inner.read();
+        Guard { guard, _held: held.got::<R>() }
     }
     /// Locks for writing.
     #[track_caller]
     pub(crate) fn write(&self) -> Exclusive<'_, T> {
         let held = self.note();
-        Guard { guard: self.inner.write(), _held: held }
+        let guard = self.inner.write();
+        Guard { guard, _held: held.got::<R>() }
     }
     /// Locks for reading if that can be done at once.
     #[track_caller]
     pub(crate) fn try_read(&self) -> Option<Shared<'_, T>> {
         let held = self.note();
-        Some(Guard { guard: self.inner.try_read()?, _held: held })
+        Some(Guard { guard: self.inner.try_read()?, _held: held.got::<R>() })
     }
     /// Locks for writing if that can be done at once.
     #[track_caller]
     pub(crate) fn try_write(&self) -> Option<Exclusive<'_, T>> {
         let held = self.note();
-        Some(Guard { guard: self.inner.try_write()?, _held: held })
+        Some(Guard { guard: self.inner.try_write()?, _held: held.got::<R>() })
     }
 }
 impl<T: Default, R: Rank> Default for RwLock<T, R> {
@@ -396,6 +435,32 @@ mod tests {
         drop(held);
         let _b = b.read();
         assert!(panics(|| drop(a.write())) && panics(|| drop(dir.try_read())));
+    }
+
+    #[test]
+    fn who_waits_for_a_device_holds_little() {
+        let (op, state) = (RwLock::<(), Op>::new(()), Mutex::<(), InodeState>::new(()));
+        let (tree, other) = (RwLock::<(), TreeRoot>::new(()), RwLock::<(), View>::new(()));
+        let _op = op.write();
+        before_waiting_for_a_device();
+        let held = state.lock();
+        assert!(panics(before_waiting_for_a_device) && !holds_tree());
+        drop(held);
+        let held = tree.read();
+        assert!(panics(before_waiting_for_a_device) && holds_tree());
+        let inner = other.read();
+        drop(held);
+        assert!(!holds_tree());
+        drop(inner);
+        let held = tree.try_write();
+        assert!(held.is_some() && holds_tree());
+        // Another thread holds nothing, and does not get it either.
+        std::thread::scope(|s| {
+            s.spawn(|| assert!(tree.try_read().is_none() && !holds_tree()));
+        });
+        drop(held);
+        assert!(!holds_tree());
+        before_waiting_for_a_device();
     }
 
     #[test]

@@ -100,6 +100,7 @@ fn writability(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> R
 impl Core {
     /// Opens the file system on one device.
     pub(crate) fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let device = crate::watch::device(device);
         let sb = read_superblock(device.as_ref())?;
         let read_only = writability(device.as_ref(), &sb, &options)?;
         if sb.dev_item.total_bytes.get() > device.size() {

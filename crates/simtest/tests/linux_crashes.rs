@@ -282,7 +282,7 @@ fn scenarios_crashed_by_linux() {
         return;
     }
     let scale = scale();
-    let workloads = some(scenarios::all(scale > 1), 10 * scale, 1);
+    let workloads = some(scenarios::all(scale > 1), 20 * scale, 1);
     sound(&crash(&workloads, &["-q"], if scale > 1 { 16 } else { 4 }), 5);
 }
 
@@ -292,9 +292,9 @@ fn sequences_crashed_by_linux() {
         return;
     }
     let scale = scale();
-    let mut workloads = some(sequences(1, 1), 6 * scale, 2);
+    let mut workloads = some(sequences(1, 1), 10 * scale, 2);
     if scale > 1 {
-        workloads.extend(some(sequences(2, 1), 5 * scale, 3));
+        workloads.extend(some(sequences(2, 1), 10 * scale, 3));
         workloads.extend((1..=2 * scale as u64).map(|seed| random(seed, 30)));
     }
     // Half of them without NO_HOLES, where a hole is an item.

@@ -252,6 +252,8 @@ pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result
     }
     may_wait()?;
     let flushed = fsync_data(core, inode);
+    let _logging = crate::watch::Logging::begin();
+    crate::watch::provoke(core, inode)?;
     crate::log::sync(core, inode)?;
     flushed
 }

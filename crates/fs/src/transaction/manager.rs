@@ -52,6 +52,8 @@ pub(crate) struct TransactionStats {
     pub(crate) commit_ns: AtomicU64,
     /// Nodes written.
     pub(crate) nodes_written: AtomicU64,
+    /// Callers that had to wait until a transaction was published.
+    pub(crate) waits: AtomicU64,
 }
 
 /// The state machine of transactions.
@@ -205,6 +207,7 @@ impl Transactions {
     pub(crate) fn wait(&self, generation: Generation) -> Result<()> {
         lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
+        let mut waits = false;
         loop {
             if state.published >= generation {
                 return Ok(());
@@ -213,6 +216,9 @@ impl Transactions {
                 return Err(Error::ReadOnly(Some(why.clone())));
             }
             crate::api::may_wait()?;
+            if !std::mem::replace(&mut waits, true) {
+                self.stats.waits.fetch_add(1, Ordering::Relaxed);
+            }
             self.changed.wait(state.inner());
         }
     }

@@ -245,6 +245,11 @@ impl Tree {
     pub(crate) fn root(&self) -> Root {
         self.state.read().root.clone()
     }
+    /// Does something with the lock held. For tests that break the engine.
+    pub(crate) fn locked<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _state = self.state.read();
+        f()
+    }
     /// Pretends that the last snapshot was taken then. For tests that break the engine.
     pub(crate) fn set_last_snapshot(&self, generation: Generation) {
         self.state.write().last_snapshot = generation;

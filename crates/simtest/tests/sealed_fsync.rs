@@ -1,0 +1,156 @@
+//! `fsync` around a seal: what an inode has in a transaction that is being committed is durable when it returns, whether
+//! or not the next transaction has changed the inode again. A gate on the device holds the commit at one access, so that the
+//! overlap is there each time; then the power goes everywhere, also at the moment at which `fsync` returned.
+
+use larder_fs::Filesystem;
+use larder_simtest::device::{Access, AccessKind, Gate, SimDevice};
+use larder_simtest::model::{Domain, History};
+use larder_simtest::ops::{Op, parse};
+use larder_simtest::runner::{Config, Run, judge_run, perform, show};
+use larder_simtest::workload::prefix;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn ops(text: &str) -> Vec<Op> {
+    parse(text).expect("a workload").remove(0)
+}
+
+/// Holds the access that is number `n` (from 0) of those that match, and no other.
+fn hold(device: &Arc<SimDevice>, n: u64, matches: fn(&Access) -> bool) -> Gate {
+    let seen = AtomicU64::new(0);
+    device.gate(move |a| matches(a) && seen.fetch_add(1, Ordering::Relaxed) == n)
+}
+
+/// Returns when something has happened, which it is bound to.
+fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !happened() {
+        assert!(begin.elapsed() < PATIENCE, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+struct Stage {
+    config: Config,
+    device: Arc<SimDevice>,
+    fs: Arc<Filesystem>,
+    domains: Vec<Domain>,
+}
+
+impl Stage {
+    fn new(domains: usize, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::new(1).expect("a new file system");
+        config.max_states = 150;
+        change(&mut config);
+        let world = show(&config.base, &config.options).expect("a fresh file system");
+        let device = Arc::new(SimDevice::new(config.base.clone()));
+        let fs = Filesystem::open(device.clone(), config.options.clone()).expect("open");
+        let domains = (0..domains).map(|i| Domain::new(prefix(i), world.clone())).collect();
+        Self { config, device, fs, domains }
+    }
+    fn perform(&self, domain: Domain, text: &str) -> Domain {
+        perform(&self.fs, &self.device, domain, &ops(text)).expect("it is done").0
+    }
+    fn judge(self, name: &str) {
+        let mut history = History { domains: self.domains };
+        let begin = self.device.mark();
+        self.fs.close().expect("close");
+        history.close(begin, self.device.mark());
+        let run = Run { recording: self.device.recording(), history };
+        let outcome = judge_run(&self.config, name, &run);
+        outcome.assert_sound();
+        assert!(outcome.distinct.len() > 20, "{outcome}");
+    }
+}
+
+/// Makes `before` in a transaction, holds its commit at an access, makes `meanwhile` in the next one, and calls `fsync`. Did
+/// it return although the commit was held?
+fn early(stage: &mut Stage, held: (u64, fn(&Access) -> bool), before: &str, meanwhile: &str) -> bool {
+    let [first, second] = [0, 1].map(|i| stage.domains[i].clone());
+    let second = stage.perform(second, before);
+    let gate = hold(&stage.device, held.0, held.1);
+    let (first, second, early) = std::thread::scope(|scope| {
+        let stage = &*stage;
+        let commit = scope.spawn(|| stage.perform(first, "COMMIT"));
+        let arrived = gate.wait_for(1, PATIENCE);
+        let second = stage.perform(second, meanwhile);
+        let waits = stage.fs.stats().commit_waits;
+        let fsync = scope.spawn(|| stage.perform(second, "F t1_d/f"));
+        // Either it has to wait, or it returns.
+        until("fsync waits or returns", || stage.fs.stats().commit_waits > waits || fsync.is_finished());
+        let early = fsync.is_finished();
+        gate.open();
+        let (first, second) = (commit.join().expect("no panic"), fsync.join().expect("no panic"));
+        assert!(arrived, "the commit arrives at the gate");
+        (first, second, early)
+    });
+    stage.domains = vec![first, second];
+    early
+}
+
+const NODES: (u64, fn(&Access) -> bool) = (0, |a| a.is_write() && !a.is_superblock());
+const FIRST_FLUSH: (u64, fn(&Access) -> bool) = (0, |a| a.kind == AccessKind::Flush);
+const SUPERBLOCK: (u64, fn(&Access) -> bool) = (0, |a| a.is_write() && a.is_superblock());
+const LAST_FLUSH: (u64, fn(&Access) -> bool) = (1, |a| a.kind == AccessKind::Flush);
+
+/// Metadata only: the sync itself writes delayed data before it seals.
+const BEFORE: &str = "mk t1_d; new t1_d/f; xa t1_d/f user.k=v; ln t1_d/f t1_l; mode t1_d/f 600";
+const MEANWHILE: &str = "t1_d/f[0,20000)=b; xa t1_d/f user.k=w; mv t1_d/f t1_d/g; mv t1_d/g t1_d/f; rm t1_l";
+
+fn waits_for(held: (u64, fn(&Access) -> bool), meanwhile: &str) {
+    let mut stage = Stage::new(2, |_| ());
+    // The sync of a clean file system would be no commit, and its wait none to tell from others.
+    let early = early(&mut stage, held, BEFORE, meanwhile);
+    assert!(!early, "fsync returned while the commit was held");
+    stage.judge("sealed");
+}
+
+#[test]
+fn an_inode_of_a_sealed_transaction_waits_for_its_superblock() {
+    for held in [NODES, FIRST_FLUSH, SUPERBLOCK, LAST_FLUSH] {
+        waits_for(held, "");
+    }
+}
+
+#[test]
+fn an_inode_of_both_transactions_waits_for_the_superblock_of_the_first() {
+    for held in [NODES, FIRST_FLUSH, SUPERBLOCK, LAST_FLUSH] {
+        waits_for(held, MEANWHILE);
+    }
+}
+
+#[test]
+fn an_fsync_that_does_not_wait_is_noticed() {
+    let mut stage = Stage::new(2, |c| c.options.tuning.break_fsync_does_not_wait = true);
+    assert!(early(&mut stage, SUPERBLOCK, BEFORE, MEANWHILE));
+}
+
+/// A seal comes between the moment at which an inode was collected and that at which the leader takes it.
+#[test]
+fn a_seal_between_collecting_and_merging() {
+    let mut stage = Stage::new(3, |_| ());
+    let [first, second, third] = [0, 1, 2].map(|i| stage.domains[i].clone());
+    let second = stage.perform(second, "new t1_f; xa t1_f user.k=v");
+    let third = stage.perform(third, "new t2_f; xa t2_f user.k=v");
+    // The first write is the leader's: a node of the log.
+    let gate = hold(&stage.device, 0, Access::is_write);
+    stage.domains = std::thread::scope(|scope| {
+        let stage = &stage;
+        let leader = scope.spawn(|| stage.perform(second, "F t1_f"));
+        let arrived = gate.wait_for(1, PATIENCE);
+        let late = scope.spawn(|| stage.perform(third, "F t2_f; t2_f[0,5000)=c; F t2_f"));
+        until("the second one has begun", || stage.fs.stats().log.fsyncs > 1);
+        let waits = stage.fs.stats().commit_waits;
+        let commit = scope.spawn(|| stage.perform(first, "new t0_f; COMMIT"));
+        let done = || late.is_finished() || commit.is_finished();
+        until("both wait", || stage.fs.stats().commit_waits > waits + 1 || done());
+        gate.open();
+        let domains = [commit, leader, late].map(|t| t.join().expect("no panic"));
+        assert!(arrived, "the log arrives at the gate");
+        domains.into()
+    });
+    stage.judge("sealed between");
+}
