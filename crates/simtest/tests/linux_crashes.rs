@@ -43,13 +43,18 @@ fn options(read_only: bool) -> OpenOptions {
     OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() }
 }
 
+fn first() -> String {
+    workload::prefix(0) + "first"
+}
+
 /// A file system that Linux made and has changed once: the first change makes a chunk, which a log could not be hung on.
 fn fresh(mkfs: &'static [&'static str]) -> Result<Image> {
     let dir = scratch();
     let path = dir.path().join("fresh.img");
     mkfs_btrfs(&path, SIZE, mkfs)?;
     let mount = KernelMount::image(&path, "noatime")?;
-    std::fs::write(mount.join(".first"), vec![1; 1 << 20])?;
+    // A name that the first of several threads has for its own.
+    std::fs::write(mount.join(first()), vec![1; 1 << 20])?;
     mount.sync()?;
     mount.unmount_clean()?;
     Ok(Image::from_file(&path)?)
@@ -63,12 +68,16 @@ fn run(base: &Image, threads: &[Vec<Op>], mount: &str) -> Result<Run> {
     let mount = KernelMount::image(&disk.path(), &format!("noatime,commit=300,ssd,nodiscard{mount}"))?;
     let top = mount.path();
     let domains = std::thread::scope(|scope| {
-        let spawn = |(i, ops)| {
+        let mut running = Vec::new();
+        for (i, ops) in threads.iter().enumerate() {
             let name = if threads.len() > 1 { workload::prefix(i) } else { String::new() };
-            let (domain, device) = (Domain::new(name, world.clone()), &device);
-            scope.spawn(move || perform(top, device, domain, ops))
-        };
-        let running: Vec<_> = threads.iter().enumerate().map(spawn).collect();
+            let mut world = world.clone();
+            if i > 0 {
+                world.apply(&Op::Unlink(first())).map_err(|e| anyhow!("{e:?}"))?;
+            }
+            let (domain, device) = (Domain::new(name, world), &device);
+            running.push(scope.spawn(move || perform(top, device, domain, ops)));
+        }
         running.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<Vec<_>>>()
     })?;
     let mut history = History { domains };
