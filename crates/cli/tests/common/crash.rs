@@ -18,6 +18,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What every test with a [`Stage`] needs.
 pub const NEEDS: [Need; 4] = [Need::Fuse, Need::Root, Need::KernelBtrfs, Need::BtrfsProgs];
@@ -29,6 +30,10 @@ pub fn kill_points(first: u64, step: u64) -> impl Iterator<Item = u64> {
     (0..scale).map(move |n| first + n * step % (3 * first) - if n % 2 == 1 { first / 2 } else { 0 })
 }
 
+/// One stage of a program at a time: programs that others start hold for a moment whatever is open here, and a mount that is
+/// looked at would be busy.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// An image and a mount of it.
 pub struct Stage {
     dir: tempfile::TempDir,
@@ -36,19 +41,23 @@ pub struct Stage {
     in_memory: bool,
     group: Option<MemoryCgroup>,
     daemon: Option<Child>,
+    /// Goes last.
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Stage {
     /// A new image, mounted. [`NEEDS`] are there.
     pub fn new(size: &str) -> Self {
         enter_private_namespace().unwrap();
-        let mut stage = Self { dir: scratch(), in_memory: false, group: None, daemon: None };
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = Self { _alone, dir: scratch(), in_memory: false, group: None, daemon: None };
         stage.begin(size);
         stage
     }
     /// A new image in memory, where what is written to it counts as its daemon's, which may use so many bytes.
     pub fn with_limit(size: &str, limit: u64) -> Self {
         enter_private_namespace().unwrap();
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
         // What can be swapped out kills nobody; older kernels have no such option.
         let tmpfs = |options: &CStr| {
@@ -56,7 +65,7 @@ impl Stage {
         };
         tmpfs(c"size=2g,noswap").or_else(|_| tmpfs(c"size=2g")).unwrap();
         let group = Some(MemoryCgroup::new(limit).unwrap());
-        let mut stage = Self { dir, in_memory: true, group, daemon: None };
+        let mut stage = Self { _alone, dir, in_memory: true, group, daemon: None };
         stage.begin(size);
         stage
     }
