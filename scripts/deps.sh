@@ -38,9 +38,10 @@ umount mount
 modprobe kmod
 sqlite3 sqlite3
 stdbuf coreutils
+fio fio
+dbench dbench
 PAIRS
     [ "$level" = bench ] || return
-    echo "fio fio"
     echo "xz xz-utils"
 }
 

@@ -8,6 +8,7 @@
 
 mod daemon;
 mod engine;
+mod fsync;
 mod interrupt;
 mod measure;
 mod plot;
@@ -79,6 +80,18 @@ pub(crate) struct Run {
     /// MiB of the file that is written and read in sequence (default: 1024, or a quarter of the image).
     #[arg(long)]
     pub(crate) stream_mib: Option<u64>,
+    /// MiB that fio's processes write together; each writes 1 MiB at least.
+    #[arg(long, default_value_t = 192)]
+    pub(crate) fsync_mib: u64,
+    /// Numbers of fio's processes: powers of two up to 1024.
+    #[arg(long, value_delimiter = ',', default_values_t = fsync::JOBS.map(|(n, _)| n))]
+    pub(crate) jobs: Vec<u64>,
+    /// Clients of dbench.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) clients: u64,
+    /// Seconds that dbench runs.
+    #[arg(long, default_value_t = 30)]
+    pub(crate) dbench_seconds: u64,
     /// Profile of the metadata.
     #[arg(long, value_enum, default_value_t = Metadata::Single)]
     pub(crate) metadata: Metadata,
@@ -91,7 +104,7 @@ pub(crate) struct Run {
     /// Further options for `larder mount -o`.
     #[arg(long)]
     pub(crate) larder_options: Option<String>,
-    /// Workloads (all of them by default).
+    /// Workloads (by default those that need no other program: tree, stream and random).
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) workloads: Vec<Workload>,
     /// Who takes part (everybody by default).
@@ -119,10 +132,13 @@ fn main() -> Result<()> {
 /// Fills in what depends on the machine.
 fn settle(mut run: Run) -> Result<Run> {
     if run.workloads.is_empty() {
-        run.workloads = Workload::value_variants().to_vec();
+        run.workloads = vec![Workload::Tree, Workload::Stream, Workload::Random];
     }
     if run.targets.is_empty() {
         run.targets = Target::value_variants().to_vec();
+    }
+    if let Some(odd) = run.jobs.iter().find(|n| fsync::JOBS.iter().all(|(known, _)| known != *n)) {
+        bail!("--jobs {odd}: a power of two up to 1024 is needed");
     }
     if run.image_mib.is_none() {
         let disk = rustix::fs::statvfs(&run.dir).with_context(|| run.dir.display().to_string())?;

@@ -121,6 +121,7 @@ pub(crate) mod tests {
             memory_mib: 2.0,
             requests: None,
             stats: None,
+            fsync: None,
         }
     }
 

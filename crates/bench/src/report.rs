@@ -4,6 +4,7 @@
 //! marks; what is outside of them stays.
 
 use crate::Run;
+use crate::fsync;
 use crate::measure::Machine;
 use crate::plot::{self, Plot};
 use crate::ratio::{Ratio, Results};
@@ -36,6 +37,7 @@ pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, ste
     }
     times(&mut text, results)?;
     costs(&mut text, results)?;
+    fsyncs(&mut text, results)?;
     expectations(&mut text, run, results)?;
     let old = fs::read_to_string(&run.out).unwrap_or_default();
     fs::write(&run.out, insert(&old, &text)).with_context(|| run.out.display().to_string())?;
@@ -177,6 +179,49 @@ fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What an fsync took, of whoever said how many there were.
+fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
+    if results.0.iter().all(|s| s.fsync.is_none()) {
+        return Ok(());
+    }
+    t.push_str(
+        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's fsyncs, the longest of any call of dbench's. The \
+         floor: the same bytes and flushes by a bare loop on the same file.\n\n\
+         | step | who | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | fsyncs in a batch | \
+         were commits | share of the floor |\n|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for step in results.steps() {
+        for target in Target::value_variants() {
+            let m = |field: &dyn Fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
+            let Some(latency) = m(&|s| Some(s.fsync?.latency_ms)) else { continue };
+            let each = |s: &Step, n: f64| Some(n / (s.fsync?.fsyncs.max(1) as f64));
+            let engine = |s: &Step, path: &[&str]| fsync::engine(s.stats.as_ref(), path);
+            let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
+            let batch = |s: &Step| {
+                let logged = engine(s, &["log", "fsyncs_logged"])?;
+                Some(logged / engine(s, &["log", "batches"])?).filter(|n| n.is_finite())
+            };
+            let commits = |s: &Step| {
+                let all = engine(s, &["log", "fsyncs"])?;
+                let rest = all - engine(s, &["log", "fsyncs_logged"])?;
+                Some((rest - engine(s, &["log", "fsyncs_with_nothing_to_do"])?) / all * 100.0)
+            };
+            writeln!(
+                t,
+                "| {step} | {} | {latency:.2} | {} | {} | {} | {} | {} | {} |",
+                target.name(),
+                show(m(&|s| each(s, s.cpu_seconds * 1e6)), 0),
+                show(m(&|s| each(s, engine(s, &["device_flushes"])?)), 2),
+                show(m(&|s| each(s, engine(s, &["device_written_bytes"])? / 1024.0)), 1),
+                show(m(&batch), 1),
+                m(&commits).filter(|c| c.is_finite()).map_or("–".into(), |c| format!("{c:.2} %")),
+                show(m(&|s| Some(s.fsync?.floor_seconds? / s.seconds)), 2),
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// What is expected of this stage, and what was measured.
 fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
     let mut rows = Vec::new();
@@ -198,6 +243,21 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
             results.ratio(Target::Larder, Target::Kernel, step),
             0.8,
         );
+    }
+    for (jobs, step) in fsync::JOBS {
+        let wanted = match jobs {
+            ..16 => 1.0,
+            16..256 => 1.5,
+            _ => 1.2,
+        };
+        let ratio = results.ratio(Target::Larder, Target::Kernel, step);
+        at_least(&format!("{step}, against the kernel"), ratio, wanted);
+    }
+    at_least("dbench, against the kernel", results.ratio(Target::Larder, Target::Kernel, fsync::DBENCH), 1.0);
+    let latency = |target| results.median_of(target, fsync::DBENCH, |s| Some(s.fsync?.latency_ms));
+    if let (Some(ours), Some(theirs)) = (latency(Target::Larder), latency(Target::Kernel)) {
+        let what = "dbench, longest call: no longer than the kernel's (medians)".to_owned();
+        rows.push((what, format!("{ours:.1} ms, the kernel {theirs:.1} ms"), ours <= theirs));
     }
     if run.cache_size.is_none()
         && let Some(peak) = results.peak(Target::Larder, |s| s.memory_mib)

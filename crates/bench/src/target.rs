@@ -135,6 +135,11 @@ impl<'a> Image<'a> {
         self.mountpoint.path().to_owned()
     }
 
+    /// The file itself.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
     /// The judge's verdict on the unmounted image.
     pub(crate) fn check(&self) -> Result<()> {
         if !self.target.keeps() {

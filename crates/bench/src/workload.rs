@@ -8,6 +8,7 @@
 //! finds, in the first round contents are compared outside of the measured time, and `btrfs check` looks at the image.
 
 use crate::Run;
+use crate::fsync::{self, Said};
 use crate::interrupt;
 use crate::measure::{Watch, drop_caches};
 use crate::source::Archive;
@@ -21,6 +22,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 /// A group of steps on one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -32,6 +34,10 @@ pub(crate) enum Workload {
     Stream,
     /// Write one large file in blocks of 4 KiB, each once, in random order.
     Random,
+    /// fio: files written in pieces of 64 KiB with an fsync after each, by 1 to 1024 processes.
+    Fsync,
+    /// dbench: a file server's clients.
+    Dbench,
 }
 
 impl fmt::Display for Workload {
@@ -40,6 +46,8 @@ impl fmt::Display for Workload {
             Self::Tree => "tree",
             Self::Stream => "stream",
             Self::Random => "random",
+            Self::Fsync => "fsync",
+            Self::Dbench => "dbench",
         })
     }
 }
@@ -60,6 +68,8 @@ pub(crate) struct Step {
     pub(crate) requests: Option<f64>,
     /// All that the daemon says about itself at the end of the step.
     pub(crate) stats: Option<serde_json::Value>,
+    /// Of steps that fsync decides.
+    pub(crate) fsync: Option<fsync::Extra>,
 }
 
 /// How a step starts and what is timed.
@@ -86,14 +96,35 @@ pub(crate) struct Bench<'a> {
 
 impl Bench<'_> {
     pub(crate) fn run(&self, workload: Workload) -> Result<Vec<Step>> {
-        let image = Image::make(self.run, self.target)?;
-        let mut session = Session { bench: self, image, mount: None, operations: 0.0, done: Vec::new() };
+        if workload == Workload::Fsync {
+            return self.fsync();
+        }
+        let mut session = self.session()?;
         match workload {
             Workload::Tree => self.tree(&mut session)?,
             Workload::Stream => self.stream(&mut session)?,
             Workload::Random => self.random(&mut session)?,
+            Workload::Fsync | Workload::Dbench => {
+                let (clients, seconds) = (self.run.clients, self.run.dbench_seconds);
+                session.said(fsync::DBENCH, false, &mut |m| fsync::dbench(m, clients, seconds))?;
+            }
         }
         session.finish()
+    }
+    fn session(&self) -> Result<Session<'_>> {
+        let image = Image::make(self.run, self.target)?;
+        Ok(Session { bench: self, image, mount: None, operations: 0.0, done: Vec::new() })
+    }
+
+    /// Each number of processes on an image of its own.
+    fn fsync(&self) -> Result<Vec<Step>> {
+        let mut done = Vec::new();
+        for (jobs, step) in fsync::JOBS.into_iter().filter(|(n, _)| self.run.jobs.contains(n)) {
+            let mut session = self.session()?;
+            session.said(step, true, &mut |m| fsync::fio(m, jobs, self.run.fsync_mib))?;
+            done.extend(session.finish()?);
+        }
+        Ok(done)
     }
 
     fn tree(&self, session: &mut Session<'_>) -> Result<()> {
@@ -201,6 +232,47 @@ impl Session<'_> {
             memory_mib: cost.memory_mib,
             requests: before.zip(after).map(|(b, a)| a.saturating_sub(b) as f64 / self.operations),
             stats,
+            fsync: None,
+        });
+        Ok(())
+    }
+
+    /// A step of a program that measures itself. `unmount`: the time that takes counts, too.
+    fn said(
+        &mut self,
+        step: &'static str,
+        unmount: bool,
+        action: &mut dyn FnMut(&Path) -> Result<Said>,
+    ) -> Result<()> {
+        interrupt::check()?;
+        drop_caches()?;
+        let mut mount = self.image.mount()?;
+        let before = total(mount.stats()?.as_ref());
+        let watch = Watch::start(mount.watched())?;
+        let said = action(mount.path())?;
+        let stats = mount.stats()?;
+        self.mount = Some(mount);
+        let start = Instant::now();
+        self.unmount()?;
+        let unmounting = start.elapsed().as_secs_f64();
+        let cost = watch.stop()?;
+        self.image.check()?;
+        let floor_seconds = match stats.as_ref().filter(|_| self.bench.target == Target::Larder) {
+            Some(stats) => Some(fsync::floor(self.image.file(), stats)?),
+            None => None,
+        };
+        let requests = before.zip(total(stats.as_ref()));
+        self.done.push(Step {
+            target: self.bench.target,
+            round: self.bench.round,
+            step,
+            seconds: said.seconds + if unmount { unmounting } else { 0.0 },
+            cpu_seconds: cost.cpu_seconds,
+            daemon_cpu_seconds: cost.daemon_cpu_seconds,
+            memory_mib: cost.memory_mib,
+            requests: requests.map(|(b, a)| a.saturating_sub(b) as f64 / said.fsyncs.max(1) as f64),
+            stats,
+            fsync: Some(fsync::Extra { fsyncs: said.fsyncs, latency_ms: said.latency_ms, floor_seconds }),
         });
         Ok(())
     }

@@ -102,6 +102,45 @@ fn a_small_run_makes_a_report() {
 }
 
 #[test]
+fn fsyncs_are_counted() {
+    if !need(&NEEDS) || !need(&[Need::FsyncPrograms]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("report.md");
+    let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
+    let small =
+        ["--jobs", "4", "--fsync-mib", "1", "--clients", "2", "--dbench-seconds", "1", "--rounds", "1"];
+    let what = [
+        "--workloads",
+        "fsync,dbench",
+        "--targets",
+        "kernel,larder",
+        "--out",
+        &out_name,
+        "--larder",
+        &larder,
+    ];
+    let run = bench(dir.path(), &[small.as_slice(), &what].concat());
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let data: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
+    let steps = data["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 4, "file systems, steps");
+    let ours = steps.iter().find(|s| s["target"] == "larder" && s["step"] == "fsync, 4 jobs").unwrap();
+    // At least 16 pieces of 64 KiB each.
+    assert_eq!(ours["fsync"]["fsyncs"], 64);
+    let log = &ours["stats"]["engine"]["log"];
+    assert!(log["fsyncs"].as_u64() >= Some(64), "{log}");
+    assert!(ours["fsync"]["floor_seconds"].as_f64() > Some(0.0));
+    let text = fs::read_to_string(&out).unwrap();
+    for row in ["| fsync, 4 jobs | Larder |", "| dbench | kernel |", "fsync, 4 jobs, against the kernel"] {
+        assert!(text.contains(row), "{row} in\n{text}");
+    }
+    nothing_stays(dir.path());
+}
+
+#[test]
 fn a_failure_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;

@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::{Exclusive, Shared};
 use crate::transaction::Handle;
-use larder_format::items::{ExtentRecord, InodeFlags};
+use larder_format::items::{ExtentKind, ExtentRecord, InodeFlags};
 use larder_format::{Generation, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -425,6 +425,15 @@ impl Sharing<'_> {
             Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
         }
         delalloc::rewritten(to, start, reached);
+        if let Piece::Window(ExtentRecord { kind: ExtentKind::Prealloc, .. }) = piece
+            && !to.flags().contains(InodeFlags::PREALLOC)
+        {
+            // Linux does not look for such extents in files without it, and would show their holes as data.
+            to.change(&mut h, |state| {
+                let flags = state.item.inode_flags() | InodeFlags::PREALLOC;
+                state.item.set_inode_flags(flags);
+            });
+        }
         h.mark_dirty(to);
         Ok(self.span.from + (reached - self.span.to))
     }

@@ -73,12 +73,14 @@ pub enum Need {
     MemoryCgroup,
     /// The command `sqlite3`, and `stdbuf` to see at once what it says.
     Sqlite,
+    /// `fio` and `dbench`.
+    FsyncPrograms,
 }
 
 impl Need {
     /// What is missing, as a phrase; `None` where it is there. Looked up once per process.
     fn missing(self) -> Option<&'static str> {
-        static ANSWERS: [OnceLock<Option<&'static str>>; 8] = [const { OnceLock::new() }; 8];
+        static ANSWERS: [OnceLock<Option<&'static str>>; 9] = [const { OnceLock::new() }; 9];
         *ANSWERS[self as usize].get_or_init(|| match self {
             Self::MkfsBtrfs => {
                 let features = output("mkfs.btrfs", &["-O", "list-all"]);
@@ -123,6 +125,10 @@ impl Need {
             Self::Sqlite => (output("sqlite3", &["--version"]).is_none()
                 || output("stdbuf", &["--version"]).is_none())
             .then_some("sqlite3 (and stdbuf of coreutils)"),
+            // dbench has no option that only says something.
+            Self::FsyncPrograms => (output("fio", &["--version"]).is_none()
+                || output("which", &["dbench"]).is_none())
+            .then_some("fio and dbench"),
         })
     }
 }
