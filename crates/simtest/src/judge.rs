@@ -11,7 +11,7 @@ use crate::image::Image;
 use crate::model::{History, Mode};
 use crate::oracle::{Aspects, EngineTree, KernelMount, StdTree, btrfs_check, compare_sources};
 use crate::walk::walk;
-use crate::world::{Body, World};
+use crate::world::{Body, Top, World};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -197,7 +197,7 @@ impl Judge<'_> {
         options.tuning.fake_clock = false;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
-        let mount = KernelMount::image(&path, "").map_err(|e| format!("the kernel: {e:#}"))?;
+        let mount = KernelMount::image(&path, "subvolid=5").map_err(|e| format!("the kernel: {e:#}"))?;
         let mut aspects = Aspects::same_image();
         aspects.replayed_since =
             has_log(image).then(|| (now.as_secs().cast_signed() - 1, now.subsec_nanos()));
@@ -247,13 +247,14 @@ fn check(image: &Image, when: &str) -> Result<(), String> {
 /// New files can be made, written and fsynced, get numbers of their own, and then everything can be removed.
 fn use_and_empty(fs: &Filesystem, world: &World) -> Result<(), String> {
     let fail = |what: &str, e: larder_fs::Error| format!("{what} on the recovered file system: {e}");
+    fs.set_default_subvolume(fs.root().subvol).map_err(|e| fail("setting the default subvolume", e))?;
     let taken: BTreeSet<u64> = world.nodes().map(|(_, n)| n.real).collect();
     for (i, dir) in directories(fs, world)?.into_iter().enumerate().take(4) {
         let kind = FileKind::Regular;
         let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
         let name = format!("after-the-crash-{i}");
         let attr = fs.create(dir, name.as_bytes(), &new).map_err(|e| fail("create", e))?;
-        if taken.contains(&attr.id.ino) {
+        if taken.contains(&crate::walk::real(attr.id)) {
             return Err(format!("inode number {} is given out twice", attr.id.ino));
         }
         let data: Vec<u8> = (0..9000u32).map(|b| (b % 249) as u8).collect();
@@ -288,10 +289,13 @@ fn use_and_empty(fs: &Filesystem, world: &World) -> Result<(), String> {
     }
 }
 
+/// Directories in which files can be made.
 fn directories(fs: &Filesystem, world: &World) -> Result<Vec<InodeId>, String> {
     let mut out = vec![fs.root()];
     for (path, _, _, ino) in world.names() {
-        if matches!(world.node(ino).map(|n| &n.body), Some(Body::Dir(_))) {
+        let node = world.node(ino).expect("named");
+        let is_fixed = world.node(node.home).is_some_and(|top| top.top == Top::ReadOnly);
+        if matches!(node.body, Body::Dir(_)) && !is_fixed {
             let id = crate::walk::resolve(fs, &crate::walk::Handles::new(), &path);
             out.push(id.map_err(|e| format!("lookup of {path}: {e}"))?);
         }
@@ -299,7 +303,7 @@ fn directories(fs: &Filesystem, world: &World) -> Result<Vec<InodeId>, String> {
     Ok(out)
 }
 
-/// Removes everything below a directory.
+/// Removes everything below a directory, subvolumes included; those that are read-only are deleted as they are.
 ///
 /// # Errors
 /// What cannot be removed, and why.
@@ -318,8 +322,16 @@ pub fn empty(fs: &Filesystem, dir: InodeId, depth: u32) -> Result<(), String> {
             if depth > 60 {
                 return Err("directories are nested too deep".into());
             }
-            empty(fs, id, depth + 1)?;
-            fs.rmdir(dir, &name).map_err(|e| format!("rmdir {shown}: {e}"))?;
+            if id.subvol == dir.subvol {
+                empty(fs, id, depth + 1)?;
+                fs.rmdir(dir, &name).map_err(|e| format!("rmdir {shown}: {e}"))?;
+                continue;
+            }
+            let info = fs.subvolume(id.subvol).map_err(|e| format!("subvolume {shown}: {e}"))?;
+            if !info.read_only {
+                empty(fs, id, depth + 1)?;
+            }
+            fs.delete_subvolume(dir, &name).map_err(|e| format!("deleting subvolume {shown}: {e}"))?;
         } else {
             fs.unlink(dir, &name).map_err(|e| format!("unlink {shown}: {e}"))?;
         }

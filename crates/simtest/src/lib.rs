@@ -8,7 +8,8 @@
 //! - [`ops`]: operations and the notation for workloads; [`world`]: a tree of files, and what operations do to it;
 //! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does show;
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
-//! - [`workload`], [`scenarios`]: what is tried; [`runner`]: tries it, and has each crash state looked at by [`judge`];
+//! - [`workload`], [`scenarios`], [`data`], [`sharing`]: what is tried; [`runner`]: tries it, and has each crash state
+//!   looked at by [`judge`];
 //! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are known as well;
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
@@ -31,6 +32,7 @@ pub mod oracle;
 pub mod recorded;
 pub mod runner;
 pub mod scenarios;
+pub mod sharing;
 pub mod walk;
 pub mod workload;
 pub mod world;

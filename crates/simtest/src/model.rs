@@ -9,7 +9,8 @@
 //! - `fsync` of an inode covers its content, attributes and names, and each directory needed to find it; no name that
 //!   it had lost comes back, and where the last commit still knew it by that name, who has the name now has it; of a
 //!   directory, its entries too;
-//! - `fdatasync` the same without the attributes.
+//! - `fdatasync` the same without the attributes;
+//! - a snapshot covers itself and its source, with everything in them.
 //!
 //! **Strict** is what holds while commits are the only way to become durable: the names and inodes found equal the
 //! world after some prefix of the operations between the two. **Weak** is what any log may do: every directory slot,
@@ -159,6 +160,17 @@ impl History {
         let mut lo = all;
         let (mut inodes, mut data) = (BTreeMap::new(), BTreeMap::new());
         for (k, done) in domain.done.iter().enumerate() {
+            if let (Op::Snapshot { from, .. }, Some(end)) = (&done.op, done.end)
+                && end <= at
+            {
+                let world = &domain.worlds[k + 1];
+                let tops = [world.resolve(from).ok(), done.touched.made];
+                lo = lo.max(k + 1);
+                for ino in tops.into_iter().flatten().flat_map(|top| world.inodes_of(top)) {
+                    inodes.insert(ino, k + 1);
+                    data.insert(ino, k + 1);
+                }
+            }
             if let (Some(ino), Some(end)) = (done.target, done.end)
                 && end <= at
             {
@@ -214,7 +226,12 @@ impl History {
             let all = self.domains.len() > 1;
             let fits = match mode {
                 Mode::Strict => strict(domain, &bounds, found, all),
-                Mode::Weak => weak(domain, &bounds, self.domains.len() == 1, found).map(|()| Vec::new()),
+                Mode::Weak => {
+                    // Snapshots, and syncs in new subvolumes, commit.
+                    let subvolumes = domain.now().has_nested(ROOT)
+                        || domain.done.iter().any(|d| matches!(d.op, Op::Snapshot { .. } | Op::Subvolume(_)));
+                    weak(domain, &bounds, !all && !subvolumes, found).map(|()| Vec::new())
+                }
             };
             fitting.push(fits.map_err(|e| {
                 let sync = |d: &&Done| d.op.is_sync() && d.end.is_some_and(|e| e <= at);
@@ -326,6 +343,9 @@ fn same_tree(domain: &Domain, world: &World, found: &World) -> Result<BTreeMap<I
             format!("{}: {e}", path.map_or("/", |p| p.0))
         })?;
     }
+    if domain.prefix.is_empty() && pairs.get(&world.default_subvolume()) != Some(&found.default_subvolume()) {
+        return Err("another subvolume is the default one".into());
+    }
     Ok(pairs)
 }
 
@@ -335,6 +355,9 @@ fn same_node(ours: &Node, found: &Node, links: bool) -> Result<(), String> {
     }
     if ours.real != 0 && ours.real != found.real {
         return Err(format!("is inode {}, not {}", found.real, ours.real));
+    }
+    if ours.top != found.top {
+        return Err(format!("as a subvolume it is {:?}, not {:?}", found.top, ours.top));
     }
     if ours.perm != found.perm {
         return Err(format!("mode {:o}, not {:o}", found.perm, ours.perm));
@@ -472,6 +495,7 @@ fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<
         let mine = world.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix));
         slots.extend(mine.map(|n| (n.1, n.2)));
     }
+    weak_default(domain, bounds, hi, found)?;
     let slot_at = |k: usize, dir: Ino, name: &str| match domain.worlds[k].node(dir).map(|n| &n.body) {
         Some(Body::Dir(entries)) => entries.get(name).copied(),
         _ => None,
@@ -518,6 +542,14 @@ fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<
     Ok(())
 }
 
+/// The default subvolume, which a commit changes.
+fn weak_default(domain: &Domain, bounds: &Bounds, hi: usize, found: &World) -> Result<(), String> {
+    let real = |world: &World| world.node(world.default_subvolume()).map(|n| n.real);
+    let fits = (bounds.all..=hi).any(|k| real(&domain.worlds[k]) == real(found));
+    let fits = fits || !domain.prefix.is_empty();
+    fits.then_some(()).ok_or_else(|| "the default subvolume is one that it never was".into())
+}
+
 struct Floors {
     /// Index since which a slot has a promise.
     slots: HashMap<(Ino, String), usize>,
@@ -532,11 +564,16 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
     let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new(), lost: HashMap::new() };
     let committed: HashMap<(Ino, String), Ino> =
         domain.worlds[bounds.all].names().into_iter().map(|(_, dir, name, i)| ((dir, name), i)).collect();
+    // A snapshot promises much at once.
+    let mut promised: BTreeMap<usize, Vec<Ino>> = BTreeMap::new();
     for (ino, k) in &bounds.data {
-        let world = &domain.worlds[*k];
+        promised.entry(*k).or_default().push(*ino);
+    }
+    for (k, inodes) in promised {
+        let world = &domain.worlds[k];
         let up = parents(world);
-        let mut needed = BTreeSet::from([*ino]);
-        let mut todo = vec![*ino];
+        let mut needed: BTreeSet<Ino> = inodes.iter().copied().collect();
+        let mut todo = inodes.clone();
         while let Some(i) = todo.pop() {
             for p in up.get(&i).into_iter().flatten() {
                 if needed.insert(*p) {
@@ -544,12 +581,14 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 }
             }
         }
-        if matches!(world.node(*ino).map(|n| &n.body), Some(Body::Dir(_))) {
-            floors.dirs.insert(*ino, *k);
+        for ino in inodes {
+            if matches!(world.node(ino).map(|n| &n.body), Some(Body::Dir(_))) {
+                floors.dirs.insert(ino, k);
+            }
         }
         // Names that these inodes have, and names that they had and lost: when they were seen there last.
         let mut seen: HashMap<((Ino, String), Ino), usize> = HashMap::new();
-        for (at, world) in domain.worlds[..=*k].iter().enumerate() {
+        for (at, world) in domain.worlds[..=k].iter().enumerate() {
             let names = world.names().into_iter().filter(|n| needed.contains(&n.3));
             seen.extend(names.map(|(_, dir, name, i)| (((dir, name), i), at)));
         }
@@ -558,15 +597,15 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 let floor = floors.slots.entry(slot.clone()).or_default();
                 *floor = (*floor).max(since);
             };
-            if at == *k {
-                promise(*k);
+            if at == k {
+                promise(k);
                 continue;
             }
             if committed.get(&slot) == Some(&i) {
                 // Another thread's commit may have come between: then the name is free, or somebody's since.
-                promise(if alone { *k } else { at + 1 });
+                promise(if alone { k } else { at + 1 });
             }
-            floors.lost.entry(slot).or_default().push((i, *k));
+            floors.lost.entry(slot).or_default().push((i, k));
         }
     }
     for floor in floors.slots.values_mut().chain(floors.dirs.values_mut()) {

@@ -6,7 +6,8 @@
 //! `mv= a b` swaps, `mv! a b` leaves a whiteout, `copy s[a,b)>t@o` copies a range, `open f h` and `tmp h` give a
 //! handle on a file (`h` then stands for it as `@h`), `close h` takes it away. `alloc f[a,b)`, `zero f[a,b)` and
 //! `punch f[a,b)` are fallocate's, the first two with `=` at the end of the word where the size stays; `nocow f` has an empty
-//! file overwritten in place from then on.
+//! file overwritten in place from then on. `dedupe s[a,b)>t@o` shares what is the same, `sub p` makes a subvolume, `snap s>p`
+//! and `snap= s>p` snapshots of one, the second read-only, `sub- p` deletes one, `default p` has it mounted where none is named.
 //!
 //! What is written is never constant: each byte depends on the letter given *and* on its place, so that a block which
 //! turns up in the wrong place or the wrong file is noticed. Small letters give bytes that compress well, capitals such
@@ -109,6 +110,11 @@ pub enum Op {
     RemoveXattr { path: Path, name: String },
     Chmod { path: Path, perm: u32 },
     Copy { from: Path, range: Bytes, to: Path, at: u64 },
+    Dedupe { from: Path, range: Bytes, to: Path, at: u64 },
+    Subvolume(Path),
+    Snapshot { from: Path, to: Path, read_only: bool },
+    DeleteSubvolume(Path),
+    DefaultSubvolume(Path),
     Fsync(Path),
     Fdatasync(Path),
     Sync,
@@ -159,8 +165,15 @@ impl Op {
             | Self::Chmod { path: p, .. }
             | Self::Fsync(p)
             | Self::Fdatasync(p)
+            | Self::Subvolume(p)
+            | Self::DeleteSubvolume(p)
+            | Self::DefaultSubvolume(p)
             | Self::Open { path: p, .. } => *p = rename(p),
-            Self::Link { from, to } | Self::Rename { from, to, .. } | Self::Copy { from, to, .. } => {
+            Self::Link { from, to }
+            | Self::Rename { from, to, .. }
+            | Self::Copy { from, to, .. }
+            | Self::Dedupe { from, to, .. }
+            | Self::Snapshot { from, to, .. } => {
                 *from = rename(from);
                 *to = rename(to);
             }
@@ -237,6 +250,14 @@ impl fmt::Display for Op {
             Self::Copy { from, range, to, at } => {
                 write!(f, "copy {from}[{},{})>{to}@{}", Size(range.from), Size(range.to), Size(*at))
             }
+            Self::Dedupe { from, range, to, at } => {
+                write!(f, "dedupe {from}[{},{})>{to}@{}", Size(range.from), Size(range.to), Size(*at))
+            }
+            Self::Subvolume(p) => write!(f, "sub {p}"),
+            Self::Snapshot { from, to, read_only: false } => write!(f, "snap {}>{to}", Shown(from)),
+            Self::Snapshot { from, to, read_only: true } => write!(f, "snap= {}>{to}", Shown(from)),
+            Self::DeleteSubvolume(p) => write!(f, "sub- {p}"),
+            Self::DefaultSubvolume(p) => write!(f, "default {}", Shown(p)),
             Self::Fsync(p) => write!(f, "F {}", Shown(p)),
             Self::Fdatasync(p) => write!(f, "FD {}", Shown(p)),
             Self::Sync => write!(f, "COMMIT"),
@@ -322,10 +343,18 @@ fn one(text: &str) -> Result<Option<Op>, String> {
             let (path, range, _) = ranged(what).ok_or("it needs f[a,b)")??;
             Op::Allocate { path, how, range }
         }
-        ["copy", what] => {
-            let (from, range, rest) = ranged(what).ok_or("copy needs s[a,b)>t@o")??;
-            let (to, at) = rest.trim_start_matches('>').rsplit_once('@').ok_or("copy needs >t@o")?;
-            Op::Copy { from, range, to: path(to), at: size(at)? }
+        [word @ ("copy" | "dedupe"), what] => {
+            let (from, range, rest) = ranged(what).ok_or("it needs s[a,b)>t@o")??;
+            let (to, at) = rest.trim_start_matches('>').rsplit_once('@').ok_or("it needs >t@o")?;
+            let (to, at) = (path(to), size(at)?);
+            if word == "copy" { Op::Copy { from, range, to, at } } else { Op::Dedupe { from, range, to, at } }
+        }
+        ["sub", p] => Op::Subvolume(path(p)),
+        ["sub-", p] => Op::DeleteSubvolume(path(p)),
+        ["default", p] => Op::DefaultSubvolume(path(p)),
+        [word @ ("snap" | "snap="), what] => {
+            let (from, to) = what.split_once('>').ok_or("a snapshot needs s>p")?;
+            Op::Snapshot { from: path(from), to: path(to), read_only: word == "snap=" }
         }
         [_] => {
             if let Some(write) = ranged(text) {
@@ -372,10 +401,11 @@ mod tests {
         let text = "mk A; new A/f; A/f[0,12K)=a; A/f+100=b; trunc A/f 3000; ln A/f g; mv g h; mv= h A/f; mv! h i; \
                     sym A/f l; fifo p; sock s; dev d; xa h user.k=v; xa- h user.k; mode / 711; copy A/f[0,4K)>h@8K; \
                     open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; rm i; rmdir A; nocow q; alloc q[0,4K); \
-                    alloc= q[1,2); zero q[5,8K); zero= q[5,9); punch q[0,1M)";
+                    alloc= q[1,2); zero q[5,8K); zero= q[5,9); punch q[0,1M); sub S; snap S>T; snap= />S/U; \
+                    default T; default /; dedupe q[0,4K)>h@8K; sub- S";
         let ops = parse(text).unwrap();
         assert_eq!(ops.len(), 1);
-        assert_eq!(ops[0].len(), 33);
+        assert_eq!(ops[0].len(), 40);
         assert_eq!(parse(&line(&ops[0])).unwrap(), ops);
         assert_eq!(line(&ops[0]), text.split_whitespace().collect::<Vec<_>>().join(" "));
     }

@@ -15,10 +15,10 @@ use crate::model::{Domain, History, Mode};
 use crate::ops::Op;
 use crate::walk::{Handles, refusal, run_op, walk};
 use crate::workload::{Segment, Workload, prefix};
-use crate::world::World;
-use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
+use crate::world::{Refusal, World};
+use larder_format::{ObjectId, Physical, SUPER_OFFSETS, SUPER_SIZE};
 use larder_fs::mkfs::{MkfsOptions, mkfs};
-use larder_fs::{Filesystem, OpenOptions, Timestamp, Tuning};
+use larder_fs::{Filesystem, OpenOptions, SubvolChoice, Timestamp, Tuning};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -82,6 +82,8 @@ impl Config {
             options: OpenOptions {
                 commit_interval: None,
                 cache_size: 64 << 20,
+                // Whichever a workload makes the default one.
+                subvol: SubvolChoice::Id(ObjectId::FS_TREE.0),
                 // What is freed turns to poison: whoever still needs it finds out.
                 discard: true,
                 tuning: Tuning {
@@ -255,6 +257,9 @@ pub fn perform(
                     after.set_real(made, real);
                 }
                 domain.push(op, after, touched, begin, Some(end));
+            }
+            (Err(Refusal::NotModelled), _) => {
+                return Err(format!("operation {index}, {op}: the model does not know what it does"));
             }
             (Err(_), Err(e)) if refusal(&e).is_some() => {}
             (Err(reason), Ok(_)) => {

@@ -5,9 +5,12 @@
 //! without its inode, look-ups agree with the listing, link counts equal the names.
 
 use crate::ops::{Bytes, Move, Op, filled};
-use crate::world::{Body, Content, Ino, Node, ROOT, Refusal, World, new_perm, special_kind};
+use crate::world::{Body, Content, Ino, Node, ROOT, Refusal, Top, World, new_perm, special_kind};
+use larder_format::ObjectId;
 use larder_format::items::InodeFlags;
-use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, XattrMode};
+use larder_fs::{
+    Deduped, Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, XattrMode,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -31,8 +34,21 @@ pub fn refusal(error: &Error) -> Option<Refusal> {
         Error::NotEmpty => Refusal::NotEmpty,
         Error::Invalid(_) => Refusal::Invalid,
         Error::NotPermitted(_) => Refusal::NotPermitted,
+        Error::CrossSubvolume => Refusal::CrossSubvolume,
+        Error::SubvolumeReadOnly => Refusal::ReadOnly,
         _ => return None,
     })
+}
+
+/// A number for an inode that no other subvolume has: in the top-level one as on the disk.
+#[must_use]
+pub fn real(id: InodeId) -> u64 {
+    if id.subvol == ObjectId::FS_TREE { id.ino } else { id.ino ^ (id.subvol.0 << 40) }
+}
+
+/// Is it the root directory of a subvolume?
+fn is_top(id: InodeId) -> bool {
+    id.ino == ObjectId::FIRST_FREE.0
 }
 
 /// Follows a path. Symlinks are not followed.
@@ -64,7 +80,7 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
         let (dir, name) = parent(fs, handles, path)?;
         let perm = new_perm(kind);
         let new = NewInode { kind, perm, uid: 0, gid: 0, rdev, target: target.as_bytes(), xattrs: &[] };
-        fs.create(dir, name, &new).map(|attr| Some(attr.id.ino))
+        fs.create(dir, name, &new).map(|attr| Some(real(attr.id)))
     };
     match op {
         Op::Create(path) => return make(path, FileKind::Regular, 0, "", handles),
@@ -97,7 +113,7 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
             };
             fs.rename(from_dir, from_name, to_dir, to_name, engine_mode)?;
             if *mode == Move::Whiteout {
-                return Ok(Some(fs.lookup(from_dir, from_name)?.id.ino));
+                return Ok(Some(real(fs.lookup(from_dir, from_name)?.id)));
             }
         }
         Op::Write { path, range, fill } => {
@@ -152,6 +168,40 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
                 }
             }
         }
+        Op::Dedupe { from, range, to, at } => {
+            let (source, target) = (resolve(fs, handles, from)?, resolve(fs, handles, to)?);
+            let len = range.to.checked_sub(range.from).ok_or(Error::Invalid("no range"))?;
+            match fs.dedupe_range(source, range.from, target, *at, len)? {
+                Deduped::Same { .. } => {}
+                Deduped::Differs => return Err(Error::Invalid("the ranges differ")),
+            }
+        }
+        Op::Subvolume(path) => {
+            let (dir, name) = parent(fs, handles, path)?;
+            let (kind, perm) = (FileKind::Directory, new_perm(FileKind::Directory));
+            let new = NewInode { kind, perm, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+            return fs.create_subvolume(dir, name, &new).map(|attr| Some(real(attr.id)));
+        }
+        Op::Snapshot { from, to, read_only } => {
+            let source = resolve(fs, handles, from)?;
+            if !is_top(source) {
+                return Err(Error::Invalid("not a subvolume"));
+            }
+            let (dir, name) = parent(fs, handles, to)?;
+            let subvol = fs.snapshot(source.subvol, dir, name, *read_only)?;
+            return Ok(Some(real(InodeId { subvol, ino: ObjectId::FIRST_FREE.0 })));
+        }
+        Op::DeleteSubvolume(path) => {
+            let (dir, name) = parent(fs, handles, path)?;
+            fs.delete_subvolume(dir, name)?;
+        }
+        Op::DefaultSubvolume(path) => {
+            let top = resolve(fs, handles, path)?;
+            if !is_top(top) {
+                return Err(Error::Invalid("not a subvolume"));
+            }
+            fs.set_default_subvolume(top.subvol)?;
+        }
         Op::Fsync(path) => fs.fsync(resolve(fs, handles, path)?, false)?,
         Op::Fdatasync(path) => fs.fsync(resolve(fs, handles, path)?, true)?,
         Op::Sync => fs.sync()?,
@@ -165,7 +215,7 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
             let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
             let id = fs.create_unnamed(fs.root(), &new)?.id;
             handles.insert(handle.clone(), id);
-            return Ok(Some(id.ino));
+            return Ok(Some(real(id)));
         }
         Op::Close { handle } => {
             let id = handles.remove(handle).ok_or(Error::NotFound)?;
@@ -182,8 +232,7 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
 pub fn walk(fs: &Filesystem) -> Result<World, String> {
     let root = fs.root();
     let attr = fs.getattr(root).map_err(|e| format!("getattr of the root: {e}"))?;
-    let real = |id: InodeId| if id.subvol == root.subvol { id.ino } else { id.ino ^ (id.subvol.0 << 40) };
-    let mut world = World::empty(attr.perm, root.ino);
+    let mut world = World::empty(attr.perm, real(root));
     world.node_mut(ROOT).xattrs = xattrs(fs, root, "/")?;
     world.node_mut(ROOT).nlink = attr.nlink;
     let mut known: HashMap<InodeId, Ino> = HashMap::from([(root, ROOT)]);
@@ -210,21 +259,27 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
             let node = match old {
                 Some(_) => None,
                 None => Some(Node {
-                    body: body(fs, id, &attr, &full)?,
-                    perm: attr.perm,
                     nlink: attr.nlink,
                     xattrs: xattrs(fs, id, &full)?,
-                    nocow: false,
+                    top: top(fs, dir, id, &full)?,
                     real: real(id),
+                    ..Node::new(body(fs, id, &attr, &full)?, attr.perm)
                 }),
             };
             let ino = world.insert(dir_ino, &name, old, || node.expect("new inodes have a node"));
             known.insert(id, ino);
+            let home = if id.subvol == dir.subvol { world.node(dir_ino).expect("listed").home } else { ino };
+            world.node_mut(ino).home = home;
             *names.entry(ino).or_default() += 1;
             if kind == FileKind::Directory {
                 todo.push((full, id, ino));
             }
         }
+    }
+    let default = fs.default_subvolume().map_err(|e| format!("default subvolume: {e}"))?;
+    if default != root.subvol {
+        let top = known.get(&InodeId { subvol: default, ino: ObjectId::FIRST_FREE.0 });
+        world.set_default_subvolume(*top.ok_or("the default subvolume is nowhere")?);
     }
     for (ino, node) in world.nodes().filter(|(ino, _)| *ino != ROOT) {
         let names = names.get(&ino).copied().unwrap_or(0);
@@ -233,6 +288,18 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
         }
     }
     Ok(world)
+}
+
+/// Does a directory's entry lead to another subvolume, and may that be changed?
+fn top(fs: &Filesystem, dir: InodeId, id: InodeId, path: &str) -> Result<Top, String> {
+    if id.subvol == dir.subvol {
+        return Ok(Top::No);
+    }
+    if !is_top(id) {
+        return Err(format!("{path} leads into the midst of another subvolume"));
+    }
+    let info = fs.subvolume(id.subvol).map_err(|e| format!("subvolume {path}: {e}"))?;
+    Ok(if info.read_only { Top::ReadOnly } else { Top::Writable })
 }
 
 fn list(fs: &Filesystem, dir: InodeId, path: &str) -> Result<Vec<(String, InodeId, FileKind)>, String> {

@@ -136,7 +136,11 @@ fn needs(op: &Op) -> (Vec<&str>, Vec<&str>) {
         Op::Link { from, to } | Op::Rename { from, to, mode: Move::Replace | Move::Whiteout } => {
             (vec![from], vec![to])
         }
-        Op::Rename { from, to, mode: Move::Exchange } | Op::Copy { from, to, .. } => (vec![from, to], vec![]),
+        Op::Rename { from, to, mode: Move::Exchange }
+        | Op::Copy { from, to, .. }
+        | Op::Dedupe { from, to, .. } => (vec![from, to], vec![]),
+        Op::Snapshot { from, to, .. } => (vec![from], vec![to]),
+        Op::Subvolume(to) => (vec![], vec![to]),
         Op::Unlink(at)
         | Op::Rmdir(at)
         | Op::Write { path: at, .. }
@@ -149,6 +153,8 @@ fn needs(op: &Op) -> (Vec<&str>, Vec<&str>) {
         | Op::Chmod { path: at, .. }
         | Op::Fsync(at)
         | Op::Fdatasync(at)
+        | Op::DeleteSubvolume(at)
+        | Op::DefaultSubvolume(at)
         | Op::Open { path: at, .. } => (vec![at], vec![]),
         Op::Sync | Op::Unnamed { .. } | Op::Close { .. } => (vec![], vec![]),
     }
@@ -388,7 +394,7 @@ pub fn random_ops(seed: u64, length: usize, prefix: &str, base: &World) -> Vec<O
     out
 }
 
-fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
+pub(crate) fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
     const DIRS: [&str; 4] = ["A", "B", "A/C", "B/D"];
     const NAMES: [&str; 5] = ["f", "g", "h", "a-rather-long-name-that-makes-items-of-other-sizes", "x"];
     let dir = |rng: &mut StdRng| format!("{prefix}{}", DIRS.choose(rng).expect("not empty"));

@@ -4,6 +4,8 @@
 //! can be compared. The same type holds what was *found* on a disk ([`crate::walk`]), which makes a comparison one of
 //! like with like.
 
+mod sharing;
+
 use crate::ops::{Bytes, Move, Op, Special, filled};
 use larder_fs::FileKind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,6 +118,16 @@ impl Body {
     }
 }
 
+/// Is an inode the root directory of a subvolume?
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Top {
+    #[default]
+    No,
+    Writable,
+    ReadOnly,
+}
+
 /// An inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -126,8 +138,29 @@ pub struct Node {
     pub xattrs: BTreeMap<String, Vec<u8>>,
     /// Is its data overwritten in place?
     pub nocow: bool,
-    /// The file system's number for it; 0 while unknown.
+    /// Is it the root directory of a subvolume?
+    pub top: Top,
+    /// The root directory of the subvolume that it is in.
+    pub home: Ino,
+    /// The file system's number for it, see [`crate::walk::real`]; 0 while unknown.
     pub real: u64,
+}
+
+impl Node {
+    /// A new inode of the top-level subvolume, with one name.
+    #[must_use]
+    pub fn new(body: Body, perm: u32) -> Self {
+        Self {
+            body,
+            perm,
+            nlink: 1,
+            xattrs: BTreeMap::new(),
+            nocow: false,
+            top: Top::No,
+            home: ROOT,
+            real: 0,
+        }
+    }
 }
 
 /// Why an operation is not possible. The engine must give the same reason.
@@ -142,6 +175,13 @@ pub enum Refusal {
     NotEmpty,
     Invalid,
     NotPermitted,
+    CrossSubvolume,
+    /// The subvolume is read-only.
+    ReadOnly,
+    /// To be deduplicated, and not the same.
+    Differs,
+    /// Possible, but the model does not know what comes of it: workloads must not do it.
+    NotModelled,
 }
 
 /// What an operation has touched.
@@ -162,6 +202,8 @@ pub struct World {
     handles: BTreeMap<String, Ino>,
     /// Inodes that never had a name.
     nameless: BTreeSet<Ino>,
+    /// Root directory of the default subvolume.
+    default: Ino,
     next: Ino,
 }
 
@@ -189,18 +231,13 @@ impl World {
     /// A root directory with nothing in it.
     #[must_use]
     pub fn empty(perm: u32, real_root: u64) -> Self {
-        let root = Node {
-            body: Body::Dir(BTreeMap::new()),
-            perm,
-            nlink: 1,
-            xattrs: BTreeMap::new(),
-            nocow: false,
-            real: real_root,
-        };
+        let root =
+            Node { top: Top::Writable, real: real_root, ..Node::new(Body::Dir(BTreeMap::new()), perm) };
         Self {
             nodes: BTreeMap::from([(ROOT, Arc::new(root))]),
             handles: BTreeMap::new(),
             nameless: BTreeSet::new(),
+            default: ROOT,
             next: ROOT + 1,
         }
     }
@@ -240,9 +277,12 @@ impl World {
         self.dir_mut(dir).insert(name.to_owned(), ino);
         ino
     }
-    /// Remembers the file system's number of an inode.
+    /// Remembers the file system's number of an inode; of a subvolume's root directory, those of all in it.
     pub fn set_real(&mut self, ino: Ino, real: u64) {
         self.node_mut(ino).real = real;
+        if self.nodes[&ino].top != Top::No {
+            self.number_subvolume(ino, real);
+        }
     }
     /// Changes an inode in place: for worlds that are found, not made.
     pub fn node_mut(&mut self, ino: Ino) -> &mut Node {
@@ -326,14 +366,8 @@ impl World {
             return Err(Refusal::Exists);
         }
         let perm = new_perm(body.kind());
-        let ino = self.insert(dir, name, None, || Node {
-            body,
-            perm,
-            nlink: 1,
-            xattrs: BTreeMap::new(),
-            nocow: false,
-            real: 0,
-        });
+        let home = self.nodes[&dir].home;
+        let ino = self.insert(dir, name, None, || Node { home, ..Node::new(body, perm) });
         Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: Some(ino) })
     }
 
@@ -364,6 +398,7 @@ impl World {
         if self.is_dir(moved) && self.is_below(to_dir, moved) {
             return Err(Refusal::Invalid);
         }
+        self.check_border(from_dir, to_dir, (moved, target), mode)?;
         let mut touched = Touched { inodes: vec![moved], dirs: vec![from_dir, to_dir], made: None };
         if mode == Move::Exchange {
             let other = target.ok_or(Refusal::NotFound)?;
@@ -392,14 +427,9 @@ impl World {
         self.dir_mut(from_dir).remove(from_name);
         self.dir_mut(to_dir).insert(to_name.to_owned(), moved);
         if mode == Move::Whiteout {
-            let ino = self.insert(from_dir, from_name, None, || Node {
-                body: Body::Special(FileKind::CharDevice, 0),
-                perm: 0,
-                nlink: 1,
-                xattrs: BTreeMap::new(),
-                nocow: false,
-                real: 0,
-            });
+            let home = self.nodes[&from_dir].home;
+            let body = Body::Special(FileKind::CharDevice, 0);
+            let ino = self.insert(from_dir, from_name, None, || Node { home, ..Node::new(body, 0) });
             touched.inodes.push(ino);
             touched.made = Some(ino);
         }
@@ -412,6 +442,7 @@ impl World {
     /// Why it is not possible.
     pub fn apply(&mut self, op: &Op) -> Result<Touched, Refusal> {
         let inode = |ino| Ok(Touched { inodes: vec![ino], ..Touched::default() });
+        self.check_writable(op)?;
         match op {
             Op::Create(path) => self.make(path, Body::File(Arc::default())),
             Op::Mkdir(path) => self.make(path, Body::Dir(BTreeMap::new())),
@@ -425,6 +456,9 @@ impl World {
                 let (dir, name) = self.parent(to)?;
                 if self.is_dir(ino) {
                     return Err(Refusal::NotPermitted);
+                }
+                if self.nodes[&ino].home != self.nodes[&dir].home {
+                    return Err(Refusal::CrossSubvolume);
                 }
                 if self.entries(dir).contains_key(name) {
                     return Err(Refusal::Exists);
@@ -455,6 +489,9 @@ impl World {
                 }
                 if !self.entries(ino).is_empty() {
                     return Err(Refusal::NotEmpty);
+                }
+                if self.nodes[&ino].top != Top::No {
+                    return self.delete_subvolume(path);
                 }
                 self.dir_mut(dir).remove(name);
                 self.drop_name(ino);
@@ -530,6 +567,11 @@ impl World {
                 }
                 inode(ino)
             }
+            Op::Dedupe { from, range, to, at } => self.dedupe(from, *range, to, *at),
+            Op::Subvolume(path) => self.make_subvolume(path),
+            Op::Snapshot { from, to, read_only } => self.snapshot(from, to, *read_only),
+            Op::DeleteSubvolume(path) => self.delete_subvolume(path),
+            Op::DefaultSubvolume(path) => self.set_default(path),
             Op::Fsync(path) | Op::Fdatasync(path) => self.resolve(path).map(|_| Touched::default()),
             Op::Sync => Ok(Touched::default()),
             Op::Open { path, handle } => {
@@ -541,8 +583,7 @@ impl World {
                 let ino = self.next;
                 self.next += 1;
                 let body = Body::File(Arc::default());
-                let node =
-                    Node { body, perm: 0o644, nlink: 0, xattrs: BTreeMap::new(), nocow: false, real: 0 };
+                let node = Node { nlink: 0, ..Node::new(body, 0o644) };
                 self.nodes.insert(ino, Arc::new(node));
                 self.handles.insert(handle.clone(), ino);
                 self.nameless.insert(ino);

@@ -9,6 +9,7 @@ use larder_simtest::crash::Limits;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, run};
+use larder_simtest::sharing::sharing;
 use larder_simtest::workload::{Sequences, Workload, random, threads};
 use larder_simtest::{data, model, scenarios};
 use rand::SeedableRng;
@@ -46,7 +47,7 @@ struct Args {
     #[arg(long)]
     seq: Option<usize>,
     /// Only this source of workloads.
-    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data"])]
+    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data", "sharing"])]
     only: Option<String>,
     /// Compress all data: zlib[:1..9], lzo or zstd[:-15..15].
     #[arg(long)]
@@ -104,6 +105,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
     };
     let randoms = move || (seed * 1000..).map(|s| random(s, 12 + s as usize % 40));
     let datas = move || (seed * 1000..).map(|s| data::data(s, 12 + s as usize % 30));
+    let shares = move || (seed * 1000..).map(|s| sharing(s, 12 + s as usize % 40));
     let many = move || (seed * 1000..).map(|s| threads(s, 2 + s as usize % 4, 12));
     if let Some(length) = args.seq {
         return Ok(sequences(length));
@@ -114,10 +116,16 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
         Some("random") => Box::new(randoms()),
         Some("threads") => Box::new(many()),
         Some("data") => Box::new(datas()),
+        Some("sharing") => Box::new(shares()),
         _ => {
             let bounded = sequences(1).chain(sequences(2)).chain(sequences(3));
-            let mut mixed: Vec<Box<dyn Iterator<Item = Workload>>> =
-                vec![Box::new(bounded), Box::new(randoms()), Box::new(many()), Box::new(datas())];
+            let mut mixed: Vec<Box<dyn Iterator<Item = Workload>>> = vec![
+                Box::new(bounded),
+                Box::new(randoms()),
+                Box::new(many()),
+                Box::new(datas()),
+                Box::new(shares()),
+            ];
             let mut turn = 0;
             let endless = std::iter::from_fn(move || {
                 turn += 1;

@@ -2,13 +2,51 @@
 
 use crate::ops::{Alloc, Move, Op, Special, filled};
 use crate::world::special_kind;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+fn subvolume(args: &[&OsStr]) -> Result<()> {
+    super::btrfs(&[&["subvolume".as_ref()], args].concat()).map(drop)
+}
+
+/// FIDEDUPERANGE with one target; that all of it was the same, but for a part of a sector at the end.
+fn dedupe(from: &File, at: u64, len: u64, to: &File, to_at: u64) -> Result<()> {
+    const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
+    #[repr(C)]
+    struct Range {
+        src_offset: u64,
+        src_length: u64,
+        dest_count: u16,
+        reserved: [u16; 3],
+        dest_fd: i64,
+        dest_offset: u64,
+        bytes_deduped: u64,
+        status: i32,
+        reserved2: u32,
+    }
+    let mut range = Range {
+        src_offset: at,
+        src_length: len,
+        dest_count: 1,
+        reserved: [0; 3],
+        dest_fd: to.as_raw_fd().into(),
+        dest_offset: to_at,
+        bytes_deduped: 0,
+        status: 0,
+        reserved2: 0,
+    };
+    // SAFETY: the structure is what FIDEDUPERANGE takes with one target, and outlives the call.
+    let done = unsafe { libc::ioctl(from.as_raw_fd(), FIDEDUPERANGE, &raw mut range) };
+    ensure!(done == 0, "FIDEDUPERANGE: {}", std::io::Error::last_os_error());
+    ensure!(range.status == 0, "FIDEDUPERANGE: status {}", range.status);
+    Ok(())
+}
 
 /// A directory, and the files that operations hold open.
 #[derive(Debug)]
@@ -139,6 +177,19 @@ impl PathRunner {
                     }
                 }
             }
+            Op::Dedupe { from, range, to, at } => {
+                let (source, target) = (self.open(from, false)?, self.open(to, true)?);
+                dedupe(&source, range.from, range.to.saturating_sub(range.from), &target, *at)?;
+            }
+            Op::Subvolume(p) => subvolume(&["create".as_ref(), self.path(p)?.as_os_str()])?,
+            Op::Snapshot { from, to, read_only } => {
+                let (from, to) = (self.path(from)?, self.path(to)?);
+                let how: &[&OsStr] =
+                    if *read_only { &["snapshot".as_ref(), "-r".as_ref()] } else { &["snapshot".as_ref()] };
+                subvolume(&[how, &[from.as_os_str(), to.as_os_str()]].concat())?;
+            }
+            Op::DeleteSubvolume(p) => subvolume(&["delete".as_ref(), self.path(p)?.as_os_str()])?,
+            Op::DefaultSubvolume(p) => subvolume(&["set-default".as_ref(), self.path(p)?.as_os_str()])?,
             Op::Fsync(p) => self.open(p, false)?.sync_all()?,
             Op::Fdatasync(p) => self.open(p, false)?.sync_data()?,
             Op::Sync => rustix::fs::syncfs(File::open(&self.top)?)?,
