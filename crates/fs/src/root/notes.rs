@@ -111,6 +111,10 @@ impl Links {
     pub(crate) fn get(&self, child: TreeId) -> Option<Option<Link>> {
         self.0.read().get(&child).map(|(_, link)| link.clone())
     }
+    /// Is everything as the published root tree has it?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
     /// Forgets what is in the root tree now that this transaction is published.
     pub(crate) fn forget(&self, published: Generation) {
         self.0.write().retain(|_, (generation, _)| *generation > published);

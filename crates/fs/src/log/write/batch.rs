@@ -615,6 +615,13 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let mut last = inode.logged.lock();
     let pin = core.txns.pin_running()?;
     let txn = pin.txn.clone();
+    match super::above::moved(core, &inode.subvol, &txn) {
+        Ok(false) => {}
+        Ok(true) => return Ok((txn, Outcome::Commit(Some(Cause::SubvolumeEntry)))),
+        Err(Stop::Commit(cause)) => return Ok((txn, Outcome::Commit(Some(cause)))),
+        Err(Stop::Sealed) => return Ok((txn, Outcome::Commit(None))),
+        Err(Stop::Fail(e)) => return Err(e),
+    }
     let moves = txn.moves.load(Ordering::Relaxed);
     let moved = moves > 0 && last.as_ref().is_none_or(|l| l.generation != txn.generation || l.moves != moves);
     let (changed_in, unlogged, sealed) = {

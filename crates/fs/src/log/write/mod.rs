@@ -10,6 +10,7 @@
 //! | `changes` | what a file remembers since it was last logged: which ranges of extents have changed |
 //! | `collect` | what is logged of an inode's content, in the caller, in parallel |
 //! | `names` | what has to be logged along with an inode, so that its names come out right |
+//! | `above` | when what leads to a subvolume needs a commit |
 //! | `diff` | how two versions of a tree are compared without looking at what they share |
 //! | `tree` | how logged items lie in nodes, and which of them are written anew |
 //! | `blocks` | where those nodes lie |
@@ -31,10 +32,11 @@
 //!
 //! # What a log cannot say
 //!
-//! Subvolumes that the last commit does not have, entries of subvolumes, data or nodes in chunks that it does not have,
+//! Subvolumes that the last commit does not have or has elsewhere, entries of subvolumes, data or nodes in chunks that it does not have,
 //! features that its superblock lacks: then `fsync` commits, and so does everybody until that commit ([`Cause`] counts
 //! them). A transaction that is sealed takes no more batches: who comes too late waits for its commit.
 
+mod above;
 mod batch;
 mod blocks;
 mod changes;
@@ -54,7 +56,7 @@ use crate::error::Error;
 pub(crate) enum Cause {
     /// The subvolume is not in the last commit.
     NewSubvolume,
-    /// An entry of a subvolume is concerned.
+    /// An entry of a subvolume is concerned, or the way to the subvolume.
     SubvolumeEntry,
     /// Data or nodes would lie in a chunk that the last commit does not have.
     NewChunk,
