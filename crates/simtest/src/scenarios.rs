@@ -123,6 +123,50 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-O02", "new f; f[0,5000)=a; COMMIT; open f h; rm f; F @h"),
     ("L-O03", "new f; f[0,1M)=a; COMMIT; open f h; rm f; COMMIT; new g; F g; close h; COMMIT"),
     ("L-O05", "new f; f[0,8K)=a; f[1M,1052672)=b; f[2M,2101248)=c; COMMIT; trunc f 5000; COMMIT; trunc f 0"),
+    ("L-V01", "sub S; new S/f; COMMIT; mv S T; T/f[0,9000)=a; F T/f; rm T/f; F T"),
+    ("L-V01-unchanged", "sub S; new S/f; S/f[0,9000)=a; COMMIT; mv S T; F T/f"),
+    (
+        "L-V02",
+        "mk A; mk A/B; sub A/B/S; new A/B/S/f; COMMIT; mv A B; B/B/S/f[0,9000)=a; F B/B/S/f; new g; F g",
+    ),
+    (
+        "L-V03",
+        "sub S; new S/f; S/f[0,44K)=a; xa S/f user.k=v; snap S>T; rm T/f; new T/g; T/g[8K,9K)=b; F T/g",
+    ),
+    (
+        "L-V03-mount",
+        "new e; new f; f[0,44K)=a; xa f user.k=v; COMMIT; ✂ replay; rm f; new g; g[8K,9K)=b; F g",
+    ),
+    (
+        "L-V04",
+        "sub S; new S/f; S/f[0,64K)=a; F S/f; snap= S>T; S/f[0,8K)=b; F S/f; F T/f; snap S>U; U/f+9K=c; F U/f",
+    ),
+    (
+        "L-V05",
+        "sub S; new S/f; S/f[0,64K)=a; snap S>T; S/f[0,8K)=b; F S/f; T/f[8K,16K)=c; F T/f; sub- S; F T/f",
+    ),
+    ("L-V06", "sub S; new S/f; snap= S>T; default T; COMMIT; default /; new f; F f; sub- T; sub- S; F f"),
+    ("L-V07", "sub S; new S/f; COMMIT; sub S/T; new S/T/g; F S/T/g; mv S/T T; T/g+9K=a; F T/g; F S/f"),
+    (
+        "L-W01",
+        "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; g[0,4K)=b; F g; rm f; COMMIT",
+    ),
+    (
+        "L-W02",
+        "new f; f[0,64K)=a; new g; g[0,64K)=a; dedupe f[0,64K)>g@0; F g; dedupe g[8K,32K)>f@8K; F f; F g",
+    ),
+    (
+        "L-W03",
+        "new f; f[0,9000)=a; new g; g[0,9000)=a; F g; dedupe f[0,9000)>g@0; F g; g+100=b; F g; trunc f 5000; F f",
+    ),
+    (
+        "L-W04",
+        "new f; f[0,16K)=A; copy f[0,16K)>f@32K; copy f[0,16K)>f@64K; COMMIT; dedupe f[32K,48K)>f@0; F f; rm f",
+    ),
+    (
+        "L-W05",
+        "sub S; new S/f; S/f[0,40K)=a; new f; f[0,40K)=a; snap= S>T; dedupe f[0,40K)>T/f@0; F T/f; F f; sub- S",
+    ),
     ("L-Y01", "new f; f+4K=a; FD f; f[0,4K)=b; FD f"),
     ("L-Y03", "mk A; mk A/B; new A/B/f; A/B/f[0,70000)=a; xa A/B/f user.k=v; mode A/B 711; COMMIT"),
     ("L-Y05", "new f; f[0,4K)=a; F f; F f; F f; ln f g; F f"),

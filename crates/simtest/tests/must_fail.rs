@@ -81,6 +81,15 @@ const CLONES: &str = "new f; f[0,64K)=a; COMMIT; new g; copy f[0,64K)>g@0; F g; 
                       F g; rm f; COMMIT; new h; h[0,128K)=c; F h; copy g[4K,40K)>h@8K; rm g; COMMIT; new i; \
                       i[0,64K)=d; F i";
 
+const DEDUPES: &str = "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; rm f; COMMIT; new h; \
+                       h[0,128K)=c; F h; rm g; COMMIT; new i; i[0,64K)=d; F i";
+
+#[test]
+fn a_dedupe_without_a_reference() {
+    let broken = Tuning { break_clone_without_reference: true, ..Tuning::default() };
+    caught(CHECK, &[DEDUPES], broken);
+}
+
 #[test]
 fn a_clone_without_a_reference() {
     let broken = Tuning { break_clone_without_reference: true, ..Tuning::default() };

@@ -7,6 +7,7 @@ use larder_simtest::crash::Limits;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, SIZE, fresh, run};
+use larder_simtest::sharing::sharing;
 use larder_simtest::workload::{Sequences, Workload, random, threads};
 use larder_simtest::{data, scenarios};
 
@@ -82,6 +83,12 @@ fn what_files_hold_survives_every_crash_however_it_is_stored() {
 }
 
 #[test]
+fn what_is_shared_survives_every_crash() {
+    let outcome = run_all(&config(50, SHALLOW), (0..8).map(|seed| sharing(seed, 30)));
+    assert!(outcome.distinct.len() > 250, "{outcome}");
+}
+
+#[test]
 fn several_threads_survive_every_crash() {
     run_all(&config(80, SHALLOW), (0..3).map(|seed| threads(seed, 3, 12)));
 }
@@ -106,7 +113,8 @@ fn linux_sees_the_same_in_crash_states() {
         return;
     }
     let config = config(6, Depth { emptied: 0.5, recovered: 0.0, checked: 0.5, kernel: 1.0 });
-    let outcome = run_all(&config, (20..28).map(|seed| random(seed, 25)));
+    let workloads = (20..28).map(|seed| random(seed, 25)).chain((20..22).map(|seed| sharing(seed, 25)));
+    let outcome = run_all(&config, workloads);
     assert!(outcome.done.kernel >= 24, "{outcome}");
 }
 

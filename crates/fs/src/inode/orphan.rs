@@ -38,6 +38,7 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
             return Ok(());
         }
     }
+    inode.subvol.look_up_highest_ino(core)?;
     // With `op` held nothing comes to be delayed: what has landed is among the items.
     let delayed = inode.data.delayed_bytes() > 0;
     // Once is enough: what it leaves is no data, whatever a damaged image calls it.

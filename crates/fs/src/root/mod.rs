@@ -99,14 +99,23 @@ impl Subvolume {
     /// # Errors
     /// Reading, or `NoSpace` when the numbers are used up.
     pub(crate) fn new_ino(&self, core: &Core) -> Result<u64> {
+        self.look_up_highest_ino(core)?;
+        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
+        if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
+    }
+    /// Sees to it that numbers of inodes which are in use are never given out again while the subvolume is in memory. To be
+    /// called before one is deleted: a log tells inodes by their numbers from those of the last commit.
+    ///
+    /// # Errors
+    /// Reading.
+    pub(crate) fn look_up_highest_ino(&self, core: &Core) -> Result<()> {
         if self.next_ino.load(Ordering::Relaxed) == 0 {
             let version = self.tree.version(core.epochs.enter());
             let last = version.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
             let highest = last.map_or(0, |i| i.key.objectid.0).max(ObjectId::FIRST_FREE.0);
             let _ = self.next_ino.compare_exchange(0, highest + 1, Ordering::Relaxed, Ordering::Relaxed);
         }
-        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
-        if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
+        Ok(())
     }
     /// Fails where the subvolume may not be changed.
     pub(crate) fn check_writable(&self) -> Result<()> {
