@@ -564,8 +564,8 @@ fn last_sectors_that_linux_treats_otherwise() {
     let cut = 3 * SECTOR + 100;
     assert_eq!(do_here(&fs, &ids, 3, &Op::Truncate(cut)), Ok(0));
     files[3].set_len(cut).unwrap();
-    for i in 0..4 {
-        assert!(read_here(&fs, ids[i]) == fs::read(mount.join(name(i))).unwrap());
+    for (i, id) in ids.iter().enumerate().take(4) {
+        assert!(read_here(&fs, *id) == fs::read(mount.join(name(i))).unwrap());
     }
     drop(files);
     mount.unmount_clean().unwrap();
