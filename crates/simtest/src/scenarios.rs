@@ -123,6 +123,13 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-O02", "new f; f[0,5000)=a; COMMIT; open f h; rm f; F @h"),
     ("L-O03", "new f; f[0,1M)=a; COMMIT; open f h; rm f; COMMIT; new g; F g; close h; COMMIT"),
     ("L-O05", "new f; f[0,8K)=a; f[1M,1052672)=b; f[2M,2101248)=c; COMMIT; trunc f 5000; COMMIT; trunc f 0"),
+    ("L-Y01", "new f; f+4K=a; FD f; f[0,4K)=b; FD f"),
+    ("L-Y03", "mk A; mk A/B; new A/B/f; A/B/f[0,70000)=a; xa A/B/f user.k=v; mode A/B 711; COMMIT"),
+    ("L-Y05", "new f; f[0,4K)=a; F f; F f; F f; ln f g; F f"),
+];
+
+/// The same for subvolumes and deduplication, which only Larder and Linux have.
+const SHARED: &[(&str, &str)] = &[
     ("L-V01", "sub S; new S/f; COMMIT; mv S T; T/f[0,9000)=a; F T/f; rm T/f; F T"),
     ("L-V01-unchanged", "sub S; new S/f; S/f[0,9000)=a; COMMIT; mv S T; F T/f"),
     (
@@ -145,7 +152,7 @@ pub const LINES: &[(&str, &str)] = &[
         "L-V05",
         "sub S; new S/f; S/f[0,64K)=a; snap S>T; S/f[0,8K)=b; F S/f; T/f[8K,16K)=c; F T/f; sub- S; F T/f",
     ),
-    ("L-V06", "sub S; new S/f; snap= S>T; default T; COMMIT; default /; new f; F f; sub- T; sub- S; F f"),
+    ("L-V06", "sub S; new S/f; snap= S>T; COMMIT; new f; F f; sub- T; sub- S; F f"),
     ("L-V07", "sub S; new S/f; COMMIT; sub S/T; new S/T/g; F S/T/g; mv S/T T; T/g+9K=a; F T/g; F S/f"),
     (
         "L-W01",
@@ -167,10 +174,18 @@ pub const LINES: &[(&str, &str)] = &[
         "L-W05",
         "sub S; new S/f; S/f[0,40K)=a; new f; f[0,40K)=a; snap= S>T; dedupe f[0,40K)>T/f@0; F T/f; F f; sub- S",
     ),
-    ("L-Y01", "new f; f+4K=a; FD f; f[0,4K)=b; FD f"),
-    ("L-Y03", "mk A; mk A/B; new A/B/f; A/B/f[0,70000)=a; xa A/B/f user.k=v; mode A/B 711; COMMIT"),
-    ("L-Y05", "new f; f[0,4K)=a; F f; F f; F f; ln f g; F f"),
 ];
+
+/// Scenarios of subvolumes and deduplication.
+///
+/// # Panics
+/// A scenario is not in the notation.
+#[must_use]
+pub fn shared() -> Vec<Workload> {
+    let script =
+        |(name, text): &(&str, &str)| Workload::script(*name, text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    SHARED.iter().map(script).collect()
+}
 
 fn matrix_of_links() -> Vec<(String, String)> {
     let mut out = Vec::new();
@@ -289,7 +304,7 @@ mod tests {
     #[test]
     fn every_scenario_is_possible() {
         let mut names = HashSet::new();
-        for workload in all(true) {
+        for workload in all(true).into_iter().chain(shared()) {
             assert!(names.insert(workload.name.clone()), "{} is there twice", workload.name);
             let mut world = World::empty(0o755, 256);
             for segment in &workload.segments {

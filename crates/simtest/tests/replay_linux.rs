@@ -254,7 +254,8 @@ fn random_workloads() {
 #[test]
 fn subvolumes_and_what_is_shared() {
     // Linux, too, commits where subvolumes are new or have moved.
-    let workloads = (1..=6).map(|seed| sharing(seed, 40)).collect();
+    let mut workloads = scenarios::shared();
+    workloads.extend((1..=6).map(|seed| sharing(seed, 40)));
     let logs = logs_of(workloads, 0, 1, Setup { refusals: true, ..PLAIN });
     assert!(logs.is_none_or(|n| n > 0), "Linux did not log");
 }

@@ -84,8 +84,9 @@ fn what_files_hold_survives_every_crash_however_it_is_stored() {
 
 #[test]
 fn what_is_shared_survives_every_crash() {
-    let outcome = run_all(&config(50, SHALLOW), (0..8).map(|seed| sharing(seed, 30)));
-    assert!(outcome.distinct.len() > 250, "{outcome}");
+    let workloads = scenarios::shared().into_iter().chain((0..8).map(|seed| sharing(seed, 30)));
+    let outcome = run_all(&config(50, SHALLOW), workloads);
+    assert!(outcome.distinct.len() > 700, "{outcome}");
 }
 
 #[test]

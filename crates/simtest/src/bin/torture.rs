@@ -116,7 +116,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
         Some("random") => Box::new(randoms()),
         Some("threads") => Box::new(many()),
         Some("data") => Box::new(datas()),
-        Some("sharing") => Box::new(shares()),
+        Some("sharing") => Box::new(scenarios::shared().into_iter().chain(shares())),
         _ => {
             let bounded = sequences(1).chain(sequences(2)).chain(sequences(3));
             let mut mixed: Vec<Box<dyn Iterator<Item = Workload>>> = vec![
