@@ -110,7 +110,7 @@ fn fsyncs_are_counted() {
     let out = dir.path().join("report.md");
     let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
     let small =
-        ["--jobs", "4", "--fsync-mib", "1", "--clients", "2", "--dbench-seconds", "1", "--rounds", "1"];
+        ["--jobs", "4", "--fsync-mib", "1", "--clients", "2", "--dbench-seconds", "3", "--rounds", "1"];
     let what = [
         "--workloads",
         "fsync,dbench",
