@@ -82,9 +82,11 @@ fn fio_said(report: &Value, bytes: u64) -> Result<Said> {
     let done = write["io_bytes"].as_u64().context("no bytes")?;
     ensure!(job["error"] == 0 && done == bytes, "{done} bytes written, not {bytes}");
     let rate = write["bw_bytes"].as_f64().filter(|rate| *rate > 0.0).context("no rate")?;
-    let sync = &job["sync"]["lat_ns"];
-    let p99 = sync["percentile"]["99.000000"].as_f64().context("no latency")?;
-    Ok(Said { seconds: bytes as f64 / rate, fsyncs: bytes / (PIECE_KIB << 10), latency_ms: p99 / 1e6 })
+    let sync = &job["sync"];
+    let p99 = sync["lat_ns"]["percentile"]["99.000000"].as_f64().context("no latency")?;
+    // None behind a file's last piece.
+    let fsyncs = sync["total_ios"].as_u64().context("no count of fsyncs")?;
+    Ok(Said { seconds: bytes as f64 / rate, fsyncs, latency_ms: p99 / 1e6 })
 }
 
 /// Runs dbench with its own script of a client's calls.
