@@ -580,6 +580,90 @@ fn last_sectors_that_linux_treats_otherwise() {
     assert!(here.pairs.is_subset(&there.pairs) && here.pairs.len() >= 12);
 }
 
+/// From a read-only subvolume into one, within one, and out of one.
+#[test]
+fn read_only_subvolumes_are_deduplicated_as_on_linux() {
+    if !oracle::need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    // Which subvolume and file, and into which: what may be shared and is the same; what differs; what may not.
+    type Name<'a> = (&'a str, &'a str);
+    const ORDER: [(Name<'_>, Name<'_>); 5] = [
+        (("S", "a"), ("R", "b")),
+        (("R", "c"), ("S", "d")),
+        (("R", "c"), ("R", "d")),
+        (("R", "a"), ("R", "c")),
+        (("R", "a"), ("S", "e")),
+    ];
+    let dir = scratch();
+    let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+    mkfs(&FileDevice::create(&ours, 512 << 20).unwrap(), &MkfsOptions::default()).unwrap();
+    mkfs_btrfs::<&str>(&theirs, 512 << 20, &[]).unwrap();
+    let len = 16 * SECTOR;
+    let bytes = |n: u8| (0..len).map(|i| (i % 249) as u8 ^ n).collect::<Vec<u8>>();
+    let files = [("a", bytes(1)), ("b", bytes(1)), ("c", bytes(2)), ("d", bytes(2)), ("e", Vec::new())];
+
+    let fs = open(&ours, None);
+    let new = |kind| NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let top = fs.create_subvolume(fs.root(), b"S", &new(FileKind::Directory)).unwrap().id;
+    let mount = KernelMount::image(&theirs, "noatime").unwrap();
+    let subvolume = |args: &[&str]| oracle::btrfs(&[&["subvolume"], args].concat()).unwrap();
+    let path = |name: &str| mount.join(name).to_str().unwrap().to_owned();
+    subvolume(&["create", &path("S")]);
+    for (name, data) in &files {
+        let id = fs.create(top, name.as_bytes(), &new(FileKind::Regular)).unwrap().id;
+        fs.write(id, 0, data).unwrap();
+        fs::write(mount.join("S").join(name), data).unwrap();
+    }
+    fs.snapshot(top.subvol, fs.root(), b"R", true).unwrap();
+    subvolume(&["snapshot", "-r", &path("S"), &path("R")]);
+    let here = |(subvol, name): (&str, &str)| {
+        let top = fs.lookup(fs.root(), subvol.as_bytes()).unwrap().id;
+        fs.lookup(top, name.as_bytes()).unwrap().id
+    };
+    let there = |(subvol, name): (&str, &str)| File::open(mount.join(subvol).join(name)).unwrap();
+    let times = |id| fs.getattr(id).map(|a| (a.mtime, a.ctime)).unwrap();
+    for (from, to) in ORDER {
+        let before = times(here(to));
+        let answer = match fs.dedupe_range(here(from), 0, here(to), 0, len) {
+            Ok(Deduped::Same { bytes, .. }) => Ok(bytes),
+            Ok(Deduped::Differs) => Ok(u64::MAX),
+            Err(e) => Err(errno(&e)),
+        };
+        assert_eq!(answer, dedupe_there(&there(from), 0, &there(to), 0, len), "{from:?} {to:?}");
+        assert_eq!(times(here(to)), before);
+    }
+    // A clone is a change: Linux does not even open the target for that.
+    assert!(matches!(
+        fs.clone_range(here(("S", "a")), 0, here(("R", "e")), 0, 0),
+        Err(Error::SubvolumeReadOnly)
+    ));
+    let refused = fs::OpenOptions::new().write(true).open(mount.join("R/e")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    let target = fs::OpenOptions::new().write(true).open(mount.join("S/e")).unwrap();
+    assert_eq!(clone_there(&there(("R", "d")), 0, &target, 0, 0), Ok(0));
+    fs.clone_range(here(("R", "d")), 0, here(("S", "e")), 0, 0).unwrap();
+    drop(target);
+    mount.unmount_clean().unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let shared = |image: &Path| {
+        btrfs_check(image, true).assert_clean("after deduplicating");
+        let mount = KernelMount::image_read_only(image, "").unwrap();
+        let mut places: Vec<(u64, String)> = Vec::new();
+        for subvol in ["S", "R"] {
+            for (name, _) in &files {
+                let file = File::open(mount.join(subvol).join(name)).unwrap();
+                places.extend(fiemap(&file).iter().map(|e| (e.physical, format!("{subvol}/{name}"))));
+            }
+        }
+        mount.unmount_clean().unwrap();
+        let with = |at: u64| places.iter().filter(|p| p.0 == at).map(|p| p.1.clone()).collect::<Vec<_>>();
+        places.iter().map(|p| with(p.0)).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(shared(&ours), shared(&theirs));
+}
+
 /// The source's extents are marked as shared in the kernel's eyes, and deleting either side leaves the other.
 #[test]
 fn what_was_cloned_here_linux_sees_as_shared() {

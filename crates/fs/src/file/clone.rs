@@ -18,19 +18,20 @@
 //! What cannot be shared is copied: data in the leaf. Long ranges take a transaction for every extent; a crash in between
 //! shows a first part of the range, and a size that goes with it, as on Linux.
 
-use super::delalloc;
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{New, RESERVE_ITEMS, cover, replace};
 use super::truncate::{before_growing, grow_with};
+use super::{delalloc, nocow};
 use crate::api::{Deduped, may_wait};
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{Error, Place, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::{Exclusive, Shared};
 use crate::transaction::Handle;
+use larder_format::items::keys::extent_data_key;
 use larder_format::items::{ExtentKind, ExtentRecord, InodeFlags};
-use larder_format::{Generation, ObjectId};
+use larder_format::{FileOffset, Generation, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -337,6 +338,9 @@ impl Sharing<'_> {
                 at = stop;
                 continue;
             }
+            if let Piece::Window(r) = &piece {
+                self.check_recorded(at, r)?;
+            }
             let reached = self.step(at, end)?;
             shared += reached - at;
             at = reached;
@@ -366,6 +370,16 @@ impl Sharing<'_> {
             _ => false,
         };
         Ok(same.then_some(stop))
+    }
+
+    /// One more reference to an extent of which the extent tree knows nothing would fail no sooner than in the commit, and
+    /// with it everybody's.
+    fn check_recorded(&self, at: u64, r: &ExtentRecord) -> Result<()> {
+        if nocow::is_recorded(self.core, self.from, at, r)? {
+            return Ok(());
+        }
+        let place = Place::item(self.from.id.subvol, extent_data_key(self.from.object(), FileOffset(at)));
+        Err(Error::corrupt(place, format!("its extent {} is not in the extent tree", r.disk_bytenr)))
     }
 
     /// Copies data that lies in the source's leaf.

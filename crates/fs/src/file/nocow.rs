@@ -69,6 +69,17 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
     Ok(alone && born > inode.subvol.tree.last_snapshot())
 }
 
+/// What is known of an extent's references.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// How many there are.
+    total: i128,
+    /// This file's among them, with the same origin, as far as they are found easily.
+    ours: i128,
+    /// The transaction that made the extent.
+    born: Generation,
+}
+
 /// Are all references to the extent this file's, with the same origin? And in which transaction was it made? Snapshots do not
 /// count: they share leaves.
 pub(super) fn has_no_others(
@@ -77,6 +88,17 @@ pub(super) fn has_no_others(
     start: u64,
     r: &ExtentRecord,
 ) -> Result<(bool, Generation)> {
+    let Known { total, ours, born } = known(core, inode, start, r)?;
+    Ok((ours > 0 && total == ours, born))
+}
+
+/// Does anything say that the extent is allocated? Only a damaged image has files with extents of which nothing does.
+pub(super) fn is_recorded(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
+    Ok(known(core, inode, start, r)?.total > 0)
+}
+
+/// Counts references: those of the published extent tree, and the notes since.
+fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Known> {
     let (root, objectid) = (inode.id.subvol, inode.id.ino);
     let mine = ExtentRef::Data { root, objectid, offset: start.wrapping_sub(r.offset) };
     loop {
@@ -84,13 +106,13 @@ pub(super) fn has_no_others(
         let (base, extent_root) = core.txns.with_view(|v| (v.base, v.extent_root.clone()));
         let store = core.store.clone();
         let mut extents = Version { tree: ObjectId::EXTENT_TREE, root: extent_root, store, epoch };
-        let known = extent_tree::inline_refs(&mut extents, r.disk_bytenr, r.disk_num_bytes, mine)?;
+        let found = extent_tree::inline_refs(&mut extents, r.disk_bytenr, r.disk_num_bytes, mine)?;
         let answer = core.txns.with_view(|v| {
             if v.base != base {
                 return None;
             }
             let (mut total, mut ours, mut born) = (0, 0, Generation(0));
-            if let Some((info, count)) = known {
+            if let Some((info, count)) = found {
                 (total, ours, born) = (i128::from(info.refs), i128::from(count), info.generation);
             }
             let notes = [Some(&v.running), v.sealed.as_ref()];
@@ -103,7 +125,7 @@ pub(super) fn has_no_others(
                     born = head.generation;
                 }
             }
-            Some((ours > 0 && total == ours, born))
+            Some(Known { total, ours, born })
         });
         if let Some(answer) = answer {
             return Ok(answer);
