@@ -63,10 +63,35 @@ const SEQUENTIAL: &[(&str, &str)] = &[
         "new f; new g; f[0,512K)=A; copy f[0,512K)>g@0; F g; rm g; f[512K,1M)=B; F f; f[1M,2M)=C; F f",
     ),
     ("grown in the target", "new f; new g; f[0,512K)=A; copy f[0,512K)>g@0; F f; rm f; g[512K,1M)=B; F g"),
+    // What was reserved: in a log as such, then written in place, and shared.
+    ("reserved", "new f; new g; alloc f[0,64K); F f; f[0,16K)=B; copy f[0,64K)>g@0; F g"),
+    ("reserved before", "new f; new g; alloc f[0,64K); COMMIT; copy f[0,64K)>g@0; F g; f[0,16K)=B; F f; F g"),
+    ("reserved, alone again", "new f; new g; alloc f[0,64K); copy f[0,64K)>g@0; F g; rm g; f[0,16K)=B; F f"),
+    (
+        "reserved before, alone again",
+        "new f; new g; alloc f[0,64K); copy f[0,64K)>g@0; COMMIT; rm g; f[0,16K)=B; F f",
+    ),
+    // Written in place, but not what a commit or a log gave to another file, although that one is gone since.
+    (
+        "in place",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; copy f[0,64K)>g@0; COMMIT; rm g; f[0,64K)=b; F f",
+    ),
+    (
+        "in place, logged",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; copy f[0,64K)>g@0; F g; rm g; f[0,64K)=b; F f",
+    ),
+    (
+        "in place, both logged",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; F f; copy f[0,64K)>g@0; F g; g[0,64K)=c; f[0,64K)=b; F f",
+    ),
+    (
+        "in place, the target",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; F f; copy f[0,64K)>g@0; F f; rm f; g[0,64K)=b; F g",
+    ),
 ];
 
 #[test]
-fn what_is_cloned_and_synced_has_its_checksums() {
+fn what_is_cloned_and_synced_is_whole_after_every_cut() {
     let config = config();
     let mut outcome = Outcome::default();
     for (name, text) in SEQUENTIAL {

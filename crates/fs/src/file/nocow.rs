@@ -6,6 +6,7 @@
 //! **Whose bytes are they?** An extent may be written in place when nobody else can see it: all references to it are this
 //! file's with the same origin — counted as everywhere, published extent tree plus notes of the sealed and the running
 //! transaction — and it is younger than the subvolume's last snapshot, since a snapshot shares leaves, not references.
+//! Nor may anybody else have had it in the last commit or since: until the next one a crash, and a log, can bring them back.
 //! Checksums must not exist for the place, and its block group must not be read-only.
 //!
 //! **That this stays so** until the bytes are written needs no flags of its own: the question is asked, and the bytes are
@@ -65,8 +66,8 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
     if core.options.tuning.break_in_place_shared {
         return Ok(true);
     }
-    let (alone, born) = has_no_others(core, inode, start, r)?;
-    Ok(alone && born > inode.subvol.tree.last_snapshot())
+    let refs = known(core, inode, start, r)?;
+    Ok(refs.is_alone() && !refs.shared_before && refs.born > inode.subvol.tree.last_snapshot())
 }
 
 /// What is known of an extent's references.
@@ -78,6 +79,15 @@ struct Known {
     ours: i128,
     /// The transaction that made the extent.
     born: Generation,
+    /// Somebody else refers to it in the last commit or the sealed transaction, or has got a reference in a transaction since
+    /// that commit, even if it is gone by now.
+    shared_before: bool,
+}
+
+impl Known {
+    fn is_alone(&self) -> bool {
+        self.ours > 0 && self.total == self.ours
+    }
 }
 
 /// Are all references to the extent this file's, with the same origin? And in which transaction was it made? Snapshots do not
@@ -88,8 +98,8 @@ pub(super) fn has_no_others(
     start: u64,
     r: &ExtentRecord,
 ) -> Result<(bool, Generation)> {
-    let Known { total, ours, born } = known(core, inode, start, r)?;
-    Ok((ours > 0 && total == ours, born))
+    let known = known(core, inode, start, r)?;
+    Ok((known.is_alone(), known.born))
 }
 
 /// Does anything say that the extent is allocated? Only a damaged image has files with extents of which nothing does.
@@ -111,21 +121,24 @@ fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Kno
             if v.base != base {
                 return None;
             }
-            let (mut total, mut ours, mut born) = (0, 0, Generation(0));
+            let (mut total, mut ours, mut born, mut shared_before) = (0, 0, Generation(0), false);
             if let Some((info, count)) = found {
                 (total, ours, born) = (i128::from(info.refs), i128::from(count), info.generation);
+                shared_before = total != ours;
             }
-            let notes = [Some(&v.running), v.sealed.as_ref()];
+            // In the order in which they become durable.
+            let notes = [v.sealed.as_ref(), Some(&v.running)];
             for txn in notes.into_iter().flatten() {
                 let refs = txn.refs.lock();
                 let Some(head) = refs.get(r.disk_bytenr) else { continue };
                 total += i128::from(head.total());
                 ours += head.refs().filter(|n| n.0 == mine).map(|n| i128::from(n.1)).sum::<i128>();
+                shared_before |= total != ours || head.was_given_to_others(mine);
                 if head.created {
                     born = head.generation;
                 }
             }
-            Some(Known { total, ours, born })
+            Some(Known { total, ours, born, shared_before })
         });
         if let Some(answer) = answer {
             return Ok(answer);

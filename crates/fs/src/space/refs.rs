@@ -114,6 +114,16 @@ pub struct RefHead {
     /// as it was at allocation, zero for an empty leaf), hence absent means zero.
     pub first_key: Option<Key>,
     refs: RefMap,
+    added: Added,
+}
+
+/// Who has got references to a data extent in this transaction, whether or not they are still there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Added {
+    #[default]
+    Nobody,
+    One(ExtentRef),
+    Several,
 }
 
 impl RefHead {
@@ -128,7 +138,13 @@ impl RefHead {
             generation: Generation(0),
             first_key: None,
             refs: RefMap::default(),
+            added: Added::Nobody,
         }
+    }
+    /// Has anybody but `key` got a reference to this data extent in this transaction, even if it is gone?
+    #[must_use]
+    pub fn was_given_to_others(&self, key: ExtentRef) -> bool {
+        self.added != Added::Nobody && self.added != Added::One(key)
     }
     /// Records one more change. References of the wrong kind (data on a block) break an invariant: the caller
     /// chose both.
@@ -136,6 +152,13 @@ impl RefHead {
         assert_eq!(key.is_data(), self.kind.is_data(), "{key:?} on {:?}", self.kind);
         if delta != 0 {
             self.refs.add(key, delta);
+        }
+        if delta > 0 && key.is_data() {
+            self.added = match self.added {
+                Added::Nobody => Added::One(key),
+                Added::One(other) if other == key => Added::One(key),
+                _ => Added::Several,
+            };
         }
     }
     /// Sum of all changes.
@@ -405,7 +428,7 @@ impl DelayedRefs {
     fn is_created_with(&self, (at, len, key): &(Logical, u64, ExtentRef)) -> bool {
         self.heads.get(at).is_some_and(|head| {
             let whole = head.created && head.kind.is_data() && head.num_bytes == *len;
-            whole && head.len() == 1 && head.refs().all(|r| r == (*key, 1))
+            whole && head.len() == 1 && head.refs().all(|r| r == (*key, 1)) && !head.was_given_to_others(*key)
         })
     }
 
