@@ -1,7 +1,7 @@
 //! How often an `fsync` on a mount has to be a commit, by cause, under three loads. Work is counted, not timed, and nothing commits by
 //! itself meanwhile. In the end the daemon is killed, so that its last log, which is a large one, has to be replayed.
 //!
-//! `LARDER_SCALE=20 … --nocapture` does 20 times as much and prints the figures that stand in `docs/LOG.md`.
+//! `LARDER_SCALE=20` with `--nocapture` does 20 times as much and prints the figures that stand in `docs/LOG.md`.
 
 mod common;
 
@@ -90,7 +90,7 @@ fn files_that_are_made_written_synced_renamed_and_removed() {
     let earlier = stage.log_stats()["fsyncs"].as_u64().unwrap();
     assert_eq!(earlier, 0, "a sync of everything is none of a file");
     // As dbench's clients: each in its own directory, with a few files at any time.
-    let log = load(&stage, 150, |thread, n| {
+    let log = load(&stage, 300, |thread, n| {
         let at = |kind: &str, n: u64| dir(thread).join(format!("{kind}{n}"));
         let file = write_new(at("new", n), 4, 8192)?;
         file.sync_all()?;
@@ -101,7 +101,7 @@ fn files_that_are_made_written_synced_renamed_and_removed() {
         Ok(())
     });
     let (fsyncs, commits) = commits("mix", &log);
-    assert!(fsyncs >= 150 * THREADS && commits * 100 < fsyncs, "{log}");
+    assert!(fsyncs >= 300 * THREADS && commits * 100 < fsyncs, "{log}");
     crash(&mut stage, &|top| {
         // The last one of each was synced under the name that it was made with.
         for dir in (0..THREADS).map(|thread| top.join(format!("{thread}"))) {
