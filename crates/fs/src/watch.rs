@@ -6,7 +6,7 @@
 //!   their lock, has held up everybody else. Only an allocator sees every allocation, and a library has none; one that
 //!   asks [`is_logging_under_a_tree`] is in `crates/simtest/tests/log_locks.rs`.
 //!
-//! That both are noticed is shown by doing them on purpose ([`provoke`]). Other builds have nothing of this.
+//! That both are noticed is shown by doing them on purpose (`provoke`). Other builds have nothing of this.
 
 use crate::core::Core;
 use crate::inode::Inode;
