@@ -1,7 +1,7 @@
 //! What must never happen under a lock, watched where debug assertions are on: in all tests.
 //!
 //! - Nobody waits for a device who holds an inode's state, a tree, or anything behind them in the order of locks. The
-//!   devices of a file system are wrapped ([`device`]): each access looks at what its thread holds, and panics.
+//!   devices of a file system are wrapped (`device`): each access looks at what its thread holds, and panics.
 //! - While an inode is logged, nobody allocates who holds a tree: on other file systems exactly that, copying leaves under
 //!   their lock, has held up everybody else. Only an allocator sees every allocation, and a library has none; one that
 //!   asks [`is_logging_under_a_tree`] is in `crates/simtest/tests/log_locks.rs`.
