@@ -122,6 +122,19 @@ fn an_inode_of_both_transactions_waits_for_the_superblock_of_the_first() {
     }
 }
 
+/// The inode itself has not changed since the last commit, but the way to it has.
+#[test]
+fn a_directory_above_that_moved_in_the_sealed_transaction_is_waited_for() {
+    for held in [FIRST_FLUSH, SUPERBLOCK, LAST_FLUSH] {
+        let mut stage = Stage::new(2, |_| ());
+        let second = stage.domains[1].clone();
+        stage.domains[1] = stage.perform(second, "mk t1_e; new t1_e/f; COMMIT");
+        let early = early(&mut stage, held, "mv t1_e t1_d", "");
+        assert!(!early, "fsync returned while the commit was held");
+        stage.judge("moved");
+    }
+}
+
 #[test]
 fn an_fsync_that_does_not_wait_is_noticed() {
     let mut stage = Stage::new(2, |c| c.options.tuning.break_fsync_does_not_wait = true);

@@ -635,8 +635,16 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         (state.last_change, unlogged, sealed)
     };
     if !unlogged {
+        // A directory above it may have moved in the transaction whose commit is on its way.
+        let moved_before = core.txns.with_view(|view| {
+            let sealed = view.sealed.as_ref()?;
+            (sealed.moves.load(Ordering::Relaxed) > 0).then_some(sealed.generation)
+        });
         drop(pin);
         if changed_in <= core.txns.published() && moves == 0 {
+            if let Some(generation) = moved_before {
+                core.txns.wait(generation)?;
+            }
             *last = None;
             return Ok((txn, Outcome::Nothing));
         }
