@@ -152,6 +152,32 @@ struct Queue {
     led: bool,
     /// The transaction is sealed.
     closed: bool,
+    /// Who waits, by ticket; and a number, because several may wait for one.
+    waiters: BTreeMap<(u64, u64), Arc<Condvar>>,
+    next_waiter: u64,
+}
+
+impl Queue {
+    /// Everybody has to look again.
+    fn wake_all(&self) {
+        self.waiters.values().for_each(|waiter| {
+            waiter.notify_one();
+        });
+    }
+    /// Wakes those whose ticket is durable by now. Nobody else: where a hundred wait, each batch serves a few.
+    fn wake_served(&self) {
+        self.waiters.range(..=(self.durable, u64::MAX)).for_each(|(_, waiter)| {
+            waiter.notify_one();
+        });
+    }
+    /// Nobody leads: the first who is not served has to. Whoever was woken for it and leaves passes it on.
+    fn wake_leader(&self) {
+        if !self.led
+            && let Some((_, waiter)) = self.waiters.range((self.durable + 1, 0)..).next()
+        {
+            waiter.notify_one();
+        }
+    }
 }
 
 /// What the leader works on.
@@ -170,7 +196,6 @@ struct Work {
 #[derive(Debug, Default)]
 pub(crate) struct TxnLog {
     queue: Mutex<Queue>,
-    changed: Condvar,
     work: Mutex<Work>,
     /// Has anything ever been taken in?
     used: AtomicBool,
@@ -199,7 +224,7 @@ impl TxnLog {
         let mut queue = self.queue.lock();
         queue.closed = true;
         let left = std::mem::take(&mut queue.waiting);
-        self.changed.notify_all();
+        queue.wake_all();
         drop(queue);
         // Inodes may go with them.
         drop(left);
@@ -223,27 +248,32 @@ impl TxnLog {
     fn refuse(&self, from: u64, cause: Option<Cause>) {
         let mut queue = self.queue.lock();
         queue.refused.get_or_insert((from, cause));
-        self.changed.notify_all();
+        queue.wake_all();
     }
 
     /// Waits until a ticket is durable or known not to become so by the log; leads where nobody does.
     fn wait(&self, core: &Core, txn: &Arc<Txn>, ticket: u64) -> crate::error::Result<Verdict> {
         let mut queue = self.queue.lock();
         loop {
-            if queue.durable >= ticket {
-                return Ok(Verdict::Durable);
-            }
-            if queue.refused.is_some_and(|(from, _)| from <= ticket) {
-                return Ok(Verdict::Commit);
-            }
-            if queue.closed && queue.taken < ticket {
-                return Ok(Verdict::Commit);
-            }
-            if let Some(why) = core.txns.failure() {
-                return Err(Error::ReadOnly(Some(why)));
+            let verdict = if queue.durable >= ticket {
+                Some(Ok(Verdict::Durable))
+            } else if queue.refused.is_some_and(|(from, _)| from <= ticket)
+                || queue.closed && queue.taken < ticket
+            {
+                Some(Ok(Verdict::Commit))
+            } else {
+                core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why))))
+            };
+            if let Some(verdict) = verdict {
+                queue.wake_leader();
+                return verdict;
             }
             if queue.led {
-                self.changed.wait(&mut queue);
+                let (number, me) = (queue.next_waiter, Arc::new(Condvar::new()));
+                queue.next_waiter += 1;
+                queue.waiters.insert((ticket, number), me.clone());
+                me.wait(&mut queue);
+                queue.waiters.remove(&(ticket, number));
                 continue;
             }
             queue.led = true;
@@ -268,8 +298,9 @@ impl Drop for Lead<'_> {
         if std::thread::panicking() {
             self.core.txns.fail("writing the log hit a broken invariant");
         }
-        self.log.queue.lock().led = false;
-        self.log.changed.notify_all();
+        let mut queue = self.log.queue.lock();
+        queue.led = false;
+        if self.core.txns.failure().is_some() { queue.wake_all() } else { queue.wake_leader() }
     }
 }
 
@@ -352,7 +383,7 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
         work.blocks.reuse(landed.replaced);
         let mut queue = log.queue.lock();
         queue.durable = queue.durable.max(landed.upto);
-        log.changed.notify_all();
+        queue.wake_served();
     }
     Ok(())
 }
