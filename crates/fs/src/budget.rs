@@ -8,8 +8,8 @@
 //! - *writing back*: what a batch holds beside the bytes themselves — sectors made whole, compressed pieces — is counted
 //!   before it begins, and it waits for others that have it; alone it always goes on;
 //! - *clean nodes*: the cache lets go of those that are used least;
-//! - *transactions*: from two thirds of its part on a transaction is committed; when it is full operations wait until it is
-//!   sealed. There is at most one sealed transaction, and the next is not sealed before that one is published.
+//! - *transactions*: from two thirds of its part on, and from 32 MiB on, a transaction is committed; when its part is full
+//!   operations wait until it is sealed. There is at most one sealed transaction, and the next is not sealed before that one is published.
 //!
 //! So there is always room to make room: an extent is written from where its bytes lie or from what was counted, nodes leave
 //! a megabyte at a time. Blocks of the global trees that one commit
