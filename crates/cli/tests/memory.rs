@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{command, larder};
+use common::{command, command_in, larder};
 use larder_simtest::oracle::{MemoryCgroup, Need, btrfs_check, enter_private_namespace, need, scratch};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 const MIB: u64 = 1 << 20;
 /// Blocks of which a few bytes are written each.
@@ -32,16 +32,7 @@ impl Daemon {
         compress: &str,
         group: Option<&MemoryCgroup>,
     ) -> Self {
-        let mut command = match group {
-            // The shell joins the group and then becomes the daemon.
-            Some(group) => {
-                let mut shell = Command::new("sh");
-                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.entrance());
-                shell.arg(env!("CARGO_BIN_EXE_larder"));
-                shell
-            }
-            None => command(),
-        };
+        let mut command = command_in(group);
         command.args(["mount", "--foreground", "--cache-size", &format!("{cache_mib}M"), "-o", compress]);
         command.arg(image).arg(point).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the daemon starts");

@@ -113,33 +113,6 @@ fn perform(top: &Path, device: &SimDevice, mut domain: Domain, ops: &[Op]) -> Re
     Ok(domain)
 }
 
-/// Replay itself removes names at times of its own; all other times are the log's.
-fn without_times_of_directories(mut m: Manifest) -> Manifest {
-    for entry in m.entries.values_mut().filter(|e| e.facts.kind == oracle::Kind::Directory) {
-        entry.facts.mtime = (0, 0);
-    }
-    m
-}
-
-const ASPECTS: Aspects = Aspects {
-    atime: false,
-    ctime: false,
-    btime: true,
-    inode_numbers: true,
-    allocated: true,
-    data_map: true,
-    directory_size: true,
-    ignore_top_mtime: true,
-    replayed_since: None,
-};
-
-fn same(ours: &Manifest, theirs: &Manifest, who: &str) -> Result<()> {
-    let found = ours.differences(theirs, ASPECTS);
-    let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
-    ensure!(lines.is_empty(), "{who}:\n  {}", lines.join("\n  "));
-    Ok(())
-}
-
 /// What Linux is known not to keep of what our model asks for. Replay can add nothing to that, whoever does it.
 ///
 /// - Its log does not have a directory's new name when a file below it is fsynced, nor that something has left its old
@@ -166,24 +139,24 @@ fn judge(
     let path = dir.path().join("linux.img");
     image.write_sparse(&path)?;
     let mount = KernelMount::image(&path, "noatime").context("Linux replays")?;
-    let theirs = without_times_of_directories(manifest(&StdTree::new(mount.path()))?);
+    let theirs = manifest(&StdTree::new(mount.path()))?.without_times_of_directories();
     mount.unmount_clean()?;
 
     let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
     let fs = Filesystem::open(device.clone(), options(true)).context("read-only")?;
-    let shown = without_times_of_directories(manifest(&EngineTree(&fs))?);
+    let shown = manifest(&EngineTree(&fs))?.without_times_of_directories();
     drop(fs);
     let counts = device.counts();
     ensure!(counts.refused + counts.writes + counts.discards == 0, "a read-only opening wrote");
-    same(&shown, &theirs, "read-only")?;
+    shown.ensure_replayed_alike(&theirs, "read-only")?;
 
     let device = Arc::new(SimDevice::new(image.clone()).unrecorded());
     let fs = Filesystem::open(device.clone(), options(false)).context("replay")?;
-    let shown = without_times_of_directories(manifest(&EngineTree(&fs))?);
+    let shown = manifest(&EngineTree(&fs))?.without_times_of_directories();
     let world = walk(&fs).map_err(|e| anyhow!(e))?;
     fs.close()?;
     drop(fs);
-    same(&shown, &theirs, "replayed")?;
+    shown.ensure_replayed_alike(&theirs, "replayed")?;
     let replayed = device.image();
     ensure!(!has_log(&replayed), "the log is still there");
     let checking = larder_check::Options { data: true, threads: 1, ..Default::default() };
@@ -198,8 +171,8 @@ fn judge(
     }
     if deep {
         replayed.write_sparse(&path)?;
-        let shown = without_times_of_directories(kernel_verdict(&path)?);
-        same(&shown, &theirs, "replayed, as the kernel shows it")?;
+        let shown = kernel_verdict(&path)?.without_times_of_directories();
+        shown.ensure_replayed_alike(&theirs, "replayed, as the kernel shows it")?;
     }
     Ok(broken)
 }

@@ -12,8 +12,8 @@ use larder_simtest::device::SimDevice;
 use larder_simtest::image::Image;
 use larder_simtest::ops::Op;
 use larder_simtest::oracle::{
-    Aspects, EngineTree, KernelMount, Kind, Manifest, Need, PathRunner, StdTree, btrfs, copy_image,
-    kernel_verdict, manifest, mkfs_btrfs, need, scratch,
+    EngineTree, KernelMount, Manifest, Need, PathRunner, StdTree, btrfs, copy_image, kernel_verdict,
+    manifest, mkfs_btrfs, need, scratch,
 };
 use larder_simtest::scenarios;
 use larder_simtest::sharing::sharing;
@@ -40,62 +40,35 @@ fn open(image: &Path, read_only: bool) -> Result<Arc<Filesystem>> {
     Ok(Filesystem::open(device, options)?)
 }
 
-/// Replay itself removes names at times of its own; all other times are the log's.
-fn without_times_of_directories(mut m: Manifest) -> Manifest {
-    for entry in m.entries.values_mut().filter(|e| e.facts.kind == Kind::Directory) {
-        entry.facts.mtime = (0, 0);
-    }
-    m
-}
-
-const ASPECTS: Aspects = Aspects {
-    atime: false,
-    ctime: false,
-    btime: true,
-    inode_numbers: true,
-    allocated: true,
-    data_map: true,
-    directory_size: true,
-    ignore_top_mtime: true,
-    replayed_since: None,
-};
-
-fn same(ours: &Manifest, theirs: &Manifest, who: &str) -> Result<()> {
-    let found = ours.differences(theirs, ASPECTS);
-    let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
-    ensure!(lines.is_empty(), "{who}:\n  {}", lines.join("\n  "));
-    Ok(())
-}
-
 /// Replays a copy on both sides and compares.
 fn judge(crashed: &Path, dir: &Path) -> Result<()> {
     let (linux, larder) = (dir.join("linux.img"), dir.join("larder.img"));
     copy_image(crashed, &linux)?;
     let mount = KernelMount::image(&linux, "noatime").context("Linux replays")?;
-    let theirs = without_times_of_directories(manifest(&StdTree::new(mount.path()))?);
+    let theirs = manifest(&StdTree::new(mount.path()))?.without_times_of_directories();
     mount.unmount_clean()?;
 
     let before = std::fs::read(crashed)?;
     let fs = open(crashed, true).context("read-only")?;
     ensure!(!fs.info().has_unreplayed_log, "the log counts as not replayed");
-    let shown = without_times_of_directories(manifest(&EngineTree(&fs))?);
+    let shown = manifest(&EngineTree(&fs))?.without_times_of_directories();
     drop(fs);
     ensure!(std::fs::read(crashed)? == before, "a read-only opening wrote");
-    same(&shown, &theirs, "read-only")?;
+    shown.ensure_replayed_alike(&theirs, "read-only")?;
 
     copy_image(crashed, &larder)?;
     let fs = open(&larder, false).context("replay")?;
-    let shown = without_times_of_directories(manifest(&EngineTree(&fs))?);
+    let shown = manifest(&EngineTree(&fs))?.without_times_of_directories();
     fs.close()?;
     drop(fs);
     ensure!(!has_log(&larder)?, "the log is still there");
-    same(&shown, &theirs, "replayed")?;
+    shown.ensure_replayed_alike(&theirs, "replayed")?;
     let device = Arc::new(FileDevice::open(&larder, OpenMode::Read, false)?);
     let options = larder_check::Options { data: true, threads: 1, ..Default::default() };
     let checked = larder_check::check(&[device], &options, &|_| ())?;
     ensure!(checked.is_clean(), "larder check: {:?}", checked.findings);
-    let shown = without_times_of_directories(kernel_verdict(&larder)?);
-    same(&shown, &theirs, "replayed, as the kernel shows it")
+    let shown = kernel_verdict(&larder)?.without_times_of_directories();
+    shown.ensure_replayed_alike(&theirs, "replayed, as the kernel shows it")
 }
 
 /// What runs on the kernel's mount: an operation, or one on the space of a file, which the engine's notation lacks.
@@ -376,7 +349,7 @@ fn crashed(text: &str, setup: Setup) -> Result<(Image, Manifest)> {
     let mut last = None;
     cuts(&steps(text), setup, dir.path(), |_, crashed| {
         let fs = open(crashed, true)?;
-        last = Some((Image::from_file(crashed)?, without_times_of_directories(manifest(&EngineTree(&fs))?)));
+        last = Some((Image::from_file(crashed)?, manifest(&EngineTree(&fs))?.without_times_of_directories()));
         Ok(())
     })?;
     last.context("Linux did not log")
@@ -402,8 +375,8 @@ fn a_crash_while_replaying_changes_nothing() {
         let device = Arc::new(SimDevice::new(crashes.image(state)).unrecorded());
         let fs = Filesystem::open(device.clone(), options())
             .unwrap_or_else(|e| panic!("{}: {e}", crashes.describe(state)));
-        let shown = without_times_of_directories(manifest(&EngineTree(&fs)).unwrap());
-        same(&shown, &expected, &crashes.describe(state)).unwrap();
+        let shown = manifest(&EngineTree(&fs)).unwrap().without_times_of_directories();
+        shown.ensure_replayed_alike(&expected, &crashes.describe(state)).unwrap();
         fs.close().unwrap();
         drop(fs);
         let checked = larder_check::check(&[device], &larder_check::Options::default(), &|_| ());

@@ -4,7 +4,7 @@
 //! what is acknowledged stands in a log unless the log could not say it. Afterwards the image is looked at twice: a copy is
 //! mounted by Linux, the image itself by Larder, each of which replays the log, and both must be sound then.
 
-use super::{command, larder};
+use super::{command, command_in, larder};
 use crate::args;
 use larder_simtest::oracle::{
     KernelMount, MemoryCgroup, Need, btrfs_check, copy_image, enter_private_namespace, need, scratch,
@@ -16,7 +16,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -72,16 +72,7 @@ impl Stage {
     fn begin(&mut self, size: &str) {
         std::fs::create_dir(self.point()).unwrap();
         larder(args!["mkfs", "--size", size, self.image()]).ok();
-        let mut start = match &self.group {
-            // The shell joins the group and then becomes the daemon.
-            Some(group) => {
-                let mut shell = Command::new("sh");
-                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.entrance());
-                shell.arg(env!("CARGO_BIN_EXE_larder"));
-                shell
-            }
-            None => command(),
-        };
+        let mut start = command_in(self.group.as_ref());
         start.args(["mount", "--foreground", "--cache-size", "32M", "-o", "commit=300"]);
         start.arg(self.image()).arg(self.point()).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut daemon = start.spawn().unwrap();
@@ -144,8 +135,7 @@ impl Stage {
         log_root != [0; 8]
     }
     fn is_mounted(&self) -> bool {
-        let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-        table.contains(&format!(" {} ", self.point().display()))
+        super::is_mounted(&self.point())
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod crash;
 pub mod scene;
 
+use larder_simtest::oracle::MemoryCgroup;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -58,6 +59,21 @@ pub fn command() -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_larder"));
     c.env_remove("SOURCE_DATE_EPOCH").env_remove("LARDER_LOG").stdin(Stdio::null());
     c
+}
+
+/// The command, within a memory group if there is one: the shell joins it and then becomes the command.
+pub fn command_in(group: Option<&MemoryCgroup>) -> Command {
+    let Some(group) = group else { return command() };
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.entrance());
+    shell.arg(env!("CARGO_BIN_EXE_larder"));
+    shell
+}
+
+/// Is something mounted there?
+pub fn is_mounted(point: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    table.contains(&format!(" {} ", point.display()))
 }
 
 /// Runs `larder` with arguments.

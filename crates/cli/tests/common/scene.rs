@@ -48,8 +48,7 @@ impl Scene {
         rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap()
     }
     pub fn is_mounted(&self) -> bool {
-        let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-        table.contains(&format!(" {} ", self.point().display()))
+        super::is_mounted(&self.point())
     }
 }
 

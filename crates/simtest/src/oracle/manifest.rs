@@ -95,6 +95,13 @@ impl Aspects {
             replayed_since: None,
         }
     }
+
+    /// Both are replays of one log, by two readers. Replay itself removes names at times of its own
+    /// ([`Manifest::without_times_of_directories`]); all other times are the log's.
+    #[must_use]
+    pub fn replayed() -> Self {
+        Self { ctime: false, ignore_top_mtime: true, ..Self::same_image() }
+    }
 }
 
 /// One way in which two trees differ.
@@ -309,6 +316,26 @@ fn first_difference<A: TreeSource, B: TreeSource>(
 }
 
 impl Manifest {
+    /// Forgets when directories changed.
+    #[must_use]
+    pub fn without_times_of_directories(mut self) -> Self {
+        for entry in self.entries.values_mut().filter(|e| e.facts.kind == Kind::Directory) {
+            entry.facts.mtime = (0, 0);
+        }
+        self
+    }
+
+    /// Do two replays of one log show the same?
+    ///
+    /// # Errors
+    /// All differences, behind `what`.
+    pub fn ensure_replayed_alike(&self, other: &Self, what: &str) -> Result<()> {
+        let found = self.differences(other, Aspects::replayed());
+        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+        ensure!(lines.is_empty(), "{what}:\n  {}", lines.join("\n  "));
+        Ok(())
+    }
+
     /// Every difference in the aspects asked for; empty where the trees agree.
     #[must_use]
     pub fn differences(&self, other: &Self, aspects: Aspects) -> Vec<Difference> {
