@@ -410,6 +410,14 @@ pub struct Tuning {
     pub drop_step: Option<u64>,
     /// Where space is short, write whole files back rather than as much as is needed: what Linux once did.
     pub reclaim_whole_inodes: bool,
+    /// While an inode is logged, copy the leaves that have its items into new memory under the lock of its tree: what
+    /// Linux once did.
+    pub log_copies_leaves_locked: bool,
+    /// Log nothing while a commit is on its way, until its superblock is durable: what Linux once did.
+    pub log_waits_for_commit: bool,
+    /// Have each caller of `fsync` bring what it has into the log itself, one at a time, deleting the range of its checksums
+    /// first whether or not extents are shared: what Linux once did.
+    pub log_alone: bool,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
     pub fake_clock: bool,
 }

@@ -31,4 +31,6 @@ mod write;
 
 pub(crate) use replay::replay;
 pub use write::LogStats;
+#[cfg(test)]
+pub(crate) use write::lead_after_giving_up;
 pub(crate) use write::{Changes, Counters, Logged, TxnLog, sync};

@@ -120,6 +120,10 @@ impl Item {
     pub fn leaf_address(&self) -> Logical {
         self.leaf.address()
     }
+    /// All bytes of the leaf.
+    pub(crate) fn copy_of_leaf(&self) -> Vec<u8> {
+        self.leaf.view().0.to_vec()
+    }
 }
 
 /// Pointer that an interior node keeps for a child.

@@ -1,7 +1,7 @@
 //! What an `fsync` costs, and when it has to be a commit.
 
 use super::{World, new};
-use crate::{FileKind, Filesystem, LogStats};
+use crate::{FileKind, Filesystem, LogStats, Tuning};
 
 fn log(w: &World) -> LogStats {
     w.fs.stats().log
@@ -113,4 +113,66 @@ fn many_threads_share_batches() {
     c.check();
     w.check();
     assert_eq!(w.fs.stats().metadata_reserved, 0);
+}
+
+#[test]
+fn a_log_that_was_given_up_is_not_written_any_more() {
+    let w = World::new();
+    let (f, g) = (w.file(w.root(), "f"), w.file(w.root(), "g"));
+    w.fs.sync().unwrap();
+    for id in [f, g] {
+        w.fs.write(id, 0, b"something").unwrap();
+    }
+    let core = &w.fs.core;
+    let inodes = [core.inode(f).unwrap(), core.inode(g).unwrap()];
+    for inode in &inodes {
+        crate::file::fsync_data(core, inode).unwrap();
+    }
+    let before = log(&w);
+    crate::log::lead_after_giving_up(core, &inodes);
+    // What the log has may be half of something.
+    assert_eq!(log(&w), before);
+    // Whoever waits for it gets a commit.
+    let commits = w.fs.stats().commits;
+    w.fs.fsync(f, false).unwrap();
+    assert_eq!(w.fs.stats().commits, commits + 1);
+    assert_eq!(content(&cut(&w), "g"), b"something");
+}
+
+#[test]
+fn switched_back_to_what_linux_once_did_it_is_as_durable() {
+    for tuning in [
+        Tuning { log_copies_leaves_locked: true, ..Tuning::default() },
+        Tuning { log_waits_for_commit: true, ..Tuning::default() },
+        Tuning { log_alone: true, ..Tuning::default() },
+    ] {
+        let w = World::tuned(tuning);
+        let ids = [0u8, 1, 2].map(|n| w.file(w.root(), format!("f{n}")));
+        w.fs.sync().unwrap();
+        for round in 0..12u8 {
+            std::thread::scope(|threads| {
+                for (n, id) in ids.into_iter().enumerate() {
+                    let fs = &w.fs;
+                    threads.spawn(move || {
+                        // What is written over and over has had checksums in the log before.
+                        let at = u64::from(round % 4) * 10_000;
+                        fs.write(id, at, &[round * 3 + n as u8 + 1; 10_000]).unwrap();
+                        fs.fsync(id, false).unwrap();
+                    });
+                }
+            });
+            if round == 7 {
+                w.fs.sync().unwrap();
+            }
+            let after = cut(&w);
+            for n in 0..3u8 {
+                let there = content(&after, &format!("f{n}"));
+                let last = there.chunks(10_000).nth(usize::from(round % 4)).unwrap();
+                assert!(last.iter().all(|b| *b == round * 3 + n + 1), "round {round}");
+            }
+            after.check();
+        }
+        assert_eq!(log(&w).fsyncs_logged, 36, "{:?}", log(&w));
+        w.check();
+    }
 }

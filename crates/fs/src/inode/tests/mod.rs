@@ -111,6 +111,14 @@ impl World {
     fn new() -> Self {
         Self::with(&MkfsOptions::default())
     }
+    /// With the engine changed.
+    fn tuned(tuning: Tuning) -> Self {
+        let device = Memory::new(256 << 20);
+        mkfs(&*device, &MkfsOptions::default()).unwrap();
+        let options = OpenOptions { tuning: Tuning { fake_clock: true, ..tuning }, ..options() };
+        let fs = Filesystem::open(device.clone(), options).unwrap();
+        Self { device, fs }
+    }
     fn with(mkfs_options: &MkfsOptions) -> Self {
         let device = Memory::new(256 << 20);
         mkfs(&*device, mkfs_options).unwrap();

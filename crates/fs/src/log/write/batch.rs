@@ -15,28 +15,23 @@
 //! is taken in ([`TxnLog::close`]); what is on its way may still come to its end before the commit's superblock, never after
 //! it; whoever is left waits for the commit. Once that is durable, the log's space is free ([`TxnLog::retire`]).
 
-use super::blocks::Blocks;
-use super::collect::{Contribution, Pair, Window, collect, sum_items, sums_end};
-use super::names::{Names, SubvolLog, items_of};
-use super::tree::{LogTree, Outgoing};
+use super::collect::{Contribution, Pair, collect};
+use super::content::Content;
+use super::tree::Outgoing;
 use super::{Cause, Result, Stop};
 use crate::core::Core;
 use crate::error::Error;
 use crate::inode::Inode;
-use crate::root::Subvolume;
 use crate::space::Run;
 use crate::transaction::{Txn, writeout};
 use crate::tree::Pointer;
-use larder_format::items::keys::{csum_key, extent_data_key, inode_key};
-use larder_format::items::{FileExtent, RootItem};
-use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use larder_format::{Generation, Logical, ObjectId};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 /// What `fsync` has done since the file system was opened.
@@ -81,9 +76,9 @@ pub(crate) struct Counters {
     logged: AtomicU64,
     causes: [AtomicU64; Cause::ALL.len()],
     sealed: AtomicU64,
-    csum_items: AtomicU64,
-    csums_searched: AtomicU64,
-    csums_present: AtomicU64,
+    pub(super) csum_items: AtomicU64,
+    pub(super) csums_searched: AtomicU64,
+    pub(super) csums_present: AtomicU64,
     batches: AtomicU64,
     largest: AtomicU64,
     superblocks: AtomicU64,
@@ -124,9 +119,6 @@ impl Counters {
     }
 }
 
-/// Nodes of a log at most: they stay in memory until the commit.
-const MOST_NODES: usize = 4096;
-
 /// Written nodes that a superblock is to lead to.
 #[derive(Debug)]
 struct Written {
@@ -139,9 +131,9 @@ struct Written {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Contributions that nobody has taken, in the order of their tickets.
+    /// Contributions that nobody has taken, in the order of their tickets; those are not among them that their callers have brought in.
     waiting: Vec<Contribution>,
-    /// The last ticket given out, and the last whose contribution was taken.
+    /// The last ticket given out, and the last that a batch has taken.
     given: u64,
     taken: u64,
     /// All tickets up to this are durable.
@@ -158,6 +150,10 @@ struct Queue {
 }
 
 impl Queue {
+    /// Tickets that the next batch will take: none once the log was given up, when what it has may be half of something.
+    fn fresh(&self) -> u64 {
+        if self.closed || self.refused.is_some() { 0 } else { self.given - self.taken }
+    }
     /// Everybody has to look again.
     fn wake_all(&self) {
         self.waiters.values().for_each(|waiter| {
@@ -183,9 +179,6 @@ impl Queue {
 /// What the leader works on.
 #[derive(Debug, Default)]
 struct Work {
-    subvols: BTreeMap<TreeId, (Arc<Subvolume>, SubvolLog)>,
-    roots: Option<LogTree>,
-    blocks: Blocks,
     /// Nodes that are durable; their superblock is not written yet.
     flushed: Option<Written>,
     /// The transaction is published: nothing may be written any more.
@@ -197,6 +190,8 @@ struct Work {
 pub(crate) struct TxnLog {
     queue: Mutex<Queue>,
     work: Mutex<Work>,
+    /// Behind `work`. Nobody waits for a device who holds it.
+    content: Mutex<Content>,
     /// Has anything ever been taken in?
     used: AtomicBool,
 }
@@ -210,14 +205,31 @@ enum Verdict {
 impl TxnLog {
     /// Takes a contribution in; `None` where the transaction is sealed or the log was given up.
     fn add(&self, contribution: Contribution) -> Option<u64> {
+        let ticket = self.ticket(Some(contribution));
+        self.used.store(true, Ordering::Relaxed);
+        ticket
+    }
+    /// A ticket for a contribution, or for one that is in the log already.
+    fn ticket(&self, contribution: Option<Contribution>) -> Option<u64> {
         let mut queue = self.queue.lock();
         if queue.closed || queue.refused.is_some() {
             return None;
         }
-        self.used.store(true, Ordering::Relaxed);
         queue.given += 1;
-        queue.waiting.push(contribution);
+        queue.waiting.extend(contribution);
         Some(queue.given)
+    }
+    /// Brings a contribution into the log in its caller, without a batch: for [`crate::Tuning::log_alone`].
+    fn add_alone(&self, core: &Core, txn: &Arc<Txn>, contribution: Contribution) -> Result<Option<u64>> {
+        self.used.store(true, Ordering::Relaxed);
+        let mut content = self.content.lock();
+        if let Err(stop) = content.take_in(core, txn, vec![contribution]) {
+            // Half of it may be in.
+            let from = self.queue.lock().taken + 1;
+            self.refuse(from, if let Stop::Commit(cause) = stop { Some(cause) } else { None });
+            return Err(stop);
+        }
+        Ok(self.ticket(None))
     }
     /// The transaction is being sealed: nothing more is taken in.
     pub(crate) fn close(&self) {
@@ -240,9 +252,7 @@ impl TxnLog {
         let mut work = self.work.lock();
         work.retired = true;
         work.flushed = None;
-        work.subvols.clear();
-        work.roots = None;
-        work.blocks.retire(core)
+        self.content.lock().retire(core)
     }
     /// From the next ticket on all have to commit.
     fn refuse(&self, from: u64, cause: Option<Cause>) {
@@ -327,7 +337,7 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
     let before = Generation(txn.generation.0 - 1);
     let more = {
         let queue = log.queue.lock();
-        !queue.closed && !queue.waiting.is_empty()
+        queue.fresh() > 0
     };
     // What gathers while the superblock has to wait is written meanwhile.
     let waits = core.txns.published() < before;
@@ -345,23 +355,20 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
             }
         }
     }
-    let (batch, upto) = {
+    let (batch, first, upto) = {
         let mut queue = log.queue.lock();
-        let batch = std::mem::take(&mut queue.waiting);
-        if !batch.is_empty() {
-            queue.taken = queue.given;
-        }
-        (batch, queue.taken)
+        let first = queue.taken + 1;
+        queue.taken += queue.fresh();
+        (std::mem::take(&mut queue.waiting), first, queue.taken)
     };
     let mut wrote = false;
-    if !batch.is_empty() {
+    if first <= upto {
+        let served = upto - first + 1;
         counters.batches.fetch_add(1, Ordering::Relaxed);
-        counters.largest.fetch_max(batch.len() as u64, Ordering::Relaxed);
-        let first = upto - batch.len() as u64 + 1;
-        match write_batch(core, txn, work, batch) {
-            Ok(root) => {
+        counters.largest.fetch_max(served, Ordering::Relaxed);
+        match write_batch(core, txn, log, batch) {
+            Ok((root, mut replaced)) => {
                 wrote = true;
-                let mut replaced = work.blocks.take_replaced();
                 if let Some(overtaken) = work.flushed.take() {
                     replaced.extend(overtaken.replaced);
                 }
@@ -380,7 +387,7 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
         core.volume.flush()?;
     }
     if let Some(landed) = landing {
-        work.blocks.reuse(landed.replaced);
+        log.content.lock().reuse(landed.replaced);
         let mut queue = log.queue.lock();
         queue.durable = queue.durable.max(landed.upto);
         queue.wake_served();
@@ -406,48 +413,21 @@ fn write_superblock(core: &Core, txn: &Txn, root: &Pointer) -> crate::error::Res
     Ok(true)
 }
 
-/// Brings contributions into the log and writes what changed of it; its root.
-fn write_batch(core: &Core, txn: &Arc<Txn>, work: &mut Work, batch: Vec<Contribution>) -> Result<Pointer> {
-    let mut by_subvol: BTreeMap<TreeId, Vec<Contribution>> = BTreeMap::new();
-    for contribution in batch {
-        by_subvol.entry(contribution.inode.id.subvol).or_default().push(contribution);
-    }
-    for (id, contributions) in by_subvol {
-        let subvol = contributions[0].inode.subvol.clone();
-        if subvol.is_dead() {
-            continue;
-        }
-        let versions = {
-            // Versions of the log's own transaction: what a later one has changed belongs to another log.
-            let pin = core.txns.pin_running()?;
-            if pin.txn.generation != txn.generation {
-                return Err(Stop::Sealed);
-            }
-            Pair::of(core, &subvol, txn)?
-        };
-        work.blocks.overwrites = core.options.tuning.break_log_overwrites;
-        let (_, log) = work.subvols.entry(id).or_insert_with(|| (subvol.clone(), SubvolLog::new(core)));
-        merge(core, &subvol, &versions, log, &mut work.blocks, contributions)?;
-    }
-    if work.blocks.len() > MOST_NODES {
-        return Err(Stop::Commit(Cause::TooMuch));
-    }
-    let mut out = Vec::new();
-    let roots = work.roots.get_or_insert_with(|| LogTree::new(core.nodesize()));
-    for (id, (_, log)) in &mut work.subvols {
-        if log.tree.is_empty() {
-            continue;
-        }
-        let root = log.tree.write(core, &mut work.blocks, txn.generation, &mut out)?;
-        let mut item = RootItem { bytenr: U64::new(root.at.0), level: root.level, ..RootItem::default() };
-        item.set_generation(txn.generation);
-        item.refs = 1.into();
-        let key = Key::new(ObjectId::TREE_LOG, KeyType::ROOT_ITEM, id.0);
-        roots.put(&mut work.blocks, &key, item.as_bytes())?;
-    }
-    let root = roots.write(core, &mut work.blocks, txn.generation, &mut out)?;
-    write_nodes(core, txn, out)?;
-    Ok(root)
+/// Brings contributions into the log and writes what has changed of it: its root, and the nodes that nobody needs once a
+/// superblock leads there.
+fn write_batch(
+    core: &Core,
+    txn: &Arc<Txn>,
+    log: &TxnLog,
+    batch: Vec<Contribution>,
+) -> Result<(Pointer, Vec<Logical>)> {
+    let edition = {
+        let mut content = log.content.lock();
+        content.take_in(core, txn, batch)?;
+        content.edition(core, txn)?
+    };
+    write_nodes(core, txn, edition.nodes)?;
+    Ok((edition.root, edition.replaced))
 }
 
 fn write_nodes(core: &Core, txn: &Txn, mut out: Vec<Outgoing>) -> crate::error::Result<()> {
@@ -460,130 +440,6 @@ fn write_nodes(core: &Core, txn: &Txn, mut out: Vec<Outgoing>) -> crate::error::
         is_root: n.is_root,
     });
     writeout::write_loose(core, txn.generation, nodes.collect())
-}
-
-/// Brings the contributions of one subvolume into its log, in the order in which they came.
-fn merge(
-    core: &Core,
-    subvol: &Subvolume,
-    versions: &Pair,
-    log: &mut SubvolLog,
-    blocks: &mut Blocks,
-    contributions: Vec<Contribution>,
-) -> Result<()> {
-    // Inodes that lost their last name meanwhile have nothing in the log.
-    let mut named = Vec::new();
-    {
-        let mut names = Names::new(core, subvol, &versions.base, &versions.now, log, blocks);
-        for contribution in contributions {
-            let (ino, dir) = (contribution.inode.object(), contribution.inode.is_dir());
-            if names.log(ino, &contribution.item, dir, &contribution.companions)? {
-                named.push(contribution);
-            }
-        }
-    }
-    for contribution in named {
-        let ino = contribution.inode.object();
-        if log.tree.get(&inode_key(ino)).is_none() {
-            continue;
-        }
-        for window in &contribution.windows {
-            overlay(log, blocks, ino, window)?;
-        }
-        for (at, sums) in &contribution.sums {
-            for (key, data) in sum_items(core, *at, sums) {
-                put_sums(core, log, blocks, key, &data, contribution.shares)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Adds an item of checksums. Where the file shares extents, sectors that the log has checksums of already are left out.
-fn put_sums(
-    core: &Core,
-    log: &mut SubvolLog,
-    blocks: &mut Blocks,
-    key: Key,
-    data: &[u8],
-    shares: bool,
-) -> Result<()> {
-    core.log.csum_items.fetch_add(1, Ordering::Relaxed);
-    let end = sums_end(core, Logical(key.offset), data);
-    let there = |log: &SubvolLog| {
-        let last = csum_key(Logical(end.0 - 1));
-        let first = log.tree.at_or_before(&csum_key(Logical(0)), &key).map_or(key, |(key, _)| key);
-        log.tree
-            .range(first..=last)
-            .map(|(k, d)| (k.offset, sums_end(core, Logical(k.offset), d).0))
-            .filter(|(_, to)| *to > key.offset)
-            .collect::<Vec<_>>()
-    };
-    if !shares {
-        debug_assert!(
-            there(log).iter().all(|(from, _)| *from == key.offset),
-            "checksums of a log overlap although nothing is shared"
-        );
-        return log.tree.put(blocks, &key, data);
-    }
-    core.log.csums_searched.fetch_add(1, Ordering::Relaxed);
-    let there = there(log);
-    if !there.is_empty() {
-        core.log.csums_present.fetch_add(1, Ordering::Relaxed);
-    }
-    let bytes = |at: u64| (at - key.offset) as usize / larder_format::SECTOR_SIZE as usize * core.csum.size();
-    let mut at = key.offset;
-    for (from, to) in there.into_iter().chain([(end.0, end.0)]) {
-        if at < from {
-            log.tree.put(blocks, &csum_key(Logical(at)), &data[bytes(at)..bytes(from)])?;
-        }
-        at = at.max(to);
-    }
-    Ok(())
-}
-
-/// Replaces what the log has of a range of a file.
-fn overlay(log: &mut SubvolLog, blocks: &mut Blocks, ino: ObjectId, window: &Window) -> Result<()> {
-    let key = |at: u64| extent_data_key(ino, FileOffset(at));
-    let all = items_of(ino, KeyType::EXTENT_DATA, KeyType::EXTENT_DATA);
-    let first = log.tree.at_or_before(all.start(), &key(window.start)).map_or(key(window.start), |(k, _)| k);
-    let old: Vec<(Key, Vec<u8>)> =
-        log.tree.range(first..=key(window.end - 1)).map(|(k, d)| (k, d.to_vec())).collect();
-    let mut kept = Vec::new();
-    for (at, data) in old {
-        let extent = FileExtent::parse(&data).map_err(|e| {
-            Stop::Fail(Error::corrupt(crate::error::Place::item(ObjectId::TREE_LOG, at), e.0))
-        })?;
-        let FileExtent::Stored(r) = extent else {
-            // In the first sector, which it has alone.
-            if window.start == 0 {
-                log.tree.remove(blocks, at..=at);
-            }
-            continue;
-        };
-        let end = at.offset + r.num_bytes;
-        if end <= window.start {
-            continue;
-        }
-        log.tree.remove(blocks, at..=at);
-        let part = |from: u64, to: u64| {
-            let mut part = r.part(from - at.offset, to - from);
-            if part.is_hole() {
-                part.ram_bytes = part.num_bytes;
-            }
-            (key(from), part.encode().to_vec())
-        };
-        if at.offset < window.start {
-            kept.push(part(at.offset, window.start));
-        }
-        if end > window.end {
-            kept.push(part(window.end, end));
-        }
-    }
-    for (key, data) in kept.iter().chain(&window.items) {
-        log.tree.put(blocks, key, data)?;
-    }
-    Ok(())
 }
 
 /// What an inode remembers of its last `fsync`.
@@ -642,6 +498,12 @@ enum Outcome {
 
 /// Collects what has changed of an inode and adds it to the log of the running transaction.
 fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>, Outcome)> {
+    let tuning = &core.options.tuning;
+    if tuning.log_waits_for_commit
+        && let Some(sealed) = core.txns.with_view(|view| view.sealed.as_ref().map(|txn| txn.generation))
+    {
+        core.txns.wait(sealed)?;
+    }
     // Who comes second finds what the first has collected.
     let mut last = inode.logged.lock();
     let pin = core.txns.pin_running()?;
@@ -712,14 +574,26 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     inode.keep_extents_for_log(txn.generation);
     let versions = Pair::of(core, &inode.subvol, &txn);
     drop(pin);
+    let copied = match &versions {
+        Ok(versions) if tuning.log_copies_leaves_locked => versions.copy_leaves_locked(inode, txn.generation),
+        _ => Ok(()),
+    };
     let added = match (item, versions) {
-        _ if core.options.tuning.no_log => Err(Stop::Commit(Cause::Off)),
+        _ if tuning.no_log => Err(Stop::Commit(Cause::Off)),
         _ if inode.since >= txn.generation => Err(Stop::Commit(Cause::Forgotten)),
         (_, Err(stop)) => Err(stop),
+        _ if copied.is_err() => copied.map(|()| None),
         // Deleted: a commit forgets the rest of it.
         (None, _) => Ok(None),
         (Some(item), Ok(versions)) => collect(core, inode, &txn, item, ranges, &versions)
-            .map(|contribution| txn.log.add(Contribution { companions, ..contribution })),
+            .and_then(|contribution| {
+                let contribution = Contribution { companions, ..contribution };
+                if tuning.log_alone {
+                    txn.log.add_alone(core, &txn, contribution)
+                } else {
+                    Ok(txn.log.add(contribution))
+                }
+            }),
     };
     let outcome = match added {
         Ok(Some(ticket)) => {
@@ -738,4 +612,15 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     // It was taken, and is nowhere: whoever asks before the commit has to wait for that as well.
     *last = None;
     Ok((txn, outcome))
+}
+
+/// A leader fails while others wait with what they have collected; then one of them leads.
+#[cfg(test)]
+pub(crate) fn lead_after_giving_up(core: &Core, inodes: &[Arc<Inode>]) {
+    let txn = core.txns.running();
+    for inode in inodes {
+        assert!(matches!(contribute(core, inode), Ok((_, Outcome::Ticket(_)))));
+    }
+    txn.log.refuse(1, Some(Cause::TooMuch));
+    step(core, &txn, &txn.log).expect("nothing is done");
 }

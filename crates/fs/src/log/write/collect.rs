@@ -14,7 +14,7 @@ use crate::space::csum_tree;
 use crate::transaction::Txn;
 use crate::tree::Version;
 use larder_format::features::Incompat;
-use larder_format::items::keys::{csum_key, extent_data_key};
+use larder_format::items::keys::{csum_key, extent_data_key, inode_key};
 use larder_format::items::{ExtentRecord, FileExtent, InodeItem};
 use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::BTreeMap;
@@ -64,6 +64,21 @@ impl Pair {
         let now = subvol.tree.version(epoch.clone());
         let base = Version { tree: subvol.id, root: base, store: core.store.clone(), epoch };
         Ok(Self { base, now })
+    }
+    /// Copies the leaves with an inode's items that have changed in a transaction, while their tree is locked: for
+    /// [`crate::Tuning::log_copies_leaves_locked`].
+    pub(super) fn copy_leaves_locked(&self, inode: &Inode, generation: Generation) -> Result<()> {
+        let ino = inode.object();
+        let mut last = None;
+        inode.subvol.tree.locked(|| {
+            self.now.scan_since(generation, &inode_key(ino), |item| {
+                if item.key.objectid == ino && last.replace(item.leaf_address()) != Some(item.leaf_address()) {
+                    drop(std::hint::black_box(item.copy_of_leaf()));
+                }
+                Ok(item.key.objectid == ino)
+            })
+        })?;
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `diff` | how two versions of a tree are compared without looking at what they share |
 //! | `tree` | how logged items lie in nodes, and which of them are written anew |
 //! | `blocks` | where those nodes lie |
+//! | `content` | what the log of a transaction has, and how contributions come into it |
 //! | `batch` | who writes the log, for whom, and when it is durable |
 //!
 //! # One `fsync`
@@ -41,12 +42,15 @@ mod batch;
 mod blocks;
 mod changes;
 mod collect;
+mod content;
 mod diff;
 mod names;
 mod tree;
 
 pub use batch::LogStats;
 pub(crate) use batch::{Counters, Logged, TxnLog, sync};
+#[cfg(test)]
+pub(crate) use batch::lead_after_giving_up;
 pub(crate) use changes::Changes;
 
 use crate::error::Error;

@@ -1,1 +1,0 @@
-//! Logs as they are written.
