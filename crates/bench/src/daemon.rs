@@ -103,18 +103,16 @@ enum Kind {
 }
 
 impl Daemon {
-    /// Starts the ceiling; returns when its mount can be used.
-    pub(crate) fn ceiling(mountpoint: &Path) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+    /// Starts the ceiling, which is this program; returns when its mount can be used.
+    pub(crate) fn ceiling(mut command: Command, mountpoint: &Path) -> Result<Self> {
         command.arg("serve").arg(mountpoint).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = start(&mut command)?;
         let kind = Kind::Ceiling { ask: child.stdin.take() };
         Self::ready(child, mountpoint, kind)
     }
 
-    /// Mounts with Larder; returns when the mount can be used.
-    pub(crate) fn larder(mountpoint: &Path, how: &LarderMount<'_>) -> Result<Self> {
-        let mut command = Command::new(how.larder);
+    /// Mounts with Larder, which `command` starts; returns when the mount can be used.
+    pub(crate) fn larder(mut command: Command, mountpoint: &Path, how: &LarderMount<'_>) -> Result<Self> {
         command.args(["mount", "--foreground", "-o", &how.options]);
         if let Some(size) = how.cache_size {
             command.args(["--cache-size", size]);

@@ -41,7 +41,8 @@ pub(crate) struct Said {
     pub(crate) seconds: f64,
     /// How often it called `fsync`, where it says so.
     pub(crate) fsyncs: u64,
-    /// How long one took: the 99th percentile of fio's, the longest of any of dbench's calls. Milliseconds.
+    /// How long one call took, in milliseconds: the 99th percentile of fio's fsyncs, 99.9th of those that make names, the
+    /// longest of any of dbench's and bonnie++'s.
     pub(crate) latency_ms: f64,
 }
 
@@ -59,10 +60,10 @@ fn kib_per_job(mib: u64, jobs: u64) -> u64 {
     (mib * 1024 / jobs / PIECE_KIB).max(16) * PIECE_KIB
 }
 
-/// Runs fio.
-pub(crate) fn fio(root: &Path, jobs: u64, mib: u64) -> Result<Said> {
+/// Runs fio, which `command` starts.
+pub(crate) fn fio(mut command: Command, root: &Path, jobs: u64, mib: u64) -> Result<Said> {
     let per_job = kib_per_job(mib, jobs);
-    let out = Command::new("fio")
+    let out = command
         .args(["--name=fsync", "--rw=write", "--bs=64k", "--fsync=1", "--fallocate=none"])
         .args(["--group_reporting", "--output-format=json"])
         .arg(format!("--directory={}", root.display()))
@@ -89,13 +90,13 @@ fn fio_said(report: &Value, bytes: u64) -> Result<Said> {
     Ok(Said { seconds: bytes as f64 / rate, fsyncs, latency_ms: p99 / 1e6 })
 }
 
-/// Runs dbench with its own script of a client's calls.
-pub(crate) fn dbench(root: &Path, clients: u64, seconds: u64) -> Result<Said> {
+/// Runs dbench, which `command` starts, with its own script of a client's calls.
+pub(crate) fn dbench(mut command: Command, root: &Path, clients: u64, seconds: u64) -> Result<Said> {
     let script = ["/usr/share/dbench/client.txt", "/usr/share/client.txt", "/usr/local/share/client.txt"]
         .into_iter()
         .find(|path| Path::new(path).exists())
         .context("dbench's client.txt is nowhere")?;
-    let out = Command::new("dbench")
+    let out = command
         .args(["-c", script, "-t", &seconds.to_string(), "-D"])
         .arg(root)
         .arg(clients.to_string())

@@ -6,11 +6,13 @@
 //! [`ratio`] compares round by round and gives the kernel against itself as the noise. Beside it all stands the
 //! ceiling: an in-memory server over the same transport ([`daemon`]).
 
+mod bonnie;
 mod daemon;
 mod engine;
 mod fsync;
 mod interrupt;
 mod measure;
+mod names;
 mod plot;
 mod ratio;
 mod report;
@@ -39,6 +41,9 @@ enum Role {
     /// Serves the ceiling; used by the benchmark itself.
     #[command(hide = true)]
     Serve(daemon::Serve),
+    /// Makes names beside writers; used by the benchmark itself.
+    #[command(hide = true)]
+    Names(names::Names),
     /// Does a workload's calls on the engine, without a mount: for profilers.
     Engine(engine::Engine),
 }
@@ -92,6 +97,15 @@ pub(crate) struct Run {
     /// Seconds that dbench runs.
     #[arg(long, default_value_t = 30)]
     pub(crate) dbench_seconds: u64,
+    /// MiB that programs and file system have together in the workloads with little memory.
+    #[arg(long, default_value_t = 256)]
+    pub(crate) limit_mib: u64,
+    /// Seconds that names are made beside writers.
+    #[arg(long, default_value_t = 15)]
+    pub(crate) names_seconds: u64,
+    /// MiB of those writers' files together.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) names_mib: u64,
     /// Profile of the metadata.
     #[arg(long, value_enum, default_value_t = Metadata::Single)]
     pub(crate) metadata: Metadata,
@@ -107,7 +121,7 @@ pub(crate) struct Run {
     /// Workloads (by default those that need no other program: tree, stream and random).
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) workloads: Vec<Workload>,
-    /// Who takes part (everybody by default).
+    /// Who takes part (by default everybody but those with slow flushes or old behaviour).
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) targets: Vec<Target>,
     /// The `larder` command (default: the one beside this program).
@@ -124,6 +138,7 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match cli.role {
         Some(Role::Serve(serve)) => serve.run(),
+        Some(Role::Names(names)) => names.run(),
         Some(Role::Engine(engine)) => engine.run(),
         None => run(cli.run),
     }
@@ -135,7 +150,7 @@ fn settle(mut run: Run) -> Result<Run> {
         run.workloads = vec![Workload::Tree, Workload::Stream, Workload::Random];
     }
     if run.targets.is_empty() {
-        run.targets = Target::value_variants().to_vec();
+        run.targets = Target::value_variants().iter().copied().filter(|t| t.is_usual()).collect();
     }
     if let Some(odd) = run.jobs.iter().find(|n| fsync::JOBS.iter().all(|(known, _)| known != *n)) {
         bail!("--jobs {odd}: a power of two up to 1024 is needed");

@@ -11,12 +11,17 @@ use serde::Serialize;
 use std::fmt;
 
 /// Who is compared with whom, in the order of the report.
-pub(crate) const PAIRS: [(Target, Target); 5] = [
+pub(crate) const PAIRS: [(Target, Target); 10] = [
     (Target::Larder, Target::Kernel),
     (Target::LarderDirect, Target::KernelDirect),
     (Target::LarderLoop, Target::Kernel),
     (Target::KernelAgain, Target::Kernel),
     (Target::Larder, Target::Ceiling),
+    (Target::LarderSlowFlush, Target::KernelSlowFlush),
+    (Target::Larder, Target::LarderWholeInodes),
+    (Target::Larder, Target::LarderLockedCopies),
+    (Target::Larder, Target::LarderLogWaits),
+    (Target::Larder, Target::LarderLogAlone),
 ];
 
 /// Median and range of ratios.

@@ -6,6 +6,7 @@
 use crate::Run;
 use crate::fsync;
 use crate::measure::Machine;
+use crate::names;
 use crate::plot::{self, Plot};
 use crate::ratio::{Ratio, Results};
 use crate::source::Archive;
@@ -27,7 +28,9 @@ pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, ste
         fs::create_dir_all(parent)?;
     }
     let mut text = setting(run, machine, archive)?;
-    for (suffix, plot) in [("kernel", &AGAINST_KERNEL), ("ceiling", &AGAINST_CEILING)] {
+    for (suffix, plot) in
+        [("kernel", &AGAINST_KERNEL), ("ceiling", &AGAINST_CEILING), ("switches", &AGAINST_OLD)]
+    {
         if let Some(svg) = plot::draw(plot, results) {
             let path = beside(&run.out, &format!("-{suffix}.svg"));
             fs::write(&path, svg).with_context(|| path.display().to_string())?;
@@ -65,6 +68,18 @@ const AGAINST_CEILING: Plot<'_> = Plot {
     title: "Larder's share of the ceiling (median and range of the rounds)",
     one: "ceiling",
     pairs: &[((Target::Larder, Target::Ceiling), "Larder")],
+    expected: None,
+};
+
+const AGAINST_OLD: Plot<'_> = Plot {
+    title: "Larder against itself with old behaviour (median and range of the rounds)",
+    one: "old",
+    pairs: &[
+        ((Target::Larder, Target::LarderWholeInodes), "whole files reclaimed"),
+        ((Target::Larder, Target::LarderLockedCopies), "copies under the lock"),
+        ((Target::Larder, Target::LarderLogWaits), "log waits for commit"),
+        ((Target::Larder, Target::LarderLogAlone), "each logs alone"),
+    ],
     expected: None,
 };
 
@@ -124,6 +139,7 @@ fn pair_name(a: Target, b: Target) -> String {
     match (a, b) {
         (Target::KernelAgain, _) => "kernel : kernel (noise)".into(),
         (Target::LarderDirect, _) => "both direct".into(),
+        (Target::LarderSlowFlush, _) => "both with slow flushes".into(),
         _ => format!("{} : {}", a.name(), b.name()),
     }
 }
@@ -185,8 +201,8 @@ fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
         return Ok(());
     }
     t.push_str(
-        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's fsyncs, the longest of any call of dbench's. The \
-         floor: the same bytes and flushes by a bare loop on the same file.\n\n\
+        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's fsyncs, the 99.9th of calls that make names, the longest \
+         of any call of dbench's and bonnie++'s. The floor: the same bytes and flushes by a bare loop on the same file.\n\n\
          | step | who | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | fsyncs in a batch | \
          were commits | share of the floor |\n|---|---|---|---|---|---|---|---|---|\n",
     );
@@ -194,14 +210,16 @@ fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
         for target in Target::value_variants() {
             let m = |field: &dyn Fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
             let Some(latency) = m(&|s| Some(s.fsync?.latency_ms)) else { continue };
-            let each = |s: &Step, n: f64| Some(n / (s.fsync?.fsyncs.max(1) as f64));
+            let each = |s: &Step, n: f64| Some(n / s.fsync?.fsyncs as f64).filter(|n| n.is_finite());
             let engine = |s: &Step, path: &[&str]| fsync::engine(s.stats.as_ref(), path);
             let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
             let batch = |s: &Step| {
+                s.fsync.filter(|f| f.fsyncs > 0)?;
                 let logged = engine(s, &["log", "fsyncs_logged"])?;
                 Some(logged / engine(s, &["log", "batches"])?).filter(|n| n.is_finite())
             };
             let commits = |s: &Step| {
+                s.fsync.filter(|f| f.fsyncs > 0)?;
                 let all = engine(s, &["log", "fsyncs"])?;
                 let rest = all - engine(s, &["log", "fsyncs_logged"])?;
                 Some((rest - engine(s, &["log", "fsyncs_with_nothing_to_do"])?) / all * 100.0)
@@ -258,6 +276,13 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
     if let (Some(ours), Some(theirs)) = (latency(Target::Larder), latency(Target::Kernel)) {
         let what = "dbench, longest call: no longer than the kernel's (medians)".to_owned();
         rows.push((what, format!("{ours:.1} ms, the kernel {theirs:.1} ms"), ours <= theirs));
+    }
+    let latencies = |step| {
+        results.ratio_of(Target::Larder, Target::Kernel, step, |s| s.fsync.map_or(f64::NAN, |f| f.latency_ms))
+    };
+    if let Some(r) = latencies(names::NAMES) {
+        let what = "names beside 16 fsyncs, 99.9th percentile, against the kernel's: at least 1".to_owned();
+        rows.push((what, r.to_string(), r.median >= 1.0));
     }
     if run.cache_size.is_none()
         && let Some(peak) = results.peak(Target::Larder, |s| s.memory_mib)

@@ -9,13 +9,19 @@ use crate::daemon::{Daemon, LarderMount};
 use crate::measure::Watched;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use larder_simtest::oracle::{KernelMount, LoopDevice, LoopOptions, btrfs_check};
+use larder_format::Physical;
+use larder_simtest::oracle::{KernelMount, LoopDevice, LoopOptions, MemoryCgroup, btrfs_check};
+use larder_simtest::recorded::RecordedDisk;
+use larder_volume::{Device, FileDevice, OpenMode};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A file system that takes part. The kernel stands at both ends of a round, so that what it does against itself
 /// has seen the same changes of the machine.
@@ -36,7 +42,22 @@ pub(crate) enum Target {
     LarderDirect,
     /// The kernel's btrfs once more: the noise.
     KernelAgain,
+    /// The kernel's btrfs on a disk in memory whose flushes take two milliseconds.
+    KernelSlowFlush,
+    /// Larder on that disk.
+    LarderSlowFlush,
+    /// Larder that writes whole files back where space is short.
+    LarderWholeInodes,
+    /// Larder that copies leaves under their tree's lock while it logs.
+    LarderLockedCopies,
+    /// Larder that logs nothing while a commit is on its way.
+    LarderLogWaits,
+    /// Larder whose callers of fsync edit the log each by itself, and delete checksums first.
+    LarderLogAlone,
 }
+
+/// How long a flush takes longer on a slow disk.
+const SLOW_FLUSH: Duration = Duration::from_millis(2);
 
 impl Target {
     pub(crate) fn name(self) -> &'static str {
@@ -48,14 +69,40 @@ impl Target {
             Self::LarderDirect => "Larder, direct",
             Self::LarderLoop => "Larder on the loop device",
             Self::Ceiling => "ceiling",
+            Self::KernelSlowFlush => "kernel, slow flush",
+            Self::LarderSlowFlush => "Larder, slow flush",
+            Self::LarderWholeInodes => "Larder, whole files reclaimed",
+            Self::LarderLockedCopies => "Larder, copies under the lock",
+            Self::LarderLogWaits => "Larder, log waits for commit",
+            Self::LarderLogAlone => "Larder, each logs alone",
         }
+    }
+    /// Takes part where nobody says who does.
+    pub(crate) fn is_usual(self) -> bool {
+        self.switch().is_none() && !self.is_slow()
+    }
+    /// Old behaviour that is switched on, as the mount option `tuning` calls it.
+    pub(crate) fn switch(self) -> Option<&'static str> {
+        match self {
+            Self::LarderWholeInodes => Some("whole-inodes"),
+            Self::LarderLockedCopies => Some("locked-copies"),
+            Self::LarderLogWaits => Some("log-waits"),
+            Self::LarderLogAlone => Some("log-alone"),
+            _ => None,
+        }
+    }
+    fn is_slow(self) -> bool {
+        matches!(self, Self::KernelSlowFlush | Self::LarderSlowFlush)
     }
     /// Does what was written survive an unmount?
     pub(crate) fn keeps(self) -> bool {
         self != Self::Ceiling
     }
     pub(crate) fn is_larder(self) -> bool {
-        matches!(self, Self::Larder | Self::LarderDirect | Self::LarderLoop)
+        !matches!(
+            self,
+            Self::Kernel | Self::KernelAgain | Self::KernelDirect | Self::KernelSlowFlush | Self::Ceiling
+        )
     }
     fn direct(self) -> bool {
         matches!(self, Self::KernelDirect | Self::LarderDirect)
@@ -70,14 +117,57 @@ pub(crate) struct Image<'a> {
     file: PathBuf,
     /// For Larder on a loop device; the kernel's mounts have their own.
     device: Option<LoopDevice>,
+    /// The file once more, with slow flushes.
+    slow: Option<RecordedDisk>,
+    /// What everybody who works on it has to share.
+    group: Option<MemoryCgroup>,
     mountpoint: tempfile::TempDir,
 }
 
+/// A file in memory whose flushes take long.
+#[derive(Debug)]
+struct SlowFlush(FileDevice);
+
+impl Device for SlowFlush {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only()
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(at, buf)
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        self.0.write_at(at, data)
+    }
+    fn flush(&self) -> io::Result<()> {
+        std::thread::sleep(SLOW_FLUSH);
+        self.0.flush()
+    }
+}
+
 impl<'a> Image<'a> {
-    /// Makes it anew.
-    pub(crate) fn make(run: &'a Run, target: Target) -> Result<Self> {
-        let file = run.dir.join("larder-bench.img");
-        let mut image = Self { run, target, file, device: None, mountpoint: tempfile::tempdir()? };
+    /// Makes it anew. `limited`: whoever works on it shares the memory that the run allows.
+    pub(crate) fn make(run: &'a Run, target: Target, limited: bool) -> Result<Self> {
+        let file = if target.is_slow() {
+            PathBuf::from(format!("/dev/shm/larder-bench-{}.img", std::process::id()))
+        } else {
+            run.dir.join("larder-bench.img")
+        };
+        let group = limited.then(|| MemoryCgroup::new(run.limit_mib << 20)).transpose();
+        let mut image = Self {
+            run,
+            target,
+            file,
+            device: None,
+            slow: None,
+            group: group.context("making a group with little memory")?,
+            mountpoint: tempfile::tempdir()?,
+        };
         if !target.keeps() {
             return Ok(image);
         }
@@ -95,38 +185,63 @@ impl<'a> Image<'a> {
         if target == Target::LarderLoop {
             image.device = Some(LoopDevice::attach(&image.file)?);
         }
+        if target.is_slow() {
+            let device = FileDevice::open(&image.file, OpenMode::Write, false)?;
+            image.slow = Some(RecordedDisk::serve_slow(Arc::new(SlowFlush(device)))?);
+        }
         Ok(image)
+    }
+    /// A command of who works on it.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.group {
+            Some(group) => group.command(program),
+            None => Command::new(program),
+        }
+    }
+    /// What is mounted: the file, or the slow one in front of it.
+    fn source(&self) -> PathBuf {
+        self.slow.as_ref().map_or_else(|| self.file.clone(), RecordedDisk::path)
     }
 
     /// Mounts it.
     pub(crate) fn mount(&self) -> Result<Mount> {
         match self.target {
-            Target::Kernel | Target::KernelAgain | Target::KernelDirect => {
+            Target::Kernel | Target::KernelAgain | Target::KernelDirect | Target::KernelSlowFlush => {
                 let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
-                let device = LoopDevice::attach_with(&self.file, how)?;
+                let device = LoopDevice::attach_with(&self.source(), how)?;
                 check_direct(&device, self.target.direct())?;
                 // `ssd`: a loop device counts as rotational, which btrfs pays for in each log commit. `nodiscard`: it
                 // would otherwise punch holes into the file behind the device.
                 let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
                 Ok(Mount::Kernel(mount))
             }
-            Target::Ceiling => Ok(Mount::Daemon(Daemon::ceiling(self.mountpoint.path())?, self.path())),
-            Target::Larder | Target::LarderDirect | Target::LarderLoop => {
+            Target::Ceiling => {
+                let command = self.command(std::env::current_exe()?);
+                Ok(Mount::Daemon(Daemon::ceiling(command, self.mountpoint.path())?, self.path()))
+            }
+            _ => {
                 let mut options = String::from("commit=5,nodiscard");
                 if self.target.direct() {
                     options.push_str(",direct");
+                }
+                if let Some(switch) = self.target.switch() {
+                    options.push_str(",tuning=");
+                    options.push_str(switch);
                 }
                 if let Some(more) = &self.run.larder_options {
                     options.push(',');
                     options.push_str(more);
                 }
+                let larder = self.run.larder.as_deref().context("no larder command")?;
+                let source = self.source();
                 let how = LarderMount {
-                    larder: self.run.larder.as_deref().context("no larder command")?,
-                    source: self.device.as_ref().map_or(&self.file, LoopDevice::path),
+                    larder,
+                    source: self.device.as_ref().map_or(&source, LoopDevice::path),
                     options,
                     cache_size: self.run.cache_size.as_deref(),
                 };
-                Ok(Mount::Daemon(Daemon::larder(self.mountpoint.path(), &how)?, self.path()))
+                let command = self.command(larder);
+                Ok(Mount::Daemon(Daemon::larder(command, self.mountpoint.path(), &how)?, self.path()))
             }
         }
     }
@@ -153,6 +268,7 @@ impl<'a> Image<'a> {
 impl Drop for Image<'_> {
     fn drop(&mut self) {
         self.device = None;
+        self.slow = None;
         if self.target.keeps() {
             let _ = fs::remove_file(&self.file);
         }

@@ -8,9 +8,11 @@
 //! finds, in the first round contents are compared outside of the measured time, and `btrfs check` looks at the image.
 
 use crate::Run;
+use crate::bonnie;
 use crate::fsync::{self, Said};
 use crate::interrupt;
 use crate::measure::{Watch, drop_caches};
+use crate::names;
 use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
 use anyhow::{Context, Result, bail, ensure};
@@ -38,6 +40,17 @@ pub(crate) enum Workload {
     Fsync,
     /// dbench: a file server's clients.
     Dbench,
+    /// Creating and renaming files while 16 threads fsync large ones, with little memory.
+    Names,
+    /// bonnie++ with little memory.
+    Bonnie,
+}
+
+impl Workload {
+    /// Has everybody who takes part little memory?
+    fn is_limited(self) -> bool {
+        matches!(self, Self::Names | Self::Bonnie)
+    }
 }
 
 impl fmt::Display for Workload {
@@ -48,6 +61,8 @@ impl fmt::Display for Workload {
             Self::Random => "random",
             Self::Fsync => "fsync",
             Self::Dbench => "dbench",
+            Self::Names => "names",
+            Self::Bonnie => "bonnie",
         })
     }
 }
@@ -84,6 +99,8 @@ enum Shape {
 }
 
 type Action<'a> = &'a mut dyn FnMut(&Path) -> Result<()>;
+/// Runs a program on a mount of an image; its steps.
+type Program<'a> = &'a mut dyn FnMut(&Path, &Image<'_>) -> Result<Vec<(&'static str, Said)>>;
 
 /// One target in one round.
 #[derive(Debug)]
@@ -99,20 +116,30 @@ impl Bench<'_> {
         if workload == Workload::Fsync {
             return self.fsync();
         }
-        let mut session = self.session()?;
+        let mut session = self.session(workload.is_limited())?;
+        let run = self.run;
         match workload {
             Workload::Tree => self.tree(&mut session)?,
             Workload::Stream => self.stream(&mut session)?,
             Workload::Random => self.random(&mut session)?,
-            Workload::Fsync | Workload::Dbench => {
-                let (clients, seconds) = (self.run.clients, self.run.dbench_seconds);
-                session.said(fsync::DBENCH, false, &mut |m| fsync::dbench(m, clients, seconds))?;
-            }
+            Workload::Fsync | Workload::Dbench => session.said(false, &mut |m, image| {
+                let said = fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
+                Ok(vec![(fsync::DBENCH, said)])
+            })?,
+            Workload::Names => session.said(false, &mut |m, image| {
+                let program = image.command(std::env::current_exe()?);
+                let done = names::names(program, m, run.names_seconds, run.names_mib)?;
+                let seconds = done.seconds / done.files as f64 * 1e3;
+                let said = Said { seconds, fsyncs: done.fsyncs, latency_ms: done.p999_ms };
+                Ok(vec![(names::NAMES, said)])
+            })?,
+            Workload::Bonnie => session
+                .said(false, &mut |m, image| bonnie::bonnie(image.command("bonnie++"), m, run.limit_mib))?,
         }
         session.finish()
     }
-    fn session(&self) -> Result<Session<'_>> {
-        let image = Image::make(self.run, self.target)?;
+    fn session(&self, limited: bool) -> Result<Session<'_>> {
+        let image = Image::make(self.run, self.target, limited)?;
         Ok(Session { bench: self, image, mount: None, operations: 0.0, done: Vec::new() })
     }
 
@@ -120,8 +147,10 @@ impl Bench<'_> {
     fn fsync(&self) -> Result<Vec<Step>> {
         let mut done = Vec::new();
         for (jobs, step) in fsync::JOBS.into_iter().filter(|(n, _)| self.run.jobs.contains(n)) {
-            let mut session = self.session()?;
-            session.said(step, true, &mut |m| fsync::fio(m, jobs, self.run.fsync_mib))?;
+            let mut session = self.session(false)?;
+            session.said(true, &mut |m, image| {
+                Ok(vec![(step, fsync::fio(image.command("fio"), m, jobs, self.run.fsync_mib)?)])
+            })?;
             done.extend(session.finish()?);
         }
         Ok(done)
@@ -237,19 +266,15 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// A step of a program that measures itself. `unmount`: the time that takes counts, too.
-    fn said(
-        &mut self,
-        step: &'static str,
-        unmount: bool,
-        action: &mut dyn FnMut(&Path) -> Result<Said>,
-    ) -> Result<()> {
+    /// The steps of a program that measures itself; CPU and memory are those of all of them. `unmount`: the time that takes
+    /// counts, too.
+    fn said(&mut self, unmount: bool, action: Program<'_>) -> Result<()> {
         interrupt::check()?;
         drop_caches()?;
         let mut mount = self.image.mount()?;
         let before = total(mount.stats()?.as_ref());
         let watch = Watch::start(mount.watched())?;
-        let said = action(mount.path())?;
+        let said = action(mount.path(), &self.image)?;
         let stats = mount.stats()?;
         self.mount = Some(mount);
         let start = Instant::now();
@@ -262,18 +287,26 @@ impl Session<'_> {
             None => None,
         };
         let requests = before.zip(total(stats.as_ref()));
-        self.done.push(Step {
-            target: self.bench.target,
-            round: self.bench.round,
-            step,
-            seconds: said.seconds + if unmount { unmounting } else { 0.0 },
-            cpu_seconds: cost.cpu_seconds,
-            daemon_cpu_seconds: cost.daemon_cpu_seconds,
-            memory_mib: cost.memory_mib,
-            requests: requests.map(|(b, a)| a.saturating_sub(b) as f64 / said.fsyncs.max(1) as f64),
-            stats,
-            fsync: Some(fsync::Extra { fsyncs: said.fsyncs, latency_ms: said.latency_ms, floor_seconds }),
-        });
+        for (step, said) in said {
+            self.done.push(Step {
+                target: self.bench.target,
+                round: self.bench.round,
+                step,
+                seconds: said.seconds + if unmount { unmounting } else { 0.0 },
+                cpu_seconds: cost.cpu_seconds,
+                daemon_cpu_seconds: cost.daemon_cpu_seconds,
+                memory_mib: cost.memory_mib,
+                requests: requests
+                    .map(|(b, a)| a.saturating_sub(b) as f64 / said.fsyncs as f64)
+                    .filter(|n| n.is_finite()),
+                stats: stats.clone(),
+                fsync: Some(fsync::Extra {
+                    fsyncs: said.fsyncs,
+                    latency_ms: said.latency_ms,
+                    floor_seconds: floor_seconds.filter(|_| unmount),
+                }),
+            });
+        }
         Ok(())
     }
 

@@ -141,6 +141,53 @@ fn fsyncs_are_counted() {
 }
 
 #[test]
+fn old_behaviour_slow_flushes_and_little_memory() {
+    if !need(&NEEDS) || !need(&[Need::FsyncPrograms, Need::MemoryCgroup]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("report.md");
+    let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
+    let small =
+        ["--jobs", "2", "--fsync-mib", "1", "--names-seconds", "1", "--names-mib", "16", "--rounds", "1"];
+    let targets =
+        ["larder-locked-copies", "larder-log-waits", "larder-log-alone", "larder-slow-flush", "larder"];
+    let what = [
+        "--workloads",
+        "fsync,names",
+        "--targets",
+        &targets.join(","),
+        "--out",
+        &out_name,
+        "--larder",
+        &larder,
+    ];
+    let run = bench(dir.path(), &[small.as_slice(), &what].concat());
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let data: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
+    let steps = data["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 2 * targets.len(), "file systems, steps");
+    for s in steps {
+        let (target, step) = (s["target"].as_str().unwrap(), s["step"].as_str().unwrap());
+        let number = |path: &str| s["stats"].pointer(path).and_then(serde_json::Value::as_u64).unwrap();
+        assert!(number("/engine/log/fsyncs_logged") > 0, "{target}, {step}: {s}");
+        // The logs of whoever deletes checksums first come about like everybody's.
+        assert!(number("/engine/log/csum_items") > 0, "{target}, {step}: {s}");
+        assert!(s["fsync"]["latency_ms"].as_f64() > Some(0.0));
+        if target == "larder-slow-flush" && step.starts_with("fsync") {
+            // One after the other, each takes two flushes or waits for those of the other.
+            let flushes = number("/engine/device_flushes");
+            assert!(s["seconds"].as_f64().unwrap() >= flushes as f64 * 0.002 / 2.0, "{flushes}: {s}");
+        }
+    }
+    let text = fs::read_to_string(&out).unwrap();
+    assert!(text.contains("| names beside 16 fsyncs | Larder, each logs alone |"), "{text}");
+    assert!(text.contains("](report-switches.svg)"), "{text}");
+    nothing_stays(dir.path());
+}
+
+#[test]
 fn a_failure_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;

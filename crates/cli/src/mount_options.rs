@@ -5,7 +5,7 @@
 //! ignored is a promise not kept — so whatever is not known is an error. Words later in the list win.
 
 use crate::size;
-use larder_fs::{Compress, Packing, SubvolChoice};
+use larder_fs::{Compress, Packing, SubvolChoice, Tuning};
 use larder_fuse::Transport;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub(crate) struct MountWishes {
     pub(crate) no_data_cow: bool,
     pub(crate) no_data_sum: bool,
     pub(crate) fsname: String,
+    /// Old behaviour switched back on: for benchmarks, and not in the help.
+    pub(crate) tuning: Tuning,
 }
 
 impl Default for MountWishes {
@@ -67,6 +69,7 @@ impl Default for MountWishes {
             no_data_cow: false,
             no_data_sum: false,
             fsname: String::new(),
+            tuning: Tuning::default(),
         }
     }
 }
@@ -91,6 +94,7 @@ Options for -o (comma-separated; -o may be repeated):
   nodatasum, datasum    new files have no checksums; or have
   allow_other           let other users in (see user_allow_other in fuse.conf(5))
   default_permissions   let the kernel check permissions even for an owner-only mount
+  notreelog, treelog    make each fsync a commit of everything; or not
   nologreplay           with ro: show the last commit of an image that has a log, without replaying it
   writeback             let the kernel delay and merge writes in its page cache
   discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
@@ -156,6 +160,7 @@ impl MountWishes {
                     other => return Err(format!("transport={other}: use auto, dev or uring")),
                 }
             }
+            "tuning" => needs()?.split('+').try_for_each(|name| switch(&mut self.tuning, name))?,
             "loop" => return Err("mount option loop is not needed: Larder opens image files itself".into()),
             "remount" => {
                 return Err("remounting is not supported: unmount and mount again \
@@ -212,6 +217,8 @@ impl MountWishes {
             "datacow" => self.no_data_cow = false,
             "nodatasum" => self.no_data_sum = true,
             "datasum" => (self.no_data_cow, self.no_data_sum) = (false, false),
+            "treelog" => self.tuning.no_log = false,
+            "notreelog" => self.tuning.no_log = true,
             "nofuseblk" => self.fuseblk = false,
             "nosandbox" => self.sandbox = false,
             _ => return false,
@@ -253,6 +260,22 @@ fn passes(name: &str, value: Option<&str>) -> bool {
                 | "loud"
         ),
     }
+}
+
+/// Switches something back to what Linux once did, so that benchmarks can show what it is worth.
+fn switch(tuning: &mut Tuning, name: &str) -> Result<(), String> {
+    match name {
+        "whole-inodes" => tuning.reclaim_whole_inodes = true,
+        "locked-copies" => tuning.log_copies_leaves_locked = true,
+        "log-waits" => tuning.log_waits_for_commit = true,
+        "log-alone" => tuning.log_alone = true,
+        _ => {
+            return Err(format!(
+                "tuning={name}: use whole-inodes, locked-copies, log-waits or log-alone, joined by +"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Splits at commas that are not quoted: `subvol="a,b"` and `a\,b` keep theirs.
@@ -395,6 +418,14 @@ mod tests {
     }
 
     #[test]
+    fn old_behaviour_is_for_benchmarks() {
+        let w = ok(&["notreelog,treelog,tuning=log-alone+log-waits,notreelog"]);
+        assert!(w.tuning.no_log && w.tuning.log_alone && w.tuning.log_waits_for_commit);
+        assert!(!w.tuning.log_copies_leaves_locked && !w.tuning.reclaim_whole_inodes);
+        assert!(!HELP.contains("tuning") && HELP.contains("notreelog"));
+    }
+
+    #[test]
     fn mistakes_are_errors() {
         for list in ["rwx", "ro=1", "space_cache=v2", "ssd"] {
             assert!(err(list).contains(list), "{list}");
@@ -414,6 +445,7 @@ mod tests {
             ("loop", "not needed"),
             ("remount,ro", "not supported"),
             ("strictatime", "noatime"),
+            ("tuning=log-alone+fast", "tuning=fast"),
             ("compress=gzip", "use zlib"),
             ("compress=", "use zlib"),
             ("compress-force=zstd:x", "number"),

@@ -333,7 +333,7 @@ impl Default for OpenOptions {
 ///
 /// The `break_*` fields damage the engine on purpose: the must-fail suite of the simulation turns each on and demands
 /// that the damage is noticed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Tuning {
     /// Skip the flush between nodes and superblock.

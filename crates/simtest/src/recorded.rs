@@ -28,13 +28,17 @@ const NAME: &str = "disk";
 const NODE: u64 = ROOT_NODE + 1;
 
 /// One directory with one file, whose bytes are the device's.
-struct Server(Arc<SimDevice>);
+struct Server {
+    device: Arc<dyn Device>,
+    /// Flushes take their time: other requests are served meanwhile.
+    slow: bool,
+}
 
 impl Server {
     fn attr(&self, node: u64) -> Result<proto::Attr, Errno> {
         let (mode, size, nlink) = match node {
             ROOT_NODE => (libc::S_IFDIR | 0o755, 0, 2),
-            NODE => (libc::S_IFREG | 0o600, self.0.size(), 1),
+            NODE => (libc::S_IFREG | 0o600, self.device.size(), 1),
             _ => return Err(Errno::STALE),
         };
         Ok(proto::Attr {
@@ -50,7 +54,7 @@ impl Server {
 }
 
 impl Handler for Server {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, _: Patience) -> Outcome {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
         if let Some(answer) = settled(request.opcode) {
             return answer;
         }
@@ -64,18 +68,19 @@ impl Handler for Server {
             Opcode::Getattr => reply.value(&attributes(self.attr(node)?)),
             Opcode::Read if node == NODE => {
                 let read: proto::ReadIn = request.arg()?;
-                let len = self.0.size().saturating_sub(read.offset).min(u64::from(read.size));
+                let len = self.device.size().saturating_sub(read.offset).min(u64::from(read.size));
                 let len = usize::try_from(len).map_err(|_| Errno::INVAL)?;
-                io(self.0.read_at(Physical(read.offset), reply.buffer(len)?))?;
+                io(self.device.read_at(Physical(read.offset), reply.buffer(len)?))?;
                 Ok(len)
             }
             Opcode::Write if node == NODE => {
                 let write: proto::WriteIn = request.arg()?;
                 let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
-                io(self.0.write_at(Physical(write.offset), data))?;
+                io(self.device.write_at(Physical(write.offset), data))?;
                 reply.value(&proto::WriteOut { size: write.size, padding: 0 })
             }
-            Opcode::Fsync if node == NODE => io(self.0.flush()).map(|()| 0),
+            Opcode::Fsync if self.slow && patience == Patience::Queue => Err(Failure::Wait),
+            Opcode::Fsync if node == NODE => io(self.device.flush()).map(|()| 0),
             Opcode::Access | Opcode::Destroy | Opcode::Syncfs => Ok(0),
             _ => Err(Errno::NOSYS.into()),
         }
@@ -97,6 +102,18 @@ impl RecordedDisk {
     /// # Errors
     /// No mount can be made here.
     pub fn serve(device: Arc<SimDevice>) -> Result<Self> {
+        Self::with(Server { device, slow: false })
+    }
+
+    /// Serves a device whose flushes take long, and which need not remember anything: what comes meanwhile is served meanwhile.
+    ///
+    /// # Errors
+    /// No mount can be made here.
+    pub fn serve_slow(device: Arc<dyn Device>) -> Result<Self> {
+        Self::with(Server { device, slow: true })
+    }
+
+    fn with(server: Server) -> Result<Self> {
         enter_private_namespace().context("cannot make a private mount namespace")?;
         let dir = tempfile::Builder::new().prefix("larder-disk-").tempdir().context("no mount point")?;
         let options = MountOptions { transport: Transport::DevFuse, ..MountOptions::default() };
@@ -105,7 +122,7 @@ impl RecordedDisk {
         let server = std::thread::spawn(move || {
             let stats = Arc::new(Stats::default());
             // Nobody to tell: then nobody waits for it.
-            serve_handler(Arc::new(Server(device)), mounted, stats, |_| {
+            serve_handler(Arc::new(server), mounted, stats, |_| {
                 let _ = tell.send(());
             })
         });

@@ -17,8 +17,7 @@ use larder_simtest::image::Image;
 use larder_simtest::model::{Domain, History, Mode};
 use larder_simtest::ops::{Move, Op};
 use larder_simtest::oracle::{
-    self, Aspects, EngineTree, KernelMount, Manifest, Need, PathRunner, StdTree, kernel_verdict, manifest,
-    mkfs_btrfs, need, scratch,
+    EngineTree, KernelMount, Need, PathRunner, StdTree, kernel_verdict, manifest, mkfs_btrfs, need, scratch,
 };
 use larder_simtest::recorded::RecordedDisk;
 use larder_simtest::runner::{Run, show};

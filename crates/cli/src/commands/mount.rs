@@ -300,7 +300,7 @@ fn open_and_mount(
         max_inline: wishes.max_inline.unwrap_or(OpenOptions::default().max_inline),
         no_data_cow: wishes.no_data_cow,
         no_data_sum: wishes.no_data_sum,
-        ..OpenOptions::default()
+        tuning: wishes.tuning.clone(),
     };
     let name = args.source.display().to_string();
     let fs = advise_filesystem(Filesystem::open(Arc::new(device) as Arc<dyn Device>, options), &name)?;

@@ -61,13 +61,9 @@ pub fn command() -> Command {
     c
 }
 
-/// The command, within a memory group if there is one: the shell joins it and then becomes the command.
+/// The command, within a memory group if there is one.
 pub fn command_in(group: Option<&MemoryCgroup>) -> Command {
-    let Some(group) = group else { return command() };
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group.entrance());
-    shell.arg(env!("CARGO_BIN_EXE_larder"));
-    shell
+    group.map_or_else(command, |group| group.command(env!("CARGO_BIN_EXE_larder")))
 }
 
 /// Is something mounted there?

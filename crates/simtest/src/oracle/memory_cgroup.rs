@@ -3,9 +3,11 @@
 //! Hidden here is which of the two kinds of cgroups the machine has its memory controller in. What the group may use
 //! includes the page cache that its processes fill; swap is not to be counted on.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A group below the one that the machine began with. Removed when dropped, which needs it to be empty.
 #[derive(Debug)]
@@ -61,6 +63,13 @@ impl MemoryCgroup {
     #[must_use]
     pub fn entrance(&self) -> PathBuf {
         self.path.join("cgroup.procs")
+    }
+    /// A command that joins the group before it begins: a shell does, and then becomes it.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.entrance()).arg(program);
+        shell
     }
     /// How many processes of the group were killed because there was no memory.
     ///

@@ -585,15 +585,16 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         _ if copied.is_err() => copied.map(|()| None),
         // Deleted: a commit forgets the rest of it.
         (None, _) => Ok(None),
-        (Some(item), Ok(versions)) => collect(core, inode, &txn, item, ranges, &versions)
-            .and_then(|contribution| {
+        (Some(item), Ok(versions)) => {
+            collect(core, inode, &txn, item, ranges, &versions).and_then(|contribution| {
                 let contribution = Contribution { companions, ..contribution };
                 if tuning.log_alone {
                     txn.log.add_alone(core, &txn, contribution)
                 } else {
                     Ok(txn.log.add(contribution))
                 }
-            }),
+            })
+        }
     };
     let outcome = match added {
         Ok(Some(ticket)) => {

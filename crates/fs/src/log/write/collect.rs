@@ -72,7 +72,8 @@ impl Pair {
         let mut last = None;
         inode.subvol.tree.locked(|| {
             self.now.scan_since(generation, &inode_key(ino), |item| {
-                if item.key.objectid == ino && last.replace(item.leaf_address()) != Some(item.leaf_address()) {
+                if item.key.objectid == ino && last.replace(item.leaf_address()) != Some(item.leaf_address())
+                {
                     drop(std::hint::black_box(item.copy_of_leaf()));
                 }
                 Ok(item.key.objectid == ino)

@@ -241,4 +241,3 @@ fn overlay(log: &mut SubvolLog, blocks: &mut Blocks, ino: ObjectId, window: &Win
     }
     Ok(())
 }
-

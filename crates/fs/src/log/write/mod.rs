@@ -48,9 +48,9 @@ mod names;
 mod tree;
 
 pub use batch::LogStats;
-pub(crate) use batch::{Counters, Logged, TxnLog, sync};
 #[cfg(test)]
 pub(crate) use batch::lead_after_giving_up;
+pub(crate) use batch::{Counters, Logged, TxnLog, sync};
 pub(crate) use changes::Changes;
 
 use crate::error::Error;
