@@ -43,6 +43,7 @@ dbench dbench
 PAIRS
     [ "$level" = bench ] || return
     echo "xz xz-utils"
+    echo "bonnie++ bonnie++"
 }
 
 # A Linux source tree to unpack: any that Debian packages.

@@ -5,8 +5,16 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const NEEDS: [Need; 5] = [Need::Root, Need::Fuse, Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
+
+/// One at a time: each drops the machine's caches and syncs its disks, which takes the longer the more the others do.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The `larder` command of this source tree; Cargo hands tests only the programs of their own package.
 fn larder() -> PathBuf {
@@ -53,6 +61,7 @@ fn a_small_run_makes_a_report() {
     if !need(&NEEDS) {
         return;
     }
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let (tar, out) = (tree(dir.path()), dir.path().join("report.md"));
     fs::write(&out, "# Mine\n\nText that stays.\n").unwrap();
@@ -106,6 +115,7 @@ fn fsyncs_are_counted() {
     if !need(&NEEDS) || !need(&[Need::FsyncPrograms]) {
         return;
     }
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("report.md");
     let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
@@ -145,6 +155,7 @@ fn old_behaviour_slow_flushes_and_little_memory() {
     if !need(&NEEDS) || !need(&[Need::FsyncPrograms, Need::MemoryCgroup]) {
         return;
     }
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("report.md");
     let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
@@ -192,6 +203,7 @@ fn a_failure_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;
     }
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     // The image is too small for its file, so the step fails while it is mounted.
     let out = dir.path().join("report.md").display().to_string();
@@ -213,6 +225,7 @@ fn an_interrupt_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;
     }
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("report.md");
     let mut run = Command::new(env!("CARGO_BIN_EXE_larder-bench"))
