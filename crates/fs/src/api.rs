@@ -378,6 +378,14 @@ pub struct Tuning {
     pub break_log_no_deletions: bool,
     /// Do not log who loses a name to what is logged.
     pub break_log_no_conflicts: bool,
+    /// Log of the checksums that were noted together only those that begin with an extent of the file.
+    pub break_log_part_csums: bool,
+    /// Let extents grow that a log has.
+    pub break_log_extents_grow: bool,
+    /// Let extents grow that another file has had a share of.
+    pub break_log_shared_grow: bool,
+    /// Hang a log on the superblock that there is, although another is to come before.
+    pub break_log_early_super: bool,
     /// Write a log's nodes over those that the durable log has.
     pub break_log_overwrites: bool,
     /// Copy a node under a tree's lock while logging.
@@ -394,6 +402,8 @@ pub struct Tuning {
     pub break_discard_beyond: bool,
     /// Write in place what a snapshot shares.
     pub break_in_place_shared: bool,
+    /// Write in place what nobody else has now, although a crash can bring it back elsewhere.
+    pub break_in_place_shared_before: bool,
     /// Set the new size of a file of many extents before they are gone.
     pub break_truncate_at_once: bool,
     /// Let the size on the device cover bytes that are not in extents yet.

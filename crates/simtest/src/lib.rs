@@ -8,7 +8,7 @@
 //! - [`ops`]: operations and the notation for workloads; [`world`]: a tree of files, and what operations do to it;
 //! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does show;
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
-//! - [`workload`], [`scenarios`], [`data`], [`sharing`]: what is tried; [`runner`]: tries it, and has each crash state
+//! - [`workload`], [`scenarios`], [`data`], [`sharing`], [`cloning`]: what is tried; [`runner`]: tries it, and has each crash state
 //!   looked at by [`judge`];
 //! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are known as well;
 //! - [`faults`]: the same on a device that fails;
@@ -17,6 +17,7 @@
 //! - [`hostile`]: images and bytes that somebody made to do harm, for fuzzers and for tests;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
+pub mod cloning;
 pub mod crash;
 pub mod damage;
 pub mod data;

@@ -72,6 +72,16 @@ pub fn fresh(size: u64, options: &MkfsOptions) -> Result<Image, larder_fs::Error
 }
 
 impl Config {
+    /// The same with every operation in as few transactions as it takes. A commit after each step, which is the usual here,
+    /// gives a cut everything to fall between, but also makes durable at once what an `fsync` would have to log: clones above
+    /// all.
+    #[must_use]
+    pub fn whole(mut self) -> Self {
+        self.options.tuning.commit_steps = false;
+        self.options.tuning.seal_ahead = None;
+        self
+    }
+
     /// The usual: a fresh file system, commits only when asked for, opening and looking.
     ///
     /// # Errors
@@ -354,7 +364,8 @@ fn title(config: &Config, workload: &Workload) -> String {
     let text = workload.text();
     let name = &workload.name;
     if workload.is_single() {
-        format!("{name}: torture --seed {} --script '{text}'", config.limits.seed)
+        let whole = if config.options.tuning.commit_steps { "" } else { " --whole" };
+        format!("{name}: torture --seed {}{whole} --script '{text}'", config.limits.seed)
     } else {
         format!("{name} (several threads; seed {}): {text}", config.limits.seed)
     }

@@ -4,6 +4,7 @@
 //! same workloads on the engine as it is must pass, so that the failure is the switch's doing.
 
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, SetAttr, Tuning};
+use larder_simtest::cloning::cloning;
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Access, AccessKind, Fault, SimDevice};
 use larder_simtest::faults;
@@ -74,6 +75,48 @@ fn caught_on(base: Option<&Image>, depth: Depth, texts: &[&str], broken: Tuning)
 
 fn caught(depth: Depth, texts: &[&str], broken: Tuning) {
     caught_on(None, depth, texts, broken);
+}
+
+/// What the walks of [`larder_simtest::cloning`] find: those on plain data, one after the other.
+fn caught_walking(broken: Tuning) {
+    let walk = |tuning: &Tuning, seed: u64| {
+        let mut config = config(None, LOOK, tuning.clone());
+        config.max_states = 60;
+        run(&config, &cloning(seed, 24))
+    };
+    let mut found = Outcome::default();
+    for seed in (0..WALKS).map(|n| 2 * n) {
+        found.add(walk(&broken, seed));
+        if let Some(failure) = found.failures.first() {
+            println!("caught after {} walks: {failure}", found.workloads);
+            walk(&Tuning::default(), seed).assert_sound();
+            return;
+        }
+    }
+    panic!("{broken:?} went unnoticed: {found}");
+}
+
+/// Walks in which a broken engine must have been caught.
+const WALKS: u64 = 100;
+
+#[test]
+fn a_log_with_a_part_of_the_checksums() {
+    caught_walking(Tuning { break_log_part_csums: true, ..Tuning::default() });
+}
+
+#[test]
+fn extents_of_a_log_that_grow() {
+    caught_walking(Tuning { break_log_extents_grow: true, ..Tuning::default() });
+}
+
+#[test]
+fn extents_that_were_shared_and_grow() {
+    caught_walking(Tuning { break_log_shared_grow: true, ..Tuning::default() });
+}
+
+#[test]
+fn in_place_writes_of_what_comes_back_elsewhere() {
+    caught_walking(Tuning { break_in_place_shared_before: true, ..Tuning::default() });
 }
 
 /// Data that is durable, data of the running transaction, and data that was written just now, cloned.
@@ -191,6 +234,19 @@ fn extents_before_their_data() {
     let found = run(&Tuning { break_extent_before_data: true, ..commits.clone() });
     assert!(!found.failures.is_empty(), "early extents went unnoticed: {found}");
     run(&commits).assert_sound();
+}
+
+#[test]
+fn a_log_before_the_commit_that_it_follows() {
+    // While the nodes of a commit are on their way, another file is synced.
+    let run = |tuning: &Tuning, waits: bool| {
+        let nodes = |a: &Access| a.is_write() && !a.is_superblock();
+        let before = "new t0_f; t0_f[0,64K)=a; COMMIT; new t0_g; xa t0_g user.k=v";
+        overlapped(tuning, before, ("COMMIT", nodes), ("new t1_g; F t1_g", waits))
+    };
+    let found = run(&Tuning { break_log_early_super: true, ..Tuning::default() }, false);
+    assert!(!found.failures.is_empty(), "an early log went unnoticed: {found}");
+    run(&Tuning::default(), true).assert_sound();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use larder_format::CsumType;
 use larder_fs::mkfs::{MkfsOptions, Profile};
+use larder_simtest::cloning::cloning;
 use larder_simtest::crash::Limits;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
@@ -23,9 +24,11 @@ fn config(max_states: usize, depth: Depth) -> Config {
     config
 }
 
+/// Every second workload commits after each step of an operation, the others where the workload does; see [`Config::whole`].
 fn run_all(config: &Config, workloads: impl IntoIterator<Item = Workload>) -> Outcome {
     let mut outcome = Outcome::default();
-    for workload in workloads {
+    let configs = [config.clone(), config.clone().whole()];
+    for (workload, config) in workloads.into_iter().zip(configs.iter().cycle()) {
         outcome.add(run(config, &workload));
         if outcome.failures.len() >= config.max_failures {
             break;
@@ -76,6 +79,9 @@ fn what_files_hold_survives_every_crash_however_it_is_stored() {
     let mut outcome = Outcome::default();
     for seed in 0..2 * data::SETTINGS {
         let mut config = config(60, SHALLOW);
+        if seed >= data::SETTINGS {
+            config = config.whole();
+        }
         data::settings(seed, &mut config.options);
         outcome.add(run_all(&config, [data::data(seed, 25)]));
     }
@@ -87,6 +93,19 @@ fn what_is_shared_survives_every_crash() {
     let workloads = scenarios::shared().into_iter().chain((0..8).map(|seed| sharing(seed, 30)));
     let outcome = run_all(&config(50, SHALLOW), workloads);
     assert!(outcome.distinct.len() > 700, "{outcome}");
+}
+
+#[test]
+fn what_is_shared_before_a_commit_has_it_survives_every_crash() {
+    let mut outcome = Outcome::default();
+    for seed in 0..16 {
+        let mut config = config(50, SHALLOW).whole();
+        if seed % 2 == 1 {
+            data::settings(seed / 2, &mut config.options);
+        }
+        outcome.add(run_all(&config, [cloning(seed, 30)]));
+    }
+    assert!(outcome.distinct.len() > 300, "{outcome}");
 }
 
 #[test]
@@ -117,6 +136,8 @@ fn linux_sees_the_same_in_crash_states() {
     let workloads = (20..28).map(|seed| random(seed, 25)).chain((20..22).map(|seed| sharing(seed, 25)));
     let outcome = run_all(&config, workloads);
     assert!(outcome.done.kernel >= 24, "{outcome}");
+    let outcome = run_all(&config.whole(), (0..4).map(|seed| cloning(2 * seed, 25)));
+    assert!(outcome.done.kernel >= 10, "{outcome}");
 }
 
 #[test]

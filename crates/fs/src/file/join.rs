@@ -66,7 +66,7 @@ impl Whole {
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
 pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64) -> Result<()> {
-    if len < WORTH_IT || inode.has_logged_extents(h.generation()) {
+    if len < WORTH_IT || inode.has_logged_extents(h) {
         return Ok(());
     }
     let version = inode.subvol.version(h.core);
@@ -98,7 +98,8 @@ fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole)
     let key = |e: &Whole| extent_data_key(ObjectId(inode.id.ino), FileOffset(e.start));
     let sides = |e: &Whole| (e.at(), e.len(), e.reference(inode));
     let change = |f: &dyn Fn(&mut DelayedRefs) -> bool| f(&mut h.txn.refs.lock());
-    if !change(&|refs| refs.join_created(sides(left), sides(right))) {
+    let forget = h.core.options.tuning.break_log_shared_grow;
+    if !change(&|refs| refs.join_created(sides(left), sides(right), forget)) {
         return Ok(false);
     }
     let record = left.joined(right).record.encode();

@@ -67,7 +67,8 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
         return Ok(true);
     }
     let refs = known(core, inode, start, r)?;
-    Ok(refs.is_alone() && !refs.shared_before && refs.born > inode.subvol.tree.last_snapshot())
+    let shared_before = refs.shared_before && !core.options.tuning.break_in_place_shared_before;
+    Ok(refs.is_alone() && !shared_before && refs.born > inode.subvol.tree.last_snapshot())
 }
 
 /// What is known of an extent's references.

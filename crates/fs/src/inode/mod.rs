@@ -171,9 +171,11 @@ impl Inode {
     }
     /// May a log of the transaction have its extents, its own or that of a file that shares them or did? Asked under the
     /// extent lock.
-    pub(crate) fn has_logged_extents(&self, generation: Generation) -> bool {
-        let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= generation.0;
-        in_it(&self.extents_logged_in) || in_it(&self.last_reflink)
+    pub(crate) fn has_logged_extents(&self, h: &Handle<'_>) -> bool {
+        let tuning = &h.core.options.tuning;
+        let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= h.generation().0;
+        let logged = in_it(&self.extents_logged_in) && !tuning.break_log_extents_grow;
+        logged || in_it(&self.last_reflink) && !tuning.break_log_shared_grow
     }
     /// Its number as the format's first part of a key.
     pub(crate) fn object(&self) -> ObjectId {

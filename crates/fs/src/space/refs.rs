@@ -395,14 +395,16 @@ impl DelayedRefs {
     }
 
     /// Makes two data extents that were created in this transaction one, the second behind the first: address, length and
-    /// only reference of each. False, and nothing is changed, where one of them is anything else.
+    /// only reference of each. False, and nothing is changed, where one of them is anything else. `forget`: references that
+    /// others had, and have no more, do not count.
     pub fn join_created(
         &mut self,
         left: (Logical, u64, ExtentRef),
         right: (Logical, u64, ExtentRef),
+        forget: bool,
     ) -> bool {
         assert_eq!(left.0.plus(left.1), right.0, "only neighbours can be joined");
-        if ![left, right].iter().all(|e| self.is_created_with(e)) {
+        if ![left, right].iter().all(|e| self.is_created_with(e, forget)) {
             return false;
         }
         self.heads.remove(&right.0);
@@ -424,11 +426,12 @@ impl DelayedRefs {
         self.heads.insert(right.0, head);
     }
 
-    /// Was this data extent created here, and has this one reference and no other?
-    fn is_created_with(&self, (at, len, key): &(Logical, u64, ExtentRef)) -> bool {
+    /// Was this data extent created here, and has this one reference and no other, nor had, unless that is forgotten?
+    fn is_created_with(&self, (at, len, key): &(Logical, u64, ExtentRef), forget: bool) -> bool {
         self.heads.get(at).is_some_and(|head| {
             let whole = head.created && head.kind.is_data() && head.num_bytes == *len;
-            whole && head.len() == 1 && head.refs().all(|r| r == (*key, 1)) && !head.was_given_to_others(*key)
+            let alone = head.len() == 1 && head.refs().all(|r| r == (*key, 1));
+            whole && alone && (forget || !head.was_given_to_others(*key))
         })
     }
 

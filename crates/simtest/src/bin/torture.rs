@@ -5,6 +5,7 @@
 //! repeats it.
 
 use clap::Parser;
+use larder_simtest::cloning::cloning;
 use larder_simtest::crash::Limits;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
@@ -12,9 +13,9 @@ use larder_simtest::runner::{Config, Outcome, run};
 use larder_simtest::sharing::sharing;
 use larder_simtest::workload::{Sequences, Workload, random, threads};
 use larder_simtest::{data, model, scenarios};
-use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,7 @@ struct Args {
     #[arg(long)]
     seq: Option<usize>,
     /// Only this source of workloads.
-    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data", "sharing"])]
+    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data", "sharing", "cloning"])]
     only: Option<String>,
     /// Compress all data: zlib[:1..9], lzo or zstd[:-15..15].
     #[arg(long)]
@@ -55,6 +56,10 @@ struct Args {
     /// Store file data as the data workload of this number does.
     #[arg(long)]
     settings: Option<u64>,
+    /// No commit but those of the workload: otherwise there is one after each step of an operation of several, in every
+    /// second workload.
+    #[arg(long)]
+    whole: bool,
     /// Leave out operations on file data: names, attributes and commits only.
     #[arg(long)]
     names: bool,
@@ -106,6 +111,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
     let randoms = move || (seed * 1000..).map(|s| random(s, 12 + s as usize % 40));
     let datas = move || (seed * 1000..).map(|s| data::data(s, 12 + s as usize % 30));
     let shares = move || (seed * 1000..).map(|s| sharing(s, 12 + s as usize % 40));
+    let clones = move || (seed * 1000..).map(|s| cloning(s, 16 + s as usize % 40));
     let many = move || (seed * 1000..).map(|s| threads(s, 2 + s as usize % 4, 12));
     if let Some(length) = args.seq {
         return Ok(sequences(length));
@@ -117,6 +123,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
         Some("threads") => Box::new(many()),
         Some("data") => Box::new(datas()),
         Some("sharing") => Box::new(scenarios::shared().into_iter().chain(shares())),
+        Some("cloning") => Box::new(clones()),
         _ => {
             let bounded = sequences(1).chain(sequences(2)).chain(sequences(3));
             let mut mixed: Vec<Box<dyn Iterator<Item = Workload>>> = vec![
@@ -125,6 +132,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
                 Box::new(many()),
                 Box::new(datas()),
                 Box::new(shares()),
+                Box::new(clones()),
             ];
             let mut turn = 0;
             let endless = std::iter::from_fn(move || {
@@ -164,13 +172,20 @@ fn torture(args: &Args) -> Result<Outcome, String> {
     let begin = Instant::now();
     let mut told = begin;
     let mut outcome = Outcome::default();
-    for mut workload in source(args)?.skip(args.skip).take(args.workloads.unwrap_or(usize::MAX)) {
+    let scripted = args.script.is_some();
+    for (n, mut workload) in
+        source(args)?.enumerate().skip(args.skip).take(args.workloads.unwrap_or(usize::MAX))
+    {
         if args.names {
             for ops in workload.segments.iter_mut().flat_map(|s| s.threads.iter_mut()) {
                 ops.retain(|op| !op.is_data());
             }
         }
         let mut config = config.clone();
+        let every_second = StdRng::seed_from_u64(args.seed ^ (n as u64) << 32).random_bool(0.5);
+        if args.whole || !scripted && (every_second || workload.name.starts_with("cloning")) {
+            config = config.whole();
+        }
         let number = || workload.name.split_once("--settings ")?.1.trim_end_matches(')').parse().ok();
         if let Some(number) = args.settings.or_else(number) {
             data::settings(number, &mut config.options);

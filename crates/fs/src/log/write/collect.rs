@@ -225,6 +225,7 @@ fn sums(core: &Core, txn: &Txn, r: &ExtentRecord, out: &mut BTreeMap<Logical, Ve
     let noted = txn.csums.lock();
     let before = noted.range(..r.disk_bytenr).next_back();
     let before = before.filter(|(at, sums)| sums_end(core, **at, sums) > r.disk_bytenr);
+    let before = before.filter(|_| !core.options.tuning.break_log_part_csums);
     for (at, sums) in before.into_iter().chain(noted.range(r.disk_bytenr..end)) {
         out.entry(*at).or_insert_with(|| sums.clone());
     }
