@@ -225,6 +225,13 @@ impl Leaf<'_> {
         inode.names = inode.names.saturating_add(1);
         // A subvolume's top directory names itself, and no directory has that name.
         if inode.ino == dir.0 && dir == ObjectId::FIRST_FREE {
+            if (index, name) != (0, b"..") {
+                let key = Key::new(dir, KeyType::INODE_REF, dir.0);
+                self.add(Kind::RootDirectory, key, || {
+                    let shown = name.escape_ascii();
+                    format!("the top directory calls itself \"{shown}\" (index {index}), expected \"..\" (0)")
+                });
+            }
             return;
         }
         inode.linked = inode.linked.saturating_add(1);

@@ -275,7 +275,7 @@ kinds! {
     InodeRefMissing "a directory entry is not recorded at its inode: unlinking the name fails";
     InodeRefWithoutEntry "an inode records a name that its directory does not have";
     InodeRefDiffers "directory entry and inode disagree about the index of a name";
-    RootDirectory "a subvolume's top directory is missing or damaged; Linux cannot enter it";
+    RootDirectory "a subvolume's top directory is missing or damaged; Linux may be unable to enter it";
     OrphanItemMissing "a deleted file is not marked for removal: its space never comes back";
     OrphanItemStale "a file is marked for removal that is not there; the next mount tidies up" (Note) => NONE;
     XattrDuplicate "an inode has the same extended attribute twice";

@@ -5,6 +5,7 @@
 //! one. Entries of subvolumes cannot be trusted the other way round in a snapshot: it keeps the entries of its source, where
 //! nothing hangs. In a subvolume that is no snapshot, the sum over such entries must equal that over its references.
 
+use crate::files::has_inodes;
 use crate::finding::{Finding, Kind};
 use crate::links::Totals;
 use crate::source::{Edge, Source};
@@ -396,7 +397,7 @@ fn check_item(world: &World<'_>, root: &Root) {
     if dead && root.is_live() && id.is_subvolume() {
         add("it is flagged as deleted, but has references".into());
     }
-    if id.is_subvolume() && item.root_dirid.get() != ObjectId::FIRST_FREE.0 {
+    if has_inodes(id) && item.root_dirid.get() != ObjectId::FIRST_FREE.0 {
         add(format!("root_dirid is {}, expected 256", item.root_dirid));
     }
 }

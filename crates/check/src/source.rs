@@ -22,6 +22,9 @@ use larder_format::{
 use larder_volume::{Volume, VolumeError};
 use std::sync::OnceLock;
 
+/// Bytes at the beginning of a node that are its checksum's, however short that is.
+const CSUM_FIELD: usize = 32;
+
 /// A way to a node: what the one who points to it says about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
@@ -149,7 +152,8 @@ impl<'a> Source<'a> {
             if faults.is_empty()
                 && let Some((_, other, others)) = &best
                 && others.is_empty()
-                && *other != bytes
+                // What a checksum shorter than its field leaves of it is nobody's.
+                && other[CSUM_FIELD..] != bytes[CSUM_FIELD..]
                 && fresh
             {
                 let what = format!("copies 0 and {copy} of the node differ, and both are valid");

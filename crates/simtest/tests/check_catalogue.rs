@@ -125,7 +125,10 @@ fn btrfs_check_says_what_the_catalogue_claims() {
     }
     ALL.into_par_iter().for_each(|base| {
         if let Some(image) = base.image() {
-            bases::assert_sound(base, image);
+            let dir = scratch();
+            let path = dir.path().join("image");
+            image.write_sparse(&path).expect("a scratch image");
+            btrfs_check(&path, true).assert_clean(&format!("base image {base:?}"));
         }
     });
     // The same damage on the first image that it is planted on: one is enough.

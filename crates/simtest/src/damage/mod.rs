@@ -21,11 +21,13 @@
 //!
 //! - here: superblocks, blocks and data, with or without checksums, on all copies or on one;
 //! - `leaf`: taking a leaf apart and packing it again; `raw`: the fixed structures in a node's bytes;
-//! - `tree`: finding and changing items.
+//! - `tree`: finding and changing items;
+//! - [`random`]: a change that a number stands for, where nobody thought of one.
 //!
 //! The editor opens sound images only, and complains as a test does: it returns errors that say what it could not find.
 
 mod leaf;
+pub mod random;
 pub mod raw;
 mod tree;
 

@@ -498,11 +498,11 @@ impl Patient {
 }
 
 /// A little-endian number of up to eight bytes; what lies outside counts as zero.
-fn read(bytes: &[u8], at: usize, width: usize) -> u64 {
+pub(crate) fn read(bytes: &[u8], at: usize, width: usize) -> u64 {
     (0..width.min(8)).rev().fold(0, |n, i| n << 8 | u64::from(bytes.get(at + i).copied().unwrap_or(0)))
 }
 
-fn write(bytes: &mut [u8], at: usize, width: usize, value: u64) {
+pub(crate) fn write(bytes: &mut [u8], at: usize, width: usize, value: u64) {
     for i in 0..width.min(8) {
         if let Some(b) = bytes.get_mut(at + i) {
             *b = (value >> (8 * i)) as u8;
@@ -511,7 +511,7 @@ fn write(bytes: &mut [u8], at: usize, width: usize, value: u64) {
 }
 
 /// Fields of the superblock that are worth a change: where they lie and how long they are.
-const SUPER_FIELDS: [(usize, usize); 36] = [
+pub(crate) const SUPER_FIELDS: [(usize, usize); 36] = [
     (0x38, 8),
     (0x48, 8),
     (0x50, 8),
@@ -552,7 +552,7 @@ const SUPER_FIELDS: [(usize, usize); 36] = [
 ];
 
 /// Types that a key can be changed to.
-const KINDS: [KeyType; 36] = [
+pub(crate) const KINDS: [KeyType; 36] = [
     KeyType::INODE_ITEM,
     KeyType::INODE_REF,
     KeyType::INODE_EXTREF,
@@ -592,7 +592,7 @@ const KINDS: [KeyType; 36] = [
 ];
 
 /// Fields of an item that are worth a change; none: any byte.
-fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
+pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
     match kind {
         // Generation, transid, size, nbytes, block group, links, owner, group, mode, device, flags, sequence, seconds,
         // nanoseconds.

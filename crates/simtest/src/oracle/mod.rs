@@ -44,7 +44,7 @@ pub use manifest::{Aspects, Content, Difference, Entry, Manifest, compare_source
 pub use memory_cgroup::MemoryCgroup;
 pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use path_runner::PathRunner;
-pub use progs::{Report, btrfs, btrfs_check, dump_tree, mkfs_btrfs};
+pub use progs::{Report, btrfs, btrfs_check, btrfs_check_within, dump_tree, mkfs_btrfs};
 pub use std_tree::StdTree;
 pub use tree::{Facts, Kind, Time, TreeSource, decode_kind};
 pub use verdict::{copy_image, kernel_verdict};

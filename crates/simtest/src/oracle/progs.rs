@@ -77,6 +77,12 @@ impl Report {
         self.code == Some(0) && self.complaints.is_empty()
     }
 
+    /// It did not come to an end.
+    #[must_use]
+    pub fn timed_out(&self) -> bool {
+        matches!(self.code, Some(124 | 137))
+    }
+
     /// # Panics
     /// The check was not clean; the message holds its complaints and `context`.
     pub fn assert_clean(&self, context: &str) {
@@ -97,7 +103,21 @@ impl fmt::Display for Report {
 /// `btrfs` cannot be started: ask [`need`](super::need) first.
 #[must_use]
 pub fn btrfs_check(path: &Path, data_csum: bool) -> Report {
-    let mut command = tool("btrfs");
+    report_of(tool("btrfs"), path, data_csum)
+}
+
+/// The same of an image that may make it go on for ever and take all memory: it is stopped after `seconds` or at 2 GiB.
+///
+/// # Panics
+/// `timeout` or `prlimit` cannot be started.
+#[must_use]
+pub fn btrfs_check_within(path: &Path, data_csum: bool, seconds: u32) -> Report {
+    let mut command = tool("timeout");
+    command.args(["--kill-after=5", &seconds.to_string(), "prlimit", "--as=2147483648", "btrfs"]);
+    report_of(command, path, data_csum)
+}
+
+fn report_of(mut command: std::process::Command, path: &Path, data_csum: bool) -> Report {
     command.args(["check", "--readonly"]);
     if data_csum {
         command.arg("--check-data-csum");

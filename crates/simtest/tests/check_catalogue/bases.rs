@@ -11,9 +11,7 @@ use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, Tuning, XattrMode};
 use larder_simtest::device::SimDevice;
 use larder_simtest::image::Image;
-use larder_simtest::oracle::{
-    Fixture, KernelMount, Need, btrfs, btrfs_check, mkfs_btrfs, need, populate, scratch,
-};
+use larder_simtest::oracle::{Fixture, KernelMount, Need, btrfs, mkfs_btrfs, need, populate, scratch};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -35,14 +33,6 @@ pub(crate) enum Base {
     /// Power lost while a file without a name was open, a deleted subvolume was in use, and a log was waiting.
     Pending,
 }
-
-/// Where the same damage can be planted on an image of Larder and on one of Linux.
-pub(crate) const BOTH: &[Base] = &[Base::Larder, Base::Linux];
-pub(crate) const LINUX: &[Base] = &[Base::Linux];
-pub(crate) const HOLES: &[Base] = &[Base::Holes];
-pub(crate) const OLD: &[Base] = &[Base::Old];
-pub(crate) const MIXED: &[Base] = &[Base::Mixed];
-pub(crate) const PENDING: &[Base] = &[Base::Pending];
 
 pub(crate) const ALL: [Base; 6] =
     [Base::Larder, Base::Linux, Base::Holes, Base::Old, Base::Mixed, Base::Pending];
@@ -267,12 +257,4 @@ fn pending() -> Result<Image> {
     image.read(64 << 10, &mut superblock);
     ensure!(Superblock::parse(&superblock, Physical(64 << 10))?.log_root().is_some(), "there is no log");
     Ok(image)
-}
-
-/// No base image gives Linux's checker anything to complain about.
-pub(crate) fn assert_sound(base: Base, image: &Image) {
-    let dir = scratch();
-    let path = dir.path().join("image");
-    image.write_sparse(&path).expect("a scratch image");
-    btrfs_check(&path, true).assert_clean(&format!("base image {base:?}"));
 }

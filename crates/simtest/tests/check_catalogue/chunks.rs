@@ -1,7 +1,6 @@
 //! Chunks, devices, device extents, block groups: four views of the same space.
 
-use crate::bases::{BOTH, HOLES, MIXED};
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, HOLES, MIXED, missed, seen};
 use crate::find::{self, CHUNKS, DEVICES};
 use larder_check::Kind;
 use larder_format::items::{BlockGroupFlags, BlockGroupItem};

@@ -1,7 +1,6 @@
 //! File extents: what covers which bytes of a file.
 
-use crate::bases::{BOTH, HOLES, LINUX, OLD};
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, HOLES, LINUX, OLD, missed, seen};
 use crate::find::{self, CSUMS, FS};
 use anyhow::Result;
 use larder_check::Kind;

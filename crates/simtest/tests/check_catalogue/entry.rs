@@ -5,6 +5,14 @@ use anyhow::Result;
 use larder_check::Kind;
 use larder_simtest::damage::Damage;
 
+/// Where the same damage can be planted on an image of Larder and on one of Linux.
+pub(crate) const BOTH: &[Base] = &[Base::Larder, Base::Linux];
+pub(crate) const LINUX: &[Base] = &[Base::Linux];
+pub(crate) const HOLES: &[Base] = &[Base::Holes];
+pub(crate) const OLD: &[Base] = &[Base::Old];
+pub(crate) const MIXED: &[Base] = &[Base::Mixed];
+pub(crate) const PENDING: &[Base] = &[Base::Pending];
+
 /// What `btrfs check` (6.14) says to a planted damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progs {

@@ -1,7 +1,6 @@
 //! The extent tree: what is allocated, and who is said to use it.
 
-use crate::bases::{BOTH, HOLES, LINUX, MIXED, OLD, PENDING};
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, HOLES, LINUX, MIXED, OLD, PENDING, missed, seen};
 use crate::find::{self, EXTENTS, FS};
 use anyhow::{Context, Result, ensure};
 use larder_check::Kind;

@@ -1,7 +1,6 @@
 //! Inodes, and the three places where each name stands.
 
-use crate::bases::{BOTH, HOLES, LINUX, PENDING};
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, HOLES, LINUX, PENDING, missed, seen};
 use crate::find::{self, FS};
 use anyhow::{Context, Result};
 use larder_check::Kind;

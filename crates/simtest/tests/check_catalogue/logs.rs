@@ -1,7 +1,6 @@
 //! Log trees: what an `fsync` left for the next mount.
 
-use crate::bases::PENDING;
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{Entry, PENDING, missed, seen};
 use crate::find::{self, FS};
 use anyhow::{Context, Result};
 use larder_check::Kind;

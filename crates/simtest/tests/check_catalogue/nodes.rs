@@ -1,7 +1,6 @@
 //! The structure of trees: headers, pointers, keys, and where items lie in a leaf.
 
-use crate::bases::BOTH;
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, missed, seen};
 use crate::find::{self, CSUMS, FS};
 use larder_check::Kind;
 use larder_format::ObjectId;

@@ -1,7 +1,6 @@
 //! The tree of trees: root items, and where subvolumes hang.
 
-use crate::bases::{BOTH, LINUX, PENDING};
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, LINUX, PENDING, missed, seen};
 use crate::find::{self, CSUMS, FS, ROOTS, UUIDS};
 use anyhow::{Context, Result};
 use larder_check::Kind;

@@ -1,7 +1,6 @@
 //! The free-space tree, and checksums of data.
 
-use crate::bases::{BOTH, HOLES, LINUX, MIXED};
-use crate::entry::{Entry, missed, seen, seen_with_data};
+use crate::entry::{BOTH, Entry, HOLES, LINUX, MIXED, missed, seen, seen_with_data};
 use crate::find::{self, CSUMS, FREE, FS, SECTOR};
 use anyhow::{Context, Result};
 use larder_check::Kind;

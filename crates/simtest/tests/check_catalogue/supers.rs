@@ -1,7 +1,6 @@
 //! Superblocks, their mirrors, and the array of system chunks.
 
-use crate::bases::{BOTH, LINUX};
-use crate::entry::{Entry, missed, seen};
+use crate::entry::{BOTH, Entry, LINUX, missed, seen};
 use crate::find::{self, ROOTS, UUIDS};
 use larder_check::Kind;
 use larder_format::items::BlockGroupFlags;

@@ -1,0 +1,197 @@
+//! `larder check` beside `btrfs check`, on damage that nobody thought of: where Linux's checker reports an error, so does ours.
+//!
+//! Each number stands for one change of one sound image ([`larder_simtest::damage::random`]). Whatever it is, ours returns
+//! soon, takes no more memory than a hostile image may cost, and finds something wherever theirs does. What only ours finds is
+//! counted by kind: most of it is what theirs does not look at, and the catalogue has it.
+//!
+//! `make test` tries a few on the small images of the fuzzer, which never change. The long form adds the catalogue's images,
+//! and says what only one of the two found:
+//!
+//! ```sh
+//! LARDER_SCALE=50 LARDER_SEED=1000 cargo test -p larder-simtest --test check_differs -- --nocapture
+//! ```
+
+#[path = "check_catalogue/bases.rs"]
+mod bases;
+
+use larder_check::{Finding, Kind, Options, Report, Severity};
+use larder_simtest::damage::random::{Patient, Wounded};
+use larder_simtest::hostile::device::HostileDevice;
+use larder_simtest::hostile::limits::{self, CountingAllocator, HEAP, PanicLog};
+use larder_simtest::hostile::seeds;
+use larder_simtest::image::Image;
+use larder_simtest::oracle::{self, Need, btrfs, btrfs_check_within, need, scratch};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn number_from(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|s| s.parse().ok()).unwrap_or(default)
+}
+
+/// The images that are damaged, by name.
+fn patients(long: bool) -> Vec<(String, Patient)> {
+    let mut images: Vec<(String, Image)> = seeds::NAMES
+        .into_iter()
+        .enumerate()
+        .map(|(n, name)| (name.to_owned(), seeds::seed(n).image.clone()))
+        .collect();
+    for base in bases::ALL.into_iter().filter(|_| long) {
+        if let Some(image) = base.image() {
+            images.push((format!("{base:?}"), image.clone()));
+        }
+    }
+    let look = |(name, image)| {
+        let patient = Patient::new(image).unwrap_or_else(|e| panic!("{name}: {e}"));
+        (name, patient)
+    };
+    images.into_iter().map(look).collect()
+}
+
+/// What ours says, data included.
+fn ours(image: &Image) -> Result<Report, larder_check::Error> {
+    /// The largest of the images has a few thousand nodes and sectors in use.
+    const READS: u64 = 2_000_000;
+    let device = Arc::new(HostileDevice::new(image.clone()).allowing(READS));
+    larder_check::check(&[device], &Options { data: true, threads: 1, keep: 20 }, &|_| ())
+}
+
+/// What theirs says: without data first, for damage there hides nothing else.
+fn theirs(image: &Image) -> oracle::Report {
+    let dir = scratch();
+    let path = dir.path().join("image");
+    image.write_sparse(&path).expect("a scratch image");
+    let plain = btrfs_check_within(&path, false, 10);
+    if plain.is_clean() { btrfs_check_within(&path, true, 10) } else { plain }
+}
+
+/// A damage that both have seen.
+struct Case {
+    name: String,
+    wounded: Wounded,
+    ours: Result<Report, larder_check::Error>,
+    theirs: oracle::Report,
+}
+
+impl Case {
+    fn ours_errs(&self) -> bool {
+        self.ours.as_ref().map_or(true, |r| !r.is_clean())
+    }
+    /// Does theirs report something that ours passes over?
+    fn only_theirs(&self) -> bool {
+        let warned = self.ours.as_ref().is_ok_and(|r| r.count(Severity::Warning) > 0);
+        // It only warned, or gave up for another reason than the image's.
+        let mild = self.theirs.code == Some(0) && warned;
+        !self.theirs.is_clean() && !self.theirs.timed_out() && !self.ours_errs() && !mild
+    }
+    fn describe(&self) -> String {
+        let said: Vec<&str> = self.theirs.complaints.iter().take(4).map(String::as_str).collect();
+        let ours = match &self.ours {
+            Ok(r) => r.findings.iter().take(3).map(|f| format!("{}: {}", f.kind, f.what)).collect(),
+            Err(e) => vec![e.to_string()],
+        };
+        format!("{}: {}\n    theirs: {said:?}\n    ours: {ours:?}", self.name, self.wounded.what)
+    }
+    /// All that both said, each in a line.
+    fn all(&self) -> String {
+        let mut text = format!("case {} [{}] {}", self.name, self.wounded.class, self.wounded.what);
+        text.push_str(&format!("\n  theirs {:?}", self.theirs.code));
+        self.theirs.complaints.iter().take(60).for_each(|c| text.push_str(&format!("\n  - {c}")));
+        match &self.ours {
+            Err(e) => text.push_str(&format!("\n  + refused: {e}")),
+            Ok(report) => {
+                let wanted = |f: &&Finding| f.severity() != Severity::Note;
+                for f in report.findings.iter().filter(wanted).take(60) {
+                    let mark = if f.follow_up { "(" } else { "" };
+                    let place = format!("{:?} {:?} {:?}", f.tree, f.key, f.address);
+                    text.push_str(&format!("\n  + {mark}{}: {place}: {}", f.kind, f.what));
+                }
+            }
+        }
+        text
+    }
+    fn keep(&self) {
+        if let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") {
+            let path = std::path::Path::new(&dir).join(format!("{}.img", self.name));
+            self.wounded.image.write_sparse(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        }
+    }
+}
+
+#[test]
+fn ours_reports_wherever_theirs_does() {
+    if !need(&[Need::BtrfsProgs]) {
+        return;
+    }
+    const EACH: u64 = 10;
+    let scale = number_from("LARDER_SCALE", 1);
+    let first = number_from("LARDER_SEED", 1);
+    let patients = patients(scale > 1);
+    let log = PanicLog::start();
+    limits::reset_peak();
+    let before = limits::live();
+    let all: Vec<(u64, &(String, Patient))> = (first..first + EACH * scale)
+        .flat_map(|number| patients.iter().map(move |patient| (number, patient)))
+        .collect();
+    let judge = |(number, (name, patient)): (u64, &(String, Patient))| {
+        // Not the same to each of them.
+        let wounded = patient.wound(number * 100 + name.bytes().map(u64::from).sum::<u64>() % 100);
+        let ours = ours(&wounded.image);
+        let theirs = theirs(&wounded.image);
+        Case { name: format!("{name}-{number}"), wounded, ours, theirs }
+    };
+    let of = all.len();
+    let mut classes: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
+    let mut kinds: BTreeMap<Vec<Kind>, (u32, String)> = BTreeMap::new();
+    let mut missed = Vec::new();
+    for chunk in all.chunks(64) {
+        let cases: Vec<Case> = chunk.par_iter().copied().map(judge).collect();
+        for case in cases {
+            let counts = classes.entry(case.wounded.class).or_default();
+            if scale > 1 {
+                println!("{}", case.all());
+            }
+            counts[0] += 1;
+            counts[1] += u32::from(case.ours_errs());
+            counts[2] += u32::from(!case.theirs.is_clean());
+            if case.only_theirs() {
+                counts[3] += 1;
+                case.keep();
+                missed.push(case.describe());
+            } else if case.theirs.is_clean() && case.ours_errs() {
+                let own: Vec<Kind> = case.ours.as_ref().map_or(Vec::new(), |r| {
+                    let is_error = |k: &&Kind| k.severity() == Severity::Error;
+                    r.counts.keys().filter(is_error).copied().collect()
+                });
+                let entry = kinds.entry(own).or_insert_with(|| (0, case.describe()));
+                entry.0 += 1;
+                if entry.0 == 1 && scale > 1 {
+                    case.keep();
+                }
+            }
+        }
+    }
+    if scale > 1 {
+        println!("damage: tried, ours finds, theirs finds, only theirs");
+        for (class, [tried, ours, theirs, only]) in &classes {
+            println!("{class:28} {tried:6} {ours:6} {theirs:6} {only:6}");
+        }
+        println!("found by ours alone:");
+        for (kinds, (count, example)) in &kinds {
+            println!("{count:5} {kinds:?}: {}", example.lines().next().unwrap_or_default());
+        }
+    }
+    let panics = log.take();
+    assert!(panics.is_empty(), "{panics:#?}");
+    let took = limits::peak() - before;
+    assert!(took < HEAP * rayon::current_num_threads(), "{} MiB of memory", took >> 20);
+    // Other versions of btrfs-progs see a little more or less.
+    let asked = btrfs(&["--version"]).is_ok_and(|v| v.contains("v6.14"));
+    let allowed = if asked { 0 } else { of / 20 };
+    assert!(missed.len() <= allowed, "{} of {of} were missed:\n{}", missed.len(), missed.join("\n"));
+    let found: u32 = classes.values().map(|c| c[1]).sum();
+    assert!(found as usize > of / 2, "only {found} of {of} were noticed at all");
+}
