@@ -101,7 +101,7 @@ impl Reader<'_> {
             }
             let what = format!("free space at {start} (+{}) belongs to no block group", key.offset);
             let known = self.world.chunks.find(start).is_some();
-            let kind = if known { Kind::FreeSpaceInfoMissing } else { self.stranger(start) };
+            let kind = if known { Kind::FreeSpaceInfoMissing } else { Kind::FreeSpaceOverlap };
             return self.add(kind, key, what);
         };
         if start < group.start || end > group.end {

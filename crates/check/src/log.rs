@@ -9,6 +9,7 @@ mod data;
 use self::data::LoggedData;
 use crate::finding::{Finding, Kind};
 use crate::source::{Edge, Node};
+use crate::sums::verify;
 use crate::walk::{Memory, Visit, Walk};
 use crate::world::Pass;
 use larder_format::items::keys::csum_key;
@@ -98,6 +99,7 @@ impl Visit for Log<'_> {
         let view = node.view();
         let size = self.pass.world.superblock.csum_type().size();
         let mut piece = None;
+        let mut sums = Vec::new();
         for slot in 0..view.items().len() {
             let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
             let done = if self.top { self.root(key, data) } else { self.item(key, data) };
@@ -108,7 +110,11 @@ impl Visit for Log<'_> {
                 let sectors = (data.len() / size) as u64;
                 let end = key.offset.saturating_add(sectors * u64::from(SECTOR_SIZE));
                 piece = self.join(edge, piece, Some((key.offset, end)), true);
+                sums.push((key.offset, data));
             }
+        }
+        if let Some(check) = self.pass.data.filter(|_| self.pass.first) {
+            verify(self.pass, check, &sums, size);
         }
         piece
     }

@@ -6,9 +6,10 @@ use crate::refs::Size;
 use crate::source::{Edge, Node};
 use crate::walk::Visit;
 use crate::world::Pass;
-use larder_format::items::{ExtentRef, FileExtent};
+use larder_format::items::inode::{S_IFDIR, S_IFMT, S_IFREG};
+use larder_format::items::{ExtentRef, FileExtent, InodeItem};
 use larder_format::node::NodeView;
-use larder_format::{Key, KeyType, ObjectId, TreeId};
+use larder_format::{FormatError, Key, KeyType, ObjectId, TreeId};
 
 /// Walks a tree for the sake of its nodes.
 pub(crate) struct Plain<'a> {
@@ -34,14 +35,31 @@ impl Visit for Plain<'_> {
             if !belongs(edge.tree, key) {
                 self.pass.misplaced(edge, key);
             }
-            if edge.tree == ObjectId::ROOT_TREE && key.kind == KeyType::EXTENT_DATA {
-                self.cache_file(edge, view, key, data);
+            match key.kind {
+                KeyType::EXTENT_DATA if edge.tree == ObjectId::ROOT_TREE => {
+                    self.cache_file(edge, view, key, data);
+                }
+                KeyType::INODE_ITEM if edge.tree == ObjectId::ROOT_TREE => self.inode(edge, key, data),
+                _ => {}
             }
         }
     }
 }
 
 impl Plain<'_> {
+    /// The root tree has one directory; its files hold the version 1 space cache.
+    fn inode(&self, edge: &Edge, key: Key, data: &[u8]) {
+        // What cannot be parsed was said when the node was judged.
+        let Ok(item) = InodeItem::parse(data) else { return };
+        let expected = if key.objectid == ObjectId::ROOT_TREE_DIR { S_IFDIR } else { S_IFREG | 0o600 };
+        let checked = if expected == S_IFDIR { S_IFMT } else { u32::MAX };
+        let mode = item.mode.get();
+        if mode & checked != expected {
+            let e = FormatError::new(format!("mode is {mode:o} in the root tree, expected {expected:o}"));
+            self.pass.invalid(Kind::InodeInvalid, edge, key, &e);
+        }
+    }
+
     /// The root tree's files hold the version 1 space cache, without checksums.
     fn cache_file(&self, edge: &Edge, view: NodeView<'_>, key: Key, data: &[u8]) {
         match FileExtent::parse(data) {

@@ -126,7 +126,9 @@ impl Roots {
         let by_id: BTreeMap<TreeId, &Root> = self.trees.iter().map(|r| (r.edge.tree, r)).collect();
         let hanging: BTreeSet<TreeId> =
             self.refs.keys().chain(self.backrefs.keys()).map(|(_, child)| *child).collect();
+        let mut seen = BTreeSet::new();
         for root in &self.trees {
+            check_key(world, root, !seen.insert(root.edge.tree));
             check_item(world, root);
             if root.edge.tree.is_subvolume() {
                 self.check_subvolume(world, root, &hanging, lost);
@@ -374,6 +376,23 @@ fn own_uuid(root: &Root, kind: KeyType) -> [u8; 16] {
     if kind == KeyType::UUID_SUBVOL { root.item.uuid } else { root.item.received_uuid }
 }
 
+/// Each tree has one root item. Only snapshots' say in their keys when they were made, and relocation trees' whose they are.
+fn check_key(world: &World<'_>, root: &Root, again: bool) {
+    let id = root.edge.tree;
+    if id == ObjectId::TREE_RELOC {
+        return;
+    }
+    let add = |what: String| {
+        world.add(Finding::new(Kind::RootItemInvalid, what).tree(ObjectId::ROOT_TREE).key(root.key));
+    };
+    if again {
+        add(format!("{} has another root item", tree_name(id)));
+    }
+    if root.key.offset != 0 && (!id.is_subvolume() || id == ObjectId::FS_TREE) {
+        add(format!("the key's offset is {}, expected 0", root.key.offset));
+    }
+}
+
 fn check_item(world: &World<'_>, root: &Root) {
     let add = |what: String| {
         world.add(Finding::new(Kind::RootItemWrong, what).tree(ObjectId::ROOT_TREE).key(root.key));
@@ -396,6 +415,10 @@ fn check_item(world: &World<'_>, root: &Root) {
     let dead = item.root_flags().contains(RootFlags::DEAD);
     if dead && root.is_live() && id.is_subvolume() {
         add("it is flagged as deleted, but has references".into());
+    }
+    let progress = Key::from(item.drop_progress);
+    if id.is_subvolume() && root.is_live() && progress != Key::MIN {
+        add(format!("it is alive, but drop_progress is {progress}: a deletion would begin there"));
     }
     if has_inodes(id) && item.root_dirid.get() != ObjectId::FIRST_FREE.0 {
         add(format!("root_dirid is {}, expected 256", item.root_dirid));

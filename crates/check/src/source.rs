@@ -21,6 +21,7 @@ use larder_format::{
 };
 use larder_volume::{Volume, VolumeError};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Bytes at the beginning of a node that are its checksum's, however short that is.
 const CSUM_FIELD: usize = 32;
@@ -109,6 +110,8 @@ pub(crate) struct Source<'a> {
     generation: Generation,
     /// That of the chunk tree's root: no superblock has it.
     chunk_tree_uuid: OnceLock<[u8; 16]>,
+    /// Nodes that were read once more.
+    again: AtomicUsize,
 }
 
 impl<'a> Source<'a> {
@@ -127,6 +130,7 @@ impl<'a> Source<'a> {
             csum: superblock.csum_type(),
             generation: superblock.generation(),
             chunk_tree_uuid: OnceLock::new(),
+            again: AtomicUsize::new(0),
         }
     }
 
@@ -193,6 +197,15 @@ impl<'a> Source<'a> {
             }
         }
         best.map(|(_, node)| node)
+    }
+
+    /// A node is met again on a way that should not be: reads it once more to say what is wrong with that, a number of
+    /// times.
+    pub(crate) fn read_again(&self, edge: &Edge) {
+        const MOST: usize = 1000;
+        if self.again.fetch_add(1, Relaxed) < MOST {
+            self.read(edge, false);
+        }
     }
 
     /// Compares what a way says with what is known of a node that was read before.

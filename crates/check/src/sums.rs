@@ -93,7 +93,8 @@ impl Sums<'_> {
     }
 }
 
-fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(u64, &[u8])], size: usize) {
+/// Compares data with its checksums, where several items of a leaf hold them.
+pub(crate) fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(u64, &[u8])], size: usize) {
     // Items that lie behind each other are read together.
     let mut rest = ranges;
     while let Some(((at, _), _)) = rest.split_first() {

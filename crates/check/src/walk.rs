@@ -94,9 +94,9 @@ impl<V: Visit> Walk<'_, V> {
         let fresh = self.source.volume.copies(edge.at).is_err() || self.seen.insert(edge.at.0);
         if !fresh {
             if !V::SHARED {
-                // A second tree at the root of another: say whose it is.
-                if edge.is_root && self.report {
-                    self.source.read(edge, false);
+                // A second tree at the root of another, or a node that contains itself: say whose it is.
+                if self.report {
+                    self.source.read_again(edge);
                 }
                 return self.visitor.lost(edge);
             }

@@ -1,8 +1,10 @@
 //! What commands print of images that were made to hurt them: the inputs that fuzzing kept (`fuzz/corpus/printers`), and some
 //! more made up here.
 
+use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::PanicLog;
-use larder_simtest::hostile::{noise, printers::printers};
+use larder_simtest::hostile::printers::{Run, print_some, printers};
+use larder_simtest::hostile::{noise, seeds};
 use std::path::Path;
 
 /// Sends what is printed nowhere until it is dropped: commands write past the test harness.
@@ -23,10 +25,11 @@ impl Drop for Silence {
     }
 }
 
-fn print(log: &PanicLog, input: &[u8]) -> Vec<String> {
+/// Runs what prints; the panics that it caused.
+fn print(log: &PanicLog, body: impl FnOnce(Run<'_>) -> std::io::Result<()>) -> Vec<String> {
     let _silence = Silence::new();
-    let run = || printers(input, &mut |argv| larder_cli::run(argv)).expect("a file in memory");
-    let outcome = std::panic::catch_unwind(run);
+    let run = || body(&mut |argv| larder_cli::run(argv)).expect("a file in memory");
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
     let panics = log.take();
     assert!(outcome.is_ok() || !panics.is_empty(), "a panic without a message");
     panics
@@ -41,14 +44,27 @@ fn printing_hostile_images_does_no_harm() {
     inputs.sort();
     assert!(inputs.len() >= 10, "only {} inputs are kept", inputs.len());
     for path in inputs {
-        let found = print(&log, &std::fs::read(&path).unwrap());
+        let input = std::fs::read(&path).unwrap();
+        let found = print(&log, |run| printers(&input, run));
         assert!(found.is_empty(), "{}: {found:#?}", path.display());
     }
     let mut rng = noise(26);
     for round in 0..60u32 {
         let mut input = vec![(round * 101) as u8, rng() as u8];
         input.extend((0..4 + rng() % 12).map(|_| rng() as u8));
-        let found = print(&log, &input);
+        let found = print(&log, |run| printers(&input, run));
         assert!(found.is_empty(), "{input:?}: {found:#?}");
+    }
+    // With one thing wrong; `LARDER_SCALE=50` for 50 times as many.
+    let scale: u64 = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    for seed in 0..seeds::NAMES.len() {
+        let survey = seeds::seed(seed);
+        let patient = Patient::new(survey.image.clone()).expect("a sound seed");
+        for number in 0..5 * scale {
+            let wounded = patient.wound(number * 9 + seed as u64);
+            let choices = [number as u8, rng() as u8, rng() as u8];
+            let found = print(&log, |run| print_some(&wounded.image, survey, choices, run));
+            assert!(found.is_empty(), "{}, {number}: {}: {found:#?}", seeds::NAMES[seed], wounded.what);
+        }
     }
 }

@@ -32,7 +32,7 @@ mod supers;
 use bases::{ALL, Base};
 use entry::{Entry, Progs};
 use larder_check::{Kind, Options, Report, Severity};
-use larder_simtest::damage::Damage;
+use larder_simtest::damage::{Copies, Damage, Seal};
 use larder_simtest::device::{AccessKind, Fault, SimDevice};
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{Need, btrfs, btrfs_check, need, scratch};
@@ -234,6 +234,15 @@ fn sound_images_have_no_findings() {
         }
         assert!(report.stats.inodes > 400 && report.stats.data_bytes > 1 << 16, "{:?}", report.stats);
     }
+}
+
+#[test]
+fn what_a_checksum_leaves_of_its_field_is_nobodys() {
+    let mut damage = Damage::on(Base::Larder.image().expect("an image of Larder's own")).unwrap();
+    let leaf = find::fs_leaf(&damage).unwrap();
+    damage.edit_node_in(leaf, Copies::Only(1), Seal::Leave, |node| node[20] ^= 1).unwrap();
+    let report = check(SimDevice::new(damage.into_image())).unwrap();
+    assert!(report.is_clean(), "{}", summary(&report));
 }
 
 #[test]

@@ -4,8 +4,9 @@
 //! them a fixed number of images is made up here, so that the bodies are tried on the engine as it is today even where the
 //! corpus was collected on an older one.
 
+use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::{self, CountingAllocator, PanicLog};
-use larder_simtest::hostile::{self, TARGETS, exercise, mutate, noise, seeds};
+use larder_simtest::hostile::{self, TARGETS, exercise, mutate, noise, seeds, tools};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -129,6 +130,32 @@ fn made_up_images_do_no_harm() {
         assert!(found.is_empty(), "{:?} of {input:?}: {found:#?}", mutate::mutate(&input).steps);
     }
     assert!(limits::requests() > 10_000, "{} requests", limits::requests());
+}
+
+/// Images with one thing wrong, which go unnoticed longer than those with many: mounted, changed, checked and restored.
+/// `LARDER_SCALE=50` tries 50 times as many.
+#[test]
+fn wounded_images_do_no_harm() {
+    let _alone = alone();
+    let log = PanicLog::start();
+    let scale: u64 = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let (mut opened, mut tried) = (0, 0);
+    for (seed, name) in seeds::NAMES.into_iter().enumerate() {
+        let patient = Patient::new(seeds::seed(seed).image.clone()).expect("a sound seed");
+        for number in 0..12 * scale {
+            let wounded = patient.wound(number * 9 + seed as u64);
+            let (image, script) = (&wounded.image, (number * 37 + seed as u64 * 11) as u8);
+            let body = std::panic::AssertUnwindSafe(|| {
+                opened += usize::from(exercise::exercise(image, script, number as u8).opened);
+                let _ = tools::check(image, script);
+                let _ = tools::salvage(image, script);
+            });
+            let found = panics(&log, body);
+            assert!(found.is_empty(), "{name}, {number}: {}: {found:#?}", wounded.what);
+            tried += 1;
+        }
+    }
+    assert!(opened > tried / 2, "{opened} of {tried} could be mounted");
 }
 
 /// Every interior block in turn contains every block of its tree at its first place, itself included.

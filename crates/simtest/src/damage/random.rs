@@ -222,8 +222,9 @@ impl Knife<'_> {
 
     fn items(&mut self, class: &str) -> bool {
         let kinds: Vec<_> = self.patient.items.iter().collect();
-        let ((tree, kind), places) = *kinds.choose(&mut self.rng).expect("items");
+        let ((_, kind), places) = *kinds.choose(&mut self.rng).expect("items");
         let (block, slot) = *places.choose(&mut self.rng).expect("an item");
+        let tree = self.survey().blocks[block].tree;
         let other = *places.choose(&mut self.rng).expect("an item");
         let mut leaf = Leaf::parse(&self.bytes(block));
         let (key, data) = leaf.0[slot].clone();

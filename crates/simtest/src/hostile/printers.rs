@@ -3,8 +3,9 @@
 //! The commands are the command line's own, which this crate does not know: whoever calls brings them. An input makes an image
 //! of a seed and chooses command lines; the image is a file without a name, which commands open through `/proc`.
 
-use super::choices::Choices;
+use super::survey::Survey;
 use super::{limits, mutate};
+use crate::image::Image;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
@@ -48,17 +49,24 @@ const LINES: [&[&str]; 22] = [
 /// If a command breaks a limit.
 pub fn printers(input: &[u8], run: Run<'_>) -> io::Result<()> {
     let mutated = mutate::mutate(input);
+    // The rest of what the script says: which commands, and what they are asked about.
+    let choices = [mutated.script, input.len() as u8, input.last().copied().unwrap_or(0)];
+    print_some(&mutated.image, super::seeds::seed(mutated.seed), choices, run)
+}
+
+/// Prints an image that was made from a seed, by three of the commands.
+///
+/// # Errors
+/// As [`printers`].
+///
+/// # Panics
+/// If a command breaks a limit.
+pub fn print_some(image: &Image, survey: &Survey, choices: [u8; 3], run: Run<'_>) -> io::Result<()> {
     let fd = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC)?;
     let file = File::from(fd);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    mutated.image.write_sparse(path.as_ref())?;
-    let survey = super::seeds::seed(mutated.seed);
-    // The rest of what the script says: which commands, and what they are asked about.
-    let tail = [mutated.script, input.len() as u8, input.last().copied().unwrap_or(0)];
-    let mut c = Choices::new(&tail);
-    let first = usize::from(mutated.script);
-    let _ = c.byte();
-    let (a, b) = (usize::from(c.byte()), usize::from(c.byte()));
+    image.write_sparse(path.as_ref())?;
+    let [first, a, b] = choices.map(usize::from);
     let address = match b % 3 {
         0 if !survey.extents.is_empty() => survey.extents[a % survey.extents.len()].at.0,
         1 => 256 + a as u64 % 80,

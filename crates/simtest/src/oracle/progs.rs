@@ -103,25 +103,23 @@ impl fmt::Display for Report {
 /// `btrfs` cannot be started: ask [`need`](super::need) first.
 #[must_use]
 pub fn btrfs_check(path: &Path, data_csum: bool) -> Report {
-    report_of(tool("btrfs"), path, data_csum)
+    report_of(tool("btrfs"), path, if data_csum { &["--check-data-csum"] } else { &[] })
 }
 
-/// The same of an image that may make it go on for ever and take all memory: it is stopped after `seconds` or at 2 GiB.
+/// `btrfs check --readonly ARGS` of an image that may make it go on for ever and take all memory: it is stopped after
+/// `seconds`, or at 2 GiB.
 ///
 /// # Panics
 /// `timeout` or `prlimit` cannot be started.
 #[must_use]
-pub fn btrfs_check_within(path: &Path, data_csum: bool, seconds: u32) -> Report {
+pub fn btrfs_check_within(path: &Path, args: &[&str], seconds: u32) -> Report {
     let mut command = tool("timeout");
     command.args(["--kill-after=5", &seconds.to_string(), "prlimit", "--as=2147483648", "btrfs"]);
-    report_of(command, path, data_csum)
+    report_of(command, path, args)
 }
 
-fn report_of(mut command: std::process::Command, path: &Path, data_csum: bool) -> Report {
-    command.args(["check", "--readonly"]);
-    if data_csum {
-        command.arg("--check-data-csum");
-    }
+fn report_of(mut command: std::process::Command, path: &Path, args: &[&str]) -> Report {
+    command.args(["check", "--readonly"]).args(args);
     let out = output(command.arg(path).stdin(Stdio::null())).expect("btrfs can be run");
     let mut report = Report { code: out.status.code(), ..Report::default() };
     for text in [&out.stdout, &out.stderr] {

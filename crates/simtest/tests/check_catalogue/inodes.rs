@@ -144,6 +144,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("root-directory-without-its-reference", BOTH, &[Kind::RootDirectory], |d| {
         d.item(FS, Key::new(256, KeyType::INODE_REF, 256)).delete()
     }),
+    seen("root-directory-with-an-index", BOTH, &[Kind::RootDirectory], |d| {
+        d.item(FS, Key::new(256, KeyType::INODE_REF, 256)).set_u64(0, 1)
+    }),
+    seen("root-directory-of-another-name", BOTH, &[Kind::RootDirectory], |d| {
+        d.item(FS, Key::new(256, KeyType::INODE_REF, 256)).set(10, b"up")
+    }),
     seen("directory-size", BOTH, &[Kind::DirectorySize], |d| {
         let key = find::inode(d, "plant/dir")?;
         d.item(FS, key).add_u64(SIZE, 2)

@@ -85,6 +85,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let (key, data) = sums.find(|(_, data)| data.len() >= 8).context("checksums in the log")?;
         d.insert_below(root, Key { offset: key.offset + 4096, ..key }, &data[4..8])
     }),
+    missed("log-data-of-other-bytes", PENDING, &[Kind::DataChecksum], |d| {
+        let (_, items) = log(d)?;
+        let sums = items.into_iter().find(|(key, _)| key.kind == KeyType::EXTENT_CSUM);
+        let (key, _) = sums.context("checksums in the log")?;
+        d.edit_data(Logical(key.offset), Copies::All, |data| data[7] ^= 1)
+    }),
     missed("log-item-of-a-type-that-logs-lack", PENDING, &[Kind::LogDamaged], |d| {
         let (root, _) = log(d)?;
         d.insert_below(root, Key::new(500, KeyType::CHUNK_ITEM, 0), &[0; 10])

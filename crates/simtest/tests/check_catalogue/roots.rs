@@ -5,7 +5,9 @@ use crate::find::{self, CSUMS, FS, ROOTS, UUIDS};
 use anyhow::{Context, Result};
 use larder_check::Kind;
 use larder_format::items::dir::DirEntries;
-use larder_format::items::keys::{dir_item_key, orphan_key, root_backref_key, root_ref_key, uuid_key};
+use larder_format::items::keys::{
+    dir_item_key, inode_key, orphan_key, root_backref_key, root_ref_key, uuid_key,
+};
 use larder_format::items::root::RootRef;
 use larder_format::{Key, KeyType, ObjectId, TreeId};
 use larder_simtest::damage::Damage;
@@ -16,6 +18,7 @@ const BYTENR: usize = 176;
 const LAST_SNAPSHOT: usize = 200;
 const FLAGS: usize = 208;
 const REFS: usize = 216;
+const DROP_PROGRESS: usize = 220;
 const LEVEL: usize = 238;
 const GENERATION_V2: usize = 239;
 
@@ -82,6 +85,23 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("root-item-top-directory", BOTH, &[Kind::RootItemWrong], |d| {
         let (key, _) = d.root_item(FS)?;
         d.item(ROOTS, key).set_u64(DIRID, 300)
+    }),
+    seen("root-item-top-directory-of-data-relocation", BOTH, &[Kind::RootItemWrong], |d| {
+        let (key, _) = d.root_item(ObjectId::DATA_RELOC_TREE)?;
+        d.item(ROOTS, key).set_u64(DIRID, 300)
+    }),
+    seen("root-item-twice", BOTH, &[Kind::RootItemInvalid], |d| {
+        let (key, _) = d.root_item(ObjectId::EXTENT_TREE)?;
+        let data = d.get(ROOTS, key)?;
+        d.insert(ROOTS, Key { offset: 4096, ..key }, &data)
+    }),
+    missed("root-item-alive-with-progress-of-a-deletion", BOTH, &[Kind::RootItemWrong], |d| {
+        let (key, _) = d.root_item(FS)?;
+        d.item(ROOTS, key).set_u64(DROP_PROGRESS, 300)
+    }),
+    seen("root-tree-with-a-second-directory", BOTH, &[Kind::InodeInvalid], |d| {
+        let data = d.get(ROOTS, inode_key(ObjectId::ROOT_TREE_DIR))?;
+        d.insert(ROOTS, inode_key(ObjectId(4102)), &data)
     }),
     missed("root-item-last-snapshot-too-early", LINUX, &[Kind::RootItemWrong], |d| {
         let (key, ..) = keys(d, subvolume(d, "frozen")?)?;

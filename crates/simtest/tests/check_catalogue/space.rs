@@ -43,6 +43,10 @@ fn csum_key(at: Logical) -> Key {
 }
 
 pub(crate) const ENTRIES: &[Entry] = &[
+    seen("free-space-below-the-groups-without-its-info", LINUX, &[Kind::FreeSpaceOverlap], |d| {
+        let (key, _) = d.first(FREE, |_, _| true)?;
+        d.item(FREE, key).delete()
+    }),
     seen("free-space-run-missing", BOTH, &[Kind::FreeSpaceMissing], |d| {
         let run = free_extent(d)?;
         d.item(FREE, run).delete()
