@@ -6,7 +6,7 @@ use anyhow::Result;
 use larder_check::Kind;
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Key, KeyType};
-use larder_simtest::damage::{Copies, Damage};
+use larder_simtest::damage::{Copies, Damage, ItemEdit};
 
 const GENERATION: usize = 0;
 const RAM_BYTES: usize = 8;
@@ -22,6 +22,12 @@ const NUM_BYTES: usize = 45;
 fn inline(d: &Damage, path: &str) -> Result<Key> {
     let ino = find::ino(d, path)?;
     Ok(d.first(FS, |k, _| k.objectid == ino && k.kind == KeyType::EXTENT_DATA)?.0)
+}
+
+/// The item of that extent, to be changed.
+fn inline_item<'a>(d: &'a mut Damage, path: &str) -> Result<ItemEdit<'a>> {
+    let key = inline(d, path)?;
+    Ok(d.item(FS, key))
 }
 
 /// The item that stands for the hole in `plant/sparse`.
@@ -51,12 +57,10 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.insert(FS, Key { offset: 8192, ..key }, &record.encode())
     }),
     seen("file-extent-longer-than-its-window", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).add_u64(NUM_BYTES, 4096)
+        find::stored_item(d, "plant/plain")?.add_u64(NUM_BYTES, 4096)
     }),
     seen("file-extent-window-behind-the-extent", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).set_u64(OFFSET, 1 << 20)
+        find::stored_item(d, "plant/plain")?.set_u64(OFFSET, 1 << 20)
     }),
     seen("file-extent-gap", HOLES, &[Kind::FileExtentHole], |d| {
         let key = hole(d)?;
@@ -67,8 +71,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, key).delete()
     }),
     seen("file-extent-missing", BOTH, &[Kind::InodeBytes, Kind::ExtentUnused], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).delete()
+        find::stored_item(d, "plant/plain")?.delete()
     }),
     seen("file-extent-elsewhere", BOTH, &[Kind::ExtentItemMissing, Kind::ExtentUnused], |d| {
         let (key, _) = find::stored(d, "plant/plain")?;
@@ -86,8 +89,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, key).set_u64(DISK_BYTENR, nowhere.0)
     }),
     seen("file-extent-within-an-extent", BOTH, &[Kind::ExtentItemMissing], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).add_u64(DISK_BYTENR, 4096)
+        find::stored_item(d, "plant/plain")?.add_u64(DISK_BYTENR, 4096)
     }),
     seen("file-extent-in-metadata", BOTH, &[Kind::ExtentType], |d| {
         let (key, _) = find::stored(d, "plant/plain")?;
@@ -95,20 +97,16 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, key).set_u64(DISK_BYTENR, node.0)
     }),
     seen("file-extent-disk-length", BOTH, &[Kind::ExtentLength], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).add_u64(DISK_NUM_BYTES, 4096)
+        find::stored_item(d, "plant/plain")?.add_u64(DISK_NUM_BYTES, 4096)
     }),
     missed("file-extent-ram-bytes", BOTH, &[Kind::FileExtentRamBytes], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).add_u64(RAM_BYTES, 4096)
+        find::stored_item(d, "plant/plain")?.add_u64(RAM_BYTES, 4096)
     }),
     seen("file-extent-unaligned", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).add_u64(NUM_BYTES, -1)
+        find::stored_item(d, "plant/plain")?.add_u64(NUM_BYTES, -1)
     }),
     missed("file-extent-unknown-compression", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).set_u8(COMPRESSION, 7)
+        find::stored_item(d, "plant/plain")?.set_u8(COMPRESSION, 7)
     }),
     missed("file-extent-compression-without-the-feature", BOTH, &[Kind::SuperFeature], |d| {
         let (key, _) = find::stored(d, "plant/plain")?;
@@ -116,24 +114,19 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.edit_super(|s| s.incompat_flags.set(s.incompat_flags.get() & !8))
     }),
     missed("file-extent-encrypted", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).set_u8(ENCRYPTION, 1)
+        find::stored_item(d, "plant/plain")?.set_u8(ENCRYPTION, 1)
     }),
     seen("file-extent-unknown-type", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).set_u8(TYPE, 9)
+        find::stored_item(d, "plant/plain")?.set_u8(TYPE, 9)
     }),
     seen("file-extent-written-marked-as-preallocated", BOTH, &[Kind::ChecksumUnexpected], |d| {
-        let (key, _) = find::stored(d, "plant/plain")?;
-        d.item(FS, key).set_u8(TYPE, 2)
+        find::stored_item(d, "plant/plain")?.set_u8(TYPE, 2)
     }),
     seen("file-extent-preallocated-marked-as-written", LINUX, &[Kind::ChecksumMissing], |d| {
-        let (key, _) = find::stored(d, "prealloc/untouched")?;
-        d.item(FS, key).set_u8(TYPE, 1)
+        find::stored_item(d, "prealloc/untouched")?.set_u8(TYPE, 1)
     }),
     seen("file-extent-preallocated-and-compressed", LINUX, &[Kind::ChecksumUnexpected], |d| {
-        let (key, _) = find::stored(d, "compressed/zstd/one-extent")?;
-        d.item(FS, key).set_u8(TYPE, 2)
+        find::stored_item(d, "compressed/zstd/one-extent")?.set_u8(TYPE, 2)
     }),
     missed("file-extent-of-the-next-transaction", BOTH, &[Kind::FileExtentGeneration], |d| {
         let (key, _) = find::stored(d, "plant/plain")?;
@@ -156,8 +149,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.insert(FS, Key::new(last.0 + 1000, KeyType::EXTENT_DATA, 0), &data)
     }),
     seen("inline-extent-longer-than-its-item", BOTH, &[Kind::FileExtentInvalid], |d| {
-        let key = inline(d, "plant/inline")?;
-        d.item(FS, key).set_u64(RAM_BYTES, 900)
+        inline_item(d, "plant/inline")?.set_u64(RAM_BYTES, 900)
     }),
     seen("inline-extent-longer-than-a-sector", LINUX, &[Kind::FileExtentInline], |d| {
         find::where_it_fits(
@@ -181,13 +173,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let key = inline(d, "plant/inline")?;
         d.item(FS, key).rekey(Key { offset: 4096, ..key })
     }),
-    seen("symlink-without-target", BOTH, &[Kind::InodeSize], |d| {
-        let key = inline(d, "plant/symlink")?;
-        d.item(FS, key).delete()
-    }),
+    seen("symlink-without-target", BOTH, &[Kind::InodeSize], |d| inline_item(d, "plant/symlink")?.delete()),
     missed("file-extent-compressed-without-copy-on-write", LINUX, &[Kind::FileExtentCompression], |d| {
-        let key = find::inode(d, "compressed/zstd/one-extent")?;
-        d.item(FS, key).set_u64(64, 2)
+        find::inode_item(d, "compressed/zstd/one-extent")?.set_u64(64, 2)
     }),
     missed("data-packed-wrongly-zlib", LINUX, &[Kind::DataUnpack], |d| {
         repack(d, "compressed/zlib/one-extent", &[0xff; 8])

@@ -43,8 +43,7 @@ fn keyed(d: &Damage, kind: KeyType) -> Result<Key> {
 
 pub(crate) const ENTRIES: &[Entry] = &[
     seen("extent-missing-data", BOTH, &[Kind::ExtentItemMissing], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).delete()
+        find::extent_item(d, "plant/plain")?.delete()
     }),
     seen("extent-missing-node", BOTH, &[Kind::ExtentItemMissing], |d| {
         let key = find::node_record(d, find::fs_leaf(d)?)?;
@@ -88,24 +87,20 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(EXTENTS, key).rekey(Key { offset: key.offset - 4096, ..key })
     }),
     seen("extent-refs-too-many", BOTH, &[Kind::ExtentRefCount], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).set_u64(0, 2)
+        find::extent_item(d, "plant/plain")?.set_u64(0, 2)
     }),
     seen("extent-refs-too-many-for-a-node", BOTH, &[Kind::ExtentRefCount], |d| {
         let key = find::node_record(d, find::fs_leaf(d)?)?;
         d.item(EXTENTS, key).set_u64(0, 2)
     }),
     seen("extent-refs-fewer-than-inline", BOTH, &[Kind::ExtentItemInvalid], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).set_u64(0, 0)
+        find::extent_item(d, "plant/plain")?.set_u64(0, 0)
     }),
     seen("extent-refs-too-few-with-keyed-ones", LINUX, &[Kind::ExtentRefCount], |d| {
-        let key = find::extent(d, "plant/shared")?;
-        d.item(EXTENTS, key).add_u64(0, -1)
+        find::extent_item(d, "plant/shared")?.add_u64(0, -1)
     }),
     seen("extent-without-refs", BOTH, &[Kind::ExtentRefMissing], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).edit(|data| data.truncate(24))
+        find::extent_item(d, "plant/plain")?.edit(|data| data.truncate(24))
     }),
     seen("extent-ref-with-a-wrong-count", BOTH, &[Kind::ExtentRefUnused], |d| {
         let key = find::extent(d, "plant/plain")?;
@@ -115,8 +110,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         })
     }),
     seen("extent-ref-of-another-tree", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).set_u64(25, 1000)
+        find::extent_item(d, "plant/plain")?.set_u64(25, 1000)
     }),
     seen("extent-ref-of-another-inode", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
         let key = find::extent(d, "plant/plain")?;
@@ -124,8 +118,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(EXTENTS, key).set_u64(33, other.0)
     }),
     seen("extent-ref-of-another-offset", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).set_u64(41, 4096)
+        find::extent_item(d, "plant/plain")?.set_u64(41, 4096)
     }),
     seen(
         "extent-ref-of-another-tree-to-a-node",
@@ -168,8 +161,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(EXTENTS, key).set_u64(16, 1)
     }),
     seen("extent-of-the-future", BOTH, &[Kind::ExtentItemInvalid], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).add_u64(8, 1000)
+        find::extent_item(d, "plant/plain")?.add_u64(8, 1000)
     }),
     seen(
         "extent-shared-node-ref-of-another-parent",
@@ -242,8 +234,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         })
     }),
     seen("extent-inline-ref-of-an-unknown-type", BOTH, &[Kind::ExtentItemInvalid], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        d.item(EXTENTS, key).set_u8(24, 99)
+        find::extent_item(d, "plant/plain")?.set_u8(24, 99)
     }),
     seen("extent-of-a-deleted-subvolume-missing", PENDING, &[Kind::ExtentItemMissing], |d| {
         let (tree, _) = crate::roots::deleted_subvolume(d)?;

@@ -7,7 +7,7 @@ use larder_format::items::keys::{dir_item_key, inode_key};
 use larder_format::items::{BlockGroupFlags, ExtentRecord, FileExtent};
 use larder_format::node::NodeView;
 use larder_format::{CompatRo, Incompat, Key, KeyType, Logical, ObjectId, TreeId};
-use larder_simtest::damage::Damage;
+use larder_simtest::damage::{Damage, ItemEdit};
 
 pub(crate) const FS: TreeId = ObjectId::FS_TREE;
 pub(crate) const ROOTS: TreeId = ObjectId::ROOT_TREE;
@@ -39,6 +39,12 @@ pub(crate) fn inode(d: &Damage, path: &str) -> Result<Key> {
     Ok(inode_key(ino(d, path)?))
 }
 
+/// The inode item at a path, to be changed.
+pub(crate) fn inode_item<'a>(d: &'a mut Damage, path: &str) -> Result<ItemEdit<'a>> {
+    let key = inode(d, path)?;
+    Ok(d.item(FS, key))
+}
+
 /// What the directory at `path` has for its entry `name`: keys of DIR_ITEM and DIR_INDEX, and the inode.
 pub(crate) struct Name {
     pub item: Key,
@@ -66,6 +72,12 @@ pub(crate) fn stored(d: &Damage, path: &str) -> Result<(Key, ExtentRecord)> {
     stored_in(d, FS, path)
 }
 
+/// The item of that extent, to be changed.
+pub(crate) fn stored_item<'a>(d: &'a mut Damage, path: &str) -> Result<ItemEdit<'a>> {
+    let (key, _) = stored(d, path)?;
+    Ok(d.item(FS, key))
+}
+
 /// [`stored`] in a subvolume.
 pub(crate) fn stored_in(d: &Damage, tree: TreeId, path: &str) -> Result<(Key, ExtentRecord)> {
     let ino = ino_in(d, tree, path)?;
@@ -85,6 +97,12 @@ pub(crate) fn stored_in(d: &Damage, tree: TreeId, path: &str) -> Result<(Key, Ex
 pub(crate) fn extent(d: &Damage, path: &str) -> Result<Key> {
     let (_, record) = stored(d, path)?;
     Ok(Key::new(record.disk_bytenr, KeyType::EXTENT_ITEM, record.disk_num_bytes))
+}
+
+/// That EXTENT_ITEM, to be changed.
+pub(crate) fn extent_item<'a>(d: &'a mut Damage, path: &str) -> Result<ItemEdit<'a>> {
+    let key = extent(d, path)?;
+    Ok(d.item(EXTENTS, key))
 }
 
 /// Key of the checksum item that covers `at`.

@@ -10,7 +10,7 @@ use larder_format::items::dir::DirEntryRef;
 use larder_format::items::inode_ref::{ExtRef, InodeRef};
 use larder_format::items::keys::{dir_item_key, inode_extref_key, inode_key, orphan_key};
 use larder_format::{Generation, Key, KeyType, ObjectId};
-use larder_simtest::damage::Damage;
+use larder_simtest::damage::{Damage, ItemEdit};
 
 const GENERATION: usize = 0;
 const TRANSID: usize = 8;
@@ -42,66 +42,57 @@ fn rename(d: &mut Damage, path: &str, to: &[u8]) -> Result<()> {
     d.item(FS, name.item).rekey(Key { offset: name_hash(to), ..name.item })
 }
 
+/// One of the three items of the name `plant/dir/one`, to be changed.
+fn one(d: &mut Damage, which: fn(find::Name) -> Key) -> Result<ItemEdit<'_>> {
+    let key = which(find::name(d, "plant/dir/one")?);
+    Ok(d.item(FS, key))
+}
+
 pub(crate) const ENTRIES: &[Entry] = &[
     seen("inode-links-too-many", BOTH, &[Kind::InodeLinkCount], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).set_u32(NLINK, 2)
+        find::inode_item(d, "plant/plain")?.set_u32(NLINK, 2)
     }),
     seen("inode-links-too-few", BOTH, &[Kind::InodeLinkCount], |d| {
-        let key = find::inode(d, "plant/pair-a")?;
-        d.item(FS, key).set_u32(NLINK, 2)
+        find::inode_item(d, "plant/pair-a")?.set_u32(NLINK, 2)
     }),
     seen("inode-without-links", BOTH, &[Kind::InodeLinkCount], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).set_u32(NLINK, 0)
+        find::inode_item(d, "plant/plain")?.set_u32(NLINK, 0)
     }),
     seen("inode-directory-with-two-links", BOTH, &[Kind::InodeInvalid], |d| {
-        let key = find::inode(d, "plant/dir")?;
-        d.item(FS, key).set_u32(NLINK, 2)
+        find::inode_item(d, "plant/dir")?.set_u32(NLINK, 2)
     }),
     missed("inode-written-in-place-with-checksums", BOTH, &[Kind::InodeFlags], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).set_u64(FLAGS, 2)
+        find::inode_item(d, "plant/plain")?.set_u64(FLAGS, 2)
     }),
     missed("inode-size-of-an-inline-file", BOTH, &[Kind::InodeSize], |d| {
-        let key = find::inode(d, "plant/inline")?;
-        d.item(FS, key).set_u64(SIZE, 300)
+        find::inode_item(d, "plant/inline")?.set_u64(SIZE, 300)
     }),
     missed("inode-size-before-the-last-extent", BOTH, &[Kind::FileExtentBeyondEnd], |d| {
-        let key = find::inode(d, "plant/sparse")?;
-        d.item(FS, key).set_u64(SIZE, 4096)
+        find::inode_item(d, "plant/sparse")?.set_u64(SIZE, 4096)
     }),
     seen("inode-size-beyond-the-last-extent", HOLES, &[Kind::FileExtentHole], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).set_u64(SIZE, 1 << 20)
+        find::inode_item(d, "plant/plain")?.set_u64(SIZE, 1 << 20)
     }),
     missed("inode-size-of-a-symlink", BOTH, &[Kind::InodeSize], |d| {
-        let key = find::inode(d, "plant/symlink")?;
-        d.item(FS, key).set_u64(SIZE, 5)
+        find::inode_item(d, "plant/symlink")?.set_u64(SIZE, 5)
     }),
     seen("inode-bytes-too-many", BOTH, &[Kind::InodeBytes], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).add_u64(NBYTES, 4096)
+        find::inode_item(d, "plant/plain")?.add_u64(NBYTES, 4096)
     }),
     seen("inode-bytes-of-an-inline-file", BOTH, &[Kind::InodeBytes], |d| {
-        let key = find::inode(d, "plant/inline")?;
-        d.item(FS, key).set_u64(NBYTES, 4096)
+        find::inode_item(d, "plant/inline")?.set_u64(NBYTES, 4096)
     }),
     seen("inode-of-another-type", BOTH, &[Kind::DirEntryType], |d| {
-        let key = find::inode(d, "plant/fifo")?;
-        d.item(FS, key).set_u32(MODE, 0o140_644)
+        find::inode_item(d, "plant/fifo")?.set_u32(MODE, 0o140_644)
     }),
     seen("inode-of-no-type", BOTH, &[Kind::InodeInvalid], |d| {
-        let key = find::inode(d, "plant/fifo")?;
-        d.item(FS, key).set_u32(MODE, 0o644)
+        find::inode_item(d, "plant/fifo")?.set_u32(MODE, 0o644)
     }),
     missed("inode-unknown-flag", BOTH, &[Kind::InodeInvalid], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).set_u64(FLAGS, 1 << 20)
+        find::inode_item(d, "plant/plain")?.set_u64(FLAGS, 1 << 20)
     }),
     seen("inode-without-checksums-that-has-them", BOTH, &[Kind::ChecksumUnexpected], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).set_u64(FLAGS, 1)
+        find::inode_item(d, "plant/plain")?.set_u64(FLAGS, 1)
     }),
     seen("inode-with-checksums-that-lacks-them", LINUX, &[Kind::ChecksumMissing], |d| {
         let (key, _) = d.first(FS, |key, data| {
@@ -110,8 +101,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, key).set_u64(FLAGS, 0)
     }),
     seen("inode-of-the-future", BOTH, &[Kind::InodeInvalid], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).add_u64(GENERATION, 1000)
+        find::inode_item(d, "plant/plain")?.add_u64(GENERATION, 1000)
     }),
     missed("inode-of-the-next-transaction", BOTH, &[Kind::InodeGeneration], |d| {
         let key = find::inode(d, "plant/plain")?;
@@ -119,16 +109,11 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, key).set_u64(GENERATION, next)
     }),
     seen("inode-changed-in-the-future", BOTH, &[Kind::InodeInvalid], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).add_u64(TRANSID, 1000)
+        find::inode_item(d, "plant/plain")?.add_u64(TRANSID, 1000)
     }),
-    seen("inode-item-missing", BOTH, &[Kind::InodeMissing], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).delete()
-    }),
+    seen("inode-item-missing", BOTH, &[Kind::InodeMissing], |d| find::inode_item(d, "plant/plain")?.delete()),
     missed("inode-item-too-short", BOTH, &[Kind::InodeInvalid], |d| {
-        let key = find::inode(d, "plant/plain")?;
-        d.item(FS, key).edit(|data| data.truncate(100))
+        find::inode_item(d, "plant/plain")?.edit(|data| data.truncate(100))
     }),
     seen("inode-nobody-names", BOTH, &[Kind::OrphanItemMissing], |d| {
         let last = d.items(FS)?.into_iter().rfind(|(key, _)| key.kind == KeyType::INODE_ITEM);
@@ -151,28 +136,18 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, Key::new(256, KeyType::INODE_REF, 256)).set(10, b"up")
     }),
     seen("directory-size", BOTH, &[Kind::DirectorySize], |d| {
-        let key = find::inode(d, "plant/dir")?;
-        d.item(FS, key).add_u64(SIZE, 2)
+        find::inode_item(d, "plant/dir")?.add_u64(SIZE, 2)
     }),
     seen("directory-size-of-an-empty-one", BOTH, &[Kind::DirectorySize], |d| {
-        let key = find::inode(d, "plant/empty")?;
-        d.item(FS, key).set_u64(SIZE, 12)
+        find::inode_item(d, "plant/empty")?.set_u64(SIZE, 12)
     }),
-    seen("name-without-dir-item", BOTH, &[Kind::DirItemMissing], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.item).delete()
-    }),
-    seen("name-without-dir-index", BOTH, &[Kind::DirIndexMissing], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.index).delete()
-    }),
+    seen("name-without-dir-item", BOTH, &[Kind::DirItemMissing], |d| one(d, |name| name.item)?.delete()),
+    seen("name-without-dir-index", BOTH, &[Kind::DirIndexMissing], |d| one(d, |name| name.index)?.delete()),
     seen("name-without-inode-ref", BOTH, &[Kind::InodeRefMissing], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.reference).delete()
+        one(d, |name| name.reference)?.delete()
     }),
     seen("name-in-dir-item-of-another-inode", BOTH, &[Kind::DirEntryDiffers], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.item).set_u64(0, 1_000_000)
+        one(d, |name| name.item)?.set_u64(0, 1_000_000)
     }),
     seen("name-in-dir-index-of-another-inode", BOTH, &[Kind::DirEntryDiffers], |d| {
         let name = find::name(d, "plant/dir/one")?;
@@ -180,28 +155,23 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, name.index).set_u64(0, other.0)
     }),
     seen("name-of-another-type-in-dir-item", BOTH, &[Kind::DirEntryDiffers], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.item).set_u8(ENTRY_TYPE, 7)
+        one(d, |name| name.item)?.set_u8(ENTRY_TYPE, 7)
     }),
     seen("name-of-another-type-in-dir-index", BOTH, &[Kind::DirEntryType], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.index).set_u8(ENTRY_TYPE, 7)
+        one(d, |name| name.index)?.set_u8(ENTRY_TYPE, 7)
     }),
     seen("name-with-a-wrong-hash", BOTH, &[Kind::NameHash], |d| {
         let name = find::name(d, "plant/dir/one")?;
         d.item(FS, name.item).rekey(Key { offset: name.item.offset ^ 0xff, ..name.item })
     }),
     seen("name-changed-in-dir-index", BOTH, &[Kind::DirItemMissing, Kind::DirIndexMissing], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.index).set(30, b"eno")
+        one(d, |name| name.index)?.set(30, b"eno")
     }),
     seen("name-changed-in-inode-ref", BOTH, &[Kind::InodeRefMissing, Kind::InodeRefWithoutEntry], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.reference).set(10, b"eno")
+        one(d, |name| name.reference)?.set(10, b"eno")
     }),
     seen("name-with-another-index-in-inode-ref", BOTH, &[Kind::InodeRefDiffers], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.reference).set_u64(0, 77)
+        one(d, |name| name.reference)?.set_u64(0, 77)
     }),
     seen("name-with-another-dir-index", BOTH, &[Kind::InodeRefDiffers], |d| {
         let name = find::name(d, "plant/dir/one")?;
@@ -213,8 +183,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.insert(FS, Key { offset: 77, ..name.index }, &data)
     }),
     seen("name-twice-in-dir-item", BOTH, &[Kind::DirNameDuplicate], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.item).edit(|data| data.extend_from_within(..))
+        one(d, |name| name.item)?.edit(|data| data.extend_from_within(..))
     }),
     seen("name-that-no-directory-has", BOTH, &[Kind::InodeRefWithoutEntry], |d| {
         let name = find::name(d, "plant/dir/one")?;
@@ -232,12 +201,10 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(FS, name.index).rekey(Key { offset: 1, ..name.index })
     }),
     seen("name-longer-than-its-item", BOTH, &[Kind::NameInvalid], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.index).set_u16(27, 200)
+        one(d, |name| name.index)?.set_u16(27, 200)
     }),
     seen("name-of-an-unknown-type", BOTH, &[Kind::NameInvalid], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.item).set_u8(ENTRY_TYPE, 77)
+        one(d, |name| name.item)?.set_u8(ENTRY_TYPE, 77)
     }),
     seen("extref-missing", LINUX, &[Kind::InodeRefMissing], |d| {
         let (key, _) = extref(d)?;

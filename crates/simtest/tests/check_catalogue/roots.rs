@@ -10,7 +10,7 @@ use larder_format::items::keys::{
 };
 use larder_format::items::root::RootRef;
 use larder_format::{Key, KeyType, ObjectId, TreeId};
-use larder_simtest::damage::Damage;
+use larder_simtest::damage::{Damage, ItemEdit};
 
 const GENERATION: usize = 160;
 const DIRID: usize = 168;
@@ -21,6 +21,12 @@ const REFS: usize = 216;
 const DROP_PROGRESS: usize = 220;
 const LEVEL: usize = 238;
 const GENERATION_V2: usize = 239;
+
+/// The root item of a tree, to be changed.
+fn root(d: &mut Damage, tree: TreeId) -> Result<ItemEdit<'_>> {
+    let (key, _) = d.root_item(tree)?;
+    Ok(d.item(ROOTS, key))
+}
 
 /// The subvolume at `volumes/NAME`.
 fn subvolume(d: &Damage, name: &str) -> Result<TreeId> {
@@ -54,41 +60,25 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let nowhere = find::unmapped(d);
         d.item(ROOTS, key).set_u64(BYTENR, nowhere.0)
     }),
-    seen("root-item-unaligned", BOTH, &[Kind::RootItemInvalid], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).add_u64(BYTENR, 1)
-    }),
+    seen("root-item-unaligned", BOTH, &[Kind::RootItemInvalid], |d| root(d, FS)?.add_u64(BYTENR, 1)),
     seen("root-item-level", BOTH, &[Kind::NodeLevel], |d| {
         let (key, root) = d.root_item(FS)?;
         d.item(ROOTS, key).set_u8(LEVEL, root.level + 1)
     }),
-    seen("root-item-generation", BOTH, &[Kind::NodeGeneration], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).add_u64(GENERATION, -1)
-    }),
+    seen("root-item-generation", BOTH, &[Kind::NodeGeneration], |d| root(d, FS)?.add_u64(GENERATION, -1)),
     missed("root-item-second-generation", BOTH, &[Kind::UuidStale], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).add_u64(GENERATION_V2, -1)
+        root(d, FS)?.add_u64(GENERATION_V2, -1)
     }),
-    missed("root-item-unknown-flag", BOTH, &[Kind::RootItemInvalid], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).set_u64(FLAGS, 2)
-    }),
+    missed("root-item-unknown-flag", BOTH, &[Kind::RootItemInvalid], |d| root(d, FS)?.set_u64(FLAGS, 2)),
     missed("root-item-last-snapshot-of-the-future", BOTH, &[Kind::RootItemInvalid], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).add_u64(LAST_SNAPSHOT, 1000)
+        root(d, FS)?.add_u64(LAST_SNAPSHOT, 1000)
     }),
     missed("root-item-of-an-odd-size", BOTH, &[Kind::RootItemInvalid], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).edit(|data| data.truncate(400))
+        root(d, FS)?.edit(|data| data.truncate(400))
     }),
-    seen("root-item-top-directory", BOTH, &[Kind::RootItemWrong], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).set_u64(DIRID, 300)
-    }),
+    seen("root-item-top-directory", BOTH, &[Kind::RootItemWrong], |d| root(d, FS)?.set_u64(DIRID, 300)),
     seen("root-item-top-directory-of-data-relocation", BOTH, &[Kind::RootItemWrong], |d| {
-        let (key, _) = d.root_item(ObjectId::DATA_RELOC_TREE)?;
-        d.item(ROOTS, key).set_u64(DIRID, 300)
+        root(d, ObjectId::DATA_RELOC_TREE)?.set_u64(DIRID, 300)
     }),
     seen("root-item-twice", BOTH, &[Kind::RootItemInvalid], |d| {
         let (key, _) = d.root_item(ObjectId::EXTENT_TREE)?;
@@ -96,8 +86,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.insert(ROOTS, Key { offset: 4096, ..key }, &data)
     }),
     missed("root-item-alive-with-progress-of-a-deletion", BOTH, &[Kind::RootItemWrong], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).set_u64(DROP_PROGRESS, 300)
+        root(d, FS)?.set_u64(DROP_PROGRESS, 300)
     }),
     seen("root-tree-with-a-second-directory", BOTH, &[Kind::InodeInvalid], |d| {
         let data = d.get(ROOTS, inode_key(ObjectId::ROOT_TREE_DIR))?;
@@ -107,26 +96,13 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let (key, ..) = keys(d, subvolume(d, "frozen")?)?;
         d.item(ROOTS, key).set_u64(LAST_SNAPSHOT, 0)
     }),
-    seen("tree-missing-checksums", BOTH, &[Kind::TreeMissing], |d| {
-        let (key, _) = d.root_item(CSUMS)?;
-        d.item(ROOTS, key).delete()
-    }),
-    seen("tree-missing-extents", BOTH, &[Kind::TreeMissing], |d| {
-        let (key, _) = d.root_item(ObjectId::EXTENT_TREE)?;
-        d.item(ROOTS, key).delete()
-    }),
+    seen("tree-missing-checksums", BOTH, &[Kind::TreeMissing], |d| root(d, CSUMS)?.delete()),
+    seen("tree-missing-extents", BOTH, &[Kind::TreeMissing], |d| root(d, ObjectId::EXTENT_TREE)?.delete()),
     seen("tree-missing-data-relocation", BOTH, &[Kind::TreeMissing], |d| {
-        let (key, _) = d.root_item(ObjectId::DATA_RELOC_TREE)?;
-        d.item(ROOTS, key).delete()
+        root(d, ObjectId::DATA_RELOC_TREE)?.delete()
     }),
-    seen("tree-missing-free-space", BOTH, &[Kind::TreeMissing], |d| {
-        let (key, _) = d.root_item(find::FREE)?;
-        d.item(ROOTS, key).delete()
-    }),
-    seen("tree-missing-top-subvolume", BOTH, &[Kind::TreeMissing], |d| {
-        let (key, _) = d.root_item(FS)?;
-        d.item(ROOTS, key).delete()
-    }),
+    seen("tree-missing-free-space", BOTH, &[Kind::TreeMissing], |d| root(d, find::FREE)?.delete()),
+    seen("tree-missing-top-subvolume", BOTH, &[Kind::TreeMissing], |d| root(d, FS)?.delete()),
     seen("subvolume-missing", LINUX, &[Kind::RootRefWithoutRoot], |d| {
         let (key, ..) = keys(d, subvolume(d, "copy-of-copy")?)?;
         d.item(ROOTS, key).delete()
@@ -178,8 +154,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     missed("subvolume-being-dropped-alive-again", PENDING, &[Kind::SubvolumeUnreachable], |d| {
         let (tree, _) = deleted_subvolume(d)?;
-        let (key, _) = d.root_item(tree)?;
-        d.item(ROOTS, key).set_u32(REFS, 1)
+        root(d, tree)?.set_u32(REFS, 1)
     }),
     missed("subvolume-orphan-for-nobody", BOTH, &[Kind::OrphanRootStale], |d| {
         d.insert(ROOTS, orphan_key(ObjectId(4000)), &[])
