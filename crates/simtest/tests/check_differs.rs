@@ -4,8 +4,8 @@
 //! soon, takes no more memory than a hostile image may cost, and finds something wherever theirs does. What only ours finds is
 //! counted by kind: most of it is what theirs does not look at, and the catalogue has it.
 //!
-//! `make test` tries a few on the small images of the fuzzer, which never change. The long form adds the catalogue's images,
-//! and says what only one of the two found:
+//! `make test` tries a few on the fuzzer's small images of Linux, which never change. The long form adds those that are made
+//! anew each time, the engine's and the catalogue's, and says what both found:
 //!
 //! ```sh
 //! LARDER_SCALE=50 LARDER_SEED=1000 cargo test -p larder-simtest --test check_differs -- --nocapture
@@ -37,6 +37,7 @@ fn patients(long: bool) -> Vec<(String, Patient)> {
     let mut images: Vec<(String, Image)> = seeds::NAMES
         .into_iter()
         .enumerate()
+        .filter(|(_, name)| long || *name != "larder")
         .map(|(n, name)| (name.to_owned(), seeds::seed(n).image.clone()))
         .collect();
     for base in bases::ALL.into_iter().filter(|_| long) {
@@ -137,7 +138,7 @@ fn ours_reports_wherever_theirs_does() {
     if !need(&[Need::BtrfsProgs]) {
         return;
     }
-    const EACH: u64 = 10;
+    const EACH: u64 = 6;
     let scale = number_from("LARDER_SCALE", 1);
     let first = number_from("LARDER_SEED", 1);
     let patients = patients(scale > 1);
