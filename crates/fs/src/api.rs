@@ -384,6 +384,8 @@ pub struct Tuning {
     pub break_log_extents_grow: bool,
     /// Let extents grow that another file has had a share of.
     pub break_log_shared_grow: bool,
+    /// Log what a file that was cut and logged has become since, but not the hole behind its old end.
+    pub break_log_no_holes: bool,
     /// Hang a log on the superblock that there is, although another is to come before.
     pub break_log_early_super: bool,
     /// Write a log's nodes over those that the durable log has.

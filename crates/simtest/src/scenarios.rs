@@ -117,6 +117,17 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-S02-device", "mk A; dev A/s; COMMIT; new A/f; F A/f; mv A/s A/t; ln A/t A/s; new g; F g"),
     ("L-S03", "mk A; COMMIT; new A/f; F A; sym A/f A/l; mv A/l A/m; F A"),
     ("L-S04", "mk A; dev A/d; fifo A/p; sock A/s; F A"),
+    // What was cut off by the time of the first fsync is a hole by that of the second, and in the last commit.
+    ("E-cut-logged-grown", "new f; f[0,16K)=a; COMMIT; trunc f 0; F f; trunc f 32K; F f"),
+    ("E-cut-logged-written", "new f; f[0,16K)=a; COMMIT; trunc f 3000; F f; f[20K,32K)=b; F f"),
+    (
+        "E-cut-logged-reserved",
+        "new f; f[0,16K)=a; COMMIT; trunc f 5000; F f; alloc f[20K,32K); F f; zero f[40K,50K); F f",
+    ),
+    (
+        "E-cut-logged-cloned",
+        "new f; f[0,16K)=a; new g; g[0,12K)=c; COMMIT; trunc f 0; F f; copy g[0,12K)>f@20K; F f",
+    ),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
     ("L-O01", "tmp h; @h[0,64K)=a; F @h"),
     ("L-O01-linked", "tmp h; @h[0,64K)=a; F @h; ln @h f; F f; close h"),

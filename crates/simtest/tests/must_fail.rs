@@ -273,6 +273,12 @@ fn a_log_that_forgets_who_loses_a_name() {
 }
 
 #[test]
+fn a_log_without_holes_behind_what_was_cut() {
+    let texts = ["new f; f[0,16K)=a; COMMIT; trunc f 5000; F f; trunc f 32K; F f"];
+    caught(LOOK, &texts, Tuning { break_log_no_holes: true, ..Tuning::default() });
+}
+
+#[test]
 fn a_log_that_overwrites_itself() {
     let texts = ["new f; f[0,9000)=a; F f; new g; g[0,9000)=b; F g; new h; F h; f[0,9000)=c; F f"];
     caught(LOOK, &texts, Tuning { break_log_overwrites: true, ..Tuning::default() });

@@ -21,6 +21,7 @@ use super::tree::Outgoing;
 use super::{Cause, Result, Stop};
 use crate::core::Core;
 use crate::error::Error;
+use crate::file::{MAX_FILE_SIZE, ceil};
 use crate::inode::Inode;
 use crate::space::Run;
 use crate::transaction::{Txn, writeout};
@@ -454,6 +455,8 @@ pub(crate) struct Logged {
     ticket: u64,
     /// How many directories had moved then.
     moves: u64,
+    /// The size that it has there, in whole sectors: of what lies behind, the log says nothing but what is reserved.
+    size: u64,
 }
 
 /// Makes an inode durable whose data has been written back.
@@ -572,8 +575,14 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     };
     let nameless = inode.state.lock().item.nlink.get() == 0;
     // Of what has no name nothing is logged but that; it may still get one.
-    let ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
+    let mut ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
     let item = inode.item_for_log(core);
+    let size = item.as_ref().map_or(0, |item| ceil(item.size.get().min(MAX_FILE_SIZE)));
+    // What was cut off when it was logged is a hole now, and must not come back from the last commit.
+    let before = last.as_ref().filter(|l| l.generation == txn.generation).map(|l| l.size);
+    ranges.extend(
+        before.filter(|before| *before < size && !tuning.break_log_no_holes).map(|before| (before, size)),
+    );
     inode.keep_extents_for_log(txn.generation);
     let versions = Pair::of(core, &inode.subvol, &txn);
     drop(pin);
@@ -602,7 +611,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let outcome = match added {
         Ok(Some(ticket)) => {
             let generation = txn.generation;
-            *last = Some(Logged { generation, txn: Arc::downgrade(&txn), ticket, moves });
+            *last = Some(Logged { generation, txn: Arc::downgrade(&txn), ticket, moves, size });
             return Ok((txn, Outcome::Ticket(ticket)));
         }
         Ok(None) => Outcome::Commit(txn.log.queue.lock().refused.and_then(|(_, cause)| cause)),
