@@ -20,7 +20,7 @@
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::space::{Run, RunJoiner, SpaceKind};
-use larder_format::{DeviceId, Logical, Physical};
+use larder_format::{DeviceId, Logical, Physical, SECTOR_SIZE};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -188,10 +188,14 @@ impl Core {
     /// copies counted.
     ///
     /// # Errors
-    /// `ReadOnly`; `NotSupported` where no device takes discards; `WouldBlock`; what the device said.
+    /// `ReadOnly`; `Invalid` for less than a sector; `NotSupported` where no device takes discards; `WouldBlock`; what the device said.
     pub(crate) fn trim(&self, range: TrimRange) -> Result<u64> {
         self.check_writable()?;
         crate::api::may_wait()?;
+        // What Linux refuses: addresses are logical and may well lie behind the end of the device.
+        if range.len < u64::from(SECTOR_SIZE) || range.start == u64::MAX {
+            return Err(Error::Invalid("a range without a whole sector"));
+        }
         let unsupported = || Error::NotSupported("the device does not take discards");
         if !self.volume.can_discard() {
             return Err(unsupported());

@@ -45,6 +45,12 @@ impl Notifier {
         let inode: Vec<u8> = [node, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
         self.send(INVAL_INODE, &inode);
     }
+    /// Attributes of an inode are not what they were.
+    pub(crate) fn attributes_changed(&self, node: u64) {
+        // A place before the beginning: no contents.
+        let inode: Vec<u8> = [node, u64::MAX, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        self.send(INVAL_INODE, &inode);
+    }
     fn send(&self, code: i32, body: &[u8]) {
         let Some(fd) = &self.0 else { return };
         let len = (size_of::<OutHeader>() + body.len()) as u32;

@@ -59,9 +59,14 @@ chmod 6755 m; run chown 5:6 m; show m; chmod 6755 m; run chown :7 m; show m; chm
 mkdir g; chmod 2775 g; chown 0:42 g; touch g/f; mkdir g/sub; ln -s t g/l; show g/*; mkdir g6; chmod 6777 g6; run chown 3:3 g6; show g6
 echo data > s; chmod 6777 s; as_nobody sh -c 'echo more >> s'; show s; chmod 6777 s; as_nobody truncate -s 2 s; show s
 chmod 6777 s; run sh -c 'echo root >> s'; show s; chmod 2767 s; as_nobody sh -c 'echo x >> s'; show s
+big() { truncate -s 4096 s; chmod 6777 s; show s; as_nobody python3 -c "import ctypes, mmap, os
+fd = os.open('s', os.O_RDWR | $2); page = mmap.mmap(-1, 4096); $1"; show s; }
+big 'os.writev(fd, [page])' os.O_DIRECT; big 'os.writev(fd, [page])' 0; big 'os.posix_fallocate(fd, 0, 8192)' 0; big 'os.ftruncate(fd, 1)' 0
+big 'os.copy_file_range(fd, fd, 1000, 0, 2000)' 0; big 'ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(4096))' 0; truncate -s 2 s
 chown "$N" s; as_nobody chmod 2777 s; show s; as_nobody chown 0 s; as_nobody chgrp 77 s; as_nobody chmod 700 m
 
 echo "## who may do what"
+mkdir -p kept/full/inside; for flag in i a; do chattr +$flag kept; run rmdir kept/full; run rmdir kept/none; run mv kept/full x; chattr -$flag kept; done
 mkdir sticky open closed; chmod 1777 sticky; chmod 777 open; chmod 700 closed; touch sticky/root open/root closed/f
 as_nobody touch sticky/mine; as_nobody rm -f sticky/root; as_nobody mv sticky/root sticky/x; as_nobody rm sticky/mine
 as_nobody rm -f open/root; as_nobody ls closed; as_nobody cat closed/f; as_nobody touch closed/x; as_nobody mkdir x; as_nobody touch m
@@ -130,7 +135,8 @@ changed("nothing written", "t/f", lambda: open("t/f", "a").close()); changed("tr
 changed("grow", "t/f", lambda: os.truncate("t/f", 20)); changed("O_TRUNC", "t/f", lambda: open("t/f", "w").close())
 changed("chmod", "t/f", lambda: os.chmod("t/f", 0o600)); changed("chown", "t/f", lambda: os.chown("t/f", 1, 1))
 changed("chown to nobody new", "t/f", lambda: os.chown("t/f", -1, -1)); changed("xattr", "t/f", lambda: os.setxattr("t/f", "user.x", b"1"))
-changed("stat", "t/f", lambda: os.stat("t/f")); changed("read", "t/f", lambda: open("t/f").read()); changed("subdir", "t/sub", lambda: os.rename("t/sub", "t/sub2") or os.rename("t/sub2", "t/sub"))
+changed("chattr", "t/f", lambda: os.system("chattr +d t/f")); changed("chattr", "t/sub", lambda: os.system("chattr +d t/sub"))
+changed("setfacl", "t/f", lambda: os.system("setfacl -m u:7:r t/f")); changed("stat", "t/f", lambda: os.stat("t/f")); changed("read", "t/f", lambda: open("t/f").read()); changed("subdir", "t/sub", lambda: os.rename("t/sub", "t/sub2") or os.rename("t/sub2", "t/sub"))
 for ns in (0, 1, -1, 999999999, -10**18, 2**33 * 10**9, 1234567890123456789):
     os.utime("t/f", ns=(ns, ns)); print(times("t/f")[:2]); os.utime("t/l", ns=(ns, ns), follow_symlinks=False); print(times("t/l")[1])
 PY

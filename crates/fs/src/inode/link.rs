@@ -134,6 +134,8 @@ pub(crate) fn rmdir(core: &Core, root: InodeId, dir: InodeId, name: &[u8]) -> Re
         return subvolume::delete(core, root, dir.id, name, Deletes::Empty).map(|_| ());
     }
     let inode = with_named(core, &dir, name, |inode| {
+        // Permission comes before everything that may be found out about what is named.
+        check_gives_names(&dir, inode)?;
         inode.expect_dir()?;
         if !dir::is_empty(&inode.subvol.version(core), inode)? {
             return Err(Error::NotEmpty);

@@ -90,6 +90,24 @@ impl Server {
         reply.value(&records::attributes(self.wire(&attr)))
     }
 
+    /// Takes from a file whose contents the caller changes what it may not keep then: set-user-id and set-group-id.
+    pub(super) fn remove_privileges(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        patience: Patience,
+    ) -> Result<(), Failure> {
+        let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) else { return Ok(()) };
+        // A change besides the one that was asked for.
+        if patience == Patience::Queue {
+            return Err(Failure::Wait);
+        }
+        self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
+        // Where the kernel leaves that to us it does not ask for the mode afterwards.
+        self.notify.attributes_changed(self.nodes.node(id));
+        Ok(())
+    }
+
     /// POSIX's rules for changing attributes, for a caller that the kernel has not checked.
     fn may_set(
         &self,
@@ -129,7 +147,7 @@ impl Server {
 }
 
 /// The bits of a regular file's mode after somebody else's write, if they differ.
-pub(super) fn killed(caller: Caller, attr: &Attr) -> Option<u32> {
+fn killed(caller: Caller, attr: &Attr) -> Option<u32> {
     let perm = perm::without_suid(caller, attr.perm, attr.gid);
     (attr.kind == FileKind::Regular && perm != attr.perm).then_some(perm)
 }

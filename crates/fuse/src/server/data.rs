@@ -1,11 +1,10 @@
 //! Contents of files: READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE.
 
-use super::{Server, attr::killed};
+use super::Server;
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Patience, Reply, Request};
-use crate::perm::Caller;
 use crate::proto::{self, Opcode};
-use larder_fs::{Fallocate, InodeId, Seek, SetAttr};
+use larder_fs::{Fallocate, InodeId, Seek};
 
 const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE.cast_unsigned();
 const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned();
@@ -27,13 +26,8 @@ impl Server {
     ) -> Outcome {
         let write: proto::WriteIn = request.arg()?;
         let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
-        if write.write_flags & proto::WRITE_KILL_SUIDGID != 0
-            && let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?)
-        {
-            if patience == Patience::Queue {
-                return Err(Failure::Wait);
-            }
-            self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
+        if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
+            self.remove_privileges(id, request, patience)?;
         }
         self.fs.write(id, write.offset, data)?;
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
@@ -53,9 +47,7 @@ impl Server {
             return Err(Failure::Wait);
         }
         // The request does not say so, but Linux's file systems do it for every change of a file's contents.
-        if let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) {
-            self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
-        }
+        self.remove_privileges(id, request, patience)?;
         self.fs.fallocate(id, how, wanted.offset, wanted.length)?;
         Ok(0)
     }
@@ -79,9 +71,7 @@ impl Server {
             return Err(Errno::INVAL.into());
         }
         let to = self.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
-        if let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(to)?) {
-            self.fs.setattr(to, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
-        }
+        self.remove_privileges(to, request, Patience::Worker)?;
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };
         let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len)?;

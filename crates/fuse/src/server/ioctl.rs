@@ -192,6 +192,8 @@ impl Server {
         let flags = new(&attr)?;
         if flags != attr.flags {
             self.fs.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
+            // An ioctl to the kernel, which knows the time of change from before.
+            self.notify.attributes_changed(self.nodes.node(id));
         }
         Ok(())
     }

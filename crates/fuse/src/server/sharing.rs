@@ -3,12 +3,12 @@
 //! A request names a second file by a descriptor of its caller, which the porter looks up: having it open proves that
 //! the caller got there; what it may do with the file is checked here, since an ioctl needs no particular way of opening.
 
-use super::{Server, attr::killed};
+use super::Server;
 use crate::errno::Errno;
-use crate::handler::{Failure, Request};
+use crate::handler::{Failure, Patience, Request};
 use crate::perm::{self, Caller};
 use crate::sharing::{IOC_CLONE, IOC_DEDUPE, IOC_EXTENTS, MOST_EXTENTS, encode};
-use larder_fs::{Deduped, InodeId, SetAttr};
+use larder_fs::{Deduped, InodeId};
 
 impl Server {
     /// The answer to an ioctl about shared extents; `None` for any other.
@@ -25,9 +25,7 @@ impl Server {
                 let from = self.open_of_caller(request, word(0)?)?;
                 self.may(request, from, perm::READ)?;
                 self.may(request, id, perm::WRITE)?;
-                if let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) {
-                    self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
-                }
+                self.remove_privileges(id, request, Patience::Worker)?;
                 let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);
                 // Whatever came of it: a part may be done.
                 self.notify.content_changed(self.nodes.node(id));

@@ -52,6 +52,8 @@ fn immutable_and_append_only() {
     let w = World::new();
     let d = w.dir(w.root(), "d");
     let f = w.file(d, "f");
+    let full = w.dir(d, "full");
+    w.file(full, "inside");
     let free = w.file(w.root(), "free");
     let perm = SetAttr { perm: Some(0), ..SetAttr::default() };
     let now = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
@@ -71,6 +73,9 @@ fn immutable_and_append_only() {
         w.fs.setattr(d, &flags(flag)).unwrap();
         assert_err!(w.fs.unlink(d, b"f"), Error::NotPermitted(_));
         assert_err!(w.fs.rename(d, b"f", d, b"g", RenameMode::Replace), Error::NotPermitted(_));
+        // Whatever else would be wrong with it.
+        assert_err!(w.fs.rmdir(d, b"full"), Error::NotPermitted(_));
+        assert_err!(w.fs.rmdir(d, b"f"), Error::NotPermitted(_));
         // Names may be added to an append-only directory.
         let added = w.fs.create(d, format!("{flag:?}").as_bytes(), &new(FileKind::Regular));
         assert_eq!(added.is_ok(), flag == InodeFlags::APPEND);
