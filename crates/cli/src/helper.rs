@@ -1,13 +1,18 @@
 //! `mount.fuse.larder` and `umount.fuse.larder`: what mount(8) and umount(8) call.
 //!
-//! They make `mount -t fuse.larder IMAGE DIR`, fstab lines and a plain `umount` that waits work. Arguments and exit codes
+//! They make `mount -t fuse.larder IMAGE DIR`, `mount -o remount,ro DIR`, fstab lines and a plain `umount` that waits work. Arguments and exit codes
 //! are mount(8)'s: 0 success, 1 wrong invocation, 2 system error, 32 failure.
 
-use crate::commands::{mount, umount};
-use crate::failure;
+use crate::commands::{mount, sync, umount};
+use crate::failure::{self, Advise};
 use crate::mount_options::MountWishes;
+use crate::mount_table::{self, Mount};
+use crate::state::Watch;
+use anyhow::{Context, anyhow, bail};
+use larder_fuse::control;
+use rustix::mount::MountFlags;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const WRONG_INVOCATION: u8 = 1;
@@ -87,6 +92,14 @@ pub(crate) fn mount(args: Vec<OsString>) -> ExitCode {
     let [source, point] = &call.places[..] else {
         return wrong("usage: mount.fuse.larder IMAGE|DEVICE DIRECTORY [-sfnv] [-o options]".into());
     };
+    let words: Vec<&str> = call.options.iter().flat_map(|l| l.split(',')).collect();
+    if words.contains(&"remount") {
+        return match Remount::parse(&words) {
+            Err(e) => wrong(e),
+            Ok(_) if call.has(b'f') => ExitCode::SUCCESS,
+            Ok(wanted) => exit(wanted.carry_out(point), SYSTEM_ERROR),
+        };
+    }
     if let Err(e) = MountWishes::parse(call.options.iter().map(String::as_str)) {
         return wrong(e);
     }
@@ -123,12 +136,96 @@ pub(crate) fn umount(args: Vec<OsString>) -> ExitCode {
     };
     // A lazy unmount is one that does not wait.
     let lazy = call.has(b'l');
-    match umount::unmount(point, lazy, !lazy) {
+    exit(umount::unmount(point, lazy, !lazy), FAILURE)
+}
+
+fn exit(result: anyhow::Result<()>, failed: u8) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{}", failure::text(&e));
-            ExitCode::from(FAILURE)
+            ExitCode::from(failed)
         }
+    }
+}
+
+/// `mount -o remount,…`: what the kernel can change by itself about a mount. Larder's own options stay as they are.
+#[derive(Debug, PartialEq, Eq)]
+struct Remount {
+    flags: MountFlags,
+    /// Words that would change something else.
+    in_vain: Vec<String>,
+}
+
+impl Remount {
+    /// Out of words as mount(8) passes them: fstab's, those that the mount table shows, and the new ones, which win.
+    fn parse(words: &[&str]) -> Result<Self, String> {
+        let shown = |word: &str| {
+            let name = word.split('=').next().unwrap_or_default();
+            matches!(
+                name,
+                "remount" | "user_id" | "group_id" | "rootmode" | "fd" | "blksize" | "max_read" | ""
+            )
+        };
+        let rest: Vec<&str> = words.iter().copied().filter(|w| !shown(w)).collect();
+        let wanted = MountWishes::parse(rest.iter().copied())?;
+        let mut flags = MountFlags::NOATIME;
+        for (set, flag) in [
+            (wanted.read_only, MountFlags::RDONLY),
+            (wanted.nosuid, MountFlags::NOSUID),
+            (wanted.nodev, MountFlags::NODEV),
+            (wanted.noexec, MountFlags::NOEXEC),
+            (wanted.dirsync, MountFlags::DIRSYNC),
+            (wanted.synchronous, MountFlags::SYNCHRONOUS),
+        ] {
+            if set {
+                flags |= flag;
+            }
+        }
+        // The kernel shows what is in force of the first two; the others are the flags.
+        let own = |word: &&&str| {
+            MountWishes::parse([**word]).is_ok_and(|alone| {
+                let kernels = MountWishes {
+                    allow_other: alone.allow_other,
+                    default_permissions: alone.default_permissions,
+                    read_only: alone.read_only,
+                    nosuid: alone.nosuid,
+                    nodev: alone.nodev,
+                    noexec: alone.noexec,
+                    dirsync: alone.dirsync,
+                    synchronous: alone.synchronous,
+                    ..MountWishes::default()
+                };
+                alone != kernels
+            })
+        };
+        let in_vain = rest.iter().filter(|w| own(w)).map(|w| (*w).to_owned()).collect();
+        Ok(Self { flags, in_vain })
+    }
+
+    fn carry_out(&self, point: &Path) -> anyhow::Result<()> {
+        let point = mount_table::absolute(point)?;
+        let Some(mount) = mount_table::on(&point)?.filter(Mount::is_larder) else {
+            bail!("{} is not a Larder mount", point.display());
+        };
+        let read_only = self.flags.contains(MountFlags::RDONLY);
+        let opened = Watch::find(&point, mount.user)?.and_then(|mut watch| watch.record().ok());
+        if !read_only && opened.is_some_and(|record| record.read_only) {
+            return Err(anyhow!("{}: the image was opened for reading only", point.display()))
+                .hint("unmount it and mount it again");
+        }
+        if !self.in_vain.is_empty() {
+            eprintln!(
+                "larder: note: a remount leaves {} as it was; unmount and mount again to change it",
+                self.in_vain.join(",")
+            );
+        }
+        rustix::mount::mount_remount(&point, self.flags, "").with_context(|| point.display().to_string())?;
+        if read_only {
+            // The kernel has passed on what it had; nothing comes after it.
+            sync::mounted(&point, control::sync)?;
+        }
+        Ok(())
     }
 }
 
@@ -138,6 +235,22 @@ mod tests {
 
     fn parse(args: &[&str]) -> Result<Invocation, String> {
         Invocation::parse(args.iter().map(Into::into).collect(), b"sfnv")
+    }
+
+    #[test]
+    fn a_remount_changes_what_the_kernel_can() {
+        let parse = |words: &str| Remount::parse(&words.split(',').collect::<Vec<_>>());
+        // As mount(8) calls: what the table shows, then what was asked for.
+        let r = parse(
+            "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,uhelper=fuse.larder,remount,ro",
+        );
+        let flags = MountFlags::NOATIME | MountFlags::RDONLY;
+        assert_eq!(r, Ok(Remount { flags, in_vain: Vec::new() }));
+        let r =
+            parse("ro,blksize=4096,nosuid,noexec,commit=30,remount,rw,exec,dirsync,compress=zstd").unwrap();
+        assert_eq!(r.flags, MountFlags::NOATIME | MountFlags::NOSUID | MountFlags::DIRSYNC);
+        assert_eq!(r.in_vain, ["commit=30", "compress=zstd"]);
+        assert!(parse("remount,compres=zstd").unwrap_err().contains("unknown"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! how a path inside it becomes an inode, symbolic links included.
 
 use crate::failure::Advise;
+use crate::state;
 use anyhow::{Context, anyhow};
 use larder_fs::{Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice};
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
@@ -26,10 +27,22 @@ pub(crate) enum Access {
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<FileDevice>> {
     let device = match access {
         Access::Read { force: true } => FileDevice::open_despite_users(path, false),
-        Access::Read { force: false } => FileDevice::open(path, OpenMode::Read, false),
-        Access::Write => FileDevice::open(path, OpenMode::Write, false),
+        Access::Read { force: false } => when_free(path, || FileDevice::open(path, OpenMode::Read, false)),
+        Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write, false)),
     };
     advise_open(device, access).map(Arc::new)
+}
+
+/// Opens an image, after the end of a daemon whose mount is gone already.
+pub(crate) fn when_free<T>(path: &Path, open: impl Fn() -> Result<T, VolumeError>) -> Result<T, VolumeError> {
+    loop {
+        match open() {
+            Err(VolumeError::Busy { .. }) if state::wait_for_the_end(path) => {}
+            // It may have ended before it was looked for.
+            Err(VolumeError::Busy { .. }) => return open(),
+            result => return result,
+        }
+    }
 }
 
 /// Adds what helps when an image cannot be opened.

@@ -22,6 +22,7 @@ mod print;
 mod size;
 mod state;
 mod target;
+mod utab;
 
 use clap::Parser;
 use std::ffi::OsString;

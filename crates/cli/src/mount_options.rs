@@ -95,7 +95,8 @@ Options for -o (comma-separated; -o may be repeated):
   allow_other           let other users in (see user_allow_other in fuse.conf(5))
   default_permissions   let the kernel check permissions even for an owner-only mount
   notreelog, treelog    make each fsync a commit of everything; or not
-  nologreplay           with ro: show the last commit of an image that has a log, without replaying it
+  nologreplay           with ro: show the last commit of an image that has a log, without replaying it;
+                        norecovery is the same, as on Linux
   writeback             let the kernel delay and merge writes in its page cache
   discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
                         files, not for devices). discard=sync and discard=async mean the same here
@@ -163,8 +164,8 @@ impl MountWishes {
             "tuning" => needs()?.split('+').try_for_each(|name| switch(&mut self.tuning, name))?,
             "loop" => return Err("mount option loop is not needed: Larder opens image files itself".into()),
             "remount" => {
-                return Err("remounting is not supported: unmount and mount again \
-                     (as root, `mount -i -o remount,ro DIRECTORY` has the kernel refuse all changes)"
+                return Err("remounting is mount(8)'s business: `mount -o remount,ro DIRECTORY` as root \
+                     (`mount -i -o …` where the mount helper is not installed)"
                     .into());
             }
             "strictatime" => {
@@ -206,7 +207,7 @@ impl MountWishes {
             }
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = Some(true),
-            "nologreplay" => self.no_log_replay = true,
+            "nologreplay" | "norecovery" => self.no_log_replay = true,
             "writeback" => self.writeback = true,
             "nowriteback" => self.writeback = false,
             "direct" => self.direct = true,
@@ -364,6 +365,7 @@ mod tests {
         assert_eq!(ok(&["subvolid=0x100"]).subvol, SubvolChoice::Id(256));
         assert_eq!(ok(&[r#"subvol="a,b",ro"#]).subvol, SubvolChoice::Path(b"a,b".to_vec()));
         assert_eq!(ok(&["commit=0"]).commit, DEFAULT_COMMIT);
+        assert!(ok(&["ro,norecovery"]).no_log_replay);
         let kept = |list| {
             let w = ok(&[list]);
             (w.no_data_cow, w.no_data_sum)
@@ -443,7 +445,7 @@ mod tests {
             ("nologreplay", "needs ro"),
             ("nologreplay,ro,rw", "needs ro"),
             ("loop", "not needed"),
-            ("remount,ro", "not supported"),
+            ("remount,ro", "mount -o remount,ro"),
             ("strictatime", "noatime"),
             ("tuning=log-alone+fast", "tuning=fast"),
             ("compress=gzip", "use zlib"),

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     pub(crate) point: PathBuf,
+    /// Number of the file system, the same for all mounts of it.
+    pub(crate) device: OsString,
     /// `fuse.larder`, …
     pub(crate) kind: OsString,
     pub(crate) source: OsString,
@@ -33,7 +35,16 @@ pub(crate) fn on(point: &Path) -> anyhow::Result<Option<Mount>> {
 
 /// All mounts, lower ones first.
 pub(crate) fn all() -> anyhow::Result<Vec<Mount>> {
-    let table = std::fs::read("/proc/thread-self/mountinfo").context("reading the mount table")?;
+    read("/proc/thread-self/mountinfo")
+}
+
+/// All mounts that another process sees.
+pub(crate) fn of_process(pid: u32) -> anyhow::Result<Vec<Mount>> {
+    read(&format!("/proc/{pid}/mountinfo"))
+}
+
+fn read(table: &str) -> anyhow::Result<Vec<Mount>> {
+    let table = std::fs::read(table).context("reading the mount table")?;
     Ok(table.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 
@@ -51,7 +62,8 @@ pub(crate) fn absolute(point: &Path) -> anyhow::Result<PathBuf> {
 fn parse(line: &[u8]) -> Option<Mount> {
     // id parent major:minor root POINT options [fields…] - KIND SOURCE SUPEROPTIONS
     let mut words = line.split(|b| *b == b' ');
-    let point = words.nth(4)?;
+    let device = words.nth(2)?;
+    let point = words.nth(1)?;
     let mut rest = words.skip_while(|w| *w != b"-").skip(1);
     let (kind, source, options) = (rest.next()?, rest.next()?, rest.next().unwrap_or_default());
     let user = options
@@ -60,6 +72,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
         .and_then(|v| std::str::from_utf8(v).ok()?.parse().ok());
     Some(Mount {
         point: PathBuf::from(unescape(point)),
+        device: unescape(device),
         kind: unescape(kind),
         source: unescape(source),
         user,
@@ -100,7 +113,7 @@ mod tests {
     fn lines_are_parsed() {
         let line = br"99 22 0:57 / /mnt/with\040space rw,nosuid,noatime shared:1 master:2 - fuse.larder /a\054b.img rw,user_id=1000,group_id=0";
         let m = parse(line).unwrap();
-        assert_eq!(m.point, Path::new("/mnt/with space"));
+        assert_eq!((m.point.as_path(), m.device.to_str()), (Path::new("/mnt/with space"), Some("0:57")));
         assert_eq!(
             (m.kind.to_str(), m.source.to_str(), m.user),
             (Some("fuse.larder"), Some("/a,b.img"), Some(1000))

@@ -6,9 +6,13 @@
 //! its last act. Whoever waits opens the file before unmounting, then waits for the lock and for the process.
 //! A file without a result whose lock is free belonged to a daemon that was killed.
 //!
+//! Somebody may unmount without waiting (umount(2) does, and `umount -i`), and use the image or the directory again at once. For
+//! them the file says how far the daemon has come, so that one that is ending can be waited for.
+//!
 //! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the directory for temporary
 //! files, and are named after the mount point and the mount namespace.
 
+use crate::{mount_table, utab};
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
@@ -24,8 +28,25 @@ pub(crate) struct Record {
     pub(crate) pid: u32,
     pub(crate) image: PathBuf,
     pub(crate) mountpoint: PathBuf,
+    /// The image was opened for reading only.
+    #[serde(default)]
+    pub(crate) read_only: bool,
+    #[serde(default)]
+    pub(crate) stage: Stage,
     /// How the daemon ended; absent while it lives, and for ever if it was killed.
     pub(crate) result: Option<Outcome>,
+}
+
+/// How far a daemon has come.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Stage {
+    /// There is no mount yet.
+    #[default]
+    Starting,
+    Serving,
+    /// The mount is gone; what is left to do is making things durable.
+    Ending,
 }
 
 /// How a daemon ended.
@@ -50,7 +71,7 @@ impl Claim {
     ///
     /// # Errors
     /// Another daemon serves that mount point already.
-    pub(crate) fn new(image: &Path, mountpoint: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn new(image: &Path, mountpoint: &Path, read_only: bool) -> anyhow::Result<Self> {
         let dir = own_directory()?;
         let path = dir.join(file_name(mountpoint));
         let file = loop {
@@ -64,6 +85,9 @@ impl Claim {
                 .open(&path)
                 .with_context(|| path.display().to_string())?;
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                if Watch::of(path.clone()).is_some_and(|mut w| w.sees_the_end()) {
+                    continue;
+                }
                 bail!("{} already has a Larder mount", mountpoint.display());
             }
             // Whoever had the lock may have taken the file away: then this is not the one that others will find.
@@ -77,11 +101,21 @@ impl Claim {
             pid: std::process::id(),
             image: image.to_owned(),
             mountpoint: mountpoint.to_owned(),
+            read_only,
+            stage: Stage::Starting,
             result: None,
         };
         let mut claim = Self { file, record };
         claim.save()?;
         Ok(claim)
+    }
+
+    /// Tells how far the daemon has come; nothing depends on anybody hearing it.
+    pub(crate) fn reached(&mut self, stage: Stage) {
+        self.record.stage = stage;
+        if let Err(e) = self.save() {
+            tracing::warn!("the state of the mount cannot be told: {e:#}");
+        }
     }
 
     /// The daemon's last act but one before it exits. Whoever waits has the file open already, so that after good news
@@ -106,6 +140,7 @@ impl Claim {
 /// Takes away the file of a daemon that has ended well, or has not come to mount; to be called while it still lives, by
 /// itself or, where it is in its sandbox, by another process.
 pub(crate) fn tidy_up(mountpoint: &Path) {
+    utab::remove(mountpoint);
     if let Ok(Some(mut watch)) = Watch::find(mountpoint, None)
         && !matches!(watch.record(), Ok(Record { result: Some(Outcome::Failed(_)), .. }))
     {
@@ -126,21 +161,45 @@ impl Watch {
     /// Finds the daemon of the mount on `mountpoint`, made by `user` (if known); `None` if it left no file.
     pub(crate) fn find(mountpoint: &Path, user: Option<u32>) -> anyhow::Result<Option<Self>> {
         let name = file_name(mountpoint);
-        for dir in directories(user) {
-            let path = dir.join(&name);
-            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()).map(File::from) else { continue };
-            let mut watch = Self { path, file, process: None };
-            if !watch.is_over() {
-                // The lock is held, so the number in the file is that of a living process.
-                let pid =
-                    watch.record().ok().and_then(|r| rustix::process::Pid::from_raw(r.pid.cast_signed()));
-                watch.process = pid
-                    .and_then(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()).ok());
-            }
-            return Ok(Some(watch));
+        Ok(directories(user).iter().find_map(|dir| Self::of(dir.join(&name))))
+    }
+
+    /// The daemon that left this file.
+    fn of(path: PathBuf) -> Option<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::open(&path, flags, Mode::empty()).map(File::from).ok()?;
+        let mut watch = Self { path, file, process: None };
+        if !watch.is_over() {
+            // The lock is held, so the number in the file is that of a living process.
+            let pid = watch.record().ok().and_then(|r| rustix::process::Pid::from_raw(r.pid.cast_signed()));
+            watch.process =
+                pid.and_then(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()).ok());
         }
-        Ok(None)
+        Some(watch)
+    }
+
+    /// Waits for the daemon's end if its mount is gone. False if that is still there, or in use out of sight.
+    pub(crate) fn sees_the_end(&mut self) -> bool {
+        /// Between the end of a mount and the daemon's learning of it lies nothing but its being scheduled.
+        const STEPS: u32 = 200;
+        const STEP: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        for _ in 0..STEPS {
+            if self.is_over() {
+                return true;
+            }
+            let patience = match self.record() {
+                Ok(r) if r.stage == Stage::Ending => None,
+                Ok(r) if r.stage == Stage::Starting || is_mounted(&r) => return false,
+                // Just being written, perhaps.
+                _ => Some(&STEP),
+            };
+            let Some(process) = &self.process else { return false };
+            let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
+            if rustix::event::poll(&mut fds, patience) == Ok(1) {
+                return true;
+            }
+        }
+        false
     }
 
     fn is_over(&self) -> bool {
@@ -178,6 +237,22 @@ impl Watch {
         }
         outcome
     }
+}
+
+/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then it is in use by somebody who will
+/// not end by himself.
+pub(crate) fn wait_for_the_end(image: &Path) -> bool {
+    let Ok(image) = fs::canonicalize(image) else { return false };
+    let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
+    let mut watches = files.filter_map(|f| Watch::of(f.path()));
+    watches.any(|mut w| w.process.is_some() && w.record().is_ok_and(|r| r.image == image) && w.sees_the_end())
+}
+
+/// Is the mount there, where its daemon lives?
+fn is_mounted(record: &Record) -> bool {
+    // Unreadable: the daemon is just ending, or hidden.
+    mount_table::of_process(record.pid)
+        .is_ok_and(|table| table.iter().any(|m| m.point == record.mountpoint && m.is_larder()))
 }
 
 /// Directory for this user's daemons, made if necessary.
@@ -239,8 +314,10 @@ mod tests {
     fn a_claim_is_exclusive_and_ends_with_its_result() {
         let point = tempfile::tempdir().unwrap();
         assert!(Watch::find(point.path(), None).unwrap().is_none());
-        let claim = Claim::new(Path::new("/a.img"), point.path()).unwrap();
-        assert!(Claim::new(Path::new("/b.img"), point.path()).unwrap_err().to_string().contains("already"));
+        let claim = Claim::new(Path::new("/a.img"), point.path(), false).unwrap();
+        assert!(
+            Claim::new(Path::new("/b.img"), point.path(), false).unwrap_err().to_string().contains("already")
+        );
         let mut watch = Watch::find(point.path(), None).unwrap().unwrap();
         assert!(!watch.is_over());
         assert!(watch.process.is_some());
@@ -253,7 +330,7 @@ mod tests {
         assert_eq!(watch.wait().unwrap(), None);
         assert!(Watch::find(point.path(), None).unwrap().is_none());
         // One that failed.
-        let mut claim = Claim::new(Path::new("/a.img"), point.path()).unwrap();
+        let mut claim = Claim::new(Path::new("/a.img"), point.path(), false).unwrap();
         claim.record.result = Some(Outcome::Failed("disk on fire".into()));
         claim.save().unwrap();
         drop(claim);

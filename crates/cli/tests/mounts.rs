@@ -150,12 +150,22 @@ fn options_are_honoured() {
     with("subvolid=4711").fails(2, "hint");
     with("subvolid=5").ok();
     larder(args!["umount", s.point()]).ok();
-    // Remounting is the kernel's business alone.
+    // Remounting is mount(8)'s business: through the helper, or without.
     s.mount();
     std::fs::write(s.at("before"), b"kept").unwrap();
-    with("remount,ro").fails(2, "mount -i -o remount,ro");
-    helper("mount.fuse.larder", &[&s.image(), &s.point(), Path::new("-o"), Path::new("remount,ro")])
-        .fails(1, "mount -i -o remount,ro");
+    with("remount,ro").fails(2, "mount -o remount,ro");
+    let by_helper =
+        |how: &str| helper("mount.fuse.larder", &[&s.image(), &s.point(), Path::new("-o"), Path::new(how)]);
+    by_helper("rw,noatime,user_id=0,group_id=0,remount,ro,nosuid").ok();
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let line = table.lines().find(|l| l.contains(s.point().to_str().unwrap())).unwrap();
+    assert!(line.contains(" ro,nosuid,noatime "), "{line}");
+    // Nothing is left to be written.
+    assert_eq!(larder(args!["cat", "--force", inside(&s.image(), "/before")]).ok().text(), "kept");
+    std::fs::write(s.at("no"), b"").unwrap_err();
+    let note = by_helper("remount,rw,commit=10").ok().err;
+    assert!(note.contains("leaves commit=10 as it was"), "{note}");
+    std::fs::write(s.at("yes"), b"").unwrap();
     let remount = |how: &str| {
         let status = Command::new("mount").args(["-i", "-o", how]).arg(s.point()).status().unwrap();
         assert!(status.success(), "{how}");
@@ -168,6 +178,10 @@ fn options_are_honoured() {
     remount("remount,ro");
     larder(args!["umount", s.point()]).ok();
     assert_eq!(larder(args!["cat", inside(&s.image(), "/before")]).ok().text(), "kept");
+    with("ro").ok();
+    by_helper("remount,rw").fails(2, "opened for reading only");
+    larder(args!["umount", s.point()]).ok();
+    by_helper("remount,rw").fails(2, "not a Larder mount");
     let file = s.dir().join("file");
     std::fs::write(&file, b"").unwrap();
     larder(args!["mount", s.image(), &file]).fails(2, "not a directory");
@@ -294,6 +308,89 @@ fn an_ordinary_user_mounts_and_unmounts() {
     assert!(!is_alive(daemon));
 }
 
+/// `umount -i`, and programs that call umount(2), return before the daemon has written everything.
+#[test]
+fn who_comes_after_a_hasty_unmount_waits_for_the_daemon() {
+    let Some(s) = Scene::new() else { return };
+    let hasty = || {
+        let unmounted = Command::new("umount").arg("-i").arg(s.point()).status().unwrap();
+        assert!(unmounted.success());
+    };
+    let fill = |name: &str| {
+        s.mount();
+        std::fs::write(s.at(name), vec![7; 4 << 20]).unwrap();
+        hasty();
+    };
+    fill("a");
+    // The next mount of the image.
+    s.mount();
+    assert_eq!(std::fs::metadata(s.at("a")).unwrap().len(), 4 << 20);
+    hasty();
+    // Commands that read or write it.
+    larder(args!["ls", s.image()]).ok();
+    fill("b");
+    larder(args!["mkdir", inside(&s.image(), "/d")]).ok();
+    // Another image on the same directory.
+    fill("c");
+    let other = s.dir().join("other.img");
+    larder(args!["mkfs", "--size", "128M", &other]).ok();
+    larder(args!["mount", &other, s.point()]).ok();
+    hasty();
+    larder(args!["mkfs", "--force", &other]).ok();
+    assert_eq!(larder(args!["ls", s.image()]).ok().text(), "a\nb\nc\nd\n");
+    // Whoever has files open keeps the file system, out of sight.
+    s.mount();
+    let held = std::fs::File::open(s.at("a")).unwrap();
+    let daemon = s.daemon();
+    assert!(Command::new("umount").arg("-il").arg(s.point()).status().unwrap().success());
+    assert!(is_alive(daemon));
+    drop(held);
+    larder(args!["ls", s.image()]).ok();
+}
+
+#[test]
+fn a_mount_bound_to_another_place_lives_until_that_goes() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    std::fs::write(s.at("f"), b"").unwrap();
+    let second = s.dir().join("second");
+    std::fs::create_dir(&second).unwrap();
+    rustix::mount::mount_bind(s.point(), &second).unwrap();
+    let daemon = s.daemon();
+    // Neither waits for what does not come.
+    larder(args!["umount", s.point()]).ok();
+    assert!(is_alive(daemon) && second.join("f").exists());
+    let said = helper("umount.fuse.larder", &[&second]).ok().err;
+    assert!(said.contains("left no trace"), "the last one: {said}");
+    wait_for_end(daemon);
+    s.mount();
+    rustix::mount::mount_bind(s.point(), &second).unwrap();
+    let said = helper("umount.fuse.larder", &[&second]).ok().err;
+    assert_eq!(said, "", "the first one is still there");
+    larder(args!["umount", s.point()]).ok();
+}
+
+/// umount(8) looks for a helper of the whole type only if libmount's table knows the directory.
+#[test]
+fn libmount_knows_the_mount() {
+    let Some(s) = Scene::new() else { return };
+    let known = || {
+        let target = format!("TARGET={} ", s.point().display());
+        std::fs::read_to_string("/run/mount/utab").unwrap_or_default().contains(&target)
+    };
+    s.mount();
+    assert!(known());
+    larder(args!["umount", s.point()]).ok();
+    assert!(!known());
+    s.mount();
+    let daemon = s.daemon();
+    rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+    wait_for_end(daemon);
+    assert!(known());
+    larder(args!["umount", s.point()]).fails(1, "had been killed");
+    assert!(!known());
+}
+
 #[test]
 fn the_daemon_keeps_nothing_of_its_starter() {
     let Some(s) = Scene::new() else { return };
@@ -307,6 +404,16 @@ fn the_daemon_keeps_nothing_of_its_starter() {
     let mut text = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut text).unwrap();
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    // Nor anything else that was open.
+    larder(args!["umount", s.point()]).ok();
+    let mut child = Command::new("sh")
+        .args(["-c", "exec 9>&1 >/dev/null; exec \"$0\" mount \"$1\" \"$2\""])
+        .args(args![env!("CARGO_BIN_EXE_larder"), s.image(), s.point()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(child.wait().unwrap().success());
     let daemon = s.daemon();
     let cwd = std::fs::read_link(format!("/proc/{}/cwd", daemon.as_raw_nonzero())).unwrap();

@@ -1,7 +1,7 @@
 //! `larder mkfs`: a new file system.
 
 use crate::failure::{Advise, usage};
-use crate::image::{Access, advise_open};
+use crate::image::{Access, advise_open, when_free};
 use crate::{print, size};
 use clap::ValueEnum;
 use larder_format::CsumType;
@@ -156,7 +156,7 @@ fn source_date() -> anyhow::Result<Option<Timestamp>> {
 fn make(args: &Args, options: &MkfsOptions, existed: bool) -> anyhow::Result<MkfsReport> {
     let target = &args.target;
     let mut device = if existed {
-        advise_open(FileDevice::open(target, OpenMode::Write, false), Access::Write)?
+        advise_open(when_free(target, || FileDevice::open(target, OpenMode::Write, false)), Access::Write)?
     } else {
         let Some(size) = args.size else {
             return Err(anyhow::anyhow!("{}: no such file", target.display()))

@@ -19,10 +19,11 @@
 //! | the porter | the mount goes on, `umount` and `larder umount` work; SIGTERM makes everything durable and ends the daemon, but leaves a dead mount for `larder umount` to clear |
 
 use crate::failure::{self, Advise, usage};
-use crate::image::{Access, advise_filesystem, advise_open};
+use crate::image::{Access, advise_filesystem, advise_open, when_free};
 use crate::mount_options::{self, MountWishes};
 use crate::mount_table;
-use crate::state::{self, Claim, Outcome};
+use crate::state::{self, Claim, Outcome, Stage};
+use crate::utab;
 use anyhow::{Context, anyhow};
 use larder_fs::{Filesystem, OpenOptions};
 use larder_fuse::{MountError, MountOptions, Mounted, Porter, Stats, porter, sandbox};
@@ -126,6 +127,7 @@ fn this_program() -> anyhow::Result<Command> {
 
 /// Starts this program as a daemon and waits until it is ready (0) or has failed (its exit code).
 pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
+    keep_descriptors();
     let mut child = this_program()?
         .args(arguments)
         .stdin(Stdio::null())
@@ -144,6 +146,14 @@ pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
     let status = child.wait().context("waiting for the daemon")?;
     // A daemon that ends without the word has failed even if it thinks otherwise.
     Ok(status.code().filter(|c| *c != 0).unwrap_or(i32::from(failure::FAILED)))
+}
+
+/// What we were given open, besides standard input and output, is not for the daemon: it would keep somebody's pipe from ending, or a
+/// file system from being unmounted.
+fn keep_descriptors() {
+    // SAFETY: no memory is involved and nothing is closed: descriptors are only marked to be closed in programs that are
+    // started, which is how this program opens all of its own.
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
 /// How the kernel is asked for the mount.
@@ -199,6 +209,12 @@ fn take(announced: &Announced) -> Option<Claim> {
     announced.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
+fn reached(announced: &Announced, stage: Stage) {
+    if let Some(claim) = &mut *announced.lock().unwrap_or_else(PoisonError::into_inner) {
+        claim.reached(stage);
+    }
+}
+
 /// Serves the mount until it is gone. As daemon, tells the parent when it is ready and detaches.
 fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     let (source, daemon) = (&args.source, args.daemon);
@@ -217,10 +233,11 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     } else {
         (Access::Write, OpenMode::Write)
     };
-    let device = advise_open(FileDevice::open(source, mode, wishes.direct), access)
+    let device = advise_open(when_free(source, || FileDevice::open(source, mode, wishes.direct)), access)
         .map_err(|e| read_only_advice(e, wishes))?;
     let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
-    let claim = Claim::new(&image, &mountpoint).could_not_run()?;
+    let claim = Claim::new(&image, &mountpoint, wishes.read_only).could_not_run()?;
+    utab::add(&image, &mountpoint);
     // Before the mount exists, so that no signal can come in between and leave it behind.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
     let nowhere = File::options().read(true).write(true).open("/dev/null").ok();
@@ -258,12 +275,14 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         if let Some(sandbox) = sandbox {
             sandbox.seal();
         }
+        reached(&announced, Stage::Serving);
         if daemon {
             detach(nowhere);
         } else {
             let _ = crate::print::line(&format!("{} is mounted on {shown}", source.display()));
         }
     });
+    reached(&announced, Stage::Ending);
     let result = match served {
         Ok(served) => served.closed.unwrap_or_else(|| fs.close()).map_err(anyhow::Error::new),
         Err(e) => fs.close().map_err(anyhow::Error::new).and(Err(anyhow::Error::new(e))),

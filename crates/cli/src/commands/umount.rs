@@ -3,6 +3,7 @@
 use crate::failure::{Advise, usage};
 use crate::mount_table::{self, Mount};
 use crate::state::{Outcome, Watch};
+use crate::utab;
 use anyhow::{Context, bail};
 use larder_fuse::Unmounter;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
             None => return usage(format!("{shown} is not mounted")),
         },
     };
-    let watch = Watch::find(&point, mount.user)?;
+    let mut watch = Watch::find(&point, mount.user)?;
     let ended = end(&mount, lazy);
     let busy = matches!(&ended, Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy);
     let ended = ended.with_context(|| format!("unmounting {shown}"));
@@ -45,6 +46,16 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         ended.hint(format!("`fuser -vm {shown}` shows who is using it"))?;
     } else {
         ended?;
+    }
+    if mount_table::all()?.iter().any(|m| m.device == mount.device && m.is_larder()) {
+        // Bound to another place as well, or this was such a place: the file system is still in use.
+        return Ok(());
+    }
+    if wait && !lazy && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
+        eprintln!(
+            "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its daemon goes on"
+        );
+        return Ok(());
     }
     match watch {
         Some(watch) if wait => conclude(watch, &point),
@@ -64,7 +75,11 @@ fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
 }
 
 fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {
-    match watch.wait().with_context(|| point.display().to_string())? {
+    let ended = watch.wait().with_context(|| point.display().to_string())?;
+    if ended.is_none() {
+        utab::remove(point);
+    }
+    match ended {
         Some(Outcome::Clean) => Ok(()),
         Some(Outcome::Failed(why)) => bail!("{}: unmounted, but changes may be lost: {why}", point.display()),
         None => {
