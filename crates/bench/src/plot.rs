@@ -23,7 +23,7 @@ const ROW: f64 = 17.0;
 const BAR: f64 = 12.0;
 const GAP: f64 = 9.0;
 const TOP: f64 = 56.0;
-const COLOURS: [&str; 4] = ["#33658a", "#86bbd8", "#758e4f", "#b0b0b0"];
+const COLOURS: [&str; 5] = ["#33658a", "#86bbd8", "#758e4f", "#b0b0b0", "#c08552"];
 
 /// The plot; `None` where nothing of it was measured.
 pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::fmt;
 
 /// Who is compared with whom, in the order of the report.
-pub(crate) const PAIRS: [(Target, Target); 10] = [
+pub(crate) const PAIRS: [(Target, Target); 11] = [
     (Target::Larder, Target::Kernel),
     (Target::LarderDirect, Target::KernelDirect),
     (Target::LarderLoop, Target::Kernel),
@@ -22,6 +22,7 @@ pub(crate) const PAIRS: [(Target, Target); 10] = [
     (Target::Larder, Target::LarderLockedCopies),
     (Target::Larder, Target::LarderLogWaits),
     (Target::Larder, Target::LarderLogAlone),
+    (Target::Larder, Target::LarderNoSandbox),
 ];
 
 /// Median and range of ratios.

@@ -72,13 +72,14 @@ const AGAINST_CEILING: Plot<'_> = Plot {
 };
 
 const AGAINST_OLD: Plot<'_> = Plot {
-    title: "Larder against itself with old behaviour (median and range of the rounds)",
-    one: "old",
+    title: "Larder against itself with something switched (median and range of the rounds)",
+    one: "switched",
     pairs: &[
         ((Target::Larder, Target::LarderWholeInodes), "whole files reclaimed"),
         ((Target::Larder, Target::LarderLockedCopies), "copies under the lock"),
         ((Target::Larder, Target::LarderLogWaits), "log waits for commit"),
         ((Target::Larder, Target::LarderLogAlone), "each logs alone"),
+        ((Target::Larder, Target::LarderNoSandbox), "no sandbox"),
     ],
     expected: None,
 };

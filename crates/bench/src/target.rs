@@ -54,6 +54,8 @@ pub(crate) enum Target {
     LarderLogWaits,
     /// Larder whose callers of fsync edit the log each by itself, and delete checksums first.
     LarderLogAlone,
+    /// Larder whose daemon keeps its rights.
+    LarderNoSandbox,
 }
 
 /// How long a flush takes longer on a slow disk.
@@ -75,19 +77,21 @@ impl Target {
             Self::LarderLockedCopies => "Larder, copies under the lock",
             Self::LarderLogWaits => "Larder, log waits for commit",
             Self::LarderLogAlone => "Larder, each logs alone",
+            Self::LarderNoSandbox => "Larder, no sandbox",
         }
     }
     /// Takes part where nobody says who does.
     pub(crate) fn is_usual(self) -> bool {
         self.switch().is_none() && !self.is_slow()
     }
-    /// Old behaviour that is switched on, as the mount option `tuning` calls it.
+    /// A mount option that makes it something else than Larder as it is.
     pub(crate) fn switch(self) -> Option<&'static str> {
         match self {
-            Self::LarderWholeInodes => Some("whole-inodes"),
-            Self::LarderLockedCopies => Some("locked-copies"),
-            Self::LarderLogWaits => Some("log-waits"),
-            Self::LarderLogAlone => Some("log-alone"),
+            Self::LarderWholeInodes => Some("tuning=whole-inodes"),
+            Self::LarderLockedCopies => Some("tuning=locked-copies"),
+            Self::LarderLogWaits => Some("tuning=log-waits"),
+            Self::LarderLogAlone => Some("tuning=log-alone"),
+            Self::LarderNoSandbox => Some("nosandbox"),
             _ => None,
         }
     }
@@ -225,7 +229,7 @@ impl<'a> Image<'a> {
                     options.push_str(",direct");
                 }
                 if let Some(switch) = self.target.switch() {
-                    options.push_str(",tuning=");
+                    options.push(',');
                     options.push_str(switch);
                 }
                 if let Some(more) = &self.run.larder_options {

@@ -10,6 +10,7 @@ use super::mount::KernelMount;
 use super::progs::btrfs_check;
 use super::std_tree::StdTree;
 use anyhow::{Context, Result, bail, ensure};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -67,20 +68,41 @@ fn change(mount: &KernelMount) -> Result<()> {
 /// # Errors
 /// Either file cannot be read or written.
 pub fn copy_image(from: &Path, to: &Path) -> Result<()> {
-    use super::tree::TreeSource;
-    let tree = StdTree::new(from);
-    let source = std::fs::File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
-    let target = std::fs::File::create(to).with_context(|| format!("cannot create {}", to.display()))?;
+    let source = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+    let target = File::create(to).with_context(|| format!("cannot create {}", to.display()))?;
     target.set_len(source.metadata()?.len())?;
+    each_piece(from, &source, &mut |at, piece| Ok(target.write_all_at(piece, at)?))
+}
+
+/// A sum over an image's data and where it lies; what lies in holes is not read.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn sum_of_image(path: &Path) -> Result<u64> {
+    let source = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut sum = xxhash_rust::xxh3::Xxh3::new();
+    sum.update(&source.metadata()?.len().to_le_bytes());
+    each_piece(path, &source, &mut |at, piece| {
+        sum.update(&at.to_le_bytes());
+        sum.update(piece);
+        Ok(())
+    })?;
+    Ok(sum.digest())
+}
+
+/// Reads what is not a hole, in order.
+fn each_piece(path: &Path, source: &File, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    use super::tree::TreeSource;
+    let tree = StdTree::new(path);
     let mut buf = vec![0; 1 << 20];
     let mut at = 0;
-    while let Some((start, end)) = tree.next_data(&source, at)? {
+    while let Some((start, end)) = tree.next_data(source, at)? {
         at = start;
         while at < end {
             let want = usize::try_from((end - at).min(buf.len() as u64))?;
             let got = source.read_at(&mut buf[..want], at)?;
-            ensure!(got > 0, "{} became shorter", from.display());
-            target.write_all_at(&buf[..got], at)?;
+            ensure!(got > 0, "{} became shorter", path.display());
+            each(at, &buf[..got])?;
             at += got as u64;
         }
     }
