@@ -191,10 +191,15 @@ fn output(program: &str, args: &[&str]) -> Option<String> {
 }
 
 /// A command that is also found where administrators' programs live, in English.
+///
+/// It is looked up here: a command that gets a `PATH` to be looked up in is started by a fork, which copies the page tables
+/// of all the memory that tests have, and takes longer than what it starts.
 fn tool(program: &str) -> Command {
-    let mut command = Command::new(program);
     let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("LC_ALL", "C");
+    let path = format!("{path}:/usr/local/sbin:/usr/sbin:/sbin");
+    let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file());
+    let mut command = Command::new(found.unwrap_or_else(|| program.into()));
+    command.env("PATH", path).env("LC_ALL", "C");
     command
 }
 
