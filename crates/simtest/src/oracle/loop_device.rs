@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
@@ -153,6 +154,11 @@ impl LoopDevice {
         self.path.file_name().and_then(|n| n.to_str()).unwrap_or_default()
     }
 
+    /// The file behind it, as the kernel calls it.
+    fn backing(&self) -> Option<String> {
+        std::fs::read_to_string(format!("/sys/block/{}/loop/backing_file", self.name())).ok()
+    }
+
     /// Does somebody else — a mounted file system — hold the device exclusively?
     ///
     /// # Errors
@@ -170,10 +176,26 @@ impl Drop for LoopDevice {
     /// The last one to close the device detaches it. A process that is being started has copies of all descriptors until it
     /// executes its program; for so long nothing is closed.
     fn drop(&mut self) {
-        let _none_starts = STARTING.write().unwrap_or_else(PoisonError::into_inner);
-        self.held = None;
+        let backing = self.backing();
+        {
+            let _none_starts = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+            self.held = None;
+        }
+        // Somebody who looks at all devices of the machine may have it open just now. Whoever opens the file next must not
+        // find it in use.
+        let patience = Instant::now() + PATIENCE;
+        while backing.is_some()
+            && self.backing() == backing
+            && Instant::now() < patience
+            && !std::thread::panicking()
+        {
+            std::thread::yield_now();
+        }
     }
 }
+
+/// How long a device that has been given up may stay attached.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Held shared while a process is started.
 static STARTING: RwLock<()> = RwLock::new(());
