@@ -1,13 +1,17 @@
 //! `fsync` around a seal: what an inode has in a transaction that is being committed is durable when it returns, whether
 //! or not the next transaction has changed the inode again. A gate on the device holds the commit at one access, so that the
 //! overlap is there each time; then the power goes everywhere, also at the moment at which `fsync` returned.
+//!
+//! The same with random walks: one thread's commit is held while another one works and syncs, so that the next transaction's log is
+//! written, and waits, between any two steps of a commit. `LARDER_SCALE=20` takes 20 times as many.
 
 use larder_fs::Filesystem;
 use larder_simtest::device::{Access, AccessKind, Gate, SimDevice};
+use larder_simtest::judge::Depth;
 use larder_simtest::model::{Domain, History};
-use larder_simtest::ops::{Op, parse};
-use larder_simtest::runner::{Config, Run, judge_run, perform, show};
-use larder_simtest::workload::prefix;
+use larder_simtest::ops::{Op, line, parse};
+use larder_simtest::runner::{Config, Outcome, Run, judge_run, perform, show};
+use larder_simtest::workload::{prefix, random_ops};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -55,14 +59,17 @@ impl Stage {
         perform(&self.fs, &self.device, domain, &ops(text)).expect("it is done").0
     }
     fn judge(self, name: &str) {
+        let outcome = self.outcome(name);
+        outcome.assert_sound();
+        assert!(outcome.distinct.len() > 20, "{outcome}");
+    }
+    fn outcome(self, name: &str) -> Outcome {
         let mut history = History { domains: self.domains };
         let begin = self.device.mark();
         self.fs.close().expect("close");
         history.close(begin, self.device.mark());
         let run = Run { recording: self.device.recording(), history };
-        let outcome = judge_run(&self.config, name, &run);
-        outcome.assert_sound();
-        assert!(outcome.distinct.len() > 20, "{outcome}");
+        judge_run(&self.config, name, &run)
     }
 }
 
@@ -133,6 +140,62 @@ fn a_directory_above_that_moved_in_the_sealed_transaction_is_waited_for() {
         assert!(!early, "fsync returned while the commit was held");
         stage.judge("moved");
     }
+}
+
+/// A walk without handles, which end with the call that does it.
+fn steps(domain: &Domain, seed: u64, length: usize, thread: usize) -> Vec<Op> {
+    let mut ops = random_ops(seed, length, &prefix(thread), domain.now());
+    ops.retain(|op| !matches!(op, Op::Open { .. } | Op::Unnamed { .. } | Op::Close { .. }));
+    ops
+}
+
+/// One thread's commit is held; another one, which has changed something that it holds, goes on until it has to wait. How often
+/// it synced by a log, and what came of it.
+fn overlapping(seed: u64) -> (u64, Outcome) {
+    let held = [FIRST_FLUSH, SUPERBLOCK, LAST_FLUSH][(seed % 3) as usize];
+    let mut stage = Stage::new(2, |c| {
+        *c = c.clone().whole();
+        c.max_states = 60;
+        c.depth = Depth { emptied: 0.05, recovered: 0.05, ..Depth::LOOK };
+    });
+    let [first, second] = [0, 1].map(|i| stage.domains[i].clone());
+    // Data that the commit has; and a chunk for it, without which no log is written.
+    let first = stage.perform(first, "new t0_z; t0_z[0,64K)=z; COMMIT; mode t0_z 600");
+    let before = steps(&second, 2 * seed, 8, 1);
+    let second = stage.perform(second, &line(&before));
+    let meanwhile = steps(&second, 2 * seed + 1, 12, 1);
+    let logged = stage.fs.stats().log.fsyncs_logged;
+    let gate = hold(&stage.device, held.0, held.1);
+    stage.domains = std::thread::scope(|scope| {
+        let stage = &stage;
+        let commit = scope.spawn(|| stage.perform(first, "COMMIT"));
+        let arrived = gate.wait_for(1, PATIENCE);
+        let waits = stage.fs.stats().commit_waits;
+        let text = format!("{}; new t1_end; t1_end[0,9000)=e; F t1_end", line(&meanwhile));
+        let other = scope.spawn(move || stage.perform(second, &text));
+        until("it waits or is done", || stage.fs.stats().commit_waits > waits || other.is_finished());
+        gate.open();
+        let domains = [commit, other].map(|t| t.join().expect("no panic"));
+        assert!(arrived, "the commit arrives at the gate");
+        domains.into()
+    });
+    let logged = stage.fs.stats().log.fsyncs_logged - logged;
+    (logged, stage.outcome(&format!("overlapping-{seed}")))
+}
+
+#[test]
+fn a_log_is_written_between_the_steps_of_the_commit_before_it() {
+    let scale: u64 = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let (mut outcome, mut logs) = (Outcome::default(), 0);
+    for seed in 0..12 * scale {
+        let (logged, one) = overlapping(seed);
+        logs += u64::from(logged > 0);
+        outcome.add(one);
+        outcome.assert_sound();
+    }
+    println!("{logs} runs with logs; {outcome}");
+    assert!(logs > 6, "{logs} runs with logs");
+    assert!(outcome.distinct.len() > 300, "{outcome}");
 }
 
 #[test]
