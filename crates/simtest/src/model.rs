@@ -7,8 +7,8 @@
 //!
 //! - `sync` covers everything that had returned when it began;
 //! - `fsync` of an inode covers its content, attributes and names, and each directory needed to find it; no name that
-//!   it had lost comes back, and where the last commit still knew it by that name, who has the name now has it; of a
-//!   directory, its entries too;
+//!   it had lost comes back, and where the last commit still knew it by that name, who has the name at the first such
+//!   `fsync` has it; of a directory, its entries too;
 //! - `fdatasync` the same without the attributes;
 //! - a snapshot covers itself and its source, with everything in them.
 //!
@@ -581,9 +581,9 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 }
             }
         }
-        for ino in inodes {
-            if matches!(world.node(ino).map(|n| &n.body), Some(Body::Dir(_))) {
-                floors.dirs.insert(ino, k);
+        for ino in &inodes {
+            if matches!(world.node(*ino).map(|n| &n.body), Some(Body::Dir(_))) {
+                floors.dirs.insert(*ino, k);
             }
         }
         // Names that these inodes have, and names that they had and lost: when they were seen there last.
@@ -602,8 +602,11 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 continue;
             }
             if committed.get(&slot) == Some(&i) {
-                // Another thread's commit may have come between: then the name is free, or somebody's since.
-                promise(if alone { k } else { at + 1 });
+                // The first sync has freed it, and gave it to who had it then. Another thread's commit may have come
+                // between: then the name is free, or somebody's since.
+                let syncs = |d: &Done| d.end.is_some() && d.target.is_some_and(|t| inodes.contains(&t));
+                let first = domain.done[at..k].iter().position(syncs).map_or(k, |n| at + n);
+                promise(if alone { first } else { at + 1 });
             }
             floors.lost.entry(slot).or_default().push((i, k));
         }
@@ -693,6 +696,12 @@ mod tests {
         freed.apply(&Op::Unlink("f".into())).unwrap();
         assert!(h.verify(&freed, Seq(50), Mode::Weak).is_err());
         assert_eq!(allowed(&h, 5, Mode::Weak), [4, 5]);
+        // Nor does an fsync of who has lost it, and has not changed since it was synced, know who has got the name.
+        let later = history("new f; COMMIT; mv f g; F g; new f; F g");
+        let mut freed_later = later.domains[0].worlds[5].clone();
+        freed_later.apply(&Op::Unlink("f".into())).unwrap();
+        assert!(later.verify(&freed_later, Seq(60), Mode::Weak).is_ok());
+        assert!(later.verify(&later.domains[0].worlds[2], Seq(60), Mode::Weak).is_err(), "it comes back");
         // Another thread may have committed after the name was lost.
         let mut two = h;
         two.domains.push(Domain::new("other-", World::empty(0o755, 256)));
