@@ -551,7 +551,10 @@ struct Shared {
 #[derive(Debug, Default)]
 pub(crate) struct DataState {
     shared: Mutex<Shared, lock::Queue>,
-    changed: Condvar,
+    /// For callers: a write-back has ended.
+    ended: Condvar,
+    /// For the threads that write back: there may be work.
+    work: Condvar,
     /// Bytes dirty or in flight, and dirty.
     delayed: AtomicU64,
     dirty: AtomicU64,
@@ -595,7 +598,7 @@ pub(super) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
 /// A write-back that is registered as being at work.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
-    data: &'a DataState,
+    core: &'a Core,
     number: u64,
     /// It has written something.
     pub(super) wrote: bool,
@@ -603,10 +606,15 @@ pub(super) struct Job<'a> {
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
-        let mut shared = self.data.shared.lock();
+        let data = &self.core.data;
+        let mut shared = data.shared.lock();
         shared.jobs.remove(&self.number);
         shared.progress += u64::from(self.wrote);
-        self.data.changed.notify_all();
+        data.ended.notify_all();
+        // Each `fsync` ends one: threads that would find nothing to do are let alone.
+        if data.has_work(self.core, &shared).is_some() {
+            data.work.notify_all();
+        }
     }
 }
 
@@ -657,20 +665,21 @@ impl DataState {
         assert!(other.is_none(), "two files have dirty data of one tick");
     }
     /// Registers a job that is going to take dirty bytes as old as `age`.
-    pub(super) fn start_job(&self, age: u64) -> Job<'_> {
+    pub(super) fn start_job<'a>(&self, core: &'a Core, age: u64) -> Job<'a> {
         let mut shared = self.shared.lock();
-        self.job(&mut shared, age)
+        Self::job(core, &mut shared, age)
     }
-    fn job(&self, shared: &mut Shared, age: u64) -> Job<'_> {
+    fn job<'a>(core: &'a Core, shared: &mut Shared, age: u64) -> Job<'a> {
         let number = shared.next_job;
         shared.next_job += 1;
         shared.jobs.insert(number, age);
-        Job { data: self, number, wrote: false }
+        Job { core, number, wrote: false }
     }
     /// Takes the file with the oldest dirty bytes out of the queue, of those whose oldest tick lies in `from..before`;
     /// also that tick. The first call for a job registers it.
     pub(super) fn pop<'a>(
-        &'a self,
+        &self,
+        core: &'a Core,
         (from, before): (u64, u64),
         job: &mut Option<Job<'a>>,
     ) -> Option<(u64, Arc<Inode>)> {
@@ -679,7 +688,7 @@ impl DataState {
         let inode = shared.queue.remove(&age).expect("looked up");
         self.files.store(shared.queue.len() as u64, Ordering::Relaxed);
         if job.is_none() {
-            *job = Some(self.job(&mut shared, age));
+            *job = Some(Self::job(core, &mut shared, age));
         }
         Some((age, inode))
     }
@@ -714,7 +723,7 @@ impl DataState {
         }
         let shared = self.shared.lock();
         if self.is_much(core, &shared) {
-            self.changed.notify_all();
+            self.work.notify_all();
         }
     }
     /// Waits, or writes back, until `len` more bytes may be delayed.
@@ -738,7 +747,7 @@ impl DataState {
             let mut shared = self.shared.lock();
             shared.waiting += 1;
             while shared.progress == progress && !shared.jobs.is_empty() && !fits() {
-                self.changed.wait(shared.inner());
+                self.ended.wait(shared.inner());
             }
             shared.waiting -= 1;
         }
@@ -749,7 +758,7 @@ impl DataState {
         {
             let mut shared = self.shared.lock();
             shared.flush_to = shared.flush_to.max(before);
-            self.changed.notify_all();
+            self.work.notify_all();
         }
         loop {
             let progress = self.shared.lock().progress;
@@ -765,7 +774,7 @@ impl DataState {
                 return;
             }
             while shared.progress == progress && !shared.jobs.is_empty() {
-                self.changed.wait(shared.inner());
+                self.ended.wait(shared.inner());
             }
         }
     }
@@ -776,7 +785,7 @@ impl DataState {
         let next = shared.next_job;
         let any = !shared.jobs.is_empty();
         while shared.jobs.first_key_value().is_some_and(|(number, _)| *number < next) {
-            self.changed.wait(shared.inner());
+            self.ended.wait(shared.inner());
         }
         any
     }
@@ -785,11 +794,20 @@ impl DataState {
         {
             let mut shared = self.shared.lock();
             shared.stop = true;
-            self.changed.notify_all();
+            self.work.notify_all();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
             // They catch their panics.
             let _ = thread.join();
+        }
+    }
+    /// Is there work for the threads that write back? The tick before which they should write.
+    fn has_work(&self, core: &Core, shared: &Shared) -> Option<u64> {
+        let (oldest, _) = shared.queue.first_key_value()?;
+        if shared.waiting > 0 || self.is_much(core, shared) {
+            Some(u64::MAX)
+        } else {
+            (*oldest < shared.flush_to).then_some(shared.flush_to)
         }
     }
     /// What a worker waits for: the tick before which it should write. `None`: end.
@@ -800,21 +818,13 @@ impl DataState {
                 return None;
             }
             // After a batch that found nothing it could take, only progress elsewhere can change that.
-            if *seen != shared.progress {
-                let oldest = shared.queue.first_key_value().map(|(age, _)| *age);
-                match oldest {
-                    Some(_) if self.is_much(core, &shared) || shared.waiting > 0 => {
-                        *seen = shared.progress;
-                        return Some(u64::MAX);
-                    }
-                    Some(age) if age < shared.flush_to => {
-                        *seen = shared.progress;
-                        return Some(shared.flush_to);
-                    }
-                    _ => {}
-                }
+            if *seen != shared.progress
+                && let Some(before) = self.has_work(core, &shared)
+            {
+                *seen = shared.progress;
+                return Some(before);
             }
-            self.changed.wait(shared.inner());
+            self.work.wait(shared.inner());
         }
     }
     fn work(&self, core: &Core) {

@@ -55,7 +55,7 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     let (mut bytes, mut from) = (0, 0);
     let flights = most.flights.min(MAX_FLIGHTS);
     while bytes < SMALL_BATCH.min(most.bytes) && departures.len() < flights {
-        let Some((age, inode)) = core.data.pop((from, before), &mut job) else { break };
+        let Some((age, inode)) = core.data.pop(core, (from, before), &mut job) else { break };
         from = age + 1;
         let most_of_it = compress::batch(core, &inode, BATCH).min(most.bytes - bytes);
         let limits = Limits { bytes: most_of_it, flights: flights - departures.len() };
@@ -75,7 +75,7 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
 pub(super) fn whole_file(core: &Core) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut done = Limits { bytes: 0, flights: 0 };
-    let Some((_, inode)) = core.data.pop((0, u64::MAX), &mut job) else { return done };
+    let Some((_, inode)) = core.data.pop(core, (0, u64::MAX), &mut job) else { return done };
     let mut requeue = true;
     loop {
         let mut departures = Vec::new();
@@ -103,7 +103,7 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         let before = core.data.tick();
         loop {
             let mut departures = Vec::new();
-            let mut job = core.data.start_job(0);
+            let mut job = core.data.start_job(core, 0);
             let limits = Limits { bytes: compress::batch(core, inode, BATCH), flights: MAX_FLIGHTS };
             depart(core, inode, limits, false, &mut departures);
             job.wrote = !departures.is_empty();
