@@ -166,7 +166,7 @@ impl Extents<'_> {
             (key.offset, Size::Data(key.offset))
         } else {
             let level = item.block.map_or(key.offset, |b| u64::from(b.level));
-            (nodesize, Size::Node(u8::try_from(level).unwrap_or(u8::MAX)))
+            (nodesize, Size::Node(u8::try_from(level).unwrap_or(u8::MAX), item.generation))
         };
         let mapped = || world.chunks.find(key.objectid.0).is_some();
         if item.flags.contains(ExtentFlags::FULL_BACKREF) && self.pass.first && mapped() {

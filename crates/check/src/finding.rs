@@ -232,6 +232,8 @@ kinds! {
     ExtentRefCount "an extent's reference count is not the sum of its references: it is freed too early or never";
     ExtentLength "an extent is used with another length than it is recorded with";
     ExtentLevel "a tree node is recorded at another height than it has";
+    ExtentGeneration "a tree node is recorded with another transaction than it was written in"
+        (Warning) => NONE;
     ExtentType "data is recorded as a tree node, or a tree node as data";
     ExtentRefWithoutItem "references stand in the extent tree without the extent that they are for";
     ExtentOverlap "two allocated extents overlap: one has overwritten the other" => SAVE;

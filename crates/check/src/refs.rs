@@ -9,7 +9,7 @@ use crate::finding::{Finding, Findings, Kind};
 use crate::lost::Lost;
 use crate::sets::{Hashing, Ledger, Uneven};
 use larder_format::items::ExtentRef;
-use larder_format::{Key, Logical, TreeId};
+use larder_format::{Generation, Key, Logical, TreeId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 pub(crate) enum Size {
     /// Data of so many bytes on the devices.
     Data(u64),
-    /// A node of this level.
-    Node(u8),
+    /// A node of this level, written in this transaction.
+    Node(u8, Generation),
 }
 
 /// A fact about an extent.
@@ -184,7 +184,8 @@ fn explain_one(at: Logical, extent: &Extent, lost: &Lost, findings: &Findings) {
     for (size, (tree, key)) in extent.sizes.iter().filter(|(size, _)| **size != item) {
         let kind = match (size, item) {
             (Size::Data(_), Size::Data(_)) => Kind::ExtentLength,
-            (Size::Node(_), Size::Node(_)) => Kind::ExtentLevel,
+            (Size::Node(level, _), Size::Node(recorded, _)) if *level == recorded => Kind::ExtentGeneration,
+            (Size::Node(..), Size::Node(..)) => Kind::ExtentLevel,
             _ => Kind::ExtentType,
         };
         let what = format!("{} at {at} is recorded as {}", size_text(*size), size_text(item));
@@ -214,7 +215,9 @@ fn sort(extent: &Extent) -> String {
 fn size_text(size: Size) -> String {
     match size {
         Size::Data(len) => format!("a data extent of {len} bytes"),
-        Size::Node(level) => format!("a node of level {level}"),
+        Size::Node(level, generation) => {
+            format!("a node of level {level} and generation {generation}")
+        }
     }
 }
 

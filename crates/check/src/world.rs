@@ -99,7 +99,7 @@ impl<'a> Pass<'a> {
         } else {
             ExtentRef::TreeBlock { root: parent.owner() }
         };
-        self.refs.used(edge.at, Size::Node(edge.level), by, edge.tree, edge.first_key);
+        self.refs.used(edge.at, Size::Node(edge.level, edge.generation), by, edge.tree, edge.first_key);
     }
     /// A root item or the superblock points to the root of a tree.
     pub(crate) fn uses_root(&self, edge: &Edge) {
@@ -111,7 +111,7 @@ impl<'a> Pass<'a> {
         } else {
             ExtentRef::TreeBlock { root: edge.tree }
         };
-        self.refs.used(edge.at, Size::Node(edge.level), by, edge.tree, None);
+        self.refs.used(edge.at, Size::Node(edge.level, edge.generation), by, edge.tree, None);
     }
     /// Part of a tree cannot be read.
     pub(crate) fn lost(&self, edge: &Edge) {

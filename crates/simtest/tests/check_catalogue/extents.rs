@@ -93,6 +93,10 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let key = find::node_record(d, find::fs_leaf(d)?)?;
         d.item(EXTENTS, key).set_u64(0, 2)
     }),
+    missed("extent-of-a-node-of-another-transaction", BOTH, &[Kind::ExtentGeneration], |d| {
+        let key = find::node_record(d, find::fs_leaf(d)?)?;
+        d.item(EXTENTS, key).add_u64(8, -1)
+    }),
     seen("extent-refs-fewer-than-inline", BOTH, &[Kind::ExtentItemInvalid], |d| {
         find::extent_item(d, "plant/plain")?.set_u64(0, 0)
     }),
