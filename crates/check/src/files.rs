@@ -13,19 +13,20 @@ use crate::refs::Size;
 use crate::run::{Close, Run};
 use crate::source::{Edge, Node};
 use crate::unpack;
-use crate::walk::{Visit, find};
+use crate::walk::{Visit, find, scan};
 use crate::world::Pass;
 use larder_format::items::dir::is_plain_name;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{
-    BlockGroupFlags, Compression, DirEntries, ExtRefs, ExtentKind, ExtentRecord, ExtentRef, FileExtent,
-    InodeFlags, InodeItem, InodeRefs,
+    BlockGroupFlags, Compression, DirEntries, ExtRefs, ExtentItem, ExtentKind, ExtentRecord, ExtentRef,
+    FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
 };
-use larder_format::node::NodeView;
+use larder_format::node::{FLAG_RELOC, NodeView};
 use larder_format::{Incompat, Key, KeyType, ObjectId, TreeId};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering::Relaxed;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Walks one subvolume, or another tree that holds files.
 pub(crate) struct Files<'a> {
@@ -38,7 +39,14 @@ pub(crate) struct Files<'a> {
     pub(crate) uneven_dirs: &'a Mutex<Vec<(Edge, u64)>>,
     /// The inode whose flags were looked up last.
     pub(crate) looked_up: Mutex<Option<(u64, Option<InodeFlags>)>>,
+    /// Where to look up who is said to use a node.
+    pub(crate) extent_root: Option<Edge>,
+    /// How often that was done.
+    pub(crate) owners_asked: AtomicUsize,
 }
+
+/// Most nodes of a tree whose owner is looked up.
+const OWNERS: usize = 10_000;
 
 /// Most directories that are looked at closely.
 const DIRS: usize = 200;
@@ -118,6 +126,43 @@ impl Visit for Files<'_> {
     }
     fn child(&self, parent: NodeView<'_>, edge: &Edge) {
         self.pass.uses_child(parent, edge);
+    }
+    /// A node that its maker has given up refers to others by address. One that refers to them by its maker is its maker's
+    /// still: the extent tree must say so. It needs to be asked only where another tree's node leads here first.
+    fn met(&self, edge: &Edge, node: NodeView<'_>) {
+        let world = self.pass.world;
+        let (at, owner) = (edge.at, node.owner());
+        let strange = owner != edge.parent_owner && owner.is_subvolume() && edge.tree.is_subvolume();
+        if !strange || !self.pass.first || edge.is_root || node.flags() & FLAG_RELOC != 0 {
+            return;
+        }
+        let Some(extents) = &self.extent_root else { return };
+        if world.full_backref.contains(at.0)
+            || world.lost.extents_at(at)
+            || self.owners_asked.fetch_add(1, Relaxed) >= OWNERS
+        {
+            return;
+        }
+        let (mut known, mut owned) = (false, false);
+        let to = Key::new(at, KeyType(u8::MAX), u64::MAX);
+        scan(&world.source, extents, Key::new(at, KeyType(0), 0), to, &mut |key, data| {
+            let refs = match key.kind {
+                KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
+                    known = true;
+                    ExtentItem::parse(key.kind, data).map(|item| item.inline)
+                }
+                KeyType::TREE_BLOCK_REF => parse_keyed_refs(&key, data),
+                _ => return ControlFlow::Continue(()),
+            };
+            // What cannot be parsed is reported, and may have said it.
+            owned |= refs
+                .map_or(true, |refs| refs.iter().any(|(by, _)| *by == ExtentRef::TreeBlock { root: owner }));
+            if owned { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        if known && !owned {
+            let what = format!("the owner is tree {owner}, which does not use the node");
+            self.pass.add(|| Finding::new(Kind::NodeOwner, what).tree(edge.tree).address(at));
+        }
     }
     fn worth_keeping(&self, leaf: NodeView<'_>) -> bool {
         leaf.generation().0 <= self.pass.world.last_snapshot.load(Relaxed)

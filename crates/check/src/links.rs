@@ -17,6 +17,7 @@ use larder_format::{Key, KeyType, ObjectId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::AtomicUsize;
 
 /// Sums over a range of a subvolume.
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,6 +125,8 @@ fn walk(world: &World<'_>, root: &Edge, links: LinkSink<'_>) {
         whole: true,
         uneven_dirs: &uneven_dirs,
         looked_up: Mutex::default(),
+        extent_root: None,
+        owners_asked: AtomicUsize::new(0),
     };
     let memory = Memory::new();
     let walk =

@@ -39,6 +39,8 @@ pub(crate) struct Edge {
     /// Key in the parent's next pointer: what this node holds is below it.
     pub(crate) end: Option<Key>,
     pub(crate) is_root: bool,
+    /// Tree that made the parent; for a root, the tree itself.
+    pub(crate) parent_owner: TreeId,
     /// Younger nodes of the tree are shared with nobody, as its root item says.
     pub(crate) last_snapshot: Generation,
 }
@@ -46,7 +48,17 @@ pub(crate) struct Edge {
 impl Edge {
     pub(crate) fn root(tree: TreeId, at: Logical, level: u8, generation: Generation) -> Self {
         let last_snapshot = Generation(u64::MAX);
-        Self { tree, at, level, generation, first_key: None, end: None, is_root: true, last_snapshot }
+        Self {
+            tree,
+            at,
+            level,
+            generation,
+            first_key: None,
+            end: None,
+            is_root: true,
+            parent_owner: tree,
+            last_snapshot,
+        }
     }
     /// The way from `parent`, which this edge leads to, to the child in a slot.
     pub(crate) fn child(&self, parent: NodeView<'_>, slot: usize) -> Option<Self> {
@@ -60,6 +72,7 @@ impl Edge {
             first_key: Some(pointer.key.into()),
             end: pointers.get(slot + 1).map(|p| p.key.into()).or(self.end),
             is_root: false,
+            parent_owner: parent.owner(),
             last_snapshot: self.last_snapshot,
         })
     }

@@ -31,8 +31,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use zerocopy::FromBytes;
 
 /// Pages of [`Coverage`] in one window, each of 2 KiB for 16 MiB of data: 128 MiB of memory, 1 TiB of data.
@@ -260,6 +259,8 @@ fn walk_files(pass: &Pass<'_>, roots: &Roots, walked: &mut Walked) {
             whole,
             uneven_dirs: &uneven_dirs,
             looked_up: Mutex::default(),
+            extent_root: roots.edge(ObjectId::EXTENT_TREE),
+            owners_asked: AtomicUsize::new(0),
         };
         pass.uses_root(&root.edge);
         let walk = Walk {

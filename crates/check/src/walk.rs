@@ -37,6 +37,8 @@ pub(crate) trait Visit: Sync {
     fn join(&self, edge: &Edge, left: Self::Piece, right: Self::Piece, fresh: bool) -> Self::Piece;
     /// An interior node, met for the first time, points to a child.
     fn child(&self, parent: NodeView<'_>, edge: &Edge);
+    /// A node is met for the first time.
+    fn met(&self, _edge: &Edge, _node: NodeView<'_>) {}
     /// May other trees reach this leaf, too?
     fn worth_keeping(&self, _leaf: NodeView<'_>) -> bool {
         false
@@ -113,6 +115,9 @@ impl<V: Visit> Walk<'_, V> {
             return self.visitor.lost(edge);
         };
         let view = node.view();
+        if fresh {
+            self.visitor.met(edge, view);
+        }
         let piece = if view.level() == 0 {
             self.visitor.leaf(edge, &node, fresh)
         } else {

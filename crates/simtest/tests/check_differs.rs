@@ -20,7 +20,10 @@ use larder_simtest::hostile::device::HostileDevice;
 use larder_simtest::hostile::limits::{self, CountingAllocator, HEAP, PanicLog};
 use larder_simtest::hostile::seeds;
 use larder_simtest::image::Image;
-use larder_simtest::oracle::{self, Need, btrfs, btrfs_check_within, need, scratch};
+use larder_simtest::oracle::{
+    self, Fixture, ImageVariant, KernelMount, Need, btrfs, btrfs_check_within, kernel_images, need, populate,
+    scratch,
+};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,11 +48,31 @@ fn patients(long: bool) -> Vec<(String, Patient)> {
             images.push((format!("{base:?}"), image.clone()));
         }
     }
+    if long && need(&[Need::MkfsBtrfs, Need::KernelBtrfs]) {
+        // A mount lives in the namespace of its thread: one that ends takes it along.
+        let made = std::thread::spawn(|| kernel_images().iter().map(by_linux).collect::<Vec<_>>());
+        images.extend(made.join().expect("no panic"));
+    }
     let look = |(name, image)| {
         let patient = Patient::new(image).unwrap_or_else(|e| panic!("{name}: {e}"));
         (name, patient)
     };
     images.into_iter().map(look).collect()
+}
+
+/// An image of a kind that Linux makes, with a little of everything in it.
+fn by_linux(variant: &ImageVariant) -> (String, Image) {
+    let few = Fixture { entries: 20, large_file: 1 << 20, fragments: 100, links: 20 };
+    let make = || -> anyhow::Result<Image> {
+        let dir = scratch();
+        let path = dir.path().join("image");
+        variant.make(&path, 256 << 20)?;
+        let mount = KernelMount::image(&path, &variant.mount)?;
+        populate(mount.path(), &few)?;
+        mount.unmount_clean()?;
+        Ok(Image::from_file(&path)?)
+    };
+    (variant.name.clone(), make().unwrap_or_else(|e| panic!("{}: {e:#}", variant.name)))
 }
 
 /// What ours says, data included.

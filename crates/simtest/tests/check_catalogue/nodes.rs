@@ -62,6 +62,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     seen("node-level", BOTH, &[Kind::NodeLevel], |d| edit_leaf(d, |n| raw::header(n).level = 1)),
     seen("node-owner", BOTH, &[Kind::NodeOwner], |d| edit_leaf(d, |n| raw::header(n).owner.set(7))),
+    seen("node-owner-that-does-not-use-it", BOTH, &[Kind::NodeOwner], |d| {
+        edit_leaf(d, |n| raw::header(n).owner.set(9999))
+    }),
     seen("node-owner-of-a-root", BOTH, &[Kind::NodeOwner], |d| {
         let root = d.root(FS)?;
         d.edit_node(root, |n| raw::header(n).owner.set(999))
