@@ -17,9 +17,9 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Content of a state file.
@@ -64,6 +64,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Claim {
     file: File,
     record: Record,
+    /// Bytes in the file.
+    written: usize,
 }
 
 impl Claim {
@@ -105,7 +107,9 @@ impl Claim {
             stage: Stage::Starting,
             result: None,
         };
-        let mut claim = Self { file, record };
+        // From somebody who was killed.
+        file.set_len(0)?;
+        let mut claim = Self { file, record, written: 0 };
         claim.save()?;
         Ok(claim)
     }
@@ -129,10 +133,11 @@ impl Claim {
     }
 
     fn save(&mut self) -> anyhow::Result<()> {
-        let text = serde_json::to_vec(&self.record)?;
-        self.file.rewind()?;
-        self.file.set_len(0)?;
-        self.file.write_all(&text)?;
+        let mut text = serde_json::to_vec(&self.record)?;
+        // In one piece over what was there, so that whoever reads meanwhile finds one or the other.
+        text.resize(text.len().max(self.written), b' ');
+        self.written = text.len();
+        self.file.write_all_at(&text, 0)?;
         Ok(())
     }
 }
@@ -212,6 +217,18 @@ impl Watch {
 
     /// What the daemon says about itself.
     pub(crate) fn record(&mut self) -> anyhow::Result<Record> {
+        /// Reading is no more atomic than what is copied meanwhile.
+        const ATTEMPTS: u32 = 100;
+        for _ in 1..ATTEMPTS {
+            match self.read() {
+                Ok(record) => return Ok(record),
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        self.read()
+    }
+
+    fn read(&mut self) -> anyhow::Result<Record> {
         let mut text = String::new();
         self.file.rewind()?;
         self.file.read_to_string(&mut text)?;
