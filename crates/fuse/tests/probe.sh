@@ -59,8 +59,9 @@ chmod 6755 m; run chown 5:6 m; show m; chmod 6755 m; run chown :7 m; show m; chm
 mkdir g; chmod 2775 g; chown 0:42 g; touch g/f; mkdir g/sub; ln -s t g/l; show g/*; mkdir g6; chmod 6777 g6; run chown 3:3 g6; show g6
 echo data > s; chmod 6777 s; as_nobody sh -c 'echo more >> s'; show s; chmod 6777 s; as_nobody truncate -s 2 s; show s
 chmod 6777 s; run sh -c 'echo root >> s'; show s; chmod 2767 s; as_nobody sh -c 'echo x >> s'; show s
-big() { truncate -s 4096 s; chmod 6777 s; show s; as_nobody python3 -c "import ctypes, mmap, os
-fd = os.open('s', os.O_RDWR | $2); page = mmap.mmap(-1, 4096); $1"; show s; }
+big() { for mode in 6777 6666; do for who in as_nobody run; do big_as $who $mode "$@"; done; done; }
+big_as() { truncate -s 4096 s; chmod $2 s; $1 python3 -c "import ctypes, mmap, os
+fd = os.open('s', os.O_RDWR | $4); page = mmap.mmap(-1, 4096); $3"; show s; }
 big 'os.writev(fd, [page])' os.O_DIRECT; big 'os.writev(fd, [page])' 0; big 'os.posix_fallocate(fd, 0, 8192)' 0; big 'os.ftruncate(fd, 1)' 0
 big 'os.copy_file_range(fd, fd, 1000, 0, 2000)' 0; big 'ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(4096))' 0; truncate -s 2 s
 chown "$N" s; as_nobody chmod 2777 s; show s; as_nobody chown 0 s; as_nobody chgrp 77 s; as_nobody chmod 700 m

@@ -4,10 +4,16 @@ use super::{command, larder};
 use crate::args;
 use larder_simtest::oracle::{Need, enter_private_namespace, need, scratch};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One scene at a time: programs that another starts hold for a moment whatever is open here, and the mount would be busy.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// An image and a mount point, in a mount namespace of this test's own; unmounted whatever happens.
 pub struct Scene {
     dir: tempfile::TempDir,
+    /// Goes last.
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Scene {
@@ -15,8 +21,9 @@ impl Scene {
         if !need(&[Need::Fuse, Need::Root]) {
             return None;
         }
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         enter_private_namespace().unwrap();
-        let s = Self { dir: scratch() };
+        let s = Self { dir: scratch(), _alone };
         std::fs::create_dir(s.point()).unwrap();
         larder(args!["mkfs", "--size", "128M", "-L", "stage", s.image()]).ok();
         Some(s)

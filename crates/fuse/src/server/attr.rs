@@ -90,7 +90,8 @@ impl Server {
         reply.value(&records::attributes(self.wire(&attr)))
     }
 
-    /// Takes from a file whose contents the caller changes what it may not keep then: set-user-id and set-group-id.
+    /// Takes from a file whose contents change what it may not keep then: set-user-id and set-group-id. For WRITE the kernel
+    /// says whether; what else changes contents asks [`Self::changes_contents`].
     pub(super) fn remove_privileges(
         &self,
         id: InodeId,
@@ -106,6 +107,20 @@ impl Server {
         // Where the kernel leaves that to us it does not ask for the mode afterwards.
         self.notify.attributes_changed(self.nodes.node(id));
         Ok(())
+    }
+
+    /// Requests other than WRITE do not say whether the caller may leave a file its set-id bits. Root may, as with Linux's own file
+    /// systems.
+    pub(super) fn changes_contents(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        patience: Patience,
+    ) -> Result<(), Failure> {
+        if Caller::from(&request.header).is_root() {
+            return Ok(());
+        }
+        self.remove_privileges(id, request, patience)
     }
 
     /// POSIX's rules for changing attributes, for a caller that the kernel has not checked.

@@ -46,8 +46,7 @@ impl Server {
         if patience == Patience::Queue {
             return Err(Failure::Wait);
         }
-        // The request does not say so, but Linux's file systems do it for every change of a file's contents.
-        self.remove_privileges(id, request, patience)?;
+        self.changes_contents(id, request, patience)?;
         self.fs.fallocate(id, how, wanted.offset, wanted.length)?;
         Ok(0)
     }
@@ -71,7 +70,7 @@ impl Server {
             return Err(Errno::INVAL.into());
         }
         let to = self.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
-        self.remove_privileges(to, request, Patience::Worker)?;
+        self.changes_contents(to, request, Patience::Worker)?;
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };
         let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len)?;

@@ -25,7 +25,7 @@ impl Server {
                 let from = self.open_of_caller(request, word(0)?)?;
                 self.may(request, from, perm::READ)?;
                 self.may(request, id, perm::WRITE)?;
-                self.remove_privileges(id, request, Patience::Worker)?;
+                self.changes_contents(id, request, Patience::Worker)?;
                 let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);
                 // Whatever came of it: a part may be done.
                 self.notify.content_changed(self.nodes.node(id));
