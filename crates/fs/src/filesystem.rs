@@ -115,6 +115,19 @@ impl Filesystem {
     ) -> Result<()> {
         dir::readdir(&self.core, self.root(), dir, from, each)
     }
+    /// As [`Filesystem::readdir`], but what was added since somebody last began to list this directory with this call (from 0) is not
+    /// shown: who renames every entry that he finds comes to an end.
+    ///
+    /// # Errors
+    /// `NotDirectory`.
+    pub fn readdir_page(
+        &self,
+        dir: InodeId,
+        from: u64,
+        each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        dir::readdir_page(&self.core, self.root(), dir, from, each)
+    }
     /// Reads into `buf`; returns the number of bytes, less than asked for only at the end of the file.
     ///
     /// # Errors

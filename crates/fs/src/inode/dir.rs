@@ -164,6 +164,40 @@ pub(crate) fn readdir(
     from: u64,
     each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
 ) -> Result<()> {
+    list(core, root, dir, from, LAST_INDEX, each)
+}
+
+/// As [`readdir`], but shows nothing that was added since the directory was last begun to be listed with this.
+pub(crate) fn readdir_page(
+    core: &Core,
+    root: InodeId,
+    dir: InodeId,
+    from: u64,
+    each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
+    let inode = core.inode(dir)?;
+    inode.expect_dir()?;
+    let mut end = inode.state.lock().listed_to;
+    if from == 0 {
+        let known = inode.state.lock().last_index;
+        let index = match known {
+            Some(index) => index,
+            None => highest_index(core, &inode)?,
+        };
+        end = Some(index);
+        inode.state.lock().listed_to = end;
+    }
+    list(core, root, dir, from, end.unwrap_or(LAST_INDEX), each)
+}
+
+fn list(
+    core: &Core,
+    root: InodeId,
+    dir: InodeId,
+    from: u64,
+    end: u64,
+    each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
     let inode = core.inode(dir)?;
     inode.expect_dir()?;
     let dot = |name: &'static [u8], id, next| DirEntry { name, id, kind: FileKind::Directory, next };
@@ -181,7 +215,7 @@ pub(crate) fn readdir(
     }
     let version = inode.subvol.version(core);
     let first = dir_index_key(inode.object(), from.max(FIRST_INDEX));
-    let last = dir_index_key(inode.object(), LAST_INDEX);
+    let last = dir_index_key(inode.object(), end.min(LAST_INDEX));
     if first > last {
         return Ok(());
     }
@@ -204,17 +238,22 @@ pub(super) fn last_index(core: &Core, dir: &Arc<Inode>) -> Result<u64> {
     if let Some(index) = dir.state.lock().last_index {
         return Ok(index);
     }
-    let item = dir.subvol.version(core).at_or_before(&dir_index_key(dir.object(), u64::MAX))?;
-    let index = match item {
-        Some(item) if is_index_of(&item, dir) => item.key.offset.max(FIRST_INDEX - 1),
-        _ => FIRST_INDEX - 1,
-    };
+    let index = highest_index(core, dir)?;
     // Two of them at most are given out at a time.
     if index > LAST_INDEX - 2 {
         return Err(Error::Overflow);
     }
     dir.state.lock().last_index = Some(index);
     Ok(index)
+}
+
+/// Highest index that is in use.
+fn highest_index(core: &Core, dir: &Inode) -> Result<u64> {
+    let item = dir.subvol.version(core).at_or_before(&dir_index_key(dir.object(), u64::MAX))?;
+    Ok(match item {
+        Some(item) if is_index_of(&item, dir) => item.key.offset.max(FIRST_INDEX - 1),
+        _ => FIRST_INDEX - 1,
+    })
 }
 
 /// Index of an entry, found by going through the directory. For callers that hold its `op`.

@@ -91,6 +91,8 @@ pub(crate) struct InodeState {
     pub(crate) size: u64,
     /// Highest DIR_INDEX given out, once it was looked up (directories).
     pub(crate) last_index: Option<u64>,
+    /// The same when the latest listing in pages began (directories).
+    pub(crate) listed_to: Option<u64>,
     /// Made without a name and never had one: it may still get one.
     pub(crate) linkable: bool,
     /// The inode's items are gone: nothing may be written any more.
@@ -138,6 +140,7 @@ impl Inode {
         let state = InodeState {
             size: item.size.get(),
             last_index: None,
+            listed_to: None,
             linkable: false,
             deleted: false,
             last_change: Generation(item.transid.get()),

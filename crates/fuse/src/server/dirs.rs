@@ -22,7 +22,7 @@ impl Server {
             self.check(request, dir, perm::READ)?;
         }
         let mut records = Records::new(reply, read.size)?;
-        let listed = self.fs.readdir(dir, read.offset, &mut |e| {
+        let listed = self.fs.readdir_page(dir, read.offset, &mut |e| {
             records.push(None, self.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, e.name)
         });
         done(listed, &records)
@@ -37,7 +37,7 @@ impl Server {
         let mut records = Records::new(reply, read.size)?;
         let mut room = read.size as usize;
         let mut found = Vec::new();
-        let listed = self.fs.readdir(dir, read.offset, &mut |e| {
+        let listed = self.fs.readdir_page(dir, read.offset, &mut |e| {
             let Some(rest) = room.checked_sub(Records::record_len(e.name.len(), true)) else { return false };
             room = rest;
             found.push(Found { id: e.id, kind: e.kind, next: e.next, name: e.name.to_vec() });

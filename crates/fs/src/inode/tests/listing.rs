@@ -108,3 +108,41 @@ fn positions_are_not_given_out_again() {
     w.file(w.root(), "e");
     assert_eq!(w.names(w.root()), [b"c", b"d", b"e"]);
 }
+
+#[test]
+fn who_renames_what_he_lists_comes_to_an_end() {
+    let w = World::new();
+    let d = w.dir(w.root(), "d");
+    for n in 0..40 {
+        w.file(d, format!("f{n}"));
+    }
+    rename_all(&w, d);
+    // The highest position is known by now; after opening it has to be looked up.
+    rename_all(&w, d);
+    rename_all(&w.reopen(), d);
+}
+
+fn rename_all(w: &World, d: InodeId) {
+    let (mut at, mut seen) = (0, 0);
+    loop {
+        let mut names = Vec::new();
+        w.fs.readdir_page(d, at, &mut |e| {
+            at = e.next;
+            names.push(e.name.to_vec());
+            names.len() < 3
+        })
+        .unwrap();
+        if names.is_empty() {
+            break;
+        }
+        for name in names.iter().filter(|n| !n.starts_with(b".")) {
+            seen += 1;
+            let renamed = [b"r".as_slice(), name].concat();
+            w.fs.rename(d, name, d, &renamed, crate::RenameMode::Replace).unwrap();
+        }
+    }
+    assert_eq!(seen, 40);
+    // Whoever begins anew sees everything, and so does who goes on from anywhere without limits.
+    assert_eq!(page(w, d, 0, 100).0.len(), 42);
+    assert_eq!(w.names(d).len(), 40);
+}
