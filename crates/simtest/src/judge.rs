@@ -295,7 +295,7 @@ fn directories(fs: &Filesystem, world: &World) -> Result<Vec<InodeId>, String> {
     for (path, _, _, ino) in world.names() {
         let node = world.node(ino).expect("named");
         let is_fixed = world.node(node.home).is_some_and(|top| top.top == Top::ReadOnly);
-        if matches!(node.body, Body::Dir(_)) && !is_fixed {
+        if matches!(node.body, Body::Dir(_)) && !is_fixed && !node.placeholder {
             let id = crate::walk::resolve(fs, &crate::walk::Handles::new(), &path);
             out.push(id.map_err(|e| format!("lookup of {path}: {e}"))?);
         }

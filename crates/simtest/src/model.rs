@@ -21,6 +21,8 @@
 //! such time (in a file that is overwritten in place also one from any operation that had begun: such bytes need no commit);
 //! the size is one that the file had, or lies on the way from one to a larger one that a write made.
 
+mod linux;
+
 use crate::device::Seq;
 use crate::ops::Op;
 use crate::world::{Body, Content, Ino, Node, ROOT, Touched, World};
@@ -211,27 +213,35 @@ impl History {
         }
     }
 
+    /// Is there nothing in the root but what the threads have put there?
+    fn no_strangers(&self, found: &World) -> Result<(), String> {
+        let known: Vec<&str> = self.domains.iter().map(|d| d.prefix.as_str()).collect();
+        match found.entries(ROOT).keys().find(|n| !known.iter().any(|p| n.starts_with(p))) {
+            Some(stray) => Err(format!("{stray} is in the root, and nobody put it there")),
+            None => Ok(()),
+        }
+    }
+
+    /// Are the syncs of everything that a domain knows all commits that there were? Snapshots, and syncs in new subvolumes,
+    /// commit.
+    fn is_alone(&self, domain: &Domain) -> bool {
+        let commits = |d: &Done| matches!(d.op, Op::Snapshot { .. } | Op::Subvolume(_));
+        self.domains.len() == 1 && !domain.now().has_nested(ROOT) && !domain.done.iter().any(commits)
+    }
+
     /// Is what was found on a disk allowed, if the power was cut at `at`?
     ///
     /// # Errors
     /// What is not allowed, in words.
     pub fn verify(&self, found: &World, at: Seq, mode: Mode) -> Result<(), String> {
-        let known: Vec<&str> = self.domains.iter().map(|d| d.prefix.as_str()).collect();
-        if let Some(stray) = found.entries(ROOT).keys().find(|n| !known.iter().any(|p| n.starts_with(p))) {
-            return Err(format!("{stray} is in the root, and nobody put it there"));
-        }
+        self.no_strangers(found)?;
         let mut fitting = Vec::new();
         for domain in &self.domains {
             let bounds = self.bounds(domain, at);
             let all = self.domains.len() > 1;
             let fits = match mode {
                 Mode::Strict => strict(domain, &bounds, found, all),
-                Mode::Weak => {
-                    // Snapshots, and syncs in new subvolumes, commit.
-                    let subvolumes = domain.now().has_nested(ROOT)
-                        || domain.done.iter().any(|d| matches!(d.op, Op::Snapshot { .. } | Op::Subvolume(_)));
-                    weak(domain, &bounds, !all && !subvolumes, found).map(|()| Vec::new())
-                }
+                Mode::Weak => weak(domain, &bounds, self.is_alone(domain), found).map(|()| Vec::new()),
             };
             fitting.push(fits.map_err(|e| {
                 let sync = |d: &&Done| d.op.is_sync() && d.end.is_some_and(|e| e <= at);
@@ -355,6 +365,9 @@ fn same_node(ours: &Node, found: &Node, links: bool) -> Result<(), String> {
     }
     if ours.real != 0 && ours.real != found.real {
         return Err(format!("is inode {}, not {}", found.real, ours.real));
+    }
+    if ours.placeholder != found.placeholder {
+        return Err("stands for a subvolume that is not there, or does not".into());
     }
     if ours.top != found.top {
         return Err(format!("as a subvolume it is {:?}, not {:?}", found.top, ours.top));
@@ -623,7 +636,7 @@ mod tests {
     use crate::ops::{Bytes, parse};
 
     /// Runs a workload on the model alone; operation `k` begins at `10 k + 1` and returns at `10 k + 5`.
-    fn history(text: &str) -> History {
+    pub(super) fn history(text: &str) -> History {
         let mut domain = Domain::new("", World::empty(0o755, 256));
         for (k, op) in parse(text).unwrap()[0].iter().enumerate() {
             let mut after = domain.now().clone();

@@ -166,6 +166,11 @@ const SHARED: &[(&str, &str)] = &[
     ("L-V06", "sub S; new S/f; snap= S>T; COMMIT; new f; F f; sub- T; sub- S; F f"),
     ("L-V07", "sub S; new S/f; COMMIT; sub S/T; new S/T/g; F S/T/g; mv S/T T; T/g+9K=a; F T/g; F S/f"),
     (
+        "V-nested",
+        "mk A; sub A/S; new A/S/f; sub S; mk S/d; sub S/d/N; new S/f; COMMIT; snap />T; new T/A/g; F T/A/g; snap S>U; \
+         rmdir U/d/N; F U/d; snap T>S/W; rmdir S/W/A/S; F S/W/A; mv T/A T/B; F T/B; sub- U",
+    ),
+    (
         "L-W01",
         "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; g[0,4K)=b; F g; rm f; COMMIT",
     ),

@@ -46,6 +46,9 @@ pub fn real(id: InodeId) -> u64 {
     if id.subvol == ObjectId::FS_TREE { id.ino } else { id.ino ^ (id.subvol.0 << 40) }
 }
 
+/// Number of the empty directories that a snapshot shows in the place of its source's subvolumes.
+pub const PLACEHOLDER: u64 = 2;
+
 /// Is it the root directory of a subvolume?
 fn is_top(id: InodeId) -> bool {
     id.ino == ObjectId::FIRST_FREE.0
@@ -257,7 +260,7 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
                 return Err(format!("{full} is listed twice"));
             }
             let old = known.get(&id).copied();
-            if old.is_some() && kind == FileKind::Directory {
+            if old.is_some() && kind == FileKind::Directory && id.ino != PLACEHOLDER {
                 return Err(format!("{full}: directory {} has two names", id.ino));
             }
             let node = match old {
@@ -266,6 +269,7 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
                     nlink: attr.nlink,
                     xattrs: xattrs(fs, id, &full)?,
                     top: top(fs, dir, id, &full)?,
+                    placeholder: id.ino == PLACEHOLDER,
                     real: real(id),
                     ..Node::new(body(fs, id, &attr, &full)?, attr.perm)
                 }),
@@ -287,7 +291,7 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
     }
     for (ino, node) in world.nodes().filter(|(ino, _)| *ino != ROOT) {
         let names = names.get(&ino).copied().unwrap_or(0);
-        if node.nlink != names {
+        if node.nlink != if node.placeholder { 1 } else { names } {
             return Err(format!("inode {}: link count {}, but {names} names", node.real, node.nlink));
         }
     }

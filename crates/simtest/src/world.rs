@@ -140,6 +140,8 @@ pub struct Node {
     pub nocow: bool,
     /// Is it the root directory of a subvolume?
     pub top: Top,
+    /// Is it the empty directory that a snapshot shows in the place of its source's subvolumes? All of a snapshot are one inode.
+    pub placeholder: bool,
     /// The root directory of the subvolume that it is in.
     pub home: Ino,
     /// The file system's number for it, see [`crate::walk::real`]; 0 while unknown.
@@ -157,6 +159,7 @@ impl Node {
             xattrs: BTreeMap::new(),
             nocow: false,
             top: Top::No,
+            placeholder: false,
             home: ROOT,
             real: 0,
         }
@@ -443,6 +446,7 @@ impl World {
     pub fn apply(&mut self, op: &Op) -> Result<Touched, Refusal> {
         let inode = |ino| Ok(Touched { inodes: vec![ino], ..Touched::default() });
         self.check_writable(op)?;
+        self.check_placeholders(op)?;
         match op {
             Op::Create(path) => self.make(path, Body::File(Arc::default())),
             Op::Mkdir(path) => self.make(path, Body::Dir(BTreeMap::new())),
@@ -494,7 +498,9 @@ impl World {
                     return self.delete_subvolume(path);
                 }
                 self.dir_mut(dir).remove(name);
-                self.drop_name(ino);
+                if !self.nodes[&ino].placeholder || !self.is_named(ino) {
+                    self.drop_name(ino);
+                }
                 Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
             }
             Op::Rename { from, to, mode } => self.rename(from, to, *mode),

@@ -2,11 +2,14 @@
 //!
 //! Each inode knows the root directory of its subvolume. A snapshot copies inodes, not contents, and gives the copies
 //! numbers of their own; which file system numbers they have is known as soon as that of the snapshot's root directory
-//! is. What a snapshot shows of subvolumes inside of its source, what becomes of files that are open in a subvolume which
-//! is deleted, and exchanging subvolumes is not modelled.
+//! is. In the place of subvolumes inside of its source it shows an empty directory, in which nothing can be made and which can only be
+//! removed; what else is tried with it is not modelled, nor what becomes of files that are open in a subvolume which is deleted,
+//! nor exchanging subvolumes.
 
-use super::{Body, Ino, ROOT, Refusal, Top, Touched, World};
+use super::{Body, Ino, Node, ROOT, Refusal, Top, Touched, World, new_perm};
 use crate::ops::{Bytes, Move, Op};
+use crate::walk::PLACEHOLDER;
+use larder_fs::FileKind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -116,27 +119,78 @@ impl World {
         if self.entries(dir).contains_key(name) {
             return Err(Refusal::Exists);
         }
-        if self.has_nested(source) {
-            return Err(Refusal::NotModelled);
-        }
         // What has no name is not there.
         let named = |i: &Ino| *i == source || self.nodes[i].nlink > 0;
         let old: Vec<Ino> = self.inodes_of(source).filter(named).collect();
         let new: BTreeMap<Ino, Ino> = old.iter().copied().zip(self.next..).collect();
         self.next += old.len() as u64;
         let top = new[&source];
+        // Its source may have one already, if that is a snapshot itself.
+        let there = old.iter().find(|i| self.nodes[i].placeholder).map(|i| new[i]);
+        let placeholder = there.unwrap_or(self.next);
+        let mut nested = false;
         for (ino, copy) in &new {
             let mut node = (*self.nodes[ino]).clone();
             node.home = top;
             if let Body::Dir(entries) = &mut node.body {
-                entries.values_mut().for_each(|e| *e = new[e]);
+                for entry in entries.values_mut() {
+                    nested |= !new.contains_key(entry);
+                    *entry = new.get(entry).copied().unwrap_or(placeholder);
+                }
             }
             self.nodes.insert(*copy, Arc::new(node));
+        }
+        if nested && there.is_none() {
+            self.next += 1;
+            let empty = Node::new(Body::Dir(BTreeMap::new()), new_perm(FileKind::Directory));
+            let node = Node { placeholder: true, home: top, real: PLACEHOLDER, ..empty };
+            self.nodes.insert(placeholder, Arc::new(node));
         }
         self.node_mut(top).top = if read_only { Top::ReadOnly } else { Top::Writable };
         self.node_mut(top).nlink = 1;
         self.dir_mut(dir).insert(name.to_owned(), top);
-        Ok(Touched { inodes: new.into_values().collect(), dirs: vec![dir], made: Some(top) })
+        Ok(Touched { inodes: self.inodes_of(top).collect(), dirs: vec![dir], made: Some(top) })
+    }
+
+    /// Is an inode in any directory?
+    pub(super) fn is_named(&self, ino: Ino) -> bool {
+        let mut entries = self.nodes.values().filter_map(|n| match &n.body {
+            Body::Dir(entries) => Some(entries),
+            _ => None,
+        });
+        entries.any(|e| e.values().any(|i| *i == ino))
+    }
+
+    /// Is a placeholder asked for more than it is there for?
+    pub(super) fn check_placeholders(&self, op: &Op) -> Result<(), Refusal> {
+        let is_one = |ino: Result<Ino, Refusal>| ino.is_ok_and(|i| self.nodes[&i].placeholder);
+        let named = |path: &String| is_one(self.resolve(path));
+        let in_one = |path: &String| is_one(self.parent(path).map(|(dir, _)| dir));
+        let (unknown, refused) = match op {
+            Op::Create(p)
+            | Op::Mkdir(p)
+            | Op::Mknod(_, p)
+            | Op::Symlink { path: p, .. }
+            | Op::Subvolume(p) => (false, in_one(p)),
+            Op::Link { to, .. } => (false, in_one(to)),
+            Op::Snapshot { from, to, .. } => (named(from), in_one(to)),
+            Op::Rename { from, to, .. } => (named(from) || named(to), in_one(to)),
+            Op::SetXattr { path, .. }
+            | Op::RemoveXattr { path, .. }
+            | Op::Chmod { path, .. }
+            | Op::Open { path, .. }
+            | Op::Fsync(path)
+            | Op::Fdatasync(path)
+            | Op::NoCow(path)
+            | Op::DeleteSubvolume(path)
+            | Op::DefaultSubvolume(path) => (named(path), false),
+            _ => (false, false),
+        };
+        match (unknown, refused) {
+            (true, _) => Err(Refusal::NotModelled),
+            (false, true) => Err(Refusal::NotPermitted),
+            (false, false) => Ok(()),
+        }
     }
 
     /// Gives all inodes of a subvolume the file system's numbers, by that of its root directory.
@@ -221,6 +275,23 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_shows_an_empty_directory_where_its_source_has_subvolumes() {
+        use Refusal::*;
+        let (w, r) = run(
+            "sub S; mk S/d; sub S/d/one; new S/d/one/f; sub S/two; snap S>T; new T/two/x; rmdir T/two; \
+                          mode T/d/one 700; snap T>U; rmdir U/d/one; rmdir U/d; rm T/d/one; sub- T; rm S/d/one/f",
+        );
+        let errors: Vec<_> = r.into_iter().map(Result::err).collect();
+        assert_eq!(errors[..6], [None, None, None, None, None, None]);
+        let wanted =
+            [Some(NotPermitted), None, Some(NotModelled), None, None, None, Some(IsDirectory), None, None];
+        assert_eq!(errors[6..], wanted);
+        let names: Vec<_> = w.names().into_iter().map(|n| n.0).collect();
+        assert_eq!(names, ["S", "U", "S/d", "S/two", "S/d/one"]);
+        assert!(!w.nodes().any(|(_, n)| n.placeholder), "the last name was removed, or the subvolume");
+    }
+
+    #[test]
     fn borders_and_read_only_subvolumes_refuse() {
         use Refusal::*;
         let (_, r) = run(
@@ -229,9 +300,9 @@ mod tests {
         );
         let errors: Vec<_> = r.iter().map(|r| r.clone().err()).collect();
         assert_eq!(errors[..5], [None, None, None, None, None]);
-        let refused =
-            [CrossSubvolume, CrossSubvolume, ReadOnly, ReadOnly, ReadOnly, NotModelled, NotEmpty].map(Some);
-        assert_eq!(errors[5..12], refused);
+        let refused = [CrossSubvolume, CrossSubvolume, ReadOnly, ReadOnly, ReadOnly].map(Some);
+        assert_eq!(errors[5..10], refused);
+        assert_eq!(errors[10..12], [None, Some(NotEmpty)]);
         assert_eq!(
             errors[12..],
             [
