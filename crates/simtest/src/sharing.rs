@@ -103,6 +103,11 @@ fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
         Some(path) if rng.random_ratio(4, 5) => (*path).clone(),
         _ => inside(rng),
     };
+    let placeholder = |rng: &mut StdRng| {
+        let is_one = |ino| world.node(ino).is_some_and(|n| n.placeholder);
+        let all: Vec<String> = world.names().into_iter().filter(|n| is_one(n.3)).map(|n| n.0).collect();
+        all.choose(rng).cloned().unwrap_or_else(|| "A".into())
+    };
     // Few letters and places: what is written in two files is often the same.
     let letter = |rng: &mut StdRng| *b"abAB".choose(rng).expect("not empty");
     let place = |rng: &mut StdRng| PAGE * rng.random_range(0..24);
@@ -118,7 +123,8 @@ fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
         18..24 => Op::DeleteSubvolume(top(rng)),
         24..26 => Op::Rename { from: top(rng), to: new_top(rng), mode: Move::Replace },
         26..28 => Op::DefaultSubvolume(if rng.random() { String::new() } else { top(rng) }),
-        28..30 => Op::Mkdir(format!("{}/d", top(rng))),
+        28 => Op::Mkdir(format!("{}/d", top(rng))),
+        29 => Op::Rmdir(placeholder(rng)),
         30..37 => Op::Create(inside(rng)),
         37..49 => {
             let from = if rng.random() { 0 } else { place(rng) };
@@ -154,6 +160,7 @@ mod tests {
     fn the_walks_share_in_every_way() {
         let mut done: BTreeMap<String, usize> = BTreeMap::new();
         let mut fsynced_beside = BTreeSet::new();
+        let mut nested = 0;
         for seed in 0..40 {
             let workload = sharing(seed, 40);
             assert_eq!(workload, sharing(seed, 40));
@@ -165,6 +172,9 @@ mod tests {
                 {
                     fsynced_beside.insert(world.node(node.home).map(|n| n.top == Top::ReadOnly));
                 }
+                if let Op::Snapshot { from, .. } = op {
+                    nested += usize::from(world.resolve(from).is_ok_and(|top| world.has_nested(top)));
+                }
                 if world.apply(op).is_ok() {
                     *done.entry(word).or_default() += 1;
                 }
@@ -174,5 +184,6 @@ mod tests {
             assert!(done.get(word).is_some_and(|n| *n > 5), "{word}: {done:?}");
         }
         assert_eq!(fsynced_beside.len(), 2);
+        assert!(nested > 10, "{nested} snapshots of what has subvolumes");
     }
 }

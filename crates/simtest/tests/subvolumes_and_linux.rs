@@ -10,6 +10,7 @@ use larder_simtest::oracle::{
 };
 use larder_volume::{FileDevice, OpenMode};
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -316,4 +317,81 @@ fn root_items_are_as_linux_writes_them() {
         line.split("ROOT_ITEM").next().unwrap().trim().to_owned()
     };
     assert_eq!(default(&ours), default(&theirs));
+}
+
+/// What a snapshot shows of subvolumes in its source: of each placeholder mode and inode number, and whether what is tried with
+/// it is done.
+#[test]
+fn placeholders_of_nested_subvolumes_are_those_of_linux() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let scratch = scratch();
+    let (theirs, ours) = (scratch.path().join("theirs"), scratch.path().join("ours"));
+    mkfs_btrfs::<&str>(&theirs, 256 << 20, &[]).unwrap();
+    let mount = KernelMount::image(&theirs, "").unwrap();
+    let at = |p: &str| text(&mount.join(p));
+    btrfs(&["subvolume", "create", &at("sub")]).unwrap();
+    std::fs::create_dir(at("sub/d")).unwrap();
+    for nested in ["sub/one", "sub/d/two", "sub/d/three"] {
+        btrfs(&["subvolume", "create", &at(nested)]).unwrap();
+        std::fs::write(at(nested) + "/file", b"x").unwrap();
+    }
+    mount.sync().unwrap();
+    copy_image(&theirs, &ours).unwrap();
+
+    btrfs(&["subvolume", "snapshot", &at("sub"), &at("snap")]).unwrap();
+    let mut there = Vec::new();
+    for path in ["snap/one", "snap/d/two", "snap/d/three"] {
+        let meta = std::fs::metadata(at(path)).unwrap();
+        assert_eq!(std::fs::read_dir(at(path)).unwrap().count(), 0);
+        there.push((meta.mode() & 0o7777, meta.ino(), meta.uid(), meta.gid(), meta.nlink(), meta.len()));
+    }
+    let did = |result: std::io::Result<()>| result.is_ok();
+    let tried = [
+        did(std::fs::create_dir(at("snap/one/x"))),
+        did(std::fs::write(at("snap/one/y"), b"y")),
+        did(std::fs::remove_file(at("snap/one"))),
+        did(std::fs::remove_dir(at("snap/d"))),
+        did(std::fs::remove_dir(at("snap/d/two"))),
+        did(std::fs::create_dir(at("snap/d/two"))),
+        did(std::fs::create_dir(at("snap/d/two/z"))),
+    ];
+    btrfs(&["subvolume", "delete", &at("snap")]).unwrap();
+    mount.unmount_clean().unwrap();
+
+    let fs = open(&ours);
+    let snap = fs.snapshot(find(&fs, "sub").subvol, fs.root(), b"snap", false).unwrap();
+    assert_eq!(snap, find(&fs, "snap").subvol);
+    let here: Vec<_> = ["snap/one", "snap/d/two", "snap/d/three"]
+        .into_iter()
+        .map(|path| {
+            let attr = fs.getattr(find(&fs, path)).unwrap();
+            let mut names = 0;
+            fs.readdir(attr.id, 0, &mut |_| {
+                names += 1;
+                true
+            })
+            .unwrap();
+            assert_eq!(names, 2, "the dot entries");
+            (attr.perm, attr.id.ino, attr.uid, attr.gid, u64::from(attr.nlink), attr.size)
+        })
+        .collect();
+    assert_eq!(here, there);
+    let (top, d, one) = (find(&fs, "snap"), find(&fs, "snap/d"), find(&fs, "snap/one"));
+    let new_file = NewInode { kind: FileKind::Regular, perm: 0o644, ..dir() };
+    let mut ours_tried = vec![
+        fs.create(one, b"x", &dir()).is_ok(),
+        fs.create(one, b"y", &new_file).is_ok(),
+        fs.unlink(top, b"one").is_ok(),
+        fs.rmdir(top, b"d").is_ok(),
+        fs.rmdir(d, b"two").is_ok(),
+        fs.create(d, b"two", &dir()).is_ok(),
+    ];
+    ours_tried.push(fs.create(find(&fs, "snap/d/two"), b"z", &dir()).is_ok());
+    assert_eq!(ours_tried, tried);
+    assert_eq!(tried, [false, false, false, false, true, true, true]);
+    fs.delete_subvolume(fs.root(), b"snap").unwrap();
+    fs.close().unwrap();
+    btrfs_check(&ours, true).assert_clean("ours");
 }
