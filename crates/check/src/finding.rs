@@ -306,6 +306,9 @@ kinds! {
     LogDamaged "the log cannot be replayed: Linux refuses to mount until it is dropped, which loses the last fsyncs"
         => "`btrfs rescue zero-log` drops it";
     RelocationInterrupted "a balance was interrupted; the next mount goes on with it" (Note) => NONE;
+    SpaceCacheNotChecked
+        "there is a version 1 space cache, whose contents are not checked; Linux believes it if its own checksums match"
+        (Note) => "mount once with Linux's `-o clear_cache`: it is built anew";
     QuotasNotChecked "quotas are on, and their counts are not checked" (Note) => "`btrfs quota rescan` counts anew";
     NotChecked "something could not be checked because of other damage"
         (Note) => "mend the other findings first, and check again";

@@ -20,7 +20,7 @@
 //!
 //! # Not checked
 //!
-//! The counts of quota groups (their presence is noted), the contents of verity items, and what replaying a log would give.
+//! The counts of quota groups and the contents of a version 1 space cache (the presence of either is noted), the contents of verity items, and what replaying a log would give.
 
 mod chunks;
 mod coverage;

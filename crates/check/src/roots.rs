@@ -144,10 +144,12 @@ impl Roots {
             ));
         }
         let sb = &world.superblock;
-        if self.has_space_cache && sb.cache_generation() != sb.generation() {
+        if self.has_space_cache {
             let what =
                 format!("cache_generation is {}, the generation {}", sb.cache_generation(), sb.generation());
-            world.add(Finding::new(Kind::SpaceCacheStale, what));
+            let current = sb.cache_generation() == sb.generation();
+            let kind = if current { Kind::SpaceCacheNotChecked } else { Kind::SpaceCacheStale };
+            world.add(Finding::new(kind, what));
         }
     }
 

@@ -116,6 +116,23 @@ fn snapshots_and_quotas() {
     btrfs_check(&image, true).assert_clean("snapshots");
 }
 
+/// Linux keeps a version 1 cache of large block groups only.
+#[test]
+fn a_space_cache_is_noted() {
+    if !needs_linux() {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("image");
+    mkfs_btrfs(&image, 4 << 30, &["-O", "^free-space-tree,^block-group-tree"]).unwrap();
+    let mount = KernelMount::image(&image, "space_cache=v1").unwrap();
+    std::fs::write(mount.join("file"), vec![b'x'; 100_000]).unwrap();
+    mount.unmount_clean().unwrap();
+    let report = check(&image);
+    assert_sound(&report, "with a space cache");
+    assert!(report.found(Kind::SpaceCacheNotChecked), "{:?}", report.counts);
+}
+
 /// Images copied from under the kernel, as a power cut would leave them.
 #[test]
 fn images_in_the_midst_of_things() {
