@@ -45,6 +45,9 @@ pub(crate) fn get(inode: &Inode) -> Result<Attr> {
         return Err(Error::NotFound);
     }
     let item = &state.item;
+    // Delayed data may take the place of what is there: a file without holes does not grow by it.
+    let stored = whole_sectors(item.nbytes.get());
+    let bytes = stored.saturating_add(whole_sectors(delayed)).min(whole_sectors(state.size)).max(stored);
     Ok(Attr {
         id: inode.id,
         generation: item.created(),
@@ -55,7 +58,7 @@ pub(crate) fn get(inode: &Inode) -> Result<Attr> {
         gid: item.gid.get(),
         rdev: item.rdev.get(),
         size: state.size,
-        bytes: whole_sectors(item.nbytes.get()).saturating_add(whole_sectors(delayed)),
+        bytes,
         atime: from_timespec(item.atime),
         mtime: from_timespec(item.mtime),
         ctime: from_timespec(item.ctime),

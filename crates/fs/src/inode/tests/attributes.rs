@@ -251,3 +251,23 @@ fn attributes_with_equal_hashes_share_an_item() {
     assert_eq!(w.items().keys().filter(is_one).count(), 0);
     w.check();
 }
+
+#[test]
+fn what_is_written_over_counts_once() {
+    let w = World::new();
+    let f = w.file(w.root(), "f");
+    let bytes = || w.attr(f).bytes;
+    w.fs.fallocate(f, crate::Fallocate::Allocate { keep_size: false }, 4095, 2).unwrap();
+    assert_eq!(bytes(), 8192);
+    // Delayed, and into what is reserved.
+    w.fs.write(f, 4095, b"xy").unwrap();
+    assert_eq!(bytes(), 8192);
+    w.fs.sync().unwrap();
+    assert_eq!(bytes(), 8192);
+    w.fs.write(f, 0, &[1; 8192]).unwrap();
+    assert_eq!(bytes(), 8192);
+    w.fs.write(f, 8192, b"x").unwrap();
+    assert_eq!(bytes(), 12288, "what is new counts before it is on the device");
+    w.fs.sync().unwrap();
+    assert_eq!(bytes(), 12288);
+}
