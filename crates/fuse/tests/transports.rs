@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const TRANSPORTS: [Transport; 2] = [Transport::DevFuse, Transport::Uring];
@@ -244,6 +245,69 @@ fn many_processes_at_once() {
             }
         });
         assert_eq!(fs::read_dir(m.join("dir3")).unwrap().count(), 50);
+        m.finish();
+    }
+}
+
+/// Answers no `fsync` before all have come.
+struct Gathering(MemServer, Barrier);
+
+/// How many may certainly wait at once, should all of them have called from one CPU.
+fn together() -> usize {
+    200 / std::thread::available_parallelism().map_or(2, usize::from).max(2)
+}
+
+impl Handler for Gathering {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+        if request.opcode == Opcode::Fsync {
+            if patience == Patience::Queue {
+                return Err(Failure::Wait);
+            }
+            self.1.wait();
+        }
+        self.0.handle(request, reply, patience)
+    }
+    fn forget(&self, node: u64, count: u64) {
+        self.0.forget(node, count);
+    }
+}
+
+#[test]
+fn those_who_wait_do_not_hold_up_others() {
+    if !can_mount() {
+        return;
+    }
+    let together = together();
+    for transport in TRANSPORTS {
+        let m = Mount::over(Gathering(MemServer::new(true), Barrier::new(together)), transport);
+        std::thread::scope(|scope| {
+            for t in 0..together {
+                let m = &m;
+                scope.spawn(move || {
+                    let mut f = File::create(m.join(&format!("f{t}"))).unwrap();
+                    for _ in 0..2 {
+                        f.write_all(&[t as u8; 5000]).unwrap();
+                        f.sync_all().unwrap();
+                    }
+                });
+            }
+        });
+        for t in 0..together {
+            assert!(fs::read(m.join(&format!("f{t}"))).unwrap() == [t as u8; 10_000]);
+        }
+        // Entries that came late carry large pieces as well.
+        let data = pattern(3 << 20);
+        std::thread::scope(|scope| {
+            for t in 0..4 {
+                let (m, data) = (&m, &data);
+                scope.spawn(move || {
+                    fs::write(m.join(&format!("large{t}")), data).unwrap();
+                    let file = File::open(m.join(&format!("large{t}"))).unwrap();
+                    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+                    assert!(fs::read(m.join(&format!("large{t}"))).unwrap() == *data);
+                });
+            }
+        });
         m.finish();
     }
 }

@@ -4,10 +4,17 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Number of CPUs that the kernel may ever bring up: it has one FUSE queue for each.
 pub(crate) fn possible() -> usize {
-    std::fs::read_to_string("/sys/devices/system/cpu/possible")
-        .ok()
-        .and_then(|text| count(&text))
-        .unwrap_or_else(online)
+    listed("possible").map_or_else(online, |ids| ids.len())
+}
+
+/// The CPUs that run now.
+pub(crate) fn running() -> Vec<usize> {
+    listed("online").unwrap_or_else(|| (0..possible()).collect())
+}
+
+fn listed(which: &str) -> Option<Vec<usize>> {
+    let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/{which}")).ok()?;
+    ids(&text).filter(|ids| !ids.is_empty())
 }
 
 /// Number of CPUs that this process may run on.
@@ -16,14 +23,14 @@ pub(crate) fn online() -> usize {
 }
 
 /// CPUs in a list such as `0-3,8`.
-fn count(list: &str) -> Option<usize> {
-    list.trim()
-        .split(',')
-        .map(|part| match part.split_once('-') {
-            Some((a, b)) => b.parse::<usize>().ok()?.checked_sub(a.parse().ok()?)?.checked_add(1),
-            None => part.parse::<usize>().ok().map(|_| 1),
-        })
-        .sum()
+fn ids(list: &str) -> Option<Vec<usize>> {
+    let mut out = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        (first <= last).then(|| out.extend(first..=last))?;
+    }
+    Some(out)
 }
 
 /// Keeps this thread on `cpu`. Where that is not allowed (absent CPU, cpuset) it runs anywhere.
@@ -43,12 +50,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_counted() {
-        assert_eq!(count("0-3,8\n"), Some(5));
-        assert_eq!(count("0"), Some(1));
-        assert_eq!(count("0-127"), Some(128));
-        assert_eq!(count("3-1"), None);
-        assert_eq!(count("x"), None);
+    fn lists_of_cpus() {
+        assert_eq!(ids("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(ids("0"), Some(vec![0]));
+        assert_eq!(ids("0-127").map(|ids| ids.len()), Some(128));
+        assert_eq!(ids("3-1"), None);
+        assert_eq!(ids("x"), None);
+        assert!(running().len() <= possible() && !running().is_empty());
         assert!(possible() >= 1);
     }
 }

@@ -51,6 +51,10 @@ pub(super) struct Entry {
     pub(super) commit_id: u64,
     /// No request was fetched yet.
     pub(super) registering: bool,
+    /// Bytes of the payload that may be in memory.
+    touched: usize,
+    /// Bytes of the last reply.
+    replied: usize,
     _mapping: Arc<Mapping>,
 }
 
@@ -94,6 +98,8 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
                 index,
                 commit_id: 0,
                 registering: true,
+                touched: 0,
+                replied: 0,
                 _mapping: Arc::clone(&mapping),
             }
         })
@@ -133,7 +139,22 @@ impl Entry {
         self.commit_id = ring.commit_id;
         self.registering = false;
         let head = InHeader::read_from_prefix(self.header()).map(|(v, _)| v).unwrap_or_default();
-        (head, (ring.payload_size as usize).min(PAYLOAD))
+        let len = (ring.payload_size as usize).min(PAYLOAD);
+        self.touched = self.touched.max(len);
+        (head, len)
+    }
+    /// Gives the memory of the payload behind the first `keep` bytes back, and behind the reply.
+    pub(super) fn forget_beyond(&mut self, keep: usize) {
+        let keep = keep.max(self.replied).next_multiple_of(HEADER_ROOM);
+        if self.touched <= keep {
+            return;
+        }
+        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it; nobody else uses them, and they
+        // read as zeros from then on.
+        unsafe {
+            libc::madvise(self.payload.as_ptr().add(keep).cast(), self.touched - keep, libc::MADV_DONTNEED)
+        };
+        self.touched = keep;
     }
     /// The fixed structure of the request, `len` bytes.
     pub(super) fn arg(&self, len: usize) -> &[u8] {
@@ -145,6 +166,8 @@ impl Entry {
             Ok(len) => (0, len),
             Err(e) => (-e, 0),
         };
+        self.replied = len;
+        self.touched = self.touched.max(len);
         let head = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error, unique };
         let at = RING_AT + std::mem::offset_of!(RingEntryInOut, payload_size);
         let header = self.header_mut();
@@ -156,6 +179,22 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_given_back_is_not_the_reply() {
+        let mut e = entries(1).unwrap().pop().unwrap();
+        e.payload_mut().fill(7);
+        e.answer(1, Ok(PAYLOAD));
+        e.forget_beyond(4096);
+        assert!(e.payload().iter().all(|b| *b == 7), "all of it is the reply");
+        e.answer(2, Ok(100_000));
+        e.forget_beyond(4096);
+        assert!(e.payload()[..100_000].iter().all(|b| *b == 7));
+        assert!(e.payload()[102_400..].iter().all(|b| *b == 0), "gone");
+        e.answer(3, Err(5));
+        e.forget_beyond(8192);
+        assert!(e.payload()[..8192].iter().all(|b| *b == 7) && e.payload()[8192] == 0);
+    }
 
     #[test]
     fn entries_do_not_overlap_and_outlive_each_other() {

@@ -34,7 +34,7 @@ const HEAD_ROOM: usize = 4096;
 /// Bytes of the buffer for one message.
 pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
 /// Most threads that wait at the same time.
-const MAX_WORKERS: usize = 128;
+const MAX_WORKERS: usize = 256;
 
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,6 +6,10 @@
 //! comes back through [`Returned`], whose eventfd wakes the queue's thread to commit it.
 //!
 //! Every queue must be registered before the kernel lets any request through, those of absent CPUs included.
+//!
+//! An entry is taken until its request is answered, so that entries bound the requests that wait: with a hundred callers in
+//! `fsync` the writes of others would stand still behind them. A queue therefore registers more when those that wait leave the
+//! kernel few. A kernel cannot give entries back; so these keep little memory, whatever they have carried.
 
 use super::memory::{self, Entry};
 use super::{Dispatch, Raw, cpus};
@@ -31,10 +35,14 @@ const CMD_REGISTER: u32 = 1;
 const CMD_COMMIT_AND_FETCH: u32 = 2;
 /// User data of the read that wakes a queue.
 const WAKE: u64 = u64::MAX;
-/// Megabytes of payload that all queues together may use.
-const PAYLOAD_BUDGET: usize = 64;
-/// Entries per queue: enough to keep a group commit full, within the budget.
-const ENTRIES: std::ops::RangeInclusive<usize> = 4..=32;
+/// Entries of all queues together that keep a mebibyte of payload each.
+const LARGE: usize = 48;
+/// Of those, entries per queue.
+const LARGE_PER_QUEUE: std::ops::RangeInclusive<usize> = 2..=24;
+/// Entries of all queues together at most, those among them that are registered when they are needed.
+const ENTRIES: usize = super::MAX_WORKERS;
+/// Payload that the others keep in memory: 64 MiB in all, with that of the large ones.
+const KEPT: usize = 64 << 10;
 
 /// Entries that workers have finished, for the queue's thread to commit.
 struct Returned {
@@ -74,9 +82,13 @@ impl Rings {
     /// Makes a ring and its thread for every possible CPU; nothing is registered yet.
     pub(super) fn prepare<H: Handler>(mounted: &Mounted, dispatch: &Arc<Dispatch<H>>) -> io::Result<Self> {
         let count = cpus::possible();
-        let depth = (PAYLOAD_BUDGET / count).clamp(*ENTRIES.start(), *ENTRIES.end());
+        let running = cpus::running();
+        // A queue of an absent CPU has to be there, but nobody calls from it.
+        let share = |all: usize, qid| if running.contains(&qid) { all / running.len() } else { 0 };
         let mut rings = Self { queues: Vec::with_capacity(count) };
         for qid in 0..count {
+            let large = share(LARGE, qid).clamp(*LARGE_PER_QUEUE.start(), *LARGE_PER_QUEUE.end());
+            let most = share(ENTRIES, qid).max(large);
             let fd = mounted.fuse_fd().try_clone_to_owned()?;
             let (go, wait_go) = mpsc::sync_channel(1);
             let (ready, wait_ready) = mpsc::sync_channel(2);
@@ -85,7 +97,7 @@ impl Rings {
             let thread = std::thread::Builder::new().name(format!("larder-ring-{qid}")).spawn(move || {
                 cpus::pin(qid);
                 // The ring belongs to the thread that makes it (SINGLE_ISSUER).
-                match Queue::new(id, depth, &fd, dispatch) {
+                match Queue::new(id, large, most, &fd, dispatch) {
                     Ok(mut queue) => {
                         let _ = ready.send(Ok(()));
                         if wait_go.recv().is_ok() {
@@ -155,21 +167,27 @@ struct Queue<H> {
     with_kernel: Vec<Option<Entry>>,
     /// Entries that still can carry requests.
     live: usize,
+    /// How many of `with_kernel` are there.
+    armed: usize,
+    /// Entries up to this index keep what they have carried in memory.
+    large: usize,
+    /// Entries that are not registered yet.
+    spare: Vec<Entry>,
     returned: Arc<Returned>,
     /// Completions that came while the entries were registered.
     early: Vec<(u64, i32)>,
     /// Where the eventfd is read into.
     wake_buffer: Box<[u8; 8]>,
     /// A read of the eventfd is under way.
-    armed: bool,
+    listening: bool,
     /// Copy of the last request's names: the reply goes where they came in.
     names: Vec<u8>,
     dispatch: Arc<Dispatch<H>>,
 }
 
 impl<H: Handler> Queue<H> {
-    fn new(id: u16, depth: usize, fd: &OwnedFd, dispatch: Arc<Dispatch<H>>) -> io::Result<Self> {
-        let slots = u32::try_from(depth + 1).map_err(io::Error::other)?.next_power_of_two();
+    fn new(id: u16, large: usize, most: usize, fd: &OwnedFd, dispatch: Arc<Dispatch<H>>) -> io::Result<Self> {
+        let slots = u32::try_from(most + 1).map_err(io::Error::other)?.next_power_of_two();
         let ring: Ring = IoUring::builder()
             .dontfork()
             .setup_single_issuer()
@@ -186,16 +204,24 @@ impl<H: Handler> Queue<H> {
             Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()),
         ])?;
         ring.submitter().register_enable_rings()?;
-        let entries = memory::entries(depth)?;
+        let mut first = memory::entries(most)?;
+        let mut spare = first.split_off(large);
+        // The next one is the last.
+        spare.reverse();
+        let mut with_kernel: Vec<Option<Entry>> = first.into_iter().map(Some).collect();
+        with_kernel.resize_with(most, || None);
         Ok(Self {
             id,
             ring,
-            live: depth,
+            live: large,
+            armed: large,
+            large,
+            spare,
             early: Vec::new(),
-            with_kernel: entries.into_iter().map(Some).collect(),
+            with_kernel,
             returned: Arc::new(Returned { entries: Mutex::default(), event }),
             wake_buffer: Box::new([0; 8]),
-            armed: false,
+            listening: false,
             names: Vec::new(),
             dispatch,
         })
@@ -230,7 +256,7 @@ impl<H: Handler> Queue<H> {
     fn arm_wake(&mut self) -> io::Result<()> {
         let read = opcode::Read::new(Fixed(1), self.wake_buffer.as_mut_ptr(), 8).build().user_data(WAKE);
         self.push(read.into())?;
-        self.armed = true;
+        self.listening = true;
         Ok(())
     }
 
@@ -261,7 +287,7 @@ impl<H: Handler> Queue<H> {
 
     fn completed(&mut self, user_data: u64, result: i32) -> io::Result<()> {
         if user_data == WAKE {
-            self.armed = false;
+            self.listening = false;
             for entry in self.returned.take() {
                 self.hand_over(entry)?;
             }
@@ -269,6 +295,7 @@ impl<H: Handler> Queue<H> {
         }
         let slot = usize::try_from(user_data).ok().and_then(|i| self.with_kernel.get_mut(i));
         let Some(mut entry) = slot.and_then(Option::take) else { return Ok(()) };
+        self.armed -= 1;
         match -result {
             0 => self.fetched(entry),
             libc::EAGAIN | libc::EINTR => self.hand_over(entry),
@@ -285,11 +312,25 @@ impl<H: Handler> Queue<H> {
     }
 
     /// Gives the entry to the kernel: to register it, or with an answer.
-    fn hand_over(&mut self, entry: Entry) -> io::Result<()> {
+    fn hand_over(&mut self, mut entry: Entry) -> io::Result<()> {
+        if entry.index >= self.large {
+            entry.forget_beyond(KEPT);
+        }
         let submission = command(self.id, &entry);
         let index = entry.index;
         self.with_kernel[index] = Some(entry);
+        self.armed += 1;
         self.push(submission)
+    }
+
+    /// Registers one more entry if those that wait have left the kernel few.
+    fn grow(&mut self) -> io::Result<()> {
+        if self.armed > self.large / 2 {
+            return Ok(());
+        }
+        let Some(entry) = self.spare.pop() else { return Ok(()) };
+        self.live += 1;
+        self.hand_over(entry)
     }
 
     fn fetched(&mut self, mut entry: Entry) -> io::Result<()> {
@@ -321,7 +362,8 @@ impl<H: Handler> Queue<H> {
                     entry.answer(header.unique, outcome);
                     returned.give(entry);
                 });
-                return Ok(());
+                // What waits with much in hand waits for memory: no more of that.
+                return if len <= KEPT { self.grow() } else { Ok(()) };
             }
         };
         entry.answer(header.unique, outcome);
@@ -390,8 +432,8 @@ impl<H> Drop for Queue<H> {
         // The kernel fills entries in this thread's own task work only, which ends here. The read of the eventfd must not
         // outlive its buffer: let it complete.
         let _ = rustix::io::write(&self.returned.event, &1u64.to_ne_bytes());
-        while self.armed && self.ring.submit_and_wait(1).is_ok() {
-            self.armed = !self.ring.completion().any(|c| c.user_data() == WAKE);
+        while self.listening && self.ring.submit_and_wait(1).is_ok() {
+            self.listening = !self.ring.completion().any(|c| c.user_data() == WAKE);
         }
     }
 }
