@@ -86,7 +86,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) stream_mib: Option<u64>,
     /// MiB that fio's processes write together; each writes 1 MiB at least.
-    #[arg(long, default_value_t = 192)]
+    #[arg(long, default_value_t = 512)]
     pub(crate) fsync_mib: u64,
     /// Numbers of fio's processes: powers of two up to 1024.
     #[arg(long, value_delimiter = ',', default_values_t = fsync::JOBS.map(|(n, _)| n))]

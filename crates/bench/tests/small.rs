@@ -16,10 +16,12 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The `larder` command of this source tree; Cargo hands tests only the programs of their own package.
+/// The `larder` command of this source tree; Cargo hands tests only the programs of their own package. Asked for in this way it is
+/// the one that the tests of the whole workspace have built already: by itself it would be built with other features.
 fn larder() -> PathBuf {
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "-p", "larder-cli", "--message-format=json-render-diagnostics"])
+        .args(["test", "--quiet", "--workspace", "--no-run", "--test", "usage"])
+        .arg("--message-format=json-render-diagnostics")
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()
