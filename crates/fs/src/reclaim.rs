@@ -121,6 +121,7 @@ impl Reclaim for Reclaimer {
             core.hurry();
             return Ok(true);
         }
+        tracing::debug!(?kind, bytes, pots = ?accounts.pots(kind), "nothing is left to be reclaimed");
         Ok(false)
     }
 }

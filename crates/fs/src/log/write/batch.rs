@@ -258,7 +258,10 @@ impl TxnLog {
     /// From the next ticket on all have to commit.
     fn refuse(&self, from: u64, cause: Option<Cause>) {
         let mut queue = self.queue.lock();
-        queue.refused.get_or_insert((from, cause));
+        // Several may find that it cannot go on: the first ticket of all that cannot counts.
+        if queue.refused.is_none_or(|(first, _)| from < first) {
+            queue.refused = Some((from, cause));
+        }
         queue.wake_all();
     }
 
