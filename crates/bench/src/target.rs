@@ -149,6 +149,7 @@ impl Device for SlowFlush {
         self.0.write_at(at, data)
     }
     fn flush(&self) -> io::Result<()> {
+        // Time is what is measured here: there is nothing else to wait for.
         std::thread::sleep(SLOW_FLUSH);
         self.0.flush()
     }

@@ -58,6 +58,16 @@ fn bench(dir: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
+/// Runs the benchmark in a directory, with the command of this source tree: its report, and its data.
+fn measured(dir: &Path, args: &[&str]) -> (String, serde_json::Value) {
+    let out = dir.join("report.md");
+    let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
+    let run = bench(dir, &[args, &["--rounds", "1", "--out", &out_name, "--larder", &larder]].concat());
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let data = fs::read_to_string(dir.join("report.json")).unwrap();
+    (fs::read_to_string(out).unwrap(), serde_json::from_str(&data).unwrap())
+}
+
 #[test]
 fn a_small_run_makes_a_report() {
     if !need(&NEEDS) {
@@ -65,16 +75,9 @@ fn a_small_run_makes_a_report() {
     }
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let (tar, out) = (tree(dir.path()), dir.path().join("report.md"));
-    fs::write(&out, "# Mine\n\nText that stays.\n").unwrap();
-    let (tar, larder) = (tar.display().to_string(), larder().display().to_string());
-    let out_name = out.display().to_string();
-    let run = bench(
-        dir.path(),
-        &["--rounds", "1", "--tar", &tar, "--out", &out_name, "--larder", &larder, "--metadata", "dup"],
-    );
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let text = fs::read_to_string(&out).unwrap();
+    let tar = tree(dir.path()).display().to_string();
+    fs::write(dir.path().join("report.md"), "# Mine\n\nText that stays.\n").unwrap();
+    let (text, data) = measured(dir.path(), &["--tar", &tar, "--metadata", "dup"]);
     assert!(text.starts_with("# Mine\n\nText that stays.\n"));
     for who in ["kernel", "kernel again", "kernel, direct", "Larder", "Larder, direct", "ceiling"] {
         for step in [
@@ -95,8 +98,6 @@ fn a_small_run_makes_a_report() {
         assert!(text.contains(&format!("]({plot})")));
         assert!(fs::read_to_string(dir.path().join(plot)).unwrap().starts_with("<svg"));
     }
-    let data: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 7 * 8, "file systems, steps");
     // 20 files, 20 directories, the one around them, a link.
@@ -119,24 +120,9 @@ fn fsyncs_are_counted() {
     }
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("report.md");
-    let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
-    let small =
-        ["--jobs", "4", "--fsync-mib", "1", "--clients", "2", "--dbench-seconds", "3", "--rounds", "1"];
-    let what = [
-        "--workloads",
-        "fsync,dbench",
-        "--targets",
-        "kernel,larder",
-        "--out",
-        &out_name,
-        "--larder",
-        &larder,
-    ];
-    let run = bench(dir.path(), &[small.as_slice(), &what].concat());
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let data: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
+    let small = ["--jobs", "4", "--fsync-mib", "1", "--clients", "2", "--dbench-seconds", "3"];
+    let what = ["--workloads", "fsync,dbench", "--targets", "kernel,larder"];
+    let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 4, "file systems, steps");
     let ours = steps.iter().find(|s| s["target"] == "larder" && s["step"] == "fsync, 4 jobs").unwrap();
@@ -145,7 +131,6 @@ fn fsyncs_are_counted() {
     let log = &ours["stats"]["engine"]["log"];
     assert!(log["fsyncs"].as_u64() >= Some(60), "{log}");
     assert!(ours["fsync"]["floor_seconds"].as_f64() > Some(0.0));
-    let text = fs::read_to_string(&out).unwrap();
     for row in ["| fsync, 4 jobs | Larder |", "| dbench | kernel |", "fsync, 4 jobs, against the kernel"] {
         assert!(text.contains(row), "{row} in\n{text}");
     }
@@ -159,26 +144,11 @@ fn old_behaviour_slow_flushes_and_little_memory() {
     }
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("report.md");
-    let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
-    let small =
-        ["--jobs", "2", "--fsync-mib", "1", "--names-seconds", "1", "--names-mib", "16", "--rounds", "1"];
+    let small = ["--jobs", "2", "--fsync-mib", "1", "--names-seconds", "1", "--names-mib", "16"];
     let targets =
         ["larder-locked-copies", "larder-log-waits", "larder-log-alone", "larder-slow-flush", "larder"];
-    let what = [
-        "--workloads",
-        "fsync,names",
-        "--targets",
-        &targets.join(","),
-        "--out",
-        &out_name,
-        "--larder",
-        &larder,
-    ];
-    let run = bench(dir.path(), &[small.as_slice(), &what].concat());
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let data: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
+    let what = ["--workloads", "fsync,names", "--targets", &targets.join(",")];
+    let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 2 * targets.len(), "file systems, steps");
     for s in steps {
@@ -194,7 +164,6 @@ fn old_behaviour_slow_flushes_and_little_memory() {
             assert!(s["seconds"].as_f64().unwrap() >= flushes as f64 * 0.002 / 2.0, "{flushes}: {s}");
         }
     }
-    let text = fs::read_to_string(&out).unwrap();
     assert!(text.contains("| names beside 16 fsyncs | Larder, each logs alone |"), "{text}");
     assert!(text.contains("](report-switches.svg)"), "{text}");
     nothing_stays(dir.path());
