@@ -42,6 +42,8 @@ const SCRUB: &str =
 const SAVE: &str = "copy what is still readable (`larder cp -r`, `btrfs restore`) to another disk, then make a new file system";
 const REPAIR: &str =
     "back up what is readable; `btrfs check --repair` may mend it, but only on a copy of the image";
+const CLEAR_CACHE: &str = "mount once with Linux's `-o clear_cache`: it is built anew";
+const RESCAN: &str = "`btrfs quota rescan` counts anew";
 const REBUILD_FREE_SPACE: &str = "`btrfs check --clear-space-cache v2`, or mount once with Linux's \
                                   `-o clear_cache,space_cache=v2`: the tree is built anew";
 const RESCUE_SUPER: &str = "`btrfs rescue super-recover` writes the good copies over the bad ones";
@@ -255,6 +257,12 @@ kinds! {
         "the free-space tree has entries without a block group, as old versions of mkfs leave them" (Note) => NONE;
     FreeSpaceNotValid "the free-space tree is marked as out of date; the next writable mount builds it anew"
         (Note) => NONE;
+    SpaceCacheAllocated "the version 1 space cache lists allocated space as free: writing will overwrite it"
+        => CLEAR_CACHE;
+    SpaceCacheMissing "free space is not in the version 1 space cache: it cannot be used" => CLEAR_CACHE;
+    SpaceCacheInvalid "the version 1 space cache says what Linux never writes, with sums that fit" => CLEAR_CACHE;
+    SpaceCacheUnused "the version 1 space cache of a block group is damaged in a way that Linux sees, and does without it"
+        (Note) => NONE;
     SpaceCacheStale "there is a version 1 space cache that is out of date; Linux builds it anew" (Note) => NONE;
     // ---- inodes and names
     InodeMissing "something names or describes an inode that does not exist";
@@ -306,10 +314,9 @@ kinds! {
     LogDamaged "the log cannot be replayed: Linux refuses to mount until it is dropped, which loses the last fsyncs"
         => "`btrfs rescue zero-log` drops it";
     RelocationInterrupted "a balance was interrupted; the next mount goes on with it" (Note) => NONE;
-    SpaceCacheNotChecked
-        "there is a version 1 space cache, whose contents are not checked; Linux believes it if its own checksums match"
-        (Note) => "mount once with Linux's `-o clear_cache`: it is built anew";
-    QuotasNotChecked "quotas are on, and their counts are not checked" (Note) => "`btrfs quota rescan` counts anew";
+    QuotaCount "a quota group's counts are wrong: its limits act too early or too late" => RESCAN;
+    QuotaItemInvalid "an item of the quota tree cannot be read" => RESCAN;
+    QuotasOutOfDate "the counts of quotas are marked as out of date, or are just being counted anew" (Note) => RESCAN;
     NotChecked "something could not be checked because of other damage"
         (Note) => "mend the other findings first, and check again";
 }

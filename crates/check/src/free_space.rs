@@ -3,12 +3,13 @@
 //! Per block group its entries are counted, and their ranges go into the sum that says whether allocated and free ranges
 //! tile the group ([`crate::extents`]). Only for a group that is not tiled are both trees read side by side.
 
+use crate::chunks::Chunk;
 use crate::finding::{Finding, Kind};
 use crate::source::Edge;
 use crate::walk::scan;
 use crate::world::World;
 use larder_format::items::FreeSpaceInfo;
-use larder_format::{Key, KeyType, Logical, ObjectId, SECTOR_SIZE};
+use larder_format::{Key, KeyType, Logical, ObjectId, SECTOR_SIZE, TreeId};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
@@ -53,7 +54,7 @@ pub(crate) fn check(world: &World<'_>, root: &Edge, extent_root: Option<&Edge>) 
     let Some(extent_root) = extent_root else { return };
     for chunk in &world.chunks.0 {
         if reader.seen.contains(&chunk.start) && !chunk.is_tiled(&world.hashing) {
-            compare(world, root, extent_root, chunk.start, chunk.end());
+            look_closer(world, root, extent_root, chunk);
         }
     }
 }
@@ -180,23 +181,11 @@ fn bitmap_runs(start: u64, end: u64, data: &[u8]) -> Vec<(u64, u64)> {
     runs
 }
 
-/// Compares a block group's free space in both trees.
-fn compare(world: &World<'_>, root: &Edge, extent_root: &Edge, start: u64, end: u64) {
-    let nodesize = u64::from(world.source.nodesize());
-    let from = Key::new(start, KeyType(0), 0);
-    let to = Key::new(end - 1, KeyType(u8::MAX), u64::MAX);
-    let mut allocated = Vec::new();
-    let lost_extents = scan(&world.source, extent_root, from, to, &mut |key, _| {
-        let len = match key.kind {
-            KeyType::EXTENT_ITEM => key.offset,
-            KeyType::METADATA_ITEM => nodesize,
-            _ => return ControlFlow::Continue(()),
-        };
-        allocated.push((key.objectid.0, key.objectid.0.saturating_add(len).min(end)));
-        if allocated.len() < RANGES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    });
+/// Reads both trees for a block group that is not tiled.
+fn look_closer(world: &World<'_>, root: &Edge, extent_root: &Edge, chunk: &Chunk) {
+    let (start, end) = (chunk.start, chunk.end());
     let mut free = Vec::new();
-    let lost_free = scan(&world.source, root, from, to, &mut |key, data| {
+    let lost = scan(&world.source, root, first_key(start), last_key(end), &mut |key, data| {
         let (at, len) = (key.objectid.0, key.offset);
         match key.kind {
             KeyType::FREE_SPACE_EXTENT => free.push((at, at.saturating_add(len).min(end))),
@@ -205,21 +194,68 @@ fn compare(world: &World<'_>, root: &Edge, extent_root: &Edge, start: u64, end: 
         }
         if free.len() < RANGES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
-    if allocated.len() >= RANGES || free.len() >= RANGES {
-        let what = format!("the block group at {start} is too fragmented to say where free space is wrong");
-        world.add(Finding::new(Kind::NotChecked, what).address(Logical(start)));
-    }
-    for (at, to) in intersection(&allocated, &free) {
-        let what = format!("{at} to {to} is listed as free, and is allocated");
-        let finding = Finding::new(Kind::FreeSpaceAllocated, what).tree(ObjectId::FREE_SPACE_TREE);
-        world.add(finding.address(Logical(at)).follow_up_if(lost_free));
-    }
-    let mut covered = allocated;
-    covered.append(&mut free);
-    for (at, to) in gaps(covered, start, end) {
-        let what = format!("{at} to {to} is not allocated, and not listed as free");
-        let finding = Finding::new(Kind::FreeSpaceMissing, what).tree(ObjectId::FREE_SPACE_TREE);
-        world.add(finding.address(Logical(at)).follow_up_if(lost_extents || lost_free));
+    let listed = Listed {
+        free,
+        lost,
+        tree: ObjectId::FREE_SPACE_TREE,
+        allocated: Kind::FreeSpaceAllocated,
+        missing: Kind::FreeSpaceMissing,
+    };
+    listed.compare(world, extent_root, chunk);
+}
+
+fn first_key(start: u64) -> Key {
+    Key::new(start, KeyType(0), 0)
+}
+fn last_key(end: u64) -> Key {
+    Key::new(end - 1, KeyType(u8::MAX), u64::MAX)
+}
+
+/// What something lists as a block group's free space.
+pub(crate) struct Listed {
+    /// Ranges (from, to), ascending, none beyond the group's end.
+    pub(crate) free: Vec<(u64, u64)>,
+    /// Part of the list could not be read.
+    pub(crate) lost: bool,
+    /// Where the list stands.
+    pub(crate) tree: TreeId,
+    /// Kinds of findings: a listed range is allocated; a range is in neither.
+    pub(crate) allocated: Kind,
+    pub(crate) missing: Kind,
+}
+
+impl Listed {
+    /// Compares it with the extent tree, and reports each range in which they disagree.
+    pub(crate) fn compare(mut self, world: &World<'_>, extent_root: &Edge, chunk: &Chunk) {
+        let (start, end) = (chunk.start, chunk.end());
+        let nodesize = u64::from(world.source.nodesize());
+        let mut allocated = Vec::new();
+        let lost_extents =
+            scan(&world.source, extent_root, first_key(start), last_key(end), &mut |key, _| {
+                let len = match key.kind {
+                    KeyType::EXTENT_ITEM => key.offset,
+                    KeyType::METADATA_ITEM => nodesize,
+                    _ => return ControlFlow::Continue(()),
+                };
+                allocated.push((key.objectid.0, key.objectid.0.saturating_add(len).min(end)));
+                if allocated.len() < RANGES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+        if allocated.len() >= RANGES || self.free.len() >= RANGES {
+            let what =
+                format!("the block group at {start} is too fragmented to say where free space is wrong");
+            world.add(Finding::new(Kind::NotChecked, what).address(Logical(start)));
+        }
+        for (at, to) in intersection(&allocated, &self.free) {
+            let what = format!("{at} to {to} is listed as free, and is allocated");
+            let finding = Finding::new(self.allocated, what).tree(self.tree);
+            world.add(finding.address(Logical(at)).follow_up_if(self.lost));
+        }
+        allocated.append(&mut self.free);
+        for (at, to) in gaps(allocated, start, end) {
+            let what = format!("{at} to {to} is not allocated, and not listed as free");
+            let finding = Finding::new(self.missing, what).tree(self.tree);
+            world.add(finding.address(Logical(at)).follow_up_if(lost_extents || self.lost));
+        }
     }
 }
 

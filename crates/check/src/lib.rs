@@ -18,9 +18,12 @@
 //!
 //! What cannot be read is reported, and what merely follows from its absence is marked as a follow-up (`lost`).
 //!
+//! Counts of quota groups need to know which subvolumes reach an extent, which no sum tells: they cost a pass of their own, where
+//! quotas are on (`quotas`).
+//!
 //! # Not checked
 //!
-//! The counts of quota groups and the contents of a version 1 space cache (the presence of either is noted), the contents of verity items, and what replaying a log would give.
+//! The contents of verity items, and what replaying a log would give.
 
 mod chunks;
 mod coverage;
@@ -36,11 +39,13 @@ mod lost;
 mod owners;
 mod plain;
 pub mod progress;
+mod quotas;
 mod refs;
 mod roots;
 mod run;
 mod sets;
 mod source;
+mod space_cache;
 mod stages;
 mod sums;
 mod supers;

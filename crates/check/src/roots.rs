@@ -57,7 +57,6 @@ pub(crate) struct Roots {
     backrefs: BTreeMap<(TreeId, TreeId), Hook>,
     orphans: BTreeSet<u64>,
     default: Option<Vec<u8>>,
-    pub(crate) has_space_cache: bool,
     pub(crate) has_balance: bool,
 }
 
@@ -101,7 +100,6 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
                 roots.orphans.insert(key.offset);
             }
             KeyType::TEMPORARY_ITEM if key.objectid == ObjectId::BALANCE => roots.has_balance = true,
-            KeyType(0) if key.objectid == ObjectId::FREE_SPACE => roots.has_space_cache = true,
             _ if key == default => roots.default = Some(data.to_vec()),
             _ => {}
         }
@@ -142,14 +140,6 @@ impl Roots {
                 Kind::RelocationInterrupted,
                 "there is a record of a balance that goes on",
             ));
-        }
-        let sb = &world.superblock;
-        if self.has_space_cache {
-            let what =
-                format!("cache_generation is {}, the generation {}", sb.cache_generation(), sb.generation());
-            let current = sb.cache_generation() == sb.generation();
-            let kind = if current { Kind::SpaceCacheNotChecked } else { Kind::SpaceCacheStale };
-            world.add(Finding::new(kind, what));
         }
     }
 

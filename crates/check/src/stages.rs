@@ -13,10 +13,12 @@ use crate::lost::Lost;
 use crate::owners::Owners;
 use crate::plain::Plain;
 use crate::progress::{Meter, Phase, Watcher};
+use crate::quotas;
 use crate::refs::{self, Collected, Refs, Sink};
 use crate::roots::{self, Roots, root_tree};
 use crate::sets::{Hashing, Ledger, SectorSet};
 use crate::source::{Edge, Source};
+use crate::space_cache;
 use crate::sums::Sums;
 use crate::supers;
 use crate::tables;
@@ -165,9 +167,7 @@ fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, options: &Op
     compare_names(world, roots, &walked);
     let flaws = all_flaws(world, roots, coverage);
     look_closer(world, roots, &ledger, &flaws, &data);
-    if roots.tree(ObjectId::QUOTA_TREE).is_some() {
-        world.add(Finding::new(Kind::QuotasNotChecked, "there is a quota tree").tree(ObjectId::QUOTA_TREE));
-    }
+    quotas::check(world, roots);
 }
 
 /// Tells the meter how much there is to read.
@@ -323,6 +323,7 @@ fn compare_tables(world: &World<'_>, roots: &Roots, dev_items: &Items, walked: &
             world.add(Finding::new(Kind::FreeSpaceNotValid, what).tree(ObjectId::FREE_SPACE_TREE));
         }
     }
+    space_cache::check(world, roots.edge(ObjectId::EXTENT_TREE).as_ref());
     if let Some(edge) = roots.edge(ObjectId::UUID_TREE) {
         roots.check_uuids(world, &edge);
     }

@@ -52,6 +52,16 @@ pub(crate) struct Dropped {
     pub(crate) level: u8,
 }
 
+impl Dropped {
+    /// The first slot of an interior node that something is left of.
+    pub(crate) fn first_left(&self, view: NodeView<'_>) -> usize {
+        match view.search(&self.before) {
+            Ok(slot) => slot,
+            Err(slot) => slot.saturating_sub(1),
+        }
+    }
+}
+
 /// Most leaves whose pieces are remembered.
 const LEAVES_KEPT: usize = 100_000;
 
@@ -131,10 +141,7 @@ impl<V: Visit> Walk<'_, V> {
         let n = view.pointers().len();
         // The way that the deletion has taken: left of it nothing is left.
         let way = dropped.filter(|d| view.level() >= d.level);
-        let first = way.map_or(0, |d| match view.search(&d.before) {
-            Ok(slot) => slot,
-            Err(slot) => slot.saturating_sub(1),
-        });
+        let first = way.map_or(0, |d| d.first_left(view));
         let pieces: Vec<V::Piece> = (first..n)
             .into_par_iter()
             .filter_map(|slot| {

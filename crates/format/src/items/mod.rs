@@ -22,7 +22,9 @@ pub mod free_space;
 pub mod inode;
 pub mod inode_ref;
 pub mod keys;
+pub mod quota;
 pub mod root;
+pub mod space_cache;
 
 pub use crate::DevItem;
 pub use block_group::{BlockGroupFlags, BlockGroupItem, Profile};
@@ -34,7 +36,9 @@ pub use file_extent::{Compression, ExtentKind, ExtentRecord, FileExtent, InlineE
 pub use free_space::FreeSpaceInfo;
 pub use inode::{InodeFlags, InodeItem, Timespec};
 pub use inode_ref::{ExtRef, ExtRefs, InodeRef, InodeRefs};
+pub use quota::{QgroupId, QgroupInfo, QgroupStatus};
 pub use root::{RootFlags, RootItem, RootRef};
+pub use space_cache::{CacheError, SpaceCacheItem, parse_space_cache};
 
 /// The item as a `T` of exactly its size.
 fn exact<'a, T>(bytes: &'a [u8], what: &str) -> FormatResult<&'a T>

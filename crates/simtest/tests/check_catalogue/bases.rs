@@ -32,10 +32,22 @@ pub(crate) enum Base {
     Mixed,
     /// Power lost while a file without a name was open, a deleted subvolume was in use, and a log was waiting.
     Pending,
+    /// With quotas: groups of groups, snapshots that share some of their files.
+    Quotas,
+    /// So large that Linux keeps version 1 space caches, with runs in one and bitmaps in another.
+    Caches,
 }
 
-pub(crate) const ALL: [Base; 6] =
-    [Base::Larder, Base::Linux, Base::Holes, Base::Old, Base::Mixed, Base::Pending];
+pub(crate) const ALL: [Base; 8] = [
+    Base::Larder,
+    Base::Linux,
+    Base::Holes,
+    Base::Old,
+    Base::Mixed,
+    Base::Pending,
+    Base::Quotas,
+    Base::Caches,
+];
 
 /// Files whose one extent others share: so many that their references do not fit in its item, and so few that they do.
 const SHARED: [(&str, usize); 2] = [("shared", 50), ("few", 3)];
@@ -44,7 +56,7 @@ const SIZE: u64 = 256 << 20;
 impl Base {
     /// The image; `None` where the oracles that make it are missing.
     pub(crate) fn image(self) -> Option<&'static Image> {
-        static IMAGES: [OnceLock<Option<Image>>; 6] = [const { OnceLock::new() }; 6];
+        static IMAGES: [OnceLock<Option<Image>>; ALL.len()] = [const { OnceLock::new() }; ALL.len()];
         let made = IMAGES[self as usize].get_or_init(|| {
             if self != Self::Larder && !need(&[Need::MkfsBtrfs, Need::KernelBtrfs]) {
                 return None;
@@ -75,6 +87,8 @@ impl Base {
                 &few,
             ),
             Self::Pending => pending(),
+            Self::Quotas => quotas(),
+            Self::Caches => caches(),
         }
     }
 }
@@ -218,6 +232,7 @@ fn tall(mount: &KernelMount) -> Result<()> {
     for n in 0..400 {
         std::fs::write(mount.join(format!("tall/{n}")), noise(n, 1900))?;
     }
+    std::fs::write(mount.join("tall/large"), noise(400, 100_000))?;
     mount.sync()?;
     btrfs(&["subvolume", "snapshot", &tall, &copy])?;
     for n in (0..400).step_by(150) {
@@ -257,4 +272,50 @@ fn pending() -> Result<Image> {
     image.read(64 << 10, &mut superblock);
     ensure!(Superblock::parse(&superblock, Physical(64 << 10))?.log_root().is_some(), "there is no log");
     Ok(image)
+}
+
+/// `tall` and `copy` are subvolumes whose groups belong to 1/1, and that one to 2/1; `apart` belongs to nobody.
+fn quotas() -> Result<Image> {
+    let dir = scratch();
+    let path = dir.path().join("image");
+    mkfs_btrfs(&path, SIZE, &["-n", "4096"])?;
+    let mount = KernelMount::image(&path, "commit=300")?;
+    let top = mount.path().display().to_string();
+    btrfs(&["quota", "enable", &top])?;
+    tall(&mount)?;
+    btrfs(&["subvolume", "snapshot", &mount.join("copy").display().to_string(), &format!("{top}/apart")])?;
+    std::fs::write(mount.join("apart/own"), noise(3, 30_000))?;
+    std::fs::write(mount.join("beside"), noise(4, 30_000))?;
+    rustix::fs::ioctl_ficlone(File::create_new(mount.join("shared"))?, File::open(mount.join("apart/own"))?)?;
+    for group in ["1/1", "2/1"] {
+        btrfs(&["qgroup", "create", group, &top])?;
+    }
+    for (member, group) in [("0/256", "1/1"), ("0/257", "1/1"), ("1/1", "2/1")] {
+        btrfs(&["qgroup", "assign", "--no-rescan", member, group, &top])?;
+    }
+    btrfs(&["quota", "rescan", "-w", &top])?;
+    mount.sync()?;
+    mount.unmount_clean()?;
+    Ok(Image::from_file(&path)?)
+}
+
+fn caches() -> Result<Image> {
+    let dir = scratch();
+    let path = dir.path().join("image");
+    mkfs_btrfs(&path, 4 << 30, &["-O", "^free-space-tree,^block-group-tree"])?;
+    let mount = KernelMount::image(&path, "space_cache=v1,commit=300,nodiscard")?;
+    let file = |n: u64| mount.join(format!("file-{n}"));
+    // What is free between these is in so many pieces that it takes a bitmap.
+    for n in 0..3000 {
+        std::fs::write(file(n), noise(n, 4096))?;
+    }
+    mount.sync()?;
+    for n in (0..3000).step_by(2) {
+        std::fs::remove_file(file(n))?;
+    }
+    mount.sync()?;
+    std::fs::write(mount.join("last"), noise(9, 20_000))?;
+    mount.sync()?;
+    mount.unmount_clean()?;
+    Ok(Image::from_file(&path)?)
 }

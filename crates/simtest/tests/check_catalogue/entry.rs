@@ -12,6 +12,8 @@ pub(crate) const HOLES: &[Base] = &[Base::Holes];
 pub(crate) const OLD: &[Base] = &[Base::Old];
 pub(crate) const MIXED: &[Base] = &[Base::Mixed];
 pub(crate) const PENDING: &[Base] = &[Base::Pending];
+pub(crate) const QUOTAS: &[Base] = &[Base::Quotas];
+pub(crate) const CACHES: &[Base] = &[Base::Caches];
 
 /// What `btrfs check` (6.14) says to a planted damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub(crate) enum Progs {
     Sees,
     /// It complains with `--check-data-csum` only.
     SeesWithData,
+    /// It says something, and ends as if nothing were wrong.
+    Mentions,
     /// It finds nothing.
     Misses,
 }
@@ -58,6 +62,16 @@ pub(crate) const fn seen_with_data(
     plant: Plant,
 ) -> Entry {
     Entry { name, bases, kinds, progs: Progs::SeesWithData, plant }
+}
+
+/// Something that `btrfs check` mentions, though it is no error: Linux sees it, and does without.
+pub(crate) const fn mentioned(
+    name: &'static str,
+    bases: &'static [Base],
+    kinds: &'static [Kind],
+    plant: Plant,
+) -> Entry {
+    Entry { name, bases, kinds, progs: Progs::Mentions, plant }
 }
 
 /// Damage in which `btrfs check` finds nothing.
