@@ -262,7 +262,7 @@ kinds! {
     SpaceCacheMissing "free space is not in the version 1 space cache: it cannot be used" => CLEAR_CACHE;
     SpaceCacheInvalid "the version 1 space cache says what Linux never writes, with sums that fit" => CLEAR_CACHE;
     SpaceCacheUnused "the version 1 space cache of a block group is damaged in a way that Linux sees, and does without it"
-        (Note) => NONE;
+        (Warning) => NONE;
     SpaceCacheStale "there is a version 1 space cache that is out of date; Linux builds it anew" (Note) => NONE;
     // ---- inodes and names
     InodeMissing "something names or describes an inode that does not exist";
@@ -315,8 +315,9 @@ kinds! {
         => "`btrfs rescue zero-log` drops it";
     RelocationInterrupted "a balance was interrupted; the next mount goes on with it" (Note) => NONE;
     QuotaCount "a quota group's counts are wrong: its limits act too early or too late" => RESCAN;
+    QuotaRelation "a quota group and its member do not both exist, or do not both say that they belong together" => RESCAN;
     QuotaItemInvalid "an item of the quota tree cannot be read" => RESCAN;
-    QuotasOutOfDate "the counts of quotas are marked as out of date, or are just being counted anew" (Note) => RESCAN;
+    QuotasOutOfDate "the counts of quotas are marked as out of date, or are just being counted anew" (Warning) => RESCAN;
     NotChecked "something could not be checked because of other damage"
         (Note) => "mend the other findings first, and check again";
 }

@@ -32,6 +32,7 @@ const STEPS: usize = 500_000_000;
 pub(crate) fn check(world: &World<'_>, roots: &Roots) {
     let Some(tree) = roots.edge(ObjectId::QUOTA_TREE) else { return };
     let groups = Groups::load(world, &tree);
+    groups.check_relations(world);
     if groups.flags & (QUOTA_RESCAN | QUOTA_INCONSISTENT) != 0 {
         let what = format!("the status has flags {:#x}", groups.flags);
         return world.add(Finding::new(Kind::QuotasOutOfDate, what).tree(tree.tree));
@@ -62,13 +63,16 @@ struct Reach {
     dropped: Option<Dropped>,
 }
 
+type Relations = BTreeMap<QgroupId, BTreeSet<QgroupId>>;
+
 /// What the quota tree says.
 #[derive(Default)]
 struct Groups {
     flags: u64,
     infos: BTreeMap<QgroupId, QgroupInfo>,
-    /// Groups that a group belongs to.
-    above: BTreeMap<QgroupId, BTreeSet<QgroupId>>,
+    /// Groups that a group belongs to, as it says itself and as they do.
+    above: Relations,
+    below: Relations,
 }
 
 /// Bytes that a group's subvolumes reach, and that nobody else does.
@@ -94,11 +98,13 @@ impl Groups {
                     groups.infos.insert(QgroupId(key.offset), *info);
                 }),
                 KeyType::QGROUP_RELATION => {
-                    let (a, b) = (QgroupId(key.objectid.0), QgroupId(key.offset));
-                    let (below, above) = if a.level() < b.level() { (a, b) } else { (b, a) };
-                    if below.level() < above.level() {
-                        groups.above.entry(below).or_default().insert(above);
-                    }
+                    let (of, other) = (QgroupId(key.objectid.0), QgroupId(key.offset));
+                    // Who reads them goes by those from the member to its group.
+                    let (list, below, above) = match of < other {
+                        true => (&mut groups.above, of, other),
+                        false => (&mut groups.below, other, of),
+                    };
+                    list.entry(below).or_default().insert(above);
                     Ok(())
                 }
                 _ => Ok(()),
@@ -110,6 +116,28 @@ impl Groups {
             ControlFlow::Continue(())
         });
         groups
+    }
+
+    fn check_relations(&self, world: &World<'_>) {
+        let lost = world.lost.part_of(ObjectId::QUOTA_TREE);
+        let pairs = |relations: &Relations| -> BTreeSet<(QgroupId, QgroupId)> {
+            relations.iter().flat_map(|(below, all)| all.iter().map(|above| (*below, *above))).collect()
+        };
+        let (above, below) = (pairs(&self.above), pairs(&self.below));
+        for (member, group) in above.union(&below) {
+            let nobody = [member, group].into_iter().find(|g| !self.infos.contains_key(g));
+            let one_sided = above.contains(&(*member, *group)) != below.contains(&(*member, *group));
+            let what = match nobody {
+                Some(nobody) => format!("group {member} belongs to {group}, and there is no group {nobody}"),
+                None if one_sided => {
+                    format!("only one of group {member} and group {group} says that they belong together")
+                }
+                None => continue,
+            };
+            let key = Key::new(ObjectId(member.0), KeyType::QGROUP_RELATION, group.0);
+            let finding = Finding::new(Kind::QuotaRelation, what).tree(ObjectId::QUOTA_TREE);
+            world.add(finding.key(key).follow_up_if(lost));
+        }
     }
 
     /// All groups that a subvolume counts for, itself included.

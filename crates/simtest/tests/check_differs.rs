@@ -116,8 +116,8 @@ impl Case {
     /// Does theirs report something that ours passes over?
     fn only_theirs(&self) -> bool {
         let warned = self.ours.as_ref().is_ok_and(|r| r.count(Severity::Warning) > 0);
-        // It only warned, or gave up for another reason than the image's.
-        let mild = self.theirs.code == Some(0) && warned;
+        // It only warned, or gave up for another reason than the image's, or a signal ended it after a warning.
+        let mild = matches!(self.theirs.code, Some(0 | 134) | None) && warned;
         !self.theirs.is_clean() && !self.theirs.timed_out() && !self.ours_errs() && !mild
     }
     fn describe(&self) -> String {

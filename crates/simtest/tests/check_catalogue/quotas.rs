@@ -1,6 +1,6 @@
 //! The counts of quota groups.
 
-use crate::entry::{Entry, QUOTAS, mentioned, seen};
+use crate::entry::{Entry, QUOTAS, mentioned, missed, seen};
 use anyhow::Result;
 use larder_check::{Kind, Severity};
 use larder_format::items::quota::{QUOTA_INCONSISTENT, QUOTA_ON};
@@ -52,6 +52,14 @@ pub(crate) const ENTRIES: &[Entry] = &[
         info(d, 2, 1).add_u64(REFERENCED, 4096)
     }),
     seen("quota-member-lost", QUOTAS, &[Kind::QuotaCount], |d| leave(d, 256, GROUP)),
+    seen("quota-member-that-says-nothing", QUOTAS, &[Kind::QuotaRelation, Kind::QuotaCount], |d| {
+        d.item(TREE, relation(256, GROUP)).delete()
+    }),
+    missed("quota-group-that-does-not-name-a-member", QUOTAS, &[Kind::QuotaRelation], |d| {
+        d.item(TREE, relation(GROUP, 256)).delete()
+    }),
+    seen("quota-group-of-groups-missing", QUOTAS, &[Kind::QuotaRelation], |d| info(d, 2, 1).delete()),
+    seen("quota-group-of-a-member-missing", QUOTAS, &[Kind::QuotaRelation], |d| info(d, 0, 256).delete()),
     seen("quota-item-too-short", QUOTAS, &[Kind::QuotaItemInvalid], |d| {
         status(d).edit(|data| data.truncate(31))
     }),
