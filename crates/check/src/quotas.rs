@@ -17,7 +17,7 @@ use crate::walk::{Dropped, scan};
 use crate::world::World;
 use larder_format::items::quota::{QUOTA_INCONSISTENT, QUOTA_RESCAN};
 use larder_format::items::{FileExtent, QgroupId, QgroupInfo, QgroupStatus};
-use larder_format::{Key, KeyType, MAX_LEVEL, ObjectId};
+use larder_format::{FormatError, Key, KeyType, MAX_LEVEL, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
@@ -91,6 +91,11 @@ impl Groups {
         let mut groups = Self::default();
         scan(&world.source, tree, Key::MIN, Key::MAX, &mut |key, data| {
             let read = match key.kind {
+                KeyType::QGROUP_STATUS | KeyType::QGROUP_INFO | KeyType::QGROUP_LIMIT
+                    if key.objectid != ObjectId(0) =>
+                {
+                    Err(FormatError::new("its key's object id is not 0"))
+                }
                 KeyType::QGROUP_STATUS => {
                     QgroupStatus::parse(data).map(|status| groups.flags = status.flags.get())
                 }
