@@ -63,8 +63,10 @@ fn split_name(data: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
 pub enum Failure {
     /// Answer with this errno.
     Errno(Errno),
-    /// Nothing was changed; call again on a thread that may wait.
+    /// Nothing was changed that may not be changed twice; call again on a thread that may wait.
     Wait,
+    /// The same, on a thread that may wait for the kernel.
+    WaitForKernel,
 }
 
 impl From<Errno> for Failure {
@@ -81,8 +83,11 @@ pub type Outcome = Result<usize, Failure>;
 pub enum Patience {
     /// A queue's own thread: answer without waiting, or say [`Failure::Wait`].
     Queue,
-    /// A worker: wait as long as it takes.
+    /// A worker: wait as long as it takes, but not for the kernel, which may be waiting for another request that no worker
+    /// would be left for.
     Worker,
+    /// A thread that other requests do not need: wait for whatever it is.
+    Kernel,
 }
 
 /// Where the reply's body goes.
@@ -146,7 +151,7 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers a request. Must not wait with [`Patience::Queue`]; may be called from any number of threads.
     ///
     /// # Errors
-    /// An errno for the caller, or [`Failure::Wait`].
+    /// An errno for the caller, or, where `patience` is not enough, [`Failure::Wait`] or [`Failure::WaitForKernel`].
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome;
 
     /// The kernel gives back `count` look-ups of an inode. Has no reply.

@@ -45,6 +45,15 @@ impl Notifier {
         let inode: Vec<u8> = [node, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
         self.send(INVAL_INODE, &inode);
     }
+    /// A part of what a file holds is not what it was, nor are its attributes. Waits until the kernel has let go of the pages: for a
+    /// thread with [`Patience::Kernel`](crate::handler::Patience::Kernel).
+    pub(crate) fn range_changed(&self, node: u64, offset: u64, len: u32) {
+        // A length of 0 would be all the rest.
+        if len > 0 {
+            let inode: Vec<u8> = [node, offset, len.into()].iter().flat_map(|w| w.to_ne_bytes()).collect();
+            self.send(INVAL_INODE, &inode);
+        }
+    }
     /// Attributes of an inode are not what they were.
     pub(crate) fn attributes_changed(&self, node: u64) {
         // A place before the beginning: no contents.

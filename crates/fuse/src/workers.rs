@@ -1,7 +1,7 @@
 //! Threads for requests that have to wait.
 //!
-//! The pool grows with the requests that are waiting at the same time and shrinks when they are gone; it is bounded, and
-//! whoever finds it full runs the job itself, so that memory stays bounded too.
+//! A pool grows with the requests that are waiting at the same time and shrinks when they are gone; it is bounded, and
+//! whoever finds it full, and as many in line as there may be, runs the job itself, so that memory stays bounded too.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -26,6 +26,7 @@ struct Shared {
     work: Condvar,
     gone: Condvar,
     max_threads: usize,
+    max_jobs: usize,
 }
 
 /// The pool. [`finish`](Workers::finish) it before it goes.
@@ -41,22 +42,23 @@ impl std::fmt::Debug for Workers {
 }
 
 impl Workers {
-    /// A pool of up to `max_threads` threads; none is started yet.
-    pub(crate) fn new(max_threads: usize) -> Self {
+    /// A pool of up to `max_threads` threads, none of which is started yet, with up to `max_jobs` in line.
+    pub(crate) fn new(max_threads: usize, max_jobs: usize) -> Self {
         Self {
             shared: Arc::new(Shared {
                 state: Mutex::default(),
                 work: Condvar::new(),
                 gone: Condvar::new(),
                 max_threads,
+                max_jobs,
             }),
         }
     }
 
-    /// Runs `job` on a thread of the pool, or at once on this one if as many jobs are queued as there may be threads.
+    /// Runs `job` on a thread of the pool, or at once on this one if as many are in line as there may be.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.state.lock();
-        if state.closed || state.jobs.len() >= self.shared.max_threads {
+        if state.closed || state.jobs.len() >= self.shared.max_jobs {
             drop(state);
             return job();
         }
@@ -124,7 +126,7 @@ mod tests {
     #[test]
     fn runs_everything_and_waits_at_the_end() {
         let done = Arc::new(AtomicUsize::new(0));
-        let pool = Workers::new(4);
+        let pool = Workers::new(4, 4);
         for _ in 0..1000 {
             let done = Arc::clone(&done);
             pool.run(move || {
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn waiting_jobs_do_not_hold_up_others() {
-        let pool = Workers::new(8);
+        let pool = Workers::new(8, 8);
         let (release, wait) = mpsc::channel::<()>();
         let (out, results) = mpsc::channel();
         let first = out.clone();

@@ -8,11 +8,16 @@ use larder_fs::{Fallocate, InodeId, Seek};
 
 const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE.cast_unsigned();
 const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned();
+/// Of a file's flags: past the page cache.
+const DIRECT: u32 = libc::O_DIRECT.cast_unsigned();
 const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
 
 impl Server {
     pub(super) fn read(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let read: proto::ReadIn = request.arg()?;
+        if read.flags & DIRECT == 0 {
+            self.cached.reads(request.header.nodeid);
+        }
         let out = reply.buffer(read.size as usize)?;
         Ok(self.fs.read(id, read.offset, out)?)
     }
@@ -29,7 +34,20 @@ impl Server {
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
             self.remove_privileges(id, request, patience)?;
         }
+        let node = request.header.nodeid;
+        let direct = write.write_flags & proto::WRITE_CACHE == 0 && write.flags & DIRECT != 0;
+        if direct && patience != Patience::Kernel && self.cached.may_have(node) {
+            return Err(Failure::WaitForKernel);
+        }
         self.fs.write(id, write.offset, data)?;
+        // Asked again: somebody may have read what has just been replaced. Writing it twice is as good as once, because nobody has
+        // been told yet that it is written.
+        if direct && self.cached.may_have(node) {
+            if patience != Patience::Kernel {
+                return Err(Failure::WaitForKernel);
+            }
+            self.notify.range_changed(node, write.offset, write.size);
+        }
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
     }
 

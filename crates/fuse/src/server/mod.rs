@@ -7,6 +7,7 @@
 //! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count, passed on as holds.
 
 mod attr;
+mod cached;
 mod data;
 mod dirs;
 mod ioctl;
@@ -17,6 +18,8 @@ mod subvolume;
 mod xattr;
 
 pub(crate) use report::hex;
+
+use cached::Cached;
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
@@ -58,10 +61,7 @@ pub fn serve(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<Served, ServeError> {
-    let fd = mounted.fuse_fd().try_clone_to_owned().ok();
-    let server = Server::new(fs, !mounted.kernel_permissions, Arc::clone(&stats));
-    let porter = Some(mounted.porter.clone());
-    let server = Arc::new(Server { notify: Notifier::new(fd), porter, ..server });
+    let server = Arc::new(Server::of(fs, &mounted, Arc::clone(&stats)));
     serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
     Ok(Served { closed: server.closed.lock().take() })
 }
@@ -76,6 +76,8 @@ pub struct Server {
     stats: Arc<Stats>,
     closed: Mutex<Option<larder_fs::Result<()>>>,
     notify: Notifier,
+    /// Files that the kernel may keep contents of.
+    cached: Cached,
     /// Who can look into clients.
     porter: Option<Porter>,
 }
@@ -102,7 +104,7 @@ impl Handler for Server {
         match patience {
             Patience::Queue if belongs_to_a_worker(request.opcode) => Err(Failure::Wait),
             Patience::Queue => larder_fs::no_wait(|| self.answer(request, reply, patience)),
-            Patience::Worker => self.answer(request, reply, patience),
+            Patience::Worker | Patience::Kernel => self.answer(request, reply, patience),
         }
     }
 
@@ -118,7 +120,16 @@ impl Server {
     #[must_use]
     pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
         let (closed, notify) = (Mutex::new(None), Notifier::new(None));
-        Self { nodes: Nodes::new(fs.root()), checks, stats, closed, notify, porter: None, fs }
+        let cached = Cached::default();
+        Self { nodes: Nodes::new(fs.root()), checks, stats, closed, notify, cached, porter: None, fs }
+    }
+
+    /// Answers with `fs` for this mount, whose kernel it tells of changes.
+    #[must_use]
+    pub fn of(fs: Arc<Filesystem>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
+        let notify = Notifier::new(mounted.fuse_fd().try_clone_to_owned().ok());
+        let porter = Some(mounted.porter.clone());
+        Self { notify, porter, ..Self::new(fs, !mounted.kernel_permissions, stats) }
     }
 
     fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {

@@ -5,7 +5,7 @@
 //!
 //! Beside io_uring one reader stays here: FORGET and INTERRUPT always come this way.
 
-use super::{Dispatch, Forget, MESSAGE_SIZE, Raw, ServeError, cpus, io_error, parse, respond};
+use super::{Dispatch, Forget, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
@@ -117,30 +117,51 @@ fn read_loop<H: Handler>(
         match dispatch.answer(raw, &mut out, Patience::Queue) {
             Ok(len) => respond(fd, header.unique, Ok(&out[..len])),
             Err(Failure::Errno(e)) => respond(fd, header.unique, Err(e)),
-            Err(Failure::Wait) => {
+            Err(failure) => {
                 let bytes = if n <= COPY_LIMIT {
                     message[..n].to_vec()
                 } else {
                     std::mem::replace(&mut message, buffers.take())
                 };
-                let (fd, pool, buffers) = (Arc::clone(fd), Arc::clone(dispatch), Arc::clone(buffers));
-                dispatch.workers.run(move || {
-                    let mut out = buffers.take();
-                    let answer = match parse(&bytes[..n]) {
-                        Some(raw) => answer_into(&pool, raw, &mut out),
-                        None => Err(Errno::IO),
-                    };
-                    respond(&*fd, header.unique, answer.map(|len| &out[..len]));
-                    buffers.give(out);
-                    if bytes.len() == MESSAGE_SIZE {
-                        buffers.give(bytes);
-                    }
-                });
+                let (fd, dispatch, buffers) = (Arc::clone(fd), Arc::clone(dispatch), Arc::clone(buffers));
+                Moved { fd, dispatch, buffers, bytes, len: n }.go_on(header.unique, failure);
             }
         }
     }
 }
 
-fn answer_into<H: Handler>(dispatch: &Dispatch<H>, raw: Raw<'_>, out: &mut [u8]) -> Result<usize, Errno> {
-    dispatch.answer_patiently(raw, &mut out[..MAX_WRITE as usize])
+/// A request on its way between threads.
+struct Moved<H> {
+    fd: Arc<OwnedFd>,
+    dispatch: Arc<Dispatch<H>>,
+    buffers: Arc<Buffers>,
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl<H: Handler> Moved<H> {
+    /// Answers it where there is the patience that was missing.
+    fn go_on(self, unique: u64, failure: Failure) {
+        let dispatch = Arc::clone(&self.dispatch);
+        let Some((pool, patience)) = dispatch.elsewhere(failure) else { return };
+        pool.run(move || {
+            let mut out = self.buffers.take();
+            let answer = match parse(&self.bytes[..self.len]) {
+                Some(raw) => self.dispatch.answer(raw, &mut out[..MAX_WRITE as usize], patience),
+                None => Err(Errno::IO.into()),
+            };
+            match answer {
+                Ok(len) => respond(&*self.fd, unique, Ok(&out[..len])),
+                Err(Failure::Errno(e)) => respond(&*self.fd, unique, Err(e)),
+                Err(failure) => {
+                    self.buffers.give(out);
+                    return self.go_on(unique, failure);
+                }
+            }
+            self.buffers.give(out);
+            if self.bytes.len() == MESSAGE_SIZE {
+                self.buffers.give(self.bytes);
+            }
+        });
+    }
 }

@@ -4,13 +4,11 @@
 //! wait, then by one that may — but on the caller's thread and without a descriptor. It exists for tests and fuzzers, which
 //! have no kernel that would send them nonsense.
 
-use super::{Dispatch, Forget, MAX_WORKERS, parse};
+use super::{Dispatch, Forget, parse};
 use crate::handler::{Failure, Handler, Patience};
 use crate::proto::InHeader;
 use crate::proto::init::MAX_WRITE;
 use crate::stats::Stats;
-use crate::workers::Workers;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -25,8 +23,7 @@ impl<H: Handler> Direct<H> {
     /// Speaks to this handler, and counts as a mount does: a handler that panics is in the counters, too.
     #[must_use]
     pub fn new(handler: Arc<H>, stats: Arc<Stats>) -> Self {
-        let workers = Workers::new(MAX_WORKERS);
-        let dispatch = Arc::new(Dispatch { handler, stats, workers, forgets: Mutex::default() });
+        let dispatch = Arc::new(Dispatch::new(handler, stats));
         Self { dispatch, out: vec![0; MAX_WRITE as usize] }
     }
 
@@ -39,18 +36,21 @@ impl<H: Handler> Direct<H> {
             return None;
         }
         let raw = parse(message)?;
-        let answer = match self.dispatch.answer(raw, &mut self.out, Patience::Queue) {
-            Err(Failure::Wait) => self.dispatch.answer_patiently(raw, &mut self.out),
-            Err(Failure::Errno(e)) => Err(e),
-            Ok(len) => Ok(len),
-        };
-        Some(answer.map(|len| &self.out[..len]).map_err(|e| e.0))
+        let mut patience = Patience::Queue;
+        loop {
+            match self.dispatch.answer(raw, &mut self.out, patience) {
+                Ok(len) => return Some(Ok(&self.out[..len])),
+                Err(Failure::Errno(e)) => return Some(Err(e.0)),
+                Err(Failure::Wait) => patience = Patience::Worker,
+                Err(Failure::WaitForKernel) => patience = Patience::Kernel,
+            }
+        }
     }
 }
 
 impl<H> Drop for Direct<H> {
     fn drop(&mut self) {
-        self.dispatch.workers.finish();
+        self.dispatch.finish();
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
         fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
             match patience {
                 Patience::Queue => Err(Failure::Wait),
-                Patience::Worker => reply.bytes(request.name()?),
+                Patience::Worker | Patience::Kernel => reply.bytes(request.name()?),
             }
         }
         fn forget(&self, node: u64, count: u64) {

@@ -35,6 +35,8 @@ const HEAD_ROOM: usize = 4096;
 pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
 /// Most threads that wait at the same time.
 const MAX_WORKERS: usize = 256;
+/// Most threads that wait for the kernel at the same time.
+const MAX_KERNEL_WAITERS: usize = 16;
 
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,8 +125,7 @@ pub fn serve_handler<H: Handler>(
     if mounted.options.transport == Transport::Uring && !offers_uring {
         return Err(ServeError::NoUring);
     }
-    let dispatch =
-        Arc::new(Dispatch { handler, stats, workers: Workers::new(MAX_WORKERS), forgets: Mutex::default() });
+    let dispatch = Arc::new(Dispatch::new(handler, stats));
     // The rings must exist before io_uring is accepted: from then on the kernel holds every request back until all
     // queues are registered, and there is no way back.
     let rings = if offers_uring {
@@ -164,7 +165,7 @@ pub fn serve_handler<H: Handler>(
         let _ = mounted.porter().detach();
     }
     drop(rings);
-    dispatch.workers.finish();
+    dispatch.finish();
     served
 }
 
@@ -220,7 +221,10 @@ pub(crate) struct Raw<'a> {
 pub(crate) struct Dispatch<H> {
     handler: Arc<H>,
     pub(crate) stats: Arc<Stats>,
-    pub(crate) workers: Workers,
+    workers: Workers,
+    /// Threads for [`Patience::Kernel`]. They wait until the kernel has what other requests bring it, so none of those may ever
+    /// have to wait for one of these threads.
+    kernel_waiters: Workers,
     forgets: Mutex<Forgets>,
 }
 
@@ -244,6 +248,36 @@ pub(crate) enum Forget {
 impl<H> std::fmt::Debug for Dispatch<H> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Dispatch").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+impl<H> Dispatch<H> {
+    fn new(handler: Arc<H>, stats: Arc<Stats>) -> Self {
+        Self {
+            handler,
+            stats,
+            workers: Workers::new(MAX_WORKERS, MAX_WORKERS),
+            // Whoever finds no thread free waits in line: it must not be done by who brings it. There are never more than
+            // requests under way.
+            kernel_waiters: Workers::new(MAX_KERNEL_WAITERS, usize::MAX),
+            forgets: Mutex::default(),
+        }
+    }
+
+    /// Where requests go on that were refused with this: the threads, and the patience that they have. `None`: nowhere.
+    pub(crate) fn elsewhere(&self, failure: Failure) -> Option<(&Workers, Patience)> {
+        match failure {
+            Failure::Errno(_) => None,
+            Failure::Wait => Some((&self.workers, Patience::Worker)),
+            Failure::WaitForKernel => Some((&self.kernel_waiters, Patience::Kernel)),
+        }
+    }
+
+    /// Waits for everything that is under way.
+    fn finish(&self) {
+        // Workers first: they may still hand over.
+        self.workers.finish();
+        self.kernel_waiters.finish();
     }
 }
 
@@ -275,28 +309,20 @@ impl<H: Handler> Dispatch<H> {
                 }
                 Ok(n)
             }
-            Err(Failure::Wait) if patience == Patience::Worker => {
-                tracing::error!(opcode = opcode.name(), "a worker was told to wait elsewhere");
-                self.stats.error();
-                Err(Failure::Errno(Errno::IO))
-            }
-            Err(Failure::Wait) => {
+            Err(failure @ (Failure::Wait | Failure::WaitForKernel)) => {
+                if patience == Patience::Kernel || (failure, patience) == (Failure::Wait, Patience::Worker) {
+                    tracing::error!(opcode = opcode.name(), "a thread that waits was told to wait elsewhere");
+                    self.stats.error();
+                    return Err(Failure::Errno(Errno::IO));
+                }
                 self.stats.deferral();
-                Err(Failure::Wait)
+                Err(failure)
             }
             Err(e) => {
                 self.stats.error();
                 Err(e)
             }
         }
-    }
-
-    /// The last part of [`answer`](Self::answer) for a thread that may wait.
-    pub(crate) fn answer_patiently(&self, raw: Raw<'_>, out: &mut [u8]) -> Result<usize, Errno> {
-        self.answer(raw, out, Patience::Worker).map_err(|failure| match failure {
-            Failure::Errno(e) => e,
-            Failure::Wait => Errno::IO,
-        })
     }
 
     /// Handles a message that has no reply. False: it is an ordinary request.

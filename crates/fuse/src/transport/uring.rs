@@ -13,7 +13,6 @@
 
 use super::memory::{self, Entry};
 use super::{Dispatch, Raw, cpus};
-use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
 use crate::proto::{Opcode, RingCommand};
@@ -346,28 +345,48 @@ impl<H: Handler> Queue<H> {
         let outcome = match outcome {
             Ok(len) => Ok(len),
             Err(Failure::Errno(e)) => Err(e.0),
-            Err(Failure::Wait) => {
+            Err(failure) => {
                 let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
                 let names = std::mem::take(&mut self.names);
-                self.dispatch.workers.run(move || {
-                    let outcome = if header.opcode == Opcode::Write as u32 {
-                        answer_write(&dispatch, &mut entry, header, len, Patience::Worker)
-                    } else {
-                        answer_other(&dispatch, &mut entry, header, &names, Patience::Worker)
-                    };
-                    let outcome = outcome.map_err(|failure| match failure {
-                        Failure::Errno(e) => e.0,
-                        Failure::Wait => Errno::IO.0,
-                    });
-                    entry.answer(header.unique, outcome);
-                    returned.give(entry);
-                });
+                Moved { dispatch, returned, entry, header, len, names }.go_on(failure);
                 // What waits with much in hand waits for memory: no more of that.
                 return if len <= KEPT { self.grow() } else { Ok(()) };
             }
         };
         entry.answer(header.unique, outcome);
         self.hand_over(entry)
+    }
+}
+
+/// A request on its way between threads, with its entry.
+struct Moved<H> {
+    dispatch: Arc<Dispatch<H>>,
+    returned: Arc<Returned>,
+    entry: Entry,
+    header: crate::proto::InHeader,
+    len: usize,
+    names: Vec<u8>,
+}
+
+impl<H: Handler> Moved<H> {
+    /// Answers it where there is the patience that was missing.
+    fn go_on(mut self, failure: Failure) {
+        let dispatch = Arc::clone(&self.dispatch);
+        let Some((pool, patience)) = dispatch.elsewhere(failure) else { return };
+        pool.run(move || {
+            let outcome = if self.header.opcode == Opcode::Write as u32 {
+                answer_write(&self.dispatch, &mut self.entry, self.header, self.len, patience)
+            } else {
+                answer_other(&self.dispatch, &mut self.entry, self.header, &self.names, patience)
+            };
+            let outcome = match outcome {
+                Ok(len) => Ok(len),
+                Err(Failure::Errno(e)) => Err(e.0),
+                Err(failure) => return self.go_on(failure),
+            };
+            self.entry.answer(self.header.unique, outcome);
+            self.returned.give(self.entry);
+        });
     }
 }
 
