@@ -136,5 +136,13 @@ mod tests {
             source: inner,
         };
         assert_eq!(text(&e.into()), "larder: d: read of 1 bytes at 0 failed: bad sector");
+        let e = larder_volume::VolumeError::Io {
+            device: "d".into(),
+            op: "open",
+            at: larder_format::Physical(0),
+            len: 0,
+            source: std::io::Error::other("no"),
+        };
+        assert_eq!(text(&e.into()), "larder: d: open failed: no");
     }
 }

@@ -4,7 +4,7 @@
 //! how a path inside it becomes an inode, symbolic links included.
 
 use crate::failure::Advise;
-use crate::state;
+use crate::{mount_table, state};
 use anyhow::{Context, anyhow};
 use larder_fs::{Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice};
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
@@ -47,6 +47,7 @@ pub(crate) fn when_free<T>(path: &Path, open: impl Fn() -> Result<T, VolumeError
 
 /// Adds what helps when an image cannot be opened.
 pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> anyhow::Result<T> {
+    let denied;
     let hint = match &result {
         Ok(_) => None,
         Err(VolumeError::Busy { .. }) if access == Access::Write => {
@@ -55,10 +56,13 @@ pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> 
         Err(VolumeError::Busy { .. }) => {
             Some("unmount it first, or use --force to read it as it is, perhaps in the middle of a change")
         }
-        Err(VolumeError::Io { source, .. }) => match source.kind() {
+        Err(VolumeError::Io { source, device, .. }) => match source.kind() {
             std::io::ErrorKind::NotFound => Some("`larder mkfs --size SIZE IMAGE` makes a new image"),
             std::io::ErrorKind::IsADirectory => Some("give an image file or a block device"),
-            std::io::ErrorKind::PermissionDenied => Some("look at the file's owner and permissions"),
+            std::io::ErrorKind::PermissionDenied => {
+                denied = mount_table::why_denied(Path::new(device));
+                Some(denied.as_deref().unwrap_or("look at the file's owner and permissions"))
+            }
             _ => None,
         },
         Err(_) => None,

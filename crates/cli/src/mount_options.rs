@@ -92,7 +92,9 @@ Options for -o (comma-separated; -o may be repeated):
   max_inline=BYTES      longest file that is kept in its leaf (default 2048; 0 for none)
   nodatacow, datacow    new files are overwritten in place, without checksums or compression; or not
   nodatasum, datasum    new files have no checksums; or have
-  allow_other           let other users in (see user_allow_other in fuse.conf(5))
+  allow_other           let other users in, with the rights that the files give them; otherwise nobody but the
+                        user who mounts can enter, and that goes for root's mounts (fstab's, too). Ordinary
+                        users need user_allow_other in fuse.conf(5) for it
   default_permissions   let the kernel check permissions even for an owner-only mount
   notreelog, treelog    make each fsync a commit of everything; or not
   nologreplay           with ro: show the last commit of an image that has a log, without replaying it;

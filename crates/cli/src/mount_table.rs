@@ -18,6 +18,8 @@ pub(crate) struct Mount {
     pub(crate) source: OsString,
     /// User who made a FUSE mount.
     pub(crate) user: Option<u32>,
+    /// Others may enter a FUSE mount, too.
+    pub(crate) open_to_others: bool,
 }
 
 impl Mount {
@@ -66,6 +68,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let point = words.nth(1)?;
     let mut rest = words.skip_while(|w| *w != b"-").skip(1);
     let (kind, source, options) = (rest.next()?, rest.next()?, rest.next().unwrap_or_default());
+    let open_to_others = options.split(|b| *b == b',').any(|o| o == b"allow_other");
     let user = options
         .split(|b| *b == b',')
         .find_map(|o| o.strip_prefix(b"user_id="))
@@ -76,6 +79,22 @@ fn parse(line: &[u8]) -> Option<Mount> {
         kind: unescape(kind),
         source: unescape(source),
         user,
+        open_to_others,
+    })
+}
+
+/// Why a path could not be used that leads into a Larder mount of somebody else: the kernel lets nobody in, not even root.
+pub(crate) fn why_denied(path: &Path) -> Option<String> {
+    let path = std::path::absolute(path).ok()?;
+    // As it is written: a path that leads into such a mount cannot be resolved.
+    let mounts = all().ok()?.into_iter().filter(|m| path.starts_with(&m.point));
+    let mount = mounts.max_by_key(|m| m.point.as_os_str().len())?;
+    let owner = mount.user.filter(|u| *u != rustix::process::getuid().as_raw())?;
+    (mount.is_larder() && !mount.open_to_others).then(|| {
+        format!(
+            "only user {owner}, who mounted it, may enter {}; -o allow_other lets others in",
+            mount.point.display()
+        )
     })
 }
 
@@ -118,7 +137,10 @@ mod tests {
             (m.kind.to_str(), m.source.to_str(), m.user),
             (Some("fuse.larder"), Some("/a,b.img"), Some(1000))
         );
-        assert!(m.is_larder());
+        assert!(m.is_larder() && !m.open_to_others);
+        let line =
+            br"99 22 0:57 / /mnt rw - fuse.larder a rw,user_id=0,group_id=0,default_permissions,allow_other";
+        assert!(parse(line).unwrap().open_to_others);
         assert_eq!(parse(b""), None);
         assert!(!all().unwrap().is_empty());
         assert!(!on(Path::new("/")).unwrap().unwrap().is_larder());

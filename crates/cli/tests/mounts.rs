@@ -304,8 +304,18 @@ fn an_ordinary_user_mounts_and_unmounts() {
     // Root finds the daemon of another user's mount.
     as_user(&[Path::new("mount"), &image, &point]).ok();
     let daemon = s.daemon();
+    // It may not enter it, which FUSE grants nobody else.
+    larder(args!["sync", &point]).fails(1, "only user 65534");
     larder(args!["umount", &point]).ok();
     assert!(!is_alive(daemon));
+    s.mount();
+    as_user(&[Path::new("sync"), &point]).fails(1, "-o allow_other");
+    as_user(&[Path::new("df"), &point]).fails(2, "only user 0, who mounted it");
+    larder(args!["umount", &point]).ok();
+    larder(args!["mount", "-o", "allow_other", &image, &point]).ok();
+    as_user(&[Path::new("sync"), &point]).ok();
+    as_user(&[Path::new("df"), &point]).ok();
+    larder(args!["umount", &point]).ok();
 }
 
 /// `umount -i`, and programs that call umount(2), return before the daemon has written everything.

@@ -6,11 +6,16 @@ use std::io;
 /// Result of the volume layer.
 pub type VolumeResult<T> = Result<T, VolumeError>;
 
+/// Of which bytes, where it is about some.
+fn range(at: Physical, len: u64) -> String {
+    if len == 0 { String::new() } else { format!(" of {len} bytes at {at}") }
+}
+
 /// Errors of the volume layer, with device and address.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// A device failed.
-    #[error("{device}: {op} of {len} bytes at {at} failed: {source}")]
+    #[error("{device}: {op}{} failed: {source}", range(*at, *len))]
     Io {
         /// Name of the device.
         device: String,

@@ -1,6 +1,7 @@
 //! `larder sync`: makes everything on a mount durable.
 
 use crate::failure::Advise;
+use crate::mount_table;
 use anyhow::Context;
 use larder_fuse::control;
 use std::io::ErrorKind;
@@ -31,6 +32,10 @@ pub(crate) fn mounted<T>(path: &Path, send: impl FnOnce(&Path) -> std::io::Resul
             .could_not_run();
     }
     match kind {
+        Some(ErrorKind::PermissionDenied) => match mount_table::why_denied(path) {
+            Some(why) => result.hint(why),
+            None => result,
+        },
         Some(ErrorKind::Unsupported) => result.hint("give a directory on a mounted image").could_not_run(),
         Some(ErrorKind::NotFound | ErrorKind::NotADirectory) => result.could_not_run(),
         _ => result,
