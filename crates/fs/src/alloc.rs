@@ -4,13 +4,17 @@
 //! allocator's groups, the accounts of the reservations, and the transaction whose commit writes its items. A group
 //! made in transaction N+1 must not be used by the commit of N, whose chunk tree does not have it; groups know their
 //! transaction for that.
+//!
+//! Between a look that finds no space and the chunk that is made for it others look, too, and find none. So chunks are
+//! counted, who looks remembers the count ([`Seen`]), and nobody makes a chunk while there is one that he has not seen:
+//! one that nobody needed is not given back before the commit after the next, and a device has room for a few only.
 
 use crate::core::{Core, Roots};
 use crate::discard::Discards;
 use crate::error::{Error, Place, Result};
 use crate::open::mapped;
 use crate::reclaim::{ReclaimCounters, Reclaimer};
-use crate::space::chunks::{ChunkPlan, device_holes, plan_chunk};
+use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_holes, plan_chunk};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
 use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
@@ -37,6 +41,21 @@ pub(crate) struct NewGroup {
 /// what its purse holds.
 const SLACK_BLOCKS: u64 = 40;
 
+/// How many chunks had been made when somebody looked for space. To be asked for *before* looking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen(u64);
+
+/// What becomes of the wish for a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// There is one that the caller has not seen, made by itself or by somebody else: it is to look again.
+    Granted,
+    /// The device has room for one, which was promised to metadata.
+    Promised,
+    /// The device has no room.
+    NoRoom,
+}
+
 /// What chunks take of the device.
 #[derive(Debug)]
 struct DeviceSpace {
@@ -52,6 +71,17 @@ impl DeviceSpace {
     fn unallocated(&self) -> u64 {
         let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
         usable.saturating_sub(self.taken.values().sum())
+    }
+    /// Bytes that can still become chunks, once `plan` is made if there is one: what is left between chunks and too short for
+    /// a stripe does not count.
+    fn usable(&self, plan: Option<&ChunkPlan>) -> u64 {
+        let mut taken: Vec<(Physical, u64)> = self.taken.iter().map(|(a, l)| (*a, *l)).collect();
+        if let Some(plan) = plan {
+            taken.extend(plan.stripes.iter().map(|at| (*at, plan.len)));
+            taken.sort_unstable();
+        }
+        let holes = device_holes(&taken, self.size);
+        holes.iter().map(|h| h.1).filter(|len| *len >= MIN_STRIPE).sum()
     }
     /// Every stripe must have a device extent of its own and every device extent a stripe: space for a new chunk is what
     /// no device extent takes.
@@ -96,6 +126,10 @@ pub(crate) struct Allocator {
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) groups: Groups,
     device: Mutex<DeviceSpace>,
+    /// Chunks made for data, metadata and the chunk tree (where data and metadata are mixed the second counts both), and
+    /// chunks given back. They change with `device` locked.
+    made: [AtomicU64; 3],
+    given_back: AtomicU64,
     total_bytes: u64,
     system_changed: AtomicBool,
     /// Bytes of the trees that a commit may have to copy whole.
@@ -106,6 +140,9 @@ pub(crate) struct Allocator {
     rebuild: Mutex<Vec<Run>>,
     pub(crate) discards: Discards,
     pub(crate) reclaims: ReclaimCounters,
+    /// Wishes for chunks so far.
+    #[cfg(test)]
+    at_the_door: AtomicU64,
 }
 
 fn corrupt_key(tree: ObjectId, key: Key) -> impl Fn(larder_format::FormatError) -> Error {
@@ -164,6 +201,8 @@ impl Allocator {
             accounts,
             groups,
             device: Mutex::new(device),
+            made: Default::default(),
+            given_back: AtomicU64::new(0),
             total_bytes: sb.total_bytes.get(),
             system_changed: AtomicBool::new(false),
             global_trees: AtomicU64::new(0),
@@ -171,6 +210,8 @@ impl Allocator {
             rebuild: Mutex::new(rebuild),
             discards: Discards::default(),
             reclaims: ReclaimCounters::default(),
+            #[cfg(test)]
+            at_the_door: AtomicU64::new(0),
         };
         this.measure_global_trees(roots, epoch)?;
         this.note_device_space();
@@ -209,13 +250,16 @@ impl Allocator {
         self.global_trees.load(Ordering::Relaxed)
     }
 
-    /// Chunks have come or gone: tells the accounts how much device space could still become metadata.
+    /// Bytes of metadata for which device space of `usable` bytes is enough.
+    fn overcommit(&self, usable: u64) -> u64 {
+        // A chunk needs whole stripes in one place; a little is always lost.
+        (usable / self.copies(SpaceKind::Metadata)).saturating_sub(4 << 20) / 8 * 7
+    }
+    /// Chunks have gone: tells the accounts how much device space could still become metadata.
     fn note_device_space(&self) {
         self.size_global_reserve();
-        let copies = self.copies(SpaceKind::Metadata);
-        let unallocated = self.device.lock().unallocated();
-        // A chunk needs whole stripes in one place; a little is always lost.
-        self.accounts.set_overcommit((unallocated / copies).saturating_sub(4 << 20) / 8 * 7);
+        let device = self.device.lock();
+        self.accounts.set_overcommit(self.overcommit(device.usable(None)));
     }
 
     /// Type and profile that new chunks get: those of the last group of the kind.
@@ -238,33 +282,38 @@ impl Allocator {
         let copies = usize::try_from(self.copies(kind)).unwrap_or(1);
         plan_chunk(kind, copies, self.total_bytes, &taken, device.size)
     }
-    /// What metadata was promised must stay possible: may this chunk for `kind` not be made for that reason?
-    fn is_promised(&self, device: &DeviceSpace, kind: SpaceKind, plan: &ChunkPlan) -> bool {
-        if kind != SpaceKind::Data || self.accounts.is_mixed() {
-            return false;
+    /// Which of the counters of chunks is for `kind`.
+    fn counter(&self, kind: SpaceKind) -> &AtomicU64 {
+        match kind {
+            SpaceKind::Data => &self.made[usize::from(self.accounts.is_mixed())],
+            SpaceKind::Metadata => &self.made[1],
+            SpaceKind::System => &self.made[2],
         }
-        let promised = self.accounts.overcommitted() * self.copies(SpaceKind::Metadata);
-        let left = device.unallocated().saturating_sub(plan.len * plan.stripes.len() as u64);
-        promised > 0 && left < promised + (1 << 20)
     }
-    /// Is there room for a chunk for `kind`, but promised to operations on metadata?
-    pub(crate) fn waits_for_promises(&self, kind: SpaceKind) -> bool {
-        let device = self.device.lock();
-        self.plan(&device, kind).is_some_and(|plan| self.is_promised(&device, kind, &plan))
+    /// The chunks of this moment, for who looks for space for `kind` next and may want another.
+    pub(crate) fn seen(&self, kind: SpaceKind) -> Seen {
+        Seen(self.counter(kind).load(Ordering::Acquire))
+    }
+    /// How many chunks have come and gone.
+    pub(crate) fn chunk_changes(&self) -> u64 {
+        self.made.iter().chain([&self.given_back]).map(|n| n.load(Ordering::Acquire)).sum()
     }
 
-    /// Makes a chunk for `kind` in `txn`. False when the device has no room for one.
-    fn new_chunk(&self, core: &Core, txn: &Txn, kind: SpaceKind) -> Result<bool> {
+    /// Makes a chunk for `kind` in `txn`, unless there is one that the caller has not seen.
+    fn new_chunk(&self, core: &Core, txn: &Txn, kind: SpaceKind, seen: Option<Seen>) -> Result<Wish> {
         let flags = self.flags(kind);
+        #[cfg(test)]
+        self.at_the_door.fetch_add(1, Ordering::AcqRel);
+        // Until the group is there: nobody sees the device without the space and the accounts without the group.
         let mut device = self.device.lock();
-        let Some(plan) = self.plan(&device, kind) else { return Ok(false) };
-        if self.is_promised(&device, kind, &plan) {
-            return Ok(false);
+        if seen.is_some_and(|seen| seen != self.seen(kind)) {
+            return Ok(Wish::Granted);
         }
+        let Some(plan) = self.plan(&device, kind) else { return Ok(Wish::NoRoom) };
         let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
         let start = end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
         let Some(start) = start.filter(|start| start.checked_add(plan.len).is_some()).map(Logical) else {
-            return Ok(false);
+            return Ok(Wish::NoRoom);
         };
         let stripes = plan
             .stripes
@@ -274,12 +323,28 @@ impl Allocator {
         let chunk = Chunk::new(plan.len, flags, stripes);
         let in_map = mapped(start, &chunk);
         let excluded = in_map.superblock_ranges();
+        let left = device.usable(Some(&plan));
+        let overcommit = self.overcommit(left);
+        // What metadata was promised must stay possible. A chunk for metadata turns one into the other, further down.
+        let for_metadata = match kind {
+            SpaceKind::Metadata => true,
+            SpaceKind::Data => self.accounts.is_mixed(),
+            SpaceKind::System => false,
+        };
+        if !for_metadata {
+            let most = match kind {
+                SpaceKind::Data => left.saturating_sub(1 << 20) / self.copies(SpaceKind::Metadata),
+                _ => u64::MAX,
+            };
+            if !self.accounts.take_device_space(most, overcommit) {
+                return Ok(Wish::Promised);
+            }
+        }
         core.volume.add_chunk(in_map)?;
         for at in &plan.stripes {
             device.taken.insert(*at, plan.len);
         }
         device.chunks.insert(start, chunk.clone());
-        drop(device);
         let run = Run::new(start, plan.len);
         if kind == SpaceKind::System {
             self.system_changed.store(true, Ordering::Release);
@@ -287,23 +352,23 @@ impl Allocator {
         tracing::debug!(?kind, %start, len = plan.len, "new chunk");
         txn.new_groups.lock().push(NewGroup { run, chunk });
         txn.touch();
-        self.groups.add(BlockGroup::empty(run, flags, txn.generation, &excluded))?;
-        self.note_device_space();
-        Ok(true)
+        self.groups.add_new(BlockGroup::empty(run, flags, txn.generation, &excluded), overcommit)?;
+        self.counter(kind).fetch_add(1, Ordering::AcqRel);
+        drop(device);
+        self.size_global_reserve();
+        Ok(Wish::Granted)
     }
 
     /// Leaves to the commit on its way what it was promised, in groups that it may use: where `bytes` would come out of
     /// that, a chunk is made first, if the device has room for one. Without room, what is free now is not promised twice.
     fn spare_the_commit(&self, core: &Core, bytes: u64) -> Result<()> {
+        let seen = self.seen(SpaceKind::Metadata);
         let kept = self.kept_by_commit.load(Ordering::Acquire);
         let floor = self.accounts.global_reserve().1.saturating_add(kept);
         if self.accounts.pots(SpaceKind::Metadata).free() >= floor.saturating_add(bytes) {
             return Ok(());
         }
-        match self.chunk_in_running(core, SpaceKind::Metadata) {
-            Ok(()) | Err(Error::NoSpace) => Ok(()),
-            Err(e) => Err(e),
-        }
+        self.chunk_in_running(core, SpaceKind::Metadata, seen).map(drop)
     }
 
     /// Addresses for blocks of subvolume trees.
@@ -314,18 +379,30 @@ impl Allocator {
         from: &mut Reservation,
     ) -> Result<Vec<Logical>> {
         self.spare_the_commit(core, count as u64 * u64::from(self.features.nodesize))?;
+        let mut squeezed = false;
         loop {
+            let seen = self.seen(SpaceKind::Metadata);
             match self.groups.allocate_blocks(ClusterUser::Running, count, Generation(u64::MAX), from) {
                 Ok(blocks) => return Ok(blocks),
-                Err(_) => self.chunk_in_running(core, SpaceKind::Metadata)?,
+                Err(_) if self.chunk_in_running(core, SpaceKind::Metadata, seen)? == Wish::Granted => {}
+                // What was promised is somewhere.
+                Err(_) if !squeezed => {
+                    squeezed = true;
+                    core.release_expired();
+                    core.empty_purses();
+                }
+                Err(need) => return Err(need.into()),
             }
         }
     }
 
-    /// A new chunk whose items the running transaction will write.
-    pub(crate) fn chunk_in_running(&self, core: &Core, kind: SpaceKind) -> Result<()> {
+    /// A new chunk whose items the running transaction will write, unless there is one that the caller has not seen.
+    ///
+    /// # Errors
+    /// `ReadOnly`; broken accounts.
+    pub(crate) fn chunk_in_running(&self, core: &Core, kind: SpaceKind, seen: Seen) -> Result<Wish> {
         let pin = core.txns.pin_running()?;
-        if self.new_chunk(core, &pin.txn, kind)? { Ok(()) } else { Err(Error::NoSpace) }
+        self.new_chunk(core, &pin.txn, kind, Some(seen))
     }
 
     /// An address for a block of a global tree, in a group that the chunk tree of `txn` has.
@@ -346,7 +423,8 @@ impl Allocator {
             let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
             match got {
                 Ok(at) => return Ok(at),
-                Err(_) if self.new_chunk(core, txn, kind)? => {}
+                // Whatever others have made meanwhile, a transaction too late for this one.
+                Err(_) if self.new_chunk(core, txn, kind, None)? == Wish::Granted => {}
                 Err(_) if !squeezed => {
                     squeezed = true;
                     core.epochs.wait_for_oldest();
@@ -388,9 +466,11 @@ impl Allocator {
             self.spare_the_commit(core, want)?;
         }
         loop {
+            let seen = self.seen(SpaceKind::Data);
             match self.groups.allocate_data(want, min, Generation(u64::MAX), from) {
                 Ok(run) => return Ok(run),
-                Err(_) => self.chunk_in_running(core, SpaceKind::Data)?,
+                Err(_) if self.chunk_in_running(core, SpaceKind::Data, seen)? == Wish::Granted => {}
+                Err(need) => return Err(need.into()),
             }
         }
     }
@@ -426,25 +506,37 @@ impl Allocator {
             if group.created_in() >= generation || kept == 0 {
                 continue;
             }
-            self.groups.set_read_only(&group, true);
-            // Who was promised its space may come for it any moment, and no other may be left.
-            let rest = self.accounts.pots(group.kind());
-            if rest.free() < rest.reserved {
-                self.groups.set_read_only(&group, false);
-                continue;
-            }
             let Some(chunk) = device.chunks.get(&group.run().start) else { continue };
-            if self.groups.remove(&group) {
+            // Who was promised its space may come for it any moment, and no other may be left.
+            if self.groups.remove_unpromised(&group) {
                 if group.kind() == SpaceKind::System {
                     self.system_changed.store(true, Ordering::Release);
                 }
                 out.push((group.run(), chunk.clone()));
-            } else {
-                // Somebody was faster and has allocated from it.
-                self.groups.set_read_only(&group, false);
             }
         }
         out
+    }
+
+    /// Is there a chunk for something else than `kind` in which nothing is left, and which the next commits would give back
+    /// once what is promised in it has come to its end?
+    pub(crate) fn has_idle_chunks(&self, kind: SpaceKind) -> bool {
+        let all = self.groups.all();
+        let account = |kind| match kind {
+            SpaceKind::Data if self.accounts.is_mixed() => SpaceKind::Metadata,
+            kind => kind,
+        };
+        all.iter().any(|group| {
+            let now = group.usage();
+            let theirs = account(group.kind());
+            if theirs == account(kind) || theirs == SpaceKind::System || now.allocated > 0 || now.read_only {
+                return false;
+            }
+            let keep = if theirs == SpaceKind::Metadata { self.accounts.global_reserve().0 } else { 0 };
+            let rest = self.accounts.pots(theirs).free().checked_sub(now.free);
+            let another = |g: &&Arc<BlockGroup>| g.flags() == group.flags() && g.run() != group.run();
+            rest.is_some_and(|rest| rest >= keep) && all.iter().any(|g| another(&g))
+        })
     }
 
     /// The removed groups are gone from the durable superblock: their device space may be used again.
@@ -467,6 +559,7 @@ impl Allocator {
             }
             core.volume.map().remove(run.start);
         }
+        self.given_back.fetch_add(removed.len() as u64, Ordering::AcqRel);
         drop(device);
         self.note_device_space();
     }
@@ -536,3 +629,6 @@ impl Allocator {
         (self.total_bytes / copies, free + unallocated)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,6 +38,8 @@ const PIECE: u64 = 256 << 20;
 pub(crate) struct Discards {
     /// Freed data, pinned still.
     queue: Mutex<Vec<Run>>,
+    /// Held while space is given back that no version can reach any more: who comes second finds it free.
+    releasing: Mutex<()>,
     /// Held while the device discards. Who holds it waits for the device and for nobody else.
     pub(crate) busy: Mutex<()>,
     /// One has failed.
@@ -70,6 +72,7 @@ impl Core {
     /// Gives space back that no version can reach any more. Data that is to be discarded first waits for the committer,
     /// or for [`Core::hurry`].
     pub(crate) fn release_expired(&self) {
+        let _releasing = self.space.discards.releasing.lock();
         for pinned in self.epochs.expired() {
             let discards = self.discards();
             let mut data = Vec::new();

@@ -9,9 +9,15 @@
 //! would have grown to larger extents. Where a round does not yield enough, what is on its way already is waited for —
 //! compressed data says only when it arrives how little it needs — and the next round writes twice as much. Before
 //! anybody is refused everything has been written.
+//!
+//! "There is nothing left" must not be true for a moment only. Others commit, make chunks and give them back all the
+//! time, and what was looked at first may have changed when the last step has failed. So after each step a chunk is asked for
+//! once more; chunks in which nothing is left are given back, which takes two commits, before they are counted as
+//! taken; and if anything was published, made or given back since the round began, it was not the last.
 
+use crate::alloc::Wish;
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::file::Delayed;
 use crate::space::SpaceKind;
 use crate::space::reserve::Reclaim;
@@ -33,6 +39,8 @@ impl Reclaim for Reclaimer {
         if core.txns.failure().is_some() {
             return core.check_writable().map(|()| false);
         }
+        let moment = || (core.txns.published(), core.space.chunk_changes());
+        let begun = moment();
         let before = core.space.accounts.unheld(kind);
         let accounts = &core.space.accounts;
         let enough = || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
@@ -45,7 +53,8 @@ impl Reclaim for Reclaimer {
             core.space.reclaims.commits.fetch_add(1, Ordering::Relaxed);
             core.commit_now()?;
             core.hurry();
-            if !enough() && core.space.accounts.pots(kind).pinned > 0 {
+            let pinned = |kind| core.space.accounts.pots(kind).pinned > 0;
+            if !enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
                 // Somebody still reads what was freed.
                 core.epochs.wait_for_oldest();
                 core.hurry();
@@ -56,9 +65,11 @@ impl Reclaim for Reclaimer {
         if kind == SpaceKind::Metadata {
             // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
             // stands in the way, and a commit ends them, none is made.
-            let pots = core.space.accounts.pots(kind);
-            let promises = core.txns.running().kept() + pots.pinned;
-            if pots.used < pots.total / 4 * 3 && promises >= bytes {
+            let pots = accounts.pots(kind);
+            let scarce = pots.used >= pots.total / 4 * 3;
+            let promises = || core.txns.running().kept() + accounts.pots(kind).pinned;
+            // One commit for all who wait, not one for each.
+            if !scarce && promises() >= bytes.max(accounts.wanted(kind)) {
                 commit()?;
                 if enough() {
                     return Ok(true);
@@ -66,7 +77,7 @@ impl Reclaim for Reclaimer {
             }
             // What delayed data has reserved for its items, many times what they take. What was written leaves notes,
             // which the commit ends.
-            if pots.used < pots.total / 4 * 3 {
+            if !scarce {
                 let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
                 if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
                     commit()?;
@@ -75,32 +86,52 @@ impl Reclaim for Reclaimer {
                     return Ok(true);
                 }
             }
-        }
-        match core.space.chunk_in_running(&core, kind) {
-            Ok(()) => {
-                stats.chunks.fetch_add(1, Ordering::Relaxed);
-                return Ok(true);
+            if !scarce && promises() >= bytes {
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
             }
-            Err(Error::NoSpace) => {}
-            Err(e) => return Err(e),
         }
-        if core.space.waits_for_promises(kind) {
-            // Operations promise themselves many times what they take. With those under way at their end, delayed data
-            // written and a commit, nothing is left of it.
-            let made: Result<bool> = core.space.accounts.alone(SpaceKind::Metadata, || {
-                let chunk = || {
+        // A chunk, unless somebody else has made space meanwhile.
+        let chunk = || -> Result<Wish> {
+            let seen = core.space.seen(kind);
+            if enough() {
+                return Ok(Wish::Granted);
+            }
+            let wish = core.space.chunk_in_running(&core, kind, seen)?;
+            stats.chunks.fetch_add(u64::from(wish == Wish::Granted), Ordering::Relaxed);
+            Ok(wish)
+        };
+        let wish = chunk()?;
+        if wish == Wish::Granted {
+            return Ok(true);
+        }
+        // Operations on metadata promise themselves many times what they take: with those under way at their end, delayed
+        // data written and a commit, nothing is left of it. And the first commit shows which chunks are empty, those of
+        // its own transaction too; the second gives them back.
+        if wish == Wish::Promised || core.space.has_idle_chunks(kind) {
+            let after_commits = || -> Result<bool> {
+                for _ in 0..2 {
                     commit()?;
-                    match core.space.chunk_in_running(&core, kind) {
-                        Ok(()) => Ok(true),
-                        Err(Error::NoSpace) => Ok(false),
-                        Err(e) => Err(e),
+                    match chunk()? {
+                        Wish::Granted => return Ok(true),
+                        Wish::NoRoom if !core.space.has_idle_chunks(kind) => break,
+                        _ => {}
                     }
-                };
-                let files = Delayed { bytes: u64::MAX, flights: index(FEWEST_FILES) };
-                Ok(chunk()? || write_delayed(&core, files, chunk)?)
-            });
+                }
+                Ok(false)
+            };
+            let files = Delayed { bytes: u64::MAX, flights: index(FEWEST_FILES) };
+            let made =
+                || -> Result<bool> { Ok(after_commits()? || write_delayed(&core, files, after_commits)?) };
+            // Who waits for metadata stands in that line already.
+            let made = if kind == SpaceKind::Data && !accounts.is_mixed() {
+                accounts.alone(SpaceKind::Metadata, made)
+            } else {
+                made()
+            };
             if made? {
-                stats.chunks.fetch_add(1, Ordering::Relaxed);
                 return Ok(true);
             }
         }
@@ -113,12 +144,17 @@ impl Reclaim for Reclaimer {
         let pinned = core.space.accounts.pots(kind).pinned > 0;
         if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
             commit()?;
+            chunk()?;
             return Ok(true);
         }
         // A commit on its way has not said yet what it frees, and holds what was kept for it.
         if let Some(generation) = core.txns.request() {
             core.txns.wait(generation)?;
             core.hurry();
+            chunk()?;
+            return Ok(true);
+        }
+        if moment() != begun {
             return Ok(true);
         }
         tracing::debug!(?kind, bytes, pots = ?accounts.pots(kind), "nothing is left to be reclaimed");
@@ -143,6 +179,7 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
     let stats = &core.space.reclaims;
     let mut wanted = wanted;
     for _ in 0..ROUNDS {
+        let progress = core.data.progress();
         let done = crate::file::reclaim(core, wanted);
         stats.note(wanted, done);
         debug_assert!(done.flights <= wanted.flights || core.options.tuning.reclaim_whole_inodes);
@@ -156,7 +193,8 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
                 return Ok(true);
             }
         }
-        if done.flights == 0 && !settled {
+        // What nothing could be taken of may have been on its way until a moment ago.
+        if done.flights == 0 && !settled && core.data.progress() == progress {
             break;
         }
         wanted.bytes = wanted.bytes.saturating_mul(2);

@@ -778,6 +778,10 @@ impl DataState {
             }
         }
     }
+    /// Changes whenever a write-back ends that wrote something, or a file gets delayed data.
+    pub(crate) fn progress(&self) -> u64 {
+        self.shared.lock().progress
+    }
     /// Waits for the write-backs that are under way: what they have reserved and do not need is known only when they
     /// end, of compressed data above all. False when there are none.
     pub(crate) fn settle(&self) -> bool {

@@ -268,6 +268,21 @@ impl Groups {
     /// # Errors
     /// `Corrupt` when it overlaps another group, or holds data and metadata although they have accounts of their own.
     pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
+        self.add_and(group, |kind, change| self.space.change(kind, change))
+    }
+    /// As [`Self::add`], for a group that takes device space: metadata may be promised `overcommit` bytes beyond its groups
+    /// from now on.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn add_new(&self, group: BlockGroup, overcommit: u64) -> Result<Arc<BlockGroup>> {
+        self.add_and(group, |kind, change| self.space.grow(kind, overcommit, change))
+    }
+    fn add_and(
+        &self,
+        group: BlockGroup,
+        count: impl FnOnce(SpaceKind, &dyn Fn(&mut Pots)),
+    ) -> Result<Arc<BlockGroup>> {
         // Such a group would be counted in one account and serve both.
         if !self.space.is_mixed() && group.serves(SpaceKind::Data) && group.serves(SpaceKind::Metadata) {
             let what = "block group of data and metadata on a file system without mixed groups";
@@ -291,7 +306,7 @@ impl Groups {
             group.check(&s);
             (s.allocated, s.excluded)
         };
-        self.space.change(group.kind(), |p| {
+        count(group.kind(), &|p| {
             p.total += group.run.len;
             p.used += used;
             p.unusable += excluded;
@@ -561,15 +576,18 @@ impl Groups {
         self.all().into_iter().filter(|g| empty(&g.usage())).collect()
     }
 
-    /// Removes a group for good. It must be read-only and hold nothing; says whether it did.
-    pub fn remove(&self, group: &BlockGroup) -> bool {
+    /// Removes a group for good in which there is nothing, and none of whose space was promised to anybody who could not have
+    /// it elsewhere; says whether it did. Nobody sees it out of service before that is known.
+    pub fn remove_unpromised(&self, group: &BlockGroup) -> bool {
         // A later group may lie at the same addresses and be for something else.
         let mut clusters = self.clusters.lock();
         let mut groups = self.groups.write();
         let mut s = group.state.lock();
-        if !s.read_only || s.removed || s.allocated > 0 || s.pinned > 0 || s.disk_used > 0 {
+        let empty = s.allocated == 0 && s.pinned == 0 && s.disk_used == 0;
+        if s.removed || !empty || !s.read_only && !self.space.try_withdraw(group.kind(), s.free.total()) {
             return false;
         }
+        s.read_only = true;
         s.removed = true;
         self.space.change(group.kind(), |p| {
             p.total -= group.run.len;

@@ -291,6 +291,14 @@ impl Space {
         self.account(kind).state.lock().unheld()
     }
 
+    /// Bytes for which somebody waits.
+    #[must_use]
+    pub fn wanted(&self, kind: SpaceKind) -> u64 {
+        let state = self.account(kind).state.lock();
+        let bytes = state.queue.iter().map(|t| t.bytes).filter(|n| *n < u64::MAX);
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Bytes that metadata was promised beyond what its block groups hold. A chunk for anything else must leave
     /// this much device space.
     #[must_use]
@@ -319,6 +327,19 @@ impl Space {
         state.serve();
     }
 
+    /// Device space is about to go to something else than metadata, which may be promised `overcommit` bytes beyond its
+    /// groups from now on. False, and nothing is changed, where more than `most` were promised already: in one step,
+    /// or promises that are made meanwhile would be broken.
+    #[must_use]
+    pub fn take_device_space(&self, most: u64, overcommit: u64) -> bool {
+        let mut state = self.account(SpaceKind::Metadata).state.lock();
+        let fits = state.pots.reserved.saturating_sub(state.pots.free()) <= most;
+        if fits {
+            state.overcommit = overcommit;
+        }
+        fits
+    }
+
     /// Sets the size of the global reserve ([`global_reserve_size`]). It fills as space becomes free.
     pub fn set_global_reserve(&self, bytes: u64) {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
@@ -341,6 +362,33 @@ impl Space {
         let mut state = self.account(kind).state.lock();
         f(&mut state.pots);
         state.serve();
+    }
+
+    /// A group has come, which takes device space: changes the pots of its account and sets what metadata may be promised
+    /// beyond its groups. For metadata in one step, as it is the same space.
+    pub(super) fn grow(&self, kind: SpaceKind, overcommit: u64, f: impl FnOnce(&mut Pots)) {
+        let metadata = self.account(SpaceKind::Metadata);
+        let account = self.account(kind);
+        if !std::ptr::eq(account, metadata) {
+            return self.change(kind, f);
+        }
+        let mut state = account.state.lock();
+        f(&mut state.pots);
+        state.overcommit = overcommit;
+        state.serve();
+    }
+
+    /// Takes `bytes` that are free out of service, if what is left is enough for all that was promised. For metadata that
+    /// counts the global reserve and leaves promises against device space out.
+    pub(super) fn try_withdraw(&self, kind: SpaceKind, bytes: u64) -> bool {
+        let mut state = self.account(kind).state.lock();
+        let rest = state.pots.free().checked_sub(bytes);
+        let fits = rest.is_some_and(|rest| rest >= state.pots.reserved);
+        if fits {
+            state.pots.unusable += bytes;
+            state.pots.check();
+        }
+        fits
     }
 
     /// Takes `bytes` out of what is free and promised to nobody, into the pinned ones. False when there is less.

@@ -178,12 +178,12 @@ fn read_only_and_removed_groups_do_not_count() {
     g.set_read_only(&first, true);
     assert_eq!(g.space().pots(SpaceKind::Data).free(), MIB);
     assert_eq!(g.allocate_data(4096, 4096, ANY, &mut r).unwrap().start, Logical(32 * MIB));
-    assert!(!g.remove(&first), "it holds an extent");
+    assert!(!g.remove_unpromised(&first), "it holds an extent");
     g.pin(a).unwrap();
     assert!(g.empty_groups().is_empty());
     g.unpin(a);
     assert_eq!(g.empty_groups().len(), 1);
-    assert!(g.remove(&first) && !g.remove(&first));
+    assert!(g.remove_unpromised(&first) && !g.remove_unpromised(&first));
     assert!(g.find(Logical(16 * MIB)).is_none());
     let pots = g.space().pots(SpaceKind::Data);
     assert_eq!((pots.total, pots.used, pots.unusable), (MIB, 4096, 0));
@@ -192,6 +192,24 @@ fn read_only_and_removed_groups_do_not_count() {
     let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     assert!(g.add(group(64 * MIB, MIB, both, 1)).is_err(), "data and metadata have accounts of their own");
     assert!(Groups::new(Space::new(true), NODE).add(group(64 * MIB, MIB, both, 1)).is_ok());
+}
+
+#[test]
+fn a_group_whose_space_was_promised_never_goes_out_of_service() {
+    let g = groups(vec![
+        group(16 * MIB, MIB, BlockGroupFlags::DATA, 1),
+        group(32 * MIB, MIB, BlockGroupFlags::DATA, 1),
+    ]);
+    let second = g.find(Logical(32 * MIB)).unwrap();
+    let mut promised = g.space().reserve(SpaceKind::Data, MIB + 4096).unwrap();
+    assert!(!g.remove_unpromised(&second), "a sector of it was promised");
+    assert!(!second.usage().read_only);
+    assert_eq!(g.space().pots(SpaceKind::Data).free(), 2 * MIB);
+    drop(promised.split(4096));
+    assert!(g.remove_unpromised(&second));
+    assert_eq!(g.space().pots(SpaceKind::Data), Pots { total: MIB, reserved: MIB, ..Pots::default() });
+    let all = g.allocate_data(MIB, MIB, ANY, &mut promised).unwrap();
+    assert_eq!((all.start, promised.bytes()), (Logical(16 * MIB), 0));
 }
 
 #[test]
@@ -392,7 +410,7 @@ fn threads_leave_nothing_behind() {
     for group in &all {
         g.set_read_only(group, true);
         assert_eq!(group.usage().free, 4 * MIB);
-        assert!(g.remove(group));
+        assert!(g.remove_unpromised(group));
     }
     assert_eq!(g.space().pots(SpaceKind::Metadata), Pots::default());
 }

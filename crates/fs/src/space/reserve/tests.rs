@@ -65,6 +65,26 @@ fn only_metadata_overcommits_and_only_what_can_become_metadata() {
 }
 
 #[test]
+fn device_space_goes_to_others_only_as_far_as_it_is_not_promised() {
+    let s = space(100);
+    s.set_overcommit(50);
+    let r = s.try_reserve(META, 130).unwrap();
+    assert!(!s.take_device_space(29, 20), "30 were promised");
+    assert!(s.try_reserve(META, 20).is_some(), "nothing has changed");
+    assert!(s.take_device_space(30, 20));
+    assert!(s.try_reserve(META, 1).is_none(), "promised already is more than may be now");
+    drop(r);
+    assert!(s.try_reserve(META, 121).is_none() && s.try_reserve(META, 120).is_some());
+    // What becomes metadata counts once, not beside what it came from.
+    let waiting = s.reserve(META, 120).unwrap();
+    s.grow(META, 0, |p| p.total += 20);
+    assert!(s.try_reserve(META, 1).is_none());
+    drop(waiting);
+    assert!(!s.try_withdraw(META, 121) && s.try_withdraw(META, 20));
+    assert_eq!(s.pots(META).free(), 100);
+}
+
+#[test]
 fn the_global_reserve_is_for_the_commit_and_for_deletions() {
     let s = space(100);
     s.set_global_reserve(40);
