@@ -12,6 +12,7 @@
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::lifecycle::Filesystem;
+use crate::log::{OnSynced, Synced, Unlogged};
 use crate::{
     Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek, SetAttr,
     XattrMode,
@@ -256,6 +257,24 @@ impl Filesystem {
     /// `DataLost` while data of this inode could not be written.
     pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
         file::fsync(&self.core, &self.core.inode(id)?, data_only)
+    }
+    /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once, on this thread or on another, with how it ends. Only
+    /// where nobody else is at it, this thread writes the log, for all who come meanwhile, too.
+    ///
+    /// `then` must not wait and not call the engine. A commit that it is told of somebody has to wait for, elsewhere:
+    /// [`finish_fsync`](Self::finish_fsync).
+    pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
+        match self.core.inode(id) {
+            Ok(inode) => file::fsync_then(&self.core, &inode, then),
+            Err(e) => then(Synced::Done(Err(e))),
+        }
+    }
+    /// The end of an `fsync` that the log could not do: waits for the commit.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn finish_fsync(&self, unlogged: Unlogged) -> Result<()> {
+        unlogged.commit(&self.core)
     }
     /// The caller keeps a reference to the inode (a FUSE look-up): it survives its last name.
     pub fn hold(&self, id: InodeId) {

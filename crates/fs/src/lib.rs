@@ -32,6 +32,6 @@ pub use api::*;
 pub use discard::TrimRange;
 pub use error::{Error, Result};
 pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
-pub use log::LogStats;
+pub use log::{LogStats, OnSynced, Synced, Unlogged};
 pub use root::{Received, SubvolInfo};
 pub use usage::{KindUsage, SpaceUsage};

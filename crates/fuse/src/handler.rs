@@ -5,6 +5,7 @@
 //! `/dev/fuse` and over io_uring, and the same transports carry the engine's server and the benchmark's in-memory one.
 
 use crate::errno::Errno;
+use crate::later::Later;
 use crate::proto::{InHeader, Opcode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -153,6 +154,18 @@ pub trait Handler: Send + Sync + 'static {
     /// # Errors
     /// An errno for the caller, or, where `patience` is not enough, [`Failure::Wait`] or [`Failure::WaitForKernel`].
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome;
+
+    /// Are requests of this kind, which waits and has no reply but an errno, answered by
+    /// [`handle_later`](Self::handle_later) where a worker would wait?
+    fn answers_later(&self, _: Opcode) -> bool {
+        false
+    }
+
+    /// Answers a request through `later`, now or when there is an answer; called on a worker, and for kinds of which
+    /// [`answers_later`](Self::answers_later) says so.
+    fn handle_later(&self, _: &Request<'_>, later: Later) {
+        later.answer(Err(Errno::NOSYS));
+    }
 
     /// The kernel gives back `count` look-ups of an inode. Has no reply.
     fn forget(&self, node: u64, count: u64);

@@ -37,6 +37,7 @@ pub mod acl;
 pub mod control;
 pub mod errno;
 pub mod handler;
+pub mod later;
 mod memory;
 pub mod memserver;
 pub mod mount;

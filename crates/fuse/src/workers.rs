@@ -3,7 +3,7 @@
 //! A pool grows with the requests that are waiting at the same time and shrinks when they are gone; it is bounded, and
 //! whoever finds it full, and as many in line as there may be, runs the job itself, so that memory stays bounded too.
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,7 @@ struct Shared {
 }
 
 /// The pool. [`finish`](Workers::finish) it before it goes.
+#[derive(Clone)]
 pub(crate) struct Workers {
     shared: Arc<Shared>,
 }
@@ -57,12 +58,26 @@ impl Workers {
 
     /// Runs `job` on a thread of the pool, or at once on this one if as many are in line as there may be.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let mut state = self.shared.state.lock();
+        let state = self.shared.state.lock();
         if state.closed || state.jobs.len() >= self.shared.max_jobs {
             drop(state);
             return job();
         }
-        state.jobs.push_back(Box::new(job));
+        self.push(state, Box::new(job));
+    }
+
+    /// Runs `job` on a thread of the pool, however many are in line, while there is a pool: for a thread that must not wait.
+    pub(crate) fn run_elsewhere(&self, job: impl FnOnce() + Send + 'static) {
+        let state = self.shared.state.lock();
+        if state.closed {
+            drop(state);
+            return job();
+        }
+        self.push(state, Box::new(job));
+    }
+
+    fn push(&self, mut state: MutexGuard<'_, State>, job: Job) {
+        state.jobs.push_back(job);
         if state.idle >= state.jobs.len() || state.threads >= self.shared.max_threads {
             drop(state);
             self.shared.work.notify_one();

@@ -52,6 +52,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::Shared;
+use crate::log::{OnSynced, Synced};
 use delalloc::{admit, take_in};
 use larder_format::items::InodeFlags;
 use std::sync::Arc;
@@ -256,6 +257,32 @@ pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result
     crate::watch::provoke(core, inode)?;
     crate::log::sync(core, inode)?;
     flushed
+}
+
+/// As [`fsync`], but waits for no batch that somebody else writes: `then` is told how it ends.
+pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
+    if core.read_only.is_some() {
+        return then(Synced::Done(Ok(())));
+    }
+    if let Err(e) = may_wait() {
+        return then(Synced::Done(Err(e)));
+    }
+    let flushed = fsync_data(core, inode);
+    let _logging = crate::watch::Logging::begin();
+    if let Err(e) = crate::watch::provoke(core, inode) {
+        return then(Synced::Done(Err(e)));
+    }
+    let then = match flushed {
+        Ok(()) => then,
+        // What there is of it is made durable all the same.
+        Err(e) => Box::new(move |synced| {
+            then(match synced {
+                Synced::Done(Err(worse)) => Synced::Done(Err(worse)),
+                Synced::Done(Ok(())) | Synced::Commit(_) => Synced::Done(Err(e)),
+            });
+        }),
+    };
+    crate::log::sync_then(core, inode, then);
 }
 
 /// Writes an inode's data back and waits for it, without a commit.

@@ -30,7 +30,7 @@ mod subvolume;
 mod write;
 
 pub(crate) use replay::replay;
-pub use write::LogStats;
 #[cfg(test)]
 pub(crate) use write::lead_after_giving_up;
-pub(crate) use write::{Changes, Counters, Logged, TxnLog, sync};
+pub(crate) use write::{Changes, Counters, Logged, TxnLog, sync, sync_then};
+pub use write::{LogStats, OnSynced, Synced, Unlogged};

@@ -23,6 +23,7 @@ use cached::Cached;
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
+use crate::later::Later;
 use crate::mount::Mounted;
 use crate::nodes::Nodes;
 use crate::notify::Notifier;
@@ -33,7 +34,7 @@ use crate::records::{self, settled};
 use crate::stats::Stats;
 use crate::transport::{Ready, ServeError, serve_handler};
 use crate::{acl, acl::Acl};
-use larder_fs::{Attr, Error, FileKind, Filesystem, InodeId};
+use larder_fs::{Attr, Error, FileKind, Filesystem, InodeId, Synced};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -108,6 +109,25 @@ impl Handler for Server {
         }
     }
 
+    fn answers_later(&self, opcode: Opcode) -> bool {
+        matches!(opcode, Opcode::Fsync | Opcode::Fsyncdir)
+    }
+
+    fn handle_later(&self, request: &Request<'_>, later: Later) {
+        let how = request.arg::<proto::FsyncIn>();
+        let (how, id) = match (how, self.nodes.id(request.header.nodeid)) {
+            (Ok(how), Some(id)) => (how, id),
+            (Err(e), _) => return later.answer(Err(e)),
+            (_, None) => return later.answer(Err(Errno::STALE)),
+        };
+        let fs = Arc::clone(&self.fs);
+        let then = move |synced| match synced {
+            Synced::Done(done) => later.answer(done.map_err(number)),
+            Synced::Commit(unlogged) => later.work(move || fs.finish_fsync(unlogged).map_err(number)),
+        };
+        self.fs.fsync_then(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0, Box::new(then));
+    }
+
     fn forget(&self, node: u64, count: u64) {
         if let Some(id) = self.nodes.id(node) {
             self.fs.release(id, count);
@@ -159,11 +179,6 @@ impl Server {
             Opcode::Lseek => self.lseek(here()?, request, reply),
             Opcode::CopyFileRange | Opcode::CopyFileRange64 => self.copy(here()?, request, reply),
             Opcode::Fallocate => self.fallocate(here()?, request, patience),
-            Opcode::Fsync | Opcode::Fsyncdir => {
-                let how: proto::FsyncIn = request.arg()?;
-                self.fs.fsync(here()?, how.fsync_flags & proto::FSYNC_DATASYNC != 0)?;
-                Ok(0)
-            }
             Opcode::Syncfs => {
                 self.fs.sync()?;
                 Ok(0)
@@ -271,6 +286,14 @@ impl Server {
             Err(Error::NoAttribute) => Ok(None),
             Err(e) => Err(e.into()),
         }
+    }
+}
+
+/// The errno for an error on a thread that may wait.
+fn number(error: Error) -> Errno {
+    match Failure::from(error) {
+        Failure::Errno(e) => e,
+        Failure::Wait | Failure::WaitForKernel => Errno::IO,
     }
 }
 

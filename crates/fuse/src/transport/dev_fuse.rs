@@ -145,6 +145,14 @@ impl<H: Handler> Moved<H> {
         let dispatch = Arc::clone(&self.dispatch);
         let Some((pool, patience)) = dispatch.elsewhere(failure) else { return };
         pool.run(move || {
+            if let Some(raw) = parse(&self.bytes[..self.len])
+                && self.dispatch.answers_later(&raw.header, patience)
+            {
+                let fd = Arc::clone(&self.fd);
+                return self.dispatch.answer_later(raw, move |outcome| {
+                    respond(&*fd, unique, outcome.map(|()| &[][..]));
+                });
+            }
             let mut out = self.buffers.take();
             let answer = match parse(&self.bytes[..self.len]) {
                 Some(raw) => self.dispatch.answer(raw, &mut out[..MAX_WRITE as usize], patience),

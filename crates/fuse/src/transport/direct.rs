@@ -5,11 +5,12 @@
 //! have no kernel that would send them nonsense.
 
 use super::{Dispatch, Forget, parse};
+use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::proto::InHeader;
 use crate::proto::init::MAX_WRITE;
 use crate::stats::Stats;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use zerocopy::FromBytes;
 
 /// A handler that is spoken to directly.
@@ -38,6 +39,15 @@ impl<H: Handler> Direct<H> {
         let raw = parse(message)?;
         let mut patience = Patience::Queue;
         loop {
+            if self.dispatch.answers_later(&header, patience) {
+                let (send, answer) = mpsc::channel();
+                self.dispatch.answer_later(raw, move |outcome| {
+                    // Whoever waits for it is below.
+                    let _ = send.send(outcome);
+                });
+                let answer = answer.recv().unwrap_or(Err(Errno::IO));
+                return Some(answer.map(|()| &[][..]).map_err(|e| e.0));
+            }
             match self.dispatch.answer(raw, &mut self.out, patience) {
                 Ok(len) => return Some(Ok(&self.out[..len])),
                 Err(Failure::Errno(e)) => return Some(Err(e.0)),
@@ -57,7 +67,6 @@ impl<H> Drop for Direct<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::errno::Errno;
     use crate::handler::{Outcome, Reply, Request};
     use crate::proto::Opcode;
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

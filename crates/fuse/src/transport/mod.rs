@@ -17,6 +17,7 @@ pub use direct::Direct;
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience, Reply, Request};
+use crate::later::Later;
 use crate::mount::Mounted;
 use crate::proto::init::{self, InitIn, Wishes};
 use crate::proto::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, InitFlags, Opcode, OutHeader};
@@ -322,6 +323,26 @@ impl<H: Handler> Dispatch<H> {
                 self.stats.error();
                 Err(e)
             }
+        }
+    }
+
+    /// Is a request answered through [`answer_later`](Self::answer_later), once it is where there is this patience?
+    pub(crate) fn answers_later(&self, header: &InHeader, patience: Patience) -> bool {
+        let opcode = Opcode::from_number(header.opcode);
+        patience == Patience::Worker && opcode.is_some_and(|opcode| self.handler.answers_later(opcode))
+    }
+
+    /// Has a request answered through `send`, now or later.
+    pub(crate) fn answer_later(&self, raw: Raw<'_>, send: impl FnOnce(Result<(), Errno>) + Send + 'static) {
+        let later = Later::new(&self.workers, &self.stats, send);
+        let Some(opcode) = Opcode::from_number(raw.header.opcode) else {
+            return later.answer(Err(Errno::NOSYS));
+        };
+        let request = Request { header: raw.header, opcode, arg: raw.arg, data: raw.data };
+        // One that is dropped on the way out answers by itself.
+        if catch_unwind(AssertUnwindSafe(|| self.handler.handle_later(&request, later))).is_err() {
+            self.stats.panic();
+            tracing::error!(opcode = opcode.name(), node = raw.header.nodeid, "internal error while serving");
         }
     }
 

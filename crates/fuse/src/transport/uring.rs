@@ -371,9 +371,12 @@ struct Moved<H> {
 impl<H: Handler> Moved<H> {
     /// Answers it where there is the patience that was missing.
     fn go_on(mut self, failure: Failure) {
-        let dispatch = Arc::clone(&self.dispatch);
-        let Some((pool, patience)) = dispatch.elsewhere(failure) else { return };
+        let here = Arc::clone(&self.dispatch);
+        let Some((pool, patience)) = here.elsewhere(failure) else { return };
         pool.run(move || {
+            if self.dispatch.answers_later(&self.header, patience) {
+                return self.wait_without_a_thread();
+            }
             let outcome = if self.header.opcode == Opcode::Write as u32 {
                 answer_write(&self.dispatch, &mut self.entry, self.header, self.len, patience)
             } else {
@@ -386,6 +389,17 @@ impl<H: Handler> Moved<H> {
             };
             self.entry.answer(self.header.unique, outcome);
             self.returned.give(self.entry);
+        });
+    }
+
+    /// Leaves the entry to whoever will have the answer.
+    fn wait_without_a_thread(self) {
+        let Self { dispatch, returned, mut entry, header, names, .. } = self;
+        let (arg, arg_len) = fixed_part(&entry, &header);
+        let raw = Raw { header, arg: &arg[..arg_len], data: &names };
+        dispatch.answer_later(raw, move |outcome| {
+            entry.answer(header.unique, outcome.map(|()| 0).map_err(|e| e.0));
+            returned.give(entry);
         });
     }
 }
@@ -412,11 +426,17 @@ fn answer_other<H: Handler>(
     names: &[u8],
     patience: Patience,
 ) -> Result<usize, Failure> {
-    let mut arg = [0; 128];
-    let arg_len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
-    arg[..arg_len].copy_from_slice(entry.arg(arg_len));
+    let (arg, arg_len) = fixed_part(entry, &header);
     let raw = Raw { header, arg: &arg[..arg_len], data: names };
     dispatch.answer(raw, entry.payload_mut(), patience)
+}
+
+/// A copy of a request's fixed structure, and its length.
+fn fixed_part(entry: &Entry, header: &crate::proto::InHeader) -> ([u8; 128], usize) {
+    let mut arg = [0; 128];
+    let len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
+    arg[..len].copy_from_slice(entry.arg(len));
+    (arg, len)
 }
 
 /// The submission that hands an entry over.

@@ -1,7 +1,7 @@
 //! Who writes the log, for whom, and when it is durable.
 //!
-//! Each transaction has a [`TxnLog`]. Who calls `fsync` adds a contribution to it, gets a ticket, and waits; among those
-//! who wait there is always one who leads, one step at a time. A step
+//! Each transaction has a [`TxnLog`]. Who calls `fsync` adds a contribution to it, gets a ticket, and waits, or leaves a call behind
+//! ([`super::queue`]); there is always one who leads, one step at a time. A step
 //!
 //! 1. writes the superblock for the nodes that the last flush has made durable,
 //! 2. takes all contributions that have gathered, edits the log, and writes its nodes,
@@ -17,6 +17,7 @@
 
 use super::collect::{Contribution, Pair, collect};
 use super::content::Content;
+use super::queue::{Queue, Settled, Verdict};
 use super::tree::Outgoing;
 use super::{Cause, Result, Stop};
 use crate::core::Core;
@@ -28,9 +29,8 @@ use crate::transaction::{Txn, writeout};
 use crate::tree::Pointer;
 use larder_format::{Generation, Logical, ObjectId};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use zerocopy::little_endian::U64;
@@ -130,53 +130,6 @@ struct Written {
     replaced: Vec<larder_format::Logical>,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    /// Contributions that nobody has taken, in the order of their tickets; those are not among them that their callers have brought in.
-    waiting: Vec<Contribution>,
-    /// The last ticket given out, and the last that a batch has taken.
-    given: u64,
-    taken: u64,
-    /// All tickets up to this are durable.
-    durable: u64,
-    /// All tickets from this on have to wait for the commit, and why, if not because it is on its way.
-    refused: Option<(u64, Option<Cause>)>,
-    /// Somebody leads.
-    led: bool,
-    /// The transaction is sealed.
-    closed: bool,
-    /// Who waits, by ticket; and a number, because several may wait for one.
-    waiters: BTreeMap<(u64, u64), Arc<Condvar>>,
-    next_waiter: u64,
-}
-
-impl Queue {
-    /// Tickets that the next batch will take: none once the log was given up, when what it has may be half of something.
-    fn fresh(&self) -> u64 {
-        if self.closed || self.refused.is_some() { 0 } else { self.given - self.taken }
-    }
-    /// Everybody has to look again.
-    fn wake_all(&self) {
-        self.waiters.values().for_each(|waiter| {
-            waiter.notify_one();
-        });
-    }
-    /// Wakes those whose ticket is durable by now. Nobody else: where a hundred wait, each batch serves a few.
-    fn wake_served(&self) {
-        self.waiters.range(..=(self.durable, u64::MAX)).for_each(|(_, waiter)| {
-            waiter.notify_one();
-        });
-    }
-    /// Nobody leads: the first who is not served has to. Whoever was woken for it and leaves passes it on.
-    fn wake_leader(&self) {
-        if !self.led
-            && let Some((_, waiter)) = self.waiters.range((self.durable + 1, 0)..).next()
-        {
-            waiter.notify_one();
-        }
-    }
-}
-
 /// What the leader works on.
 #[derive(Debug, Default)]
 struct Work {
@@ -195,12 +148,6 @@ pub(crate) struct TxnLog {
     content: Mutex<Content>,
     /// Has anything ever been taken in?
     used: AtomicBool,
-}
-
-/// What becomes of a ticket.
-enum Verdict {
-    Durable,
-    Commit,
 }
 
 impl TxnLog {
@@ -237,8 +184,9 @@ impl TxnLog {
         let mut queue = self.queue.lock();
         queue.closed = true;
         let left = std::mem::take(&mut queue.waiting);
-        queue.wake_all();
+        let calls = queue.wake_all();
         drop(queue);
+        calls.make();
         // Inodes may go with them.
         drop(left);
     }
@@ -262,59 +210,104 @@ impl TxnLog {
         if queue.refused.is_none_or(|(first, _)| from < first) {
             queue.refused = Some((from, cause));
         }
-        queue.wake_all();
+        let calls = queue.wake_all();
+        drop(queue);
+        calls.make();
     }
 
     /// Waits until a ticket is durable or known not to become so by the log; leads where nobody does.
     fn wait(&self, core: &Core, txn: &Arc<Txn>, ticket: u64) -> crate::error::Result<Verdict> {
         let mut queue = self.queue.lock();
         loop {
-            let verdict = if queue.durable >= ticket {
-                Some(Ok(Verdict::Durable))
-            } else if queue.refused.is_some_and(|(from, _)| from <= ticket)
-                || queue.closed && queue.taken < ticket
-            {
-                Some(Ok(Verdict::Commit))
-            } else {
-                core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why))))
-            };
-            if let Some(verdict) = verdict {
+            if let Some(verdict) = known(core, &queue, ticket) {
                 queue.wake_leader();
                 return verdict;
             }
             if queue.led {
-                let (number, me) = (queue.next_waiter, Arc::new(Condvar::new()));
-                queue.next_waiter += 1;
-                queue.waiters.insert((ticket, number), me.clone());
+                let (place, me) = queue.enter_thread(ticket);
                 me.wait(&mut queue);
-                queue.waiters.remove(&(ticket, number));
+                queue.leave(place);
                 continue;
             }
-            queue.led = true;
+            queue = match self.lead(core, txn, queue, Some(ticket)) {
+                Ok(queue) => queue,
+                // It may have been served before.
+                Err(e) => return known(core, &self.queue.lock(), ticket).unwrap_or(Err(e)),
+            };
+        }
+    }
+
+    /// As [`wait`](Self::wait), but leaves a call behind where somebody else leads.
+    fn call(&self, core: &Core, txn: &Arc<Txn>, ticket: u64, settled: Settled) {
+        let mut queue = self.queue.lock();
+        if let Some(verdict) = known(core, &queue, ticket) {
             drop(queue);
-            let lead = Lead { log: self, core };
-            let done = step(core, txn, self);
-            drop(lead);
-            done?;
-            queue = self.queue.lock();
+            return settled(verdict);
+        }
+        queue.enter_call(ticket, settled);
+        if !queue.led {
+            // Whoever waits, this call's own among them, hears of a failure.
+            drop(self.lead(core, txn, queue, None));
+        }
+    }
+
+    /// Leads until `ticket`, if there is one, is settled, and nobody is left who cannot lead.
+    ///
+    /// # Errors
+    /// Those of a step: writing has ended, and everybody knows.
+    fn lead<'a>(
+        &'a self,
+        core: &Core,
+        txn: &Arc<Txn>,
+        mut queue: MutexGuard<'a, Queue>,
+        ticket: Option<u64>,
+    ) -> crate::error::Result<MutexGuard<'a, Queue>> {
+        queue.led = true;
+        drop(queue);
+        let mut lead = Lead { log: self, core, over: false };
+        loop {
+            step(core, txn, self)?;
+            if let Some(why) = core.txns.failure() {
+                return Err(Error::ReadOnly(Some(why)));
+            }
+            let mut queue = self.queue.lock();
+            if !queue.has_calls() && ticket.is_none_or(|ticket| queue.verdict(ticket).is_some()) {
+                queue.led = false;
+                queue.wake_leader();
+                lead.over = true;
+                return Ok(queue);
+            }
         }
     }
 }
 
-/// Somebody leads; if it panics, everybody learns of it.
+/// What becomes of a ticket, as far as it is known, also because writing has ended.
+fn known(core: &Core, queue: &Queue, ticket: u64) -> Option<crate::error::Result<Verdict>> {
+    let verdict = queue.verdict(ticket).map(Ok);
+    verdict.or_else(|| core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why)))))
+}
+
+/// Somebody leads; if it panics or fails, everybody learns of it.
 struct Lead<'a> {
     log: &'a TxnLog,
     core: &'a Core,
+    over: bool,
 }
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
+        if self.over {
+            return;
+        }
         if std::thread::panicking() {
             self.core.txns.fail("writing the log hit a broken invariant");
         }
+        let why = self.core.txns.failure().unwrap_or_else(|| "the log could not be written".into());
         let mut queue = self.log.queue.lock();
         queue.led = false;
-        if self.core.txns.failure().is_some() { queue.wake_all() } else { queue.wake_leader() }
+        let calls = queue.fail(&why);
+        drop(queue);
+        calls.make();
     }
 }
 
@@ -396,7 +389,9 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
         log.content.lock().reuse(landed.replaced);
         let mut queue = log.queue.lock();
         queue.durable = queue.durable.max(landed.upto);
-        queue.wake_served();
+        let calls = queue.wake_served();
+        drop(queue);
+        calls.make();
     }
     Ok(())
 }
@@ -462,38 +457,102 @@ pub(crate) struct Logged {
     size: u64,
 }
 
+/// What the log could not do for an `fsync`: the commit of a transaction will.
+#[derive(Debug)]
+pub struct Unlogged {
+    generation: Generation,
+    cause: Option<Cause>,
+}
+
+impl Unlogged {
+    /// Waits for that commit.
+    ///
+    /// # Errors
+    /// `ReadOnly` when writing has ended.
+    pub(crate) fn commit(self, core: &Core) -> crate::error::Result<()> {
+        match self.cause {
+            Some(cause) => core.log.caused(cause),
+            None => {
+                core.log.sealed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        core.commit_of(self.generation)
+    }
+}
+
+/// How an `fsync` ends whose caller has not waited for it.
+#[derive(Debug)]
+pub enum Synced {
+    /// It is durable, or cannot become so.
+    Done(crate::error::Result<()>),
+    /// It takes a commit, for which somebody has to wait.
+    Commit(Unlogged),
+}
+
+/// Told once how an `fsync` ends; must not wait or call the engine.
+pub type OnSynced = Box<dyn FnOnce(Synced) + Send>;
+
 /// Makes an inode durable whose data has been written back.
 ///
 /// # Errors
 /// Reading or corruption; `ReadOnly` when writing has ended.
 pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> {
-    let counters = &core.log;
-    counters.fsyncs.fetch_add(1, Ordering::Relaxed);
+    let (txn, outcome) = begin(core, inode)?;
+    let synced = match outcome {
+        Outcome::Nothing => Synced::Done(Ok(())),
+        Outcome::Ticket(ticket) => ended(core, txn.generation, txn.log.wait(core, &txn, ticket)),
+        Outcome::Commit(cause) => Synced::Commit(Unlogged { generation: txn.generation, cause }),
+    };
+    match synced {
+        Synced::Done(done) => done,
+        Synced::Commit(unlogged) => unlogged.commit(core),
+    }
+}
+
+/// As [`sync`], but waits for nobody else: the call is told how it ends, now or later. May lead meanwhile, for as long as there are
+/// others who did the same.
+pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
+    let (txn, outcome) = match begin(core, inode) {
+        Ok(begun) => begun,
+        Err(e) => return then(Synced::Done(Err(e))),
+    };
+    let generation = txn.generation;
+    match outcome {
+        Outcome::Nothing => then(Synced::Done(Ok(()))),
+        Outcome::Commit(cause) => then(Synced::Commit(Unlogged { generation, cause })),
+        Outcome::Ticket(ticket) => {
+            let counting = Arc::downgrade(core);
+            let settled = move |verdict| {
+                // Whoever settles it has the core in hand.
+                let Some(core) = counting.upgrade() else { return };
+                then(ended(&core, generation, verdict));
+            };
+            txn.log.call(core, &txn, ticket, Box::new(settled));
+        }
+    }
+}
+
+fn begin(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>, Outcome)> {
+    core.log.fsyncs.fetch_add(1, Ordering::Relaxed);
     let (txn, outcome) = contribute(core, inode)?;
     if core.options.tuning.break_fsync_does_not_wait {
-        return Ok(());
+        return Ok((txn, Outcome::Nothing));
     }
-    let cause = match outcome {
-        Outcome::Nothing => {
-            counters.nothing.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        Outcome::Ticket(ticket) => match txn.log.wait(core, &txn, ticket)? {
-            Verdict::Durable => {
-                counters.logged.fetch_add(1, Ordering::Relaxed);
-                return Ok(());
-            }
-            Verdict::Commit => txn.log.queue.lock().refused.and_then(|(_, cause)| cause),
-        },
-        Outcome::Commit(cause) => cause,
-    };
-    match cause {
-        Some(cause) => counters.caused(cause),
-        None => {
-            counters.sealed.fetch_add(1, Ordering::Relaxed);
-        }
+    if matches!(outcome, Outcome::Nothing) {
+        core.log.nothing.fetch_add(1, Ordering::Relaxed);
     }
-    core.commit_of(txn.generation)
+    Ok((txn, outcome))
+}
+
+fn ended(core: &Core, generation: Generation, verdict: crate::error::Result<Verdict>) -> Synced {
+    match verdict {
+        Ok(Verdict::Durable) => {
+            core.log.logged.fetch_add(1, Ordering::Relaxed);
+            Synced::Done(Ok(()))
+        }
+        Ok(Verdict::Commit(cause)) => Synced::Commit(Unlogged { generation, cause }),
+        Err(e) => Synced::Done(Err(e)),
+    }
 }
 
 enum Outcome {

@@ -15,6 +15,7 @@
 //! | `tree` | how logged items lie in nodes, and which of them are written anew |
 //! | `blocks` | where those nodes lie |
 //! | `content` | what the log of a transaction has, and how contributions come into it |
+//! | `queue` | who waits for which part of it, and who hears when that is settled |
 //! | `batch` | who writes the log, for whom, and when it is durable |
 //!
 //! # One `fsync`
@@ -45,12 +46,13 @@ mod collect;
 mod content;
 mod diff;
 mod names;
+mod queue;
 mod tree;
 
-pub use batch::LogStats;
 #[cfg(test)]
 pub(crate) use batch::lead_after_giving_up;
-pub(crate) use batch::{Counters, Logged, TxnLog, sync};
+pub(crate) use batch::{Counters, Logged, TxnLog, sync, sync_then};
+pub use batch::{LogStats, OnSynced, Synced, Unlogged};
 pub(crate) use changes::Changes;
 
 use crate::error::Error;

@@ -1,0 +1,100 @@
+//! Answers that come when nobody waits for them any more.
+//!
+//! A request that waits keeps a thread, which is put to sleep and woken for nothing but to send the reply. A handler that knows who will
+//! be able to answer gives that one the [`Later`] of the request instead, and its thread goes on with other work.
+
+use crate::errno::Errno;
+use crate::stats::Stats;
+use crate::workers::Workers;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+type Sender = Box<dyn FnOnce(Result<(), Errno>) + Send>;
+
+/// The answer that a request is still owed: nothing, or an errno. Dropping it answers `EIO`.
+pub struct Later {
+    send: Option<Sender>,
+    workers: Workers,
+    stats: Arc<Stats>,
+}
+
+impl std::fmt::Debug for Later {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Later").field("owed", &self.send.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Later {
+    /// `send` hands the answer to the transport: on any thread, without waiting.
+    pub(crate) fn new(
+        workers: &Workers,
+        stats: &Arc<Stats>,
+        send: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) -> Self {
+        Self { send: Some(Box::new(send)), workers: workers.clone(), stats: Arc::clone(stats) }
+    }
+
+    /// Answers. Waits for nobody.
+    pub fn answer(mut self, outcome: Result<(), Errno>) {
+        self.send(outcome);
+    }
+
+    /// Answers with what `job` comes to, on a thread that may wait.
+    pub fn work(self, job: impl FnOnce() -> Result<(), Errno> + Send + 'static) {
+        let workers = self.workers.clone();
+        workers.run_elsewhere(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|_| {
+                self.stats.panic();
+                tracing::error!("internal error while finishing a request");
+                Err(Errno::IO)
+            });
+            self.answer(outcome);
+        });
+    }
+
+    fn send(&mut self, outcome: Result<(), Errno>) {
+        if let Some(send) = self.send.take() {
+            if outcome.is_err() {
+                self.stats.error();
+            }
+            send(outcome);
+        }
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        self.send(Err(Errno::IO));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn later(workers: &Workers, stats: &Arc<Stats>) -> (Later, mpsc::Receiver<Result<(), Errno>>) {
+        let (out, answers) = mpsc::channel();
+        (Later::new(workers, stats, move |outcome| out.send(outcome).unwrap()), answers)
+    }
+
+    #[test]
+    fn every_request_is_answered_once() {
+        let (workers, stats) = (Workers::new(2, 2), Arc::default());
+        let (at_once, answers) = later(&workers, &stats);
+        at_once.answer(Ok(()));
+        assert_eq!(answers.iter().collect::<Vec<_>>(), [Ok(())]);
+        let (forgotten, answers) = later(&workers, &stats);
+        drop(forgotten);
+        assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
+        let (worked, answers) = later(&workers, &stats);
+        let here = std::thread::current().id();
+        worked.work(move || if std::thread::current().id() == here { Ok(()) } else { Err(Errno::NOENT) });
+        assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::NOENT)], "on another thread");
+        let (panicking, answers) = later(&workers, &stats);
+        panicking.work(|| panic!("as a test"));
+        assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
+        assert_eq!((stats.errors(), stats.panics()), (3, 1));
+        workers.finish();
+    }
+}
