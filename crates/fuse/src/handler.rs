@@ -89,6 +89,9 @@ pub enum Patience {
     Worker,
     /// A thread that other requests do not need: wait for whatever it is.
     Kernel,
+    /// A worker, instead of such a thread, for as many requests wait for the kernel as may: what the kernel must be told, it is told
+    /// after the answer.
+    Afterwards,
 }
 
 /// Where the reply's body goes.

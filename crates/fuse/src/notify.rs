@@ -5,8 +5,13 @@
 //! whatever the transport.
 
 use crate::proto::OutHeader;
+use crate::workers::Workers;
+use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
+use std::collections::HashMap;
 use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// `FUSE_NOTIFY_INVAL_INODE` and `FUSE_NOTIFY_INVAL_ENTRY`.
@@ -15,12 +20,52 @@ const INVAL_ENTRY: i32 = 3;
 
 /// The way to the kernel.
 #[derive(Debug)]
-pub(crate) struct Notifier(Option<OwnedFd>);
+pub(crate) struct Notifier {
+    way: Arc<Way>,
+    /// The thread that tells what is told later.
+    teller: Workers,
+}
+
+#[derive(Debug)]
+struct Way {
+    fd: Option<OwnedFd>,
+    later: Mutex<Later>,
+}
+
+/// What is still to be told: of each file, by node, a range that has all that changed.
+#[derive(Debug, Default)]
+struct Later {
+    ranges: HashMap<u64, Range<u64>>,
+    /// The teller is on it.
+    under_way: bool,
+}
+
+impl Later {
+    /// True if the teller has to be called.
+    fn add(&mut self, node: u64, range: Range<u64>) -> bool {
+        let known = self.ranges.entry(node).or_insert_with(|| range.clone());
+        *known = known.start.min(range.start)..known.end.max(range.end);
+        !std::mem::replace(&mut self.under_way, true)
+    }
+    /// What to tell next; `None` ends the teller's work.
+    fn next(&mut self) -> Option<(u64, Range<u64>)> {
+        let node = self.ranges.keys().next().copied();
+        let next = node.and_then(|node| self.ranges.remove_entry(&node));
+        self.under_way = next.is_some();
+        next
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        self.teller.finish();
+    }
+}
 
 impl Notifier {
     /// Over a duplicate of the mount's descriptor; without one nothing is told.
     pub(crate) fn new(fd: Option<OwnedFd>) -> Self {
-        Self(fd)
+        Self { way: Arc::new(Way { fd, later: Mutex::default() }), teller: Workers::new(1, usize::MAX) }
     }
     /// A name in a directory, given by its node, is not what it was. Must not be called for a request during which the
     /// kernel keeps that directory locked.
@@ -48,11 +93,21 @@ impl Notifier {
     /// A part of what a file holds is not what it was, nor are its attributes. Waits until the kernel has let go of the pages: for a
     /// thread with [`Patience::Kernel`](crate::handler::Patience::Kernel).
     pub(crate) fn range_changed(&self, node: u64, offset: u64, len: u32) {
-        // A length of 0 would be all the rest.
-        if len > 0 {
-            let inode: Vec<u8> = [node, offset, len.into()].iter().flat_map(|w| w.to_ne_bytes()).collect();
-            self.send(INVAL_INODE, &inode);
+        self.way.range_changed(node, offset..offset.saturating_add(len.into()));
+    }
+    /// The same, without waiting.
+    pub(crate) fn range_changed_later(&self, node: u64, offset: u64, len: u32) {
+        if !self.way.later.lock().add(node, offset..offset.saturating_add(len.into())) {
+            return;
         }
+        let way = Arc::clone(&self.way);
+        self.teller.run(move || {
+            loop {
+                let next = way.later.lock().next();
+                let Some((node, range)) = next else { return };
+                way.range_changed(node, range);
+            }
+        });
     }
     /// Attributes of an inode are not what they were.
     pub(crate) fn attributes_changed(&self, node: u64) {
@@ -61,7 +116,21 @@ impl Notifier {
         self.send(INVAL_INODE, &inode);
     }
     fn send(&self, code: i32, body: &[u8]) {
-        let Some(fd) = &self.0 else { return };
+        self.way.send(code, body);
+    }
+}
+
+impl Way {
+    fn range_changed(&self, node: u64, range: Range<u64>) {
+        // A length of 0 would be all the rest.
+        if !range.is_empty() {
+            let words = [node, range.start, range.end - range.start];
+            let inode: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            self.send(INVAL_INODE, &inode);
+        }
+    }
+    fn send(&self, code: i32, body: &[u8]) {
+        let Some(fd) = &self.fd else { return };
         let len = (size_of::<OutHeader>() + body.len()) as u32;
         let head = OutHeader { len, error: code, unique: 0 };
         // ENOENT: the kernel did not know it.
@@ -70,5 +139,23 @@ impl Notifier {
         {
             tracing::debug!("the kernel was not told of a change: {e}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_later_is_told_once_and_whole() {
+        let mut later = Later::default();
+        assert!(later.add(7, 4096..8192));
+        assert!(!later.add(7, 0..100) && !later.add(9, 5..6), "it is under way");
+        let mut told = [later.next().unwrap(), later.next().unwrap()];
+        told.sort_by_key(|(node, _)| *node);
+        assert_eq!(told, [(7, 0..8192), (9, 5..6)]);
+        assert!(!later.add(7, 1..2));
+        assert_eq!((later.next(), later.next()), (Some((7, 1..2)), None));
+        assert!(later.add(7, 1..2), "it has ended");
     }
 }

@@ -12,10 +12,10 @@ use larder_fuse::server::Server;
 use larder_fuse::{MountOptions, Stats, Transport, mount, serve_handler};
 use larder_volume::file::{FileDevice, OpenMode};
 use rustix::fs::{Mode, OFlags};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
@@ -41,41 +41,56 @@ struct Control {
     more: [u32; 2],
 }
 
-/// A write that was submitted.
+/// Writes of one page that were submitted.
 struct Submitted<'a> {
     context: libc::c_ulong,
+    under_way: usize,
     page: &'a Page,
 }
 
 impl<'a> Submitted<'a> {
-    fn new(file: &File, page: &'a Page, offset: usize) -> Self {
-        const PWRITE: u16 = 1;
+    /// None yet, up to so many.
+    fn new(most: usize, page: &'a Page) -> Self {
         let mut context: libc::c_ulong = 0;
+        // SAFETY: the context is the kernel's to fill.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, most, &raw mut context) }, 0);
+        Self { context, under_way: 0, page }
+    }
+    fn submit(&mut self, file: &File, offset: usize) {
+        const PWRITE: u16 = 1;
         let mut control = Control {
             opcode: PWRITE,
             fd: file.as_raw_fd().cast_unsigned(),
-            buffer: std::ptr::from_ref(page).addr() as u64,
+            buffer: std::ptr::from_ref(self.page).addr() as u64,
             bytes: PAGE as u64,
             offset: offset as i64,
             ..Control::default()
         };
         let mut list = [&raw mut control];
-        // SAFETY: the context is the kernel's to fill; the control block is read during the call; the page outlives the write, which
-        // `wait` or `drop` wait for.
-        unsafe {
-            assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0);
-            assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, list.as_mut_ptr()), 1);
-        }
-        Self { context, page }
+        // SAFETY: the control block is read during the call; the page outlives the write, which `drop` waits for.
+        let got = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, list.as_mut_ptr()) };
+        assert_eq!(got, 1);
+        self.under_way += 1;
     }
-    fn wait(self) {
-        let mut event = [0u64; 4];
-        let no_limit = std::ptr::null_mut::<libc::timespec>();
-        // SAFETY: room for the one event that is waited for.
+    /// Waits until this many more have ended.
+    fn wait(&mut self, count: usize) {
+        let mut events = vec![[0u64; 4]; self.under_way];
+        let most = libc::timespec { tv_sec: 30, tv_nsec: 0 };
+        // SAFETY: room for as many events as may come.
         let got = unsafe {
-            libc::syscall(libc::SYS_io_getevents, self.context, 1, 1, event.as_mut_ptr(), no_limit)
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.context,
+                count,
+                events.len(),
+                events.as_mut_ptr(),
+                &raw const most,
+            )
         };
-        assert_eq!((got, event[2]), (1, self.page.0.len() as u64));
+        let got = usize::try_from(got).unwrap();
+        assert!(got >= count, "{got} of {count} have ended after 30 s");
+        assert!(events[..got].iter().all(|event| event[2] == self.page.0.len() as u64));
+        self.under_way -= got;
     }
 }
 
@@ -86,28 +101,82 @@ impl Drop for Submitted<'_> {
     }
 }
 
-/// Holds one direct write back, once told to, and says so.
+/// Lets nobody through while it is closed, and knows how many stand before it.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn close(&self) {
+        self.state.lock().unwrap().0 = true;
+    }
+    fn open(&self) {
+        *self.state.lock().unwrap() = (false, 0);
+        self.changed.notify_all();
+    }
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        if state.0 {
+            state.1 += 1;
+            self.changed.notify_all();
+        }
+        drop(self.changed.wait_while(state, |state| state.0).unwrap());
+    }
+    fn wait_for(&self, count: usize) {
+        let state = self.state.lock().unwrap();
+        let long = Duration::from_secs(30);
+        let (state, late) = self.changed.wait_timeout_while(state, long, |state| state.1 < count).unwrap();
+        assert!(!late.timed_out(), "{} of {count} have come", state.1);
+    }
+}
+
+/// Direct writes come to a gate before they are done, reads through the page cache when they have been.
 struct Staged {
     server: Server,
-    next: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
+    writes: Gate,
+    reads: Gate,
+}
+
+/// Opens the gates in the end, whatever happens: somebody waits for who stands before them.
+struct Opened<'a>(&'a Staged);
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        self.0.writes.open();
+        self.0.reads.open();
+    }
 }
 
 impl Handler for Staged {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
-        let direct = request.opcode == Opcode::Write
-            && request.arg::<WriteIn>()?.flags & libc::O_DIRECT.cast_unsigned() != 0;
-        if direct && patience == Patience::Queue {
+        let (write, read) = (request.opcode == Opcode::Write, request.opcode == Opcode::Read);
+        if (write || read) && patience == Patience::Queue {
             return Err(Failure::Wait);
         }
-        if direct && let Some((here, go)) = self.next.lock().unwrap().take() {
-            here.send(()).unwrap();
-            go.recv().unwrap();
+        if write && patience == Patience::Worker {
+            assert_ne!(request.arg::<WriteIn>()?.flags & libc::O_DIRECT.cast_unsigned(), 0);
+            self.writes.pass();
         }
-        self.server.handle(request, reply, patience)
+        let outcome = self.server.handle(request, reply, patience);
+        if read {
+            self.reads.pass();
+        }
+        outcome
     }
     fn forget(&self, node: u64, count: u64) {
         self.server.forget(node, count);
     }
+}
+
+/// Calls from one CPU come to one queue.
+fn stay_on_one_cpu() {
+    let mut all = rustix::thread::sched_getaffinity(None).unwrap();
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+    all.clear();
+    all.set(first);
+    rustix::thread::sched_setaffinity(None, &all).unwrap();
 }
 
 #[test]
@@ -127,7 +196,7 @@ fn what_was_read_during_a_write_past_the_cache_does_not_stay() {
         let mounted = mount(&image, point.path(), options).unwrap();
         let stats = Arc::new(Stats::default());
         let server = Server::of(filesystem.clone(), &mounted, Arc::clone(&stats));
-        let staged = Arc::new(Staged { server, next: Mutex::default() });
+        let staged = Arc::new(Staged { server, writes: Gate::default(), reads: Gate::default() });
         let (tell, ready) = mpsc::channel();
         let serving = {
             let (staged, stats) = (Arc::clone(&staged), Arc::clone(&stats));
@@ -136,35 +205,68 @@ fn what_was_read_during_a_write_past_the_cache_does_not_stay() {
             })
         };
         ready.recv_timeout(Duration::from_secs(20)).expect("served within 20 s");
+        stay_on_one_cpu();
 
         let path = point.path().join("disk");
-        fs::write(&path, vec![1; 4 * PAGE]).unwrap();
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::DIRECT;
+        let direct = File::from(rustix::fs::open(&path, flags, Mode::RUSR).unwrap());
+        for n in 0..4 {
+            direct.write_all_at(&Page([1; PAGE]).0, n * PAGE as u64).unwrap();
+        }
         let buffered = File::open(&path).unwrap();
-        let direct =
-            File::from(rustix::fs::open(&path, OFlags::RDWR | OFlags::DIRECT, Mode::empty()).unwrap());
-        let read = |file: &File, at: usize| {
+        let read = |at: usize| {
             let mut byte = [0];
-            file.read_exact_at(&mut byte, at as u64).unwrap();
+            buffered.read_exact_at(&mut byte, at as u64).unwrap();
             byte[0]
         };
+        assert_eq!(read(0), 1);
         for round in 2..6 {
             let page = Page([round; PAGE]);
-            let (here, arrived) = mpsc::channel();
-            let (go, wait) = mpsc::channel();
-            *staged.next.lock().unwrap() = Some((here, wait));
-            let write = Submitted::new(&direct, &page, PAGE);
-            arrived.recv().unwrap();
+            staged.writes.close();
+            let mut write = Submitted::new(1, &page);
+            let _opened = Opened(&staged);
+            write.submit(&direct, PAGE);
+            staged.writes.wait_for(1);
             // The kernel has dropped what it had; this is what it gets instead.
-            assert_eq!(read(&buffered, PAGE), round - 1);
-            go.send(()).unwrap();
-            write.wait();
-            assert_eq!(read(&buffered, PAGE), round, "a reader sees the write that has ended");
-            assert_eq!((read(&buffered, 0), read(&buffered, 2 * PAGE)), (1, 1));
+            assert_eq!(read(PAGE), round - 1);
+            staged.writes.open();
+            write.wait(1);
+            assert_eq!(read(PAGE), round, "a reader sees the write that has ended");
+            assert_eq!((read(0), read(2 * PAGE)), (1, 1));
         }
-        drop((buffered, direct));
+
+        // More writes than there are buffers, and all of them wait for a page that the kernel keeps locked for a reader.
+        const MANY: usize = 40;
+        let page = Page([9; PAGE]);
+        staged.writes.close();
+        staged.reads.close();
+        let mut writes = Submitted::new(MANY, &page);
+        let opened = Opened(&staged);
+        for n in 1..=MANY {
+            // One after the other: what comes when there is no buffer left waits until another is done, even if more are made.
+            writes.submit(&direct, PAGE);
+            staged.writes.wait_for(n);
+        }
+        std::thread::scope(|scope| {
+            let _opened = opened;
+            let reader = scope.spawn(|| read(PAGE));
+            staged.reads.wait_for(1);
+            staged.writes.open();
+            if transport == Transport::Uring {
+                writes.wait(MANY - 12);
+            }
+            staged.reads.open();
+            // Its page may have been dropped before it looked into it.
+            assert!(matches!(reader.join().unwrap(), 5 | 9));
+        });
+        writes.wait(writes.under_way);
+        assert_eq!(read(PAGE), 9);
+
+        drop((buffered, direct, writes));
         common::unmount_when_idle(point.path());
         serving.join().unwrap();
         assert_eq!(stats.panics(), 0);
+        drop(staged);
         filesystem.close().unwrap();
     }
 }

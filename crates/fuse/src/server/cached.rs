@@ -7,6 +7,9 @@
 //! ([`Patience::Kernel`](crate::handler::Patience::Kernel)) and costs several times as much as the write — and hardly any file is both
 //! read through the page cache and written past it. So it is noted which were read.
 //!
+//! Those other requests need buffers, too. Where half of them are taken by writes that wait in this way, further writes are answered
+//! first and told of afterwards.
+//!
 //! The notes are a table of bits, by a hash of the node. A bit that is set for another file costs time; none is ever taken back,
 //! because the kernel does not say when it drops pages. What this does not see is a mapping of a file that was opened with
 //! `O_DIRECT`: requests for its pages look like direct ones.

@@ -36,17 +36,20 @@ impl Server {
         }
         let node = request.header.nodeid;
         let direct = write.write_flags & proto::WRITE_CACHE == 0 && write.flags & DIRECT != 0;
-        if direct && patience != Patience::Kernel && self.cached.may_have(node) {
+        let must_say = || direct && self.cached.may_have(node);
+        let may_say = matches!(patience, Patience::Kernel | Patience::Afterwards);
+        if must_say() && !may_say {
             return Err(Failure::WaitForKernel);
         }
         self.fs.write(id, write.offset, data)?;
         // Asked again: somebody may have read what has just been replaced. Writing it twice is as good as once, because nobody has
         // been told yet that it is written.
-        if direct && self.cached.may_have(node) {
-            if patience != Patience::Kernel {
-                return Err(Failure::WaitForKernel);
+        if must_say() {
+            match patience {
+                Patience::Queue | Patience::Worker => return Err(Failure::WaitForKernel),
+                Patience::Kernel => self.notify.range_changed(node, write.offset, write.size),
+                Patience::Afterwards => self.notify.range_changed_later(node, write.offset, write.size),
             }
-            self.notify.range_changed(node, write.offset, write.size);
         }
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
     }

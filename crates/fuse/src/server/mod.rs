@@ -105,7 +105,7 @@ impl Handler for Server {
         match patience {
             Patience::Queue if belongs_to_a_worker(request.opcode) => Err(Failure::Wait),
             Patience::Queue => larder_fs::no_wait(|| self.answer(request, reply, patience)),
-            Patience::Worker | Patience::Kernel => self.answer(request, reply, patience),
+            _ => self.answer(request, reply, patience),
         }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Beside io_uring one reader stays here: FORGET and INTERRUPT always come this way.
 
-use super::{Dispatch, Forget, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
+use super::{Dispatch, Forget, Loans, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
@@ -20,6 +20,8 @@ use zerocopy::FromBytes;
 const MAX_READERS: usize = 16;
 /// Requests up to this length are copied when they move to a worker; longer ones take their buffer along.
 const COPY_LIMIT: usize = 16 << 10;
+/// Most requests that wait for the kernel, with their bytes: as many as it lets be under way without anybody waiting.
+const MAX_KERNEL_WAITS: usize = 64;
 
 /// Buffers that are not in use, each [`MESSAGE_SIZE`] long.
 #[derive(Debug, Default)]
@@ -46,13 +48,14 @@ pub(super) fn serve<H: Handler>(
     let cpu_count = cpus::online();
     let readers = cpu_count.clamp(2, MAX_READERS);
     let buffers = Arc::new(Buffers::default());
+    let loans = Arc::new(Loans::new(MAX_KERNEL_WAITS));
     let mut threads = Vec::new();
     for i in 0..readers {
         let fd = Arc::new(clone_fd(mounted.fuse_fd()).map_err(io_error("opening another reader"))?);
-        let (dispatch, buffers) = (Arc::clone(dispatch), Arc::clone(&buffers));
+        let (dispatch, buffers, loans) = (Arc::clone(dispatch), Arc::clone(&buffers), Arc::clone(&loans));
         let thread = std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
             cpus::pin(i % cpu_count);
-            read_loop(&fd, &dispatch, &buffers, Forget::Elsewhere)
+            read_loop(&fd, &dispatch, &buffers, &loans, Forget::Elsewhere)
         });
         threads.push(thread.map_err(io_error("starting a reader"))?);
     }
@@ -72,7 +75,7 @@ pub(super) fn read_only_forgets<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
 ) -> Result<(), ServeError> {
     let fd = mounted.fuse_fd().try_clone_to_owned().map_err(io_error("duplicating /dev/fuse"))?;
-    read_loop(&Arc::new(fd), dispatch, &Arc::default(), Forget::Here)
+    read_loop(&Arc::new(fd), dispatch, &Arc::default(), &Arc::new(Loans::new(0)), Forget::Here)
         .map_err(io_error("reading from /dev/fuse"))
 }
 
@@ -95,6 +98,7 @@ fn read_loop<H: Handler>(
     fd: &Arc<OwnedFd>,
     dispatch: &Arc<Dispatch<H>>,
     buffers: &Arc<Buffers>,
+    loans: &Arc<Loans>,
     forget: Forget,
 ) -> io::Result<()> {
     let mut message = buffers.take();
@@ -124,7 +128,8 @@ fn read_loop<H: Handler>(
                     std::mem::replace(&mut message, buffers.take())
                 };
                 let (fd, dispatch, buffers) = (Arc::clone(fd), Arc::clone(dispatch), Arc::clone(buffers));
-                Moved { fd, dispatch, buffers, bytes, len: n }.go_on(header.unique, failure);
+                let loans = Arc::clone(loans);
+                Moved { fd, dispatch, buffers, loans, bytes, len: n }.go_on(header.unique, failure);
             }
         }
     }
@@ -135,6 +140,7 @@ struct Moved<H> {
     fd: Arc<OwnedFd>,
     dispatch: Arc<Dispatch<H>>,
     buffers: Arc<Buffers>,
+    loans: Arc<Loans>,
     bytes: Vec<u8>,
     len: usize,
 }
@@ -143,7 +149,7 @@ impl<H: Handler> Moved<H> {
     /// Answers it where there is the patience that was missing.
     fn go_on(self, unique: u64, failure: Failure) {
         let dispatch = Arc::clone(&self.dispatch);
-        let Some((pool, patience)) = dispatch.elsewhere(failure) else { return };
+        let Some((pool, patience)) = dispatch.elsewhere(failure, &self.loans) else { return };
         pool.run(move || {
             if let Some(raw) = parse(&self.bytes[..self.len])
                 && self.dispatch.answers_later(&raw.header, patience)
@@ -158,6 +164,7 @@ impl<H: Handler> Moved<H> {
                 Some(raw) => self.dispatch.answer(raw, &mut out[..MAX_WRITE as usize], patience),
                 None => Err(Errno::IO.into()),
             };
+            self.loans.give_back(patience);
             match answer {
                 Ok(len) => respond(&*self.fd, unique, Ok(&out[..len])),
                 Err(Failure::Errno(e)) => respond(&*self.fd, unique, Err(e)),

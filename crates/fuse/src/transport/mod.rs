@@ -28,6 +28,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Space before the data of a write: head and fixed structure.
@@ -218,6 +219,28 @@ pub(crate) struct Raw<'a> {
     pub(crate) data: &'a [u8],
 }
 
+/// How many requests of one kind of buffer may wait for the kernel at the same time.
+///
+/// It may be waiting for a request for which no buffer would be left otherwise: for a page that it has locked until a read has filled
+/// it.
+#[derive(Debug)]
+pub(crate) struct Loans(AtomicUsize);
+
+impl Loans {
+    pub(crate) fn new(most: usize) -> Self {
+        Self(AtomicUsize::new(most))
+    }
+    fn take(&self) -> bool {
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok()
+    }
+    /// After an answer with this patience.
+    pub(crate) fn give_back(&self, patience: Patience) {
+        if patience == Patience::Kernel {
+            self.0.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
 /// What every transport needs to answer a request.
 pub(crate) struct Dispatch<H> {
     handler: Arc<H>,
@@ -259,18 +282,20 @@ impl<H> Dispatch<H> {
             stats,
             workers: Workers::new(MAX_WORKERS, MAX_WORKERS),
             // Whoever finds no thread free waits in line: it must not be done by who brings it. There are never more than
-            // requests under way.
+            // loans.
             kernel_waiters: Workers::new(MAX_KERNEL_WAITERS, usize::MAX),
             forgets: Mutex::default(),
         }
     }
 
     /// Where requests go on that were refused with this: the threads, and the patience that they have. `None`: nowhere.
-    pub(crate) fn elsewhere(&self, failure: Failure) -> Option<(&Workers, Patience)> {
+    /// [`Patience::Kernel`] is a loan, to be given back.
+    pub(crate) fn elsewhere(&self, failure: Failure, loans: &Loans) -> Option<(&Workers, Patience)> {
         match failure {
             Failure::Errno(_) => None,
             Failure::Wait => Some((&self.workers, Patience::Worker)),
-            Failure::WaitForKernel => Some((&self.kernel_waiters, Patience::Kernel)),
+            Failure::WaitForKernel if loans.take() => Some((&self.kernel_waiters, Patience::Kernel)),
+            Failure::WaitForKernel => Some((&self.workers, Patience::Afterwards)),
         }
     }
 
@@ -311,7 +336,8 @@ impl<H: Handler> Dispatch<H> {
                 Ok(n)
             }
             Err(failure @ (Failure::Wait | Failure::WaitForKernel)) => {
-                if patience == Patience::Kernel || (failure, patience) == (Failure::Wait, Patience::Worker) {
+                let final_word = matches!(patience, Patience::Kernel | Patience::Afterwards);
+                if final_word || (failure, patience) == (Failure::Wait, Patience::Worker) {
                     tracing::error!(opcode = opcode.name(), "a thread that waits was told to wait elsewhere");
                     self.stats.error();
                     return Err(Failure::Errno(Errno::IO));

@@ -12,7 +12,7 @@
 //! kernel few. A kernel cannot give entries back; so these keep little memory, whatever they have carried.
 
 use super::memory::{self, Entry};
-use super::{Dispatch, Raw, cpus};
+use super::{Dispatch, Loans, Raw, cpus};
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
 use crate::proto::{Opcode, RingCommand};
@@ -47,6 +47,8 @@ const KEPT: usize = 64 << 10;
 struct Returned {
     entries: Mutex<Vec<Entry>>,
     event: OwnedFd,
+    /// Entries that may be away until the kernel has got something through the others.
+    loans: Loans,
 }
 
 impl Returned {
@@ -218,7 +220,7 @@ impl<H: Handler> Queue<H> {
             spare,
             early: Vec::new(),
             with_kernel,
-            returned: Arc::new(Returned { entries: Mutex::default(), event }),
+            returned: Arc::new(Returned { entries: Mutex::default(), event, loans: Loans::new(large / 2) }),
             wake_buffer: Box::new([0; 8]),
             listening: false,
             names: Vec::new(),
@@ -372,7 +374,7 @@ impl<H: Handler> Moved<H> {
     /// Answers it where there is the patience that was missing.
     fn go_on(mut self, failure: Failure) {
         let here = Arc::clone(&self.dispatch);
-        let Some((pool, patience)) = here.elsewhere(failure) else { return };
+        let Some((pool, patience)) = here.elsewhere(failure, &self.returned.loans) else { return };
         pool.run(move || {
             if self.dispatch.answers_later(&self.header, patience) {
                 return self.wait_without_a_thread();
@@ -382,6 +384,7 @@ impl<H: Handler> Moved<H> {
             } else {
                 answer_other(&self.dispatch, &mut self.entry, self.header, &self.names, patience)
             };
+            self.returned.loans.give_back(patience);
             let outcome = match outcome {
                 Ok(len) => Ok(len),
                 Err(Failure::Errno(e)) => Err(e.0),
