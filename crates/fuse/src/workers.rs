@@ -2,6 +2,9 @@
 //!
 //! A pool grows with the requests that are waiting at the same time and shrinks when they are gone; it is bounded, and
 //! whoever finds it full, and as many in line as there may be, runs the job itself, so that memory stays bounded too.
+//!
+//! Of those without work the one who had some last gets the next: its stack and what it has looked at are still in the caches, and the others
+//! get to leave.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -17,13 +20,13 @@ const IDLE: Duration = Duration::from_secs(10);
 struct State {
     jobs: VecDeque<Job>,
     threads: usize,
-    idle: usize,
+    /// Who waits for work, the last to have had some last.
+    idle: Vec<Arc<Condvar>>,
     closed: bool,
 }
 
 struct Shared {
     state: Mutex<State>,
-    work: Condvar,
     gone: Condvar,
     max_threads: usize,
     max_jobs: usize,
@@ -46,13 +49,7 @@ impl Workers {
     /// A pool of up to `max_threads` threads, none of which is started yet, with up to `max_jobs` in line.
     pub(crate) fn new(max_threads: usize, max_jobs: usize) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                state: Mutex::default(),
-                work: Condvar::new(),
-                gone: Condvar::new(),
-                max_threads,
-                max_jobs,
-            }),
+            shared: Arc::new(Shared { state: Mutex::default(), gone: Condvar::new(), max_threads, max_jobs }),
         }
     }
 
@@ -78,9 +75,12 @@ impl Workers {
 
     fn push(&self, mut state: MutexGuard<'_, State>, job: Job) {
         state.jobs.push_back(job);
-        if state.idle >= state.jobs.len() || state.threads >= self.shared.max_threads {
+        if let Some(idle) = state.idle.pop() {
             drop(state);
-            self.shared.work.notify_one();
+            idle.notify_one();
+            return;
+        }
+        if state.threads >= self.shared.max_threads {
             return;
         }
         state.threads += 1;
@@ -100,6 +100,7 @@ impl Workers {
 }
 
 fn work(shared: &Shared) {
+    let me = Arc::new(Condvar::new());
     let mut state = shared.state.lock();
     loop {
         if let Some(job) = state.jobs.pop_front() {
@@ -109,11 +110,14 @@ fn work(shared: &Shared) {
         if state.closed {
             break;
         }
-        state.idle += 1;
-        let timed_out = shared.work.wait_for(&mut state, IDLE).timed_out();
-        state.idle -= 1;
-        if timed_out && state.jobs.is_empty() {
-            break;
+        state.idle.push(Arc::clone(&me));
+        let timed_out = me.wait_for(&mut state, IDLE).timed_out();
+        // Whoever calls for it takes it off the list.
+        if let Some(at) = state.idle.iter().rposition(|idle| Arc::ptr_eq(idle, &me)) {
+            state.idle.remove(at);
+            if timed_out && state.jobs.is_empty() {
+                break;
+            }
         }
     }
     state.threads -= 1;
@@ -125,7 +129,9 @@ impl Workers {
     pub(crate) fn finish(&self) {
         let mut state = self.shared.state.lock();
         state.closed = true;
-        self.shared.work.notify_all();
+        for idle in std::mem::take(&mut state.idle) {
+            idle.notify_one();
+        }
         while state.threads > 0 {
             self.shared.gone.wait(&mut state);
         }
