@@ -63,10 +63,11 @@ impl Workers {
         self.push(state, Box::new(job));
     }
 
-    /// Runs `job` on a thread of the pool, however many are in line, while there is a pool: for a thread that must not wait.
+    /// Runs `job` on another thread of the pool, however many are in line, and as long as there are any: for a thread that must
+    /// not wait.
     pub(crate) fn run_elsewhere(&self, job: impl FnOnce() + Send + 'static) {
         let state = self.shared.state.lock();
-        if state.closed {
+        if state.closed && state.threads == 0 {
             drop(state);
             return job();
         }
@@ -156,6 +157,25 @@ mod tests {
         }
         pool.finish();
         assert_eq!(done.load(Ordering::Relaxed), 1000);
+    }
+
+    /// Whoever runs while the pool is being finished may hold what its last job waits for.
+    #[test]
+    fn elsewhere_is_elsewhere_to_the_end() {
+        let pool = Workers::new(8, 8);
+        let (out, threads) = mpsc::channel();
+        let mine = pool.clone();
+        pool.run(move || {
+            while !mine.shared.state.lock().closed {
+                std::thread::yield_now();
+            }
+            let (done, last) = mpsc::channel();
+            mine.run_elsewhere(move || done.send(std::thread::current().id()).unwrap());
+            out.send((std::thread::current().id(), last.recv().unwrap())).unwrap();
+        });
+        pool.finish();
+        let (first, last) = threads.recv().unwrap();
+        assert_ne!(first, last);
     }
 
     #[test]
