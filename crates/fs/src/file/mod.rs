@@ -190,6 +190,8 @@ pub(crate) fn copy_range(
 ) -> Result<u64> {
     expect_regular(from)?;
     expect_regular(to)?;
+    // Also where there is nothing to copy: a file there cannot even be opened for writing.
+    to.check_changeable(core)?;
     let size = from.state.lock().size;
     let len = len.min(size.saturating_sub(from_offset));
     if len == 0 {
