@@ -89,10 +89,10 @@ impl World {
         while space.chunk_in_running(self.core(), kind, space.seen(kind)).unwrap() == Wish::Granted {}
         assert_eq!(self.usage().unallocated / MIB, 0);
     }
-    fn file(&self) -> InodeId {
+    fn file(&self, name: &str) -> InodeId {
         let kind = FileKind::Regular;
         let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
-        self.fs.create(self.fs.root(), b"file", &new).unwrap().id
+        self.fs.create(self.fs.root(), name.as_bytes(), &new).unwrap().id
     }
     fn close(&self) {
         self.fs.sync().unwrap();
@@ -149,7 +149,7 @@ fn empty_chunks_for_metadata_are_room_for_data() {
         if published {
             w.fs.sync().unwrap();
         }
-        let file = w.file();
+        let file = w.file("file");
         for n in 0..24 {
             w.fs.write(file, n * MIB, &vec![1; 1 << 20]).unwrap_or_else(|e| panic!("MiB {n}: {e}"));
         }
@@ -192,5 +192,31 @@ fn chunks_that_a_commit_is_giving_back_are_waited_for() {
         commit.join().unwrap().unwrap();
         assert_eq!(waiting.join().unwrap().unwrap(), 24 * MIB);
     });
+    w.close();
+}
+
+/// There is metadata for one writer at a time, and many come: each gets all that he needs at once, or waits and has nothing.
+#[test]
+fn who_waits_for_metadata_holds_none_that_others_wait_for() {
+    let w = World::new(64 * MIB);
+    w.fill_with_chunks(SpaceKind::Metadata);
+    let files: Vec<InodeId> = (0..6).map(|n| w.file(&format!("file{n}"))).collect();
+    w.fs.sync().unwrap();
+    let accounts = &w.core().space.accounts;
+    let one = w.core().item_cost(2, 2) + w.core().item_cost(1, 1);
+    let pots = accounts.pots(SpaceKind::Metadata);
+    // What is noted for the commit has room beside that.
+    let rest = pots.free() - pots.reserved - one - 2 * u64::from(w.core().nodesize());
+    let held = accounts.reserve(SpaceKind::Metadata, rest).unwrap();
+    thread::scope(|s| {
+        for file in &files {
+            s.spawn(|| {
+                for n in 0..4 {
+                    w.fs.write(*file, n * 8192, &[7; 4096]).unwrap();
+                }
+            });
+        }
+    });
+    drop(held);
     w.close();
 }

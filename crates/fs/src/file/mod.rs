@@ -53,7 +53,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::Shared;
 use crate::log::{OnSynced, Synced};
-use delalloc::{admit, take_in};
+use delalloc::{admit_bytes, begin_taking_in, take_in};
 use larder_format::items::InodeFlags;
 use std::sync::Arc;
 
@@ -155,11 +155,11 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         None
     };
     let admitted_again = match &again {
-        Some((at, data)) => Some(admit(core, inode, *at, data.len())?),
+        Some((at, data)) => Some(admit_bytes(core, inode, *at, data.len())?),
         None => None,
     };
-    let admitted = admit(core, inode, at, data.len())?;
-    let mut h = core.begin_for_item(inode)?;
+    let mut admitted = admit_bytes(core, inode, at, data.len())?;
+    let mut h = begin_taking_in(core, inode, &mut admitted)?;
     let now = to_timespec(core.now());
     // The size first: write-back must not believe that the file ends, or lies in its leaf, before what it takes.
     inode.change(&mut h, |state| {

@@ -69,6 +69,30 @@ impl<'a> Handle<'a> {
         core.txns.leave();
         Self::join(core, 1, false)
     }
+    /// As [`Self::join_for_item`], and reserves `more` bytes for something else in the same step.
+    pub(crate) fn join_for_item_keeping(
+        core: &'a Core,
+        inode: &Inode,
+        more: u64,
+    ) -> Result<(Self, Reservation)> {
+        core.check_writable()?;
+        core.bound_dirty_nodes()?;
+        let accounts = &core.space.accounts;
+        if inode.noted_in.load(Ordering::Relaxed) != 0 {
+            let kept = accounts.reserve(SpaceKind::Metadata, more)?;
+            let reserved = accounts.empty(SpaceKind::Metadata).passing();
+            let txn = core.txns.join()?;
+            if inode.noted_in.load(Ordering::Relaxed) == txn.generation.0 {
+                return Ok((Self::with_purse(core, txn, reserved, false, Vec::new()), kept));
+            }
+            core.txns.leave();
+        }
+        let mut reserved = accounts.reserve(SpaceKind::Metadata, core.item_cost(1, 1) + more)?;
+        let kept = reserved.split(more);
+        let reserved = reserved.passing();
+        let txn = core.txns.join()?;
+        Ok((Self::over(core, txn, reserved, false), kept))
+    }
     /// Joins with what was reserved earlier: never waits for space.
     pub(crate) fn join_with(core: &'a Core, reserved: Reservation) -> Result<Self> {
         core.check_writable()?;
