@@ -205,14 +205,16 @@ fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     let accounts = &w.core().space.accounts;
     let one = w.core().item_cost(2, 2) + w.core().item_cost(1, 1);
     let pots = accounts.pots(SpaceKind::Metadata);
-    // What is noted for the commit has room beside that.
-    let rest = pots.free() - pots.reserved - one - 2 * u64::from(w.core().nodesize());
+    // Beside that there is room for what becomes used and what is noted for the commit, not for a second.
+    let rest = pots.free() - pots.reserved - one - 8 * u64::from(w.core().nodesize());
     let held = accounts.reserve(SpaceKind::Metadata, rest).unwrap();
     thread::scope(|s| {
         for file in &files {
             s.spawn(|| {
                 for n in 0..4 {
-                    w.fs.write(*file, n * 8192, &[7; 4096]).unwrap();
+                    w.fs.write(*file, n * 8192, &[7; 4096]).unwrap_or_else(|e| {
+                        panic!("{e}: {:?} {:?}", w.usage().metadata, w.fs.stats().reclaim)
+                    });
                 }
             });
         }
