@@ -554,6 +554,7 @@ impl Groups {
     }
 
     /// Keeps a group from being allocated from, or allows it again. Its free space counts as unusable meanwhile.
+    #[cfg(test)]
     pub fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
         let mut s = group.state.lock();
         if s.read_only != read_only && !s.removed {

@@ -76,6 +76,11 @@ impl Pots {
     pub fn free(&self) -> u64 {
         self.total - self.used - self.pinned - self.unusable
     }
+    /// Bytes that were promised beyond what the block groups hold: a chunk for anything else must leave this much device space.
+    #[must_use]
+    pub fn overcommitted(&self) -> u64 {
+        self.reserved.saturating_sub(self.free())
+    }
     fn check(&self) {
         let taken = self.used.checked_add(self.pinned).and_then(|n| n.checked_add(self.unusable));
         assert!(taken.is_some_and(|n| n <= self.total), "space does not add up: {self:?}");
@@ -299,14 +304,6 @@ impl Space {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Bytes that metadata was promised beyond what its block groups hold. A chunk for anything else must leave
-    /// this much device space.
-    #[must_use]
-    pub fn overcommitted(&self) -> u64 {
-        let pots = self.pots(SpaceKind::Metadata);
-        pots.reserved.saturating_sub(pots.free())
-    }
-
     /// Statistics of an account.
     #[must_use]
     pub fn stats(&self, kind: SpaceKind) -> ReserveStats {
@@ -333,7 +330,7 @@ impl Space {
     #[must_use]
     pub fn take_device_space(&self, most: u64, overcommit: u64) -> bool {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
-        let fits = state.pots.reserved.saturating_sub(state.pots.free()) <= most;
+        let fits = state.pots.overcommitted() <= most;
         if fits {
             state.overcommit = overcommit;
         }

@@ -50,11 +50,11 @@ fn only_metadata_overcommits_and_only_what_can_become_metadata() {
     s.change(SpaceKind::Data, |p| p.total = 100);
     s.set_overcommit(50);
     let r = s.try_reserve(META, 150).unwrap();
-    assert_eq!(s.overcommitted(), 50);
+    assert_eq!(s.pots(SpaceKind::Metadata).overcommitted(), 50);
     assert!(s.try_reserve(META, 1).is_none());
     assert!(s.try_reserve(SpaceKind::Data, 101).is_none());
     drop(r);
-    assert_eq!(s.overcommitted(), 0);
+    assert_eq!(s.pots(SpaceKind::Metadata).overcommitted(), 0);
     // Mixed: one account, but data is never promised what is not there.
     let s = Space::new(true);
     s.change(META, |p| p.total = 100);
