@@ -132,6 +132,12 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-O01", "tmp h; @h[0,64K)=a; F @h"),
     ("L-O01-linked", "tmp h; @h[0,64K)=a; F @h; ln @h f; F f; close h"),
     ("L-O02", "new f; f[0,5000)=a; COMMIT; open f h; rm f; F @h"),
+    // Nothing is left in the log of what it had: it must say so, and its nodes are used again.
+    ("O-logged-then-nameless", "new f; F f; open f h; rm f; F @h"),
+    (
+        "O-logged-then-nameless-reused",
+        "new f; F f; open f h; rm f; F @h; new g; F g; open g i; rm g; F @i; F @h",
+    ),
     ("L-O03", "new f; f[0,1M)=a; COMMIT; open f h; rm f; COMMIT; new g; F g; close h; COMMIT"),
     ("L-O05", "new f; f[0,8K)=a; f[1M,1052672)=b; f[2M,2101248)=c; COMMIT; trunc f 5000; COMMIT; trunc f 0"),
     ("L-Y01", "new f; f+4K=a; FD f; f[0,4K)=b; FD f"),
@@ -162,6 +168,10 @@ const SHARED: &[(&str, &str)] = &[
     (
         "L-V05",
         "sub S; new S/f; S/f[0,64K)=a; snap S>T; S/f[0,8K)=b; F S/f; T/f[8K,16K)=c; F T/f; sub- S; F T/f",
+    ),
+    (
+        "V-logged-then-nameless",
+        "sub S; COMMIT; new S/f; F S/f; new g; F g; open S/f h; rm S/f; F @h; new k; F k; open g i; rm g; F @i",
     ),
     ("L-V06", "sub S; new S/f; snap= S>T; COMMIT; new f; F f; sub- T; sub- S; F f"),
     ("L-V07", "sub S; new S/f; COMMIT; sub S/T; new S/T/g; F S/T/g; mv S/T T; T/g+9K=a; F T/g; F S/f"),

@@ -83,14 +83,16 @@ impl Content {
         let mut nodes = Vec::new();
         let roots = self.roots.get_or_insert_with(|| LogTree::new(core.nodesize()));
         for (id, (_, log)) in &mut self.subvols {
+            let key = Key::new(ObjectId::TREE_LOG, KeyType::ROOT_ITEM, id.0);
             if log.tree.is_empty() {
+                // What it had is not so any more, and its nodes will be used again.
+                roots.remove(&mut self.blocks, key..=key);
                 continue;
             }
             let root = log.tree.write(core, &mut self.blocks, txn.generation, &mut nodes)?;
             let mut item = RootItem { bytenr: U64::new(root.at.0), level: root.level, ..RootItem::default() };
             item.set_generation(txn.generation);
             item.refs = 1.into();
-            let key = Key::new(ObjectId::TREE_LOG, KeyType::ROOT_ITEM, id.0);
             roots.put(&mut self.blocks, &key, item.as_bytes())?;
         }
         let root = roots.write(core, &mut self.blocks, txn.generation, &mut nodes)?;
