@@ -177,12 +177,9 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
             let (source, target) = (resolve(fs, handles, from)?, resolve(fs, handles, to)?);
             // What the copy itself adds to the file is not copied again.
             let len = range.to.min(fs.getattr(source)?.size).saturating_sub(range.from);
-            // Who opens the target to write to it is refused there, even if there is nothing to copy.
-            if len == 0 && fs.subvolume(target.subvol)?.read_only {
-                return Err(Error::SubvolumeReadOnly);
-            }
             let mut done = 0;
-            while done < len {
+            // Asked for even if there is nothing to copy: what may not be copied is refused all the same.
+            loop {
                 match fs.copy_range(source, range.from + done, target, at + done, len - done)? {
                     0 => break,
                     n => done += n,
