@@ -23,6 +23,19 @@ pub const LINES: &[(&str, &str)] = &[
     // An ancestor's attributes that are not in the tree yet, beside others that are.
     ("N-mode-of-ancestor", "mk A; mode A 441; xa A user.1=v; new A/x; F A/x"),
     ("N-mode-of-ancestor-committed", "mk A; COMMIT; mk B; mv A B/A; mode B 441; xa B user.1=v; F B/A"),
+    // The same of inodes that the last commit or an earlier fsync has, of which only the names are logged by now.
+    ("N-attributes-of-ancestor", "mk B; COMMIT; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f"),
+    ("N-attributes-of-ancestor-synced", "mk B; F B; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f"),
+    (
+        "N-attributes-of-ancestor-removed",
+        "mk B; xa B user.1=v; COMMIT; mode B 564; xa- B user.1; mv B g; new g/f; F g/f",
+    ),
+    (
+        "N-attributes-of-ancestor-later",
+        "mk B; COMMIT; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f; F g; F g/f",
+    ),
+    ("N-attributes-of-another", "new f; new g; COMMIT; mode f 600; xa f user.1=v; mv f h; mv g f; F f"),
+    ("N-attributes-of-root", "new f; COMMIT; mode / 711; xa / user.1=v; mv f g; F g; F /"),
     // Old names of what was fsynced that others have by now, known to the last commit or not.
     ("N-old-name-taken", "new f; mv f g; new f; F g"),
     ("N-old-name-taken-dir", "mk A; COMMIT; mk X; mv X A; mv A B; mk A; F B"),

@@ -5,7 +5,8 @@
 //! be in the log, or the inode would be lost with the name. Each of those may take names from yet others. [`Names`]
 //! follows that to its end, over one version of the tree, so that what the log says was true at one moment.
 //!
-//! An inode that only its names are logged of *exists* in the log, with generation 0: replaying changes nothing else of it.
+//! An inode that only its names are logged of *exists* in the log, with generation 0: replaying leaves its item as the last commit
+//! has it. It makes extended attributes what the log has, though; so of such inodes those of the last commit are logged.
 //!
 //! What was fsynced, and directories that are logged, take all directories above them along, as far as those are not where the
 //! last commit has them: otherwise they would not be found under their names, and two directories could end within each other.
@@ -171,7 +172,8 @@ impl<'a> Names<'a> {
         if ino == ObjectId(self.subvol.root_dir) {
             // It has no name that could change.
             if self.log.tree.get(&inode_key(ino)).is_some() && self.done.insert(ino) {
-                self.attributes_of_root(ino)?;
+                let (base_head, head) = (Self::head(self.base, ino)?, Self::head(self.now, ino)?);
+                self.attributes(ino, &base_head, &head)?;
             }
             return Ok(());
         }
@@ -206,7 +208,9 @@ impl<'a> Names<'a> {
             if !self.log.full.contains(&ino) {
                 self.exists(ino)?;
             }
-            self.replace(items_of(ino, KeyType::INODE_REF, KeyType::XATTR_ITEM), &head)?;
+            let refs: Vec<_> = head.iter().filter(|(k, _)| k.kind != KeyType::XATTR_ITEM).cloned().collect();
+            self.replace(items_of(ino, KeyType::INODE_REF, KeyType::INODE_EXTREF), &refs)?;
+            self.attributes(ino, &base_head, &head)?;
             if let Some(mut item) = self.logged_item(ino)? {
                 let links = if item.is_dir() { 1 } else { u32::try_from(are.len()).unwrap_or(u32::MAX) };
                 if item.nlink.get() != links {
@@ -230,10 +234,25 @@ impl<'a> Names<'a> {
         let Some(data) = self.log.tree.get(&key) else { return Ok(None) };
         InodeItem::parse(data).map(|i| Some(*i)).map_err(|e| self.corrupt(key, e))
     }
-    fn attributes_of_root(&mut self, ino: ObjectId) -> Result<()> {
-        let mut head = Self::head(self.now, ino)?;
-        head.retain(|(key, _)| key.kind == KeyType::XATTR_ITEM);
-        self.replace(items_of(ino, KeyType::XATTR_ITEM, KeyType::XATTR_ITEM), &head)
+    /// Logs the extended attributes of an inode, given what it had in the last commit and has now: those that belong to
+    /// the item that replaying will leave, or the two together would show a state that never was.
+    fn attributes(
+        &mut self,
+        ino: ObjectId,
+        base_head: &[(Key, Vec<u8>)],
+        head: &[(Key, Vec<u8>)],
+    ) -> Result<()> {
+        let known = self.base.get(&inode_key(ino))?.is_some();
+        let of = match (self.asked.contains(&ino), self.log.full.contains(&ino)) {
+            (true, _) => head,
+            // They are in the log since it was fsynced, and its item with them.
+            (false, true) => return Ok(()),
+            // Replaying leaves its item as it was.
+            (false, false) if known => base_head,
+            (false, false) => head,
+        };
+        let of: Vec<_> = of.iter().filter(|(k, _)| k.kind == KeyType::XATTR_ITEM).cloned().collect();
+        self.replace(items_of(ino, KeyType::XATTR_ITEM, KeyType::XATTR_ITEM), &of)
     }
 
     /// Names that the log says an inode has won and that it has not any more.
