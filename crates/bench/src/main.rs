@@ -16,6 +16,7 @@ mod names;
 mod plot;
 mod ratio;
 mod report;
+mod sharing;
 mod source;
 mod target;
 mod workload;
@@ -106,6 +107,9 @@ pub(crate) struct Run {
     /// MiB of those writers' files together.
     #[arg(long, default_value_t = 512)]
     pub(crate) names_mib: u64,
+    /// Files of the subvolume that snapshots are made of.
+    #[arg(long, default_value_t = 100_000)]
+    pub(crate) files: u64,
     /// Profile of the metadata.
     #[arg(long, value_enum, default_value_t = Metadata::Single)]
     pub(crate) metadata: Metadata,
@@ -190,7 +194,8 @@ fn run(run: Run) -> Result<()> {
     // unmount that is timed, and whatever ends this process ends them.
     larder_simtest::oracle::enter_private_namespace().context("making a mount namespace")?;
     interrupt::install()?;
-    let archive = run.workloads.contains(&Workload::Tree).then(|| source::archive(&run)).transpose()?;
+    let needs_archive = run.workloads.iter().any(|w| w.needs_archive());
+    let archive = needs_archive.then(|| source::archive(&run)).transpose()?;
     let machine = measure::Machine::look(&run.dir)?;
     let mut steps = Vec::new();
     for round in 0..run.rounds {
@@ -199,7 +204,7 @@ fn run(run: Run) -> Result<()> {
             order.reverse();
         }
         for target in order {
-            for workload in &run.workloads {
+            for workload in run.workloads.iter().filter(|w| w.is_for(target)) {
                 eprintln!("round {} of {}: {} on {}", round + 1, run.rounds, workload, target.name());
                 let bench = workload::Bench { run: &run, target, round, archive: archive.as_ref() };
                 let done =

@@ -184,8 +184,9 @@ fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
             let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
             writeln!(
                 t,
-                "| {step} | {} | {seconds:.2} | {} | {} | {} | {} |",
+                "| {step} | {} | {} | {} | {} | {} | {} |",
                 target.name(),
+                show(Some(seconds), if seconds < 0.1 { 4 } else { 2 }),
                 show(m(|s| Some(s.cpu_seconds)), 2),
                 show(m(|s| s.daemon_cpu_seconds), 2),
                 show(m(|s| Some(s.memory_mib)), 0),

@@ -13,6 +13,7 @@ use crate::fsync::{self, Said};
 use crate::interrupt;
 use crate::measure::{Watch, drop_caches};
 use crate::names;
+use crate::sharing::{self, By, SNAPSHOTS};
 use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
 use anyhow::{Context, Result, bail, ensure};
@@ -44,12 +45,21 @@ pub(crate) enum Workload {
     Names,
     /// bonnie++ with little memory.
     Bonnie,
+    /// Snapshots of a subvolume with many files, a clone of a large file, two equal trees that come to share.
+    Sharing,
 }
 
 impl Workload {
     /// Has everybody who takes part little memory?
     fn is_limited(self) -> bool {
         matches!(self, Self::Names | Self::Bonnie)
+    }
+    pub(crate) fn needs_archive(self) -> bool {
+        matches!(self, Self::Tree | Self::Sharing)
+    }
+    /// Can it be done there? The ceiling has no extents that could be shared.
+    pub(crate) fn is_for(self, target: Target) -> bool {
+        self != Self::Sharing || target.keeps()
     }
 }
 
@@ -63,6 +73,7 @@ impl fmt::Display for Workload {
             Self::Dbench => "dbench",
             Self::Names => "names",
             Self::Bonnie => "bonnie",
+            Self::Sharing => "sharing",
         })
     }
 }
@@ -122,6 +133,7 @@ impl Bench<'_> {
             Workload::Tree => self.tree(&mut session)?,
             Workload::Stream => self.stream(&mut session)?,
             Workload::Random => self.random(&mut session)?,
+            Workload::Sharing => self.sharing(&mut session)?,
             Workload::Fsync | Workload::Dbench => session.said(false, &mut |m, image| {
                 let said = fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
                 Ok(vec![(fsync::DBENCH, said)])
@@ -196,6 +208,70 @@ impl Bench<'_> {
                 })
             })?;
         }
+        session.unmount()?;
+        session.image.check()
+    }
+
+    fn sharing(&self, session: &mut Session<'_>) -> Result<()> {
+        let by = match self.run.larder.as_deref() {
+            Some(larder) if self.target.is_larder() => By::Larder(larder),
+            _ => By::Linux,
+        };
+        session.operations = 1.0;
+        session.aside(|m| by.fill(m, self.run.files))?;
+        session.step("10 snapshots", Shape::Cold, &mut |m| by.snapshot(m))?;
+        session.step("delete 9 of them", Shape::Through, &mut |m| by.delete(m, 1..SNAPSHOTS, None))?;
+        session.step("delete all of it", Shape::Through, &mut |m| by.delete(m, 0..1, Some("many")))?;
+
+        let mib = self.run.stream_mib();
+        let mut before = 0;
+        session.aside(|m| {
+            write_file(m, mib)?;
+            Ok(before = sharing::used(m)?)
+        })?;
+        session.step("clone 1 file", Shape::Through, &mut |m| {
+            sharing::copy(&m.join("stream"), &m.join("clone"))
+        })?;
+        session.aside(|m| {
+            let after = sharing::used(m)?;
+            let most = before + (mib << 20) / 2;
+            ensure!(after < most, "{before} bytes were used, and {after} with the clone: it is a copy");
+            if self.round == 0 {
+                fs::rename(m.join("clone"), m.join("stream"))?;
+                let expected = block();
+                read_file(m, mib, &mut |b| {
+                    ensure!(b == expected, "the clone's content is not that of the file");
+                    Ok(())
+                })?;
+            }
+            remove_all(m)
+        })?;
+
+        let archive = self.archive.context("no archive")?;
+        session.aside(|m| {
+            for tree in ["one", "two"] {
+                fs::create_dir(m.join(tree))?;
+                unpack(&archive.tar, &m.join(tree))?;
+            }
+            Ok(before = sharing::used(m)?)
+        })?;
+        let mut same = 0;
+        session.step("dedupe 2 trees", Shape::Through, &mut |m| {
+            same = by.dedupe(&m.join("one"), &m.join("two"))?;
+            Ok(())
+        })?;
+        session.aside(|m| {
+            let after = sharing::used(m)?;
+            ensure!(same == sharing::shareable(&m.join("one"))?, "only {same} bytes were compared");
+            ensure!(
+                after < before - same / 2,
+                "{before} bytes were used, and {after} after {same} are shared"
+            );
+            if self.round == 0 {
+                compare(&archive.tar, &m.join("two"))?;
+            }
+            Ok(())
+        })?;
         session.unmount()?;
         session.image.check()
     }

@@ -170,6 +170,28 @@ fn old_behaviour_slow_flushes_and_little_memory() {
 }
 
 #[test]
+fn snapshots_clones_and_deduplication() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let tar = tree(dir.path()).display().to_string();
+    let small = ["--tar", &tar, "--files", "1500"];
+    let what = ["--workloads", "sharing", "--targets", "kernel,larder,ceiling"];
+    let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
+    let steps = data["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 2 * 5, "file systems that keep something, steps");
+    for step in ["10 snapshots", "delete 9 of them", "delete all of it", "clone 1 file", "dedupe 2 trees"] {
+        for who in ["kernel", "Larder"] {
+            let row = format!("| {step} | {who} |");
+            assert!(text.contains(&row), "{row} in\n{text}");
+        }
+    }
+    nothing_stays(dir.path());
+}
+
+#[test]
 fn a_failure_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;

@@ -8,7 +8,7 @@ use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
 use larder_fs::{
     Compress, Deduped, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr,
 };
-use larder_simtest::oracle::{self, KernelMount, Need, btrfs_check, mkfs_btrfs, scratch};
+use larder_simtest::oracle::{self, KernelMount, Need, btrfs_check, dedupe_range, mkfs_btrfs, scratch};
 use larder_volume::{FileDevice, OpenMode};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -62,21 +62,6 @@ struct CloneRange {
 }
 const FICLONERANGE: libc::c_ulong = 0x4020_940d;
 
-#[repr(C)]
-#[derive(Default)]
-struct DedupeRange {
-    src_offset: u64,
-    src_length: u64,
-    dest_count: u16,
-    reserved: [u16; 3],
-    dest_fd: i64,
-    dest_offset: u64,
-    bytes_deduped: u64,
-    status: i32,
-    reserved2: u32,
-}
-const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
-
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
@@ -96,20 +81,8 @@ fn clone_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> An
 }
 
 fn dedupe_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> Answer {
-    let mut arg = DedupeRange {
-        src_offset: from_at,
-        src_length: len,
-        dest_count: 1,
-        dest_fd: i64::from(to.as_raw_fd()),
-        dest_offset: to_at,
-        ..DedupeRange::default()
-    };
-    // SAFETY: the structure is what FIDEDUPERANGE takes with one target, and outlives the call.
-    match unsafe { libc::ioctl(from.as_raw_fd(), FIDEDUPERANGE, &raw mut arg) } {
-        0 if arg.status >= 0 => Ok(if arg.status == 0 { arg.bytes_deduped } else { u64::MAX }),
-        0 => Err(-arg.status),
-        _ => Err(last_errno()),
-    }
+    let same = dedupe_range(from, from_at, len, to, to_at).map_err(|e| e.raw_os_error().unwrap())?;
+    Ok(same.unwrap_or(u64::MAX))
 }
 
 fn place(rng: &mut SmallRng) -> u64 {

@@ -23,6 +23,7 @@
 //! pass by not having run. With `LARDER_SKIP_LOG=FILE` each skipped test is also written to FILE, which is how
 //! `make test` lists them at its end.
 
+mod dedupe;
 mod engine_tree;
 mod fixture;
 mod images;
@@ -36,6 +37,7 @@ mod std_tree;
 mod tree;
 mod verdict;
 
+pub use dedupe::dedupe_range;
 pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};
 pub use images::{ImageVariant, all_kernel_images, kernel_images};

@@ -1,5 +1,6 @@
 //! Runs operations on a directory through the system's own calls: what a program does on a mount, Linux's or ours.
 
+use super::dedupe::dedupe_range;
 use crate::ops::{Alloc, Move, Op, Special, filled};
 use crate::world::special_kind;
 use anyhow::{Context, Result, ensure};
@@ -15,36 +16,10 @@ fn subvolume(args: &[&OsStr]) -> Result<()> {
     super::btrfs(&[&["subvolume".as_ref()], args].concat()).map(drop)
 }
 
-/// FIDEDUPERANGE with one target; that all of it was the same, but for a part of a sector at the end.
+/// Lets ranges share extents, and demands that all of them was the same, but for a part of a sector at the end.
 fn dedupe(from: &File, at: u64, len: u64, to: &File, to_at: u64) -> Result<()> {
-    const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
-    #[repr(C)]
-    struct Range {
-        src_offset: u64,
-        src_length: u64,
-        dest_count: u16,
-        reserved: [u16; 3],
-        dest_fd: i64,
-        dest_offset: u64,
-        bytes_deduped: u64,
-        status: i32,
-        reserved2: u32,
-    }
-    let mut range = Range {
-        src_offset: at,
-        src_length: len,
-        dest_count: 1,
-        reserved: [0; 3],
-        dest_fd: to.as_raw_fd().into(),
-        dest_offset: to_at,
-        bytes_deduped: 0,
-        status: 0,
-        reserved2: 0,
-    };
-    // SAFETY: the structure is what FIDEDUPERANGE takes with one target, and outlives the call.
-    let done = unsafe { libc::ioctl(from.as_raw_fd(), FIDEDUPERANGE, &raw mut range) };
-    ensure!(done == 0, "FIDEDUPERANGE: {}", std::io::Error::last_os_error());
-    ensure!(range.status == 0, "FIDEDUPERANGE: status {}", range.status);
+    let same = dedupe_range(from, at, len, to, to_at).context("FIDEDUPERANGE")?;
+    ensure!(same.is_some(), "FIDEDUPERANGE: the ranges differ");
     Ok(())
 }
 
