@@ -1,9 +1,12 @@
 //! Which sectors hold data, have checksums, need them.
 //!
 //! Four bits for each sector of the address space: *data* (the extent tree has a data extent here), *sums* (the checksum
-//! tree has one), *need* (a file reads this sector and expects one), *forbid* (a file without checksums, or a preallocated
-//! range, lies here). They come in any order from any thread, and at the end each sector is judged alone. Pages of bits
-//! exist where something is set.
+//! tree has one), *need* (a file reads this sector and expects one), *spare* (a preallocated range or a cache lies here).
+//! They come in any order from any thread, and at the end each sector is judged alone. Pages of bits exist where something
+//! is set. A fifth, *never* (a file without checksums lies here), is rare and has pages of its own.
+//!
+//! Preallocated space may be needed elsewhere: a snapshot keeps it as it was when it was just being written. Files with
+//! checksums and files without never share data.
 //!
 //! Memory is bounded by a window: when there are too many pages, the upper half is given up, and the address where it
 //! began is where the next pass over the image takes up. A file system with a few TiB of data is done in one.
@@ -23,10 +26,29 @@ pub(crate) enum Fact {
     Data = 0,
     Sums = 1,
     Need = 2,
-    Forbid = 3,
+    Spare = 3,
+    Never = 4,
 }
 
-type Page = Box<[[u64; WORDS]; 4]>;
+#[derive(Debug)]
+struct Bits {
+    facts: [[u64; WORDS]; 4],
+    never: Option<Box<[u64; WORDS]>>,
+}
+
+type Page = Box<Bits>;
+
+impl Bits {
+    fn empty() -> Page {
+        Box::new(Self { facts: [[0; WORDS]; 4], never: None })
+    }
+    fn of(&mut self, fact: Fact) -> &mut [u64; WORDS] {
+        match fact {
+            Fact::Never => self.never.get_or_insert_with(|| Box::new([0; WORDS])),
+            fact => &mut self.facts[fact as usize],
+        }
+    }
+}
 
 /// Something wrong with a range of sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,9 +98,9 @@ impl Coverage {
             let grown = {
                 let mut shard = self.shards[(page % SHARDS as u64) as usize].lock();
                 let before = shard.len();
-                let bits = shard.entry(page).or_insert_with(|| Box::new([[0; WORDS]; 4]));
+                let bits = shard.entry(page).or_insert_with(Bits::empty);
                 let (first, last) = (at % PAGE / SECTOR, (until - page * PAGE).div_ceil(SECTOR));
-                twice |= set(&mut bits[fact as usize], first, last);
+                twice |= set(bits.of(fact), first, last);
                 shard.len() > before
             };
             if grown && self.pages.fetch_add(1, Relaxed) >= self.limit {
@@ -126,8 +148,9 @@ impl Coverage {
         let mut counts = [0; 3];
         for (page, bits) in pages.iter().filter(|(page, _)| page * PAGE < to) {
             for word in 0..WORDS {
-                let [data, sums, need, forbid] = [0, 1, 2, 3].map(|fact: usize| bits[fact][word]);
-                let flaws = [need & !sums, forbid & sums & !need, sums & !data];
+                let [data, sums, need, spare] = bits.facts.map(|fact| fact[word]);
+                let never = bits.never.as_ref().map_or(0, |fact| fact[word]);
+                let flaws = [need & !sums, (spare & !need | never) & sums, sums & !data];
                 for (sort, flaw) in flaws.into_iter().enumerate().filter(|(_, f)| *f != 0) {
                     counts[sort] += u64::from(flaw.count_ones());
                     let start = page * PAGE + word as u64 * 64 * SECTOR;
@@ -183,7 +206,9 @@ mod tests {
         assert!(c.add(Fact::Sums, 89 * SECTOR, SECTOR), "twice");
         c.add(Fact::Need, 5 * SECTOR, 20 * SECTOR);
         c.add(Fact::Need, 15 * SECTOR, 20 * SECTOR);
-        c.add(Fact::Forbid, 30 * SECTOR, 10 * SECTOR);
+        c.add(Fact::Spare, 30 * SECTOR, 10 * SECTOR);
+        c.add(Fact::Never, 24 * SECTOR, SECTOR);
+        c.add(Fact::Never, 95 * SECTOR, SECTOR);
         c.add(Fact::Sums, PAGE - SECTOR, 2 * SECTOR);
         assert_eq!(c.next_window(), None);
         let (flaws, counts) = c.flaws(10);
@@ -191,11 +216,12 @@ mod tests {
             flaws,
             [
                 (Flaw::Missing, 5 * SECTOR, 5 * SECTOR),
+                (Flaw::Unexpected, 24 * SECTOR, SECTOR),
                 (Flaw::Unexpected, 35 * SECTOR, 5 * SECTOR),
                 (Flaw::WithoutData, PAGE - SECTOR, 2 * SECTOR),
             ]
         );
-        assert_eq!(counts, [5, 5, 2]);
+        assert_eq!(counts, [5, 6, 2]);
     }
 
     /// With windows nothing is found twice or missed.

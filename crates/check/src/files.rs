@@ -432,6 +432,11 @@ impl Leaf<'_> {
                 format!("ram_bytes is {}, but the extent has {} bytes", r.ram_bytes, r.disk_num_bytes)
             });
         }
+        if r.kind == ExtentKind::Prealloc && r.compression != Compression::None {
+            self.add(Kind::FileExtentCompression, key, || {
+                "preallocated space, in which nothing was written yet, is marked as compressed".into()
+            });
+        }
         if let Some(owners) = pass.owners {
             owners.visit(r.disk_bytenr.0, r.disk_num_bytes, self.edge.tree, key);
         }
@@ -452,11 +457,11 @@ impl Leaf<'_> {
         };
         let len = len.min(chunk.end().saturating_sub(from));
         if r.kind == ExtentKind::Prealloc {
-            coverage.add(Fact::Forbid, from, len);
+            coverage.add(Fact::Spare, from, len);
         } else if !flags.contains(InodeFlags::NODATASUM) {
             coverage.add(Fact::Need, from, len);
         } else if r.compression == Compression::None {
-            coverage.add(Fact::Forbid, from, len);
+            coverage.add(Fact::Never, from, len);
         }
     }
 

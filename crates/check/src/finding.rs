@@ -39,15 +39,19 @@ impl Severity {
 
 const SCRUB: &str =
     "another copy may be good: mount with Linux and run `btrfs scrub`, which rewrites bad copies";
-const SAVE: &str = "copy what is still readable (`larder cp -r`, `btrfs restore`) to another disk, then make a new file system";
+const SAVE: &str = "copy what is still readable to another disk (`larder restore` goes around the damage and lists what is lost), \
+                    then make a new file system";
 const REPAIR: &str =
     "back up what is readable; `btrfs check --repair` may mend it, but only on a copy of the image";
 const CLEAR_CACHE: &str = "mount once with Linux's `-o clear_cache`: it is built anew";
 const RESCAN: &str = "`btrfs quota rescan` counts anew";
 const REBUILD_FREE_SPACE: &str = "`btrfs check --clear-space-cache v2`, or mount once with Linux's \
                                   `-o clear_cache,space_cache=v2`: the tree is built anew";
-const RESCUE_SUPER: &str = "`btrfs rescue super-recover` writes the good copies over the bad ones";
-const RECOVER_CHUNKS: &str = "`btrfs rescue chunk-recover`";
+const RESCUE_SUPER: &str = "`btrfs rescue super-recover` writes the good copies over the bad ones; `larder restore` reads from a good copy";
+const RECOVER_CHUNKS: &str =
+    "`larder restore` copies the files without it; then `btrfs rescue chunk-recover` may mend it";
+const FILE_COPIES: &str = "`larder inspect files-at IMAGE ADDRESS` names the files; where another copy is good, mount with \
+                           Linux and run `btrfs scrub`; where there is none, restore them from a backup";
 const RESCAN_UUIDS: &str = "mount with Linux's `-o rescan_uuid_tree`";
 const NEXT_COMMIT: &str = "mount it writable once: the next commit writes it anew";
 const NONE: &str = "nothing needs to be done";
@@ -306,13 +310,13 @@ kinds! {
     ChecksumWithoutExtent
         "checksums are kept for space that is not allocated: data written there later reads as damaged";
     ChecksumOverlap "two items hold checksums for the same data";
-    DataChecksum "a copy of file data is not what was written" => SCRUB;
+    DataChecksum "a copy of file data is not what was written" => FILE_COPIES;
     DataUnreadable "the device fails to read file data" => DEVICE;
     DataUnpack "compressed file data cannot be unpacked: reading it fails" => DELETE_FILE;
     // ---- the rest
     LogPresent "the file system was not unmounted cleanly; the next mount replays its log" (Note) => NONE;
     LogDamaged "the log cannot be replayed: Linux refuses to mount until it is dropped, which loses the last fsyncs"
-        => "`btrfs rescue zero-log` drops it";
+        => "`larder rescue zero-log` drops it, and says what is lost; `larder restore` reads the last commit";
     RelocationInterrupted "a balance was interrupted; the next mount goes on with it" (Note) => NONE;
     QuotaCount "a quota group's counts are wrong: its limits act too early or too late" => RESCAN;
     QuotaRelation "a quota group and its member do not both exist, or do not both say that they belong together" => RESCAN;

@@ -70,7 +70,7 @@ impl Plain<'_> {
                     (self.pass.coverage, self.pass.world.chunks.find(r.disk_bytenr.0))
                 {
                     let len = r.disk_num_bytes.min(chunk.end() - r.disk_bytenr.0);
-                    coverage.add(Fact::Forbid, r.disk_bytenr.0, len);
+                    coverage.add(Fact::Spare, r.disk_bytenr.0, len);
                 }
             }
             Ok(_) => {}

@@ -36,7 +36,10 @@ pub(crate) fn open(devices: &[Arc<dyn Device>], findings: &Findings) -> Result<O
                         device.size()
                     )
                 },
-                |e| e.to_string(),
+                |e| match e {
+                    VolumeError::Corrupt { what, .. } => what,
+                    e => e.to_string(),
+                },
             );
             return Err(Error::NotBtrfs { device: device.name(), what });
         }

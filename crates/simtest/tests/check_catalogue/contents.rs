@@ -125,7 +125,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("file-extent-preallocated-marked-as-written", LINUX, &[Kind::ChecksumMissing], |d| {
         find::stored_item(d, "prealloc/untouched")?.set_u8(TYPE, 1)
     }),
-    seen("file-extent-preallocated-and-compressed", LINUX, &[Kind::ChecksumUnexpected], |d| {
+    seen("file-extent-preallocated-and-compressed", LINUX, &[Kind::FileExtentCompression], |d| {
         find::stored_item(d, "compressed/zstd/one-extent")?.set_u8(TYPE, 2)
     }),
     missed("file-extent-of-the-next-transaction", BOTH, &[Kind::FileExtentGeneration], |d| {

@@ -94,6 +94,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("inode-without-checksums-that-has-them", BOTH, &[Kind::ChecksumUnexpected], |d| {
         find::inode_item(d, "plant/plain")?.set_u64(FLAGS, 1)
     }),
+    seen(
+        "inode-without-checksums-that-shares-with-one-that-has-them",
+        LINUX,
+        &[Kind::ChecksumUnexpected],
+        |d| find::inode_item(d, "plant/few-00")?.set_u64(FLAGS, 1),
+    ),
     seen("inode-with-checksums-that-lacks-them", LINUX, &[Kind::ChecksumMissing], |d| {
         let (key, _) = d.first(FS, |key, data| {
             key.kind == KeyType::INODE_ITEM && data[FLAGS] & 1 == 1 && data[NBYTES + 2] != 0
