@@ -57,11 +57,16 @@ pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> 
             Some("unmount it first, or use --force to read it as it is, perhaps in the middle of a change")
         }
         Err(VolumeError::Io { source, device, .. }) => match source.kind() {
-            std::io::ErrorKind::NotFound => Some("`larder mkfs --size SIZE IMAGE` makes a new image"),
+            std::io::ErrorKind::NotFound if access == Access::Write => {
+                Some("`larder mkfs --size SIZE IMAGE` makes a new image")
+            }
             std::io::ErrorKind::IsADirectory => Some("give an image file or a block device"),
             std::io::ErrorKind::PermissionDenied => {
                 denied = mount_table::why_denied(Path::new(device));
                 Some(denied.as_deref().unwrap_or("look at the file's owner and permissions"))
+            }
+            _ if source.to_string().contains("neither a regular file nor a block device") => {
+                Some("give an image file or a block device")
             }
             _ => None,
         },
@@ -211,6 +216,9 @@ impl Image {
 /// Adds what helps when a file system cannot be opened.
 pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> anyhow::Result<T> {
     let hint = match &result {
+        Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("mirror") => {
+            Some("`larder restore` copies the files, starting from the mirror")
+        }
         Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("not a btrfs") => {
             Some("`larder mkfs` makes a btrfs file system; it overwrites what is there")
         }

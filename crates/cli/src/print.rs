@@ -18,6 +18,19 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The same, where it does not matter whether somebody reads to the end.
+pub(crate) fn unless_closed(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+    let closed = |e: &anyhow::Error| {
+        e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    };
+    printed.or_else(|e| if closed(&e) { Ok(()) } else { Err(e) })
+}
+
+/// `1 error`, `2 errors`.
+pub(crate) fn number(n: u64, of: &str) -> String {
+    format!("{n} {of}{}", if n == 1 { "" } else { "s" })
+}
+
 /// A uuid in its usual form.
 pub(crate) fn uuid(bytes: [u8; 16]) -> String {
     uuid::Uuid::from_bytes(bytes).to_string()

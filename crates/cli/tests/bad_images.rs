@@ -52,6 +52,9 @@ fn features_that_larder_has_not_are_named() {
     larder(args!["mkdir", inside(&img, "/d")]).fails(2, "bit 40");
     let shown = larder(args!["inspect", "super", "--json", &img]).ok().json();
     assert!(shown[0]["larder"].as_str().unwrap().starts_with("read-only"));
+    let backup = &shown[0]["backup_roots"]
+        [usize::try_from(shown[0]["current_backup_slot"].as_u64().unwrap()).unwrap()];
+    assert_eq!((&backup["generation"], &backup["root"]), (&shown[0]["generation"], &shown[0]["root"]));
 }
 
 #[test]

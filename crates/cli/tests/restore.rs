@@ -99,9 +99,9 @@ fn losses_are_listed_and_are_an_exit_code() {
     let dest = dir.path().join("dest");
     let run = larder(args!["restore", &image, &dest])
         .fails(1, "lost: /tree/deep/er/file: 4096 bytes have a wrong checksum");
-    assert!(run.err.contains("1 losses"), "{}", run.err);
+    assert!(run.err.contains("1 loss:"), "{}", run.err);
     assert_eq!(std::fs::metadata(dest.join("tree/deep/er/file")).unwrap().len(), 100_000);
-    let run = larder(args!["restore", "--dry-run", "--skip-bad", "--json", &image]).fails(1, "1 losses");
+    let run = larder(args!["restore", "--dry-run", "--skip-bad", "--json", &image]).fails(1, "1 loss:");
     assert_eq!(run.json()["lost"][0]["path"], "/tree/deep/er/file");
     assert_eq!(run.json()["files"], 1);
     let text = dir.path().join("text");

@@ -272,12 +272,18 @@ impl<'a, 'o> Job<'a, 'o> {
         }
         if !gap.complete && (gap.salvaged == 0 || gap.stale) {
             let (low, high) = (gap.low.objectid, gap.high.objectid);
+            let of = match (low.0, high) {
+                (0, ObjectId(u64::MAX)) => "all inodes".to_owned(),
+                (_, ObjectId(u64::MAX)) => format!("inodes from {low} on"),
+                (0, _) => format!("inodes up to {high}"),
+                _ => format!("inodes {low} to {high}"),
+            };
             let what = if gap.salvaged > 0 {
-                format!("what changed last of inodes {low} to {high}: {}; an older version is used", gap.why)
+                format!("what changed last of {of}: {}; an older version is used", gap.why)
             } else if gap.low == Key::MIN && gap.high == Key::MAX {
                 format!("everything: {}", gap.why)
             } else {
-                format!("what the tree has on inodes {low} to {high}, perhaps in part: {}", gap.why)
+                format!("what the tree has on {of}, perhaps in part: {}", gap.why)
             };
             self.lose(id, None, None, what);
         } else {

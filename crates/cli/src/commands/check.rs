@@ -23,6 +23,10 @@ use std::time::Duration;
 Exit codes: 0 no errors, 1 errors were found, 2 could not run.
 A finding marked as a follow-up merely follows from something else that is missing.
 
+Which files a finding is about:
+  larder inspect inode --subvolid TREE --number INODE disk.img
+  larder inspect files-at disk.img ADDRESS
+
 Examples:
   larder check disk.img
   larder check --data --json disk.img")]
@@ -52,18 +56,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let bar = progress_bar();
     let result = larder_check::check(&[device], &options, &|p| show_progress(&bar, p));
     bar.finish_and_clear();
-    let report = result.could_not_run()?;
-    if args.json {
-        print::json(&value_of(&report))?;
-    } else {
-        show(&report)?;
-    }
+    let report = advise(result)?;
+    let shown = if args.json { print::json(&value_of(&report)) } else { show(&report) };
+    // The verdict stands even if nobody reads to the end.
+    print::unless_closed(shown).could_not_run()?;
     let errors = report.errors();
     if errors > 0 {
-        let s = if errors == 1 { "" } else { "s" };
-        bail!("{}: {errors} error{s} found", args.image.display());
+        bail!("{}: {} found", args.image.display(), print::number(errors, "error"));
     }
     Ok(())
+}
+
+/// Adds what helps where nothing could be checked.
+fn advise(result: Result<Report, larder_check::Error>) -> anyhow::Result<Report> {
+    match result {
+        Err(e @ larder_check::Error::NotBtrfs { .. }) => Err(e)
+            .hint("if this is a whole disk, give the partition (`lsblk -f`; for an image `losetup -P` makes them)")
+            .could_not_run(),
+        result => result.could_not_run(),
+    }
 }
 
 fn progress_bar() -> ProgressBar {
@@ -104,8 +115,8 @@ fn show(report: &Report) -> anyhow::Result<()> {
     let s = &report.stats;
     let verdict = match (report.errors(), report.count(Severity::Warning)) {
         (0, 0) => "no errors".to_owned(),
-        (0, w) => format!("no errors, {w} warnings"),
-        (e, w) => format!("{e} errors, {w} warnings"),
+        (0, w) => format!("no errors, {}", print::number(w, "warning")),
+        (e, w) => format!("{}, {}", print::number(e, "error"), print::number(w, "warning")),
     };
     let data =
         if s.data_bytes > 0 { format!(", {} of data", HumanBytes(s.data_bytes)) } else { String::new() };

@@ -229,16 +229,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let report = report.could_not_run()?;
     let losses = console.losses.load(Relaxed);
     if args.json {
-        print::json(&value(
-            &report,
-            losses,
-            console.kept.into_inner().unwrap_or_else(PoisonError::into_inner),
-        ))?;
+        let kept = console.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // The verdict stands even if nobody reads to the end.
+        print::unless_closed(print::json(&value(&report, losses, kept)))?;
     } else {
         summary(&report, args.dry_run);
     }
     if losses > 0 {
-        bail!("{losses} losses: what was restored is not everything");
+        let losses = if losses == 1 { "1 loss".to_owned() } else { format!("{losses} losses") };
+        bail!("{losses}: what was restored is not everything");
     }
     Ok(())
 }

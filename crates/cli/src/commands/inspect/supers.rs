@@ -3,6 +3,7 @@
 use crate::failure::Advise;
 use crate::print;
 use anyhow::bail;
+use larder_format::superblock::BackupRoot;
 use larder_format::{Superblock, Support};
 use larder_volume::{Device, SuperCopy, read_all_superblocks, read_superblock};
 use serde_json::{Value, json};
@@ -52,11 +53,33 @@ fn text_of(value: &Value) -> String {
             Value::Array(a) if a.iter().all(Value::is_string) => {
                 a.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ")
             }
+            Value::Array(a) => a.iter().map(|v| format!("\n  {}", in_a_line(v))).collect(),
             other => other.to_string(),
         };
         let _ = writeln!(out, "{name:<24} {v}");
     }
     out
+}
+
+/// `name value, name value`
+fn in_a_line(value: &Value) -> String {
+    let Some(object) = value.as_object() else { return value.to_string() };
+    object.iter().map(|(name, v)| format!("{name} {v}")).collect::<Vec<_>>().join(", ")
+}
+
+/// One of the last four commits, as far as the superblock remembers it.
+fn backup_value(slot: usize, b: &BackupRoot) -> Value {
+    json!({
+        "slot": slot,
+        "generation": b.tree_root_gen.get(),
+        "root": b.tree_root.get(),
+        "chunk_root": b.chunk_root.get(),
+        "extent_root": b.extent_root.get(),
+        "fs_root": b.fs_root.get(),
+        "dev_root": b.dev_root.get(),
+        "csum_root": b.csum_root.get(),
+        "bytes_used": b.bytes_used.get(),
+    })
 }
 
 fn super_value(sb: &Superblock) -> Value {
@@ -96,5 +119,6 @@ fn super_value(sb: &Superblock) -> Value {
         "dev_total_bytes": sb.dev_item.total_bytes.get(),
         "dev_bytes_used": sb.dev_item.bytes_used.get(),
         "current_backup_slot": sb.current_backup_slot(),
+        "backup_roots": sb.backup_roots.iter().enumerate().map(|(n, b)| backup_value(n, b)).collect::<Vec<_>>(),
     })
 }
