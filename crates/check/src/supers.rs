@@ -43,6 +43,12 @@ pub(crate) fn open(devices: &[Arc<dyn Device>], findings: &Findings) -> Result<O
             );
             return Err(Error::NotBtrfs { device: device.name(), what });
         }
+        if copies.iter().all(|c| matches!(c.content, Err(VolumeError::Io { .. }))) {
+            let error = copies.into_iter().find_map(|c| c.content.err());
+            return Err(
+                error.map_or_else(|| Error::Unsupported("no room for a superblock".into()), Into::into)
+            );
+        }
         let Some(superblock) = best(&copies, findings) else { continue };
         let member = (superblock.device_id(), device.clone());
         match &mut opened {

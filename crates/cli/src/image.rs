@@ -226,6 +226,9 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
             "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last commit; as a last \
              resort, `larder rescue zero-log` drops it",
         ),
+        Err(larder_fs::Error::Corrupt { .. }) => {
+            Some("`larder check` says what is damaged; `larder restore` copies what can still be read")
+        }
         Err(e) if e.to_string().contains("no subvolume") => {
             Some("`-o subvolid=5` (or --subvolid 5) is the top of the file system")
         }

@@ -81,6 +81,7 @@ fn damage_is_refused_with_its_place() {
     let run = larder(args!["ls", &img]);
     assert_eq!(run.code, 2, "{}", run.err);
     assert!(run.err.contains(&root.to_string()), "{}", run.err);
+    assert!(run.err.contains("hint: `larder check`") && run.err.contains("`larder restore`"), "{}", run.err);
     // One copy gone: read from the other, and written.
     let img = image(dir.path());
     let file = std::fs::OpenOptions::new().write(true).open(&img).unwrap();

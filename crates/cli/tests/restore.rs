@@ -41,7 +41,9 @@ fn a_sound_image_and_one_without_its_superblock() {
         assert_eq!(run.err.contains("superblock copy 1"), broken, "{}", run.err);
         assert!(run.err.contains("2 files (97.66KiB), 1 further names"), "{}", run.err);
         assert_eq!(tree_compare(&tree, &dest.join("tree")).unwrap(), []);
-        larder(args!["restore", &image, &dest]).fails(2, "not empty");
+        larder(args!["restore", &image, &dest])
+            .fails(2, "not empty")
+            .fails(2, "--force writes into this one");
         larder(args!["restore", "--force", &image, &dest]).ok();
         assert_eq!(tree_compare(&tree, &dest.join("tree")).unwrap(), []);
     }

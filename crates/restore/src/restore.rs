@@ -114,8 +114,8 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
         Target::DryRun => None,
     };
     if reader.superblock().log_root().is_some() && request.when == When::Newest {
-        let text =
-            "there is a log that was not replayed: what was synced after the last commit is not restored";
+        let text = "there is a log that was not replayed: what was synced after the last commit is not restored (as long as the \
+             image mounts, -o ro shows it)";
         reader.observer().note(text);
     }
     let mut job = Job { reader, request, trees: &trees, dest, report: Report::default(), matched: false };

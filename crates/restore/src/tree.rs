@@ -147,7 +147,7 @@ impl Tree {
             None => {
                 let newest = reader.superblock().generation();
                 let missing = Missing { at: Logical(0), level: None, low: Key::MIN, high: Key::MAX, newest };
-                walker.fill(&missing, NodeError("its root is unknown".into()))
+                walker.fill(&missing, NodeError(format!("the root of tree {} is unknown", self.id)))
             }
         };
         walker.gaps

@@ -40,6 +40,7 @@ use larder_simtest::damage::{Copies, Damage, Seal};
 use larder_simtest::device::{AccessKind, Fault, SimDevice};
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{Need, btrfs, btrfs_check, need, scratch};
+use larder_volume::VolumeError;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -271,6 +272,11 @@ fn what_a_device_cannot_read_is_named() {
     assert!(both.found(Kind::NodeUnreadable) && both.found(Kind::SubtreeLost), "{}", summary(&both));
     let first = failing(leaf, 1);
     assert!(first.found(Kind::NodeUnreadable) && !first.found(Kind::SubtreeLost), "{}", summary(&first));
+    // Where nothing at all can be read, nothing can be said about the file system.
+    let device = SimDevice::new(image.clone());
+    device.inject(Fault::nth(0, |a| a.kind == AccessKind::Read).forever());
+    let refused = check(device);
+    assert!(matches!(refused, Err(larder_check::Error::Volume(VolumeError::Io { .. }))), "{refused:?}");
     let data = failing(record.disk_bytenr, 1);
     assert!(data.found(Kind::DataUnreadable), "{}", summary(&data));
 }

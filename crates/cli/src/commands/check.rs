@@ -9,7 +9,7 @@ use crate::print;
 use anyhow::bail;
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use larder_check::{Finding, Options, Progress, Report, Severity};
-use larder_volume::Device;
+use larder_volume::{Device, VolumeError};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
@@ -72,6 +72,9 @@ fn advise(result: Result<Report, larder_check::Error>) -> anyhow::Result<Report>
     match result {
         Err(e @ larder_check::Error::NotBtrfs { .. }) => Err(e)
             .hint("if this is a whole disk, give the partition (`lsblk -f`; for an image `losetup -P` makes them)")
+            .could_not_run(),
+        Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => Err(e)
+            .hint("look at the device's health and cables (`smartctl`, kernel log)")
             .could_not_run(),
         result => result.could_not_run(),
     }

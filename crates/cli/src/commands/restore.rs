@@ -226,7 +226,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let report = restore(&reader, &request);
     console.bar.finish_and_clear();
-    let report = report.could_not_run()?;
+    let report = advise(report)?;
     let losses = console.losses.load(Relaxed);
     if args.json {
         let kept = console.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -240,6 +240,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         bail!("{losses}: what was restored is not everything");
     }
     Ok(())
+}
+
+/// Adds what helps where nothing could be tried.
+fn advise(report: larder_restore::Result<Report>) -> anyhow::Result<Report> {
+    let not_empty = |e: &larder_restore::Error| {
+        matches!(e, larder_restore::Error::Destination { source, .. }
+            if source.kind() == std::io::ErrorKind::DirectoryNotEmpty)
+    };
+    match report {
+        Err(e) if not_empty(&e) => Err(e)
+            .hint("name a directory that is new or empty; --force writes into this one and replaces what is in the way")
+            .could_not_run(),
+        report => report.could_not_run(),
+    }
 }
 
 fn value(r: &Report, losses: u64, kept: Kept) -> Value {

@@ -26,6 +26,7 @@ mod trees;
 
 use crate::failure::Advise;
 use crate::image::{Access, open_device};
+use crate::print;
 use anyhow::bail;
 use larder_restore::tree::Gap;
 use larder_restore::{Loss, Observer, Options, Reader, Trees, When, points};
@@ -138,7 +139,8 @@ impl Observer for Problems {
 impl Problems {
     pub(crate) fn add(&self, text: String) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MOST_PROBLEMS {
+        // The same node is often needed more than once.
+        if all.len() < MOST_PROBLEMS && !all.contains(&text) {
             all.push(text);
         }
     }
@@ -157,7 +159,7 @@ impl Problems {
         }
         match all.len() {
             0 => Ok(()),
-            n => bail!("{n} problems: what is shown is not everything"),
+            n => bail!("{}: what is shown is not everything", print::number(n as u64, "problem")),
         }
     }
 }
