@@ -2,7 +2,8 @@
 //!
 //! In order: the system chunks of the superblock and the chunk tree they lead to; chunk trees that backup roots name;
 //! chunk items in nodes that a scan finds, newest first; device extents joined with block groups, which together say
-//! the same as a chunk. A chunk that contradicts one already taken is dropped. Nodes need none of this once they are
+//! the same as a chunk. Where the newest chunk tree is damaged all of these are asked, for an older one lacks the newest
+//! chunks. A chunk that contradicts one already taken is dropped. Nodes need none of this once they are
 //! found: the scan knows their places. Data does.
 //!
 //! Also hidden here: what is done with chunks that this device has only a part of. A mirrored chunk is whole on any
@@ -39,15 +40,23 @@ pub(crate) fn load(reader: &Reader<'_>) -> Option<Scan> {
         }
         let gaps = tree(reader, root);
         if gaps.is_empty() {
-            if !why.is_empty() {
-                observer.note(&format!("chunk tree: {}; {what} is used", why.join("; ")));
+            if why.is_empty() {
+                return None;
             }
-            return None;
+            // Of an older commit: chunks that were made since are not in it.
+            observer.note(&format!("chunk tree: {}; {what} is used, and what else is found", why.join("; ")));
+            return elsewhere(reader);
         }
         why.extend(gaps.into_iter().map(|g| g.why));
     }
     why.truncate(3);
     observer.note(&format!("chunk tree: {}; looking for chunks elsewhere", why.join("; ")));
+    elsewhere(reader)
+}
+
+/// Adds chunks that no chunk tree is needed for. Returns the scan.
+fn elsewhere(reader: &Reader<'_>) -> Option<Scan> {
+    let observer = reader.observer();
     if !reader.may_scan() {
         return None;
     }

@@ -258,6 +258,30 @@ fn roots_may_be_destroyed() {
     }
 }
 
+/// The chunk tree of mkfs is whole, and a backup root names it; it lacks the chunk that the first mount made.
+#[test]
+fn chunks_are_found_that_an_older_chunk_tree_lacks() {
+    if !ready() {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("sample.img");
+    mkfs_btrfs(&image, 512 << 20, &["--nodesize", "16384"]).unwrap();
+    let mount = KernelMount::image(&image, "noatime").unwrap();
+    for n in 0..24u8 {
+        std::fs::write(mount.join(format!("file-{n}")), vec![n; 1 << 20]).unwrap();
+    }
+    mount.unmount_clean().unwrap();
+    let mount = KernelMount::image_read_only(&image, "").unwrap();
+    let manifest = manifest(&StdTree::new(mount.path())).unwrap();
+    mount.unmount().unwrap();
+    let sample = Sample { _dir: dir, image, manifest };
+    let (_dir, image, dest) = work(&sample);
+    destroy(&image, &[root(&image, ObjectId::CHUNK_TREE)]);
+    let (_, ears) = assert_all_back(&sample, &image, &dest);
+    assert!(ears.noted("the backup of generation"), "{:#?}", ears.notes);
+}
+
 #[test]
 fn superblocks_may_be_destroyed_but_one() {
     if !ready() {
