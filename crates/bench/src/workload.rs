@@ -227,7 +227,8 @@ impl Bench<'_> {
         let mut before = 0;
         session.aside(|m| {
             write_file(m, mib)?;
-            Ok(before = sharing::used(m)?)
+            before = sharing::used(m)?;
+            Ok(())
         })?;
         session.step("clone 1 file", Shape::Through, &mut |m| {
             sharing::copy(&m.join("stream"), &m.join("clone"))
@@ -253,7 +254,8 @@ impl Bench<'_> {
                 fs::create_dir(m.join(tree))?;
                 unpack(&archive.tar, &m.join(tree))?;
             }
-            Ok(before = sharing::used(m)?)
+            before = sharing::used(m)?;
+            Ok(())
         })?;
         let mut same = 0;
         session.step("dedupe 2 trees", Shape::Through, &mut |m| {

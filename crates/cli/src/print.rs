@@ -36,13 +36,13 @@ pub(crate) fn uuid(bytes: [u8; 16]) -> String {
     uuid::Uuid::from_bytes(bytes).to_string()
 }
 
-/// A name as it can be shown: control characters (a terminal would obey them) and bytes that are not UTF-8 become
-/// escapes.
+/// A name as it can be shown: control characters (a terminal would obey them), those that change the direction of writing (what is
+/// shown would not be what is there), and bytes that are not UTF-8 become escapes.
 pub(crate) fn name(raw: &[u8]) -> String {
     let mut out = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() || c == '\\' {
+            if c.is_control() || turns(c) || c == '\\' {
                 out.extend(c.escape_default());
             } else {
                 out.push(c);
@@ -53,6 +53,11 @@ pub(crate) fn name(raw: &[u8]) -> String {
         }
     }
     out
+}
+
+/// Does it change the direction of what stands around it? All of Unicode's `Bidi_Control`, and the separators of lines and paragraphs.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `2026-11-21 15:28:22` in UTC.
@@ -91,6 +96,8 @@ mod tests {
     #[test]
     fn names_cannot_talk_to_the_terminal() {
         assert_eq!(name("grüße".as_bytes()), "grüße");
+        assert_eq!(name("שלום".as_bytes()), "שלום");
+        assert_eq!(name("exe.\u{202e}txt".as_bytes()), "exe.\\u{202e}txt");
         assert_eq!(name(b"a\x1b[2Jb\nc\\d\xff"), "a\\u{1b}[2Jb\\nc\\\\d\\xff");
     }
 
