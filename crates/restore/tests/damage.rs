@@ -14,6 +14,7 @@ use larder_simtest::oracle::{
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -76,10 +77,23 @@ fn run(image: &Path, request: &Request) -> (larder_restore::Result<Report>, Ears
     (report, ears)
 }
 
+/// An image and what is in it. The file has no name any more: samples are kept in statics, which nobody drops.
 struct Sample {
-    _dir: tempfile::TempDir,
+    _file: std::fs::File,
     image: PathBuf,
     manifest: Manifest,
+}
+
+impl Sample {
+    /// The unmounted image; its directory goes.
+    fn of(image: &Path, dir: tempfile::TempDir) -> Self {
+        let mount = KernelMount::image_read_only(image, "").unwrap();
+        let manifest = manifest(&StdTree::new(mount.path())).unwrap();
+        mount.unmount().unwrap();
+        let file = std::fs::File::open(image).unwrap();
+        dir.close().unwrap();
+        Self { image: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: file, manifest }
+    }
 }
 
 /// An image that the kernel filled, with nodes of so many bytes, made once.
@@ -98,10 +112,7 @@ fn sample(nodesize: u32) -> &'static Sample {
         let mount = KernelMount::image(&image, "noatime").unwrap();
         std::fs::write(mount.join("last"), b"the last file").unwrap();
         mount.unmount_clean().unwrap();
-        let mount = KernelMount::image_read_only(&image, "").unwrap();
-        let manifest = manifest(&StdTree::new(mount.path())).unwrap();
-        mount.unmount().unwrap();
-        Sample { _dir: dir, image, manifest }
+        Sample::of(&image, dir)
     })
 }
 
@@ -272,10 +283,7 @@ fn chunks_are_found_that_an_older_chunk_tree_lacks() {
         std::fs::write(mount.join(format!("file-{n}")), vec![n; 1 << 20]).unwrap();
     }
     mount.unmount_clean().unwrap();
-    let mount = KernelMount::image_read_only(&image, "").unwrap();
-    let manifest = manifest(&StdTree::new(mount.path())).unwrap();
-    mount.unmount().unwrap();
-    let sample = Sample { _dir: dir, image, manifest };
+    let sample = Sample::of(&image, dir);
     let (_dir, image, dest) = work(&sample);
     destroy(&image, &[root(&image, ObjectId::CHUNK_TREE)]);
     let (_, ears) = assert_all_back(&sample, &image, &dest);
