@@ -61,7 +61,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    fn parse(tree: TreeId, item: Item) -> Result<Self> {
+    pub(super) fn parse(tree: TreeId, item: Item) -> Result<Self> {
         let corrupt = |what: &str| Error::corrupt(Place::item(tree, item.key), what);
         let parsed = FileExtent::parse(item.data()).map_err(|e| corrupt(&e.0))?;
         let start = item.key.offset;
@@ -81,6 +81,14 @@ impl Extent {
             return Err(corrupt("file extent does not begin at a sector"));
         }
         Ok(Self { start, end: end.max(SECTOR.min(start + SECTOR)), content, item })
+    }
+    /// Fails where it begins before the end of the one before it.
+    pub(super) fn follows(&self, tree: TreeId, end: u64) -> Result<()> {
+        if self.start < end {
+            let place = Place::item(tree, self.key());
+            return Err(Error::corrupt(place, "file extent overlaps the one before it"));
+        }
+        Ok(())
     }
     /// What it says, unless the data is in the leaf.
     pub(super) fn stored(&self) -> Option<&ExtentRecord> {
@@ -174,12 +182,7 @@ impl ExtentCursor {
                 _ => return Ok(None),
             },
         };
-        if extent.start < self.reached {
-            return Err(Error::corrupt(
-                Place::item(self.tree, extent.key()),
-                "file extent overlaps the one before it",
-            ));
-        }
+        extent.follows(self.tree, self.reached)?;
         self.reached = extent.end;
         Ok(Some(extent))
     }

@@ -43,7 +43,7 @@ pub(crate) use delalloc::{DataState, FileData, start};
 pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil};
 pub(crate) use fallocate::fallocate;
 pub(crate) use map::map;
-pub(crate) use replace::has_no_holes;
+pub(crate) use replace::{LastRefs, has_no_holes};
 pub(crate) use seek::seek;
 pub(crate) use truncate::truncate;
 

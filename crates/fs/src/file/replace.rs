@@ -14,6 +14,7 @@ use crate::error::{Error, Place, Result};
 use crate::inode::Inode;
 use crate::space::Run;
 use crate::transaction::Handle;
+use crate::tree::{Editor, Item};
 use larder_format::features::Incompat;
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, InlineExtent};
@@ -214,21 +215,13 @@ impl Plan {
     }
     /// Does it. `start..end` is what it changes of the file.
     fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>, (start, end): (u64, u64)) -> Result<()> {
-        let mut noted = 0;
-        let outcome = self.refs.iter().try_for_each(|change| {
-            note(h, inode, change)?;
-            noted += 1;
-            Ok(())
-        });
-        let outcome = outcome.and_then(|()| {
+        note_all(h, inode, &self.refs)?;
+        let outcome = {
             let ino = ObjectId(inode.id.ino);
             let key = |at: u64| extent_data_key(ino, FileOffset(at));
             let keys: SmallVec<[Key; 4]> = self.items.keys().map(|at| key(*at)).collect();
-            if keys.is_empty() {
-                return Ok(());
-            }
             let growing = self.items.values().filter(|(_, now)| now.is_some()).count();
-            h.edit_growing(&inode.subvol, &keys, growing, |e| {
+            let edit = |e: &mut Editor<'_>| {
                 for (at, (existed, _)) in &self.items {
                     let found = e.get(&key(*at)).is_some();
                     assert_eq!(found, *existed, "extent items changed although their lock is held");
@@ -242,14 +235,11 @@ impl Plan {
                     }
                 }
                 Ok(())
-            })
-        });
+            };
+            if keys.is_empty() { Ok(()) } else { h.edit_growing(&inode.subvol, &keys, growing, edit) }
+        };
         if let Err(e) = outcome {
-            // An extent that was created and dropped again is freed by the commit.
-            for change in &self.refs[..noted] {
-                let delta = if change.delta == Delta::Drop { Delta::Add } else { Delta::Drop };
-                note(h, inode, &RefChange { delta, ..*change })?;
-            }
+            take_back(h, inode, &self.refs)?;
             return Err(e);
         }
         let generation = h.generation();
@@ -268,12 +258,76 @@ impl Plan {
     }
 }
 
+/// Notes changes of references: all of them or none.
+fn note_all(h: &mut Handle<'_>, inode: &Inode, changes: &[RefChange]) -> Result<()> {
+    for (noted, change) in changes.iter().enumerate() {
+        if let Err(e) = note(h, inode, change) {
+            take_back(h, inode, &changes[..noted])?;
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what was noted. An extent that was created and dropped again is freed by the commit.
+fn take_back(h: &mut Handle<'_>, inode: &Inode, noted: &[RefChange]) -> Result<()> {
+    noted.iter().try_for_each(|change| {
+        let delta = if change.delta == Delta::Drop { Delta::Add } else { Delta::Drop };
+        note(h, inode, &RefChange { delta, ..*change })
+    })
+}
+
 fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
     let (subvol, ino) = (inode.id.subvol, inode.id.ino);
     match c.delta {
         Delta::Create => h.create_data(c.at, c.len, subvol, ino, c.offset),
         Delta::Add => h.add_data_ref(c.at, c.len, subvol, ino, c.offset),
         Delta::Drop => h.drop_data_ref(c.at, c.len, subvol, ino, c.offset),
+    }
+}
+
+/// The references to extents of a file that is deleted as a whole: gathered from its items, then dropped beside the edit
+/// that deletes these.
+#[derive(Debug, Default)]
+pub(crate) struct LastRefs {
+    refs: SmallVec<[RefChange; 4]>,
+    reached: u64,
+}
+
+impl LastRefs {
+    /// Takes what the next extent item of the file refers to.
+    ///
+    /// # Errors
+    /// `Corrupt` as an [`ExtentCursor`] says it.
+    pub(crate) fn add(&mut self, tree: TreeId, item: &Item) -> Result<()> {
+        let extent = Extent::parse(tree, item.clone())?;
+        extent.follows(tree, self.reached)?;
+        self.reached = extent.end;
+        if let Some(r) = extent.stored().filter(|r| !r.is_hole()) {
+            let offset = ref_offset(extent.start, r);
+            let (at, len) = (r.disk_bytenr, r.disk_num_bytes);
+            self.refs.push(RefChange { at, len, offset, delta: Delta::Drop });
+        }
+        Ok(())
+    }
+    /// Notes that they are gone and does `edit`, which deletes the items. The file has no delayed data, and the caller sees to
+    /// it that none comes.
+    ///
+    /// # Errors
+    /// What `edit` says; `Corrupt` where the file refers to what it cannot. Nothing is changed then.
+    pub(crate) fn drop_with(
+        &self,
+        h: &mut Handle<'_>,
+        inode: &Inode,
+        edit: impl FnOnce(&mut Handle<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let _extents = inode.data.lock_extents();
+        note_all(h, inode, &self.refs)?;
+        let done = edit(h);
+        if done.is_err() {
+            take_back(h, inode, &self.refs)?;
+        }
+        done
     }
 }
 

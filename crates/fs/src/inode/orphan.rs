@@ -1,16 +1,17 @@
 //! Deleting inodes that have no name left.
 //!
-//! An inode goes when it has neither names nor holds: its data first, in as many transactions as that takes, then its other
-//! items in batches, at last its inode item together with the ORPHAN item that announced it. Whatever a crash leaves of
+//! An inode goes when it has neither names nor holds. Most have few items and go with all of them, extents included, in one
+//! edit. Of the others the data goes first, in as many transactions as that takes, then the other
+//! items in batches, at last the inode item together with the ORPHAN item that announced it. Whatever a crash leaves of
 //! that is announced still, and is finished when the subvolume is used for the first time after it. An ORPHAN item of an
 //! inode that has names announces a truncation instead; nobody makes such any more ([`file::truncate`]).
 
-use super::draft::prepare;
+use super::draft::{prepare, write_changes};
 use super::{Inode, names};
 use crate::api::{FileKind, may_wait, past_no_return};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::file;
+use crate::file::{self, LastRefs};
 use crate::root::Subvolume;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};
@@ -42,11 +43,11 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     // With `op` held nothing comes to be delayed: what has landed is among the items.
     let delayed = inode.data.delayed_bytes() > 0;
     // Once is enough: what it leaves is no data, whatever a damaged image calls it.
-    let mut truncated = false;
+    let mut truncated = inode.kind != FileKind::Regular;
     loop {
-        let (keys, all) = some_items(core, inode)?;
-        let extents = keys.iter().any(|k| k.kind == KeyType::EXTENT_DATA);
-        if inode.kind == FileKind::Regular && (delayed || extents) && !truncated {
+        let Items { keys, all, extents } = some_items(core, inode, truncated)?;
+        let at_once = all && !delayed;
+        if !truncated && (delayed || extents.is_some()) && !at_once {
             file::truncate(core, inode, 0)?;
             truncated = true;
             continue;
@@ -62,7 +63,14 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
             }
             Ok(())
         })?;
-        let (handle, ()) = prepared.write()?;
+        let handle = match extents {
+            Some(refs) => {
+                let (mut handle, changes) = prepared.into_changes();
+                refs.drop_with(&mut handle, inode, |h| write_changes(h, &inode.subvol, &changes))?;
+                handle
+            }
+            None => prepared.write()?.0,
+        };
         if all {
             inode.state.lock().deleted = true;
             inode.subvol.inodes.remove(inode.id.ino);
@@ -72,20 +80,32 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// Some items of an inode but for the inode item; and whether these are all.
-fn some_items(core: &Core, inode: &Inode) -> Result<(Vec<Key>, bool)> {
+/// What an inode has beside its inode item.
+struct Items {
+    /// Some of the items.
+    keys: Vec<Key>,
+    /// These are all.
+    all: bool,
+    /// What those of them refer to that are extents of its data, if there are any.
+    extents: Option<LastRefs>,
+}
+
+/// Some items of an inode but for the inode item. `no_data`: none of them is data.
+fn some_items(core: &Core, inode: &Inode, no_data: bool) -> Result<Items> {
     let first = Key::new(inode.object(), KeyType::INODE_ITEM, 1);
     let last = Key::new(inode.object(), KeyType(u8::MAX), u64::MAX);
-    let mut keys = Vec::new();
-    let mut all = true;
+    let mut found = Items { keys: Vec::new(), all: true, extents: None };
     inode.subvol.version(core).scan(&first, &last, |item| {
-        all = keys.len() < BATCH;
-        if all {
-            keys.push(item.key);
+        found.all = found.keys.len() < BATCH;
+        if found.all {
+            found.keys.push(item.key);
+            if item.key.kind == KeyType::EXTENT_DATA && !no_data {
+                found.extents.get_or_insert_default().add(inode.subvol.id, item)?;
+            }
         }
-        Ok(all)
+        Ok(found.all)
     })?;
-    Ok((keys, all))
+    Ok(found)
 }
 
 /// Deletes all inodes that only holds have kept, and forgets the holds.
