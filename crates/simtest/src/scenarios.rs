@@ -160,6 +160,7 @@ pub const LINES: &[(&str, &str)] = &[
 
 /// The same for subvolumes and deduplication, which only Larder and Linux have.
 const SHARED: &[(&str, &str)] = &[
+    ("V-exchange", "sub S; new S/f; mk S/d; sub S/T; mv= S S/f; mv= S S/d/g; mv= S/T S/T/n; F S/f"),
     ("L-V01", "sub S; new S/f; COMMIT; mv S T; T/f[0,9000)=a; F T/f; rm T/f; F T"),
     ("L-V01-unchanged", "sub S; new S/f; S/f[0,9000)=a; COMMIT; mv S T; F T/f"),
     (

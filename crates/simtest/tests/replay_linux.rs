@@ -12,8 +12,8 @@ use larder_simtest::device::SimDevice;
 use larder_simtest::image::Image;
 use larder_simtest::ops::Op;
 use larder_simtest::oracle::{
-    EngineTree, KernelMount, Manifest, Need, PathRunner, StdTree, btrfs, copy_image, kernel_verdict,
-    manifest, mkfs_btrfs, need, scratch, sum_of_image,
+    EngineTree, KernelMount, Manifest, Need, PathRunner, StdTree, btrfs, btrfs_check, clean, copy_image,
+    kernel_verdict, manifest, mkfs_btrfs, need, scratch, sum_of_image,
 };
 use larder_simtest::scenarios;
 use larder_simtest::sharing::sharing;
@@ -247,6 +247,10 @@ fn subvolumes_and_what_is_shared() {
     assert!(logs.is_none_or(|n| n > 0), "Linux did not log");
 }
 
+/// The log has a file whose space is preallocated, and another that shares what was written there since.
+const SHARED_PREALLOCATION: &str =
+    "new h; h[0,64K)=h; COMMIT; new f; pre f[0,16K); F f; f[0,8K)=x; copy f[4K,8K)>h@40K; F h";
+
 /// Names of the scenarios of `docs/LOG.md` that are about extents.
 const EXTENTS: &[(&str, &str)] = &[
     ("L-E01", "new f; f[0,16K)=a; F f; COMMIT; punch f[8000,12096); punch f[15000,15100); F f"),
@@ -291,6 +295,7 @@ const EXTENTS: &[(&str, &str)] = &[
         "L-F05",
         "new f; f[0,1M)=a; COMMIT; copy f[64K,128K)>f@2M; F f; copy f[0,64K)>f@3M; F f; f[2064K,2080K)=b; F f; punch f[3M,3088K); F f",
     ),
+    ("L-F06", SHARED_PREALLOCATION),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
     ("L-Z02", "new f; f[0,256K)=p; F f; f[100K,101K)=x; F f; punch f[30K,50K); F f; trunc f 77777; F f"),
     (
@@ -396,6 +401,23 @@ fn a_crash_while_replaying_changes_nothing() {
         let checked = larder_check::check(&[device], &larder_check::Options::default(), &|_| ());
         assert!(checked.unwrap().is_clean(), "{}", crashes.describe(state));
     }
+}
+
+/// What Linux itself has written and replayed: why such findings of `btrfs check` are not believed without a second opinion.
+#[test]
+fn btrfs_check_may_be_mistaken_about_preallocated_space_that_is_shared() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let mut reports = Vec::new();
+    let logs = cuts(&steps(SHARED_PREALLOCATION), PLAIN, dir.path(), |_, crashed| {
+        KernelMount::image(crashed, "noatime")?.unmount_clean()?;
+        reports.push(btrfs_check(crashed, true));
+        clean(crashed)
+    });
+    assert_eq!(logs.unwrap(), 2);
+    assert!(reports.iter().all(|r| r.is_clean() || r.may_be_mistaken()), "{reports:?}");
 }
 
 /// Each node of the log damaged in turn: refused with where and what, and nothing is written.

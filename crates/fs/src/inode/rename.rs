@@ -66,6 +66,7 @@ pub(crate) fn rename(
             RenameMode::Replace => true,
             RenameMode::NoReplace => false,
             RenameMode::Exchange | RenameMode::Whiteout { .. } => {
+                subvolume::check_may_leave(core, (&from_dir, from.1), &to_dir)?;
                 return Err(Error::NotSupported("exchanging a subvolume, or leaving a whiteout for it"));
             }
         };

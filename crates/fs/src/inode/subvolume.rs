@@ -332,6 +332,18 @@ pub(super) fn rename(
     }
 }
 
+/// Fails where a subvolume would come to hang in itself: the first thing that Linux finds wrong with any kind of move.
+///
+/// # Errors
+/// `Invalid`; `NotFound`; reading; `WouldBlock`.
+pub(super) fn check_may_leave(core: &Core, (dir, name): (&Arc<Inode>, &[u8]), to: &Inode) -> Result<()> {
+    may_wait()?;
+    let _tree = core.subvol_tree.lock();
+    let at = Name { dir: dir.object(), name };
+    let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
+    check_not_into_itself(core, target.location.objectid, to)
+}
+
 /// A subvolume must not come to hang in itself. For callers that hold `subvol_tree`.
 fn check_not_into_itself(core: &Core, id: TreeId, to: &Inode) -> Result<()> {
     let mut at = to.id.subvol;

@@ -161,7 +161,9 @@ fn torture(args: &Args) -> Result<Outcome, String> {
         kernel: args.kernel_share,
     };
     if args.state.is_some() {
-        config.depth = Depth { emptied: 1.0, recovered: 1.0, checked: 1.0, kernel: 0.0 };
+        // It is the kernel, too, where it had its share.
+        let kernel = if args.kernel_share > 0.0 { 1.0 } else { 0.0 };
+        config.depth = Depth { emptied: 1.0, recovered: 1.0, checked: 1.0, kernel };
     }
     if config.depth.checked > 0.0 && !need(&[Need::BtrfsProgs]) {
         config.depth.checked = 0.0;
