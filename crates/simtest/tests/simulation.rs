@@ -93,6 +93,8 @@ fn what_is_shared_survives_every_crash() {
     let workloads = scenarios::shared().into_iter().chain((0..8).map(|seed| sharing(seed, 30)));
     let outcome = run_all(&config(50, SHALLOW), workloads);
     assert!(outcome.distinct.len() > 700, "{outcome}");
+    // Once more, so that the log gets what a commit has not.
+    run_all(&config(50, SHALLOW).whole(), scenarios::shared());
 }
 
 #[test]

@@ -53,6 +53,10 @@ impl RefChange {
 pub(super) struct Sums(BTreeMap<Logical, Vec<u8>>);
 
 impl Sums {
+    /// Takes those of another log as well. What both have is the same.
+    pub(super) fn take(&mut self, others: &mut Self) {
+        self.0.append(&mut others.0);
+    }
     /// Notes all of them, neighbours together.
     pub(super) fn note(self, h: &mut Handle<'_>) {
         const SECTORS: usize = 4096;

@@ -1,6 +1,6 @@
 //! Replaying: from a superblock with a log to one without.
 
-use super::extents::Claims;
+use super::extents::{Claims, Sums};
 use super::source::{Log, damaged};
 use super::subvolume::{Outcome, work_out};
 use crate::core::Core;
@@ -38,6 +38,10 @@ pub(crate) fn replay(core: &Core) -> Result<bool> {
     drop(log);
     let mut handle = Handle::for_replay(core)?;
     handle.txn.touch();
+    // Together: files of several subvolumes may share an extent, and notes of checksums never overlap.
+    let mut sums = Sums::default();
+    outcomes.iter_mut().for_each(|outcome| sums.take(&mut outcome.sums));
+    sums.note(&mut handle);
     for outcome in outcomes {
         apply(&mut handle, outcome)?;
     }
@@ -73,7 +77,6 @@ fn apply(h: &mut Handle<'_>, outcome: Outcome) -> Result<()> {
     for change in &outcome.refs {
         change.note(h, subvol.id)?;
     }
-    outcome.sums.note(h);
     let changes: Vec<_> = outcome.changes.into_iter().collect();
     for some in changes.chunks(ITEMS) {
         let keys: Vec<Key> = some.iter().map(|(key, _)| *key).collect();

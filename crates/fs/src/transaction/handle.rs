@@ -234,7 +234,7 @@ impl<'a> Handle<'a> {
         self.noted();
         self.txn.refs.lock().drop_data(at, len, data_ref(subvol, ino, file_offset))
     }
-    /// Checksums for the sectors from `at` on.
+    /// Checksums for the sectors from `at` on. Notes must not overlap: the commit goes from the end of one to the next.
     pub(crate) fn add_csums(&mut self, at: Logical, sums: Vec<u8>) {
         if self.core.options.tuning.break_no_csums || sums.is_empty() {
             return;
