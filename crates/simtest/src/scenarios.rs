@@ -168,7 +168,6 @@ const SHARED: &[(&str, &str)] = &[
         "L-F07-back",
         "sub S; sub U; new S/f; new U/f; new z; z[0,64K)=z; COMMIT; U/f[0,64K)=a; copy U/f[32K,64K)>S/f@32K; S/f[0,4K)=b; F U/f; F S/f",
     ),
-    ("V-exchange", "sub S; new S/f; mk S/d; sub S/T; mv= S S/f; mv= S S/d/g; mv= S/T S/T/n; F S/f"),
     ("L-V01", "sub S; new S/f; COMMIT; mv S T; T/f[0,9000)=a; F T/f; rm T/f; F T"),
     ("L-V01-unchanged", "sub S; new S/f; S/f[0,9000)=a; COMMIT; mv S T; F T/f"),
     (

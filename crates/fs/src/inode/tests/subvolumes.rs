@@ -265,6 +265,12 @@ fn subvolumes_move() {
     assert_err!(mv(d, "empty", w.root(), "other"), Error::NotEmpty);
     mv(d, "empty", other, "across").unwrap();
     assert_err!(mv(w.root(), "other", sub, "loop"), Error::Invalid(_));
+    let swap =
+        |from, a: &str, to, b: &str| w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Exchange);
+    w.file(other, "inside");
+    assert_err!(swap(w.root(), "other", other, "inside"), Error::Invalid(_));
+    assert_err!(swap(w.root(), "other", sub, "nothing"), Error::Invalid(_));
+    assert_err!(swap(w.root(), "other", d, "full"), Error::NotSupported(_));
     assert_eq!(w.find(other, "across").unwrap().id, sub);
     assert_eq!(w.fs.subvolume_path(sub.subvol).unwrap(), b"other/across");
     assert_eq!(w.find(sub, "..").unwrap().id, other);
