@@ -15,7 +15,7 @@ use crate::transaction::Txn;
 use crate::tree::Version;
 use larder_format::features::Incompat;
 use larder_format::items::keys::{csum_key, extent_data_key, inode_key};
-use larder_format::items::{ExtentRecord, FileExtent, InodeItem};
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeItem};
 use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -142,8 +142,8 @@ pub(super) fn collect(
         if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
             return Err(Stop::Commit(Cause::NewChunk));
         }
-        if !core.options.tuning.break_log_no_csums {
-            sums(core, txn, &r, &mut out.sums);
+        if r.kind == ExtentKind::Regular && !core.options.tuning.break_log_no_csums {
+            sums(core, txn, &r, out.shares, &mut out.sums);
         }
     }
     let has = Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get());
@@ -220,14 +220,35 @@ impl Window {
 ///
 /// Notes are taken whole, although one may cover several extents that were written together: then the items of a log can only be
 /// equal or apart, whichever extents they were logged for. Replaying takes from them what it has extents for.
-fn sums(core: &Core, txn: &Txn, r: &ExtentRecord, out: &mut BTreeMap<Logical, Vec<u8>>) {
-    let end = Logical(r.disk_bytenr.0.saturating_add(r.disk_num_bytes));
+///
+/// Not so where the file shares extents: of these it may use what another file has written into space that the log, which
+/// may have it from before that, says is preallocated. Sectors of that must not have checksums, so only what this file has of the
+/// extent is taken (`content::put_sums` keeps such items apart).
+fn sums(core: &Core, txn: &Txn, r: &ExtentRecord, shares: bool, out: &mut BTreeMap<Logical, Vec<u8>>) {
+    let extent = (r.disk_bytenr, Logical(r.disk_bytenr.0.saturating_add(r.disk_num_bytes)));
+    let (start, end) = match r.compression {
+        Compression::None if shares => {
+            let start = Logical(r.disk_bytenr.0.saturating_add(r.offset)).min(extent.1);
+            (start, Logical(start.0.saturating_add(r.num_bytes)).min(extent.1))
+        }
+        _ => extent,
+    };
     let noted = txn.csums.lock();
-    let before = noted.range(..r.disk_bytenr).next_back();
-    let before = before.filter(|(at, sums)| sums_end(core, **at, sums) > r.disk_bytenr);
+    let before = noted.range(..start).next_back();
+    let before = before.filter(|(at, sums)| sums_end(core, **at, sums) > start);
     let before = before.filter(|_| !core.options.tuning.break_log_part_csums);
-    for (at, sums) in before.into_iter().chain(noted.range(r.disk_bytenr..end)) {
-        out.entry(*at).or_insert_with(|| sums.clone());
+    for (at, sums) in before.into_iter().chain(noted.range(start..end)) {
+        if !shares {
+            out.entry(*at).or_insert_with(|| sums.clone());
+            continue;
+        }
+        let bytes = |to: Logical| (to.0 - at.0) as usize / SECTOR as usize * core.csum.size();
+        let (from, to) = (start.max(*at), end.min(sums_end(core, *at, sums)));
+        let part = &sums[bytes(from)..bytes(to)];
+        let known = out.entry(from).or_default();
+        if known.len() < part.len() {
+            *known = part.to_vec();
+        }
     }
 }
 

@@ -141,24 +141,20 @@ fn merge(
         for window in &contribution.windows {
             overlay(log, blocks, ino, window)?;
         }
+        log.parts |= contribution.shares && !contribution.sums.is_empty();
         for (at, sums) in &contribution.sums {
             for (key, data) in sum_items(core, *at, sums) {
-                put_sums(core, log, blocks, key, &data, contribution.shares)?;
+                put_sums(core, log, blocks, key, &data)?;
             }
         }
     }
     Ok(())
 }
 
-/// Adds an item of checksums. Where the file shares extents, sectors that the log has checksums of already are left out.
-fn put_sums(
-    core: &Core,
-    log: &mut SubvolLog,
-    blocks: &mut Blocks,
-    key: Key,
-    data: &[u8],
-    shares: bool,
-) -> Result<()> {
+/// Adds an item of checksums. Once a file that shares extents is logged, sectors that the log has checksums of already are left
+/// out.
+fn put_sums(core: &Core, log: &mut SubvolLog, blocks: &mut Blocks, key: Key, data: &[u8]) -> Result<()> {
+    let shares = log.parts;
     core.log.csum_items.fetch_add(1, Ordering::Relaxed);
     let end = sums_end(core, Logical(key.offset), data);
     let there = |log: &SubvolLog| {

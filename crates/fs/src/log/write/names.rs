@@ -42,11 +42,14 @@ pub(super) struct SubvolLog {
     claims: BTreeMap<(ObjectId, Vec<u8>), ObjectId>,
     /// Inodes whose content is logged, too.
     full: HashSet<ObjectId>,
+    /// It may have checksums of parts of a note: those of files that share extents.
+    pub(super) parts: bool,
 }
 
 impl SubvolLog {
     pub(super) fn new(core: &Core) -> Self {
-        Self { tree: LogTree::new(core.nodesize()), claims: BTreeMap::new(), full: HashSet::new() }
+        let tree = LogTree::new(core.nodesize());
+        Self { tree, claims: BTreeMap::new(), full: HashSet::new(), parts: false }
     }
 }
 
