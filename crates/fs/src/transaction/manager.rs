@@ -252,12 +252,21 @@ impl Transactions {
     }
     /// Starts the next transaction; the closed one is sealed.
     pub(crate) fn sealed(&self, since: Instant) {
-        let mut view = self.view.write();
-        let mut state = self.state.lock();
-        // Nobody can have joined, but somebody may be giving this transaction a chunk (`pin_running`).
-        while state.handles > 0 {
-            self.changed.wait(state.inner());
-        }
+        // Nobody can have joined, but somebody may be giving this transaction a chunk, or collecting for its log
+        // (`pin_running`), and may look at the view meanwhile: who waits for them must not hold it.
+        let (mut view, mut state) = loop {
+            {
+                let mut state = self.state.lock();
+                while state.handles > 0 {
+                    self.changed.wait(state.inner());
+                }
+            }
+            let view = self.view.write();
+            let state = self.state.lock();
+            if state.handles == 0 {
+                break (view, state);
+            }
+        };
         let next = Arc::new(Txn::new(state.running.generation.next()));
         let old = std::mem::replace(&mut state.running, next.clone());
         view.sealed = Some(old);
@@ -352,6 +361,35 @@ mod tests {
         while !txns.state.lock().sealing {
             thread::yield_now();
         }
+    }
+
+    /// Who collects for the log looks at the view while it holds the transaction, and the seal waits for it.
+    #[test]
+    fn a_seal_that_waits_for_a_pin_keeps_nobody_from_the_view() {
+        let txns = std::sync::Arc::new(manager());
+        let (txn, since) = txns.close_running();
+        let (send, events) = mpsc::channel();
+        let (held, sealing) = (send.clone(), txns.clone());
+        thread::spawn({
+            let txns = txns.clone();
+            move || {
+                let pin = txns.pin_running().unwrap();
+                held.send("pinned").unwrap();
+                for _ in 0..10_000 {
+                    txns.with_view(|view| assert!(view.sealed.is_none()));
+                    thread::yield_now();
+                }
+                drop(pin);
+            }
+        });
+        let limit = std::time::Duration::from_secs(60);
+        assert_eq!(events.recv_timeout(limit), Ok("pinned"));
+        thread::spawn(move || {
+            sealing.sealed(since);
+            send.send("sealed").unwrap();
+        });
+        assert_eq!(events.recv_timeout(limit), Ok("sealed"));
+        txns.with_view(|view| assert_eq!(view.sealed.as_ref().unwrap().generation, txn.generation));
     }
 
     #[test]
