@@ -9,7 +9,7 @@ use crate::crash::{Crashes, Limits};
 use crate::device::{Seq, SimDevice};
 use crate::image::Image;
 use crate::model::{History, Mode};
-use crate::oracle::{Aspects, EngineTree, KernelMount, StdTree, clean, compare_sources};
+use crate::oracle::{Aspects, EngineTree, KernelMount, StdTree, btrfs_check, compare_sources};
 use crate::walk::walk;
 use crate::world::{Body, Top, World};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
@@ -213,7 +213,11 @@ impl Judge<'_> {
                 differences.len()
             ));
         }
-        clean(&path).map_err(|e| format!("after the kernel's mount: {e:#}"))
+        let report = btrfs_check(&path, true);
+        if !report.is_clean() {
+            return Err(format!("btrfs check after the kernel's mount: {report}"));
+        }
+        Ok(())
     }
 }
 
@@ -236,7 +240,8 @@ fn to_file(image: &Image) -> Result<(tempfile::TempDir, PathBuf), String> {
 
 fn check(image: &Image, when: &str) -> Result<(), String> {
     let (_dir, path) = to_file(image)?;
-    clean(&path).map_err(|e| format!("{when}: {e:#}"))
+    let report = btrfs_check(&path, true);
+    if report.is_clean() { Ok(()) } else { Err(format!("btrfs check {when}: {report}")) }
 }
 
 /// New files can be made, written and fsynced, get numbers of their own, and then everything can be removed.

@@ -49,7 +49,7 @@ pub use path_runner::PathRunner;
 pub use progs::{Report, btrfs, btrfs_check, btrfs_check_within, dump_tree, mkfs_btrfs};
 pub use std_tree::StdTree;
 pub use tree::{Facts, Kind, Time, TreeSource, decode_kind};
-pub use verdict::{clean, copy_image, kernel_verdict, sum_of_image};
+pub use verdict::{copy_image, kernel_verdict, sum_of_image};
 
 use std::io::Write;
 use std::path::PathBuf;

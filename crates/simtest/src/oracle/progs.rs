@@ -77,21 +77,6 @@ impl Report {
         self.code == Some(0) && self.complaints.is_empty()
     }
 
-    /// May it be mistaken? Where a file has preallocated space of which another file shares what was written since, it looks an
-    /// extent up by the length of a part, and a file's item by where the extent would begin, and does not find them. Crash
-    /// states of Linux's own have that (`tests/replay_linux.rs`).
-    #[must_use]
-    pub fn may_be_mistaken(&self) -> bool {
-        let mistakes =
-            ["Missing extent item in extent tree for disk_bytenr ", "Missing file extent item for inode "];
-        let is_mistake = |line: &String| mistakes.iter().any(|m| line.starts_with(m));
-        let follows = |line: &String| {
-            line == "ERROR: errors found in fs roots"
-                || line.starts_with("found ") && line.ends_with(" bytes used, error(s) found")
-        };
-        self.complaints.iter().any(is_mistake) && self.complaints.iter().all(|c| is_mistake(c) || follows(c))
-    }
-
     /// It did not come to an end.
     #[must_use]
     pub fn timed_out(&self) -> bool {
