@@ -170,6 +170,11 @@ pub trait Handler: Send + Sync + 'static {
         later.answer(Err(Errno::NOSYS));
     }
 
+    /// Must the handler know, for this request, of all look-ups that the kernel gave back before it? They come another way.
+    fn comes_after_forgets(&self, _: &Request<'_>) -> bool {
+        false
+    }
+
     /// The kernel gives back `count` look-ups of an inode. Has no reply.
     fn forget(&self, node: u64, count: u64);
 }

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 const TRANSPORTS: [Transport; 2] = [Transport::DevFuse, Transport::Uring];
 
@@ -349,6 +349,63 @@ fn a_panic_is_an_io_error_and_no_more() {
         assert_eq!(m.stats.panics(), 100);
         m.finish();
     }
+}
+
+/// Forgets nothing before it is asked how full it is, then slowly; and is told of what the kernel forgot before it answers.
+struct Forgetful {
+    server: MemServer,
+    asked: AtomicBool,
+    forgotten: AtomicU64,
+    at_the_answer: AtomicU64,
+}
+
+impl Handler for Forgetful {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+        if request.opcode == Opcode::Statfs {
+            if patience == Patience::Queue {
+                self.asked.store(true, Ordering::Release);
+                return Err(Failure::Wait);
+            }
+            self.at_the_answer.store(self.forgotten.load(Ordering::Acquire), Ordering::Release);
+        }
+        self.server.handle(request, reply, patience)
+    }
+    fn comes_after_forgets(&self, request: &Request<'_>) -> bool {
+        request.opcode == Opcode::Statfs
+    }
+    fn forget(&self, node: u64, count: u64) {
+        while !self.asked.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        (0..1000).for_each(|_| std::hint::spin_loop());
+        self.server.forget(node, count);
+        self.forgotten.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[test]
+fn what_the_kernel_forgot_before_a_sync_is_forgotten_before_its_answer() {
+    const FILES: u64 = 300;
+    if !can_mount() {
+        return;
+    }
+    let handler = Arc::new(Forgetful {
+        server: MemServer::new(true),
+        asked: AtomicBool::new(false),
+        forgotten: AtomicU64::new(0),
+        at_the_answer: AtomicU64::new(0),
+    });
+    let m = Mount::new(
+        Arc::clone(&handler),
+        MountOptions { transport: Transport::Uring, ..MountOptions::default() },
+    );
+    for i in 0..FILES {
+        fs::write(m.join(&format!("{i}")), b"x").unwrap();
+        fs::remove_file(m.join(&format!("{i}"))).unwrap();
+    }
+    rustix::fs::statvfs(m.path()).unwrap();
+    assert_eq!(handler.at_the_answer.load(Ordering::Acquire), FILES);
+    m.finish();
 }
 
 #[test]

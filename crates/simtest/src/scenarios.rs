@@ -36,6 +36,8 @@ pub const LINES: &[(&str, &str)] = &[
     ),
     ("N-attributes-of-another", "new f; new g; COMMIT; mode f 600; xa f user.1=v; mv f h; mv g f; F f"),
     ("N-attributes-of-root", "new f; COMMIT; mode / 711; xa / user.1=v; mv f g; F g; F /"),
+    // A name that is gone is logged with its directory: the inode is counted again, and is else as it was.
+    ("N-attributes-of-loser", "mk B; new x; ln x B/h; COMMIT; mode x 127; rm B/h; F B"),
     // Old names of what was fsynced that others have by now, known to the last commit or not.
     ("N-old-name-taken", "new f; mv f g; new f; F g"),
     ("N-old-name-taken-dir", "mk A; COMMIT; mk X; mv X A; mv A B; mk A; F B"),

@@ -98,6 +98,11 @@ fn from_x(attr: &Attr, arg: &[u8]) -> Result<u64, Errno> {
     Ok(attr.flags & !shown | set)
 }
 
+/// Does this one sync the file system?
+pub(super) fn syncs(cmd: u32) -> bool {
+    matches!(cmd, IOC_SYNC | BTRFS_SYNC | BTRFS_START_SYNC)
+}
+
 impl Server {
     pub(super) fn ioctl(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let asked: IoctlIn = request.arg()?;

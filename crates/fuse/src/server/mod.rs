@@ -128,6 +128,15 @@ impl Handler for Server {
         self.fs.fsync_then(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0, Box::new(then));
     }
 
+    /// What was deleted before a sync, and is in use no more, has its space given back by it.
+    fn comes_after_forgets(&self, request: &Request<'_>) -> bool {
+        match request.opcode {
+            Opcode::Syncfs => true,
+            Opcode::Ioctl => request.arg::<proto::IoctlIn>().is_ok_and(|asked| ioctl::syncs(asked.cmd)),
+            _ => false,
+        }
+    }
+
     fn forget(&self, node: u64, count: u64) {
         if let Some(id) = self.nodes.id(node) {
             self.fs.release(id, count);

@@ -4,7 +4,7 @@
 //! wait, then by one that may — but on the caller's thread and without a descriptor. It exists for tests and fuzzers, which
 //! have no kernel that would send them nonsense.
 
-use super::{Dispatch, Forget, parse};
+use super::{Dispatch, parse};
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::proto::InHeader;
@@ -33,7 +33,8 @@ impl<H: Handler> Direct<H> {
     pub fn message(&mut self, message: &[u8]) -> Option<Result<&[u8], i32>> {
         let (header, _) = InHeader::read_from_prefix(message).ok()?;
         self.dispatch.arrived(&header);
-        if self.dispatch.silent(message, &header, Forget::Here) {
+        if let Some(forgotten) = self.dispatch.silent(message, &header) {
+            self.dispatch.forget(&forgotten);
             return None;
         }
         let raw = parse(message)?;

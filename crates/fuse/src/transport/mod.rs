@@ -27,8 +27,8 @@ use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Space before the data of a write: head and fixed structure.
@@ -157,8 +157,9 @@ pub fn serve_handler<H: Handler>(
     };
     let served = match &rings {
         Some(rings) => rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
+            let silent = dev_fuse::Silent::open(&mounted)?;
             on_ready(ready(rings.len()));
-            dev_fuse::read_only_forgets(&mounted, &dispatch)
+            dispatch.silent.get_or_init(|| silent).serve(&dispatch)
         }),
         None => dev_fuse::serve(&mounted, &dispatch, |threads| on_ready(ready(threads))),
     };
@@ -250,6 +251,10 @@ pub(crate) struct Dispatch<H> {
     /// have to wait for one of these threads.
     kernel_waiters: Workers,
     forgets: Mutex<Forgets>,
+    /// Held by who forgets elsewhere than a reader.
+    forgetting: Mutex<()>,
+    /// Beside io_uring.
+    silent: OnceLock<dev_fuse::Silent>,
 }
 
 /// Look-ups that the kernel has given back and the handler does not know of yet.
@@ -258,15 +263,6 @@ struct Forgets {
     list: Vec<(u64, u64)>,
     /// A worker is on it.
     under_way: bool,
-}
-
-/// On which thread the handler forgets. The last look-up of a deleted file gives its space back, which takes a while.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Forget {
-    /// On this one, which does nothing else.
-    Here,
-    /// On a worker.
-    Elsewhere,
 }
 
 impl<H> std::fmt::Debug for Dispatch<H> {
@@ -285,6 +281,8 @@ impl<H> Dispatch<H> {
             // loans.
             kernel_waiters: Workers::new(MAX_KERNEL_WAITERS, usize::MAX),
             forgets: Mutex::default(),
+            forgetting: Mutex::default(),
+            silent: OnceLock::new(),
         }
     }
 
@@ -314,11 +312,19 @@ impl<H: Handler> Dispatch<H> {
     }
 
     /// Answers a request into `out`: bytes of the body, or why there is none. A handler that panics answers EIO.
-    pub(crate) fn answer(&self, raw: Raw<'_>, out: &mut [u8], patience: Patience) -> Result<usize, Failure> {
+    pub(crate) fn answer(
+        self: &Arc<Self>,
+        raw: Raw<'_>,
+        out: &mut [u8],
+        patience: Patience,
+    ) -> Result<usize, Failure> {
         let Some(opcode) = Opcode::from_number(raw.header.opcode) else {
             return Err(Failure::Errno(Errno::NOSYS));
         };
         let request = Request { header: raw.header, opcode, arg: raw.arg, data: raw.data };
+        if patience != Patience::Queue && self.handler.comes_after_forgets(&request) {
+            self.settle();
+        }
         let outcome =
             catch_unwind(AssertUnwindSafe(|| self.handler.handle(&request, &mut Reply::new(out), patience)));
         let outcome = outcome.unwrap_or_else(|_| {
@@ -372,8 +378,8 @@ impl<H: Handler> Dispatch<H> {
         }
     }
 
-    /// Handles a message that has no reply. False: it is an ordinary request.
-    pub(crate) fn silent(self: &Arc<Self>, message: &[u8], header: &InHeader, how: Forget) -> bool {
+    /// What a message forgets that has no reply: it may be nothing. `None`: it is an ordinary request.
+    pub(crate) fn silent(&self, message: &[u8], header: &InHeader) -> Option<Vec<(u64, u64)>> {
         let body = message.get(size_of::<InHeader>()..).unwrap_or_default();
         let mut forgotten = Vec::new();
         match Opcode::from_number(header.opcode) {
@@ -393,18 +399,25 @@ impl<H: Handler> Dispatch<H> {
             }
             // Requests are short or already decided; nothing is to be gained from stopping one half-way.
             Some(Opcode::Interrupt) => {}
-            _ => return false,
+            _ => return None,
         }
         self.stats.forget(forgotten.len() as u64);
-        match how {
-            Forget::Here => self.forget(&forgotten),
-            Forget::Elsewhere if !forgotten.is_empty() => self.forget_elsewhere(&forgotten),
-            Forget::Elsewhere => {}
-        }
-        true
+        Some(forgotten)
     }
 
-    fn forget(&self, list: &[(u64, u64)]) {
+    /// Waits until the handler knows of what the kernel has forgotten so far. (Without io_uring but for what a reader
+    /// is just about to take in.)
+    fn settle(self: &Arc<Self>) {
+        if let Some(silent) = self.silent.get() {
+            silent.settle(self);
+        }
+        let _forgetting = self.forgetting.lock();
+        let list = std::mem::take(&mut self.forgets.lock().list);
+        self.forget(&list);
+    }
+
+    /// The last look-up of a deleted file gives its space back, which takes a while.
+    pub(crate) fn forget(&self, list: &[(u64, u64)]) {
         for &(node, count) in list {
             if count > 0 && catch_unwind(AssertUnwindSafe(|| self.handler.forget(node, count))).is_err() {
                 self.stats.panic();
@@ -413,9 +426,13 @@ impl<H: Handler> Dispatch<H> {
         }
     }
 
+    /// Forgets on a worker.
     fn forget_elsewhere(self: &Arc<Self>, list: &[(u64, u64)]) {
         /// More than this and the reader, which is faster than the worker, helps.
         const MOST: usize = 16 << 10;
+        if list.is_empty() {
+            return;
+        }
         let mut forgets = self.forgets.lock();
         if forgets.list.len() >= MOST {
             drop(forgets);
@@ -429,6 +446,7 @@ impl<H: Handler> Dispatch<H> {
         let this = Arc::clone(self);
         self.workers.run(move || {
             loop {
+                let _forgetting = this.forgetting.lock();
                 let mut forgets = this.forgets.lock();
                 let list = std::mem::take(&mut forgets.list);
                 if list.is_empty() {

@@ -409,7 +409,7 @@ impl<H: Handler> Moved<H> {
 
 /// A write's data stays where it is; its reply is short and made elsewhere.
 fn answer_write<H: Handler>(
-    dispatch: &Dispatch<H>,
+    dispatch: &Arc<Dispatch<H>>,
     entry: &mut Entry,
     header: crate::proto::InHeader,
     len: usize,
@@ -423,7 +423,7 @@ fn answer_write<H: Handler>(
 }
 
 fn answer_other<H: Handler>(
-    dispatch: &Dispatch<H>,
+    dispatch: &Arc<Dispatch<H>>,
     entry: &mut Entry,
     header: crate::proto::InHeader,
     names: &[u8],

@@ -67,9 +67,9 @@ impl Complaint {
             let (at, _) = rest.split_once(" is 0x00, ")?;
             return Some(Self::Zero { ino: ino.parse().ok()?, at: at.parse().ok()? });
         }
-        let (ino, rest) = rest.split_once(" is in no state ")?;
-        let (_, counts) = rest.split_once("link count ")?;
-        let (has, wanted) = counts.trim_end_matches(['"', ')']).split_once(", not ")?;
+        let (ino, counts) = rest.split_once(" has link count ")?;
+        let (has, rest) = counts.split_once(", not ")?;
+        let (wanted, _) = rest.split_once(", which ")?;
         let (has, wanted): (u32, u32) = (has.parse().ok()?, wanted.parse().ok()?);
         (has == wanted + 1).then_some(Self::Links { ino: ino.parse().ok()? })
     }
