@@ -16,6 +16,7 @@ use larder_format::items::keys::{extent_data_key, inode_key, xattr_key};
 use larder_format::items::{Compression, FileExtent, InlineExtent, InodeFlags, InodeItem};
 use larder_format::{FileOffset, Generation, ObjectId, SECTOR_SIZE};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// Longest target of a symlink, in bytes; shorter where nodes are small.
@@ -117,6 +118,8 @@ impl<'a> Nascent<'a> {
         let nascent = of(&prepared.found);
         let (ino, kind) = (nascent.ino, nascent.new.kind);
         let inode = Arc::new(Inode::new(&dir.subvol, ino, kind, nascent.item(generation), Generation(0)));
+        let no_xattrs = nascent.new.xattrs.is_empty() && nascent.property.is_none();
+        inode.no_xattrs.store(no_xattrs, Ordering::Release);
         dir.subvol.inodes.enter(&inode);
         match prepared.write() {
             Ok((handle, found)) => Ok((handle, found, inode)),

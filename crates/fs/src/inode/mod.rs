@@ -79,6 +79,9 @@ pub(crate) struct Inode {
     pub(crate) last_reflink: AtomicU64,
     /// The last transaction whose log has its extents, or is about to: they stay as they are.
     extents_logged_in: AtomicU64,
+    /// No extended attribute is stored: known of who was made without, until it may have got one. (The kernel asks for one
+    /// before it writes to a file.)
+    no_xattrs: AtomicBool,
 }
 
 /// The changing part of an inode.
@@ -160,6 +163,7 @@ impl Inode {
             // Nothing is known of it but that.
             last_reflink: AtomicU64::new(since.0),
             extents_logged_in: AtomicU64::new(since.0),
+            no_xattrs: AtomicBool::new(false),
             changes: parking_lot::Mutex::default(),
             logged: parking_lot::Mutex::default(),
             since,

@@ -21,6 +21,7 @@ use larder_format::items::keys::xattr_key;
 use larder_format::items::{Compression, DirEntries, DirEntryRef, InodeFlags};
 use larder_format::{Key, KeyType, NAME_MAX};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Most bytes of a value, by the interface of Linux.
 const VALUE_MAX: usize = 65536;
@@ -53,7 +54,7 @@ pub(super) fn check_may_have(kind: FileKind, name: &[u8]) -> Result<()> {
 }
 
 fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
-    if name.is_empty() || name.len() > NAME_MAX {
+    if name.is_empty() || name.len() > NAME_MAX || inode.no_xattrs.load(Ordering::Acquire) {
         return Ok(None);
     }
     let key = xattr_key(inode.object(), name);
@@ -70,6 +71,9 @@ fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
 pub(crate) fn list(core: &Core, inode: &Inode) -> Result<Vec<Vec<u8>>> {
     let key = |offset| Key::new(inode.object(), KeyType::XATTR_ITEM, offset);
     let mut names = Vec::new();
+    if inode.no_xattrs.load(Ordering::Acquire) {
+        return Ok(names);
+    }
     inode.subvol.version(core).scan(&key(0), &key(u64::MAX), |item| {
         for entry in DirEntries::new(item.data()) {
             let entry = entry.map_err(|e| Error::corrupt(Place::item(inode.subvol.id, item.key), e.0))?;
@@ -159,6 +163,8 @@ pub(super) fn put(
     value: Option<&[u8]>,
     mode: XattrMode,
 ) -> Result<()> {
+    // Before there is one; that it stays so if none comes of it costs a look.
+    inode.no_xattrs.store(false, Ordering::Release);
     put_item(d, xattr_key(inode.object(), name), name, value, mode)
 }
 

@@ -191,6 +191,44 @@ fn extended_attributes() {
     w.check();
 }
 
+/// Without the tree being asked about those that were made without any.
+#[test]
+fn new_inodes_have_the_attributes_that_they_were_made_with() {
+    let w = World::new();
+    let names = |id| w.fs.listxattr(id).unwrap();
+    let bare = w.file(w.root(), "bare");
+    assert_err!(w.fs.getxattr(bare, b"user.a"), Error::NoAttribute);
+    assert_eq!(names(bare), Vec::<Vec<u8>>::new());
+    assert_err!(w.fs.setxattr(bare, b"user.a", b"1", Replace), Error::NoAttribute);
+    assert_err!(w.fs.removexattr(bare, b"user.a"), Error::NoAttribute);
+    w.fs.setxattr(bare, b"user.a", b"1", Create).unwrap();
+    assert_eq!(
+        (w.fs.getxattr(bare, b"user.a").unwrap(), names(bare)),
+        (b"1".to_vec(), vec![b"user.a".to_vec()])
+    );
+    assert_err!(w.fs.setxattr(bare, b"user.a", b"2", Create), Error::Exists);
+    w.fs.removexattr(bare, b"user.a").unwrap();
+    assert_eq!(names(bare), Vec::<Vec<u8>>::new());
+
+    let xattrs = [(b"user.born".to_vec(), b"with".to_vec())];
+    let born = NewInode { xattrs: &xattrs, ..new(FileKind::Directory) };
+    let dir = w.fs.create(w.root(), b"born", &born).unwrap().id;
+    assert_eq!(w.fs.getxattr(dir, b"user.born").unwrap(), b"with");
+    w.fs.setxattr(dir, b"btrfs.compression", b"zstd", Set).unwrap();
+    let heir = w.file(dir, "heir");
+    assert_eq!(names(heir), [b"btrfs.compression".to_vec()]);
+
+    let compressed = flags(InodeFlags::COMPRESS);
+    let plain = w.file(w.root(), "plain");
+    w.fs.setattr(plain, &compressed).unwrap();
+    assert_eq!(names(plain), [b"btrfs.compression".to_vec()], "what flags bring");
+    let unnamed = w.fs.create_unnamed(w.root(), &new(FileKind::Regular)).unwrap().id;
+    assert_err!(w.fs.getxattr(unnamed, b"user.a"), Error::NoAttribute);
+    w.fs.setxattr(unnamed, b"user.a", b"1", Set).unwrap();
+    assert_eq!(names(unnamed), [b"user.a".to_vec()]);
+    w.check();
+}
+
 #[test]
 fn user_attributes_are_for_files_and_directories() {
     let w = World::new();
