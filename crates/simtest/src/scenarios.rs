@@ -40,6 +40,12 @@ pub const LINES: &[(&str, &str)] = &[
     ("N-attributes-of-loser", "mk B; new x; ln x B/h; COMMIT; mode x 127; rm B/h; F B"),
     // Old names of what was fsynced that others have by now, known to the last commit or not.
     ("N-old-name-taken", "new f; mv f g; new f; F g"),
+    ("N-old-name-taken-and-gone", "new f; COMMIT; mv f x; new f; F f; rm f; mv x g; F g"),
+    ("N-old-name-taken-and-left", "new f; COMMIT; mv f x; new f; F f; mv f h; mv x g; F g"),
+    (
+        "N-old-name-taken-and-gone-dir",
+        "mk A; new A/f; COMMIT; mv A/f x; new A/f; F A/f; rm A/f; mv x g; F g; F A",
+    ),
     ("N-old-name-taken-dir", "mk A; COMMIT; mk X; mv X A; mv A B; mk A; F B"),
     ("L-R01", "new f; f[0,1M)=a; F f; mv f g; F g"),
     ("L-R02", "new f; f[0,1M)=a; F f; f[2M,3M)=b; wb f[2M,3M); mv f g; F g"),

@@ -407,6 +407,8 @@ impl<'a> Names<'a> {
         }
         let ranges = Key::new(dir, KeyType::DIR_LOG_INDEX, 0);
         let at = Key::new(dir, KeyType::DIR_LOG_INDEX, name.index);
+        // Who has had the name since, as far as the log knows, and may have lost it as well.
+        self.queue.extend(self.log.claims.get(&(dir, name.name.clone())));
         // Who has the name by now: there may have been no moment at which nobody had it.
         let key = dir_item_key(dir, &name.name);
         if let Some(item) = self.now.get(&key)? {
