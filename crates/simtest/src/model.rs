@@ -50,6 +50,8 @@ struct Done {
     touched: Touched,
     /// For fsync and fdatasync: the inode.
     target: Option<Ino>,
+    /// Something was committed by then that nobody had asked to be: see [`Domain::has_committed`].
+    committed: bool,
 }
 
 /// The operations of one thread, in order.
@@ -81,8 +83,16 @@ impl Domain {
             Op::Fsync(path) | Op::Fdatasync(path) => self.now().resolve(path).ok(),
             _ => None,
         };
-        self.done.push(Done { op: op.clone(), begin, end, touched, target });
+        self.done.push(Done { op: op.clone(), begin, end, touched, target, committed: false });
         self.worlds.push(after);
+    }
+
+    /// Records that the last operation was not a sync of everything, but came with a commit: in one of its steps, or as an
+    /// `fsync` that no log could do.
+    pub fn has_committed(&mut self) {
+        if let Some(last) = self.done.last_mut() {
+            last.committed = true;
+        }
     }
 
     /// How many operations were done.
@@ -630,10 +640,11 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 continue;
             }
             if committed.get(&slot) == Some(&i) {
-                // The first sync has freed it, and gave it to who had it then. Another thread's commit may have come
-                // between: then the name is free, or somebody's since.
+                // The first sync has freed it, and gave it to who had it then. Another commit may have come between: then
+                // the name is free, or somebody's since.
                 let syncs = |d: &Done| d.end.is_some() && d.target.is_some_and(|t| inodes.contains(&t));
                 let first = domain.done[at..k].iter().position(syncs).map_or(k, |n| at + n);
+                let alone = alone && !domain.done[bounds.all.min(first)..first].iter().any(|d| d.committed);
                 promise(if alone { first } else { at + 1 });
             }
             floors.lost.entry(slot).or_default().push((i, k));
@@ -730,6 +741,28 @@ mod tests {
         freed_later.apply(&Op::Unlink("f".into())).unwrap();
         assert!(later.verify(&freed_later, Seq(60), Mode::Weak).is_ok());
         assert!(later.verify(&later.domains[0].worlds[2], Seq(60), Mode::Weak).is_err(), "it comes back");
+        // So may an operation of several steps have, before the name was free.
+        let steps = |committed: bool| {
+            let mut h = history("new f; COMMIT; mv f g; new f; trunc g 9000; rm f; F g");
+            let last = h.domains[0].done.iter_mut().find(|d| matches!(d.op, Op::Truncate { .. })).unwrap();
+            last.committed = committed;
+            h
+        };
+        let with_f = {
+            let h = steps(false);
+            let mut w = h.domains[0].worlds[7].clone();
+            let (f, root) = (h.domains[0].worlds[4].resolve("f").unwrap(), ROOT);
+            let node = Arc::clone(h.domains[0].worlds[4].node(f).unwrap());
+            w.insert(root, "f", None, || (*node).clone());
+            let again = w.resolve("f").unwrap();
+            w.set_real(again, node.real);
+            w
+        };
+        assert!(
+            steps(false).verify(&with_f, Seq(70), Mode::Weak).is_err(),
+            "who had the name is in no commit"
+        );
+        assert!(steps(true).verify(&with_f, Seq(70), Mode::Weak).is_ok());
         // Another thread may have committed after the name was lost.
         let mut two = h;
         two.domains.push(Domain::new("other-", World::empty(0o755, 256)));

@@ -258,6 +258,7 @@ pub fn perform(
     for (index, op) in ops.iter().enumerate() {
         let mut after = domain.now().clone();
         let expected = after.apply(op);
+        let published = fs.stats().generation;
         let begin = device.mark();
         let result = run_op(fs, &mut handles, op);
         let end = device.mark();
@@ -267,6 +268,9 @@ pub fn perform(
                     after.set_real(made, real);
                 }
                 domain.push(op, after, touched, begin, Some(end));
+                if *op != Op::Sync && fs.stats().generation != published {
+                    domain.has_committed();
+                }
             }
             (Err(Refusal::NotModelled), _) => {
                 return Err(format!("operation {index}, {op}: the model does not know what it does"));
