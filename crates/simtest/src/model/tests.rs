@@ -1,3 +1,5 @@
+//! The model by itself: which worlds a history allows, in each mode.
+
 use super::*;
 use crate::ops::{Bytes, parse};
 
