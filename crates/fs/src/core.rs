@@ -10,9 +10,9 @@ use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::hash::NumberMap;
 use crate::root::Subvolume;
+use crate::space::Run;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::Reservation;
-use crate::space::{Run, SpaceKind};
 use crate::transaction::{Handle, Transactions, Txn};
 use crate::tree::{Epochs, NodeStore, Tree, TreeStats};
 use larder_format::{CsumType, Generation, Logical, Superblock, TreeId};
@@ -176,12 +176,14 @@ impl Core {
         let copies = items * level.max(1) + 1;
         (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
     }
-    pub(crate) fn reserve_items(&self, items: u64, deleting: bool) -> Result<Reservation> {
+    /// Reserves what `items` item changes can cost and `more` bytes, for an operation that passes.
+    pub(crate) fn reserve_items(&self, items: u64, deleting: bool, more: u64) -> Result<Reservation> {
+        let accounts = &self.space.accounts;
         if deleting {
             // An entry for what is left to do and a counter that becomes longer: no more grows.
-            self.space.accounts.reserve_for_deletion(self.item_cost(items, items.min(2)))
+            accounts.reserve_for_deletion(self.item_cost(items, items.min(2)) + more)
         } else {
-            self.space.accounts.reserve(SpaceKind::Metadata, self.item_cost(items, items))
+            accounts.reserve_passing(self.item_cost(items, items) + more)
         }
     }
     /// Adds to the reservation of an operation that has joined: it cannot wait any more, so it goes past those who do.

@@ -22,7 +22,7 @@ use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{New, RESERVE_ITEMS, cover, replace};
 use super::truncate::{before_growing, grow_with};
-use super::{delalloc, nocow};
+use super::{admission, delalloc, nocow};
 use crate::api::{Deduped, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
@@ -215,7 +215,7 @@ pub(crate) fn clone_range(
     if span.to > old {
         let again = match before_growing(core, to, old)? {
             Some((at, data)) => {
-                let admitted = delalloc::admit(core, to, at, data.len())?;
+                let admitted = admission::admit(core, to, at, data.len())?;
                 Some((at, data, admitted))
             }
             None => None,

@@ -8,6 +8,7 @@
 //! is of another kind, see [`super::replace`]. Waiting for bytes in flight is only allowed with neither a transaction
 //! handle nor any of these.
 
+use super::admission::Admitted;
 use super::dirty::{Buffers, Dirty, Gaps, SECTOR_LEN, Taken, index};
 use super::scratch::{MOST_MADE, Scratch};
 use crate::api::may_wait;
@@ -17,7 +18,6 @@ use crate::inode::Inode;
 use crate::lock::{self, Locked, Mutex};
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
-use crate::transaction::Handle;
 use parking_lot::Condvar;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -293,65 +293,6 @@ pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
         inner.holes.clear();
     }
     inner.grown(old, new, tail);
-}
-
-/// Reserved space for a write that is about to be taken.
-#[derive(Debug)]
-pub(super) struct Admitted {
-    space: Reservation,
-    items: Option<Reservation>,
-}
-
-/// Items that delayed data of a file may change: one that is written, one that is split or trimmed for it.
-const DELAYED_ITEMS: u64 = 2;
-
-/// Waits for budget and reserves space for `len` bytes at `start`, and for the items of a file that had no delayed data.
-/// Nothing is changed; what is reserved comes back with the guard.
-///
-/// # Errors
-/// `NoSpace`; `WouldBlock`; what writing data back said.
-pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<Admitted> {
-    let mut admitted = admit_bytes(core, inode, start, len)?;
-    if inode.data.is_clean() {
-        admitted.items = Some(core.reserve_items(DELAYED_ITEMS, false)?);
-    }
-    Ok(admitted)
-}
-
-/// Joins the transaction to take in what was admitted, with space for the items of a file that had no delayed data. Both is
-/// reserved in one step: who waits for metadata must not hold any that another waits for.
-///
-/// # Errors
-/// `NoSpace`, `ReadOnly`, `WouldBlock`.
-pub(super) fn begin_taking_in<'a>(
-    core: &'a Core,
-    inode: &Inode,
-    admitted: &mut Admitted,
-) -> Result<Handle<'a>> {
-    if !inode.data.is_clean() {
-        return core.begin_for_item(inode);
-    }
-    let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
-    let (handle, items) = Handle::join_for_item_keeping(core, inode, cost)?;
-    admitted.items = Some(items);
-    Ok(handle)
-}
-
-/// As [`admit`], without items.
-///
-/// # Errors
-/// As [`admit`].
-pub(super) fn admit_bytes(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<Admitted> {
-    core.data.wait_for_budget(core, len as u64)?;
-    let footprint = super::extents::ceil(start + len as u64) - super::extents::floor(start);
-    let space = match core.space.accounts.try_reserve(SpaceKind::Data, footprint) {
-        Some(space) => space,
-        None if super::nocow::in_place(core, inode, start, len)? => {
-            core.space.accounts.empty(SpaceKind::Data)
-        }
-        None => core.space.accounts.reserve(SpaceKind::Data, footprint)?,
-    };
-    Ok(Admitted { space, items: None })
 }
 
 /// What lies in `start..end` is not lost any more: it was given another content than what could not be written.
@@ -760,7 +701,7 @@ impl DataState {
         }
     }
     /// Waits, or writes back, until `len` more bytes may be delayed.
-    fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
+    pub(super) fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
         let fits = || {
             let delayed = self.delayed_bytes();
             delayed == 0 || self.memory() + len <= budget(core)

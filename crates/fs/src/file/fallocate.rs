@@ -14,7 +14,8 @@
 //! changes; long ranges take a transaction for every extent, and are seen half done after a crash, as on Linux. The size
 //! grows as a whole.
 
-use super::delalloc::{self, Admitted, admit};
+use super::admission::{Admitted, admit, begin_with};
+use super::delalloc;
 use super::dirty::index;
 use super::extents::{ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{New, RESERVE_ITEMS, replace};
@@ -214,7 +215,8 @@ impl Rewrite {
 
 /// Takes bytes in, and notes that the file was changed.
 fn touch(core: &Core, inode: &Arc<Inode>, rewrites: impl IntoIterator<Item = Rewrite>) -> Result<()> {
-    let mut h = core.begin(1)?;
+    let mut rewrites: Vec<_> = rewrites.into_iter().collect();
+    let mut h = begin_with(core, inode, (1, false), rewrites.first_mut().map(|r| &mut r.admitted))?;
     let now = to_timespec(core.now());
     let size = inode.change(&mut h, |state| {
         state.item.mtime = now;

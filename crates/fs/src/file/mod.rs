@@ -22,6 +22,7 @@
 //! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
 //! size in an inode's item never covers bytes that are not in extents ([`FileData::disk_size`]).
 
+mod admission;
 mod clone;
 pub(crate) mod compress;
 mod delalloc;
@@ -53,7 +54,8 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::Shared;
 use crate::log::{OnSynced, Synced};
-use delalloc::{admit_bytes, begin_taking_in, take_in};
+use admission::{admit, begin_taking_in};
+use delalloc::take_in;
 use larder_format::items::InodeFlags;
 use std::sync::Arc;
 
@@ -155,10 +157,10 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         None
     };
     let admitted_again = match &again {
-        Some((at, data)) => Some(admit_bytes(core, inode, *at, data.len())?),
+        Some((at, data)) => Some(admit(core, inode, *at, data.len())?),
         None => None,
     };
-    let mut admitted = admit_bytes(core, inode, at, data.len())?;
+    let mut admitted = admit(core, inode, at, data.len())?;
     let mut h = begin_taking_in(core, inode, &mut admitted)?;
     let now = to_timespec(core.now());
     // The size first: write-back must not believe that the file ends, or lies in its leaf, before what it takes.

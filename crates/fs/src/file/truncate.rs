@@ -8,7 +8,8 @@
 //! finished all the same (`inode::orphan`): by setting the size that the file has. Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end,
 //! whole-file data in the leaf rewritten at its new length, and explicit holes on images that have them.
 
-use super::delalloc::{self, Admitted, admit};
+use super::admission::{Admitted, admit, begin_with};
+use super::delalloc;
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, cover, replace};
@@ -88,9 +89,9 @@ pub(super) fn grow_with(
     core: &Core,
     inode: &Arc<Inode>,
     (old, size): (u64, u64),
-    again: Option<(u64, Vec<u8>, Admitted)>,
+    mut again: Option<(u64, Vec<u8>, Admitted)>,
 ) -> Result<()> {
-    let mut h = core.begin(RESERVE_ITEMS)?;
+    let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), again.as_mut().map(|(.., a)| a))?;
     let _waiting_is_allowed = past_no_return();
     {
         let _extents = inode.data.lock_extents();
@@ -160,11 +161,11 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         inode.data.wait_landed(floor(size), u64::MAX)?;
         let zeros = vec![0; index(ceil(size) - size)];
         let last = few_behind(core, inode, ceil(size))?;
-        let admitted = match tail(core, inode, size)? {
+        let mut admitted = match tail(core, inode, size)? {
             Tail::Zero if last => Some(admit(core, inode, size, zeros.len())?),
             _ => None,
         };
-        let mut h = core.begin_deleting(RESERVE_ITEMS + 2)?;
+        let mut h = begin_with(core, inode, (RESERVE_ITEMS + 2, true), admitted.as_mut())?;
         let _waiting_is_allowed = past_no_return();
         // Nothing can land while this is held; but what was dirty may have landed before.
         let mut extents = inode.data.lock_extents();

@@ -10,9 +10,11 @@
 //! thread that could be asleep or die. It gives up when the reclaimer has nothing left to try, or has tried several
 //! times without a gain: a commit frees the blocks that it has copied itself, which looks like progress for ever.
 //! But nobody is refused for what others merely hold: an operation that has its reservation comes to its end without
-//! needing more ([`Reservation::passing`]), gives back nearly all of it, and is waited for. A deletion, which gives space
-//! back itself, is refused last of all: it lets those in line pass, who will be refused and let go of what they hold, and
-//! waits while anybody holds anything.
+//! needing more ([`Space::reserve_passing`]), gives back nearly all of it, and is waited for, from the moment at which it
+//! is granted. What it leaves behind, delayed data and notes for the commit, is for the reclaimer: who found nothing
+//! while such an operation came to its end looks again. A deletion, which gives space back itself, is refused last of
+//! all: it lets those in line pass, who will be refused and let go of what they hold, and waits while anybody holds
+//! anything.
 //!
 //! The *global reserve* is the part of metadata space that only the commit may use (the extent, checksum, free-space
 //! and root trees change while it runs), deletions in need excepted: they may have half of it, which is why it is twice
@@ -108,11 +110,19 @@ enum TicketState {
     Taken,
 }
 
+/// How space is asked for.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    /// For an operation that passes, see [`Space::reserve_passing`].
+    passes: bool,
+    /// It may have half of the global reserve.
+    deletes: bool,
+}
+
 struct Ticket {
     bytes: u64,
     overcommits: bool,
-    /// May have half of the global reserve.
-    deletes: bool,
+    asked: Asked,
     state: Mutex<TicketState>,
     changed: Condvar,
 }
@@ -127,6 +137,8 @@ struct State {
     global: u64,
     /// Reservations of operations that are on their way to their end.
     passing: u64,
+    /// How many have come to it so far.
+    passed: u64,
     /// The first in line waits for anybody who gives back anything.
     waits_for_any: bool,
     queue: VecDeque<Arc<Ticket>>,
@@ -172,12 +184,13 @@ impl State {
         self.global += fill;
         self.pots.reserved += fill;
         while let Some(first) = self.queue.front() {
-            let (bytes, overcommits, deletes) = (first.bytes, first.overcommits, first.deletes);
+            let (bytes, overcommits, deletes) = (first.bytes, first.overcommits, first.asked.deletes);
             let fits = self.try_take(bytes, overcommits) || deletes && self.take_half_of_global(bytes);
             if !fits {
                 break;
             }
             let first = self.queue.pop_front().expect("looked at");
+            self.passing += u64::from(first.asked.passes);
             *first.state.lock() = TicketState::Granted;
             first.changed.notify_one();
             self.wake_front();
@@ -400,7 +413,11 @@ impl Space {
     }
 
     fn guard(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Reservation {
-        Reservation { space: Arc::clone(self), kind, bytes, passing: false }
+        self.guard_of(kind, bytes, Asked::default())
+    }
+    /// What was taken for a request.
+    fn guard_of(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Reservation {
+        Reservation { space: Arc::clone(self), kind, bytes, passing: asked.passes }
     }
 
     /// An empty reservation, to merge others into. What is allocated from it beyond what it holds comes from the global
@@ -413,9 +430,19 @@ impl Space {
     /// Reserves if that can be done at once; `None` if not, or if others wait already.
     #[must_use]
     pub fn try_reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Option<Reservation> {
+        self.try_reserve_as(kind, bytes, Asked::default())
+    }
+
+    fn try_reserve_as(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Option<Reservation> {
         let mut state = self.account(kind).state.lock();
-        let fits = state.queue.is_empty() && state.try_take(bytes, kind == SpaceKind::Metadata);
-        fits.then(|| self.guard(kind, bytes))
+        // Not past those who wait, who would never find the global reserve full either.
+        let fits = state.queue.is_empty()
+            && (state.try_take(bytes, kind == SpaceKind::Metadata)
+                || asked.deletes && state.take_half_of_global(bytes));
+        fits.then(|| {
+            state.passing += u64::from(asked.passes);
+            self.guard_of(kind, bytes, asked)
+        })
     }
 
     /// Reserves `bytes`, waiting for space if need be.
@@ -424,40 +451,38 @@ impl Space {
     /// `NoSpace` when nothing can be reclaimed; `WouldBlock` on a thread that must not wait
     /// ([`crate::api::no_wait`]); what the reclaimer returned.
     pub fn reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
-        self.reserve_or_wait(kind, bytes, false)
+        self.reserve_as(kind, bytes, Asked::default())
     }
 
-    fn reserve_or_wait(self: &Arc<Self>, kind: SpaceKind, bytes: u64, deletes: bool) -> Result<Reservation> {
-        if RECLAIMING.get() {
-            return self.reserve_emergency(kind, bytes);
-        }
-        match self.try_reserve(kind, bytes) {
-            Some(guard) => Ok(guard),
-            None => {
-                may_wait()?;
-                self.queue(kind, bytes, deletes)
-            }
-        }
+    /// Reserves metadata for an operation that then needs nothing more, waits for no space and no commit, and ends: while
+    /// there is such a reservation, nobody is refused. What is [split](Reservation::split) from it stays behind.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub fn reserve_passing(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: false })
     }
 
-    /// As [`Self::reserve`], for operations that free more than they take: where metadata is short they may use up to
-    /// half of the global reserve. Otherwise a full file system could not be emptied.
+    /// As [`Self::reserve_passing`], for operations that free more than they take: where metadata is short they may use
+    /// up to half of the global reserve. Otherwise a full file system could not be emptied.
     ///
     /// # Errors
     /// As [`Self::reserve`].
     pub fn reserve_for_deletion(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        let kind = SpaceKind::Metadata;
-        if let Some(guard) = self.try_reserve(kind, bytes) {
-            return Ok(guard);
+        self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: true })
+    }
+
+    fn reserve_as(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Result<Reservation> {
+        if RECLAIMING.get() {
+            return self.reserve_emergency(kind, bytes);
         }
-        {
-            let mut state = self.account(kind).state.lock();
-            // Behind those who wait, or they would never find the reserve full.
-            if state.queue.is_empty() && state.take_half_of_global(bytes) {
-                return Ok(self.guard(kind, bytes));
+        match self.try_reserve_as(kind, bytes, asked) {
+            Some(guard) => Ok(guard),
+            None => {
+                may_wait()?;
+                self.queue(kind, bytes, asked)
             }
         }
-        self.reserve_or_wait(kind, bytes, true)
     }
 
     /// Reserves without ever waiting, past those who wait, and from the global reserve if need be: for the reclaimer
@@ -498,7 +523,7 @@ impl Space {
             // Never served: it stands in the way.
             bytes: u64::MAX,
             overcommits: false,
-            deletes: false,
+            asked: Asked::default(),
             state: Mutex::new(TicketState::Waiting),
             changed: Condvar::new(),
         });
@@ -517,16 +542,16 @@ impl Space {
     /// What a ticket was granted.
     fn taken(self: &Arc<Self>, kind: SpaceKind, ticket: &Ticket) -> Reservation {
         *ticket.state.lock() = TicketState::Taken;
-        self.guard(kind, ticket.bytes)
+        self.guard_of(kind, ticket.bytes, ticket.asked)
     }
 
     /// Takes a ticket and waits.
-    fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64, deletes: bool) -> Result<Reservation> {
+    fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Result<Reservation> {
         let account = self.account(kind);
         let ticket = Arc::new(Ticket {
             bytes,
             overcommits: kind == SpaceKind::Metadata,
-            deletes,
+            asked,
             state: Mutex::new(TicketState::Waiting),
             changed: Condvar::new(),
         });
@@ -539,10 +564,12 @@ impl Space {
         }
         let _line = InLine { account, ticket: &ticket };
         let (mut best, mut fruitless, mut patience) = (0, 0, PATIENCE);
+        // Operations that had come to their end when the reclaimer began.
+        let mut seen = 0;
         loop {
             // Wait until served or first in line. The account is asked without the ticket locked: the order is account,
             // ticket.
-            let (granted, first, unheld) = {
+            let (granted, first, unheld, passed) = {
                 let state = account.state.lock();
                 let granted = *ticket.state.lock() == TicketState::Granted;
                 let first = state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket));
@@ -550,7 +577,7 @@ impl Space {
                     ticket.wait(state);
                     continue;
                 }
-                (granted, first, state.unheld())
+                (granted, first, state.unheld(), state.passed)
             };
             if granted {
                 return Ok(self.taken(kind, &ticket));
@@ -559,8 +586,12 @@ impl Space {
             fruitless = if unheld > best { 0 } else { fruitless + 1 };
             best = best.max(unheld);
             account.reclaims.fetch_add(1, Ordering::Relaxed);
+            let tries = fruitless <= FRUITLESS_ROUNDS;
+            if tries {
+                seen = passed;
+            }
             let outcome = match self.reclaim.get() {
-                Some(engine) if fruitless <= FRUITLESS_ROUNDS => {
+                Some(engine) if tries => {
                     let _reset = Reclaiming::start();
                     engine.reclaim(kind, bytes)
                 }
@@ -577,14 +608,17 @@ impl Space {
                 drop(state);
                 return Ok(self.taken(kind, &ticket));
             }
-            if state.passing > 0 && matches!(refusal, Error::NoSpace) {
-                // Each that ends wakes us; after it, everything is tried once more.
-                ticket.wait(state);
+            if (state.passing > 0 || state.passed != seen) && matches!(refusal, Error::NoSpace) {
+                // Each that ends wakes us; after it, everything is tried once more. One that has ended since the
+                // reclaimer looked may have left behind what that did not find.
+                if state.passed == seen {
+                    ticket.wait(state);
+                }
                 fruitless = FRUITLESS_ROUNDS - 1;
                 continue;
             }
             let held = state.pots.reserved > state.global;
-            if deletes && held && patience > 0 && matches!(refusal, Error::NoSpace) {
+            if asked.deletes && held && patience > 0 && matches!(refusal, Error::NoSpace) {
                 fruitless = FRUITLESS_ROUNDS - 1;
                 patience -= 1;
                 if state.queue.len() > 1 {
@@ -636,6 +670,7 @@ impl Drop for InLine<'_> {
         let unwanted = *self.ticket.state.lock() == TicketState::Granted;
         if unwanted {
             state.pots.reserved -= self.ticket.bytes;
+            state.passing -= u64::from(self.ticket.asked.passes);
         }
         if unwanted || state.queue.len() < before {
             state.serve();
@@ -663,16 +698,6 @@ impl Reservation {
     #[must_use]
     pub fn kind(&self) -> SpaceKind {
         self.kind
-    }
-    /// Says that the operation that has it needs nothing more, waits for no space and no commit, and ends: while there
-    /// is such a reservation, nobody is refused.
-    #[must_use]
-    pub fn passing(mut self) -> Self {
-        if !self.passing {
-            self.passing = true;
-            self.space.account(self.kind).state.lock().passing += 1;
-        }
-        self
     }
     /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own, which is not a passing one.
     #[must_use]
@@ -729,6 +754,7 @@ impl Drop for Reservation {
         let waited_for = std::mem::take(&mut state.waits_for_any);
         if self.passing {
             state.passing -= 1;
+            state.passed += 1;
         }
         // Who waits for operations to end counts with this one.
         if self.passing || waited_for {

@@ -44,13 +44,24 @@ const NOTE_GROWTH: u64 = 256;
 impl<'a> Handle<'a> {
     /// Joins with space reserved for `items` item changes.
     pub(crate) fn join(core: &'a Core, items: u64, deleting: bool) -> Result<Self> {
+        Ok(Self::join_keeping(core, items, deleting, 0)?.0)
+    }
+    /// The same, and reserves `more` bytes for something else in the same step: who waits for metadata must not hold any
+    /// that another waits for.
+    pub(crate) fn join_keeping(
+        core: &'a Core,
+        items: u64,
+        deleting: bool,
+        more: u64,
+    ) -> Result<(Self, Reservation)> {
         core.check_writable()?;
         core.bound_dirty_nodes()?;
-        let reserved = core.reserve_items(items, deleting)?.passing();
+        let mut reserved = core.reserve_items(items, deleting, more)?;
+        let kept = reserved.split(more);
         let txn = core.txns.join()?;
         let mut handle = Self::over(core, txn, reserved, false);
         handle.deleting = deleting;
-        Ok(handle)
+        Ok((handle, kept))
     }
     /// Joins to change an inode's attributes and no items. Where the running transaction knows of the inode already, what
     /// its item costs is kept: nothing is reserved then, however often the inode changes.
@@ -77,21 +88,16 @@ impl<'a> Handle<'a> {
     ) -> Result<(Self, Reservation)> {
         core.check_writable()?;
         core.bound_dirty_nodes()?;
-        let accounts = &core.space.accounts;
         if inode.noted_in.load(Ordering::Relaxed) != 0 {
-            let kept = accounts.reserve(SpaceKind::Metadata, more)?;
-            let reserved = accounts.empty(SpaceKind::Metadata).passing();
+            let mut reserved = core.space.accounts.reserve_passing(more)?;
+            let kept = reserved.split(more);
             let txn = core.txns.join()?;
             if inode.noted_in.load(Ordering::Relaxed) == txn.generation.0 {
                 return Ok((Self::with_purse(core, txn, reserved, false, Vec::new()), kept));
             }
             core.txns.leave();
         }
-        let mut reserved = accounts.reserve(SpaceKind::Metadata, core.item_cost(1, 1) + more)?;
-        let kept = reserved.split(more);
-        let reserved = reserved.passing();
-        let txn = core.txns.join()?;
-        Ok((Self::over(core, txn, reserved, false), kept))
+        Self::join_keeping(core, 1, false, more)
     }
     /// Joins with what was reserved earlier: never waits for space.
     pub(crate) fn join_with(core: &'a Core, reserved: Reservation) -> Result<Self> {

@@ -91,7 +91,8 @@ fn the_global_reserve_is_for_the_commit_and_for_deletions() {
     assert_eq!(s.global_reserve(), (40, 40));
     let rest = s.reserve(META, 60).unwrap();
     assert!(s.reserve(META, 1).is_err());
-    let deletion = s.reserve_for_deletion(20).unwrap();
+    // What is split off stays behind: the deletion itself would be waited for.
+    let deletion = s.reserve_for_deletion(20).unwrap().split(20);
     assert!(s.reserve_for_deletion(1).is_err(), "half of it stays for the commit");
     let mut commit = s.empty(META);
     commit.consume(15);
@@ -133,7 +134,8 @@ fn who_is_about_to_give_back_is_waited_for() {
     s.set_reclaim(Box::new(With(|_, _| Ok(false))));
     let held = s.reserve(META, 80).unwrap();
     assert!(matches!(s.reserve(META, 30), Err(Error::NoSpace)), "nobody says that it will come back");
-    let mut passing = held.passing();
+    drop(held);
+    let mut passing = s.reserve_passing(80).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| s.reserve(META, 30).map(|r| r.bytes()));
         until("a ticket", || s.account(META).state.lock().queue.len() == 1);
@@ -141,7 +143,7 @@ fn who_is_about_to_give_back_is_waited_for() {
         drop(passing);
         assert_eq!(waiter.join().unwrap().unwrap(), 30);
         // It comes to its end without giving anything back: then nobody waits for ever.
-        let mut passing = s.reserve(META, 40).unwrap().passing();
+        let mut passing = s.reserve_passing(40).unwrap();
         let waiter = scope.spawn(|| s.reserve(META, 30));
         until("a ticket", || s.account(META).state.lock().queue.len() == 1);
         passing.consume(40);
@@ -150,6 +152,65 @@ fn who_is_about_to_give_back_is_waited_for() {
     });
     assert!(s.account(META).state.lock().queue.is_empty());
     assert_eq!(s.reserved_by_operations(META), 0);
+}
+
+/// From the moment at which it is granted, also where it had to wait for that: its thread may not have run since.
+#[test]
+fn who_was_granted_what_it_waited_for_is_waited_for() {
+    let s = space(100);
+    // Not much room: where there is, the reclaimer is not even asked.
+    s.change(META, |p| p.used = 10);
+    let held = Mutex::new(Some(s.reserve(META, 90).unwrap()));
+    let (first_came, others_wait) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
+    s.set_reclaim(Box::new(With({
+        let others_wait = Arc::clone(&others_wait);
+        move |_, bytes| {
+            // The first is granted what it asked for while its thread is still in here. The second has nothing to reclaim.
+            if bytes == 60 {
+                until("another to wait", || others_wait.load(Ordering::SeqCst));
+                drop(held.lock().take());
+                until("the other to have looked", || !others_wait.load(Ordering::SeqCst));
+            } else {
+                others_wait.store(false, Ordering::SeqCst);
+            }
+            Ok(false)
+        }
+    })));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let r = s.reserve_passing(60).unwrap();
+            first_came.store(true, Ordering::SeqCst);
+            drop(r);
+        });
+        until("a ticket", || s.account(META).state.lock().queue.len() == 1);
+        let second =
+            scope.spawn(|| s.reserve(META, 70).map(|r| (r.bytes(), first_came.load(Ordering::SeqCst))));
+        until("a second ticket", || s.account(META).state.lock().queue.len() == 2);
+        others_wait.store(true, Ordering::SeqCst);
+        first.join().unwrap();
+        assert_eq!(second.join().unwrap().unwrap(), (70, true));
+    });
+    assert_eq!((s.account(META).state.lock().passing, s.reserved_by_operations(META)), (0, 0));
+}
+
+/// It leaves something behind after the reclaimer has looked, and is gone before anybody is refused.
+#[test]
+fn after_whoever_has_passed_the_reclaimer_looks_again() {
+    let s = space(100);
+    let passing = Mutex::new(Some(s.reserve_passing(80).unwrap()));
+    let behind = Arc::new(Mutex::new(None));
+    s.set_reclaim(Box::new(With({
+        let behind = Arc::clone(&behind);
+        move |_, _| {
+            let found = behind.lock().take();
+            if let Some(mut passing) = passing.lock().take() {
+                *behind.lock() = Some(passing.split(40));
+            }
+            Ok(found.is_some())
+        }
+    })));
+    assert_eq!(s.reserve(META, 90).unwrap().bytes(), 90);
+    assert!(behind.lock().is_none());
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Admission: what a write has to have before its bytes may be delayed.
+//!
+//! Data space for every sector that it touches, budget of memory, and, for a file that had no delayed data, metadata for
+//! the items that write-back will change. Who waits for metadata must not hold any that another waits for: what items take
+//! is reserved in one step with the operation's own handle, and passes to the file with the bytes.
+
+use super::nocow::in_place;
+use crate::core::Core;
+use crate::error::Result;
+use crate::inode::Inode;
+use crate::space::SpaceKind;
+use crate::space::reserve::Reservation;
+use crate::transaction::Handle;
+
+/// Reserved space for a write that is about to be taken.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub(super) space: Reservation,
+    pub(super) items: Option<Reservation>,
+}
+
+/// Items that delayed data of a file may change: one that is written, one that is split or trimmed for it.
+const DELAYED_ITEMS: u64 = 2;
+
+/// Joins the transaction to take in what was admitted, with space for the items of a file that had no delayed data. Both is
+/// reserved in one step: who waits for metadata must not hold any that another waits for.
+///
+/// # Errors
+/// `NoSpace`, `ReadOnly`, `WouldBlock`.
+pub(super) fn begin_taking_in<'a>(
+    core: &'a Core,
+    inode: &Inode,
+    admitted: &mut Admitted,
+) -> Result<Handle<'a>> {
+    if !inode.data.is_clean() {
+        return core.begin_for_item(inode);
+    }
+    let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
+    let (handle, items) = Handle::join_for_item_keeping(core, inode, cost)?;
+    admitted.items = Some(items);
+    Ok(handle)
+}
+
+/// As [`begin_taking_in`], for an operation that changes `items` items besides and may have nothing to take in.
+///
+/// # Errors
+/// As [`begin_taking_in`].
+pub(super) fn begin_with<'a>(
+    core: &'a Core,
+    inode: &Inode,
+    (items, deleting): (u64, bool),
+    admitted: Option<&mut Admitted>,
+) -> Result<Handle<'a>> {
+    let Some(admitted) = admitted.filter(|_| inode.data.is_clean()) else {
+        return Handle::join(core, items, deleting);
+    };
+    let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
+    let (handle, kept) = Handle::join_keeping(core, items, deleting, cost)?;
+    admitted.items = Some(kept);
+    Ok(handle)
+}
+
+/// Waits for budget and reserves space for `len` bytes at `start`, but not for the items of a file that had no delayed
+/// data. Nothing is changed; what is reserved comes back with the guard.
+///
+/// # Errors
+/// `NoSpace`; `WouldBlock`; what writing data back said.
+pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<Admitted> {
+    core.data.wait_for_budget(core, len as u64)?;
+    let footprint = super::extents::ceil(start + len as u64) - super::extents::floor(start);
+    let space = match core.space.accounts.try_reserve(SpaceKind::Data, footprint) {
+        Some(space) => space,
+        None if in_place(core, inode, start, len)? => core.space.accounts.empty(SpaceKind::Data),
+        None => core.space.accounts.reserve(SpaceKind::Data, footprint)?,
+    };
+    Ok(Admitted { space, items: None })
+}
