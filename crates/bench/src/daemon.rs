@@ -27,6 +27,9 @@ pub(crate) struct Serve {
     /// `dev` instead of io_uring.
     #[arg(long)]
     dev_fuse: bool,
+    /// Behind the kernel's cache of dirty pages.
+    #[arg(long)]
+    writeback: bool,
 }
 
 impl Serve {
@@ -53,6 +56,7 @@ impl Serve {
         loop {
             let options = MountOptions {
                 transport: if self.dev_fuse { Transport::DevFuse } else { Transport::Auto },
+                writeback: self.writeback,
                 ..MountOptions::default()
             };
             let mounted = mount(Path::new("memory"), &self.mountpoint, options)?;
@@ -104,8 +108,13 @@ enum Kind {
 
 impl Daemon {
     /// Starts the ceiling, which is this program; returns when its mount can be used.
-    pub(crate) fn ceiling(mut command: Command, mountpoint: &Path) -> Result<Self> {
-        command.arg("serve").arg(mountpoint).stdin(Stdio::piped()).stdout(Stdio::piped());
+    pub(crate) fn ceiling(mut command: Command, mountpoint: &Path, writeback: bool) -> Result<Self> {
+        command
+            .arg("serve")
+            .args(writeback.then_some("--writeback"))
+            .arg(mountpoint)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = start(&mut command)?;
         let kind = Kind::Ceiling { ask: child.stdin.take() };
         Self::ready(child, mountpoint, kind)

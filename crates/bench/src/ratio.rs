@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::fmt;
 
 /// Who is compared with whom, in the order of the report.
-pub(crate) const PAIRS: [(Target, Target); 11] = [
+pub(crate) const PAIRS: [(Target, Target); 14] = [
     (Target::Larder, Target::Kernel),
     (Target::LarderDirect, Target::KernelDirect),
     (Target::LarderLoop, Target::Kernel),
@@ -23,6 +23,9 @@ pub(crate) const PAIRS: [(Target, Target); 11] = [
     (Target::Larder, Target::LarderLogWaits),
     (Target::Larder, Target::LarderLogAlone),
     (Target::Larder, Target::LarderNoSandbox),
+    (Target::LarderWriteback, Target::Kernel),
+    (Target::LarderWriteback, Target::Larder),
+    (Target::LarderWriteback, Target::CeilingWriteback),
 ];
 
 /// Median and range of ratios.

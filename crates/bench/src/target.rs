@@ -56,6 +56,10 @@ pub(crate) enum Target {
     LarderLogAlone,
     /// Larder whose daemon keeps its rights.
     LarderNoSandbox,
+    /// Larder behind the kernel's cache of dirty pages (`-o writeback`).
+    LarderWriteback,
+    /// Memory behind that cache and the same transport.
+    CeilingWriteback,
 }
 
 /// How long a flush takes longer on a slow disk.
@@ -78,11 +82,13 @@ impl Target {
             Self::LarderLogWaits => "Larder, log waits for commit",
             Self::LarderLogAlone => "Larder, each logs alone",
             Self::LarderNoSandbox => "Larder, no sandbox",
+            Self::LarderWriteback => "Larder, writeback",
+            Self::CeilingWriteback => "ceiling, writeback",
         }
     }
     /// Takes part where nobody says who does.
     pub(crate) fn is_usual(self) -> bool {
-        self.switch().is_none() && !self.is_slow()
+        self.switch().is_none() && !self.is_slow() && !self.writes_back()
     }
     /// A mount option that makes it something else than Larder as it is.
     pub(crate) fn switch(self) -> Option<&'static str> {
@@ -92,21 +98,24 @@ impl Target {
             Self::LarderLogWaits => Some("tuning=log-waits"),
             Self::LarderLogAlone => Some("tuning=log-alone"),
             Self::LarderNoSandbox => Some("nosandbox"),
+            Self::LarderWriteback => Some("writeback"),
             _ => None,
         }
     }
     fn is_slow(self) -> bool {
         matches!(self, Self::KernelSlowFlush | Self::LarderSlowFlush)
     }
+    /// Does the kernel keep dirty pages in front of the transport?
+    fn writes_back(self) -> bool {
+        matches!(self, Self::LarderWriteback | Self::CeilingWriteback)
+    }
     /// Does what was written survive an unmount?
     pub(crate) fn keeps(self) -> bool {
-        self != Self::Ceiling
+        !matches!(self, Self::Ceiling | Self::CeilingWriteback)
     }
     pub(crate) fn is_larder(self) -> bool {
-        !matches!(
-            self,
-            Self::Kernel | Self::KernelAgain | Self::KernelDirect | Self::KernelSlowFlush | Self::Ceiling
-        )
+        self.keeps()
+            && !matches!(self, Self::Kernel | Self::KernelAgain | Self::KernelDirect | Self::KernelSlowFlush)
     }
     fn direct(self) -> bool {
         matches!(self, Self::KernelDirect | Self::LarderDirect)
@@ -220,9 +229,10 @@ impl<'a> Image<'a> {
                 let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
                 Ok(Mount::Kernel(mount))
             }
-            Target::Ceiling => {
+            Target::Ceiling | Target::CeilingWriteback => {
                 let command = self.command(std::env::current_exe()?);
-                Ok(Mount::Daemon(Daemon::ceiling(command, self.mountpoint.path())?, self.path()))
+                let daemon = Daemon::ceiling(command, self.mountpoint.path(), self.target.writes_back())?;
+                Ok(Mount::Daemon(daemon, self.path()))
             }
             _ => {
                 let mut options = String::from("commit=5,nodiscard");
