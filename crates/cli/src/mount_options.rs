@@ -99,7 +99,9 @@ Options for -o (comma-separated; -o may be repeated):
   notreelog, treelog    make each fsync a commit of everything; or not
   nologreplay           with ro: show the last commit of an image that has a log, without replaying it;
                         norecovery is the same, as on Linux
-  writeback             let the kernel delay and merge writes in its page cache
+  writeback             let the kernel delay and merge writes in its page cache: fewer requests where a file is
+                        written in small pieces; what was not synced is lost with the daemon. Mounted by
+                        root it may hold as many dirty pages as other file systems, otherwise few
   discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
                         files, not for devices). discard=sync and discard=async mean the same here
   direct                bypass the page cache for the image (O_DIRECT)

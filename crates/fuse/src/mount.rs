@@ -4,8 +4,8 @@
 //! `sync`, `syncfs` and `umount` reach the daemon and wait for it. Everybody else goes through the setuid helper
 //! `fusermount3` (module `helper`). A daemon in a [sandbox](crate::sandbox) has its [`Porter`] do both. What may be missing on a machine is said with what to do about it.
 
+pub(crate) mod backing;
 mod helper;
-pub(crate) mod readahead;
 
 use crate::porter::Porter;
 use crate::transport::Transport;
@@ -42,7 +42,7 @@ pub struct MountOptions {
     pub dirsync: bool,
     /// Write files at once (`sync` of mount(8)).
     pub synchronous: bool,
-    /// The kernel may delay writes in its page cache.
+    /// The kernel may delay writes in its page cache. As root, as many as for other file systems; otherwise few.
     pub writeback: bool,
     /// Which transport to use.
     pub transport: Transport,
@@ -225,7 +225,12 @@ pub fn mount(source: &Path, mountpoint: &Path, options: MountOptions) -> Result<
         std::fs::metadata(source).is_ok_and(|m| m.file_type().is_block_device()) && options.fuseblk;
     let fuse = open_fuse()?;
     let (fuse, fuseblk) = match request.as_root(&fuse, block_device.then_some(source), metadata.mode()) {
-        Ok(()) => (fuse, block_device),
+        Ok(()) => {
+            if options.writeback {
+                backing::share_dirty_pages(&mountpoint);
+            }
+            (fuse, block_device)
+        }
         Err(rustix::io::Errno::PERM) => (helper::mount(&request)?, false),
         Err(e) => return Err(MountError::Mount { path: mountpoint, source: e.into() }),
     };

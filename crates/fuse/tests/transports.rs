@@ -193,8 +193,34 @@ fn everything_with_writeback() {
         let m = Mount::new(std::sync::Arc::new(MemServer::new(true)), options);
         assert!(m.ready.writeback);
         exercise(&m);
+        merges(&m);
         m.finish();
     }
+}
+
+/// Pages that are written in any order reach the server together, as root.
+fn merges(m: &Mount) {
+    const PAGES: u64 = 2048;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let device = fs::metadata(m.join(".")).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let limit = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/strict_limit")).unwrap();
+    assert_eq!(limit.trim(), "0");
+    let path = m.join("scattered");
+    let file = fs::File::create(&path).unwrap();
+    let before = m.stats.of(Opcode::Write);
+    for n in 0..PAGES {
+        // Each once: the factor and the number have no divisor in common.
+        let page = n * 1237 % PAGES;
+        file.write_all_at(&[(page % 251) as u8 + 1; 4096], page * 4096).unwrap();
+    }
+    file.sync_data().unwrap();
+    let requests = m.stats.of(Opcode::Write) - before;
+    assert!(requests < PAGES / 4, "{requests} requests");
+    let bytes = fs::read(&path).unwrap();
+    assert!((0..PAGES).all(|page| bytes[page as usize * 4096] == (page % 251) as u8 + 1));
 }
 
 #[test]

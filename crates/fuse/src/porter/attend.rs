@@ -2,7 +2,7 @@
 
 use super::inode_of;
 use super::wire::{self, Op, Reply, Request};
-use crate::mount::{MountOptions, Unmounter, mount, readahead};
+use crate::mount::{MountOptions, Unmounter, backing, mount};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ impl Attendant<'_> {
         let outcome = match request.op {
             Op::Mount => return self.mount(),
             Op::RaiseReadAhead => {
-                readahead::raise(&self.duties.mountpoint);
+                backing::raise_read_ahead(&self.duties.mountpoint);
                 Ok(0)
             }
             Op::Unmount => self.unmounter().and_then(|u| u.unmount()).map(|()| 0),
@@ -74,7 +74,7 @@ impl Attendant<'_> {
         match mount(source, mountpoint, options.clone()) {
             Ok(mounted) => {
                 self.mounted = true;
-                self.device = readahead::device(mountpoint);
+                self.device = backing::device(mountpoint);
                 let flags = [
                     (mounted.kernel_permissions, wire::KERNEL_PERMISSIONS),
                     (mounted.fuseblk, wire::FUSEBLK),
@@ -94,7 +94,7 @@ impl Attendant<'_> {
     /// For the mount that we made, and only while it is what lies uppermost there.
     fn unmounter(&self) -> io::Result<Unmounter> {
         let own = self.own_device()?;
-        if readahead::device(&self.duties.mountpoint) == Some(own) {
+        if backing::device(&self.duties.mountpoint) == Some(own) {
             Ok(Unmounter::new(&self.duties.mountpoint))
         } else {
             Err(io::Error::from_raw_os_error(libc::EINVAL))

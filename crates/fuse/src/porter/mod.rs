@@ -27,7 +27,7 @@ mod wire;
 
 pub use attend::{Duties, attend};
 
-use crate::mount::{MountError, MountOptions, Mounted, Unmounter, readahead};
+use crate::mount::{MountError, MountOptions, Mounted, Unmounter, backing};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -164,7 +164,7 @@ impl Porter {
                 let device = match device.get() {
                     Some(device) => *device,
                     None => {
-                        let found = readahead::device(&self.0.mountpoint)
+                        let found = backing::device(&self.0.mountpoint)
                             .ok_or(io::Error::from_raw_os_error(libc::ENODEV))?;
                         *device.get_or_init(|| found)
                     }
@@ -178,7 +178,7 @@ impl Porter {
     /// Raises the read-ahead of the mount, where that is permitted. To be called when requests are served.
     pub(crate) fn raise_read_ahead(&self) {
         match &self.0.way {
-            Way::Here(_) => readahead::raise(&self.0.mountpoint),
+            Way::Here(_) => backing::raise_read_ahead(&self.0.mountpoint),
             Way::Beside(beside) => {
                 if let Err(error) = beside.lock().ask_number(Op::RaiseReadAhead, 0, 0) {
                     tracing::debug!(%error, "read-ahead stays as it is");
