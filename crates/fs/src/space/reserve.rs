@@ -486,7 +486,8 @@ impl Space {
     }
 
     /// Reserves without ever waiting, past those who wait, and from the global reserve if need be: for the reclaimer
-    /// itself and for the commit.
+    /// itself and for the commit. Never as passing: who reclaims would find in each round that somebody has passed,
+    /// himself, and begin another.
     ///
     /// # Errors
     /// `NoSpace`.
