@@ -100,9 +100,9 @@ Options for -o (comma-separated; -o may be repeated):
   nologreplay           with ro: show the last commit of an image that has a log, without replaying it;
                         norecovery is the same, as on Linux
   writeback             let the kernel delay and merge writes in its page cache: fewer requests where a file is
-                        written in small pieces. Until a program closes or syncs a file, what it wrote is not
-                        in snapshots, not durable after `larder sync`, and lost with the daemon. Mounted by
-                        root it may hold as many dirty pages as other file systems, otherwise few
+                        written in small pieces. What a program wrote to a file that is still open may be lost
+                        with the daemon, and a full disk is reported late. Mounted by root it may hold as many
+                        dirty pages as other file systems, otherwise few
   discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
                         files, not for devices). discard=sync and discard=async mean the same here
   direct                bypass the page cache for the image (O_DIRECT)

@@ -284,4 +284,10 @@ impl Filesystem {
     pub fn release(&self, id: InodeId, n: u64) {
         self.core.release(id, n);
     }
+
+    /// Up to `most` inodes, of any kind, that look-ups of the front end hold; all of them if they are fewer.
+    #[must_use]
+    pub fn held(&self, most: usize) -> Vec<InodeId> {
+        self.core.held(most)
+    }
 }

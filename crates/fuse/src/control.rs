@@ -49,7 +49,9 @@ pub(crate) const SET_LABEL: u32 = ioc(WRITE, 0x94, 50, LABEL_LEN);
 /// # Errors
 /// `Unsupported` if `path` is not on a Larder mount; what the engine says otherwise.
 pub fn sync(path: &Path) -> io::Result<()> {
-    call(&open(path)?, IOC_SYNC, &mut [])
+    let fd = open(path)?;
+    hand_over(&fd)?;
+    call(&fd, IOC_SYNC, &mut [])
 }
 
 /// Statistics of the daemon behind `path`, as JSON.
@@ -106,6 +108,19 @@ pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
     let mut buffer = [0; LABEL_LEN];
     buffer[..label.len()].copy_from_slice(label);
     call(&open(path)?, SET_LABEL, &mut buffer)
+}
+
+/// Has the kernel write what only it has yet: pages that were changed through a mapping, and delayed writes where they are delayed.
+///
+/// The requests are on their way when this returns; the daemon waits for them where it matters. Does nothing on other file systems
+/// than those of FUSE.
+pub(crate) fn hand_over(fd: &OwnedFd) -> io::Result<()> {
+    /// `FUSE_SUPER_MAGIC` of Linux.
+    const FUSE: rustix::fs::FsWord = 0x6573_5546;
+    if rustix::fs::fstatfs(fd)?.f_type == FUSE {
+        rustix::fs::syncfs(fd)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {

@@ -175,6 +175,17 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
 
+    /// Must all contents of files have come that the kernel was sending before this request? Asked of requests that were told to
+    /// [wait](Failure::Wait).
+    fn comes_after_writes(&self, _: &Request<'_>) -> bool {
+        false
+    }
+
+    /// Up to `most` nodes, of any kind, that the kernel has looked up and not given back; all of them if they are fewer.
+    fn nodes_in_use(&self, _most: usize) -> Vec<u64> {
+        Vec::new()
+    }
+
     /// The kernel gives back `count` look-ups of an inode. Has no reply.
     fn forget(&self, node: u64, count: u64);
 }

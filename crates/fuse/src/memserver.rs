@@ -481,6 +481,15 @@ impl Handler for MemServer {
         }
     }
 
+    fn nodes_in_use(&self, most: usize) -> Vec<u64> {
+        let mut found = Vec::new();
+        for shard in &self.inodes {
+            let shard = shard.read();
+            let used = shard.iter().filter(|(_, inode)| inode.lock().lookups > 0).map(|(node, _)| *node);
+            found.extend(used.take(most - found.len()));
+        }
+        found
+    }
     fn forget(&self, node: u64, count: u64) {
         if node == ROOT_NODE {
             return;

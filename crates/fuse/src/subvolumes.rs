@@ -12,7 +12,7 @@
 //! | list | [`IOC_SUBVOLS`]: in: the least id wanted, out: JSON |
 //! | what was written | [`IOC_FIND_NEW`]: in: the transaction, and the inode and offset to begin at, out: JSON |
 
-use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, ioc, open};
+use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, hand_over, ioc, open};
 use larder_fs::{NewExtent, SubvolInfo, Timestamp};
 use serde_json::{Value, json};
 use std::io;
@@ -96,7 +96,9 @@ pub fn snapshot(source: &Path, path: &Path, read_only: bool) -> io::Result<()> {
     let mut args = named(NAME_V2, name)?;
     args[..8].copy_from_slice(&source.ino().to_ne_bytes());
     args[16..24].copy_from_slice(&if read_only { RDONLY } else { 0 }.to_ne_bytes());
-    call(&open(dir)?, IOC_SNAPSHOT, &mut args)
+    let dir = open(dir)?;
+    hand_over(&dir)?;
+    call(&dir, IOC_SNAPSHOT, &mut args)
 }
 
 /// Is the subvolume of `path` read-only?
@@ -115,7 +117,11 @@ pub fn is_read_only(path: &Path) -> io::Result<bool> {
 /// As [`is_read_only`]; `PermissionDenied` for somebody else's subvolume; `ResourceBusy` for one that was received.
 pub fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
     let flags = if read_only { RDONLY } else { 0u64 };
-    call(&open(path)?, SETFLAGS, &mut flags.to_ne_bytes())
+    let fd = open(path)?;
+    if read_only {
+        hand_over(&fd)?;
+    }
+    call(&fd, SETFLAGS, &mut flags.to_ne_bytes())
 }
 
 /// Makes the subvolume with this id the default one of the file system that `path` is on.

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// Make everything durable that was done on a mount. (`sync` and `syncfs` do not reach a FUSE daemon.)
 ///
-/// Not what only the kernel has yet: changes through a mapping that is still there and was not synced with msync(2); on a
-/// mount with `-o writeback`, writes to a file that is still open.
+/// With what programs changed through mappings that they still have, and, on a mount with `-o writeback`, wrote to files that are
+/// still open.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  larder sync mnt")]
 pub(crate) struct Args {

@@ -99,6 +99,10 @@ impl InodeTable {
         inner.holds.remove(&ino);
         inner.orphans.get(&ino).cloned()
     }
+    /// Up to `most` that are referred to from outside.
+    fn held(&self, most: usize) -> Vec<u64> {
+        self.inner.lock().holds.keys().take(most).copied().collect()
+    }
     /// Is it referred to from outside?
     pub(super) fn is_held(&self, ino: u64) -> bool {
         self.inner.lock().holds.contains_key(&ino)
@@ -208,6 +212,15 @@ impl Core {
         }
     }
     /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that if need be.
+    /// Up to `most` inodes that are held.
+    pub(crate) fn held(&self, most: usize) -> Vec<crate::InodeId> {
+        let mut found = Vec::new();
+        for (tree, subvol) in &*self.subvols.read() {
+            let inodes = subvol.inodes.held(most - found.len());
+            found.extend(inodes.into_iter().map(|ino| crate::InodeId { subvol: *tree, ino }));
+        }
+        found
+    }
     pub(crate) fn release(&self, id: crate::InodeId, n: u64) {
         let subvol = self.subvols.read().get(&id.subvol).cloned();
         if let Some(inode) = subvol.and_then(|s| s.inodes.release(id.ino, n)) {

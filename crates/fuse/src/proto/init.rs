@@ -97,6 +97,8 @@ impl InitFlags {
     }
 }
 
+/// Background requests that the kernel may have under way at a time.
+pub const MAX_BACKGROUND: u16 = 64;
 /// Largest read or write in one request, in bytes.
 pub const MAX_WRITE: u32 = 1 << 20;
 
@@ -148,7 +150,7 @@ pub fn negotiate(offer: &InitIn, wishes: Wishes) -> InitOut {
         minor: super::MINOR.min(offer.minor),
         max_readahead: offer.max_readahead.min(MAX_WRITE),
         flags,
-        max_background: 64,
+        max_background: MAX_BACKGROUND,
         congestion_threshold: 48,
         max_write: MAX_WRITE,
         time_gran: 1,

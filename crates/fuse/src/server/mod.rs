@@ -137,6 +137,17 @@ impl Handler for Server {
         }
     }
 
+    /// What a program changed through a mapping, or the kernel delayed, before a sync or a snapshot is to be in it.
+    fn comes_after_writes(&self, request: &Request<'_>) -> bool {
+        let asked = || request.arg::<proto::IoctlIn>();
+        request.opcode == Opcode::Ioctl
+            && asked().is_ok_and(|asked| ioctl::syncs(asked.cmd) || subvolume::keeps(asked.cmd))
+    }
+
+    fn nodes_in_use(&self, most: usize) -> Vec<u64> {
+        self.fs.held(most).into_iter().map(|id| self.nodes.node(id)).collect()
+    }
+
     fn forget(&self, node: u64, count: u64) {
         if let Some(id) = self.nodes.id(node) {
             self.fs.release(id, count);

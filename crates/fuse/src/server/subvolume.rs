@@ -27,6 +27,11 @@ const NEW_LINE: usize = 400;
 /// Bytes that a subvolume takes in a list at most, but for its path.
 const LINE: usize = 1000;
 
+/// Does this one keep what files hold at that moment?
+pub(super) fn keeps(cmd: u32) -> bool {
+    matches!(cmd, IOC_SNAPSHOT | SNAP_CREATE_V2 | SETFLAGS)
+}
+
 impl Server {
     /// The answer to an ioctl about subvolumes; `None` for any other.
     pub(super) fn subvolume_ioctl(

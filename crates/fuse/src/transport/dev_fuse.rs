@@ -5,14 +5,16 @@
 //!
 //! Beside io_uring one reader stays here, [`Silent`]: FORGET and INTERRUPT always come this way.
 
-use super::{Dispatch, Loans, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
+use super::drain::{self, Drain, Mark, Marker, Put};
+use super::{Dispatch, Drains, Loans, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
-use crate::proto::{InHeader, init::MAX_WRITE};
-use parking_lot::Mutex;
+use crate::proto::{InHeader, init::MAX_BACKGROUND, init::MAX_WRITE};
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -41,8 +43,187 @@ impl Buffers {
     }
 }
 
+/// Where all readers come together, so that none has anything in hand that nobody knows of: see [`drain`].
+pub(super) struct Meeting {
+    marker: Marker,
+    readers: usize,
+    state: Mutex<State>,
+    /// A round is over.
+    over: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Drains that still need a round, and those that take part in the one that is on.
+    waiting: Vec<Arc<Drain>>,
+    meeting: Vec<Arc<Drain>>,
+    /// Marks that were put in for this round.
+    marks: usize,
+    /// Readers that have got one of them.
+    here: usize,
+    /// Rounds so far.
+    round: u64,
+    /// Transfers that are with workers, by their numbers.
+    away: BTreeSet<u64>,
+    /// Transfers that may have been background ones: with workers when the marks were put in, or seen since.
+    background: usize,
+    /// Drains that only wait for these.
+    leaving: Vec<(Arc<Drain>, BTreeSet<u64>)>,
+    /// A reader has ended, because the mount is gone.
+    gone: bool,
+}
+
+impl std::fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meeting").field("readers", &self.readers).finish_non_exhaustive()
+    }
+}
+
+impl Meeting {
+    fn new(marker: Marker, readers: usize) -> Self {
+        Self { marker, readers, state: Mutex::default(), over: Condvar::new() }
+    }
+
+    /// Begins a drain.
+    pub(super) fn drain(self: &Arc<Self>, drain: Arc<Drain>) {
+        let mut state = self.state.lock();
+        state.waiting.push(drain);
+        let through = self.call(&mut state);
+        drop(state);
+        through.iter().for_each(|drain| drain.through());
+    }
+
+    /// Calls the readers together if somebody needs it. Returns the drains that have nothing to wait for any more.
+    fn call(self: &Arc<Self>, state: &mut State) -> Vec<Arc<Drain>> {
+        if state.gone {
+            return self.end(state);
+        }
+        if state.marks > 0 || state.waiting.is_empty() {
+            return Vec::new();
+        }
+        state.meeting = std::mem::take(&mut state.waiting);
+        // A reader may be answering one.
+        state.background = state.away.len() + self.readers;
+        state.marks = self.readers;
+        for _ in 0..self.readers {
+            let this = Arc::clone(self);
+            self.marker.put(Mark { drain: 0, queue: 0 }, None, move |put| this.not_put(put));
+        }
+        Vec::new()
+    }
+
+    /// A mark could not be put in.
+    fn not_put(self: &Arc<Self>, put: Put) {
+        let mut state = self.state.lock();
+        let mut through = Vec::new();
+        if put == Put::Gone {
+            through = self.end(&mut state);
+        } else {
+            // The kernel has no files. Who has got a mark waits for no more of them than there are.
+            through.append(&mut state.meeting);
+            state.marks -= 1;
+            if state.here == state.marks {
+                through.extend(self.begin_again(&mut state));
+            }
+        }
+        drop(state);
+        through.iter().for_each(|drain| drain.through());
+    }
+
+    /// This round is over.
+    fn begin_again(self: &Arc<Self>, state: &mut State) -> Vec<Arc<Drain>> {
+        (state.here, state.marks) = (0, 0);
+        state.round += 1;
+        self.over.notify_all();
+        self.call(state)
+    }
+
+    /// The mount is gone: there will be no more meetings. Returns all drains.
+    fn end(&self, state: &mut State) -> Vec<Arc<Drain>> {
+        state.gone = true;
+        self.over.notify_all();
+        state.end()
+    }
+
+    /// A transfer has arrived.
+    fn arrived(&self, raw: &super::Raw<'_>) {
+        if drain::may_be_background(raw.header.opcode, raw.arg) {
+            self.state.lock().background += 1;
+        }
+    }
+
+    /// A worker takes a transfer.
+    fn leaves(&self, unique: u64) {
+        self.state.lock().away.insert(unique);
+    }
+
+    /// It is answered.
+    fn returns(&self, unique: u64) {
+        let mut state = self.state.lock();
+        state.away.remove(&unique);
+        let through: Vec<_> = state
+            .leaving
+            .extract_if(.., |(_, owed)| {
+                owed.remove(&unique);
+                owed.is_empty()
+            })
+            .collect();
+        drop(state);
+        through.iter().for_each(|(drain, _)| drain.through());
+    }
+
+    /// This reader has got a mark. Returns when all have that get one.
+    fn meet(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        state.here += 1;
+        if state.here < state.marks {
+            let round = state.round;
+            while state.round == round && !state.gone {
+                self.over.wait(&mut state);
+            }
+            return;
+        }
+        let met = std::mem::take(&mut state.meeting);
+        let mut through = Vec::new();
+        if state.background >= usize::from(MAX_BACKGROUND) {
+            state.waiting.extend(met);
+        } else if state.away.is_empty() {
+            through = met;
+        } else {
+            let owed = state.away.clone();
+            state.leaving.extend(met.into_iter().map(|drain| (drain, owed.clone())));
+        }
+        through.extend(self.begin_again(&mut state));
+        drop(state);
+        through.iter().for_each(|drain| drain.through());
+    }
+
+    /// The threads but the readers' own have nothing more to do.
+    pub(super) fn finish(&self) {
+        self.marker.finish();
+    }
+
+    /// A reader has ended.
+    fn leave(&self) {
+        let through = self.end(&mut self.state.lock());
+        through.iter().for_each(|drain| drain.through());
+    }
+}
+
+impl State {
+    /// All drains.
+    fn end(&mut self) -> Vec<Arc<Drain>> {
+        let mut all = std::mem::take(&mut self.waiting);
+        all.append(&mut self.meeting);
+        all.extend(std::mem::take(&mut self.leaving).into_iter().map(|(drain, _)| drain));
+        all
+    }
+}
+
 /// What a reader answers with, and those who go on for it.
 struct Shared<H> {
+    /// `None` beside io_uring, which knows for itself.
+    meeting: Option<Arc<Meeting>>,
     fd: Arc<OwnedFd>,
     dispatch: Arc<Dispatch<H>>,
     buffers: Arc<Buffers>,
@@ -52,6 +233,7 @@ struct Shared<H> {
 impl<H> Clone for Shared<H> {
     fn clone(&self) -> Self {
         Self {
+            meeting: self.meeting.clone(),
             fd: Arc::clone(&self.fd),
             dispatch: Arc::clone(&self.dispatch),
             buffers: Arc::clone(&self.buffers),
@@ -70,6 +252,9 @@ pub(super) fn serve<H: Handler>(
     let readers = cpu_count.clamp(2, MAX_READERS);
     let buffers = Arc::new(Buffers::default());
     let loans = Arc::new(Loans::new(MAX_KERNEL_WAITS));
+    let marker = dispatch.marker(mounted).map_err(io_error("duplicating /dev/fuse"))?;
+    let meeting = Arc::new(Meeting::new(marker, readers));
+    dispatch.drains.get_or_init(|| Drains::Readers(Arc::clone(&meeting)));
     let mut threads = Vec::new();
     for i in 0..readers {
         let fd = match clone_fd(mounted.fuse_fd(), OFlags::empty()) {
@@ -78,10 +263,12 @@ pub(super) fn serve<H: Handler>(
         };
         let fd = Arc::new(fd.map_err(io_error("opening another reader"))?);
         let (dispatch, buffers, loans) = (Arc::clone(dispatch), Arc::clone(&buffers), Arc::clone(&loans));
-        let shared = Shared { fd, dispatch, buffers, loans };
+        let shared = Shared { meeting: Some(Arc::clone(&meeting)), fd, dispatch, buffers, loans };
         let thread = std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
             cpus::pin(i % cpu_count);
-            read_loop(&shared)
+            let served = read_loop(&shared);
+            shared.meeting.iter().for_each(|meeting| meeting.leave());
+            served
         });
         threads.push(thread.map_err(io_error("starting a reader"))?);
     }
@@ -162,7 +349,7 @@ impl Silent {
             None => {
                 let (fd, dispatch) = (Arc::clone(&self.fd), Arc::clone(dispatch));
                 let (buffers, loans) = (Arc::clone(&self.buffers), Arc::clone(&self.loans));
-                let shared = Shared { fd, dispatch, buffers, loans };
+                let shared = Shared { meeting: None, fd, dispatch, buffers, loans };
                 shared.answer(&mut message, n, &mut vec![0; MAX_WRITE as usize]);
             }
         }
@@ -201,6 +388,10 @@ fn read_loop<H: Handler>(shared: &Shared<H>) -> io::Result<()> {
             Err(e) => return Err(e.into()),
         };
         let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else { continue };
+        if let Some(meeting) = shared.meeting.as_ref().filter(|_| Mark::of(&header).is_some()) {
+            meeting.meet();
+            continue;
+        }
         shared.dispatch.arrived(&header);
         if let Some(forgotten) = shared.dispatch.silent(&message[..n], &header) {
             shared.dispatch.forget_elsewhere(&forgotten);
@@ -215,16 +406,21 @@ impl<H: Handler> Shared<H> {
     fn answer(&self, message: &mut Vec<u8>, n: usize, out: &mut [u8]) {
         let Some(raw) = parse(&message[..n]) else { return };
         let unique = raw.header.unique;
+        let meeting = self.meeting.as_ref().filter(|_| drain::is_transfer(raw.header.opcode));
+        meeting.inspect(|meeting| meeting.arrived(&raw));
         match self.dispatch.answer(raw, out, Patience::Queue) {
             Ok(len) => respond(&*self.fd, unique, Ok(&out[..len])),
             Err(Failure::Errno(e)) => respond(&*self.fd, unique, Err(e)),
             Err(failure) => {
+                meeting.inspect(|meeting| meeting.leaves(unique));
+                let transfer = meeting.is_some();
                 let bytes = if n <= COPY_LIMIT {
                     message[..n].to_vec()
                 } else {
                     std::mem::replace(message, self.buffers.take())
                 };
-                Moved { shared: self.clone(), bytes, len: n }.go_on(unique, failure);
+                Moved { shared: self.clone(), bytes, len: n, transfer, drained: false }
+                    .go_on(unique, failure);
             }
         }
     }
@@ -235,15 +431,24 @@ struct Moved<H> {
     shared: Shared<H>,
     bytes: Vec<u8>,
     len: usize,
+    /// It carries contents of a file.
+    transfer: bool,
+    /// Those that it comes after have been answered.
+    drained: bool,
 }
 
 impl<H: Handler> Moved<H> {
     /// Answers it where there is the patience that was missing.
-    fn go_on(self, unique: u64, failure: Failure) {
+    fn go_on(mut self, unique: u64, failure: Failure) {
         let dispatch = Arc::clone(&self.shared.dispatch);
+        if !std::mem::replace(&mut self.drained, true)
+            && parse(&self.bytes[..self.len]).is_some_and(|raw| dispatch.comes_after_writes(raw))
+        {
+            return dispatch.after_writes(unique, move || self.go_on(unique, failure));
+        }
         let Some((pool, patience)) = dispatch.elsewhere(failure, &self.shared.loans) else { return };
         pool.run(move || {
-            let Shared { fd, dispatch, buffers, loans } = &self.shared;
+            let Shared { meeting, fd, dispatch, buffers, loans } = &self.shared;
             if let Some(raw) = parse(&self.bytes[..self.len])
                 && dispatch.answers_later(&raw.header, patience)
             {
@@ -266,6 +471,7 @@ impl<H: Handler> Moved<H> {
                     return self.go_on(unique, failure);
                 }
             }
+            meeting.iter().filter(|_| self.transfer).for_each(|meeting| meeting.returns(unique));
             buffers.give(out);
             if self.bytes.len() == MESSAGE_SIZE {
                 buffers.give(self.bytes);

@@ -10,6 +10,7 @@
 mod cpus;
 mod dev_fuse;
 mod direct;
+mod drain;
 mod memory;
 mod uring;
 
@@ -255,6 +256,14 @@ pub(crate) struct Dispatch<H> {
     forgetting: Mutex<()>,
     /// Beside io_uring.
     silent: OnceLock<dev_fuse::Silent>,
+    /// Where requests come from.
+    drains: OnceLock<Drains>,
+}
+
+/// Who takes part in a [`drain`].
+enum Drains {
+    Queues(Vec<Arc<uring::Returned>>, drain::Marker),
+    Readers(Arc<dev_fuse::Meeting>),
 }
 
 /// Look-ups that the kernel has given back and the handler does not know of yet.
@@ -283,6 +292,7 @@ impl<H> Dispatch<H> {
             forgets: Mutex::default(),
             forgetting: Mutex::default(),
             silent: OnceLock::new(),
+            drains: OnceLock::new(),
         }
     }
 
@@ -302,10 +312,23 @@ impl<H> Dispatch<H> {
         // Workers first: they may still hand over.
         self.workers.finish();
         self.kernel_waiters.finish();
+        match self.drains.get() {
+            Some(Drains::Queues(_, marker)) => marker.finish(),
+            Some(Drains::Readers(meeting)) => meeting.finish(),
+            None => {}
+        }
     }
 }
 
 impl<H: Handler> Dispatch<H> {
+    /// Who puts marks in for this mount.
+    fn marker(&self, mounted: &Mounted) -> io::Result<drain::Marker> {
+        let handler = Arc::clone(&self.handler);
+        Ok(drain::Marker::new(mounted.fuse_fd().try_clone_to_owned()?, move |most| {
+            handler.nodes_in_use(most)
+        }))
+    }
+
     /// Counts a request that has just arrived.
     pub(crate) fn arrived(&self, header: &InHeader) {
         self.stats.request(header.opcode);
@@ -355,6 +378,28 @@ impl<H: Handler> Dispatch<H> {
                 self.stats.error();
                 Err(e)
             }
+        }
+    }
+
+    /// Must this request come after all writes that were under way when it was sent?
+    fn comes_after_writes(&self, raw: Raw<'_>) -> bool {
+        let opcode = Opcode::from_number(raw.header.opcode);
+        opcode.is_some_and(|opcode| {
+            let request = Request { header: raw.header, opcode, arg: raw.arg, data: raw.data };
+            self.handler.comes_after_writes(&request)
+        })
+    }
+
+    /// Calls `then` when no transfer older than the request with the number `before` is left; on any thread of ours, at once
+    /// where none can be under way.
+    fn after_writes(&self, before: u64, then: impl FnOnce() + Send + 'static) {
+        match self.drains.get() {
+            Some(Drains::Queues(queues, _)) => {
+                let drain = Arc::new(drain::Drain::new(before, queues.len(), then));
+                queues.iter().for_each(|queue| queue.drain(&drain));
+            }
+            Some(Drains::Readers(meeting)) => meeting.drain(Arc::new(drain::Drain::new(before, 1, then))),
+            None => then(),
         }
     }
 

@@ -11,8 +11,9 @@
 //! `fsync` the writes of others would stand still behind them. A queue therefore registers more when those that wait leave the
 //! kernel few. A kernel cannot give entries back; so these keep little memory, whatever they have carried.
 
+use super::drain::{self, Drain, Mark};
 use super::memory::{self, Entry};
-use super::{Dispatch, Loans, Raw, cpus};
+use super::{Dispatch, Drains, Loans, Raw, cpus};
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
 use crate::proto::{Opcode, RingCommand};
@@ -21,6 +22,7 @@ use io_uring::squeue::{self, Entry128};
 use io_uring::types::Fixed;
 use io_uring::{IoUring, cqueue, opcode};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -43,26 +45,81 @@ const ENTRIES: usize = super::MAX_WORKERS;
 /// Payload that the others keep in memory: 64 MiB in all, with that of the large ones.
 const KEPT: usize = 64 << 10;
 
-/// Entries that workers have finished, for the queue's thread to commit.
-struct Returned {
+/// What other threads have for a queue's thread: entries that workers have finished, to be committed, and news of drains.
+pub(super) struct Returned {
     entries: Mutex<Vec<Entry>>,
+    news: Mutex<News>,
     event: OwnedFd,
     /// Entries that may be away until the kernel has got something through the others.
     loans: Loans,
 }
 
+#[derive(Default)]
+struct News {
+    begun: Vec<Arc<Drain>>,
+    /// Numbers of drains whose mark came out of another queue, because that queue's thread was not on its CPU.
+    marks: Vec<u32>,
+    /// Numbers of drains whose mark could not be put in, because the kernel has no files or the mount is gone.
+    needless: Vec<u32>,
+    /// The thread has ended.
+    over: bool,
+}
+
+impl std::fmt::Debug for Returned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Returned").finish_non_exhaustive()
+    }
+}
+
 impl Returned {
+    fn new(loans: usize) -> io::Result<Self> {
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        Ok(Self { entries: Mutex::default(), news: Mutex::default(), event, loans: Loans::new(loans) })
+    }
+    fn wake(&self) {
+        // A full counter (the only error) means that the wake-up is already on its way.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
     fn give(&self, entry: Entry) {
         let mut entries = self.entries.lock();
         entries.push(entry);
         if entries.len() == 1 {
-            // A full counter (the only error) means that the wake-up is already on its way.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            self.wake();
         }
     }
     fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.entries.lock())
     }
+    /// Has the queue take part in a drain.
+    pub(super) fn drain(&self, drain: &Arc<Drain>) {
+        let mut news = self.news.lock();
+        if news.over {
+            drop(news);
+            return drain.through();
+        }
+        news.begun.push(Arc::clone(drain));
+        drop(news);
+        self.wake();
+    }
+    fn needs_no_mark(&self, drain: u32) {
+        self.news.lock().needless.push(drain);
+        self.wake();
+    }
+    fn mark_came_out(&self, drain: u32) {
+        self.news.lock().marks.push(drain);
+        self.wake();
+    }
+}
+
+/// A drain that a queue takes part in.
+struct Draining {
+    drain: Arc<Drain>,
+    /// Marks that were put in.
+    marks: u32,
+    /// One is on its way.
+    under_way: bool,
+    /// No transfer that is waited for has come since it was put in.
+    clean: bool,
 }
 
 /// The rings of a session, ready to be registered. Dropping waits for their threads.
@@ -87,18 +144,21 @@ impl Rings {
         // A queue of an absent CPU has to be there, but nobody calls from it.
         let share = |all: usize, qid| if running.contains(&qid) { all / running.len() } else { 0 };
         let mut rings = Self { queues: Vec::with_capacity(count) };
+        let mut mailboxes = Vec::with_capacity(count);
         for qid in 0..count {
             let large = share(LARGE, qid).clamp(*LARGE_PER_QUEUE.start(), *LARGE_PER_QUEUE.end());
             let most = share(ENTRIES, qid).max(large);
             let fd = mounted.fuse_fd().try_clone_to_owned()?;
             let (go, wait_go) = mpsc::sync_channel(1);
             let (ready, wait_ready) = mpsc::sync_channel(2);
+            let returned = Arc::new(Returned::new(large / 2)?);
+            mailboxes.push(Arc::clone(&returned));
             let dispatch = Arc::clone(dispatch);
             let id = u16::try_from(qid).map_err(io::Error::other)?;
             let thread = std::thread::Builder::new().name(format!("larder-ring-{qid}")).spawn(move || {
                 cpus::pin(qid);
                 // The ring belongs to the thread that makes it (SINGLE_ISSUER).
-                match Queue::new(id, large, most, &fd, dispatch) {
+                match Queue::new(id, large, most, &fd, returned, dispatch) {
                     Ok(mut queue) => {
                         let _ = ready.send(Ok(()));
                         if wait_go.recv().is_ok() {
@@ -120,6 +180,8 @@ impl Rings {
         for queue in &rings.queues {
             queue.registered.recv().map_err(io::Error::other)??;
         }
+        let marker = dispatch.marker(mounted)?;
+        dispatch.drains.get_or_init(|| Drains::Queues(mailboxes, marker));
         Ok(rings)
     }
 
@@ -183,11 +245,22 @@ struct Queue<H> {
     listening: bool,
     /// Copy of the last request's names: the reply goes where they came in.
     names: Vec<u8>,
+    /// The drains that it takes part in.
+    draining: Vec<Draining>,
+    /// Numbers of the transfers that are with workers.
+    away: BTreeSet<u64>,
     dispatch: Arc<Dispatch<H>>,
 }
 
 impl<H: Handler> Queue<H> {
-    fn new(id: u16, large: usize, most: usize, fd: &OwnedFd, dispatch: Arc<Dispatch<H>>) -> io::Result<Self> {
+    fn new(
+        id: u16,
+        large: usize,
+        most: usize,
+        fd: &OwnedFd,
+        returned: Arc<Returned>,
+        dispatch: Arc<Dispatch<H>>,
+    ) -> io::Result<Self> {
         let slots = u32::try_from(most + 1).map_err(io::Error::other)?.next_power_of_two();
         let ring: Ring = IoUring::builder()
             .dontfork()
@@ -196,8 +269,7 @@ impl<H: Handler> Queue<H> {
             .setup_submit_all()
             .setup_r_disabled()
             .build(slots)?;
-        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        ring.submitter().register_files(&[fd.as_raw_fd(), event.as_raw_fd()])?;
+        ring.submitter().register_files(&[fd.as_raw_fd(), returned.event.as_raw_fd()])?;
         // What a ring does passes no filter of system calls: it shall be able to do just what is done here.
         ring.submitter().register_restrictions(&mut [
             Restriction::sqe_op(opcode::UringCmd80::CODE),
@@ -220,10 +292,12 @@ impl<H: Handler> Queue<H> {
             spare,
             early: Vec::new(),
             with_kernel,
-            returned: Arc::new(Returned { entries: Mutex::default(), event, loans: Loans::new(large / 2) }),
+            returned,
             wake_buffer: Box::new([0; 8]),
             listening: false,
             names: Vec::new(),
+            draining: Vec::new(),
+            away: BTreeSet::new(),
             dispatch,
         })
     }
@@ -266,15 +340,8 @@ impl<H: Handler> Queue<H> {
         let mut completed = std::mem::take(&mut self.early);
         while self.live > 0 {
             // What came while registering is served before anything is waited for.
-            let submitted =
-                if completed.is_empty() { self.ring.submit_and_wait(1) } else { self.ring.submit() };
-            match submitted {
-                Ok(_) => {}
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
-                Err(error) => {
-                    tracing::error!(queue = self.id, %error, "io_uring failed");
-                    return;
-                }
+            if !self.submit(usize::from(completed.is_empty())) {
+                return;
             }
             completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
             for (user_data, result) in completed.drain(..) {
@@ -283,6 +350,60 @@ impl<H: Handler> Queue<H> {
                     return;
                 }
             }
+            if !self.draining.is_empty() && !self.put_marks() {
+                return;
+            }
+        }
+    }
+
+    /// Submits, and waits until there are this many completions. False if the ring is of no use any more.
+    fn submit(&mut self, completions: usize) -> bool {
+        let submitted =
+            if completions > 0 { self.ring.submit_and_wait(completions) } else { self.ring.submit() };
+        match submitted {
+            Ok(_) => true,
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => true,
+            Err(error) => {
+                tracing::error!(queue = self.id, %error, "io_uring failed");
+                false
+            }
+        }
+    }
+
+    /// Goes on with the drains, when all that has come out of the queue has been seen. False as for `submit`.
+    fn put_marks(&mut self) -> bool {
+        // The kernel lets further requests into the queue for those that it has the answers of: behind a mark, they would
+        // be missed.
+        while !self.ring.submission().is_empty() {
+            if !self.submit(0) {
+                return false;
+            }
+        }
+        for draining in &mut self.draining {
+            let oldest_away = self.away.first().copied().unwrap_or(u64::MAX);
+            if draining.under_way || oldest_away < draining.drain.before {
+                continue;
+            }
+            let mark = Mark { drain: draining.drain.number, queue: self.id };
+            (draining.under_way, draining.clean) = (true, true);
+            draining.marks += 1;
+            let returned = Arc::clone(&self.returned);
+            let otherwise = move |_| returned.needs_no_mark(mark.drain);
+            if let Some(Drains::Queues(_, marker)) = self.dispatch.drains.get() {
+                marker.put(mark, Some(self.id.into()), otherwise);
+            }
+        }
+        true
+    }
+
+    /// A mark has come out of the kernel's queue.
+    fn mark_came_out(&mut self, drain: u32) {
+        let Some(at) = self.draining.iter().position(|d| d.drain.number == drain) else { return };
+        let draining = &mut self.draining[at];
+        draining.under_way = false;
+        // See the head of `drain` for why the first says nothing.
+        if draining.clean && draining.marks > 1 {
+            self.draining.swap_remove(at).drain.through();
         }
     }
 
@@ -290,7 +411,22 @@ impl<H: Handler> Queue<H> {
         if user_data == WAKE {
             self.listening = false;
             for entry in self.returned.take() {
+                self.away.remove(&entry.commit_id);
                 self.hand_over(entry)?;
+            }
+            let news = std::mem::take(&mut *self.returned.news.lock());
+            let begun = news.begun.into_iter();
+            self.draining.extend(begun.map(|drain| Draining {
+                drain,
+                marks: 0,
+                under_way: false,
+                clean: false,
+            }));
+            for drain in news.marks {
+                self.mark_came_out(drain);
+            }
+            for gone in self.draining.extract_if(.., |d| news.needless.contains(&d.drain.number)) {
+                gone.drain.through();
             }
             return self.arm_wake();
         }
@@ -336,7 +472,24 @@ impl<H: Handler> Queue<H> {
 
     fn fetched(&mut self, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
+        if let Some(mark) = Mark::of(&header) {
+            match &self.dispatch.drains.get() {
+                Some(Drains::Queues(queues, _)) if mark.queue != self.id => {
+                    queues.get(usize::from(mark.queue)).inspect(|q| q.mark_came_out(mark.drain));
+                }
+                _ => self.mark_came_out(mark.drain),
+            }
+            // The kernel wants no answer; but the entry.
+            entry.answer(header.unique, Ok(0));
+            return self.hand_over(entry);
+        }
         self.dispatch.arrived(&header);
+        let transfer = drain::is_transfer(header.opcode);
+        if transfer {
+            for draining in &mut self.draining {
+                draining.clean &= header.unique >= draining.drain.before;
+            }
+        }
         let outcome = if header.opcode == Opcode::Write as u32 {
             answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
         } else {
@@ -348,9 +501,12 @@ impl<H: Handler> Queue<H> {
             Ok(len) => Ok(len),
             Err(Failure::Errno(e)) => Err(e.0),
             Err(failure) => {
+                if transfer {
+                    self.away.insert(header.unique);
+                }
                 let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
                 let names = std::mem::take(&mut self.names);
-                Moved { dispatch, returned, entry, header, len, names }.go_on(failure);
+                Moved { dispatch, returned, entry, header, len, names, drained: false }.go_on(failure);
                 // What waits with much in hand waits for memory: no more of that.
                 return if len <= KEPT { self.grow() } else { Ok(()) };
             }
@@ -368,12 +524,21 @@ struct Moved<H> {
     header: crate::proto::InHeader,
     len: usize,
     names: Vec<u8>,
+    /// Those that it comes after have been answered.
+    drained: bool,
 }
 
 impl<H: Handler> Moved<H> {
     /// Answers it where there is the patience that was missing.
     fn go_on(mut self, failure: Failure) {
         let here = Arc::clone(&self.dispatch);
+        if !std::mem::replace(&mut self.drained, true) {
+            let (arg, arg_len) = fixed_part(&self.entry, &self.header);
+            let raw = Raw { header: self.header, arg: &arg[..arg_len], data: &[] };
+            if here.comes_after_writes(raw) {
+                return here.after_writes(self.header.unique, move || self.go_on(failure));
+            }
+        }
         let Some((pool, patience)) = here.elsewhere(failure, &self.returned.loans) else { return };
         pool.run(move || {
             if self.dispatch.answers_later(&self.header, patience) {
@@ -471,6 +636,10 @@ fn with_len(submission: Entry128, len: u32) -> Entry128 {
 
 impl<H> Drop for Queue<H> {
     fn drop(&mut self) {
+        let news = std::mem::replace(&mut *self.returned.news.lock(), News { over: true, ..News::default() });
+        for drain in news.begun.into_iter().chain(self.draining.drain(..).map(|d| d.drain)) {
+            drain.through();
+        }
         // The kernel fills entries in this thread's own task work only, which ends here. The read of the eventfd must not
         // outlive its buffer: let it complete.
         let _ = rustix::io::write(&self.returned.event, &1u64.to_ne_bytes());
