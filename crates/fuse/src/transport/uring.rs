@@ -22,7 +22,7 @@ use io_uring::squeue::{self, Entry128};
 use io_uring::types::Fixed;
 use io_uring::{IoUring, cqueue, opcode};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -42,6 +42,8 @@ const LARGE: usize = 48;
 const LARGE_PER_QUEUE: std::ops::RangeInclusive<usize> = 2..=24;
 /// Entries of all queues together at most, those among them that are registered when they are needed.
 const ENTRIES: usize = super::MAX_WORKERS;
+/// Writes of up to so many bytes are served in their turn.
+const SHORT: usize = 128 << 10;
 /// Payload that the others keep in memory: 64 MiB in all, with that of the large ones.
 const KEPT: usize = 64 << 10;
 
@@ -245,6 +247,8 @@ struct Queue<H> {
     listening: bool,
     /// Copy of the last request's names: the reply goes where they came in.
     names: Vec<u8>,
+    /// Requests that take long. All others that are there go first, and those that have come meanwhile go before the next.
+    long: VecDeque<Entry>,
     /// The drains that it takes part in.
     draining: Vec<Draining>,
     /// Numbers of the transfers that are with workers.
@@ -296,6 +300,7 @@ impl<H: Handler> Queue<H> {
             wake_buffer: Box::new([0; 8]),
             listening: false,
             names: Vec::new(),
+            long: VecDeque::new(),
             draining: Vec::new(),
             away: BTreeSet::new(),
             dispatch,
@@ -340,17 +345,19 @@ impl<H: Handler> Queue<H> {
         let mut completed = std::mem::take(&mut self.early);
         while self.live > 0 {
             // What came while registering is served before anything is waited for.
-            if !self.submit(usize::from(completed.is_empty())) {
+            if !self.submit(usize::from(completed.is_empty() && self.long.is_empty())) {
                 return;
             }
             completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
-            for (user_data, result) in completed.drain(..) {
-                if let Err(error) = self.completed(user_data, result) {
-                    tracing::error!(queue = self.id, %error, "io_uring submission failed");
-                    return;
-                }
+            let mut done = completed.drain(..).try_for_each(|(user, result)| self.completed(user, result));
+            if let Some(entry) = self.long.pop_front() {
+                done = done.and_then(|()| self.fetched(entry));
             }
-            if !self.draining.is_empty() && !self.put_marks() {
+            if let Err(error) = done {
+                tracing::error!(queue = self.id, %error, "io_uring submission failed");
+                return;
+            }
+            if !self.draining.is_empty() && self.long.is_empty() && !self.put_marks() {
                 return;
             }
         }
@@ -434,6 +441,10 @@ impl<H: Handler> Queue<H> {
         let Some(mut entry) = slot.and_then(Option::take) else { return Ok(()) };
         self.armed -= 1;
         match -result {
+            0 if self.takes_long(&mut entry) => {
+                self.long.push_back(entry);
+                Ok(())
+            }
             0 => self.fetched(entry),
             libc::EAGAIN | libc::EINTR => self.hand_over(entry),
             error => {
@@ -470,6 +481,23 @@ impl<H: Handler> Queue<H> {
         self.hand_over(entry)
     }
 
+    /// Is this request one that takes as long as many others?
+    fn takes_long(&mut self, entry: &mut Entry) -> bool {
+        let (header, len) = entry.fetched();
+        let long = header.opcode == Opcode::Write as u32 && len > SHORT;
+        if long {
+            self.transfer_came(header.unique);
+        }
+        long
+    }
+
+    /// A transfer has come out of the kernel's queue.
+    fn transfer_came(&mut self, unique: u64) {
+        for draining in &mut self.draining {
+            draining.clean &= unique >= draining.drain.before;
+        }
+    }
+
     fn fetched(&mut self, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         if let Some(mark) = Mark::of(&header) {
@@ -486,9 +514,7 @@ impl<H: Handler> Queue<H> {
         self.dispatch.arrived(&header);
         let transfer = drain::is_transfer(header.opcode);
         if transfer {
-            for draining in &mut self.draining {
-                draining.clean &= header.unique >= draining.drain.before;
-            }
+            self.transfer_came(header.unique);
         }
         let outcome = if header.opcode == Opcode::Write as u32 {
             answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
