@@ -9,6 +9,8 @@
 //! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
 //! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
 //!
+//! Those that wait until the kernel has written its pages, syncs and snapshots, fail with `EAGAIN` where dozens wait already.
+//!
 //! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr` and `chattr` are answered as
 //! Linux's btrfs does. The numbers are stable: a newer daemon answers an older client.
 
@@ -137,11 +139,18 @@ fn text(path: &Path, request: u32) -> io::Result<String> {
 pub(crate) fn call(fd: &impl AsRawFd, request: u32, buffer: &mut [u8]) -> io::Result<()> {
     let size = (request >> 16 & 0x3fff) as usize;
     assert_eq!(size, buffer.len(), "the number of an ioctl carries its size");
-    // SAFETY: the kernel reads and writes at most `size` bytes of the buffer, which is as long.
-    if unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, buffer.as_mut_ptr()) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
+    let error = loop {
+        // SAFETY: the kernel reads and writes at most `size` bytes of the buffer, which is as long.
+        if unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, buffer.as_mut_ptr()) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        // As many wait for a sync or a snapshot as may. The daemon works for them meanwhile; nothing tells when it has.
+        if error.kind() != io::ErrorKind::WouldBlock {
+            break error;
+        }
+        std::thread::yield_now();
+    };
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) if request == FITRIM => {
             Err(io::Error::new(io::ErrorKind::Unsupported, "its device does not take discards"))

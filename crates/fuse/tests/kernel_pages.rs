@@ -237,3 +237,22 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
         engine.close().unwrap();
     }
 }
+
+/// More than the kernel's queues have room for: each waits in one of the places that the marks come through.
+#[test]
+fn hundreds_who_sync_at_once_do_not_block_each_other() {
+    if !can_mount() {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let counting = Arc::new(Counting { inner: Some(MemServer::new(true)), ..Counting::default() });
+        let m = Mount::new(counting, MountOptions { transport, ..MountOptions::default() });
+        fs::write(m.join("f"), b"a file that the kernel knows").unwrap();
+        std::thread::scope(|s| {
+            for _ in 0..600 {
+                s.spawn(|| (0..3).for_each(|_| control::sync(m.path()).unwrap()));
+            }
+        });
+        m.finish();
+    }
+}

@@ -235,10 +235,13 @@ impl Loans {
     fn take(&self) -> bool {
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok()
     }
+    fn give(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
     /// After an answer with this patience.
     pub(crate) fn give_back(&self, patience: Patience) {
         if patience == Patience::Kernel {
-            self.0.fetch_add(1, Ordering::AcqRel);
+            self.give();
         }
     }
 }

@@ -54,6 +54,8 @@ pub(super) struct Returned {
     event: OwnedFd,
     /// Entries that may be away until the kernel has got something through the others.
     loans: Loans,
+    /// Entries that may be held back by a drain, whose marks come through the others.
+    held_back: Loans,
 }
 
 #[derive(Default)]
@@ -74,9 +76,11 @@ impl std::fmt::Debug for Returned {
 }
 
 impl Returned {
-    fn new(loans: usize) -> io::Result<Self> {
+    /// For a queue of so many entries that keep their memory, and at most so many in all.
+    fn new(large: usize, most: usize) -> io::Result<Self> {
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        Ok(Self { entries: Mutex::default(), news: Mutex::default(), event, loans: Loans::new(loans) })
+        let (loans, held_back) = (Loans::new(large / 2), Loans::new((most / 4).max(1)));
+        Ok(Self { entries: Mutex::default(), news: Mutex::default(), event, loans, held_back })
     }
     fn wake(&self) {
         // A full counter (the only error) means that the wake-up is already on its way.
@@ -153,7 +157,7 @@ impl Rings {
             let fd = mounted.fuse_fd().try_clone_to_owned()?;
             let (go, wait_go) = mpsc::sync_channel(1);
             let (ready, wait_ready) = mpsc::sync_channel(2);
-            let returned = Arc::new(Returned::new(large / 2)?);
+            let returned = Arc::new(Returned::new(large, most)?);
             mailboxes.push(Arc::clone(&returned));
             let dispatch = Arc::clone(dispatch);
             let id = u16::try_from(qid).map_err(io::Error::other)?;
@@ -562,7 +566,14 @@ impl<H: Handler> Moved<H> {
             let (arg, arg_len) = fixed_part(&self.entry, &self.header);
             let raw = Raw { header: self.header, arg: &arg[..arg_len], data: &[] };
             if here.comes_after_writes(raw) {
-                return here.after_writes(self.header.unique, move || self.go_on(failure));
+                if !self.returned.held_back.take() {
+                    self.entry.answer(self.header.unique, Err(libc::EAGAIN));
+                    return self.returned.give(self.entry);
+                }
+                return here.after_writes(self.header.unique, move || {
+                    self.returned.held_back.give();
+                    self.go_on(failure);
+                });
             }
         }
         let Some((pool, patience)) = here.elsewhere(failure, &self.returned.loans) else { return };
