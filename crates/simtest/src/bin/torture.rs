@@ -47,6 +47,9 @@ struct Args {
     /// Only sequences of this many operations.
     #[arg(long)]
     seq: Option<usize>,
+    /// Of each sequence of two or three operations, so many placements of its syncs; 0 for all.
+    #[arg(long, default_value_t = 3)]
+    placements: usize,
     /// Only this source of workloads.
     #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data", "sharing", "cloning"])]
     only: Option<String>,
@@ -92,6 +95,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
         return Ok(Box::new(std::iter::once(Workload::script("script", text)?)));
     }
     let seed = args.seed;
+    let placements = if args.placements == 0 { usize::MAX } else { args.placements };
     let sequences = |length: usize| -> Box<dyn Iterator<Item = Workload>> {
         let all = if length <= 2 { Sequences::all(length) } else { Sequences::sample(length, 5000, seed) };
         let mut order: Vec<usize> = (0..all.skeletons.len()).collect();
@@ -103,7 +107,7 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
             let mut workloads = all.workloads(i);
             workloads.shuffle(&mut StdRng::seed_from_u64(seed ^ i as u64));
             if length > 1 {
-                workloads.truncate(3);
+                workloads.truncate(placements);
             }
             workloads
         }))
