@@ -89,9 +89,9 @@ Subvolumes that have others in them, the default one and the mounted one are not
 Example:
   larder subvolume snapshot -r mnt/home mnt/snapshots
 
-It is durable when the command returns. What programs changed through mappings that they still have
-is in it, too. If TO is a directory, the snapshot is made in it under the name of what it is of. Both
-are in the same image or on the same mount.")]
+It is durable when the command returns, and has what programs changed through mappings that they
+still have. If TO is a directory, the snapshot is made in it under the name of what it is of.
+Both are in the same image or on the same mount.")]
     Snapshot {
         /// Read-only
         #[arg(short, long)]
