@@ -38,6 +38,12 @@ pub const LINES: &[(&str, &str)] = &[
     ("N-attributes-of-root", "new f; COMMIT; mode / 711; xa / user.1=v; mv f g; F g; F /"),
     // A name that is gone is logged with its directory: the inode is counted again, and is else as it was.
     ("N-attributes-of-loser", "mk B; new x; ln x B/h; COMMIT; mode x 127; rm B/h; F B"),
+    // A name that it had, lost and has again: elsewhere in the directory.
+    ("N-name-again", "mk A; new A/f; A/f[0,8K)=i; COMMIT; mv A/f A/g; mv A/g A/f; F A/f"),
+    ("N-name-again-linked", "mk A; new A/f; A/f[0,8K)=i; COMMIT; mv A/f A/g; ln A/g A/f; F A/g"),
+    ("N-name-again-by-itself", "mk A; new A/f; A/f[0,8K)=i; COMMIT; mv A/f A/g; ln A/g A/f; F A/f"),
+    ("N-name-again-elsewhere", "mk B; new g; COMMIT; mv g B/g; ln B/g g; F B/g"),
+    ("N-name-again-removed", "mk A; new A/f; COMMIT; ln A/f g; rm A/f; ln g A/f; F g"),
     // Old names of what was fsynced that others have by now, known to the last commit or not.
     ("N-old-name-taken", "new f; mv f g; new f; F g"),
     ("N-old-name-taken-and-gone", "new f; COMMIT; mv f x; new f; F f; rm f; mv x g; F g"),

@@ -226,7 +226,9 @@ impl<'a> Names<'a> {
             }
         }
         for name in &were {
-            if !are.iter().any(|r| r.dir == name.dir && r.name == name.name) {
+            // One that it has again stands elsewhere in the directory. Linux would take the old entry away when it comes to the new
+            // one, after the inode's item, and leave the time of replaying in it.
+            if !are.contains(name) {
                 self.lost(name)?;
             }
         }
