@@ -5,7 +5,7 @@
 //!
 //! Beside io_uring one reader stays here, [`Silent`]: FORGET and INTERRUPT always come this way.
 
-use super::drain::{self, Drain, Mark, Marker, Put};
+use super::drain::{self, Drain, Mark, Marker};
 use super::{Dispatch, Drains, Loans, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Patience};
@@ -107,24 +107,18 @@ impl Meeting {
         state.marks = self.readers;
         for _ in 0..self.readers {
             let this = Arc::clone(self);
-            self.marker.put(Mark { drain: 0, queue: 0 }, None, move |put| this.not_put(put));
+            self.marker.put(Mark { drain: 0, queue: 0 }, None, move || this.not_put());
         }
         Vec::new()
     }
 
-    /// A mark could not be put in.
-    fn not_put(self: &Arc<Self>, put: Put) {
+    /// A mark could not be put in: nothing is to be waited for. Who has got one already waits for no more of them than there are.
+    fn not_put(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let mut through = Vec::new();
-        if put == Put::Gone {
-            through = self.end(&mut state);
-        } else {
-            // The kernel has no files. Who has got a mark waits for no more of them than there are.
-            through.append(&mut state.meeting);
-            state.marks -= 1;
-            if state.here == state.marks {
-                through.extend(self.begin_again(&mut state));
-            }
+        let mut through = std::mem::take(&mut state.meeting);
+        state.marks -= 1;
+        if state.here == state.marks {
+            through.extend(self.begin_again(&mut state));
         }
         drop(state);
         through.iter().for_each(|drain| drain.through());

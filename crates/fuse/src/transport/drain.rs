@@ -9,7 +9,8 @@
 //!
 //! The kernel's queues are first in, first out, so that something put in behind says when everything before it has come out. There
 //! is one thing that we can put in: the answer to `FUSE_NOTIFY_RETRIEVE`, which is a message without a reply that carries a
-//! number of ours ([`Mark`]); for no page of any regular file that the kernel knows ([`Marker`]). It is put where its sender runs — with io_uring into the queue of that CPU.
+//! number of ours ([`Mark`]); for no page of any regular file that the kernel knows ([`Marker`]). It is put where its sender runs —
+//! with io_uring into the queue of that CPU.
 //!
 //! Behind that queue the kernel keeps a second one, of *background* requests (writes of pages, reading ahead, direct requests that
 //! nobody waits for), and lets only so many of them into the first at a time. A mark does not pass through the second, so
@@ -43,6 +44,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `FUSE_NOTIFY_RETRIEVE`.
 const RETRIEVE: i32 = 5;
+
 /// Body of a `FUSE_NOTIFY_RETRIEVE`.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
@@ -79,31 +81,12 @@ impl Mark {
     }
 
     /// Puts it into the queue, as the answer to a question for no page at all of a file.
-    fn put(self, fd: BorrowedFd<'_>, node: u64) -> Put {
+    fn put(self, fd: BorrowedFd<'_>, node: u64) -> Result<(), Errno> {
         let body = RetrieveOut { unique: self.unique(), node, offset: 0, size: 0, padding: 0 };
         let len = (size_of::<OutHeader>() + size_of::<RetrieveOut>()) as u32;
         let head = OutHeader { len, error: RETRIEVE, unique: 0 };
-        match rustix::io::writev(fd, &[IoSlice::new(head.as_bytes()), IoSlice::new(body.as_bytes())]) {
-            Ok(_) => Put::There,
-            // The kernel does not have this one any more, or it is not a file.
-            Err(Errno::NOENT | Errno::INVAL) => Put::NoFile,
-            Err(error) => {
-                tracing::debug!(%error, "a mark was refused");
-                Put::Gone
-            }
-        }
+        rustix::io::writev(fd, &[IoSlice::new(head.as_bytes()), IoSlice::new(body.as_bytes())]).map(|_| ())
     }
-}
-
-/// What became of a [`Mark`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
-    /// It is on its way.
-    There,
-    /// The kernel has no file that it could ask for pages of. So it has no pages either.
-    NoFile,
-    /// The mount is gone.
-    Gone,
 }
 
 /// The thread that puts marks in.
@@ -136,15 +119,14 @@ impl Marker {
         Self { thread: Workers::new(1, usize::MAX), shared: Arc::new(shared) }
     }
 
-    /// Puts a mark into the queue of a CPU, or into the only one, and calls `then` with what became of it if that is not
-    /// [`Put::There`].
-    pub(super) fn put(&self, mark: Mark, cpu: Option<usize>, otherwise: impl FnOnce(Put) + Send + 'static) {
+    /// Puts a mark into the queue of a CPU, or into the only one. Calls `otherwise` if that cannot be done: where the kernel has no
+    /// file that it could ask for pages of, and so no pages either, or where the mount is gone.
+    pub(super) fn put(&self, mark: Mark, cpu: Option<usize>, otherwise: impl FnOnce() + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         self.thread.run(move || {
             cpu.inspect(|cpu| cpus::pin(*cpu));
-            match shared.put(mark) {
-                Put::There => {}
-                put => otherwise(put),
+            if !shared.put(mark) {
+                otherwise();
             }
         });
     }
@@ -155,29 +137,28 @@ impl Marker {
 }
 
 impl Shared {
-    fn put(&self, mark: Mark) -> Put {
+    fn put(&self, mark: Mark) -> bool {
         /// Most often one of the first few is a file.
         const FEW: usize = 64;
-        let put = |node| mark.put(self.fd.as_fd(), node);
         let last = self.last.load(Ordering::Relaxed);
-        if last != 0 {
-            match put(last) {
-                Put::NoFile => {}
-                done => return done,
-            }
-        }
-        for most in [FEW, usize::MAX] {
-            for node in (self.nodes)(most) {
-                match put(node) {
-                    Put::NoFile => {}
-                    done => {
-                        self.last.store(node, Ordering::Relaxed);
-                        return done;
-                    }
+        let once = (last != 0).then_some(last);
+        let nodes = [FEW, usize::MAX].into_iter().flat_map(|most| (self.nodes)(most));
+        for node in once.into_iter().chain(nodes) {
+            match mark.put(self.fd.as_fd(), node) {
+                Ok(()) => {
+                    self.last.store(node, Ordering::Relaxed);
+                    return true;
+                }
+                // The kernel does not have this one any more, or it is not a file.
+                Err(Errno::NOENT | Errno::INVAL) => {}
+                Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => return false,
+                Err(error) => {
+                    tracing::warn!(%error, "what only the kernel has may be missing in a sync or a snapshot");
+                    return false;
                 }
             }
         }
-        Put::NoFile
+        false
     }
 }
 

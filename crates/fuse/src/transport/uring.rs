@@ -3,7 +3,8 @@
 //! The kernel puts a request into an entry of the queue of the CPU that its caller runs on; the entry comes back with the
 //! answer and fetches the next request in the same submission. A queue's ring is used by its own thread only. That thread answers
 //! what needs no waiting; an entry whose request has to wait goes to a worker as a whole — so nobody else can touch it — and
-//! comes back through [`Returned`], whose eventfd wakes the queue's thread to commit it.
+//! comes back through [`Returned`], whose eventfd wakes the queue's thread to commit it. Large writes are served one at a time,
+//! after all short requests that are there: a lookup shall not wait for eight copies of a mebibyte that came before it.
 //!
 //! Every queue must be registered before the kernel lets any request through, those of absent CPUs included.
 //!
@@ -16,7 +17,7 @@ use super::memory::{self, Entry};
 use super::{Dispatch, Drains, Loans, Raw, cpus};
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
-use crate::proto::{Opcode, RingCommand};
+use crate::proto::{InHeader, Opcode, RingCommand};
 use io_uring::register::Restriction;
 use io_uring::squeue::{self, Entry128};
 use io_uring::types::Fixed;
@@ -252,7 +253,7 @@ struct Queue<H> {
     /// Copy of the last request's names: the reply goes where they came in.
     names: Vec<u8>,
     /// Requests that take long. All others that are there go first, and those that have come meanwhile go before the next.
-    long: VecDeque<Entry>,
+    long: VecDeque<(Entry, InHeader, usize)>,
     /// The drains that it takes part in.
     draining: Vec<Draining>,
     /// Numbers of the transfers that are with workers.
@@ -354,8 +355,8 @@ impl<H: Handler> Queue<H> {
             }
             completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
             let mut done = completed.drain(..).try_for_each(|(user, result)| self.completed(user, result));
-            if let Some(entry) = self.long.pop_front() {
-                done = done.and_then(|()| self.fetched(entry));
+            if let Some((entry, header, len)) = self.long.pop_front() {
+                done = done.and_then(|()| self.serve(entry, header, len));
             }
             if let Err(error) = done {
                 tracing::error!(queue = self.id, %error, "io_uring submission failed");
@@ -399,7 +400,7 @@ impl<H: Handler> Queue<H> {
             (draining.under_way, draining.clean) = (true, true);
             draining.marks += 1;
             let returned = Arc::clone(&self.returned);
-            let otherwise = move |_| returned.needs_no_mark(mark.drain);
+            let otherwise = move || returned.needs_no_mark(mark.drain);
             if let Some(Drains::Queues(_, marker)) = self.dispatch.drains.get() {
                 marker.put(mark, Some(self.id.into()), otherwise);
             }
@@ -445,11 +446,7 @@ impl<H: Handler> Queue<H> {
         let Some(mut entry) = slot.and_then(Option::take) else { return Ok(()) };
         self.armed -= 1;
         match -result {
-            0 if self.takes_long(&mut entry) => {
-                self.long.push_back(entry);
-                Ok(())
-            }
-            0 => self.fetched(entry),
+            0 => self.came(entry),
             libc::EAGAIN | libc::EINTR => self.hand_over(entry),
             error => {
                 // The entry is lost, which the others make up for.
@@ -485,25 +482,22 @@ impl<H: Handler> Queue<H> {
         self.hand_over(entry)
     }
 
-    /// Is this request one that takes as long as many others?
-    fn takes_long(&mut self, entry: &mut Entry) -> bool {
+    /// A request has come out of the kernel's queue: it is served now, or after those that are short.
+    fn came(&mut self, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
-        let long = header.opcode == Opcode::Write as u32 && len > SHORT;
-        if long {
-            self.transfer_came(header.unique);
+        if drain::is_transfer(header.opcode) {
+            for draining in &mut self.draining {
+                draining.clean &= header.unique >= draining.drain.before;
+            }
         }
-        long
+        if header.opcode == Opcode::Write as u32 && len > SHORT {
+            self.long.push_back((entry, header, len));
+            return Ok(());
+        }
+        self.serve(entry, header, len)
     }
 
-    /// A transfer has come out of the kernel's queue.
-    fn transfer_came(&mut self, unique: u64) {
-        for draining in &mut self.draining {
-            draining.clean &= unique >= draining.drain.before;
-        }
-    }
-
-    fn fetched(&mut self, mut entry: Entry) -> io::Result<()> {
-        let (header, len) = entry.fetched();
+    fn serve(&mut self, mut entry: Entry, header: InHeader, len: usize) -> io::Result<()> {
         if let Some(mark) = Mark::of(&header) {
             match &self.dispatch.drains.get() {
                 Some(Drains::Queues(queues, _)) if mark.queue != self.id => {
@@ -516,10 +510,6 @@ impl<H: Handler> Queue<H> {
             return self.hand_over(entry);
         }
         self.dispatch.arrived(&header);
-        let transfer = drain::is_transfer(header.opcode);
-        if transfer {
-            self.transfer_came(header.unique);
-        }
         let outcome = if header.opcode == Opcode::Write as u32 {
             answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
         } else {
@@ -531,7 +521,7 @@ impl<H: Handler> Queue<H> {
             Ok(len) => Ok(len),
             Err(Failure::Errno(e)) => Err(e.0),
             Err(failure) => {
-                if transfer {
+                if drain::is_transfer(header.opcode) {
                     self.away.insert(header.unique);
                 }
                 let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
@@ -551,7 +541,7 @@ struct Moved<H> {
     dispatch: Arc<Dispatch<H>>,
     returned: Arc<Returned>,
     entry: Entry,
-    header: crate::proto::InHeader,
+    header: InHeader,
     len: usize,
     names: Vec<u8>,
     /// Those that it comes after have been answered.
@@ -613,7 +603,7 @@ impl<H: Handler> Moved<H> {
 fn answer_write<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
     entry: &mut Entry,
-    header: crate::proto::InHeader,
+    header: InHeader,
     len: usize,
     patience: Patience,
 ) -> Result<usize, Failure> {
@@ -627,7 +617,7 @@ fn answer_write<H: Handler>(
 fn answer_other<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
     entry: &mut Entry,
-    header: crate::proto::InHeader,
+    header: InHeader,
     names: &[u8],
     patience: Patience,
 ) -> Result<usize, Failure> {
@@ -637,7 +627,7 @@ fn answer_other<H: Handler>(
 }
 
 /// A copy of a request's fixed structure, and its length.
-fn fixed_part(entry: &Entry, header: &crate::proto::InHeader) -> ([u8; 128], usize) {
+fn fixed_part(entry: &Entry, header: &InHeader) -> ([u8; 128], usize) {
     let mut arg = [0; 128];
     let len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
     arg[..len].copy_from_slice(entry.arg(len));
