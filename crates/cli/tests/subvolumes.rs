@@ -87,6 +87,7 @@ fn subvolumes_on_a_mount() {
     for n in 0..100 {
         std::fs::write(at(&format!("home/{n}")), vec![n; 5000]).unwrap();
     }
+    larder(args!["subvolume", "snapshot", at("nowhere"), at("monday")]).fails(2, "nowhere: No such file");
     larder(args!["subvolume", "snapshot", "-r", at("home"), at("monday")]).ok();
     std::fs::write(at("home/7"), b"changed").unwrap();
     for n in 0..100 {

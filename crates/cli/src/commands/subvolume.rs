@@ -349,6 +349,8 @@ fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
 fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<()> {
     match (Place::parse(from), Place::parse(to)) {
         (Place::Host(from), Place::Host(to)) => {
+            // Otherwise it would look as if the snapshot's place were missing.
+            from.metadata().with_context(|| from.display().to_string()).could_not_run()?;
             let to = if to.is_dir() {
                 let name = from.canonicalize().with_context(|| from.display().to_string())?;
                 to.join(name.file_name().context("what is it to be called?").could_not_run()?)
