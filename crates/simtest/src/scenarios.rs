@@ -44,6 +44,11 @@ pub const LINES: &[(&str, &str)] = &[
     ("N-name-again-by-itself", "mk A; new A/f; A/f[0,8K)=i; COMMIT; mv A/f A/g; ln A/g A/f; F A/f"),
     ("N-name-again-elsewhere", "mk B; new g; COMMIT; mv g B/g; ln B/g g; F B/g"),
     ("N-name-again-removed", "mk A; new A/f; COMMIT; ln A/f g; rm A/f; ln g A/f; F g"),
+    // The directory is newer than the file: its deletions are replayed after the file's attributes.
+    ("N-name-gone-from-newer", "new f; mk B; ln f B/g; COMMIT; rm B/g; F f"),
+    ("N-name-moved-from-newer", "new f; mk B; mv f B/g; COMMIT; B/g[0,8K)=i; mv B/g g; F g"),
+    ("N-name-moved-within-newer", "new f; mk B; mv f B/g; COMMIT; mv B/g B/f; F B/f"),
+    ("N-name-gone-both-logged", "new f; new g; mk B; ln f B/g; COMMIT; rm B/g; ln g B/g; F g; F f"),
     // Old names of what was fsynced that others have by now, known to the last commit or not.
     ("N-old-name-taken", "new f; mv f g; new f; F g"),
     ("N-old-name-taken-and-gone", "new f; COMMIT; mv f x; new f; F f; rm f; mv x g; F g"),

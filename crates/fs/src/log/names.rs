@@ -144,8 +144,8 @@ impl Replay<'_> {
         }
         self.remove_entry(dir, name, index)?;
         self.remove_reference(target.objectid, dir, name)?;
-        self.touch(dir, true)?;
-        self.touch(target.objectid, false)?;
+        self.touch_directory(dir)?;
+        self.touch(target.objectid)?;
         self.renamed.insert(target.objectid.0);
         Ok(())
     }

@@ -232,15 +232,24 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// A name went: times follow, unless the log has told them.
-    pub(super) fn touch(&mut self, ino: ObjectId, also_mtime: bool) -> Result<()> {
+    /// A directory lost a name: its times follow, unless the log has told them.
+    pub(super) fn touch_directory(&mut self, ino: ObjectId) -> Result<()> {
         let now = to_timespec(self.core.now());
         if let Some(known) = self.inode(ino)?.filter(|k| !k.logged) {
             known.changed = true;
             known.item.ctime = now;
-            if also_mtime {
-                known.item.mtime = now;
-            }
+            known.item.mtime = now;
+        }
+        Ok(())
+    }
+
+    /// An inode lost a name: it has changed now. Its own item comes before that where the directory is newer than it, and then
+    /// what the log says its time is does not last; on Linux neither.
+    pub(super) fn touch(&mut self, ino: ObjectId) -> Result<()> {
+        let now = to_timespec(self.core.now());
+        if let Some(known) = self.inode(ino)? {
+            known.changed = true;
+            known.item.ctime = now;
         }
         Ok(())
     }
