@@ -527,8 +527,9 @@ pub(crate) struct DataState {
     shared: Mutex<Shared, lock::Queue>,
     /// For callers: a write-back has ended.
     ended: Condvar,
-    /// For the threads that write back: there may be work.
+    /// For the threads that write back: there may be work for one, or for all.
     work: Condvar,
+    more_work: Condvar,
     /// Bytes dirty or in flight, and dirty.
     delayed: AtomicU64,
     dirty: AtomicU64,
@@ -554,6 +555,34 @@ const LARGE: u64 = 4 << 20;
 /// in memory for long has left the processor's caches, and copying it to the device takes ten times as long.
 fn begin(all: u64) -> u64 {
     (all / 4).min(16 << 20)
+}
+
+/// Who writes back.
+///
+/// As a rule one thread keeps up with those who write, and is enough: each further one takes the processor from them that the
+/// first would have left to them, and wakes up where a thread of the transport, bound to its processor, then has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writer {
+    First,
+    /// Where the first falls behind, or somebody waits.
+    Helper,
+}
+
+impl Writer {
+    /// Dirty bytes from which on this one writes, where the first begins at `first`, of a budget of `all`.
+    fn begins(self, first: u64, all: u64) -> u64 {
+        match self {
+            Self::First => first,
+            Self::Helper => (4 * first).min(all / 2),
+        }
+    }
+    /// What files may have reserved for their items, for each byte of metadata that nobody has.
+    fn share_of_metadata(self) -> u64 {
+        match self {
+            Self::First => 1,
+            Self::Helper => 3,
+        }
+    }
 }
 
 /// Most memory that delayed data may take.
@@ -586,9 +615,7 @@ impl Drop for Job<'_> {
         shared.progress += u64::from(self.wrote);
         data.ended.notify_all();
         // Each `fsync` ends one: threads that would find nothing to do are let alone.
-        if data.has_work(self.core, &shared).is_some() {
-            data.work.notify_all();
-        }
+        data.wake(self.core, &shared);
     }
 }
 
@@ -673,31 +700,38 @@ impl DataState {
     ///
     /// Much it is, too, when the files' reservations for items, many times what they take, come to half of what metadata
     /// has: beyond that operations would wait for reclaim, which writes a few files at a time and commits.
-    fn is_much(&self, core: &Core, shared: &Shared) -> bool {
+    fn is_much(&self, core: &Core, shared: &Shared, who: Writer) -> bool {
         let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
-        if self.presses(core) {
+        if self.presses(core, who) {
             return true;
         }
-        if dirty < begin(all) {
+        let enough = who.begins(begin(all), all);
+        if dirty < enough {
             return false;
         }
         let per = |n: u64| dirty / n.max(1);
         let segments = self.segments.load(Ordering::Acquire);
         let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
-        !scattered || dirty >= 2 * begin(all)
+        !scattered || dirty >= who.begins(2 * begin(all), all)
     }
-    /// Do files with delayed data hold half of what there is for metadata?
-    fn presses(&self, core: &Core) -> bool {
+    /// Do files with delayed data hold half of what there is for metadata, or more of it?
+    fn presses(&self, core: &Core, who: Writer) -> bool {
         let files = self.files.load(Ordering::Relaxed);
-        files > 0 && files * core.item_cost(2, 2) > core.space.accounts.unheld(SpaceKind::Metadata)
+        let unheld = || core.space.accounts.unheld(SpaceKind::Metadata);
+        files > 0 && files * core.item_cost(2, 2) > who.share_of_metadata() * unheld()
     }
     fn wake_workers(&self, core: &Core) {
-        if self.dirty.load(Ordering::Acquire) < begin(budget(core)) && !self.presses(core) {
+        if self.dirty.load(Ordering::Acquire) < begin(budget(core)) && !self.presses(core, Writer::First) {
             return;
         }
-        let shared = self.shared.lock();
-        if self.is_much(core, &shared) {
-            self.work.notify_all();
+        self.wake(core, &self.shared.lock());
+    }
+    /// Wakes the threads that have work.
+    fn wake(&self, core: &Core, shared: &Shared) {
+        for (who, condition) in [(Writer::First, &self.work), (Writer::Helper, &self.more_work)] {
+            if self.has_work(core, shared, who).is_some() {
+                condition.notify_all();
+            }
         }
     }
     /// Waits, or writes back, until `len` more bytes may be delayed.
@@ -732,7 +766,7 @@ impl DataState {
         {
             let mut shared = self.shared.lock();
             shared.flush_to = shared.flush_to.max(before);
-            self.work.notify_all();
+            self.wake(core, &shared);
         }
         loop {
             let progress = self.shared.lock().progress;
@@ -773,23 +807,24 @@ impl DataState {
             let mut shared = self.shared.lock();
             shared.stop = true;
             self.work.notify_all();
+            self.more_work.notify_all();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
             // They catch their panics.
             let _ = thread.join();
         }
     }
-    /// Is there work for the threads that write back? The tick before which they should write.
-    fn has_work(&self, core: &Core, shared: &Shared) -> Option<u64> {
+    /// Is there work for one of the threads that write back? The tick before which they should write.
+    fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<u64> {
         let (oldest, _) = shared.queue.first_key_value()?;
-        if shared.waiting > 0 || self.is_much(core, shared) {
+        if shared.waiting > 0 || self.is_much(core, shared, who) {
             Some(u64::MAX)
         } else {
             (*oldest < shared.flush_to).then_some(shared.flush_to)
         }
     }
     /// What a worker waits for: the tick before which it should write. `None`: end.
-    fn next_work(&self, core: &Core, seen: &mut u64) -> Option<u64> {
+    fn next_work(&self, core: &Core, who: Writer, seen: &mut u64) -> Option<u64> {
         let mut shared = self.shared.lock();
         loop {
             if shared.stop {
@@ -797,17 +832,20 @@ impl DataState {
             }
             // After a batch that found nothing it could take, only progress elsewhere can change that.
             if *seen != shared.progress
-                && let Some(before) = self.has_work(core, &shared)
+                && let Some(before) = self.has_work(core, &shared, who)
             {
                 *seen = shared.progress;
                 return Some(before);
             }
-            self.work.wait(shared.inner());
+            match who {
+                Writer::First => self.work.wait(shared.inner()),
+                Writer::Helper => self.more_work.wait(shared.inner()),
+            }
         }
     }
-    fn work(&self, core: &Core) {
+    fn work(&self, core: &Core, who: Writer) {
         let mut seen = u64::MAX;
-        while let Some(before) = self.next_work(core, &mut seen) {
+        while let Some(before) = self.next_work(core, who, &mut seen) {
             match catch_unwind(AssertUnwindSafe(|| super::writeback::one_batch(core, before))) {
                 Ok(true) => seen = u64::MAX,
                 Ok(false) => {}
@@ -823,11 +861,12 @@ impl DataState {
 /// No thread can be started.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     let count = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
-    for _ in 0..count {
+    for n in 0..count {
+        let who = if n == 0 { Writer::First } else { Writer::Helper };
         let core_for_thread = core.clone();
         let thread = std::thread::Builder::new()
             .name("larder-data".into())
-            .spawn(move || core_for_thread.data.work(&core_for_thread))
+            .spawn(move || core_for_thread.data.work(&core_for_thread, who))
             .map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
         core.data.threads.lock().push(thread);
     }

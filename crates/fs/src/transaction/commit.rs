@@ -736,6 +736,8 @@ impl<'a> Committer<'a> {
         }
         core.space.groups.set_published(self.txn.generation);
         core.set_published_hint(self.txn.generation);
+        // The root tree has them and is durable. Before anybody who waits goes on: the next `fsync` would commit for them again.
+        core.links.forget(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);
         let roots = (core.roots.extent.root(), core.roots.csum.root());
         core.txns.publish(self.txn.generation, roots, || core.epochs.advance(freed));
@@ -744,7 +746,6 @@ impl<'a> Committer<'a> {
             core.space.forget_removed(core, &self.removed);
             core.discard_freed();
         }
-        core.links.forget(self.txn.generation);
     }
 }
 
