@@ -10,7 +10,7 @@
 
 use super::admission::Admitted;
 use super::dirty::{Buffers, Dirty, Gaps, SECTOR_LEN, Taken, index};
-use super::scratch::{MOST_MADE, Scratch};
+use super::scratch::Scratch;
 use crate::api::may_wait;
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -18,13 +18,17 @@ use crate::inode::Inode;
 use crate::lock::{self, Locked, Mutex};
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
+use larder_format::items::inode::InodeFlags;
 use parking_lot::Condvar;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::JoinHandle;
+
+pub(crate) use depart::Limits;
+pub(super) use depart::{Departure, depart};
 
 /// Bytes taken from the device to memory on their way back: segments that are being written.
 #[derive(Debug)]
@@ -79,6 +83,8 @@ pub(crate) struct FileData {
     /// Bytes dirty or in flight.
     delayed: AtomicU64,
     inner: Mutex<Inner, lock::Delayed>,
+    /// How many wait for it to write.
+    writers: AtomicU32,
     /// A flight has landed.
     landed: Condvar,
     extents: Mutex<(), lock::Extents>,
@@ -97,6 +103,34 @@ impl FileData {
     /// the device yet.
     pub(crate) fn disk_size(&self, size: u64) -> u64 {
         if self.is_clean() { size } else { self.inner.lock().disk_size(size) }
+    }
+    /// The inner lock, for somebody who writes. Threads of the transport that sleep for it cost more than what it is held for:
+    /// write-back, which takes it many times in a row, lets them in first.
+    fn lock_to_write(&self) -> Locked<'_, Inner> {
+        self.inner.try_lock().unwrap_or_else(|| {
+            self.writers.fetch_add(1, Ordering::Relaxed);
+            let inner = self.inner.lock();
+            self.writers.fetch_sub(1, Ordering::Relaxed);
+            inner
+        })
+    }
+    /// Gives those who write a moment to get the lock, if any want it.
+    fn let_writers_in(&self) {
+        const MOMENT: usize = 200;
+        for _ in 0..MOMENT {
+            if self.writers.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+    }
+    /// The inner lock, with the inode's size and flags: as large as all that is delayed, or larger. Writers make the size larger
+    /// before their bytes come in, and nobody makes it smaller without both locks; so the state's is let go at once, and a writer
+    /// waits for one lock only.
+    fn lock_with_size(&self, inode: &Inode) -> (Locked<'_, Inner>, u64, InodeFlags) {
+        let state = inode.state.lock();
+        let inner = self.inner.lock();
+        (inner, state.size, state.item.inode_flags())
     }
     /// Serialises changes of the extent items; see [`super::replace`].
     pub(crate) fn lock_extents(&self) -> Locked<'_, ()> {
@@ -329,7 +363,7 @@ pub(super) fn take_in(
     let file = &inode.data;
     let mut back = (None, None);
     {
-        let mut inner = file.inner.lock();
+        let mut inner = file.lock_to_write();
         // A flight that landed since the size was set believed that nothing more is delayed.
         inner.on_disk = if file.is_clean() { size } else { inner.on_disk.min(size) };
         inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
@@ -369,91 +403,6 @@ pub(super) fn take_in(
     core.data.wake_workers(core);
 }
 
-/// Bytes of one file on their way, with what was reserved for them.
-#[derive(Debug)]
-pub(super) struct Departure {
-    pub(super) inode: Arc<Inode>,
-    pub(super) flight: Arc<Flight>,
-    pub(super) space: Reservation,
-    pub(super) items: Option<Reservation>,
-}
-
-/// How much to take at once, or how much was taken.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Bytes of sectors.
-    pub(crate) bytes: u64,
-    /// Flights: runs of one file each.
-    pub(crate) flights: usize,
-}
-
-/// Takes dirty runs out of a file; the bytes of their sectors. `requeue`: the caller has taken the file out of the queue.
-///
-/// It goes on where it stopped the last time, and from the end of the file to its beginning. What is written at random
-/// places meanwhile so has time to grow together until its turn comes, and what one batch takes lies close together in the
-/// tree; from the beginning each time, only what came since would be found there.
-///
-/// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older one.
-pub(super) fn depart(
-    core: &Core,
-    inode: &Arc<Inode>,
-    limits: Limits,
-    requeue: bool,
-    out: &mut Vec<Departure>,
-) -> u64 {
-    let file = &inode.data;
-    let state = inode.state.lock();
-    let size = state.size;
-    let mut inner = file.inner.lock();
-    let inner = &mut *inner;
-    let segments = inner.dirty.segments();
-    let stop = inner.dirty.boundary(inner.stopped);
-    let (mut from, mut around, mut bytes, mut flights) = (stop, stop == 0, 0, 0);
-    // What is written, and what has to be made, in whole sectors.
-    let (mut span, mut made) = (0, 0);
-    while span < limits.bytes
-        && made < MOST_MADE
-        && flights < limits.flights
-        && !(around && stop > 0 && from >= stop)
-    {
-        let busy = |a, b| overlaps(&inner.flights, a, b);
-        let Some(taken) = inner.dirty.take(&mut from, limits.bytes - span, busy) else {
-            if std::mem::replace(&mut around, true) {
-                break;
-            }
-            from = 0;
-            continue;
-        };
-        bytes += taken.bytes;
-        span += taken.end - taken.start;
-        made += taken.made;
-        flights += 1;
-        let inline = taken.start == 0
-            && inner.dirty.is_empty()
-            && super::may_be_inline_somehow(core, size, state.item.inode_flags());
-        let need = taken.end - taken.start;
-        let space = match &mut inner.space {
-            Some(space) => space.split(need),
-            None => core.space.accounts.empty(SpaceKind::Data),
-        };
-        let flight = inner.set_off(Flight { taken, size, inline });
-        out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
-    }
-    core.data.change_segments(segments, inner.dirty.segments());
-    inner.stopped = if inner.dirty.is_empty() { 0 } else { from };
-    if inner.dirty.is_empty() {
-        inner.space = None;
-    }
-    if requeue {
-        inner.queued = inner.dirty.oldest();
-        if let Some(age) = inner.queued {
-            core.data.requeue(age, inode.clone());
-        }
-    }
-    core.data.dirty.fetch_sub(bytes, Ordering::AcqRel);
-    span
-}
-
 /// Is this one of the flights that have not landed yet?
 pub(super) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
     let inner = inode.data.inner.lock();
@@ -467,11 +416,18 @@ pub(super) fn land<'a>(
     flights: impl IntoIterator<Item = &'a Arc<Flight>>,
     arrived: bool,
 ) {
+    let mut flights = flights.into_iter().peekable();
+    while flights.peek().is_some() {
+        land_some(core, inode, flights.by_ref().take(depart::AT_ONCE), arrived);
+        inode.data.let_writers_in();
+    }
+}
+
+fn land_some<'a>(core: &Core, inode: &Inode, flights: impl Iterator<Item = &'a Arc<Flight>>, arrived: bool) {
     let file = &inode.data;
     let (mut count, mut bytes, mut memory) = (0, 0, 0);
     {
-        let state = inode.state.lock();
-        let mut inner = file.inner.lock();
+        let (mut inner, size, _) = file.lock_with_size(inode);
         for flight in flights {
             let mine = inner.flights.remove(&flight.taken.start);
             assert!(mine.is_some_and(|f| Arc::ptr_eq(&f, flight)), "a flight lands that never set off");
@@ -484,7 +440,7 @@ pub(super) fn land<'a>(
             for (at, data) in &flight.taken.parts {
                 let end = at + data.len() as u64;
                 inner.forget_lost(*at, end);
-                if !arrived && *at < state.size {
+                if !arrived && *at < size {
                     inner.lost.push((*at, end));
                 }
             }
@@ -493,7 +449,7 @@ pub(super) fn land<'a>(
             inner.flights = BTreeMap::new();
         }
         if arrived {
-            inner.arrived(state.size);
+            inner.arrived(size);
         }
         file.delayed.fetch_sub(bytes, Ordering::AcqRel);
         file.landed.notify_all();
@@ -530,6 +486,8 @@ pub(crate) struct DataState {
     /// For the threads that write back: there may be work for one, or for all.
     work: Condvar,
     more_work: Condvar,
+    /// The first of them waits, or is about to: whoever writes need not take the lock to wake it as long as it does not.
+    first_waits: AtomicBool,
     /// Bytes dirty or in flight, and dirty.
     delayed: AtomicU64,
     dirty: AtomicU64,
@@ -721,10 +679,16 @@ impl DataState {
         files > 0 && files * core.item_cost(2, 2) > who.share_of_metadata() * unheld()
     }
     fn wake_workers(&self, core: &Core) {
-        if self.dirty.load(Ordering::Acquire) < begin(budget(core)) && !self.presses(core, Writer::First) {
+        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
+        let maybe = |who: Writer| dirty >= who.begins(begin(all), all) || self.presses(core, who);
+        if !maybe(Writer::First) {
             return;
         }
-        self.wake(core, &self.shared.lock());
+        // Either it sees what was just counted, or we see that it waits.
+        fence(Ordering::SeqCst);
+        if self.first_waits.load(Ordering::Relaxed) || maybe(Writer::Helper) {
+            self.wake(core, &self.shared.lock());
+        }
     }
     /// Wakes the threads that have work.
     fn wake(&self, core: &Core, shared: &Shared) {
@@ -830,11 +794,18 @@ impl DataState {
             if shared.stop {
                 return None;
             }
+            if who == Writer::First {
+                self.first_waits.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+            }
             // After a batch that found nothing it could take, only progress elsewhere can change that.
             if *seen != shared.progress
                 && let Some(before) = self.has_work(core, &shared, who)
             {
                 *seen = shared.progress;
+                if who == Writer::First {
+                    self.first_waits.store(false, Ordering::Relaxed);
+                }
                 return Some(before);
             }
             match who {
@@ -873,5 +844,6 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     Ok(())
 }
 
+mod depart;
 #[cfg(test)]
 mod tests;

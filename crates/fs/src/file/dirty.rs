@@ -404,16 +404,14 @@ impl Buffers {
         let kept = if capacity == SECTOR_LEN { self.0.lock().pop() } else { None };
         kept.unwrap_or_else(|| Vec::with_capacity(capacity))
     }
-    /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector.
+    /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector. They are looked at before the
+    /// lock is taken: who writes takes a buffer with each block.
     pub(super) fn give_back(&self, buffers: impl Iterator<Item = Vec<u8>>, most: usize) {
+        let mut free: Vec<_> = buffers.filter(|b| b.capacity() == SECTOR_LEN).collect();
+        free.iter_mut().for_each(Vec::clear);
         let mut kept = self.0.lock();
-        for mut buffer in buffers.filter(|b| b.capacity() == SECTOR_LEN) {
-            if kept.len() >= most {
-                break;
-            }
-            buffer.clear();
-            kept.push(buffer);
-        }
+        free.truncate(most.saturating_sub(kept.len()));
+        kept.append(&mut free);
     }
 }
 
