@@ -95,3 +95,47 @@ fn overwritten_parts_do_not_grow() {
     assert!(buf.chunks(MIB).zip(want).all(|(c, v)| c.iter().all(|b| *b == v)));
     w.check();
 }
+
+/// Bytes of a scattered piece: several share a sector, and some lie across two.
+const PIECE: usize = 1500;
+
+/// What a piece has after so many rounds.
+fn piece(n: usize, round: u8) -> [u8; PIECE] {
+    [(n % 251) as u8 ^ round.wrapping_mul(73); PIECE]
+}
+
+#[test]
+fn pieces_are_written_while_their_neighbours_are_written_back() {
+    const PIECES: usize = 6000;
+    const ROUNDS: u8 = 3;
+    let w = tight();
+    let id = w.file(w.root(), "scattered");
+    // Pieces of three writers in turn; 1231 has no divisor in common with their number.
+    let order = |writer: usize| (0..PIECES).map(|n| n * 1231 % PIECES).filter(move |n| n % 3 == writer);
+    std::thread::scope(|s| {
+        let write = |writer: usize| {
+            for round in 1..=ROUNDS {
+                for n in order(writer) {
+                    w.fs.write(id, (n * PIECE) as u64, &piece(n, round)).unwrap();
+                }
+            }
+        };
+        let writers: Vec<_> = (0..3).map(|writer| s.spawn(move || write(writer))).collect();
+        while writers.iter().any(|t| !t.is_finished()) {
+            w.fs.fsync(id, true).unwrap();
+        }
+    });
+    let compare = |w: &World| {
+        let mut buf = [0; PIECE];
+        for n in 0..PIECES {
+            assert_eq!(w.fs.read(id, (n * PIECE) as u64, &mut buf).unwrap(), PIECE);
+            assert_eq!(buf, piece(n, ROUNDS), "piece {n}");
+        }
+    };
+    compare(&w);
+    w.fs.sync().unwrap();
+    assert_eq!(w.fs.stats().data_reserved, 0);
+    assert_eq!(w.fs.stats().delayed_bytes, 0);
+    w.check();
+    compare(&w.reopen());
+}
