@@ -663,14 +663,11 @@ impl DataState {
         if self.presses(core, who) {
             return true;
         }
-        let enough = who.begins(begin(all), all);
-        if dirty < enough {
-            return false;
-        }
         let per = |n: u64| dirty / n.max(1);
         let segments = self.segments.load(Ordering::Acquire);
         let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
-        !scattered || dirty >= who.begins(2 * begin(all), all)
+        let first = if scattered { 2 * begin(all) } else { begin(all) };
+        dirty >= who.begins(first, all)
     }
     /// Do files with delayed data hold half of what there is for metadata, or more of it?
     fn presses(&self, core: &Core, who: Writer) -> bool {
