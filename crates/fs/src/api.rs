@@ -380,6 +380,10 @@ pub struct Tuning {
     pub break_log_no_conflicts: bool,
     /// Log of the checksums that were noted together only those that begin with an extent of the file.
     pub break_log_part_csums: bool,
+    /// Log data that another file wrote into space that it had preallocated.
+    pub break_log_preallocated: bool,
+    /// Log only checksums that the transaction has noted.
+    pub break_log_older_csums: bool,
     /// Let extents grow that a log has.
     pub break_log_extents_grow: bool,
     /// Let extents grow that another file has had a share of.

@@ -160,6 +160,15 @@ pub const LINES: &[(&str, &str)] = &[
         "E-cut-logged-cloned",
         "new f; f[0,16K)=a; new g; g[0,12K)=c; COMMIT; trunc f 0; F f; copy g[0,12K)>f@20K; F f",
     ),
+    // Some of what one item has of a preallocated extent is in the last commit, some is new.
+    (
+        "E-reserved-filled",
+        "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; F h; h[24K,28K)=c; F h; h[16K,24K)=d; FD h",
+    ),
+    (
+        "E-reserved-filled-twice",
+        "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h; h[68K,72K)=c; F h",
+    ),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
     ("L-O01", "tmp h; @h[0,64K)=a; F @h"),
     ("L-O01-linked", "tmp h; @h[0,64K)=a; F @h; ln @h f; F f; close h"),

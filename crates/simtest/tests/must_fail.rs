@@ -105,6 +105,28 @@ fn a_log_with_a_part_of_the_checksums() {
 }
 
 #[test]
+fn a_log_with_new_checksums_only() {
+    let broken = Tuning { break_log_older_csums: true, ..Tuning::default() };
+    // A clone has both parts at once; of a file that is written in more places than are kept apart all is logged.
+    let given = "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h";
+    let scattered: String = (0..520).map(|n| format!("h[{}K,{}K)=b; ", 8 * n, 8 * n + 4)).collect();
+    let scattered = format!("new h; alloc h[0,8M); h[4K,8K)=a; h[12K,16K)=a; COMMIT; {scattered}F h");
+    let depth = Depth { checked: 1.0, ..LOOK };
+    caught(depth, &[given], broken.clone());
+    caught(depth, &[&scattered], broken);
+}
+
+#[test]
+fn a_log_with_what_another_file_has_preallocated() {
+    let broken = Tuning { break_log_preallocated: true, ..Tuning::default() };
+    let depth = Depth { checked: 1.0, recovered: 1.0, ..LOOK };
+    let committed = "new h; alloc h[0,64K); new g; COMMIT; h[8K,16K)=b; copy h[4K,16K)>g@4K; F g";
+    let logged = "new z; COMMIT; new h; alloc h[0,64K); F h; new g; h[8K,16K)=b; copy h[4K,16K)>g@4K; F g";
+    caught(depth, &[committed], broken.clone());
+    caught(depth, &[logged], broken);
+}
+
+#[test]
 fn extents_of_a_log_that_grow() {
     caught_walking(Tuning { break_log_extents_grow: true, ..Tuning::default() });
 }

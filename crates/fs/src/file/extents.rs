@@ -16,7 +16,7 @@ pub(crate) const SECTOR: u64 = SECTOR_SIZE as u64;
 pub(crate) const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// The sector boundary at or before `at`.
-pub(super) fn floor(at: u64) -> u64 {
+pub(crate) fn floor(at: u64) -> u64 {
     at - at % SECTOR
 }
 /// The sector boundary at or after `at`, which is no larger than [`MAX_FILE_SIZE`] and so cannot overflow.

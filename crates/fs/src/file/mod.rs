@@ -11,6 +11,7 @@
 //! | `join` | how pieces of a stream become one extent |
 //! | `replace` | how items, references and `nbytes` change when a range gets another content |
 //! | `read` | where bytes come from, and how they are verified |
+//! | `sums` | where the checksums of data are |
 //! | `clone` | what sharing extents between files needs, and when it is allowed |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
 //! | `map` | who shares what |
@@ -36,16 +37,18 @@ mod read;
 mod replace;
 pub(crate) mod scratch;
 mod seek;
+mod sums;
 mod truncate;
 mod writeback;
 
 pub(crate) use clone::{clone_range, dedupe_range};
 pub(crate) use delalloc::{DataState, FileData, start};
-pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil};
+pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil, floor};
 pub(crate) use fallocate::fallocate;
 pub(crate) use map::map;
 pub(crate) use replace::{LastRefs, has_no_holes};
 pub(crate) use seek::seek;
+pub(crate) use sums::View as Sums;
 pub(crate) use truncate::truncate;
 
 use crate::api::{FileKind, may_wait, past_no_return};

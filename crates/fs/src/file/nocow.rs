@@ -24,14 +24,15 @@
 //! extent have become shared by the time of write-back, space is sought then.
 
 use super::delalloc::land;
-use super::extents::{Extent, ExtentCursor, SECTOR, ceil, floor};
+use super::extents::{Extent, ExtentCursor, ceil, floor};
 use super::replace::{New, replace};
+use super::sums::View;
 use super::writeback::{Handles, Item};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::space::groups::BlockGroup;
-use crate::space::{Run, csum_tree, extent_tree};
+use crate::space::{Run, extent_tree};
 use crate::tree::Version;
 use larder_format::items::{BlockGroupFlags, Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags};
 use larder_format::{Generation, ObjectId};
@@ -147,29 +148,6 @@ fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Kno
     }
 }
 
-/// Has a sector of the run a checksum, noted or stored?
-fn has_csums(core: &Core, run: Run) -> Result<bool> {
-    let epoch = core.epochs.enter();
-    let size = core.csum.size();
-    let (root, noted) = core.txns.with_view(|v| {
-        let notes = [Some(&v.running), v.sealed.as_ref()];
-        let noted = notes.into_iter().flatten().any(|txn| {
-            let sums = txn.csums.lock();
-            let end = run.end();
-            let last = sums.range(..end).next_back();
-            last.is_some_and(|(at, s)| at.plus((s.len() / size) as u64 * SECTOR) > run.start)
-        });
-        (v.csum_root.clone(), noted)
-    });
-    if noted {
-        return Ok(true);
-    }
-    let mut csums = Version { tree: ObjectId::CSUM_TREE, root, store: core.store.clone(), epoch };
-    let mut any = false;
-    csum_tree::read(&mut csums, core.csum, run, &mut |_, sum| any |= sum.is_some())?;
-    Ok(any)
-}
-
 /// The place of the sector at `at` and of those behind it up to `end`, if they may be written in place.
 fn place(core: &Core, inode: &Inode, extent: &Extent, (at, end): (u64, u64)) -> Result<Option<Run>> {
     let Some(r) = window(extent, inode.flags()) else { return Ok(None) };
@@ -177,7 +155,7 @@ fn place(core: &Core, inode: &Inode, extent: &Extent, (at, end): (u64, u64)) -> 
         return Ok(None);
     }
     let run = Run::new(r.disk_bytenr.plus(r.offset + (at - extent.start)), end - at);
-    Ok((!has_csums(core, run)?).then_some(run))
+    Ok((!View::new(core).any(core, run)?).then_some(run))
 }
 
 /// Would all of `len` bytes at `start` be written in place if they were written back now? For callers that hold `op`.
@@ -301,6 +279,7 @@ fn write_run(
                 born: None,
             };
             if from == at && item.is_verified() {
+                h.txn.filled.lock().insert(record.disk_bytenr, inode.id);
                 h.add_csums(
                     run.start,
                     super::writeback::csums_of(core.csum, &slices, super::dirty::index(run.len)),

@@ -3,24 +3,22 @@
 //! Device reads go into the caller's buffer wherever whole sectors are wanted. Every sector of an ordinary extent is
 //! held against its checksum; where a copy fails, the others are tried, and a good one is written over a bad one.
 //!
-//! Checksums are in three places: notes of the running transaction, notes of the sealed one, and the last published
-//! checksum tree (never the one that the committer is editing). A [`View`] takes these together, in an epoch, before the
-//! file's tree is looked at; if the file changed so quickly in between that a checksum is in none of them, the read
-//! starts over with a new view. The epoch also keeps extents from being reused while their bytes are on the way.
+//! Where checksums are ([`View`]) is taken before the file's tree is looked at; if the file changed so quickly in between
+//! that a checksum is in none of the places, the read starts over with a new view. Its epoch also keeps extents from being
+//! reused while their bytes are on the way.
 
 use super::dirty::{Gaps, SECTOR_LEN, index};
 use super::extents::{Content, Extent, ExtentCursor, SECTOR, ceil, floor};
+use super::sums::View;
 use crate::api::may_wait;
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::inode::Inode;
-use crate::space::{Run, csum_tree};
-use crate::transaction::Txn;
-use crate::tree::{Epoch, Version};
+use crate::space::Run;
+use crate::tree::Version;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, InodeFlags};
-use larder_format::{Generation, Logical, ObjectId};
+use larder_format::{Logical, ObjectId};
 use rayon::prelude::*;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Unaligned reads up to this size go through one buffer.
@@ -33,75 +31,6 @@ const AT_ONCE: usize = PARALLEL - 1;
 const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;
 /// Views that are tried before a missing checksum is believed.
 const ATTEMPTS: u32 = 16;
-
-/// Where checksums are, all of one moment.
-#[derive(Debug)]
-struct View {
-    epoch: Epoch,
-    csums: Version,
-    notes: [Option<Arc<Txn>>; 2],
-    state: (Generation, Generation),
-}
-
-impl View {
-    fn new(core: &Core) -> Self {
-        let epoch = core.epochs.enter();
-        core.txns.with_view(|v| Self {
-            csums: Version {
-                tree: ObjectId::CSUM_TREE,
-                root: v.csum_root.clone(),
-                store: core.store.clone(),
-                epoch: epoch.clone(),
-            },
-            notes: [Some(v.running.clone()), v.sealed.clone()],
-            state: (v.base, v.running.generation),
-            epoch,
-        })
-    }
-    /// Checksums of a run of sectors, one after the other; `None` when one is in none of the places.
-    fn sums(&self, core: &Core, run: Run) -> Result<Option<Vec<u8>>> {
-        let size = core.csum.size();
-        let count = index(run.len / SECTOR);
-        let mut sums = vec![0; count * size];
-        let mut known = vec![false; count];
-        for txn in self.notes.iter().flatten() {
-            note_sums(txn, run, size, &mut sums, &mut known);
-        }
-        if known.iter().any(|k| !k) {
-            let mut tree = self.csums.clone();
-            csum_tree::read(&mut tree, core.csum, run, &mut |at, sum| {
-                let i = index((at.0 - run.start.0) / SECTOR);
-                if let Some(sum) = sum
-                    && !known[i]
-                {
-                    sums[i * size..(i + 1) * size].copy_from_slice(sum);
-                    known[i] = true;
-                }
-            })?;
-        }
-        Ok(known.iter().all(|k| *k).then_some(sums))
-    }
-}
-
-/// Takes what a transaction has noted for a run of sectors.
-fn note_sums(txn: &Txn, run: Run, size: usize, sums: &mut [u8], known: &mut [bool]) {
-    let notes = txn.csums.lock();
-    let first = notes.range(..=run.start).next_back().map_or(run.start, |(at, _)| *at);
-    for (at, noted) in notes.range(first..run.end()) {
-        let noted_run = Run::new(*at, (noted.len() / size) as u64 * SECTOR);
-        let Some(part) = noted_run.intersect(run) else { continue };
-        let from = index((part.start.0 - at.0) / SECTOR);
-        let to = index((part.start.0 - run.start.0) / SECTOR);
-        let n = index(part.len / SECTOR);
-        for i in 0..n {
-            if !known[to + i] {
-                known[to + i] = true;
-                sums[(to + i) * size..(to + i + 1) * size]
-                    .copy_from_slice(&noted[(from + i) * size..(from + i + 1) * size]);
-            }
-        }
-    }
-}
 
 /// What can stop a read.
 enum Stop {
@@ -278,7 +207,7 @@ impl Reader<'_> {
         }
         let run = Run::new(at, buf.len() as u64);
         let sums = match self.verified {
-            true => Some(self.view.sums(self.core, run)?.ok_or(Stop::NoCsum(at))?),
+            true => Some(self.view.all(self.core, run)?.ok_or(Stop::NoCsum(at))?),
             false => None,
         };
         if let Err(would_block) = patience {

@@ -1,6 +1,7 @@
 //! What a transaction collects while it runs.
 
 use crate::alloc::NewGroup;
+use crate::api::InodeId;
 use crate::budget::transaction_memory;
 use crate::hash::NumberMap;
 use crate::inode::Inode;
@@ -29,6 +30,8 @@ pub(crate) struct Txn {
     pub(crate) refs: Mutex<DelayedRefs>,
     /// Checksums of new data: address of the first sector → checksums of that and following sectors.
     pub(crate) csums: Mutex<BTreeMap<Logical, Vec<u8>>>,
+    /// Extents that were preallocated and have got data in place, and whose that is.
+    pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>>,
     /// Subvolumes whose trees were edited.
     pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<Subvolume>>>,
     /// Inodes whose items are newer in memory than in the tree.
@@ -65,6 +68,7 @@ impl Txn {
             dirty: AtomicBool::new(false),
             refs: Mutex::default(),
             csums: Mutex::default(),
+            filled: Mutex::default(),
             subvols: Mutex::default(),
             inodes: Mutex::default(),
             roots: Mutex::default(),

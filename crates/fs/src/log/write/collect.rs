@@ -8,14 +8,14 @@ use super::{Cause, Result, Stop};
 use crate::api::FileKind;
 use crate::core::Core;
 use crate::error::{Error, Place};
-use crate::file::{MAX_FILE_SIZE, SECTOR, ceil};
+use crate::file::{MAX_FILE_SIZE, SECTOR, Sums, ceil, floor};
 use crate::inode::Inode;
-use crate::space::csum_tree;
+use crate::space::{Run, csum_tree};
 use crate::transaction::Txn;
 use crate::tree::Version;
 use larder_format::features::Incompat;
 use larder_format::items::keys::{csum_key, extent_data_key, inode_key};
-use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeItem};
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags, InodeItem};
 use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ use std::sync::atomic::Ordering;
 
 /// Extent items that one inode adds to a log at most.
 const MOST_ITEMS: usize = 20_000;
+/// Extents that are longer are in no sound image.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// A range of a file and the extent items that it has now, holes included where they matter.
 #[derive(Debug)]
@@ -114,7 +116,7 @@ pub(super) fn collect(
     ranges.sort_unstable();
     let (mut reached, mut items) = (0, 0);
     for (start, end) in ranges {
-        let start = start.max(reached);
+        let (start, end) = (floor(start).max(reached), ceil(end));
         if start >= end {
             continue;
         }
@@ -142,8 +144,16 @@ pub(super) fn collect(
         if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
             return Err(Stop::Commit(Cause::NewChunk));
         }
+        if out.shares && !core.options.tuning.break_log_preallocated && is_filled(txn, inode, &r) {
+            return Err(Stop::Commit(Cause::Preallocated));
+        }
         if r.kind == ExtentKind::Regular && !core.options.tuning.break_log_no_csums {
-            sums(core, txn, &r, out.shares, &mut out.sums);
+            let all = sums(core, txn, &r, out.shares, &mut out.sums);
+            let summed = !inode.flags().contains(InodeFlags::NODATASUM);
+            if !all && summed && r.generation == txn.generation && !core.options.tuning.break_log_older_csums
+            {
+                older_sums(core, txn, &r, out.shares, &mut out.sums)?;
+            }
         }
     }
     let has = Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get());
@@ -165,7 +175,10 @@ fn end_of(key: Key, extent: &FileExtent<'_>) -> u64 {
     }
 }
 
-/// The extent items of a range and of what they reach out of it.
+/// What the extent items of a range have in it.
+///
+/// No more than that: what an item has before and behind was logged when it changed, or the last commit has it. A file whose
+/// preallocated extent is filled piece by piece has one item for all that is written; each log has the piece that is new.
 fn window(
     versions: &Pair,
     inode: &Inode,
@@ -178,12 +191,8 @@ fn window(
     let mut out = Window { start, end, items: Vec::new() };
     let first = versions.now.at_or_before(&key(start))?;
     let first = first.filter(|i| i.key.objectid == ino && i.key.kind == KeyType::EXTENT_DATA);
-    let from = match first {
-        Some(item) if end_of(item.key, &parse(inode, item.key, item.data())?) > start => item.key,
-        _ => key(start),
-    };
-    out.start = from.offset;
-    let mut reached = out.start;
+    let from = first.map_or(key(start), |item| item.key);
+    let mut reached = start;
     let mut failed = None;
     versions.now.scan(&from, &key(end - 1), |item| {
         let extent = match parse(inode, item.key, item.data()) {
@@ -193,17 +202,34 @@ fn window(
                 return Ok(false);
             }
         };
-        out.hole(key(reached), item.key.offset.min(size), generation);
-        reached = end_of(item.key, &extent);
-        out.items.push((item.key, item.data().to_vec()));
+        let to = end_of(item.key, &extent);
+        if to > start {
+            out.hole(key(reached), item.key.offset.min(size), generation);
+            out.items.push(match extent {
+                FileExtent::Stored(r) => {
+                    let at = item.key.offset.max(start);
+                    part_of(item.key, &r, (at, to.min(end)))
+                }
+                FileExtent::Inline(_) => (item.key, item.data().to_vec()),
+            });
+            reached = to.min(end);
+        }
         Ok(out.items.len() <= MOST_ITEMS)
     })?;
     if let Some(stop) = failed {
         return Err(stop);
     }
     out.hole(key(reached), end.min(size), generation);
-    out.end = reached.max(end);
     Ok(out)
+}
+
+/// The item for a part of what an extent item has of a file.
+pub(super) fn part_of(key: Key, r: &ExtentRecord, (start, end): (u64, u64)) -> (Key, Vec<u8>) {
+    let mut part = r.part(start - key.offset, end - start);
+    if part.is_hole() {
+        part.ram_bytes = part.num_bytes;
+    }
+    (Key { offset: start, ..key }, part.encode().to_vec())
 }
 
 impl Window {
@@ -216,7 +242,22 @@ impl Window {
     }
 }
 
-/// Adds the checksums of an extent's data that the transaction has noted. Those of older data are in the checksum tree.
+/// Has another file written into the extent while it had it preallocated? That file may not be in the log, or from before
+/// that: replayed, it would have preallocated what has checksums.
+fn is_filled(txn: &Txn, inode: &Inode, r: &ExtentRecord) -> bool {
+    r.kind == ExtentKind::Regular
+        && txn.filled.lock().get(&r.disk_bytenr).is_some_and(|whose| *whose != inode.id)
+}
+
+/// What of an extent's data an item needs checksums for.
+fn summed(r: &ExtentRecord) -> Run {
+    match r.compression {
+        Compression::None => Run::new(Logical(r.disk_bytenr.0.saturating_add(r.offset)), r.num_bytes),
+        _ => Run::new(r.disk_bytenr, r.disk_num_bytes),
+    }
+}
+
+/// Adds the checksums of an extent item's data that the transaction has noted; false where these are not all.
 ///
 /// Notes are taken whole, although one may cover several extents that were written together: then the items of a log can only be
 /// equal or apart, whichever extents they were logged for. Replaying takes from them what it has extents for.
@@ -224,31 +265,72 @@ impl Window {
 /// Not so where the file shares extents: of these it may use what another file has written into space that the log, which
 /// may have it from before that, says is preallocated. Sectors of that must not have checksums, so only what this file has of the
 /// extent is taken (`content::put_sums` keeps such items apart).
-fn sums(core: &Core, txn: &Txn, r: &ExtentRecord, shares: bool, out: &mut BTreeMap<Logical, Vec<u8>>) {
-    let extent = (r.disk_bytenr, Logical(r.disk_bytenr.0.saturating_add(r.disk_num_bytes)));
-    let (start, end) = match r.compression {
-        Compression::None if shares => {
-            let start = Logical(r.disk_bytenr.0.saturating_add(r.offset)).min(extent.1);
-            (start, Logical(start.0.saturating_add(r.num_bytes)).min(extent.1))
-        }
-        _ => extent,
-    };
+fn sums(
+    core: &Core,
+    txn: &Txn,
+    r: &ExtentRecord,
+    shares: bool,
+    out: &mut BTreeMap<Logical, Vec<u8>>,
+) -> bool {
+    let run = summed(r);
+    let (start, end) = (run.start, run.end());
+    let mut missing = run.len;
     let noted = txn.csums.lock();
     let before = noted.range(..start).next_back();
     let before = before.filter(|(at, sums)| sums_end(core, **at, sums) > start);
     let before = before.filter(|_| !core.options.tuning.break_log_part_csums);
     for (at, sums) in before.into_iter().chain(noted.range(start..end)) {
-        if !shares {
-            out.entry(*at).or_insert_with(|| sums.clone());
-            continue;
-        }
-        let bytes = |to: Logical| (to.0 - at.0) as usize / SECTOR as usize * core.csum.size();
         let (from, to) = (start.max(*at), end.min(sums_end(core, *at, sums)));
-        let part = &sums[bytes(from)..bytes(to)];
-        let known = out.entry(from).or_default();
-        if known.len() < part.len() {
-            *known = part.to_vec();
+        missing = missing.saturating_sub(to.0 - from.0);
+        if shares {
+            add_part(core, (*at, sums), (from, to), out);
+        } else {
+            out.entry(*at).or_insert_with(|| sums.clone());
         }
+    }
+    missing == 0
+}
+
+/// Adds the checksums that an extent had before the transaction: some of what an item has of it was written into
+/// preallocated space in this one, some in an earlier one.
+///
+/// Without these nothing would be lost, since the checksum tree has them, but a log has all that its items need. Those of the
+/// whole extent are taken, for the reason for which notes are taken whole.
+fn older_sums(
+    core: &Core,
+    txn: &Txn,
+    r: &ExtentRecord,
+    shares: bool,
+    out: &mut BTreeMap<Logical, Vec<u8>>,
+) -> Result<()> {
+    if r.disk_num_bytes > MOST_BYTES {
+        return Err(Stop::Commit(Cause::TooMuch));
+    }
+    let before = Sums::before(core, txn).ok_or(Stop::Sealed)?;
+    let part = summed(r);
+    for (at, sums) in before.pieces(core, Run::new(r.disk_bytenr, r.disk_num_bytes))? {
+        let end = sums_end(core, at, &sums);
+        if !shares {
+            out.insert(at, sums);
+        } else if let Some(both) = Run::new(at, end.0 - at.0).intersect(part) {
+            add_part(core, (at, &sums), (both.start, both.end()), out);
+        }
+    }
+    Ok(())
+}
+
+/// Adds those of some checksums that are for `from..to`.
+fn add_part(
+    core: &Core,
+    (at, sums): (Logical, &[u8]),
+    (from, to): (Logical, Logical),
+    out: &mut BTreeMap<Logical, Vec<u8>>,
+) {
+    let bytes = |to: Logical| (to.0 - at.0) as usize / SECTOR as usize * core.csum.size();
+    let part = &sums[bytes(from)..bytes(to)];
+    let known = out.entry(from).or_default();
+    if known.len() < part.len() {
+        *known = part.to_vec();
     }
 }
 

@@ -4,7 +4,7 @@
 //! have changed are made, to be written by the caller when it is free for the next batch already.
 
 use super::blocks::Blocks;
-use super::collect::{Contribution, Pair, Window, sum_items, sums_end};
+use super::collect::{Contribution, Pair, Window, part_of, sum_items, sums_end};
 use super::names::{Names, SubvolLog, items_of};
 use super::tree::{LogTree, Outgoing};
 use super::{Cause, Result, Stop};
@@ -220,18 +220,11 @@ fn overlay(log: &mut SubvolLog, blocks: &mut Blocks, ino: ObjectId, window: &Win
             continue;
         }
         log.tree.remove(blocks, at..=at);
-        let part = |from: u64, to: u64| {
-            let mut part = r.part(from - at.offset, to - from);
-            if part.is_hole() {
-                part.ram_bytes = part.num_bytes;
-            }
-            (key(from), part.encode().to_vec())
-        };
         if at.offset < window.start {
-            kept.push(part(at.offset, window.start));
+            kept.push(part_of(at, &r, (at.offset, window.start)));
         }
         if end > window.end {
-            kept.push(part(window.end, end));
+            kept.push(part_of(at, &r, (window.end, end)));
         }
     }
     for (key, data) in kept.iter().chain(&window.items) {

@@ -70,6 +70,8 @@ pub(crate) enum Cause {
     NoSpace,
     /// The superblock lacks a feature that the data uses.
     Feature,
+    /// It has data in space that another file has preallocated, as far as the log knows that one.
+    Preallocated,
     /// The inode left memory since it was changed: what else it concerns is not known.
     Forgotten,
     /// The log would be larger than the commit.
@@ -79,12 +81,13 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::NewSubvolume,
         Self::SubvolumeEntry,
         Self::NewChunk,
         Self::NoSpace,
         Self::Feature,
+        Self::Preallocated,
         Self::Forgotten,
         Self::TooMuch,
         Self::Off,
