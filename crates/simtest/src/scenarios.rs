@@ -49,6 +49,10 @@ pub const LINES: &[(&str, &str)] = &[
     ("N-name-moved-from-newer", "new f; mk B; mv f B/g; COMMIT; B/g[0,8K)=i; mv B/g g; F g"),
     ("N-name-moved-within-newer", "new f; mk B; mv f B/g; COMMIT; mv B/g B/f; F B/f"),
     ("N-name-gone-both-logged", "new f; new g; mk B; ln f B/g; COMMIT; rm B/g; ln g B/g; F g; F f"),
+    // A name that only the log has, and that went to a whiteout in the moment in which it was lost.
+    ("N-logged-name-whiteout", "new f; F f; mv! f g; F g"),
+    ("N-logged-name-whiteout-gone", "mk A; new A/g; F A/g; mv! A/g h; rm h; new A/x; F A/x"),
+    ("N-logged-name-exchanged", "new f; F f; mk A; new A/g; mv= f A/g; F A/g; rm A/g; F f"),
     // Old names of what was fsynced that others have by now, known to the last commit or not.
     ("N-old-name-taken", "new f; mv f g; new f; F g"),
     ("N-old-name-taken-and-gone", "new f; COMMIT; mv f x; new f; F f; rm f; mv x g; F g"),

@@ -268,6 +268,7 @@ impl<'a> Names<'a> {
             if are.contains(&name) {
                 continue;
             }
+            self.queue_holder(&name)?;
             let claim = (name.dir, name.name);
             if self.log.claims.get(&claim) == Some(&ino) {
                 self.log.claims.remove(&claim);
@@ -399,6 +400,17 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
+    /// Somebody has lost a name: who has it by now is concerned. There may have been no moment at which nobody had it.
+    fn queue_holder(&mut self, name: &Reference) -> Result<()> {
+        let key = dir_item_key(name.dir, &name.name);
+        if let Some(item) = self.now.get(&key)? {
+            let entry = find_entry(item.data(), &name.name).map_err(|e| self.corrupt(key, e))?;
+            if let Some(entry) = entry {
+                self.queue.push_back(Self::inode_at(entry.location)?);
+            }
+        }
+        Ok(())
+    }
     /// A name of the last commit is no more.
     fn lost(&mut self, name: &Reference) -> Result<()> {
         let dir = name.dir;
@@ -411,14 +423,7 @@ impl<'a> Names<'a> {
         let at = Key::new(dir, KeyType::DIR_LOG_INDEX, name.index);
         // Who has had the name since, as far as the log knows, and may have lost it as well.
         self.queue.extend(self.log.claims.get(&(dir, name.name.clone())));
-        // Who has the name by now: there may have been no moment at which nobody had it.
-        let key = dir_item_key(dir, &name.name);
-        if let Some(item) = self.now.get(&key)? {
-            let entry = find_entry(item.data(), &name.name).map_err(|e| self.corrupt(key, e))?;
-            if let Some(entry) = entry {
-                self.queue.push_back(Self::inode_at(entry.location)?);
-            }
-        }
+        self.queue_holder(name)?;
         let covered = match self.log.tree.at_or_before(&ranges, &at) {
             Some((key, data)) => {
                 DirLogIndex::parse(data).map_err(|e| self.corrupt(key, e))?.last.get() >= name.index
