@@ -164,18 +164,16 @@ impl Filesystem {
         crate::root::drop::queue_earlier(&core)?;
         let dropper = core.clone();
         spawn("larder-drop", Box::new(move || crate::root::drop::run(&dropper)))?;
-        if let Some(interval) = core.options.commit_interval {
-            let core = core.clone();
-            let body = move || {
-                while !core.txns.pause(interval) {
-                    if let Err(e) = crate::file::flush_all(&core) {
-                        tracing::warn!("periodic write-back: {e}");
-                    }
-                    core.txns.request();
+        let flusher = core.clone();
+        let body = move || {
+            while !flusher.txns.pause(flusher.options.commit_interval) {
+                if let Err(e) = crate::file::flush_all(&flusher) {
+                    tracing::warn!("periodic write-back: {e}");
                 }
-            };
-            spawn("larder-flush", Box::new(body))?;
-        }
+                flusher.txns.request();
+            }
+        };
+        spawn("larder-flush", Box::new(body))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
     }
@@ -200,6 +198,12 @@ impl Filesystem {
         // Who looks at the image afterwards finds what was freed given back.
         self.core.wait_for_discards();
         flushed
+    }
+
+    /// Begins to make durable what was done before the call, and does not wait for it: who is about to [`Self::close`] has
+    /// something else to do first.
+    pub fn start_sync(&self) {
+        self.core.txns.hasten();
     }
 
     /// Facts about the file system.

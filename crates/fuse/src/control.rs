@@ -4,6 +4,7 @@
 //! | request | number | payload |
 //! |---|---|---|
 //! | statistics | [`IOC_STATS`] | out: JSON text in 16,000 bytes, padded with zeros |
+//! | begin to sync | [`IOC_START_SYNC`] | none; returns at once |
 //! | space | [`IOC_DF`] | out: the same, about sizes and free space |
 //! | sync | [`IOC_SYNC`] | none; returns when everything done before is durable |
 //! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
@@ -41,6 +42,8 @@ pub const IOC_STATS: u32 = ioc(READ, LARDER, 1, TEXT_LEN);
 pub const IOC_SYNC: u32 = ioc(NONE, LARDER, 2, 0);
 /// Sizes and free space as JSON.
 pub const IOC_DF: u32 = ioc(READ, LARDER, 3, TEXT_LEN);
+/// Begin to make everything durable.
+pub const IOC_START_SYNC: u32 = ioc(NONE, LARDER, 4, 0);
 /// Discard free space: `struct fstrim_range` of Linux, start, length and shortest run, 8 bytes each.
 pub const FITRIM: u32 = ioc(READ | WRITE, b'X', 121, 24);
 pub(crate) const GET_LABEL: u32 = ioc(READ, 0x94, 49, LABEL_LEN);
@@ -54,6 +57,15 @@ pub fn sync(path: &Path) -> io::Result<()> {
     let fd = open(path)?;
     hand_over(&fd)?;
     call(&fd, IOC_SYNC, &mut [])
+}
+
+/// Begins to make durable what the daemon behind `path` has, and does not wait: for who is about to unmount. What only the kernel
+/// has is not meant.
+///
+/// # Errors
+/// `Unsupported` if `path` is not on a Larder mount, or one of an older daemon.
+pub fn start_sync(path: &Path) -> io::Result<()> {
+    call(&open(path)?, IOC_START_SYNC, &mut [])
 }
 
 /// Statistics of the daemon behind `path`, as JSON.

@@ -71,7 +71,12 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
 
 fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
     let unmounter = Unmounter::new(&mount.point);
-    if lazy || larder_fuse::mount::is_dead(&mount.point) { unmounter.detach() } else { unmounter.unmount() }
+    if lazy || larder_fuse::mount::is_dead(&mount.point) {
+        return unmounter.detach();
+    }
+    // The daemon does what it will have to while the kernel lets its caches go. It may be of an older version, or somebody else's.
+    let _ = larder_fuse::control::start_sync(&mount.point);
+    unmounter.unmount()
 }
 
 fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@
 //! handle nor any of these.
 
 use super::admission::Admitted;
-use super::dirty::{Buffers, Dirty, Gaps, SECTOR_LEN, Taken, index};
+use super::dirty::{Buffers, Counts, Dirty, Gaps, SECTOR_LEN, Taken, index};
 use super::scratch::Scratch;
 use crate::api::may_wait;
 use crate::core::Core;
@@ -102,7 +102,13 @@ impl FileData {
     /// The size that may be written to the inode's item when the file has `size` bytes: it must not cover what is not on
     /// the device yet.
     pub(crate) fn disk_size(&self, size: u64) -> u64 {
-        if self.is_clean() { size } else { self.inner.lock().disk_size(size) }
+        if self.is_clean() { size } else { self.lock().disk_size(size) }
+    }
+    /// The inner lock, with what is dirty in its places.
+    fn lock(&self) -> Locked<'_, Inner> {
+        let mut inner = self.inner.lock();
+        inner.dirty.sort_in();
+        inner
     }
     /// The inner lock, for somebody who writes. Threads of the transport that sleep for it cost more than what it is held for:
     /// write-back, which takes it many times in a row, lets them in first.
@@ -129,7 +135,7 @@ impl FileData {
     /// waits for one lock only.
     fn lock_with_size(&self, inode: &Inode) -> (Locked<'_, Inner>, u64, InodeFlags) {
         let state = inode.state.lock();
-        let inner = self.inner.lock();
+        let inner = self.lock();
         (inner, state.size, state.item.inode_flags())
     }
     /// Serialises changes of the extent items; see [`super::replace`].
@@ -138,14 +144,14 @@ impl FileData {
     }
     /// Could some of this file's data not be written?
     pub(super) fn has_lost(&self) -> bool {
-        !self.inner.lock().lost.is_empty()
+        !self.lock().lost.is_empty()
     }
     /// Copies delayed bytes into the buffer's gaps.
     pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
         if self.is_clean() || gaps.left().is_empty() {
             return;
         }
-        let inner = self.inner.lock();
+        let inner = self.lock();
         inner.dirty.overlay(buf, gaps);
         let Some((from, to)) = gaps.bounds() else { return };
         for flight in inner.flying_from(from).take_while(|f| f.taken.start < to) {
@@ -157,7 +163,7 @@ impl FileData {
         if self.is_clean() {
             return None;
         }
-        let inner = self.inner.lock();
+        let inner = self.lock();
         let flying = inner.flying_from(from).next();
         flying.map(|f| (f.taken.start, f.taken.end)).into_iter().chain(inner.dirty.stretch(from)).min()
     }
@@ -176,7 +182,7 @@ impl FileData {
         if self.is_clean() {
             return Ok(());
         }
-        let mut inner = self.inner.lock();
+        let mut inner = self.lock();
         while !done(&inner) {
             may_wait()?;
             self.landed.wait(inner.inner());
@@ -185,11 +191,11 @@ impl FileData {
     }
     /// Is a whole file in flight into a leaf?
     pub(super) fn inline_in_flight(&self) -> bool {
-        !self.is_clean() && self.inner.lock().flights.values().any(|f| f.inline)
+        !self.is_clean() && self.lock().flights.values().any(|f| f.inline)
     }
     /// Tick of the oldest write that is dirty.
     pub(super) fn oldest(&self) -> Option<u64> {
-        self.inner.lock().dirty.oldest()
+        self.lock().dirty.oldest()
     }
 }
 
@@ -292,23 +298,19 @@ impl Inner {
 pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let file = &inode.data;
     let mut state = inode.state.lock();
-    let mut inner = file.inner.lock();
+    let mut inner = file.lock();
     if inner.is_flying(super::extents::floor(size), u64::MAX) {
         return None;
     }
-    let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
-    let segments = inner.dirty.segments();
+    let before = inner.dirty.counts();
     inner.dirty.cut(size, u64::MAX);
-    core.data.change_segments(segments, inner.dirty.segments());
-    let gone = before - inner.dirty.bytes();
     inner.on_disk = inner.on_disk.min(size);
     inner.taken_to = inner.taken_to.min(size);
     inner.cut_holes(size);
     inner.forget_lost(size, u64::MAX);
     let wanted = inner.dirty.footprint();
     let back = inner.space.as_mut().map(|space| space.split(space.bytes().saturating_sub(wanted)));
-    file.delayed.fetch_sub(gone, Ordering::AcqRel);
-    core.data.forget(gone, memory, inner.dirty.memory());
+    core.data.count(file, before, inner.dirty.counts());
     let old = std::mem::replace(&mut state.size, size);
     drop((inner, state));
     drop(back);
@@ -319,7 +321,7 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
 /// be taken in.
 pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
     let mut state = inode.state.lock();
-    let mut inner = inode.data.inner.lock();
+    let mut inner = inode.data.lock();
     state.size = new;
     if inode.data.is_clean() {
         inner.on_disk = old;
@@ -331,13 +333,13 @@ pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
 
 /// What lies in `start..end` is not lost any more: it was given another content than what could not be written.
 pub(super) fn rewritten(inode: &Inode, start: u64, end: u64) {
-    inode.data.inner.lock().forget_lost(start, end);
+    inode.data.lock().forget_lost(start, end);
 }
 
 /// Gives a file space that others did not need, as far as it has less than its dirty bytes may take: those that were
 /// admitted without may come before those that were not. What is over comes back.
 pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
-    let mut inner = inode.data.inner.lock();
+    let mut inner = inode.data.lock();
     let held = inner.space.as_ref().map_or(0, Reservation::bytes);
     let lacking = inner.dirty.footprint().saturating_sub(held);
     if lacking > 0 {
@@ -369,13 +371,9 @@ pub(super) fn take_in(
         inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
         inner.forget_holes();
         let age = core.data.tick();
-        let (before, memory) = (inner.dirty.bytes(), inner.dirty.memory());
-        let segments = inner.dirty.segments();
+        let before = inner.dirty.counts();
         inner.dirty.write(start, data, age, &core.data.buffers);
-        core.data.change_segments(segments, inner.dirty.segments());
-        // Never less than before: a write only adds.
-        let more = inner.dirty.bytes() - before;
-        file.delayed.fetch_add(more, Ordering::AcqRel);
+        core.data.count(file, before, inner.dirty.counts());
         let wanted = inner.dirty.footprint();
         let space = match inner.space.take() {
             Some(mut space) => {
@@ -391,9 +389,6 @@ pub(super) fn take_in(
             Some(_) => back.1 = admitted.items,
             none => *none = admitted.items,
         }
-        core.data.delayed.fetch_add(more, Ordering::AcqRel);
-        core.data.dirty.fetch_add(more, Ordering::AcqRel);
-        core.data.change_memory(memory, inner.dirty.memory());
         if inner.queued.is_none() {
             inner.queued = Some(age);
             core.data.enqueue(age, inode.clone());
@@ -405,7 +400,7 @@ pub(super) fn take_in(
 
 /// Is this one of the flights that have not landed yet?
 pub(super) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
-    let inner = inode.data.inner.lock();
+    let inner = inode.data.lock();
     inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
 }
 
@@ -594,10 +589,15 @@ impl DataState {
     pub(super) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel)
     }
-    fn forget(&self, bytes: u64, memory_before: u64, memory: u64) {
-        self.delayed.fetch_sub(bytes, Ordering::AcqRel);
-        self.dirty.fetch_sub(bytes, Ordering::AcqRel);
-        self.change_memory(memory_before, memory);
+    /// One file's dirty bytes came to so much, and come to so much now. Not for those that set off: they stay delayed.
+    fn count(&self, file: &FileData, before: Counts, now: Counts) {
+        // It wraps around where it becomes less.
+        let more = now.bytes.wrapping_sub(before.bytes);
+        file.delayed.fetch_add(more, Ordering::AcqRel);
+        self.delayed.fetch_add(more, Ordering::AcqRel);
+        self.dirty.fetch_add(more, Ordering::AcqRel);
+        self.change_memory(before.memory, now.memory);
+        self.change_segments(before.segments, now.segments);
     }
     /// One file's dirty bytes took so much memory, and take so much now.
     fn change_memory(&self, before: u64, now: u64) {

@@ -37,6 +37,8 @@ struct State {
     wanted: Generation,
     failed: Option<String>,
     stop: bool,
+    /// What is done now and then is to be done now.
+    hasten: bool,
 }
 
 /// Counters.
@@ -95,6 +97,7 @@ impl Transactions {
                 wanted: published,
                 failed: None,
                 stop: false,
+                hasten: false,
             }),
             ended: AtomicBool::new(false),
             changed: Condvar::new(),
@@ -315,11 +318,19 @@ impl Transactions {
         self.state.lock().stop = true;
         self.changed.notify_all();
     }
-    /// Waits up to `interval`, or until stopped: true then.
-    pub(crate) fn pause(&self, interval: Duration) -> bool {
-        let until = Instant::now().checked_add(interval);
+    /// Ends the pause that there is, or the next one.
+    pub(crate) fn hasten(&self) {
+        self.state.lock().hasten = true;
+        self.changed.notify_all();
+    }
+    /// Waits up to `interval`, or until hastened, or until stopped: true then.
+    pub(crate) fn pause(&self, interval: Option<Duration>) -> bool {
+        let until = interval.and_then(|interval| Instant::now().checked_add(interval));
         let mut state = self.state.lock();
         while !state.stop {
+            if std::mem::take(&mut state.hasten) {
+                return false;
+            }
             match until {
                 Some(until) => {
                     if self.changed.wait_until(state.inner(), until).timed_out() {
@@ -479,9 +490,12 @@ mod tests {
         assert_eq!(txns.next_seal(), Some(()));
         assert_eq!(commit(&txns), Generation(9));
         assert_eq!(txns.request(), None);
+        txns.hasten();
+        assert!(!txns.pause(None), "once");
         txns.stop();
         assert_eq!(txns.next_seal(), None);
-        assert!(txns.pause(Duration::MAX));
+        txns.hasten();
+        assert!(txns.pause(Some(Duration::MAX)));
     }
 
     #[test]

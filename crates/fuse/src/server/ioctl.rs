@@ -3,7 +3,9 @@
 
 use super::Server;
 use super::report::text;
-use crate::control::{FITRIM, GET_LABEL, IOC_DF, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc};
+use crate::control::{
+    FITRIM, GET_LABEL, IOC_DF, IOC_START_SYNC, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc,
+};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Reply, Request};
 use crate::perm::{self, Caller};
@@ -130,6 +132,10 @@ impl Server {
             c if GETVERSION.contains(&c) => answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes()),
             IOC_SYNC | BTRFS_SYNC => {
                 self.fs.sync()?;
+                answer(&[])
+            }
+            IOC_START_SYNC => {
+                self.fs.start_sync();
                 answer(&[])
             }
             // Started and finished at once: nothing is left to wait for.

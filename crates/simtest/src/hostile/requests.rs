@@ -11,7 +11,7 @@ use super::device::HostileDevice;
 use super::limits::{self, HEAP};
 use super::seeds;
 use larder_fs::{Compress, Filesystem, OpenOptions, Tuning};
-use larder_fuse::control::{FITRIM, IOC_DF, IOC_STATS, IOC_SYNC};
+use larder_fuse::control::{FITRIM, IOC_DF, IOC_START_SYNC, IOC_STATS, IOC_SYNC};
 use larder_fuse::proto::{
     Dirent, EntryOut, FallocateIn, InHeader, IoctlIn, Opcode, ROOT_NODE, SetxattrIn, align_record,
 };
@@ -52,7 +52,7 @@ const fn ioc(direction: u32, kind: u8, number: u32, size: u32) -> u32 {
 }
 
 /// Commands that are known, and where in their argument a name stands.
-const COMMANDS: [(u32, usize); 29] = [
+const COMMANDS: [(u32, usize); 30] = [
     (ioc(1, 0x94, 14, 4096), 8),
     (ioc(1, 0x94, 24, 4096), 56),
     (ioc(1, 0x94, 15, 4096), 8),
@@ -82,6 +82,7 @@ const COMMANDS: [(u32, usize); 29] = [
     (ioc(2, 0x94, 24, 8), 0),
     (IOC_CLONE, 0),
     (IOC_DEDUPE, 0),
+    (IOC_START_SYNC, 0),
 ];
 
 /// What came of it: replies with data, errors, messages without a reply.

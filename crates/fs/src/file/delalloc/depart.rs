@@ -79,7 +79,10 @@ impl Round {
     ) -> bool {
         let (mut inner, size, flags) = inode.data.lock_with_size(inode);
         let inner = &mut *inner;
-        let segments = inner.dirty.segments();
+        let counted = inner.dirty.counts();
+        inner.dirty.settle();
+        let before = inner.dirty.counts();
+        core.data.count(&inode.data, counted, before);
         let stop = match self.stop {
             Some(stop) => {
                 // What was written since may lie across.
@@ -127,7 +130,7 @@ impl Round {
             let flight = inner.set_off(Flight { taken, size, inline });
             out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
         };
-        core.data.change_segments(segments, inner.dirty.segments());
+        core.data.change_segments(before.segments, inner.dirty.counts().segments);
         inner.stopped = if inner.dirty.is_empty() { 0 } else { self.from };
         if inner.dirty.is_empty() {
             inner.space = None;
