@@ -96,16 +96,23 @@ fn overwritten_parts_do_not_grow() {
     w.check();
 }
 
-/// Bytes of a scattered piece: several share a sector, and some lie across two.
-const PIECE: usize = 1500;
+/// What a scattered piece has after so many rounds.
+fn piece<const LEN: usize>(n: usize, round: u8) -> [u8; LEN] {
+    [(n % 251) as u8 ^ round.wrapping_mul(73); LEN]
+}
 
-/// What a piece has after so many rounds.
-fn piece(n: usize, round: u8) -> [u8; PIECE] {
-    [(n % 251) as u8 ^ round.wrapping_mul(73); PIECE]
+/// Several share a sector, and some lie across two.
+#[test]
+fn pieces_are_written_while_their_neighbours_are_written_back() {
+    scattered::<1500>();
 }
 
 #[test]
-fn pieces_are_written_while_their_neighbours_are_written_back() {
+fn blocks_are_written_while_their_neighbours_are_written_back() {
+    scattered::<4096>();
+}
+
+fn scattered<const PIECE: usize>() {
     const PIECES: usize = 6000;
     const ROUNDS: u8 = 3;
     let w = tight();
@@ -116,7 +123,7 @@ fn pieces_are_written_while_their_neighbours_are_written_back() {
         let write = |writer: usize| {
             for round in 1..=ROUNDS {
                 for n in order(writer) {
-                    w.fs.write(id, (n * PIECE) as u64, &piece(n, round)).unwrap();
+                    w.fs.write(id, (n * PIECE) as u64, &piece::<PIECE>(n, round)).unwrap();
                 }
             }
         };
@@ -129,7 +136,7 @@ fn pieces_are_written_while_their_neighbours_are_written_back() {
         let mut buf = [0; PIECE];
         for n in 0..PIECES {
             assert_eq!(w.fs.read(id, (n * PIECE) as u64, &mut buf).unwrap(), PIECE);
-            assert_eq!(buf, piece(n, ROUNDS), "piece {n}");
+            assert_eq!(buf, piece::<PIECE>(n, ROUNDS), "piece {n}");
         }
     };
     compare(&w);
@@ -138,4 +145,25 @@ fn pieces_are_written_while_their_neighbours_are_written_back() {
     assert_eq!(w.fs.stats().delayed_bytes, 0);
     w.check();
     compare(&w.reopen());
+}
+
+/// What is begun comes to its end without anybody who waits.
+#[test]
+fn a_sync_that_was_begun_ends() {
+    let w = World::new();
+    let id = w.file(w.root(), "f");
+    w.fs.write(id, 0, &pattern(1)).unwrap();
+    let before = w.fs.info().generation;
+    w.fs.start_sync();
+    let since = std::time::Instant::now();
+    while w.fs.info().generation == before || w.fs.stats().delayed_bytes > 0 {
+        assert!(since.elapsed().as_secs() < 60, "nothing happens");
+        std::thread::yield_now();
+    }
+    let device = w.device.copy();
+    let fs = Filesystem::open(device.clone(), options()).unwrap();
+    let after = World { device, fs };
+    let mut buf = vec![0; MIB];
+    after.fs.read(after.find(after.root(), "f").unwrap().id, 0, &mut buf).unwrap();
+    assert!(buf == pattern(1));
 }
