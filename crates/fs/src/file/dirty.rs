@@ -129,7 +129,8 @@ pub(super) struct Dirty {
     /// Blocks that are not in their places yet, in the order in which they came: newer than what the windows have.
     recent: Vec<(u64, Segment)>,
     counts: Counts,
-    /// What the counts have for blocks that turned out to lie over others.
+    /// What the counts have too much for blocks that turned out to lie over others; it wraps around where that is less than
+    /// nothing.
     over: Counts,
     footprint: u64,
 }
@@ -153,6 +154,20 @@ impl Counts {
         self.segments -= 1;
         self.bytes -= segment.buf.len() as u64;
         self.memory -= segment.memory();
+    }
+    fn plus(self, other: Self) -> Self {
+        Self {
+            segments: self.segments.wrapping_add(other.segments),
+            bytes: self.bytes.wrapping_add(other.bytes),
+            memory: self.memory.wrapping_add(other.memory),
+        }
+    }
+    fn minus(self, other: Self) -> Self {
+        Self {
+            segments: self.segments.wrapping_sub(other.segments),
+            bytes: self.bytes.wrapping_sub(other.bytes),
+            memory: self.memory.wrapping_sub(other.memory),
+        }
     }
 }
 
@@ -195,18 +210,19 @@ impl Dirty {
         if apart {
             window.segs.insert(at, (start, block));
         } else {
-            self.over.add(&block);
+            // What is told of it is told as long as it is not settled: who tells others has to see when it changes.
+            let told = self.counts;
+            self.counts.subtract(&block);
             self.footprint -= SECTOR;
             self.put_all(start, &block.buf, age, &Buffers::default());
+            self.over = self.over.plus(told.minus(self.counts));
+            self.counts = told;
         }
     }
     /// As [`Self::sort_in`], and the counts are what there is then.
     pub(super) fn settle(&mut self) {
         self.sort_in();
-        let over = std::mem::take(&mut self.over);
-        self.counts.segments -= over.segments;
-        self.counts.bytes -= over.bytes;
-        self.counts.memory -= over.memory;
+        self.counts = self.counts.minus(std::mem::take(&mut self.over));
     }
     /// The segments that begin at or behind `at`, ascending.
     fn segs_from(&self, at: u64) -> impl Iterator<Item = (u64, &Segment)> {
@@ -430,14 +446,14 @@ impl Dirty {
         at
     }
 
-    /// Takes out the first run of segments from `*from` on whose sectors are none of `busy`, and moves `*from` behind it.
+    /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on whose sectors are none of `busy`, and moves `*from` behind it.
     pub(super) fn take(
         &mut self,
         from: &mut u64,
         limit: u64,
         busy: impl Fn(u64, u64) -> bool,
     ) -> Option<Taken> {
-        self.sort_in();
+        debug_assert!(self.recent.is_empty() && self.over == Counts::default(), "it is not settled");
         loop {
             let (start, end, made) = self.run(*from, limit.min(MAX_DATA_EXTENT))?;
             *from = end;
@@ -564,7 +580,7 @@ mod tests {
                         model[a as usize..b as usize].fill(None);
                     }
                     Op::Take => {
-                        dirty.sort_in();
+                        dirty.settle();
                         let mut from = dirty.boundary(tick as u64 % 4 * 3 * SECTOR);
                         if let Some(t) = dirty.take(&mut from, 64 << 10, |a, _| a % 8192 == 0) {
                             prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0 && t.end == from);
@@ -587,12 +603,13 @@ mod tests {
                 // Until it is settled, blocks may be counted twice.
                 prop_assert!(dirty.counts().bytes >= held && dirty.footprint() >= held);
                 prop_assert_eq!(dirty.is_empty(), held == 0);
-                let oldest = dirty.oldest();
+                let (oldest, told) = (dirty.oldest(), dirty.counts());
                 if tick % 3 > 0 {
                     continue;
                 }
                 if tick % 2 > 0 {
                     dirty.sort_in();
+                    prop_assert_eq!(dirty.counts(), told);
                 } else {
                     dirty.settle();
                     prop_assert_eq!(dirty.counts().bytes, held);

@@ -49,7 +49,7 @@ impl File {
         self.inner.taken_to = if clean { size } else { self.inner.taken_to.min(size) };
         self.inner.forget_holes();
         self.inner.dirty.write(at, &vec![1; index(len)], 0, &Buffers::default());
-        self.inner.dirty.sort_in();
+        self.inner.dirty.settle();
     }
     fn run(&mut self, op: &Op) {
         let size = self.size;

@@ -182,6 +182,8 @@ impl World {
     /// Commits, and checks that names, references, link counts, directory sizes and orphans agree in the tree.
     fn check(&self) {
         self.fs.sync().unwrap();
+        let stats = self.fs.stats();
+        assert_eq!((stats.delayed_bytes, stats.memory.delayed_data.held), (0, 0), "delayed after a sync");
         consistency::check(&self.items());
     }
 }

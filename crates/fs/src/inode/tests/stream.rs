@@ -1,7 +1,7 @@
 //! How streams and scattered writes end up in extents.
 
 use super::{Memory, World, options};
-use crate::api::OpenOptions;
+use crate::api::{OpenOptions, SetAttr};
 use crate::mkfs::{MkfsOptions, mkfs};
 use crate::{Filesystem, InodeId};
 use larder_format::items::FileExtent;
@@ -145,6 +145,49 @@ fn scattered<const PIECE: usize>() {
     assert_eq!(w.fs.stats().delayed_bytes, 0);
     w.check();
     compare(&w.reopen());
+}
+
+/// Blocks and parts of blocks over each other, with reads and cuts in between: nothing is counted twice, or taken off twice.
+#[test]
+fn what_is_delayed_is_counted_right() {
+    const LEN: u64 = 64 * 4096;
+    let w = tight();
+    let id = w.file(w.root(), "f");
+    let mut want = vec![0u8; LEN as usize];
+    w.fs.setattr(id, &SetAttr { size: Some(LEN), ..SetAttr::default() }).unwrap();
+    let mut seed = 1u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % below
+    };
+    for n in 0..4000u32 {
+        let (at, len) = match random(3) {
+            0 => (random(LEN - 300), 1 + random(300)),
+            _ => (random(LEN / 4096) * 4096, 4096),
+        };
+        match random(40) {
+            0 => {
+                w.fs.setattr(id, &SetAttr { size: Some(at), ..SetAttr::default() }).unwrap();
+                w.fs.setattr(id, &SetAttr { size: Some(LEN), ..SetAttr::default() }).unwrap();
+                want[at as usize..].fill(0);
+            }
+            1 => w.check(),
+            2..10 => {
+                let mut buf = [0; 8192];
+                let read = w.fs.read(id, at, &mut buf).unwrap();
+                assert!(buf[..read] == want[at as usize..][..read] && read > 0, "round {n}");
+            }
+            _ => {
+                let data = vec![n as u8 | 1; len as usize];
+                w.fs.write(id, at, &data).unwrap();
+                want[at as usize..(at + len) as usize].copy_from_slice(&data);
+            }
+        }
+    }
+    w.check();
+    let mut buf = vec![0; LEN as usize];
+    assert_eq!(w.fs.read(id, 0, &mut buf).unwrap() as u64, LEN);
+    assert!(buf == want);
 }
 
 /// What is begun comes to its end without anybody who waits.
