@@ -104,7 +104,7 @@ impl FileData {
     pub(crate) fn disk_size(&self, size: u64) -> u64 {
         if self.is_clean() { size } else { self.lock().disk_size(size) }
     }
-    /// The inner lock, with what is dirty in its places.
+    /// The inner lock, with what is dirty in its places: for who asks for that, and not only for what is on its way or lost.
     fn lock(&self) -> Locked<'_, Inner> {
         let mut inner = self.inner.lock();
         inner.dirty.sort_in();
@@ -144,7 +144,7 @@ impl FileData {
     }
     /// Could some of this file's data not be written?
     pub(super) fn has_lost(&self) -> bool {
-        !self.lock().lost.is_empty()
+        !self.inner.lock().lost.is_empty()
     }
     /// Copies delayed bytes into the buffer's gaps.
     pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
@@ -182,7 +182,7 @@ impl FileData {
         if self.is_clean() {
             return Ok(());
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         while !done(&inner) {
             may_wait()?;
             self.landed.wait(inner.inner());
@@ -191,7 +191,7 @@ impl FileData {
     }
     /// Is a whole file in flight into a leaf?
     pub(super) fn inline_in_flight(&self) -> bool {
-        !self.is_clean() && self.lock().flights.values().any(|f| f.inline)
+        !self.is_clean() && self.inner.lock().flights.values().any(|f| f.inline)
     }
     /// Tick of the oldest write that is dirty.
     pub(super) fn oldest(&self) -> Option<u64> {
@@ -333,7 +333,7 @@ pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
 
 /// What lies in `start..end` is not lost any more: it was given another content than what could not be written.
 pub(super) fn rewritten(inode: &Inode, start: u64, end: u64) {
-    inode.data.lock().forget_lost(start, end);
+    inode.data.inner.lock().forget_lost(start, end);
 }
 
 /// Gives a file space that others did not need, as far as it has less than its dirty bytes may take: those that were
@@ -400,7 +400,7 @@ pub(super) fn take_in(
 
 /// Is this one of the flights that have not landed yet?
 pub(super) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
-    let inner = inode.data.lock();
+    let inner = inode.data.inner.lock();
     inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
 }
 

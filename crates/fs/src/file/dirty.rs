@@ -117,6 +117,19 @@ impl Window {
     }
 }
 
+/// The window of this number: a new one if there is none, for a segment of this age.
+fn window_of<'a>(
+    windows: &'a mut BTreeMap<u64, Window>,
+    ages: &mut BTreeSet<(u64, u64)>,
+    number: u64,
+    age: u64,
+) -> &'a mut Window {
+    windows.entry(number).or_insert_with(|| {
+        ages.insert((age, number));
+        Window { segs: Vec::new(), oldest: age }
+    })
+}
+
 /// The segments of one file.
 ///
 /// Large files written at random places have very many: a table of windows is short, and so is what a window has.
@@ -199,10 +212,7 @@ impl Dirty {
     fn sort_in_one(&mut self, start: u64, block: Segment) {
         let number = start / WINDOW;
         let age = block.age;
-        let window = self.windows.entry(number).or_insert_with(|| {
-            self.ages.insert((age, number));
-            Window { segs: Vec::new(), oldest: age }
-        });
+        let window = window_of(&mut self.windows, &mut self.ages, number, age);
         let at = window.behind(start);
         let before = at.checked_sub(1).map(|before| &window.segs[before]);
         let apart = before.is_none_or(|(s, segment)| *s + segment.buf.len() as u64 <= start)
@@ -245,10 +255,7 @@ impl Dirty {
         self.footprint += footprint(start, segment.buf.len());
         let number = start / WINDOW;
         let age = segment.age;
-        let window = self.windows.entry(number).or_insert_with(|| {
-            self.ages.insert((age, number));
-            Window { segs: Vec::new(), oldest: age }
-        });
+        let window = window_of(&mut self.windows, &mut self.ages, number, age);
         if age < window.oldest {
             self.ages.remove(&(window.oldest, number));
             self.ages.insert((age, number));
@@ -320,10 +327,7 @@ impl Dirty {
         let number = start / WINDOW;
         let window_end = (number + 1) * WINDOW;
         let mut limit = window_end.min(start + data.len() as u64);
-        let window = self.windows.entry(number).or_insert_with(|| {
-            self.ages.insert((age, number));
-            Window { segs: Vec::new(), oldest: age }
-        });
+        let window = window_of(&mut self.windows, &mut self.ages, number, age);
         let at = window.behind(start);
         if let Some((s, segment)) = at.checked_sub(1).map(|before| &mut window.segs[before]) {
             let e = *s + segment.buf.len() as u64;
@@ -446,7 +450,8 @@ impl Dirty {
         at
     }
 
-    /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on whose sectors are none of `busy`, and moves `*from` behind it.
+    /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on whose sectors are none of `busy`,
+    /// and moves `*from` behind it.
     pub(super) fn take(
         &mut self,
         from: &mut u64,
