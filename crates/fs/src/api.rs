@@ -412,6 +412,8 @@ pub struct Tuning {
     pub break_in_place_shared_before: bool,
     /// Set the new size of a file of many extents before they are gone.
     pub break_truncate_at_once: bool,
+    /// Let a file that grows show what its last sector had behind the end.
+    pub break_tail_shows: bool,
     /// Let the size on the device cover bytes that are not in extents yet.
     pub break_size_before_data: bool,
     /// Make every `fsync` a commit.

@@ -457,7 +457,8 @@ fn content(
     if versions.is_empty() {
         return Ok(());
     }
-    let nocow = domain.worlds[to].node(ino).is_some_and(|n| n.nocow);
+    // Also where the file is gone by then: what deleted it need not be there, what wrote in place before it may be.
+    let nocow = domain.worlds[from..=to].iter().filter_map(|w| w.node(ino)).any(|n| n.nocow);
     if nocow {
         for k in to + 1..=begun.min(domain.worlds.len() - 1) {
             if let Some(Body::File(c)) = domain.worlds[k].node(ino).map(|n| &n.body) {

@@ -3,7 +3,9 @@
 
 use larder_format::Physical;
 use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, Seek, SetAttr};
+use larder_fs::{
+    Fallocate, FileKind, Filesystem, InodeId, MappedExtent, NewInode, OpenOptions, Seek, SetAttr,
+};
 use larder_simtest::oracle::{self, KernelMount, Need, btrfs_check, scratch};
 use larder_volume::{Device, FileDevice, OpenMode};
 use rand::rngs::SmallRng;
@@ -320,6 +322,66 @@ fn the_smallest_to_the_largest_offsets_work() {
     fs.close().unwrap();
     drop(fs);
     judge(&image, &BTreeMap::from([("far".to_owned(), b"\0\0\0ne".to_vec())]));
+}
+
+#[test]
+fn a_cut_writes_nothing_and_what_it_cut_off_never_shows() {
+    let dir = scratch();
+    let image = dir.path().join("img");
+    make(&image, 1 << 30, &MkfsOptions::default());
+    let fs = open(&image, 8 << 20);
+    let extents = |id| {
+        let mut out: Vec<MappedExtent> = Vec::new();
+        let each = &mut |e: &MappedExtent| {
+            out.push(*e);
+            true
+        };
+        fs.map_extents(id, 0, each).unwrap();
+        out
+    };
+    let source = create(&fs, "source");
+    fs.write(source, 0, &[b's'; 8192]).unwrap();
+    type Grow<'a> = &'a dyn Fn(InodeId);
+    let ways: [(&str, &[u8], Grow<'_>); 6] = [
+        ("by its size", b"", &|id| set_size(&fs, id, 9000)),
+        ("behind a gap", b"end", &|id| fs.write(id, 8997, b"end").unwrap()),
+        ("reserved", b"", &|id| {
+            fs.fallocate(id, Fallocate::Allocate { keep_size: false }, 0, 9000).unwrap();
+        }),
+        ("zeroed", b"", &|id| fs.fallocate(id, Fallocate::Zero { keep_size: false }, 8995, 5).unwrap()),
+        ("little by little", b"", &|id| {
+            (fs.getattr(id).unwrap().size..=9000).step_by(31).for_each(|size| set_size(&fs, id, size));
+        }),
+        ("by a clone", &[b's'; 8192], &|id| {
+            fs.clone_range(source, 0, id, 8192, 8192).unwrap();
+        }),
+    ];
+    let mut files = BTreeMap::from([("source".to_owned(), vec![b's'; 8192])]);
+    // Within what a leaf could hold, too; and where something of it is delayed, which may go to a leaf at any time.
+    let cuts = [(5000, false), (5000, true), (1000, false), (1000, true)];
+    for ((way, end, grow), (cut, delayed)) in ways.into_iter().flat_map(|w| cuts.map(|c| (w, c))) {
+        let name = format!("{way} from {cut}{}", if delayed { ", delayed" } else { "" });
+        let id = create(&fs, &name);
+        fs.write(id, 0, &[b'a'; 12_288]).unwrap();
+        fs.sync().unwrap();
+        let before = extents(id);
+        set_size(&fs, id, cut);
+        fs.sync().unwrap();
+        assert_eq!(extents(id), [MappedExtent { len: cut.next_multiple_of(4096), ..before[0] }], "{name}");
+        let mut want = vec![b'a'; cut as usize];
+        if delayed {
+            fs.write(id, 500, b"new").unwrap();
+            want[500..503].copy_from_slice(b"new");
+        }
+        grow(id);
+        let size = fs.getattr(id).unwrap().size as usize;
+        want.resize(size - end.len(), 0);
+        want.extend(end);
+        assert!(read_all(&fs, id) == want, "{name}");
+        files.insert(name, want);
+    }
+    fs.close().unwrap();
+    judge(&image, &files);
 }
 
 #[test]

@@ -416,6 +416,12 @@ fn truncations_that_leave_something_behind() {
 }
 
 #[test]
+fn growth_that_shows_what_was_cut_off() {
+    let texts = ["new f; f[0,12K)=a; COMMIT; trunc f 5000; trunc f 9000; F f"];
+    caught(LOOK, &texts, Tuning { break_tail_shows: true, ..Tuning::default() });
+}
+
+#[test]
 fn reserved_space_that_becomes_data_before_it_is_written() {
     // The write fails: what the file then has there must read as zeros, or be told as lost.
     let text = "new f; alloc f[0,100K); COMMIT; f[0,60K)=a; F f; COMMIT";

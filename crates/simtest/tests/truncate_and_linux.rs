@@ -35,16 +35,9 @@ fn whole(len: u64) -> Vec<u8> {
     out
 }
 
-/// What a file of some length may hold while it is cut: its beginning, but that the sector it is cut in may have been
-/// cleared behind the cut.
+/// What a file of some length may hold while it is cut: its beginning.
 fn is_beginning(found: &[u8]) -> bool {
-    let plain = whole(found.len() as u64);
-    let mut cleared = plain.clone();
-    if found.len() as u64 > CUT {
-        let end = found.len().min(CUT.next_multiple_of(4096) as usize);
-        cleared[CUT as usize..end].fill(0);
-    }
-    found == plain || found == cleared
+    found == whole(found.len() as u64)
 }
 
 fn options(steps: bool) -> OpenOptions {

@@ -1,12 +1,16 @@
 //! Setting a file's size.
 //!
-//! Shrinking cuts what is delayed, sees to it that the last sector is zero behind the new end, and drops extents. Where there
-//! are many it takes several transactions, each of which cuts some extents off the end and leaves a shorter, sound file: a crash
-//! in between shows a length between the two, as on Linux. The obvious alternative, the new size at once and an ORPHAN item
-//! that has the next mount drop the rest, needs that next mount to be ours: Linux, since 3.12, takes such an item away and
-//! leaves the extents, whose bytes are in the file again when it grows. What older kernels, and we ourselves, left so is
-//! finished all the same (`inode::orphan`): by setting the size that the file has. Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end,
-//! whole-file data in the leaf rewritten at its new length, and explicit holes on images that have them.
+//! Shrinking cuts what is delayed, and drops extents. What the last sector has behind the new end stays there, as on Linux, and
+//! growing makes it zero. (Zeros at once would be one more extent for every cut, and where a file is written in place they would
+//! be there before the new size is.) Where there are many extents it takes several transactions, each of which cuts some of them
+//! off the end and leaves a shorter, sound file: a crash in between shows a length between the two, as on Linux. The obvious
+//! alternative, the new size at once and an ORPHAN item that has the next mount drop the rest, needs that next mount to be
+//! ours: Linux, since 3.12, takes such an item away and leaves the extents, whose bytes are in the file again when it grows.
+//! What older kernels, and we ourselves, left so is finished all the same (`inode::orphan`): by setting the size that the file
+//! has.
+//!
+//! Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end, whole-file data in the
+//! leaf rewritten at its new length, and explicit holes on images that have them.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;
@@ -49,16 +53,18 @@ pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
 
 /// Bytes to be taken in anew before the file may grow from `old` to beyond: where they begin, and what they are.
 ///
-/// - A file in its leaf is rewritten whole, at its new length.
+/// - A file in its leaf is rewritten whole, at its new length; so is one that is on its way there by now or soon.
 /// - A last sector that is not zero behind the end becomes so.
 pub(super) fn before_growing(core: &Core, inode: &Inode, old: u64) -> Result<Option<(u64, Vec<u8>)>> {
     let may_become_inline = super::may_be_inline_somehow(core, old, inode.flags()) && !inode.data.is_clean();
     if old > 0 && old <= SECTOR && (may_become_inline || is_inline(core, inode)?) {
         let mut data = vec![0; index(old)];
         super::read::read_range(core, inode, 0, &mut data)?;
+        // An extent that it may have had before still has what was cut off.
+        data.resize(index(ceil(old)), 0);
         return Ok(Some((0, data)));
     }
-    if old.is_multiple_of(SECTOR) {
+    if old.is_multiple_of(SECTOR) || core.options.tuning.break_tail_shows {
         return Ok(None);
     }
     let mut tail = vec![0; index(ceil(old) - old)];
@@ -98,7 +104,8 @@ pub(super) fn grow_with(
         cover(&mut h, inode, size)?;
     }
     // Before the bytes: write-back must not take the file for one that may still lie in its leaf.
-    delalloc::grow(inode, old, size, again.as_ref().is_some_and(|(at, ..)| *at == old));
+    let tail = again.as_ref().is_some_and(|(at, data, _)| at + data.len() as u64 > old);
+    delalloc::grow(inode, old, size, tail);
     if let Some((at, data, admitted)) = again {
         delalloc::take_in(core, inode, at, &data, old, admitted);
     }
@@ -109,23 +116,22 @@ pub(super) fn grow_with(
 /// What has to be done about the sector in which the file is going to end.
 enum Tail {
     Nothing,
-    /// Zeros behind the end are to be written.
-    Zero,
+    /// The file leaves its leaf: zeros behind the end are to be written.
+    Leave,
     /// The file stays in its leaf, with these bytes.
     Inline(Vec<u8>),
 }
 
 fn tail(core: &Core, inode: &Inode, size: u64) -> Result<Tail> {
-    if size.is_multiple_of(SECTOR) {
+    if size == 0 || size >= SECTOR {
         return Ok(Tail::Nothing);
     }
     let version = inode.subvol.version(core);
     let tree = version.tree();
-    let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), floor(size))?.next()?;
-    let Some(extent) = extent.filter(|e| e.start <= size) else { return Ok(Tail::Nothing) };
-    let Content::Inline { ram_bytes, compression } = extent.content else {
-        return Ok(if extent.content.is_data() { Tail::Zero } else { Tail::Nothing });
+    let Some(extent) = ExtentCursor::new(&version, ObjectId(inode.id.ino), 0)?.next()? else {
+        return Ok(Tail::Nothing);
     };
+    let Content::Inline { ram_bytes, compression } = extent.content else { return Ok(Tail::Nothing) };
     if ram_bytes <= size {
         return Ok(Tail::Nothing);
     }
@@ -142,7 +148,7 @@ fn tail(core: &Core, inode: &Inode, size: u64) -> Result<Tail> {
         data: &data,
     };
     let room = larder_format::node::max_item_size(core.nodesize());
-    Ok(if fits.encode().len() <= room { Tail::Inline(data) } else { Tail::Zero })
+    Ok(if fits.encode().len() <= room { Tail::Inline(data) } else { Tail::Leave })
 }
 
 /// Cuts the file, from its end towards `size`, in as many steps as its extents take.
@@ -162,7 +168,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         let zeros = vec![0; index(ceil(size) - size)];
         let last = few_behind(core, inode, ceil(size))?;
         let mut admitted = match tail(core, inode, size)? {
-            Tail::Zero if last => Some(admit(core, inode, size, zeros.len())?),
+            Tail::Leave if last => Some(admit(core, inode, size, zeros.len())?),
             _ => None,
         };
         let mut h = begin_with(core, inode, (RESERVE_ITEMS + 2, true), admitted.as_mut())?;
@@ -177,7 +183,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
             // The size itself may lie in the midst of one of them.
             false => (start_of_last(core, inode)?.max(ceil(size)), Tail::Nothing),
         };
-        if matches!(tail, Tail::Zero) && admitted.is_none() {
+        if matches!(tail, Tail::Leave) && admitted.is_none() {
             continue;
         }
         // What was reserved behind the end goes without that the end changes.

@@ -166,6 +166,33 @@ fn bytes_are_old_or_new_and_never_anything_else() {
 }
 
 #[test]
+fn zeros_behind_a_new_end_are_written_in_place_also_where_the_file_is_removed_later() {
+    let h =
+        |made: &str| history(&format!("new f; {made} f[0,12K)=a; COMMIT; trunc f 5000; rm f; new x; F x"));
+    let nocow = h("nocow f;");
+    let shows = |h: &History, zeros: std::ops::Range<u64>| {
+        let before = h.domains[0].worlds.iter().rposition(|w| w.resolve("f").is_ok()).unwrap() - 1;
+        let mut c = Content::default();
+        c.write(0, &crate::ops::filled(b'a', Bytes { from: 0, to: 12288 }));
+        c.clear(Bytes { from: zeros.start, to: zeros.end });
+        let mut world = file_of(h, before, c);
+        let root = h.domains[0].now();
+        let x = root.resolve("x").unwrap();
+        world.insert(ROOT, "x", None, || (**root.node(x).unwrap()).clone());
+        let (at, real) = (world.resolve("x").unwrap(), root.node(x).unwrap().real);
+        world.set_real(at, real);
+        h.verify(&world, Seq(80), Mode::Weak)
+    };
+    assert_eq!(shows(&nocow, 5000..5000), Ok(()), "nothing of it");
+    assert_eq!(shows(&nocow, 5000..8192), Ok(()), "the rest of the sector that was cut");
+    assert!(shows(&nocow, 4999..8192).unwrap_err().contains("byte 4999"), "but nothing before it");
+    assert!(shows(&nocow, 5000..8193).unwrap_err().contains("byte 8192"), "nor behind it");
+    let cow = h("");
+    assert_eq!(shows(&cow, 5000..5000), Ok(()));
+    assert!(shows(&cow, 5000..8192).unwrap_err().contains("byte 5000"), "what is copied keeps the old block");
+}
+
+#[test]
 fn a_size_that_was_set_is_there_or_is_not() {
     let h = history("new f; f[0,4K)=a; F f; trunc f 40K; f[20K,24K)=b; f+8K=c");
     let shows = |size: u64, build: &dyn Fn(&mut Content)| {
