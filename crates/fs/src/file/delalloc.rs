@@ -9,7 +9,7 @@
 //! handle nor any of these.
 
 use super::admission::Admitted;
-use super::dirty::{Buffers, Counts, Dirty, Gaps, SECTOR_LEN, Taken, index};
+use super::dirty::{Buffers, Counts, Dirty, Gaps, MOST_RECENT, SECTOR_LEN, Taken, index};
 use super::scratch::Scratch;
 use crate::api::may_wait;
 use crate::core::Core;
@@ -120,6 +120,17 @@ impl FileData {
             inner
         })
     }
+    /// Has the blocks in their places that came until now, a few at a time: a thousand under one lock would be a third of a
+    /// millisecond, for which who writes would go to sleep.
+    fn sort_in_gently(&self) {
+        const AT_ONCE: usize = 8;
+        for _ in 0..MOST_RECENT / AT_ONCE {
+            if !self.inner.lock().dirty.sort_in_some(AT_ONCE) {
+                break;
+            }
+            self.let_writers_in();
+        }
+    }
     /// Gives those who write a moment to get the lock, if any want it.
     fn let_writers_in(&self) {
         const MOMENT: usize = 200;
@@ -132,8 +143,19 @@ impl FileData {
     }
     /// The inner lock, with the inode's size and flags: as large as all that is delayed, or larger. Writers make the size larger
     /// before their bytes come in, and nobody makes it smaller without both locks; so the state's is let go at once, and a writer
-    /// waits for one lock only.
+    /// waits for one lock only. Nor does anybody sleep for the second one who has the first, unless it takes long.
     fn lock_with_size(&self, inode: &Inode) -> (Locked<'_, Inner>, u64, InodeFlags) {
+        const TRIES: usize = 100;
+        self.sort_in_gently();
+        for _ in 0..TRIES {
+            let state = inode.state.lock();
+            if let Some(mut inner) = self.inner.try_lock() {
+                inner.dirty.sort_in();
+                return (inner, state.size, state.item.inode_flags());
+            }
+            drop(state);
+            std::hint::spin_loop();
+        }
         let state = inode.state.lock();
         let inner = self.lock();
         (inner, state.size, state.item.inode_flags())

@@ -19,14 +19,14 @@ use super::scratch::MOST_MADE;
 use larder_format::MAX_DATA_EXTENT;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Segments end at multiples of this.
 const WINDOW: u64 = 1 << 20;
 /// From this size on a new segment gets room for the rest of its last sector.
 const ROOMY: usize = 1024;
 /// Blocks that wait for being brought to their places at most.
-const MOST_RECENT: usize = 1024;
+pub(super) const MOST_RECENT: usize = 1024;
 /// Memory that a segment takes beside its buffer: its entry, with room for another, and the allocator's heads.
 const SEGMENT_MEMORY: u64 = 128;
 
@@ -140,7 +140,7 @@ pub(super) struct Dirty {
     /// Oldest tick and number of every window.
     ages: BTreeSet<(u64, u64)>,
     /// Blocks that are not in their places yet, in the order in which they came: newer than what the windows have.
-    recent: Vec<(u64, Segment)>,
+    recent: VecDeque<(u64, Segment)>,
     counts: Counts,
     /// What the counts have too much for blocks that turned out to lie over others; it wraps around where that is less than
     /// nothing.
@@ -199,15 +199,19 @@ impl Dirty {
     }
     /// Tick of the oldest write held.
     pub(super) fn oldest(&self) -> Option<u64> {
-        self.ages.first().map(|(age, _)| *age).or_else(|| self.recent.first().map(|(_, block)| block.age))
+        self.ages.first().map(|(age, _)| *age).or_else(|| self.recent.front().map(|(_, block)| block.age))
     }
     /// Brings all blocks to their places. Whoever asks what there is has to have done that.
     pub(super) fn sort_in(&mut self) {
-        let mut recent = std::mem::take(&mut self.recent);
-        for (start, block) in recent.drain(..) {
+        self.sort_in_some(usize::MAX);
+    }
+    /// Brings so many blocks to their places, those first that came first. Are there more?
+    pub(super) fn sort_in_some(&mut self, most: usize) -> bool {
+        for _ in 0..most {
+            let Some((start, block)) = self.recent.pop_front() else { return false };
             self.sort_in_one(start, block);
         }
-        self.recent = recent;
+        !self.recent.is_empty()
     }
     fn sort_in_one(&mut self, start: u64, block: Segment) {
         let number = start / WINDOW;
@@ -291,7 +295,7 @@ impl Dirty {
         }
         if self.windows.is_empty() {
             // Empty maps keep a node once they had one, and files with nothing dirty are many.
-            (self.windows, self.ages, self.recent) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+            (self.windows, self.ages, self.recent) = (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
         }
         for (s, segment) in &out {
             self.counts.subtract(segment);
@@ -308,7 +312,7 @@ impl Dirty {
             let block = Segment { age, buf };
             self.counts.add(&block);
             self.footprint += SECTOR;
-            self.recent.push((start, block));
+            self.recent.push_back((start, block));
             return;
         }
         self.settle();
@@ -610,6 +614,11 @@ mod tests {
                 prop_assert_eq!(dirty.is_empty(), held == 0);
                 let (oldest, told) = (dirty.oldest(), dirty.counts());
                 if tick % 3 > 0 {
+                    let before = dirty.recent.len();
+                    let more = dirty.sort_in_some(tick % 3);
+                    let left = before.saturating_sub(tick % 3);
+                    prop_assert_eq!((dirty.recent.len(), more), (left, left > 0));
+                    prop_assert_eq!((dirty.oldest(), dirty.counts()), (oldest, told));
                     continue;
                 }
                 if tick % 2 > 0 {
