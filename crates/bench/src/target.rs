@@ -1,7 +1,8 @@
 //! Who is measured, on what, and how each is mounted.
 //!
 //! Everybody gets the same file: made anew for each round and workload, written full of zeros, so that neither a hole nor
-//! old content nor the fragments of a run before favours anybody. The file system on it is made by mkfs.btrfs for both
+//! old content nor the fragments of a run before favours anybody. So does the ceiling, which has no use for it: gigabytes of page cache
+//! that are dropped before a step go back to the hypervisor on many a virtual machine, and come back page by page within it. The file system on it is made by mkfs.btrfs for both
 //! sides (`larder mkfs` gives back the disk space of a file that it formats, and the image would be sparse).
 
 use crate::Run;
@@ -182,11 +183,11 @@ impl<'a> Image<'a> {
             group: group.context("making a group with little memory")?,
             mountpoint: tempfile::tempdir()?,
         };
+        let bytes = run.image_mib() << 20;
+        fill(&image.file, run.image_mib())?;
         if !target.keeps() {
             return Ok(image);
         }
-        let bytes = run.image_mib() << 20;
-        fill(&image.file, run.image_mib())?;
         // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
         let args = ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", run.metadata.name()];
         quietly(Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file))?;
@@ -284,9 +285,7 @@ impl Drop for Image<'_> {
     fn drop(&mut self) {
         self.device = None;
         self.slow = None;
-        if self.target.keeps() {
-            let _ = fs::remove_file(&self.file);
-        }
+        let _ = fs::remove_file(&self.file);
     }
 }
 

@@ -431,6 +431,60 @@ fn the_daemon_keeps_nothing_of_its_starter() {
     larder(args!["umount", s.point()]).ok();
 }
 
+/// Fields of `/proc/…/stat` behind the name, the first being the state.
+fn stat(of: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("/proc/{of}/stat")).unwrap();
+    text.rsplit_once(')').unwrap().1.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_terminal_that_goes_and_its_interrupts_are_not_for_the_daemon() {
+    let Some(s) = Scene::new() else { return };
+    // A terminal of its own, which is hung up at the end.
+    let call =
+        format!("{} mount {} {}", env!("CARGO_BIN_EXE_larder"), s.image().display(), s.point().display());
+    let done =
+        Command::new("script").args(["-qec", &call, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    std::fs::write(s.at("f"), "after the terminal").unwrap();
+    larder(args!["umount", s.point()]).ok();
+    assert_eq!(larder(args!["cat", inside(&s.image(), "/f")]).ok().text(), "after the terminal");
+    // What is sent to the group that it was started in does not reach it.
+    let mut child = command().args(args!["mount", s.image(), s.point()]).process_group(0).spawn().unwrap();
+    let group = rustix::process::Pid::from_child(&child);
+    assert!(child.wait().unwrap().success());
+    let sent = rustix::process::kill_process_group(group, rustix::process::Signal::INT);
+    assert_eq!(sent, Err(rustix::io::Errno::SRCH), "nobody is left in it");
+    assert!(is_alive(s.daemon()) && s.is_mounted());
+    larder(args!["umount", s.point()]).ok();
+}
+
+/// The scheduler compares those who ask with those who answer only within a session, and these shall come out above.
+#[test]
+fn those_who_answer_have_precedence_in_the_same_session() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    let daemon = s.daemon().as_raw_nonzero().to_string();
+    const SESSION: usize = 3;
+    const NICE: usize = 16;
+    assert_eq!(stat(&daemon)[SESSION], stat("self")[SESSION]);
+    let nice = |of: &str| stat(of)[NICE].parse::<i32>().unwrap();
+    let mut queues = 0;
+    for task in std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap() {
+        let task = format!("{daemon}/task/{}", task.unwrap().file_name().display());
+        let name = std::fs::read_to_string(format!("/proc/{task}/comm")).unwrap();
+        let steps = if name.starts_with("larder-ring-") { 4 } else { 0 };
+        assert_eq!(nice(&task), (nice("self") - steps).max(-20), "{name}");
+        queues += usize::from(steps > 0);
+    }
+    let uring = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    assert_eq!(queues > 0, uring.is_ok_and(|on| on.trim() == "Y"));
+    larder(args!["umount", s.point()]).ok();
+    // Without the sandbox no right has to be kept.
+    larder(args!["mount", "-o", "nosandbox", s.image(), s.point()]).ok();
+    larder(args!["umount", s.point()]).ok();
+}
+
 /// Somebody may look at the mount point at any moment, also before the daemon is ready.
 #[test]
 fn whoever_comes_too_early_waits_and_is_served() {

@@ -6,6 +6,7 @@
 //! Of those without work the one who had some last gets the next: its stack and what it has looked at are still in the caches, and the others
 //! get to leave.
 
+use crate::transport::priority;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -101,6 +102,8 @@ impl Workers {
 }
 
 fn work(shared: &Shared) {
+    // Often started by a queue's thread.
+    priority::give_up();
     let me = Arc::new(Condvar::new());
     let mut state = shared.state.lock();
     loop {

@@ -121,7 +121,9 @@ fn attempts_role() {
                 ("memory file", libc::SYS_memfd_create, nul, 0, 0),
                 ("new ring", libc::SYS_io_uring_setup, 1, 0, 0),
                 ("owner of signals", libc::SYS_fcntl, own.as_raw_fd() as usize, libc::F_SETOWN as usize, 1),
-                ("nice", libc::SYS_setpriority, 0, 0, 0),
+                ("nice", libc::SYS_setpriority, 0, std::os::unix::process::parent_id() as usize, 19),
+                ("nice for all", libc::SYS_setpriority, libc::PRIO_USER as usize, 0, 19),
+                ("precedence", libc::SYS_setpriority, 0, 0, usize::MAX),
                 ("raise a limit", libc::SYS_prlimit64, 1, 0, 0),
             ] {
                 said.insert(what, raw(number, a, b, c));
@@ -253,10 +255,12 @@ fn forbidden_calls_fail_and_are_seen() {
         "new ring",
         "owner of signals",
         "nice",
+        "nice for all",
         "raise a limit",
     ];
     assert_all(&said, &refused.map(|what| (what, libc::EPERM)));
-    assert_all(&said, &[("clone3", libc::ENOSYS)]);
+    // This is for the kernel to refuse: a thread may lower its own precedence.
+    assert_all(&said, &[("clone3", libc::ENOSYS), ("precedence", libc::EACCES)]);
     assert_eq!(said["a thread works"], "done");
     if available(true) {
         assert_all(&said, &[("a thread is confined", libc::EACCES)]);

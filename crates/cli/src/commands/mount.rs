@@ -385,11 +385,14 @@ fn end_without_unmounting(fs: &Filesystem, porter: &Porter, announced: &Announce
     std::process::exit(i32::from(failure::FAILED));
 }
 
-/// Tells the parent that the mount can be used, and lets go of everything that belongs to whoever started us.
+/// Tells the parent that the mount can be used, and lets go of what belongs to whoever started us: a terminal's Ctrl-C, and
+/// the end of the terminal, go to process groups.
+///
+/// It does not leave the session: Linux's scheduler sees those who ask and those who answer together only if they are in one.
 fn detach(nowhere: Option<File>) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
-    let _ = rustix::process::setsid();
+    let _ = rustix::process::setpgid(None, None);
     if let Some(null) = nowhere {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);

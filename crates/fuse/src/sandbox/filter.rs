@@ -162,8 +162,8 @@ mod imp {
         libc::SYS_sysinfo,
         libc::SYS_getrusage,
         libc::SYS_getrandom,
-        // Leaving the session that it was started from, and seeing the porter off.
-        libc::SYS_setsid,
+        // Leaving the process group that it was started in, and seeing the porter off.
+        libc::SYS_setpgid,
         libc::SYS_wait4,
         libc::SYS_waitid,
         // The last filter is installed under this one.
@@ -279,7 +279,12 @@ mod imp {
         // Its own limits, read: the pointer to new ones is null.
         let null = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
         let itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
-        rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![itself, null])?]);
+        rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![itself.clone(), null])?]);
+        // The calling thread's nice value, which it may only raise.
+        let this_thread = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
+        let own = SeccompRule::new(vec![itself, this_thread])?;
+        rules.insert(libc::SYS_getpriority, vec![own.clone()]);
+        rules.insert(libc::SYS_setpriority, vec![own]);
         SeccompFilter::new(rules, SeccompAction::Trap, SeccompAction::Allow, ARCH)
     }
 

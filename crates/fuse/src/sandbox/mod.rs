@@ -3,7 +3,7 @@
 //! An image is hostile input, and the daemon of root's mount is root. The engine is written so that bytes give errors;
 //! this module is for the day on which it is wrong about that. It hides how a process is confined on Linux, and decides
 //! what a daemon still may do: work on the files that it has open, talk to the kernel's FUSE, have threads and memory,
-//! look a caller's groups up, and end.
+//! look a caller's groups up, give its own threads precedence, and end.
 //!
 //! | layer | what it takes |
 //! |---|---|
@@ -32,6 +32,7 @@ mod paths;
 mod processes;
 mod refused;
 
+use crate::transport::priority;
 use std::sync::OnceLock;
 
 /// What was put into force, for the statistics.
@@ -53,6 +54,7 @@ pub struct Sandbox {
 ///
 /// Nothing here fails: what the kernel does not offer is left out, which the log says.
 pub fn enter() -> Sandbox {
+    let claimed = priority::claim();
     let capabilities = note("capabilities", capabilities::drop_all());
     // seccomp and Landlock ask for it and would set it themselves; it shall hold even where both are missing.
     let no_new_privs = rustix::thread::set_no_new_privs(true).map_err(std::io::Error::from);
@@ -69,6 +71,9 @@ pub fn enter() -> Sandbox {
         }
     };
     let seccomp = note("seccomp", restrict_calls());
+    if claimed {
+        priority::pass_on();
+    }
     let sandbox = Sandbox { capabilities, landlock, seccomp };
     let _ = IN_FORCE.set(sandbox);
     sandbox
@@ -77,6 +82,7 @@ pub fn enter() -> Sandbox {
 impl Sandbox {
     /// Takes what only the start needed, from all threads. To be called when requests are served.
     pub fn seal(self) {
+        priority::end();
         if self.seccomp {
             note("sealing", filter::seal());
         }

@@ -9,6 +9,7 @@
 //! older than this, processes are refused without a trace.
 
 use super::{filter, refused};
+use crate::transport::priority;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -46,6 +47,7 @@ fn listen() -> io::Result<OwnedFd> {
 /// Answers for as long as the process lives.
 pub(super) fn answer(listener: OwnedFd) -> io::Result<()> {
     let body = move || {
+        priority::give_up();
         while let Ok(true) = answer_one(&listener) {}
         // Nobody shall wait for an answer that does not come: the call fails with ENOSYS from now on.
         drop(listener);

@@ -12,6 +12,7 @@ mod dev_fuse;
 mod direct;
 mod drain;
 mod memory;
+pub(crate) mod priority;
 mod uring;
 
 pub use direct::Direct;

@@ -14,7 +14,7 @@
 
 use super::drain::{self, Drain, Mark};
 use super::memory::{self, Entry};
-use super::{Dispatch, Drains, Loans, Raw, cpus};
+use super::{Dispatch, Drains, Loans, Raw, cpus, priority};
 use crate::handler::{Failure, Handler, Patience};
 use crate::mount::Mounted;
 use crate::proto::{InHeader, Opcode, RingCommand};
@@ -162,7 +162,7 @@ impl Rings {
             mailboxes.push(Arc::clone(&returned));
             let dispatch = Arc::clone(dispatch);
             let id = u16::try_from(qid).map_err(io::Error::other)?;
-            let thread = std::thread::Builder::new().name(format!("larder-ring-{qid}")).spawn(move || {
+            let thread = priority::spawn(format!("larder-ring-{qid}"), move || {
                 cpus::pin(qid);
                 // The ring belongs to the thread that makes it (SINGLE_ISSUER).
                 match Queue::new(id, large, most, &fd, returned, dispatch) {
