@@ -2,7 +2,7 @@
 //!
 //! The command starts itself once more as the daemon and waits for its word over a pipe: that it is ready, or why not.
 //! So the command returns when the mount can be used, with an exit code that tells. The daemon opens everything itself
-//! (locks on the image belong to the process that serves), leaves the session of whoever started it, and lives until
+//! (locks on the image belong to the process that serves), leaves the process group of whoever started it, and lives until
 //! the mount is gone: unmounted, or ended by SIGTERM or SIGINT. Then it commits, leaves its result where
 //! `larder umount` finds it, and exits.
 //!

@@ -54,7 +54,7 @@ pub struct Sandbox {
 ///
 /// Nothing here fails: what the kernel does not offer is left out, which the log says.
 pub fn enter() -> Sandbox {
-    let claimed = priority::claim();
+    let precedes = priority::take();
     let capabilities = note("capabilities", capabilities::drop_all());
     // seccomp and Landlock ask for it and would set it themselves; it shall hold even where both are missing.
     let no_new_privs = rustix::thread::set_no_new_privs(true).map_err(std::io::Error::from);
@@ -71,7 +71,7 @@ pub fn enter() -> Sandbox {
         }
     };
     let seccomp = note("seccomp", restrict_calls());
-    if claimed {
+    if precedes {
         priority::pass_on();
     }
     let sandbox = Sandbox { capabilities, landlock, seccomp };

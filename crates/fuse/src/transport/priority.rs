@@ -17,7 +17,7 @@
 //! daemon stays in the session that it was started from. For those of other sessions nothing is won.
 //!
 //! A lower nice value takes a right: root has it, others if `RLIMIT_NICE` says so. Without, all works as before. The daemon gives the
-//! right up with all others before it reads an image. So it takes the nice value itself before ([`claim`]), starts a thread that inherits it
+//! right up with all others before it reads an image. So it takes the nice value itself before ([`take`]), starts a thread that inherits it
 //! ([`pass_on`]), and goes back; that thread starts the queues' threads, which inherit it in their turn. What these start goes back, too
 //! ([`give_up`]): a higher nice value takes no right.
 
@@ -51,16 +51,12 @@ fn set(nice: i32) -> bool {
     done.is_ok()
 }
 
-fn take() -> bool {
+/// Gives this thread precedence, if it may; those that it starts inherit it. Whether it did.
+pub(crate) fn take() -> bool {
     set((usual() - STEPS).max(-20))
 }
 
-/// Gives this thread precedence, if it may, so that others can inherit it. Whether it did.
-pub(crate) fn claim() -> bool {
-    take()
-}
-
-/// Takes precedence from this thread, which keeps it for [`spawn`]. To be called once after [`claim`] succeeded.
+/// Takes precedence from this thread, which keeps it for [`spawn`]. To be called once after [`take`] succeeded.
 pub(crate) fn pass_on() {
     let (sender, jobs) = mpsc::channel::<Job>();
     let started = Builder::new().name("larder-starter".into()).stack_size(128 << 10).spawn(move || {
