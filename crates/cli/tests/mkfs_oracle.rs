@@ -47,6 +47,32 @@ fn make(path: &Path, options: &[&str], size: u64) {
     larder(args).ok();
 }
 
+/// With `--nodiscard` a file keeps all its disk space, whatever was in it; else it is sparse afterwards.
+#[test]
+fn a_file_keeps_its_disk_space_if_asked() {
+    use std::os::unix::fs::MetadataExt;
+    if !need(&[Need::BtrfsProgs]) {
+        return;
+    }
+    let dir = scratch();
+    let path = dir.path().join("full.img");
+    let size = 300 * MIB;
+    let allocated = || std::fs::metadata(&path).unwrap().blocks() * 512;
+    for (options, keeps) in [(&["--nodiscard"][..], true), (&["-K", "-M"], true), (&[], false)] {
+        // An old file system with bytes of its own everywhere, its superblocks among them.
+        std::fs::write(&path, vec![0xa5; usize::try_from(size).unwrap()]).unwrap();
+        make(&path, &["--nodiscard", "-O", "^block-group-tree"], size);
+        assert!(allocated() >= size, "{} of {size} bytes are left", allocated());
+        make(&path, options, size);
+        if keeps {
+            assert!(allocated() >= size, "{options:?}: {} of {size} bytes are left", allocated());
+        } else {
+            assert!(allocated() < size / 2, "{options:?}: {} bytes are allocated", allocated());
+        }
+        btrfs_check(&path, true).assert_clean(&format!("{options:?}"));
+    }
+}
+
 /// The lines of a superblock dump that have to be equal. Not so: generations, addresses of roots, random uuids, and
 /// what depends on them.
 fn comparable_super(path: &Path) -> Vec<String> {

@@ -17,9 +17,11 @@ use std::path::{Path, PathBuf};
 Examples:
   larder mkfs --size 8G disk.img
   larder mkfs --label backup -m single --csum xxhash /dev/sdb1
+  fallocate -l 8G disk.img && larder mkfs --nodiscard disk.img
   SOURCE_DATE_EPOCH=0 larder mkfs --size 1G --uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 a.img
 
-An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte, every time; by whatever user, with --root-owner.")]
+An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte, every time; by whatever user, with --root-owner.
+With --nodiscard that holds for what is written, not for the rest.")]
 pub(crate) struct Args {
     /// Size of the image file; made if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -51,6 +53,9 @@ pub(crate) struct Args {
     /// Who owns the root directory, as numbers (default: the user who makes it)
     #[arg(long, value_name = "UID:GID", value_parser = owner)]
     root_owner: Option<(u32, u32)>,
+    /// Discard nothing first: an image file keeps the disk space that it has, and old bytes stay where nothing is written
+    #[arg(long, short = 'K')]
+    nodiscard: bool,
     /// Overwrite a file system or partition table that is there
     #[arg(long, short = 'f')]
     force: bool,
@@ -140,7 +145,7 @@ fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
             .root_owner
             .unwrap_or_else(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())),
         force: args.force,
-        ..MkfsOptions::default()
+        discard: !args.nodiscard,
     })
 }
 
