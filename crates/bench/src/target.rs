@@ -1,9 +1,10 @@
 //! Who is measured, on what, and how each is mounted.
 //!
 //! Everybody gets the same file: made anew for each round and workload, written full of zeros, so that neither a hole nor
-//! old content nor the fragments of a run before favours anybody. So does the ceiling, which has no use for it: gigabytes of page cache
-//! that are dropped before a step go back to the hypervisor on many a virtual machine, and come back page by page within it. The file system on it is made by mkfs.btrfs for both
-//! sides (`larder mkfs` gives back the disk space of a file that it formats, and the image would be sparse).
+//! old content nor the fragments of a run before favours anybody. So does the ceiling, which has no use for it: gigabytes
+//! of page cache that are dropped before a step go back to the hypervisor on many a virtual machine, and come back page by
+//! page within it. The file system on it is made by mkfs.btrfs for both sides (without `--nodiscard` `larder mkfs` gives
+//! back the disk space of a file that it formats, and the image would be sparse).
 
 use crate::Run;
 use crate::daemon::{Daemon, LarderMount};
