@@ -422,6 +422,8 @@ pub struct Tuning {
     pub discard_everything: bool,
     /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.
     pub seal_ahead: Option<usize>,
+    /// Bytes written that nobody has flushed from which on the device is flushed ahead of need; `None`: the usual number.
+    pub flush_ahead: Option<u64>,
     /// Commit after each step of an operation that takes several transactions: cutting, deleting or punching many extents.
     pub commit_steps: bool,
     /// Changes of references after which dropping a deleted subvolume commits and waits; `None`: the usual, and no wait.

@@ -110,6 +110,7 @@ pub(crate) struct Core {
     pub(crate) drops: crate::root::drop::Drops,
     /// The default subvolume, if it was set.
     pub(crate) new_default: Mutex<Option<TreeId>>,
+    pub(crate) flushes: crate::ahead::Flushes,
 }
 
 impl Core {

@@ -3,6 +3,7 @@
 //! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths and
 //! not FUSE. Everything behind it is private to the crate's modules.
 
+mod ahead;
 mod alloc;
 pub mod api;
 mod budget;

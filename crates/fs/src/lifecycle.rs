@@ -174,6 +174,8 @@ impl Filesystem {
             }
         };
         spawn("larder-flush", Box::new(body))?;
+        let ahead = core.clone();
+        spawn("larder-ahead", Box::new(move || crate::ahead::run(&ahead)))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
     }
@@ -374,6 +376,7 @@ impl Filesystem {
         self.core.drops.stop();
         self.core.txns.stop();
         self.core.data.stop();
+        self.core.flushes.stop();
         for t in std::mem::take(&mut *self.threads.lock()) {
             // A panic of a thread was turned into a read-only file system where it happened.
             let _ = t.join();

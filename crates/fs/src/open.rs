@@ -233,6 +233,7 @@ impl Core {
             next_subvol: AtomicU64::new(0),
             drops: crate::root::drop::Drops::default(),
             new_default: Mutex::default(),
+            flushes: crate::ahead::Flushes::default(),
         });
         core.space.attach(&core);
         Ok(core)

@@ -108,6 +108,25 @@ fn every_flush_fails_and_is_final() {
     each(flushes, |n| Fault::nth(n, |a| a.kind == AccessKind::Flush).forever(), 2);
 }
 
+/// So does one that nobody has asked for: who flushes next may be told that all is well.
+#[test]
+fn a_flush_ahead_that_fails_is_final_too() {
+    let mut config = config();
+    config.options.tuning.flush_ahead = Some(4096);
+    let is_flush = |a: &Access| a.kind == AccessKind::Flush;
+    let needed = faults::accesses(&self::config(), &ops()).expect("runs without faults").flushes;
+    // How many there are depends on how fast the thread is that flushes ahead.
+    let counts: Vec<u64> =
+        (0..5).map(|_| faults::accesses(&config, &ops()).expect("runs without faults").flushes).collect();
+    let most = *counts.iter().max().expect("five");
+    assert!(most > needed, "none was ahead: {counts:?}, {needed} needed");
+    let mut reports = each_of(&config, &ops(), most, |n| Fault::nth(n, is_flush), 1);
+    reports.extend(each_of(&config, &ops(), most, |n| Fault::nth(n, is_flush).panicking(), 1));
+    reports.extend(each_of(&config, &ops(), most, |n| Fault::nth(n, is_flush).forever(), 2));
+    assert!(reports.iter().filter(|r| r.struck).count() > reports.len() / 2);
+    assert!(reports.iter().all(|r| !r.struck || r.failed.is_some()), "{reports:?}");
+}
+
 #[test]
 fn every_read_fails_once_or_for_ever() {
     let reads = faults::accesses(&config(), &ops()).expect("runs without faults").reads;

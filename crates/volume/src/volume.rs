@@ -61,6 +61,9 @@ struct Member {
 pub struct Volume {
     members: Vec<Member>,
     map: ChunkMap,
+    /// Bytes whose writing has completed, on all devices, and how many of those had when the last flush began that succeeded.
+    completed: AtomicU64,
+    flushed: AtomicU64,
 }
 
 impl Volume {
@@ -82,7 +85,7 @@ impl Volume {
             .into_iter()
             .map(|(id, device)| Member { id, device, counters: Counters::default() })
             .collect();
-        Ok(Self { members, map: ChunkMap::new() })
+        Ok(Self { members, map: ChunkMap::new(), completed: AtomicU64::new(0), flushed: AtomicU64::new(0) })
     }
 
     /// The volume of a single-device file system, with its system chunks: enough to read the chunk tree, whose other
@@ -262,6 +265,7 @@ impl Volume {
                 member.counters.write_errors.fetch_add(1, Relaxed);
                 member.error("write", stripe.at, len, e)
             })?;
+            self.completed.fetch_add(len, Relaxed);
         }
         Ok(())
     }
@@ -298,6 +302,7 @@ impl Volume {
     /// # Errors
     /// The first device's error, after every device was flushed. A failed flush is final ([`Device::flush`]).
     pub fn flush(&self) -> VolumeResult<()> {
+        let completed = self.completed.load(Relaxed);
         let mut result = Ok(());
         for m in &self.members {
             m.counters.flushes.fetch_add(1, Relaxed);
@@ -306,7 +311,19 @@ impl Volume {
                 result = result.and(Err(m.error("flush", Physical(0), m.device.size(), e)));
             }
         }
+        if result.is_ok() {
+            self.flushed.fetch_max(completed, Relaxed);
+        }
         result
+    }
+
+    /// About how many bytes have been written that no flush has made durable yet, superblocks aside. What the next flush has
+    /// to wait for is as much: many a device, and every file, begins with it only then.
+    #[must_use]
+    pub fn unflushed(&self) -> u64 {
+        // In this order: the other way round a flush could come in between.
+        let flushed = self.flushed.load(Relaxed);
+        self.completed.load(Relaxed).saturating_sub(flushed)
     }
 
     /// Writes the superblock to the device that it describes. Not durable before a flush.
@@ -403,7 +420,9 @@ impl Volume {
         member.device.write_at(stripe.at, data).map_err(|e| {
             member.counters.write_errors.fetch_add(1, Relaxed);
             member.error("write", stripe.at, data.len() as u64, e)
-        })
+        })?;
+        self.completed.fetch_add(data.len() as u64, Relaxed);
+        Ok(())
     }
 }
 
@@ -641,6 +660,27 @@ mod tests {
         fn flush(&self) -> io::Result<()> {
             Err(io::Error::other("cable pulled"))
         }
+    }
+
+    #[test]
+    fn what_waits_for_a_flush_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let v = with_chunks(&dir);
+        assert_eq!(v.unflushed(), 0);
+        v.write(Logical(16 * MIB), &[1; 8192]).unwrap();
+        // Two copies, and across two chunks.
+        v.write_vectored(Logical(25 * MIB), &[IoSlice::new(&[1; 4096])]).unwrap();
+        v.write_vectored(Logical(24 * MIB - 4096), &[IoSlice::new(&[1; 8192])]).unwrap();
+        assert_eq!(v.unflushed(), 8192 + 2 * 4096 + 4096 + 2 * 4096);
+        v.flush().unwrap();
+        assert_eq!(v.unflushed(), 0);
+        v.write(Logical(16 * MIB), &[1; 4096]).unwrap();
+        assert_eq!(v.unflushed(), 4096);
+
+        let v = Volume::new(vec![(DeviceId(1), Arc::new(Failing))]).unwrap();
+        v.completed.store(5, Relaxed);
+        assert!(v.flush().is_err());
+        assert_eq!(v.unflushed(), 5, "a flush that failed has made nothing durable");
     }
 
     #[test]

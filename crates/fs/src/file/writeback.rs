@@ -518,6 +518,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
             core.volume.start_writeback(run.start, run.len);
         }
     }
+    core.flush_ahead();
 }
 
 fn compute_csums(csum: CsumType, items: &mut [Item]) {

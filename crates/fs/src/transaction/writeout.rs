@@ -162,18 +162,18 @@ pub(crate) fn write_superblocks(core: &Core, superblock: &Superblock) -> Result<
     };
     if tuning.break_super_first {
         write()?;
-        core.volume.flush()?;
+        core.flush()?;
         return Ok(());
     }
     if !tuning.break_no_flush_before_super {
-        let done = core.volume.flush();
+        let done = core.flush();
         if !tuning.break_ignore_write_errors {
             done?;
         }
     }
     write()?;
     if !tuning.break_no_flush_after_super {
-        let done = core.volume.flush();
+        let done = core.flush();
         if !tuning.break_ignore_write_errors {
             done?;
         }

@@ -386,7 +386,7 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
     }
     if !core.options.tuning.break_log_no_flush {
         counters.flushes.fetch_add(1, Ordering::Relaxed);
-        core.volume.flush()?;
+        core.flush()?;
     }
     if let Some(landed) = landing {
         log.content.lock().reuse(landed.replaced);
