@@ -196,7 +196,7 @@ fn run(run: Run) -> Result<()> {
     interrupt::install()?;
     let needs_archive = run.workloads.iter().any(|w| w.needs_archive());
     let archive = needs_archive.then(|| source::archive(&run)).transpose()?;
-    let machine = measure::Machine::look(&run.dir)?;
+    let mut machine = measure::Machine::look(&run.dir)?;
     let mut steps = Vec::new();
     for round in 0..run.rounds {
         let mut order = run.targets.clone();
@@ -216,5 +216,6 @@ fn run(run: Run) -> Result<()> {
             }
         }
     }
+    machine.look_again();
     report::write(&run, &machine, archive.as_ref(), &steps)
 }

@@ -40,10 +40,17 @@ impl Machine {
             disk: kind_of_disk(dir)?,
             flush_ms: flush_cost(dir)?,
             waited_before,
-            uring: fs::read_to_string("/sys/module/fuse/parameters/enable_uring")
-                .is_ok_and(|v| v.trim() == "Y"),
+            uring: has_uring(),
         })
     }
+    /// Looks again at what the rounds may have changed: Larder turns FUSE over io_uring on.
+    pub(crate) fn look_again(&mut self) {
+        self.uring = has_uring();
+    }
+}
+
+fn has_uring() -> bool {
+    fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|v| v.trim() == "Y")
 }
 
 /// Share of the last ten seconds in which somebody waited for a CPU, as the kernel has counted it; `None` where it does not.
@@ -107,21 +114,30 @@ fn sum_fields(text: &str, wanted: &[&str]) -> u64 {
         .sum()
 }
 
-/// Seconds that all CPUs together were busy since boot.
-fn busy() -> Result<f64> {
-    busy_in(&fs::read_to_string("/proc/stat")?).context("/proc/stat")
+/// Seconds of all CPUs together since boot.
+#[derive(Clone, Copy, Debug)]
+struct CpuTime {
+    busy: f64,
+    /// Somebody wanted to run, and the hypervisor had the CPU elsewhere.
+    stolen: f64,
+}
+
+impl CpuTime {
+    fn now() -> Result<Self> {
+        Self::read(&fs::read_to_string("/proc/stat")?).context("/proc/stat")
+    }
+    fn read(stat: &str) -> Option<Self> {
+        let fields: Vec<u64> =
+            stat.lines().next()?.split_ascii_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
+        // user nice system idle iowait irq softirq steal
+        let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|i| fields.get(*i)).sum();
+        let stolen = fields.get(7).copied().unwrap_or(0);
+        Some(Self { busy: busy as f64 / TICKS, stolen: stolen as f64 / TICKS })
+    }
 }
 
 /// Clock ticks per second in `/proc`, on every architecture that Linux runs on today.
 const TICKS: f64 = 100.0;
-
-fn busy_in(stat: &str) -> Option<f64> {
-    let fields: Vec<u64> =
-        stat.lines().next()?.split_ascii_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal
-    let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|i| fields.get(*i)).sum();
-    Some(busy as f64 / TICKS)
-}
 
 /// Whom to watch.
 #[derive(Clone, Copy, Debug)]
@@ -165,7 +181,7 @@ fn process_ticks(stat: &str) -> Option<u64> {
 pub(crate) struct Watch {
     watched: Watched,
     start: Instant,
-    busy: f64,
+    before: CpuTime,
     base: u64,
     base_ticks: u64,
     seen: Arc<Seen>,
@@ -191,6 +207,7 @@ impl Seen {
 pub(crate) struct Cost {
     pub(crate) seconds: f64,
     pub(crate) cpu_seconds: f64,
+    pub(crate) stolen_seconds: f64,
     pub(crate) daemon_cpu_seconds: Option<f64>,
     pub(crate) memory_mib: f64,
 }
@@ -210,7 +227,7 @@ impl Watch {
         });
         Ok(Self {
             watched,
-            busy: busy()?,
+            before: CpuTime::now()?,
             start: Instant::now(),
             base,
             base_ticks,
@@ -220,14 +237,15 @@ impl Watch {
     }
 
     pub(crate) fn stop(mut self) -> Result<Cost> {
-        let (seconds, busy) = (self.start.elapsed().as_secs_f64(), busy()? - self.busy);
+        let (seconds, now) = (self.start.elapsed().as_secs_f64(), CpuTime::now()?);
         self.end_sampling();
         self.seen.look(self.watched);
         let peak = self.seen.memory.load(Ordering::Relaxed).saturating_sub(self.base);
         let ticks = self.seen.ticks.load(Ordering::Relaxed).saturating_sub(self.base_ticks);
         Ok(Cost {
             seconds,
-            cpu_seconds: busy,
+            cpu_seconds: now.busy - self.before.busy,
+            stolen_seconds: now.stolen - self.before.stolen,
             daemon_cpu_seconds: matches!(self.watched, Watched::Process(_)).then_some(ticks as f64 / TICKS),
             memory_mib: peak as f64 / 1024.0,
         })
@@ -268,8 +286,9 @@ mod tests {
     #[test]
     fn tables_of_proc() {
         assert_eq!(sum_fields("Slab:   10 kB\nDirty: 5 kB\nX: 1\n", &["Slab", "Dirty"]), 15);
-        let busy = busy_in("cpu  100 50 25 1000 77 10 15 9 0 0\ncpu0 1\n").unwrap();
-        assert!((busy - 2.0).abs() < 1e-9, "idle, waiting and stolen time do not count");
+        let time = CpuTime::read("cpu  100 50 25 1000 77 10 15 9 0 0\ncpu0 1\n").unwrap();
+        assert!((time.busy - 2.0).abs() < 1e-9, "idle, waiting and stolen time do not count");
+        assert!((time.stolen - 0.09).abs() < 1e-9);
     }
 
     #[test]

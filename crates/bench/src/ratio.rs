@@ -126,6 +126,7 @@ pub(crate) mod tests {
             step: "unpack",
             seconds,
             cpu_seconds: 1.0,
+            stolen_seconds: 0.0,
             daemon_cpu_seconds: None,
             memory_mib: 2.0,
             requests: None,

@@ -174,8 +174,8 @@ fn times(t: &mut String, results: Results<'_>) -> Result<()> {
 
 fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
     t.push_str(
-        "\n### What it took\n\n| step | who | seconds | CPU s | daemon's CPU s | MiB | requests |\n\
-         |---|---|---|---|---|---|---|\n",
+        "\n### What it took\n\n| step | who | seconds | CPU s | stolen s | daemon's CPU s | MiB | requests |\n\
+         |---|---|---|---|---|---|---|---|\n",
     );
     for step in results.steps() {
         for target in Target::value_variants() {
@@ -184,10 +184,11 @@ fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
             let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
             writeln!(
                 t,
-                "| {step} | {} | {} | {} | {} | {} | {} |",
+                "| {step} | {} | {} | {} | {} | {} | {} | {} |",
                 target.name(),
                 show(Some(seconds), if seconds < 0.1 { 4 } else { 2 }),
                 show(m(|s| Some(s.cpu_seconds)), 2),
+                show(m(|s| Some(s.stolen_seconds)), 2),
                 show(m(|s| s.daemon_cpu_seconds), 2),
                 show(m(|s| Some(s.memory_mib)), 0),
                 show(m(|s| s.requests), 1),

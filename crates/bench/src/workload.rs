@@ -87,6 +87,8 @@ pub(crate) struct Step {
     pub(crate) seconds: f64,
     /// Of the whole machine.
     pub(crate) cpu_seconds: f64,
+    /// What the hypervisor kept of the CPUs that were wanted, all together.
+    pub(crate) stolen_seconds: f64,
     /// Of the daemon, user and system.
     pub(crate) daemon_cpu_seconds: Option<f64>,
     pub(crate) memory_mib: f64,
@@ -335,6 +337,7 @@ impl Session<'_> {
             step,
             seconds: cost.seconds,
             cpu_seconds: cost.cpu_seconds,
+            stolen_seconds: cost.stolen_seconds,
             daemon_cpu_seconds: cost.daemon_cpu_seconds,
             memory_mib: cost.memory_mib,
             requests: before.zip(after).map(|(b, a)| a.saturating_sub(b) as f64 / self.operations),
@@ -372,6 +375,7 @@ impl Session<'_> {
                 step,
                 seconds: said.seconds + if unmount { unmounting } else { 0.0 },
                 cpu_seconds: cost.cpu_seconds,
+                stolen_seconds: cost.stolen_seconds,
                 daemon_cpu_seconds: cost.daemon_cpu_seconds,
                 memory_mib: cost.memory_mib,
                 requests: requests

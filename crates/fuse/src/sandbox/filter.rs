@@ -113,6 +113,8 @@ mod imp {
         // Reading /proc and joining /dev/fuse; Landlock says which files.
         libc::SYS_openat,
         libc::SYS_readlinkat,
+        // The allocator looks how many memory nodes there are.
+        libc::SYS_faccessat,
         libc::SYS_getcwd,
         // FUSE over io_uring; what a ring may do is restricted in the ring, and making one ends with the start.
         libc::SYS_io_uring_setup,
@@ -175,6 +177,7 @@ mod imp {
     const NEEDED_HERE: &[c_long] = &[
         libc::SYS_open,
         libc::SYS_stat,
+        libc::SYS_access,
         libc::SYS_readlink,
         libc::SYS_dup2,
         libc::SYS_pipe,
