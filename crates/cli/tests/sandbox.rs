@@ -28,6 +28,11 @@ fn porter_of(daemon: Pid) -> Pid {
     Pid::from_raw(pids[0]).unwrap()
 }
 
+/// Anonymous memory of a process.
+fn memory_kib(pid: Pid) -> u64 {
+    status(pid)["RssAnon"].trim_end_matches(" kB").parse().unwrap()
+}
+
 /// Every thread of a process has given up what the documentation says.
 #[track_caller]
 fn assert_confined(daemon: Pid) {
@@ -85,6 +90,7 @@ fn the_daemon_has_given_up_what_it_does_not_need() {
         assert_confined(daemon);
         assert_undisturbed(&s);
         let porter = porter_of(daemon);
+        assert!(memory_kib(porter) < 2048, "{options}: the porter takes {} KiB", memory_kib(porter));
         larder(args!["umount", s.point()]).ok();
         assert!(!is_alive(daemon) && !is_alive(porter), "{options}: both have gone");
         larder(args!["umount", s.point()]).fails(2, "not mounted");
