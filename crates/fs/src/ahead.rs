@@ -42,11 +42,13 @@ struct State {
 impl Core {
     /// Something was written that nobody flushes yet.
     pub(crate) fn flush_ahead(&self) {
-        let most = self.options.tuning.flush_ahead.unwrap_or(MOST);
-        if self.volume.unflushed() >= most && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
+        if self.much_unflushed() && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
             self.flushes.state.lock().go = true;
             self.flushes.changed.notify_all();
         }
+    }
+    fn much_unflushed(&self) -> bool {
+        self.volume.unflushed() >= self.options.tuning.flush_ahead.unwrap_or(MOST)
     }
 
     /// Makes everything durable whose writing had completed.
@@ -96,7 +98,9 @@ impl Flushes {
 /// What the thread does.
 pub(crate) fn run(core: &Core) {
     while core.flushes.begin() {
-        let why = match catch_unwind(AssertUnwindSafe(|| core.volume.flush())) {
+        // Somebody may have done it meanwhile; who does it now sees that this one has begun, and waits.
+        let flush = || if core.much_unflushed() { core.volume.flush() } else { Ok(()) };
+        let why = match catch_unwind(AssertUnwindSafe(flush)) {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(format!("what was written could not be made durable: {e}")),
             Err(_) => Some("making durable what was written hit a broken invariant; see the log".into()),
