@@ -13,6 +13,7 @@
 //! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are known as well;
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
+//! - [`formats`]: the kinds of image that workloads run on;
 //! - [`fill`]: filling and emptying a disk from many threads;
 //! - [`hostile`]: images and bytes that somebody made to do harm, for fuzzers and for tests;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
@@ -24,6 +25,7 @@ pub mod data;
 pub mod device;
 pub mod faults;
 pub mod fill;
+pub mod formats;
 pub mod hostile;
 pub mod image;
 pub mod judge;

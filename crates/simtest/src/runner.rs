@@ -9,6 +9,7 @@
 
 use crate::crash::{Crashes, Kind, Limits};
 use crate::device::{DiscardEffect, Recording, Seq, SimDevice};
+use crate::formats::Format;
 use crate::image::Image;
 use crate::judge::{Depth, Done, Judge};
 use crate::model::{Domain, History, Mode};
@@ -80,6 +81,15 @@ impl Config {
         self.options.tuning.commit_steps = false;
         self.options.tuning.seal_ahead = None;
         self
+    }
+
+    /// The same on a fresh image of another kind.
+    ///
+    /// # Errors
+    /// What mkfs says.
+    pub fn on(mut self, format: &Format) -> Result<Self, larder_fs::Error> {
+        self.base = fresh(SIZE, &format.mkfs_options())?;
+        Ok(self)
     }
 
     /// The usual: a fresh file system, commits only when asked for, opening and looking.

@@ -173,6 +173,47 @@ pub const LINES: &[(&str, &str)] = &[
         "E-reserved-filled-twice",
         "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h; h[68K,72K)=c; F h",
     ),
+    // Holes in front of what is written behind the end: where they have items, a log needs these.
+    (
+        "H-beyond",
+        "new f; f[0,4K)=a; COMMIT; f[512K,516K)=b; F f; f[128K,132K)=c; FD f; f[1M,1028K)=d; F f; f[700K,704K)=e; F f",
+    ),
+    (
+        "H-beyond-new",
+        "new f; f[512K,516K)=a; F f; f[64K,68K)=b; F f; new g; g[80K,90001)=c; trunc g 200K; F g",
+    ),
+    (
+        "H-reserved",
+        "new f; alloc= f[0,1M); COMMIT; f[512K,516K)=a; FD f; f[128K,132K)=b; FD f; f[960K,964K)=c; FD f; \
+         f[300K,308K)=d; FD f",
+    ),
+    (
+        "H-reserved-apart",
+        "new f; f[0,5000)=a; alloc= f[256K,512K); COMMIT; f[300K,304K)=b; F f; f[700K,704K)=c; F f; trunc f 1M; F f",
+    ),
+    (
+        "H-cloned-reserved",
+        "new f; alloc f[0,64K); f[0,16K)=a; COMMIT; copy f[32K,48K)>f@256K; F f; copy f[0,16K)>f@512K; F f; \
+         copy f[8K,40K)>f@900K; F f",
+    ),
+    (
+        "H-cloned-behind-reserved",
+        "new f; f[0,64K)=a; alloc= f[64K,256K); COMMIT; copy f[0,32K)>f@512K; F f; copy f[0,64K)>f@100K; F f",
+    ),
+    (
+        "H-cloned-elsewhere",
+        "new f; f[0,64K)=a; new g; COMMIT; copy f[4K,20K)>g@128K; F g; copy g[128K,140K)>f@300K; F f; F g",
+    ),
+    ("H-grown", "new f; f[0,5000)=a; COMMIT; trunc f 1M; F f; f[2M,2052K)=b; F f; punch f[0,8K); F f"),
+    (
+        "H-grown-again",
+        "new f; f[0,64K)=a; F f; trunc f 20K; f[100K,104K)=b; F f; trunc f 30K; trunc f 90K; F f",
+    ),
+    (
+        "H-tree",
+        "mk A; mk A/B; new A/f; A/f[40K,41K)=a; new A/B/g; A/B/g[4K,70000)=b; COMMIT; new A/B/h; A/B/h[1M,1028K)=c; \
+         A/f[100K,120K)=d; trunc A/B/g 300K; F A/B; F A/f; F A/B/g; F A/B/h",
+    ),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
     ("L-O01", "tmp h; @h[0,64K)=a; F @h"),
     ("L-O01-linked", "tmp h; @h[0,64K)=a; F @h; ln @h f; F f; close h"),

@@ -4,7 +4,10 @@ use larder_fs::{Error, FileKind, Filesystem, NewInode};
 use larder_simtest::data;
 use larder_simtest::device::{Access, AccessKind, Effect, Fault, SimDevice};
 use larder_simtest::faults::{self, FaultReport};
+use larder_simtest::formats::Format;
+use larder_simtest::judge::Depth;
 use larder_simtest::ops::{Op, line, parse};
+use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::Config;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -68,6 +71,25 @@ fn every_write_fails_once_or_for_ever() {
         assert!(reports.iter().any(|r| r.turned_read_only));
     }
     each(writes, |n| Fault::nth(n, Access::is_write).forever(), 2);
+}
+
+/// Data that could not be written leaves a hole, which has its item where holes have items.
+#[test]
+fn what_could_not_be_written_is_a_sound_hole() {
+    if !need(&[Need::BtrfsProgs]) {
+        return;
+    }
+    let format = Format::named("explicit-holes").expect("a kind of image");
+    let mut config = config().on(&format).expect("a new file system");
+    config.depth = Depth { checked: 1.0, ..Depth::LOOK };
+    config.max_states = 4;
+    let ops = "new f; f[0,64K)=a; COMMIT; f[64K,128K)=b; F f; f[200K,300K)=c; COMMIT; new g; g[5000,9000)=d; \
+               g[100K,120K)=e; COMMIT; g[120K,130K)=f; F g; trunc g 1M; COMMIT";
+    let ops = parse(ops).expect("a workload").remove(0);
+    let writes = faults::accesses(&config, &ops).expect("runs without faults").writes;
+    let reports =
+        each_of(&config, &ops, writes, |n| Fault::nth(n, Access::is_write).with_effect(Effect::None), 1);
+    assert!(reports.iter().all(|r| r.struck));
 }
 
 /// In-place writes, reserved space and every method of compression: each access fails in turn, or panics.

@@ -57,9 +57,11 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, to_timespec};
 use crate::lock::Shared;
 use crate::log::{OnSynced, Synced};
-use admission::{admit, begin_taking_in};
+use crate::transaction::Handle;
+use admission::{admit, begin_taking_in, begin_with};
 use delalloc::take_in;
 use larder_format::items::InodeFlags;
+use replace::{RESERVE_ITEMS, cover};
 use std::sync::Arc;
 
 /// A longer write is taken in by pieces of this.
@@ -164,7 +166,11 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         None => None,
     };
     let mut admitted = admit(core, inode, at, data.len())?;
-    let mut h = begin_taking_in(core, inode, &mut admitted)?;
+    let mut h = if at > size && !has_no_holes(core) {
+        begin_behind_gap(core, inode, at, &mut admitted)?
+    } else {
+        begin_taking_in(core, inode, &mut admitted)?
+    };
     let now = to_timespec(core.now());
     // The size first: write-back must not believe that the file ends, or lies in its leaf, before what it takes.
     inode.change(&mut h, |state| {
@@ -179,6 +185,21 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
     // Once more: what is delayed now holds the size on disk back.
     h.mark_dirty(inode);
     Ok(())
+}
+
+/// Joins the transaction to take in bytes that begin at `at`, behind the end of a file whose holes have items. The gap gets its
+/// item at once, as on Linux: until the bytes are written a commit shows a file that ends where they begin.
+fn begin_behind_gap<'a>(
+    core: &'a Core,
+    inode: &Arc<Inode>,
+    at: u64,
+    admitted: &mut admission::Admitted,
+) -> Result<Handle<'a>> {
+    may_wait()?;
+    let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), Some(admitted))?;
+    let _extents = inode.data.lock_extents();
+    cover(&mut h, inode, at)?;
+    Ok(h)
 }
 
 /// Copies a range; the bytes copied, 0 at the source's end. Whole sectors share their extents where that is possible.

@@ -90,6 +90,8 @@ struct Plan {
     nbytes: i128,
     /// How far the range was replaced.
     reached: u64,
+    /// Where a hole in front of the range begins that has its item only now.
+    covered_from: Option<u64>,
 }
 
 /// Reference offset of a window: the same for all windows that were one.
@@ -172,6 +174,7 @@ impl Plan {
         if from >= start {
             return;
         }
+        self.covered_from = Some(from);
         match before.map(|e| (e.start, e.content)) {
             Some((at, Content::Stored(r))) if r.is_hole() => {
                 self.items
@@ -243,8 +246,9 @@ impl Plan {
             return Err(e);
         }
         let generation = h.generation();
-        // Behind the edit: who takes it and then looks at the tree finds there what it says.
-        inode.changes.lock().add(generation, start, end);
+        // Behind the edit: the log takes it first and then looks at the tree, and finds there what it says. A hole that got
+        // its item is a change as well: the last commit may have nothing in its place.
+        inode.changes.lock().add(generation, self.covered_from.unwrap_or(start).min(start), end);
         {
             let mut state = inode.state.lock();
             // A damaged image may have had it wrong.

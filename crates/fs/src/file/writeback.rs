@@ -15,7 +15,9 @@ use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
 use super::extents::{ExtentCursor, SECTOR, floor};
 use super::join::{self, join};
 use super::nocow;
-use super::replace::{Fresh, MAX_FRESH, MAX_ITEMS, New, RESERVE_ITEMS, fill_holes, replace};
+use super::replace::{
+    Fresh, MAX_FRESH, MAX_ITEMS, New, RESERVE_ITEMS, cover, fill_holes, has_no_holes, replace,
+};
 use super::scratch;
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -634,6 +636,9 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
             let unwanted = item.departure.inode.subvol.is_dead();
             if !unwanted {
                 tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
+                if let Err(e) = cover_lost(&mut handles, item) {
+                    tracing::warn!("what was lost of inode {} has no item as a hole: {e}", id.ino);
+                }
             }
             land(core, &item.departure.inode, [&item.departure.flight], unwanted);
             for piece in &item.pieces[item.created..] {
@@ -641,6 +646,18 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
             }
         }
     }
+}
+
+/// What could not be written is a hole from now on, and does not hold the file's size back any more: where holes have items, it
+/// gets one.
+fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
+    if has_no_holes(handles.core) {
+        return Ok(());
+    }
+    let inode = &item.departure.inode;
+    let h = handles.get()?;
+    let _extents = inode.data.lock_extents();
+    cover(h, inode, item.departure.flight.taken.end)
 }
 
 /// Enters the first of these flights together where they are short pieces of one file that become an extent each, in

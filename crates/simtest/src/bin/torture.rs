@@ -5,8 +5,11 @@
 //! repeats it.
 
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use larder_simtest::cloning::cloning;
 use larder_simtest::crash::Limits;
+use larder_simtest::formats::ALL;
+use larder_simtest::image::Image;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, run};
@@ -56,6 +59,9 @@ struct Args {
     /// Compress all data: zlib[:1..9], lzo or zstd[:-15..15].
     #[arg(long)]
     compress: Option<larder_fs::Packing>,
+    /// On images of this kind; `all`: each workload on the next one.
+    #[arg(long, value_parser = formats())]
+    format: Option<String>,
     /// Store file data as the data workload of this number does.
     #[arg(long)]
     settings: Option<u64>,
@@ -87,6 +93,20 @@ struct Args {
     /// Go on after failures, up to this many.
     #[arg(long, default_value_t = 1)]
     failures: usize,
+}
+
+/// What `--format` takes.
+fn formats() -> PossibleValuesParser {
+    ALL.iter().map(|format| format.name).chain(["default", "all"]).into()
+}
+
+/// Fresh images of the kinds that were asked for, one for each workload in turn.
+fn bases(args: &Args, usual: &Config) -> Result<Vec<Image>, String> {
+    let chosen = args.format.as_deref().unwrap_or("default");
+    let with_usual = matches!(chosen, "default" | "all").then(|| usual.base.clone());
+    let others = ALL.iter().filter(|format| matches!(chosen, "all") || format.name == chosen);
+    let others = others.map(|format| usual.clone().on(format).map(|config| config.base));
+    with_usual.into_iter().map(Ok).chain(others).collect::<Result<_, _>>().map_err(|e| e.to_string())
 }
 
 /// Workloads without end, in the order of the seed.
@@ -175,6 +195,7 @@ fn torture(args: &Args) -> Result<Outcome, String> {
     if config.depth.kernel > 0.0 && !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
         config.depth.kernel = 0.0;
     }
+    let bases = bases(args, &config)?;
     let begin = Instant::now();
     let mut told = begin;
     let mut outcome = Outcome::default();
@@ -187,7 +208,7 @@ fn torture(args: &Args) -> Result<Outcome, String> {
                 ops.retain(|op| !op.is_data());
             }
         }
-        let mut config = config.clone();
+        let mut config = Config { base: bases[n % bases.len()].clone(), ..config.clone() };
         let every_second = StdRng::seed_from_u64(args.seed ^ (n as u64) << 32).random_bool(0.5);
         if args.whole || !scripted && (every_second || workload.name.starts_with("cloning")) {
             config = config.whole();
