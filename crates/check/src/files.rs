@@ -363,6 +363,7 @@ impl Leaf<'_> {
             if entry.location.kind == KeyType::ROOT_ITEM {
                 let value = hashing.of(&("subvolume", inode.ino, key.offset, entry.name, child));
                 self.totals.subvolumes = self.totals.subvolumes.wrapping_add(value);
+                self.totals.newest_subvolume = self.totals.newest_subvolume.max(entry.transid.0);
                 continue;
             }
             let kind = entry.kind as u8;

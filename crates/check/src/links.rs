@@ -26,6 +26,8 @@ pub(crate) struct Totals {
     pub(crate) links: u64,
     /// Of the entries that lead to subvolumes.
     pub(crate) subvolumes: u64,
+    /// Transaction in which the newest of these entries was made.
+    pub(crate) newest_subvolume: u64,
     /// Is there a top directory?
     pub(crate) has_top: bool,
     /// Was something not readable?
@@ -37,6 +39,7 @@ impl Totals {
         Self {
             links: self.links.wrapping_add(other.links),
             subvolumes: self.subvolumes.wrapping_add(other.subvolumes),
+            newest_subvolume: self.newest_subvolume.max(other.newest_subvolume),
             has_top: self.has_top | other.has_top,
             broken: self.broken | other.broken,
         }

@@ -345,9 +345,18 @@ fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
         if totals.links != 0 {
             by_sum.entry(totals.links).or_default().push(*n);
         }
-        if searched < SUBVOLUMES && roots.check_entries(world, root, totals) {
+        if let Some(from) = roots.doubtful_entries(world, root, totals) {
             searched += 1;
+            if searched <= SUBVOLUMES {
+                roots.report_stray_entries(world, root, from);
+            }
         }
+    }
+    if searched > SUBVOLUMES {
+        let more = searched - SUBVOLUMES;
+        let what =
+            format!("entries of subvolumes are doubtful in {more} more subvolumes, not looked at closely");
+        world.add(Finding::new(Kind::NotChecked, what));
     }
     let broken = |n: usize| walked.totals.iter().any(|(k, t)| *k == n && t.broken);
     for same in by_sum.values().take(SUBVOLUMES) {
