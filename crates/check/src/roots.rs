@@ -114,7 +114,8 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
             },
             KeyType::ROOT_REF | KeyType::ROOT_BACKREF => match RootRef::parse(data) {
                 Ok(r) => {
-                    let hook = Hook { dirid: r.dirid.0, index: r.sequence, name: r.name.into() };
+                    let hook =
+                        Hook { dirid: r.dirid.0, index: r.sequence, name: (&*source.name(r.name)).into() };
                     let other = ObjectId(key.offset);
                     if key.kind == KeyType::ROOT_REF {
                         roots.refs.insert((key.objectid, other), hook);
@@ -469,16 +470,19 @@ fn check_item(world: &World<'_>, root: &Root) {
 /// The directory entry through which a subvolume is reached.
 fn check_entry(world: &World<'_>, parent: &Root, child: TreeId, hook: &Hook, add: &dyn Fn(Kind, String)) {
     let dir = ObjectId(hook.dirid);
+    let source = &world.source;
     let leads = |data: Option<Vec<u8>>| {
         data.is_some_and(|data| {
             DirEntries::new(&data).map_while(Result::ok).any(|e| {
-                *e.name == *hook.name && e.location.objectid == child && e.location.kind == KeyType::ROOT_ITEM
+                *source.name(e.name) == *hook.name
+                    && e.location.objectid == child
+                    && e.location.kind == KeyType::ROOT_ITEM
             })
         })
     };
-    let source = &world.source;
     let index = leads(find(source, &parent.edge, dir_index_key(dir, hook.index)));
-    let item = leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
+    // Without its name the other one is not to be found.
+    let item = source.names_hidden() || leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
     if !index || !item {
         let which = match (index, item) {
             (false, false) => "neither listed nor found by name",
