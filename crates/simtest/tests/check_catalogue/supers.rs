@@ -1,11 +1,11 @@
 //! Superblocks, their mirrors, and the array of system chunks.
 
-use crate::entry::{BOTH, Entry, LINUX, missed, seen, seen_with_data};
+use crate::entry::{BOTH, Entry, LINUX, missed, seen};
 use crate::find::{self, ROOTS, UUIDS};
 use larder_check::Kind;
 use larder_format::items::BlockGroupFlags;
 use larder_format::items::chunk::{encode_sys_array, parse_sys_array};
-use larder_format::{Incompat, Key, Logical, SuperFlags};
+use larder_format::{Incompat, Key, Logical};
 
 pub(crate) const ENTRIES: &[Entry] = &[
     seen("super-rotten", BOTH, &[Kind::SuperPrimary], |d| d.edit_super_bytes(0, |b| b[0x130] ^= 1)),
@@ -14,11 +14,6 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     missed("super-mirror-rotten", BOTH, &[Kind::SuperMirror], |d| d.edit_super_bytes(1, |b| b[0x130] ^= 1)),
     missed("super-mirror-without-magic", BOTH, &[Kind::SuperMirror], |d| {
-        d.edit_super_bytes(1, |b| b.fill(0))
-    }),
-    // It says that it leaves out data, of which a dump has none.
-    seen_with_data("super-mirror-missing-in-a-dump", BOTH, &[Kind::DumpWithoutMirror], |d| {
-        d.edit_super(|s| s.set_super_flags(s.super_flags() | SuperFlags::METADUMP_V2))?;
         d.edit_super_bytes(1, |b| b.fill(0))
     }),
     missed("super-mirror-stale", BOTH, &[Kind::SuperMirrorGeneration], |d| {
