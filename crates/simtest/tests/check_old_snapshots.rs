@@ -165,7 +165,7 @@ fn add_entry(
     d.item(tree, inode_key(dir)).add_u64(16, 2 * i64::try_from(name.len())?)
 }
 
-/// From 2.6.35 to 3.x a snapshot of a tree into itself has an entry of itself: that was made before the tree was copied.
+/// Where the entry was made before the tree was copied, a snapshot of a tree into itself has an entry of itself.
 fn entries_of_themselves(d: &mut Damage) -> Result<()> {
     short_items(d)?;
     for key in snapshots(d)? {
