@@ -14,6 +14,10 @@ use std::sync::Arc;
 /// Symbolic links followed in one path before giving up.
 const MAX_LINKS: u32 = 40;
 
+/// What helps who wants more of a metadata dump than it has.
+pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and `restore --list` read a dump; for the files, and for writing, \
+                                      take the image that it was made of";
+
 /// What a command wants to do with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -78,6 +82,13 @@ pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> 
     }
 }
 
+/// Says what an image lacks that is a metadata dump.
+pub(crate) fn note_dump(name: &str) {
+    eprintln!(
+        "larder: note: {name} is a metadata dump: it has names, attributes and the places of data, but no data"
+    );
+}
+
 /// An open image.
 #[derive(Debug)]
 pub(crate) struct Image {
@@ -91,12 +102,29 @@ impl Image {
         Self::open_compressing(path, access, subvolid, None)
     }
 
-    /// The same, and compresses what is written.
+    /// As with [`Access::Read`], and metadata dumps, too: for what needs names and attributes only.
+    pub(crate) fn open_metadata(path: &Path, force: bool, subvolid: Option<u64>) -> anyhow::Result<Self> {
+        let options = OpenOptions { metadata_dump: true, ..OpenOptions::default() };
+        Self::open_with(path, Access::Read { force }, subvolid, options)
+    }
+
+    /// As [`Image::open`], and compresses what is written.
     pub(crate) fn open_compressing(
         path: &Path,
         access: Access,
         subvolid: Option<u64>,
         compress: Option<Packing>,
+    ) -> anyhow::Result<Self> {
+        let compress = compress.map(|packing| Compress { packing, force: false });
+        let options = OpenOptions { compress, ..OpenOptions::default() };
+        Self::open_with(path, access, subvolid, options)
+    }
+
+    fn open_with(
+        path: &Path,
+        access: Access,
+        subvolid: Option<u64>,
+        options: OpenOptions,
     ) -> anyhow::Result<Self> {
         let device = open_device(path, access)?;
         let name = path.display().to_string();
@@ -107,12 +135,19 @@ impl Image {
             subvol: subvolid.map_or(SubvolChoice::Default, SubvolChoice::Id),
             // One command makes one commit, when it is done.
             commit_interval: None,
-            compress: compress.map(|packing| Compress { packing, force: false }),
             discard: !device.is_block_device(),
-            ..OpenOptions::default()
+            ..options
         };
         let fs = advise_filesystem(Filesystem::open(device as Arc<dyn Device>, options), &name)?;
-        if fs.info().has_unreplayed_log {
+        let info = fs.info();
+        if info.metadata_dump {
+            note_dump(&name);
+        }
+        if info.has_unreplayed_log && info.metadata_dump {
+            eprintln!(
+                "larder: note: {name} has a log; showing its last commit (`larder inspect log` shows the log)"
+            );
+        } else if info.has_unreplayed_log {
             eprintln!(
                 "larder: note: {name} was not unmounted cleanly and has a log; showing its last commit (a mount, \
                  also -o ro, shows what was fsynced after it, too)"
@@ -222,6 +257,7 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
         Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("not a btrfs") => {
             Some("`larder mkfs` makes a btrfs file system; it overwrites what is there")
         }
+        Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),
         Err(e) if e.to_string().contains("the log cannot be replayed") => Some(
             "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last commit; as a last \
              resort, `larder rescue zero-log` drops it",

@@ -226,6 +226,7 @@ impl Filesystem {
             bytes_used: sb.bytes_used.get(),
             read_only: core.read_only.is_some() || core.txns.failure().is_some(),
             has_unreplayed_log: sb.log_root.get() != 0 && !core.log_replayed.load(Ordering::Relaxed),
+            metadata_dump: sb.metadata_dump().is_some(),
         }
     }
 

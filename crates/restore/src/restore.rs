@@ -100,9 +100,12 @@ pub struct Report {
 /// Restores what was asked for, as far as there is anything left of it.
 ///
 /// # Errors
-/// Nothing could be tried: the moment, the subvolume or the path is not there, or the destination cannot be written.
+/// Nothing could be tried: the image is a metadata dump, the moment, the subvolume or the path is not there, or the destination cannot be written.
 /// Losses are no errors; they go to the reader's observer.
 pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
+    if reader.superblock().metadata_dump().is_some() {
+        return Err(Error::MetadataDump);
+    }
     let point = points::choose(reader, request.when)?;
     let newest = match request.when {
         When::Newest => reader.superblock().generation(),

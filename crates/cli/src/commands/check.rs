@@ -100,6 +100,12 @@ fn show_progress(bar: &ProgressBar, progress: &Progress) {
 }
 
 fn show(report: &Report) -> anyhow::Result<()> {
+    if let Some(dump) = &report.dump {
+        print::line("This is a metadata dump. Not judged:")?;
+        for what in dump.not_judged() {
+            print::line(&format!("  - {what}"))?;
+        }
+    }
     let mut explained = BTreeSet::new();
     for finding in &report.findings {
         print::line(&line_of(finding))?;
@@ -168,6 +174,8 @@ fn value_of(report: &Report) -> Value {
     let s = &report.stats;
     json!({
         "clean": report.is_clean(),
+        "metadata_dump": report.dump.map(|d| d.form_name()),
+        "not_judged": report.dump.map(|d| d.not_judged()).unwrap_or_default(),
         "errors": report.errors(),
         "warnings": report.count(Severity::Warning),
         "notes": report.count(Severity::Note),

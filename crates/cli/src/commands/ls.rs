@@ -1,6 +1,6 @@
 //! `larder ls`: names in an image.
 
-use crate::image::{Access, Image};
+use crate::image::Image;
 use crate::target::Target;
 use crate::{mount_options, print};
 use larder_fs::{Attr, FileKind, InodeId};
@@ -42,7 +42,7 @@ struct Row {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let target = Target::parse(&args.target);
-    let image = Image::open(&target.image, Access::Read { force: args.force }, args.subvolid)?;
+    let image = Image::open_metadata(&target.image, args.force, args.subvolid)?;
     let attr = image.resolve(&target.path, !args.long || target.path.ends_with(b"/"))?;
     if args.json {
         print::json(&tree(&image, &target.path, attr, args.recursive)?)?;
@@ -117,7 +117,9 @@ pub(crate) fn entries(image: &Image, dir: InodeId) -> anyhow::Result<Vec<(Vec<u8
 }
 
 fn link_of(image: &Image, attr: &Attr) -> anyhow::Result<Option<Vec<u8>>> {
-    Ok(if attr.kind == FileKind::Symlink { Some(image.fs.readlink(attr.id)?) } else { None })
+    // A metadata dump has zeros where the target was.
+    let is_there = attr.kind == FileKind::Symlink && !image.fs.info().metadata_dump;
+    is_there.then(|| Ok(image.fs.readlink(attr.id)?)).transpose()
 }
 
 fn write_rows(out: &mut impl Write, rows: &[Row], long: bool) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@
 //! all of it as one JSON object on standard output.
 
 use crate::failure::{Advise, usage};
-use crate::image::{Access, open_device};
+use crate::image::{Access, DUMP_ADVICE, open_device};
 use crate::mount_options;
 use crate::print;
 use crate::size;
@@ -200,6 +200,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let console = Console::new(args);
     let options = Options { super_copy: args.super_copy, scan: !args.no_scan };
     let reader = Reader::open(device, options, &console).could_not_run()?;
+    let dump = reader.superblock().metadata_dump().is_some();
+    if dump && args.list {
+        console.note("this is a metadata dump without its data: what is listed cannot be restored from it");
+    }
     if args.list {
         return list(args, &reader, &console);
     }
@@ -252,6 +256,7 @@ fn advise(report: larder_restore::Result<Report>) -> anyhow::Result<Report> {
         Err(e) if not_empty(&e) => Err(e)
             .hint("name a directory that is new or empty; --force writes into this one and replaces what is in the way")
             .could_not_run(),
+        Err(e @ larder_restore::Error::MetadataDump) => Err(e).hint(DUMP_ADVICE).could_not_run(),
         report => report.could_not_run(),
     }
 }
@@ -345,7 +350,8 @@ fn list(args: &Args, reader: &Reader<'_>, console: &Console) -> anyhow::Result<(
         })
         .collect();
     if args.json {
-        return print::json(&json!({ "points": values, "subvolumes": subvolumes }));
+        let dump = reader.superblock().metadata_dump().is_some();
+        return print::json(&json!({ "points": values, "subvolumes": subvolumes, "metadata_dump": dump }));
     }
     print::line("points in time:")?;
     for v in &values {

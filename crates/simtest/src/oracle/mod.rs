@@ -24,6 +24,7 @@
 //! `make test` lists them at its end.
 
 mod dedupe;
+mod dump;
 mod engine_tree;
 mod fixture;
 mod images;
@@ -38,6 +39,7 @@ mod tree;
 mod verdict;
 
 pub use dedupe::dedupe_range;
+pub use dump::{flat_dump, metadata_dump};
 pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};
 pub use images::{ImageVariant, all_kernel_images, kernel_images};

@@ -25,7 +25,7 @@ mod supers;
 mod trees;
 
 use crate::failure::Advise;
-use crate::image::{Access, open_device};
+use crate::image::{self, Access, open_device};
 use crate::print;
 use anyhow::bail;
 use larder_restore::tree::Gap;
@@ -187,6 +187,9 @@ fn with_reader(
     let problems = Problems::default();
     let options = Options { super_copy: None, scan: false };
     let reader = Reader::open(device, options, &problems).could_not_run()?;
+    if reader.superblock().metadata_dump().is_some() {
+        image::note_dump(&reader.device().name());
+    }
     ask(&reader, &problems)?;
     drop(reader);
     problems.finish()
