@@ -65,15 +65,17 @@ impl Groups {
     /// The first free run of `group` of which at least `min` bytes lie in `range`: the part that does.
     pub fn next_free(&self, group: &BlockGroup, range: Run, min: u64) -> Option<Run> {
         let s = group.state.lock();
+        if s.read_only || s.removed {
+            return None;
+        }
         let mut at = range.start;
-        while !s.read_only && !s.removed {
+        loop {
             let run = s.free.next_from(at)?.intersect(range)?;
             if run.len >= min {
                 return Some(run);
             }
             at = run.end();
         }
-        None
     }
 
     /// Pins free space of `group` within `range`: the first `most` bytes of its first run of at least `min` bytes, fewer
