@@ -326,12 +326,12 @@ impl Filesystem {
         }
     }
 
-    /// Discards all free space, that of deleted files included, and returns the bytes that the device was told of. See
+    /// Discards all free space, that of deleted files included, or that of a range of addresses. See
     /// [`crate::TrimRange`].
     ///
     /// # Errors
     /// `ReadOnly`; `NotSupported` where the device takes no discards; as [`Filesystem::sync`]; what the device said.
-    pub fn trim(&self, range: crate::TrimRange) -> Result<u64> {
+    pub fn trim(&self, range: crate::TrimRange) -> Result<crate::Trimmed> {
         self.core.check_writable()?;
         self.sync()?;
         self.core.trim(range)

@@ -19,7 +19,7 @@
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
 use crate::lock::{self, ImageLock};
-use larder_format::Physical;
+use larder_format::{Physical, SECTOR_SIZE};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -58,6 +58,7 @@ pub struct FileDevice {
     size_changed: AtomicBool,
     /// Cleared when the host turns out not to support discarding.
     can_discard: AtomicBool,
+    discard_granularity: u64,
     _lock: Option<ImageLock>,
 }
 
@@ -145,6 +146,8 @@ impl FileDevice {
             // Looked up anew: the lock is held only now.
             file.metadata().map_err(|e| fail("look up the size", e))?.len()
         };
+        // Asked now: a process that confines itself cannot ask later.
+        let granularity = os::discard_granularity(&file, block_device);
         let (file, buffered) = if direct {
             let d = open_direct(path, write).map_err(|e| fail("open for direct I/O", e))?;
             (d, Some(file))
@@ -159,7 +162,8 @@ impl FileDevice {
             read_only: !write,
             block_device,
             size_changed: AtomicBool::new(false),
-            can_discard: AtomicBool::new(true),
+            can_discard: AtomicBool::new(granularity != Some(0)),
+            discard_granularity: granularity.unwrap_or(u64::from(SECTOR_SIZE)),
             _lock: lock,
         })
     }
@@ -320,6 +324,10 @@ impl Device for FileDevice {
         !self.read_only && self.can_discard.load(Ordering::Relaxed)
     }
 
+    fn discard_granularity(&self) -> u64 {
+        self.discard_granularity
+    }
+
     fn data_from(&self, at: Physical) -> Physical {
         if self.block_device || at.0 >= self.size {
             return at;
@@ -472,16 +480,43 @@ mod os {
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             return Ok(rustix::fs::fallocate(file, how, at, len)?);
         }
+        const BLOCK: u64 = super::DIRECT_ALIGN as u64;
         const BLKDISCARD: rustix::ioctl::Opcode = 0x1277;
+        // It takes whole blocks only.
+        let (from, to) = (at.next_multiple_of(BLOCK), (at + len) / BLOCK * BLOCK);
+        if from >= to {
+            return Ok(());
+        }
         // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from the pointer that it is given, and keeps nothing.
         unsafe {
-            let arg = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([at, len]);
+            let arg = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([from, to - from]);
             Ok(rustix::ioctl::ioctl(file, arg)?)
         }
     }
     #[cfg(not(target_os = "linux"))]
     pub(super) fn discard(_: &File, _: bool, _: u64, _: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Bytes below which a discard of this file gives nothing back: blocks of its file system, or what the kernel says of
+    /// a block device, 0 where that takes no discards. `None`: not known.
+    #[cfg(target_os = "linux")]
+    pub(super) fn discard_granularity(file: &File, block_device: bool) -> Option<u64> {
+        use std::os::unix::fs::MetadataExt;
+        if !block_device {
+            return u64::try_from(rustix::fs::fstatfs(file).ok()?.f_bsize).ok().filter(|n| *n > 0);
+        }
+        let number = file.metadata().ok()?.rdev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let at = format!("/sys/dev/block/{major}:{minor}");
+        // A partition has its device's queue.
+        let queues = ["queue", "../queue"].map(|queue| format!("{at}/{queue}/discard_granularity"));
+        let text = queues.iter().find_map(|path| std::fs::read_to_string(path).ok())?;
+        text.trim().parse().ok()
+    }
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn discard_granularity(_: &File, _: bool) -> Option<u64> {
+        None
     }
 
     /// Where data begins from `at` on; `None` in it if there is none any more. Moves the file's position, which nothing

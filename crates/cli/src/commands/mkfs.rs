@@ -47,7 +47,8 @@ pub(crate) struct Args {
     /// Keep data and metadata together, for small devices: 4K nodes, equal profiles
     #[arg(long, short = 'M')]
     mixed: bool,
-    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree, block-group-tree
+    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree, block-group-tree (which goes
+    /// with either of the two before it)
     #[arg(short = 'O', long = "features", value_name = "LIST")]
     features: Vec<String>,
     /// Who owns the root directory, as numbers (default: the user who makes it)
@@ -122,11 +123,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
-    let mut features = Features { mixed: args.mixed, ..Features::default() };
-    for list in &args.features {
-        features.apply(list).could_not_run()?;
+    let (mut features, notes) = Features::chosen(args.features.iter().map(String::as_str)).could_not_run()?;
+    features.mixed |= args.mixed;
+    for note in notes {
+        eprintln!("larder: note: {note}");
     }
-    features.check().could_not_run()?;
     let nodesize = match args.nodesize.map(u32::try_from) {
         None => None,
         Some(Ok(n)) => Some(n),

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `space` | what a cell of the device holds: bounded memory, however large the device |
 //! | `layout` | where on the picture a cell lies |
-//! | `draw` | colours, tooltips, legends |
+//! | `paint` | colours and letters, as every viewer shows them |
+//! | `draw` | shapes, tooltips, legends |
 //!
 //! Read without the engine, so that a damaged image has a map, too.
 
 mod draw;
 mod layout;
+mod paint;
 mod space;
 
 use crate::image::{Access, open_device};
