@@ -84,6 +84,14 @@ pub fn df(path: &Path) -> io::Result<String> {
     text(path, IOC_DF)
 }
 
+/// Does a Larder daemon serve `path`?
+///
+/// # Errors
+/// `Unsupported` if not.
+pub fn is_served(path: &Path) -> io::Result<()> {
+    df(path).map(drop)
+}
+
 /// Discards all free space of the file system that `path` is on (a kernel file system answers too). Returns the bytes.
 ///
 /// # Errors

@@ -100,7 +100,8 @@ pub struct Report {
 /// Restores what was asked for, as far as there is anything left of it.
 ///
 /// # Errors
-/// Nothing could be tried: the moment, the subvolume or the path is not there, or the destination cannot be written.
+/// Nothing could be tried: the moment, the subvolume or the path is not there, or the destination cannot be written. It could
+/// not be done to its end: the destination is full, or the observer has had enough; then no part of a file is left behind.
 /// Losses are no errors; they go to the reader's observer.
 pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
     let point = points::choose(reader, request.when)?;
@@ -217,8 +218,11 @@ impl<'a, 'o> Job<'a, 'o> {
                 told = collector.len();
                 observer.progress(Step::Names, told as u64, 0);
             }
-            ControlFlow::Continue(())
+            if observer.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
+        if observer.is_over() {
+            return Err(Error::Stopped);
+        }
         let names = collector.finish();
         for gap in &gaps {
             self.tell_gap(id, gap);
@@ -355,10 +359,13 @@ impl Writer<'_, '_, '_> {
             }
         });
         if let Some(e) = failed {
+            self.leave();
             return Err(e);
         }
-        self.finish()?;
-        self.missing()?;
+        if let Err(e) = self.finish().and_then(|()| self.missing()) {
+            self.leave();
+            return Err(e);
+        }
         for path in hanging {
             if let Some(dest) = &mut self.job.dest
                 && let Err(e) = dest.empty(path)
@@ -378,6 +385,18 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
+    /// There is no going on: half a file would look like a whole one, and directories that have been made get their attributes,
+    /// as far as that still works.
+    fn leave(&mut self) {
+        let Some(dest) = &mut self.job.dest else { return };
+        if let Some(begun) = self.current.take().filter(|c| c.file.is_some()) {
+            let _ = dest.remove(&begun.paths[0]);
+        }
+        for (path, (item, xattrs)) in std::mem::take(&mut self.directories).iter().rev() {
+            let _ = dest.attributes(path, item, xattrs);
+        }
+    }
+
     /// An error of the host: of this one entry, unless there is no going on.
     fn host(&mut self, path: &[u8], what: &str, error: io::Error) -> Result<()> {
         use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
@@ -391,6 +410,9 @@ impl Writer<'_, '_, '_> {
     }
 
     fn item(&mut self, item: &Item<'_>) -> Result<()> {
+        if self.job.reader.observer().is_over() {
+            return Err(Error::Stopped);
+        }
         let ino = item.key.objectid.0;
         if self.current.as_ref().is_none_or(|c| c.ino != ino) {
             self.finish()?;
