@@ -129,7 +129,7 @@ fn fsyncs(told: Told<'_>, out: &mut Lines) {
     out.say(
         "Fsyncs",
         format!(
-            "{}: {} by the log, {} by a commit, {} had nothing to do",
+            "{}: by the log {}, by a commit {}, nothing to do {}",
             count(fsyncs),
             count(logged),
             count(committed),
@@ -165,7 +165,7 @@ fn commits(told: Told<'_>, out: &mut Lines) {
     out.say(
         "Commits",
         format!(
-            "{}: {} in the mean, the longest {}; {} nodes written",
+            "{}: {} in the mean, the longest {}; {} nodes",
             count(commits),
             time(mean),
             time(told.number("engine.commit_max_us")),
@@ -174,7 +174,7 @@ fn commits(told: Told<'_>, out: &mut Lines) {
     );
     let waits = told.number("engine.commit_waits");
     out.more(format!(
-        "{} waited for it; the others were held up for {} at most",
+        "{} waited for one, others were held up for {} at most",
         if waits == 1 { "1 caller".to_owned() } else { format!("{} callers", count(waits)) },
         time(told.number("engine.seal_max_us"))
     ));
