@@ -262,10 +262,10 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         }
     };
     if mounted.enabled_uring {
-        print::say(&format!(
+        print::say(
             "larder: note: FUSE over io_uring was off on this machine and is on now \
-             (/sys/module/fuse/parameters/enable_uring)"
-        ));
+             (/sys/module/fuse/parameters/enable_uring)",
+        );
     }
     let porter = mounted.porter().clone();
     let announced = Arc::new(Mutex::new(Some(claim)));
