@@ -3,7 +3,7 @@
 //! Hides how an image is opened for a command — with which lock, which subvolume, what is said about a log — and
 //! how a path inside it becomes an inode, symbolic links included.
 
-use crate::failure::Advise;
+use crate::failure::{Advise, usage};
 use crate::{mount_table, print, state};
 use anyhow::{Context, anyhow};
 use larder_fs::{Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice};
@@ -29,6 +29,9 @@ pub(crate) enum Access {
 
 /// Opens the device behind an image, with the right advice when that fails.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<FileDevice>> {
+    if path.as_os_str().is_empty() {
+        return usage("an argument is empty where an image was expected");
+    }
     let device = match access {
         Access::Read { force: true } => FileDevice::open_despite_users(path, false),
         Access::Read { force: false } | Access::Serve => {

@@ -4,7 +4,7 @@
 //! the image, and what follows is the path inside. An argument that exists as a whole is an image without a path (or,
 //! where both are possible, a path of the host).
 
-use crate::failure::Advise;
+use crate::failure::{Advise, usage};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -56,6 +56,9 @@ impl Place {
 
     /// The same, where an image that does not exist is an error.
     pub(crate) fn parse_existing(text: &OsStr) -> anyhow::Result<Self> {
+        if text.is_empty() {
+            return usage("an argument is empty where a path was expected");
+        }
         match no_image(text) {
             Some(error) => Err(error).could_not_run(),
             None => Ok(Self::parse(text)),

@@ -69,6 +69,20 @@ fn an_image_that_is_not_there_is_named() {
     larder(args!["du", &gone]).fails(2, says);
     larder(args!["cp", &file, inside(p.dir.path(), "/x")]).fails(2, "is a directory, not an image");
     larder(args!["mkfs", "--size", "1G", p.path("no/dir/a.img")]).fails(2, "there is no directory");
+    larder(args!["ls", ""]).fails(2, "is empty");
+    larder(args!["cp", "", &image]).fails(2, "is empty");
+}
+
+#[test]
+fn a_restore_of_nothing_leaves_no_directory() {
+    let p = Place::new();
+    let (image, out) = (p.image(), p.path("out"));
+    larder(args!["restore", "--path", "none", &image, &out]).fails(2, "there is no /none in generation");
+    larder(args!["restore", "--subvolid", "999", &image, &out]).fails(2, "there is no subvolume 999");
+    assert!(!out.exists());
+    std::fs::create_dir(&out).unwrap();
+    larder(args!["restore", "--path", "none", &image, &out]).fails(2, "there is no /none");
+    assert!(out.exists(), "it was there before");
 }
 
 #[test]

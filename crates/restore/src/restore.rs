@@ -110,6 +110,13 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
         _ => point.generation,
     };
     let trees = Trees::open(reader, point, newest, true);
+    let start = request.subvolume.unwrap_or(ObjectId::FS_TREE);
+    if !trees.subvolumes.contains_key(&start) {
+        return Err(Error::NotFound(format!(
+            "there is no subvolume {start} in generation {}",
+            point.generation
+        )));
+    }
     let dest = match &request.target {
         Target::Directory { path, force } => Some(Dest::open(path, *force)?),
         Target::DryRun => None,
@@ -122,13 +129,6 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
     let mut job = Job { reader, request, trees: &trees, dest, report: Report::default(), matched: false };
     job.report.generation = point.generation.0;
     job.root_tree(&point);
-    let start = request.subvolume.unwrap_or(ObjectId::FS_TREE);
-    if !trees.subvolumes.contains_key(&start) {
-        return Err(Error::NotFound(format!(
-            "there is no subvolume {start} in generation {}",
-            point.generation
-        )));
-    }
     let mut queue = VecDeque::from([(start, Vec::new())]);
     let mut seen = BTreeSet::from([start]);
     loop {
@@ -149,7 +149,11 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
         }
     }
     if let Some(path) = request.path.as_ref().filter(|_| !job.matched) {
-        return Err(Error::NotFound(format!("there is no {}", String::from_utf8_lossy(path))));
+        if let Some(dest) = &job.dest {
+            dest.take_back();
+        }
+        let (path, generation) = (String::from_utf8_lossy(path), point.generation);
+        return Err(Error::NotFound(format!("there is no /{path} in generation {generation}")));
     }
     if let Some(dest) = &job.dest {
         job.report.owners_refused = dest.refused.owners;
