@@ -126,16 +126,14 @@ pub(crate) fn advise_content<T>(result: anyhow::Result<T>, device: &dyn Device) 
     if !result.as_ref().is_err_and(foreign) {
         return result;
     }
+    const PARTITION: &str = "give the partition (`lsblk -f`; for an image `losetup -P` makes them)";
     let hint = match larder_fs::mkfs::recognise(device) {
-        Some(found) if found.contains("partition table") => {
-            format!("it holds {found}: give the partition (`lsblk -f`; for an image `losetup -P` makes them)")
-        }
+        Some(found) if found.contains("partition table") => format!("it holds {found}: {PARTITION}"),
         Some(found) => format!("it holds {found}; is it the right file?"),
         None if device.size() == 0 => {
             "it is empty: `larder mkfs --size SIZE` makes a file system in it".into()
         }
-        None => "is it the right file? `larder mkfs` makes a btrfs file system, and overwrites what is there"
-            .into(),
+        None => format!("is it the right file? if it is a whole disk, {PARTITION}"),
     };
     result.hint(hint).could_not_run()
 }
