@@ -114,7 +114,10 @@ fn without_numbers(text: &str) -> String {
 fn about_space(error: &anyhow::Error) -> Option<String> {
     let within = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>());
     let full = within.clone().any(|e| matches!(e, larder_fs::Error::NoSpace));
-    let outside = within.map(ToString::to_string).any(|e| e.contains("No space left on device"));
+    let full_host = |text: &str| text.contains("No space left on device");
+    // That of another process, too: a daemon leaves its last words.
+    let told = error.chain().map(ToString::to_string).any(|e| e.contains("a commit failed") && full_host(&e));
+    let outside = told || within.map(ToString::to_string).any(|e| full_host(&e));
     if full {
         return Some("`larder df` says what is full, and what helps".into());
     }
@@ -173,6 +176,8 @@ mod tests {
         let why = "a commit failed: a.img: write failed: No space left on device (os error 28)";
         let outside = text(&larder_fs::Error::ReadOnly(Some(why.into())).into());
         assert!(outside.contains("lies on is full") && !outside.contains("larder df"), "{outside}");
+        let daemon = text(&anyhow!("mnt: unmounted, but changes may be lost: {why}"));
+        assert!(daemon.contains("lies on is full") && !daemon.contains("os error"), "{daemon}");
     }
 
     #[test]
