@@ -36,7 +36,8 @@ pub struct Stats {
     /// Longest time that operations waited for a seal, and all of it.
     pub seal_max_us: u64,
     pub seal_total_us: u64,
-    /// Time from seal to publication, in all.
+    /// Longest time from seal to publication, and all of it.
+    pub commit_max_us: u64,
     pub commit_total_us: u64,
     pub nodes_written: u64,
     pub tree_edits: u64,
@@ -264,6 +265,7 @@ impl Filesystem {
             commit_waits: get(&x.waits),
             seal_max_us: get(&x.seal_max_ns) / 1000,
             seal_total_us: get(&x.seal_ns) / 1000,
+            commit_max_us: get(&x.commit_max_ns) / 1000,
             commit_total_us: get(&x.commit_ns) / 1000,
             nodes_written: get(&x.nodes_written),
             tree_edits: get(&t.edits),

@@ -85,6 +85,14 @@ pub fn df(path: &Path) -> io::Result<String> {
     text(path, IOC_DF)
 }
 
+/// Does a Larder daemon serve `path`?
+///
+/// # Errors
+/// `Unsupported` if not.
+pub fn is_served(path: &Path) -> io::Result<()> {
+    df(path).map(drop)
+}
+
 /// Discards the free space in `range` of the file system that `path` is on (a kernel file system answers too).
 ///
 /// # Errors

@@ -66,6 +66,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The observer wanted it to end.
+    #[error("stopped")]
+    Stopped,
 }
 
 /// Result of this crate.

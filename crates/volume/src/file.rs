@@ -95,7 +95,7 @@ impl FileDevice {
                 .write(true)
                 .create_new(true)
                 .open(path)
-                .map_err(|e| io_error(path, "create", Physical(0), size, e))?;
+                .map_err(|e| io_error(path, "create", Physical(0), 0, e))?;
         }
         let mut device = Self::open_inner(path, OpenMode::Write, false, false)?;
         if !device.block_device && device.size != size {
@@ -109,7 +109,7 @@ impl FileDevice {
     /// # Errors
     /// Read-only, a block device, or what the host's file system says.
     pub fn set_size(&mut self, size: u64) -> VolumeResult<()> {
-        let fail = |e| io_error(&self.path, "resize", Physical(0), size, e);
+        let fail = |e| io_error(&self.path, "resize", Physical(0), 0, e);
         if self.block_device || self.read_only {
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, "not a writable image file")));
         }

@@ -3,6 +3,7 @@
 use crate::image::Image;
 use crate::target::Target;
 use crate::{mount_options, print};
+use anyhow::Context;
 use larder_fs::{Attr, FileKind, InodeId};
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         while let Some((path, dir)) = todo.pop() {
             if args.recursive {
                 let blank = if first { "" } else { "\n" };
-                writeln!(out, "{blank}/{}:", print::name(&path))?;
+                writeln!(out, "{blank}/{}:", print::name(&path)).context(print::STDOUT)?;
             }
             first = false;
             let rows = rows(&image, dir)?;
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let link = link_of(&image, &attr)?;
         write_rows(&mut out, &[Row { name, attr, link }], args.long)?;
     }
-    out.flush()?;
+    out.flush().context(print::STDOUT)?;
     drop(out);
     image.close()
 }
@@ -125,7 +126,7 @@ fn link_of(image: &Image, attr: &Attr) -> anyhow::Result<Option<Vec<u8>>> {
 fn write_rows(out: &mut impl Write, rows: &[Row], long: bool) -> anyhow::Result<()> {
     if !long {
         for r in rows {
-            writeln!(out, "{}", print::name(&r.name))?;
+            writeln!(out, "{}", print::name(&r.name)).context(print::STDOUT)?;
         }
         return Ok(());
     }
@@ -152,7 +153,8 @@ fn write_rows(out: &mut impl Write, rows: &[Row], long: bool) -> anyhow::Result<
             mode_text(r.attr.kind, r.attr.perm),
             print::time(r.attr.mtime.sec),
             print::name(&r.name),
-        )?;
+        )
+        .context(print::STDOUT)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::commands::inspect::{self, Problems};
 use crate::failure::{Advise, usage};
-use crate::image::{Access, open_device};
+use crate::image::{Access, advise_content, open_device};
 use crate::print;
 use anyhow::anyhow;
 use larder_restore::{Options, Reader};
@@ -51,7 +51,7 @@ const NAMED: usize = 20;
 fn zero_log(args: &ZeroLog) -> anyhow::Result<()> {
     let device = open_device(&args.image, Access::Write)?;
     let shown = args.image.display();
-    let mut superblock = read_superblock(device.as_ref()).could_not_run()?;
+    let mut superblock = advise_content(read_superblock(device.as_ref()).could_not_run(), device.as_ref())?;
     if superblock.metadata_dump().is_some() {
         return Err(anyhow!("{shown}: it is a metadata dump, and a dump is never written"))
             .hint(
