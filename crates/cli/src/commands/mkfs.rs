@@ -127,7 +127,7 @@ fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
     let (mut features, notes) = Features::chosen(args.features.iter().map(String::as_str)).could_not_run()?;
     features.mixed |= args.mixed;
     for note in notes {
-        eprintln!("larder: note: {note}");
+        print::say(&format!("larder: note: {note}"));
     }
     let nodesize = match args.nodesize.map(u32::try_from) {
         None => None,
