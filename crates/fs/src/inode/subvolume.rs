@@ -221,10 +221,9 @@ pub(crate) enum Deletes {
 ///
 /// # Errors
 /// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it; `NotPermitted` for the default
-/// subvolume; `Busy` for the one that `root` is in; no space; read-only.
+/// subvolume; `Busy` for one that is mounted; no space; read-only.
 pub(crate) fn delete(
     core: &Core,
-    root: InodeId,
     dir: InodeId,
     name: &[u8],
     which: Deletes,
@@ -242,7 +241,7 @@ pub(crate) fn delete(
         return Err(Error::Invalid("not a subvolume"));
     }
     let child = core.subvol(id)?;
-    if root.subvol == id {
+    if core.fronts.is_root(id) {
         return Err(Error::Busy("it is mounted"));
     }
     if core.default_subvol()? == id {

@@ -5,6 +5,7 @@ mod attributes;
 mod checksums;
 mod consistency;
 mod damage;
+mod fronts;
 mod links;
 mod listing;
 mod logged;
