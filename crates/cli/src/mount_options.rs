@@ -4,6 +4,8 @@
 //! for every file system; and mistakes. A mistake must not pass as one of the others — an option that is silently
 //! ignored is a promise not kept — so whatever is not known is an error. Words later in the list win.
 
+pub(crate) mod whole;
+
 use crate::size;
 use larder_fs::{Compress, Packing, SubvolChoice, Tuning};
 use larder_fuse::Transport;

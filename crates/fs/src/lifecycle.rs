@@ -201,12 +201,18 @@ impl Filesystem {
     }
 
     /// This front end goes, and others stay: gives everything back that it holds. What only that kept is deleted before the call
-    /// returns. Nothing may be asked of this front end afterwards but [`Self::sync`].
+    /// returns. Nothing may be asked of this front end afterwards but what concerns the whole file system.
     pub fn leave(&self) {
         if self.core.fronts.is_here(self.front) {
             crate::inode::orphan::delete_held_by(&self.core, self.front);
             self.core.fronts.leave(self.front);
         }
+    }
+
+    /// Was the device opened for reading only?
+    #[must_use]
+    pub fn is_opened_read_only(&self) -> bool {
+        self.core.options.read_only
     }
 
     /// Can the same inode be reached through both front ends? That is so where the root of one is the other's, or above it.

@@ -225,12 +225,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
 ///
 /// # Errors
 /// As [`create`].
-pub(crate) fn create_unnamed(
-    core: &Core,
-    front: FrontId,
-    dir: InodeId,
-    new: &NewInode<'_>,
-) -> Result<Attr> {
+pub(crate) fn create_unnamed(core: &Core, front: FrontId, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
     if new.kind != FileKind::Regular {

@@ -222,12 +222,7 @@ pub(crate) enum Deletes {
 /// # Errors
 /// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it; `NotPermitted` for the default
 /// subvolume; `Busy` for one that is mounted; no space; read-only.
-pub(crate) fn delete(
-    core: &Core,
-    dir: InodeId,
-    name: &[u8],
-    which: Deletes,
-) -> Result<TreeId> {
+pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> Result<TreeId> {
     may_wait()?;
     check_name(name)?;
     let _tree = core.subvol_tree.lock();

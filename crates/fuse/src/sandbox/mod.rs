@@ -14,7 +14,7 @@
 //! | sealed | once requests are served, no further io_uring can be made, since its operations pass no seccomp filter; those that exist take the two operations that the transport needs |
 //!
 //! What root of another process can do — unmount, mount, set the read-ahead, look at a caller's descriptor — is done by
-//! the [porter](crate::porter), a small process that stays outside and takes six requests of fixed form.
+//! the [porter](crate::porter), a small process that stays outside and takes seven requests of fixed form.
 //!
 //! A refused system call fails with `EPERM`, and says so: its number goes to standard error the first time, and into the
 //! statistics (`larder stats`), because after the daemon has left its terminal nobody would see it otherwise. The price is a

@@ -1,0 +1,246 @@
+//! What one mount changes, as the others learn it.
+//!
+//! A kernel may believe names, attributes and contents for a day, because only its own requests change them — or those of another
+//! mount of the same file system that shows the same inodes ([`crate::family`]). For those this holds: **when a change has been
+//! answered, every system call that begins then on another mount sees it.** By three means, none of which is used where no two mounts
+//! overlap:
+//!
+//! 1. **No time.** What is answered about an inode that another mount knows, too, may be believed for no time at all, and so may the
+//!    names in such a directory, absent ones included: the kernel asks again. To *know* is to hold look-ups of it ([`Filesystem::hold`]).
+//!    A hold is taken before attributes are read, so of a change and a look-up at the same time one sees the other.
+//! 2. **Telling.** What a kernel got earlier, while nobody else knew the inode, and contents and listings, which have no time: before a
+//!    change is answered, each other mount that knows the inode is told to forget them. Contents are told of twice: before the change,
+//!    too, so that pages changed through a mapping are written before it and not over it.
+//! 3. **Again.** That a kernel does not know an inode whose look-ups it has may mean that the answer is still on its way: it is
+//!    told again until it does, or has given them back.
+//!
+//! **Waiting.** Being told, a kernel waits for a directory in which it works, or for pages that it reads or writes. Those are requests
+//! to us. So telling is for threads that no request needs ([`Patience::Kernel`]), and a change that has to be told of goes
+//! there before it is begun. And two of them, on two mounts, might each keep what the other waits for: two appends to one
+//! file, two names made in one directory. Therefore only one mount at a time waits about an inode
+//! ([`Family::waited_for`](crate::family::Family)); a change that comes meanwhile is answered first, which lets the other one go
+//! on, and told of after it. Whatever keeps a directory or pages locked while it waits has that directory or file among those that it
+//! waits about, so nobody ever waits in a circle.
+//!
+//! **What does not hold.** Between changes of one inode at the same time through two mounts, the later one may be seen a moment after it
+//! was answered. Pages that a kernel writes back by itself are never waited about: what was stored through a shared mapping is seen by
+//! others after `msync`, `fsync` or the last close, and of a page that is stored to in one place and written in another one version stays.
+//! Two appends at the same time may meet at the same offset; a program that keeps a file open for appending goes on at the old end
+//! if the file is cut short elsewhere. Locks (`flock`, `fcntl`) of one mount are not seen by another:
+//! each kernel has its own. On Linux's btrfs all mounts of a file system share these.
+//!
+//! [`Filesystem::hold`]: larder_fs::Filesystem::hold
+
+use super::Server;
+use crate::family::Member;
+use crate::handler::{Failure, Patience};
+use crate::notify::Fate;
+use crate::records::TIMEOUT;
+use larder_fs::{Attr, Error, InodeId};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What is not as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// A name in a directory, with the listing and attributes of that.
+    Name(InodeId, Vec<u8>),
+    /// Attributes, ACLs among them.
+    Attributes(InodeId),
+    /// Contents in a range, and attributes.
+    Contents(InodeId, Range<u64>),
+}
+
+/// All of a file.
+pub(super) const ALL: Range<u64> = 0..u64::MAX;
+
+impl Change {
+    fn of(&self) -> InodeId {
+        match self {
+            Change::Name(id, _) | Change::Attributes(id) | Change::Contents(id, _) => *id,
+        }
+    }
+
+    /// Tells a mount. False if its kernel does not know the inode.
+    fn tell(&self, to: &Member) -> bool {
+        let node = to.nodes.node(self.of());
+        match self {
+            Change::Name(_, name) => to.notify.name_changed(node, name, Fate::AskedAgain),
+            Change::Attributes(_) => to.notify.attributes_changed(node),
+            Change::Contents(id, range) => {
+                let mut last = [0];
+                if let Ok(size) = to.fs.getattr(*id).map(|attr| attr.size)
+                    && (1..=range.end).contains(&size)
+                    && matches!(to.fs.read(*id, size - 1, &mut last), Ok(1))
+                {
+                    to.notify.has_grown(node, size - 1, last[0]);
+                }
+                to.notify.range_changed(node, range.clone())
+            }
+        }
+    }
+
+    /// Tells a mount, once its kernel knows the inode of which it holds look-ups.
+    fn tell_surely(&self, to: &Member) {
+        /// An answer that is on its way arrives at the next turn of a thread, or of a few.
+        const TURNS: u32 = 2000;
+        for _ in 0..TURNS {
+            if self.tell(to) || !to.fs.knows(self.of()) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        // Its FORGET waits behind very many others.
+    }
+}
+
+/// How others are told of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// Before it is answered.
+    Before,
+    /// By another thread.
+    Later,
+    /// The same, and by what has been put together until then: for changes that come in great numbers.
+    Together,
+}
+
+/// A change that has been begun.
+pub(super) struct Telling<'a> {
+    server: &'a Server,
+    how: How,
+    /// With [`How::Before`]: what is waited about.
+    about: Vec<InodeId>,
+}
+
+impl Server {
+    /// To be called before something is changed, with all inodes that the kernel keeps locked for it or that others might have to
+    /// be told of.
+    ///
+    /// # Errors
+    /// [`Failure::WaitForKernel`] if this thread must not wait for what has to be waited for.
+    pub(super) fn about_to_change(
+        &self,
+        patience: Patience,
+        touched: &[InodeId],
+    ) -> Result<Telling<'_>, Failure> {
+        let telling = |how, about| Telling { server: self, how, about };
+        if !self.family.overlaps() || !touched.iter().any(|id| self.fs.is_known_elsewhere(*id)) {
+            return Ok(telling(How::Later, Vec::new()));
+        }
+        match patience {
+            Patience::Queue | Patience::Worker => Err(Failure::WaitForKernel),
+            Patience::Kernel if self.family.begin_to_wait(&self.me, touched) => {
+                Ok(telling(How::Before, touched.to_vec()))
+            }
+            Patience::Kernel | Patience::Afterwards => Ok(telling(How::Later, Vec::new())),
+        }
+    }
+
+    /// The same, for what the kernel writes back by itself: whoever waits for its pages must not wait for anybody.
+    pub(super) fn about_to_write_back(&self) -> Telling<'_> {
+        Telling { server: self, how: How::Together, about: Vec::new() }
+    }
+
+    /// The inode behind a name, if others might have to be told of what becomes of it.
+    pub(super) fn named(&self, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>, Failure> {
+        if !self.family.overlaps() {
+            return Ok(None);
+        }
+        match self.fs.lookup(dir, name) {
+            Ok(attr) => Ok(Some(attr.id)),
+            Err(Error::NotFound) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Has a name in a directory asked for again or dropped by this mount's own kernel, which did not see it change, and by all others.
+    pub(super) fn name_changed(&self, telling: Telling<'_>, dir: InodeId, name: &[u8]) {
+        self.me.notify.name_changed(self.me.nodes.node(dir), name, Fate::Dropped);
+        telling.tell(|| vec![Change::Name(dir, name.to_vec())]);
+    }
+
+    /// For how long the kernel may believe what it is told about an inode.
+    pub(super) fn time_of(&self, id: InodeId) -> u64 {
+        if self.family.overlaps() && self.fs.is_known_elsewhere(id) { 0 } else { TIMEOUT }
+    }
+
+    /// Takes a hold on what was found, for the kernel. Returns it as it is from then on.
+    pub(super) fn hold(&self, found: Attr) -> Result<Attr, Error> {
+        self.fs.hold(found.id);
+        if !self.family.overlaps() {
+            return Ok(found);
+        }
+        self.fs.getattr(found.id).inspect_err(|_| self.fs.release(found.id, 1))
+    }
+
+    /// Do others have to be told of what was written to this file before it counts as synced?
+    pub(super) fn is_shared(&self, id: InodeId) -> bool {
+        self.family.overlaps() && self.fs.is_known_elsewhere(id)
+    }
+
+    /// Calls `then` when others have been told of everything that was answered before; on whatever thread.
+    pub(super) fn when_told(&self, then: impl FnOnce() + Send + 'static) {
+        let last = Arc::new(Finally(Mutex::new(Some(Box::new(then)))));
+        let others = self.family.members();
+        for other in others.iter().filter(|m| !Arc::ptr_eq(m, &self.me)) {
+            let last = Arc::clone(&last);
+            other.notify.run(move || drop(last));
+        }
+    }
+}
+
+/// Does something when it goes.
+struct Finally(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Drop for Finally {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.get_mut().take() {
+            then();
+        }
+    }
+}
+
+impl Telling<'_> {
+    /// Contents are about to be replaced: others write what only they have of them.
+    pub(super) fn before(&self, id: InodeId, range: Range<u64>) {
+        if self.how == How::Before {
+            self.others(id, |other| {
+                other.notify.range_changed(other.nodes.node(id), range.clone());
+            });
+        }
+    }
+
+    /// It is done.
+    pub(super) fn tell(self, changes: impl FnOnce() -> Vec<Change>) {
+        if !self.server.family.overlaps() {
+            return;
+        }
+        for change in changes() {
+            self.others(change.of(), |other| match (self.how, &change) {
+                (How::Before, _) => change.tell_surely(other),
+                (How::Together, Change::Contents(id, range)) => {
+                    other.notify.range_changed_later(other.nodes.node(*id), range.clone());
+                }
+                _ => {
+                    let (change, to) = (change.clone(), Arc::clone(other));
+                    other.notify.run(move || change.tell_surely(&to));
+                }
+            });
+        }
+    }
+
+    fn others(&self, id: InodeId, each: impl Fn(&Arc<Member>)) {
+        let all = self.server.family.members();
+        all.iter().filter(|m| !Arc::ptr_eq(m, &self.server.me) && m.fs.knows(id)).for_each(each);
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        if !self.about.is_empty() {
+            self.server.family.end_to_wait(&self.about);
+        }
+    }
+}
