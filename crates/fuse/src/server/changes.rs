@@ -25,6 +25,8 @@
 //! **What does not hold.** Between changes of one inode at the same time through two mounts, the later one may be seen a moment after it
 //! was answered. Pages that a kernel writes back by itself are never waited about: what was stored through a shared mapping is seen by
 //! others after `msync`, `fsync` or the last close, and of a page that is stored to in one place and written in another one version stays.
+//! A page that a program is just writing to, and that its kernel drops because of a change elsewhere, may be read again before the
+//! write has come to us; the kernel is told to drop it once more after the answer, so that such a page is old for a moment.
 //! Two appends at the same time may meet at the same offset; a program that keeps a file open for appending goes on at the old end
 //! if the file is cut short elsewhere. Locks (`flock`, `fcntl`) of one mount are not seen by another:
 //! each kernel has its own. On Linux's btrfs all mounts of a file system share these.
@@ -180,13 +182,12 @@ impl Server {
         self.family.overlaps() && self.fs.is_known_elsewhere(id)
     }
 
-    /// Calls `then` when others have been told of everything that was answered before; on whatever thread.
+    /// Calls `then` when all have been told of everything that was answered before; on whatever thread.
     pub(super) fn when_told(&self, then: impl FnOnce() + Send + 'static) {
         let last = Arc::new(Finally(Mutex::new(Some(Box::new(then)))));
-        let others = self.family.members();
-        for other in others.iter().filter(|m| !Arc::ptr_eq(m, &self.me)) {
+        for member in self.family.members() {
             let last = Arc::clone(&last);
-            other.notify.run(move || drop(last));
+            member.notify.run(move || drop(last));
         }
     }
 }

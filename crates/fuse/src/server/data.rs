@@ -33,11 +33,9 @@ impl Server {
         let write: proto::WriteIn = request.arg()?;
         let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
         let range = write.offset..write.offset.saturating_add(write.size.into());
-        let telling = if write.write_flags & proto::WRITE_CACHE != 0 {
-            self.about_to_write_back()
-        } else {
-            self.about_to_change(patience, &[id])?
-        };
+        let write_back = write.write_flags & proto::WRITE_CACHE != 0;
+        let telling =
+            if write_back { self.about_to_write_back() } else { self.about_to_change(patience, &[id])? };
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
             self.remove_privileges(id, request, patience)?;
         }
@@ -58,6 +56,9 @@ impl Server {
                 Patience::Kernel => drop(self.me.notify.range_changed(node, range.clone())),
                 Patience::Afterwards => self.me.notify.range_changed_later(node, range.clone()),
             }
+        }
+        if !write_back && self.is_shared(id) {
+            self.me.notify.range_changed_later(node, range.clone());
         }
         telling.tell(|| vec![Change::Contents(id, range)]);
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })

@@ -195,8 +195,7 @@ impl Server {
     ) -> Outcome {
         let name = valid(request.name()?)?;
         let victim = self.named(dir, name)?;
-        let touched: Vec<InodeId> = [dir].into_iter().chain(victim).collect();
-        let telling = self.about_to_change(patience, &touched)?;
+        let telling = self.about_to_change(patience, &[dir, victim.unwrap_or(dir)])?;
         self.may_remove(request, dir, name)?;
         if directory {
             self.fs.rmdir(dir, name)?;
@@ -237,7 +236,7 @@ impl Server {
             _ => return Err(Errno::INVAL.into()),
         };
         let moved = [self.named(dir, name)?, self.named(to, to_name)?];
-        let touched: Vec<InodeId> = [dir, to].into_iter().chain(moved.into_iter().flatten()).collect();
+        let touched = [dir, to, moved[0].unwrap_or(dir), moved[1].unwrap_or(to)];
         let telling = self.about_to_change(patience, &touched)?;
         if self.checked(request).is_some() {
             self.may_remove(request, dir, name)?;

@@ -116,10 +116,11 @@ impl House {
                     tracing::warn!("a mount that nobody waits for cannot be taken away: {e}");
                 }
             });
+            let was_ready = told.is_none();
             if let (Err(e), Some(told)) = (&served, told) {
                 told(Err(e.to_string()));
             }
-            house.move_out(number, member, served.map_err(anyhow::Error::new));
+            house.move_out(number, member, served.map_err(anyhow::Error::new), was_ready);
         };
         if let Err(e) = std::thread::Builder::new().name("larder-mount".into()).spawn(live) {
             // With the thread the mount and what would have been told are gone.
@@ -148,8 +149,10 @@ impl House {
     }
 
     /// The session of a mount has ended.
-    fn move_out(&self, number: u64, member: Arc<Member>, served: anyhow::Result<()>) {
-        self.reached(number, Stage::Ending);
+    fn move_out(&self, number: u64, member: Arc<Member>, served: anyhow::Result<()>, was_ready: bool) {
+        if was_ready {
+            self.reached(number, Stage::Ending);
+        }
         let mut ended = served;
         if self.family.members().len() > 1 {
             // Still one of the family, so that nobody closes the file system meanwhile.
@@ -173,7 +176,7 @@ impl House {
                 at.map(|at| rooms.list.remove(at))
             };
             if let Some(room) = room {
-                conclude_one_of_several(room, &ended);
+                conclude_one_of_several(room, was_ready.then_some(&ended));
             }
         }
         self.changed.notify_all();
@@ -398,9 +401,11 @@ fn outcome_of(result: &anyhow::Result<()>) -> Outcome {
     }
 }
 
-fn conclude_one_of_several(room: Room, ended: &anyhow::Result<()>) {
+/// Leaves the result, if there ever was a mount.
+fn conclude_one_of_several(room: Room, ended: Option<&anyhow::Result<()>>) {
     let Room { porter, claim, .. } = room;
     let tidy = || porter.dismiss(End::Mount, || state::tidy_up(porter.mountpoint()));
+    let Some(ended) = ended else { return tidy() };
     if let Err(e) = claim.finish_one_of_several(outcome_of(ended), tidy) {
         tracing::warn!("the result of a mount cannot be told: {e:#}");
     }
