@@ -1,20 +1,27 @@
-//! How somebody who wants a further mount reaches the daemon that serves the image already.
+//! The way to a daemon that serves an image already, for a program that wants a further mount.
 //!
-//! A daemon has a **door**: a Unix datagram socket that lies beside the state files, named after the image's inode or device, bound before
-//! the daemon goes into its sandbox. Who wants a mount does everything that takes rights or a mount namespace itself — claims
-//! the state file, starts a [porter](larder_fuse::porter) that will mount — and sends one message with what it wants and three
-//! descriptors: the porter's socket, the locked state file, and a socket for the answer. Receiving them is all that
-//! the daemon does: it opens, connects and accepts nothing, so its filter of system calls lets nothing more through than before.
+//! A daemon has a **door**: a Unix datagram socket beside the state files. It is named after the
+//! image's inode or device, and is bound before the daemon goes into its sandbox. The program that
+//! wants a mount does itself what needs rights or a mount namespace: it claims the state file, and
+//! starts a [porter](larder_fuse::porter) that will make the mount. Then it sends one message. The
+//! message says what is wanted and carries three descriptors: the porter's socket, the locked state
+//! file, and a socket for the answer. The daemon only receives. It opens, connects and accepts
+//! nothing, so its filter of system calls allows nothing more than before.
 //!
-//! | what could come in between | what happens |
-//! |---|---|
-//! | nobody is behind the door any more | sending says so; the file is taken away, and the mount is a first one |
-//! | the daemon ends before it has read the message | the descriptors are closed with it: no answer is an answer, as is *ending*. It is waited for, and the mount is a first one |
-//! | who asks is killed before it has sent | nothing was mounted: its porter sees that nobody is there, and goes |
-//! | who asks is killed before it is answered | the daemon cannot give the answer, and takes the mount away again |
-//! | two first mounts at the same time | each holds the image's [`Threshold`] until it has a mount or an error; the second finds the first's door |
+//! What can come in between:
 //!
-//! Only the user of the daemon gets in: the directory is that user's, and the kernel says with each message who sent it.
+//! - *The daemon is dead.* Sending says so. The socket file is removed, the mount is a first one.
+//! - *The daemon ends before it has read the message.* The descriptors are closed with it, which
+//!   the asker sees. It waits for the daemon's end, and the mount is a first one. The same holds
+//!   for the answer [`Answer::Ending`].
+//! - *The asker is killed before it sends.* Nothing was mounted. Its porter sees that, and ends.
+//! - *The asker is killed before it has the answer.* The daemon cannot deliver the answer, and
+//!   unmounts again.
+//! - *Two first mounts start at the same time.* Each holds the image's [`Threshold`] until it has a
+//!   mount or an error. The second then finds the door of the first.
+//!
+//! Only the user of the daemon is served: the directory belongs to that user, and with each message
+//! the kernel says which user has sent it.
 
 use crate::mount_options::whole::Settings;
 use crate::state::{directories, own_directory};
@@ -67,7 +74,7 @@ pub(crate) enum Answer {
     Ending { pid: u32 },
 }
 
-/// The name by which all who mean the same image call it; `None` if it cannot be looked at.
+/// A name for an image, the same for every path to it; `None` if it cannot be looked at.
 fn identity(image: &Path) -> Option<String> {
     let meta = fs::metadata(image).ok()?;
     let key = if meta.file_type().is_block_device() {
@@ -82,14 +89,14 @@ fn identity(image: &Path) -> Option<String> {
 const DOOR: &str = "door";
 const THRESHOLD: &str = "start";
 
-/// Whoever stands here is the only one who is just mounting this image.
+/// Held by the one process that is just mounting this image.
 #[derive(Debug)]
 pub(crate) struct Threshold {
     _lock: File,
 }
 
 impl Threshold {
-    /// Waits until nobody else does.
+    /// Waits until no other process holds it.
     ///
     /// # Errors
     /// There is no place for the lock.
@@ -121,7 +128,7 @@ impl Threshold {
     }
 }
 
-/// Takes away what a daemon leaves that ends: its door, and the threshold unless somebody stands there.
+/// Removes what a daemon leaves behind at its end: its door, and the threshold unless it is held.
 pub(crate) fn tidy_up(image: &Path, door: Option<&Path>) {
     if let Some(door) = door {
         let _ = fs::remove_file(door);
@@ -144,7 +151,8 @@ fn doors(dir: &Path, identity: &str) -> Vec<PathBuf> {
     names.filter(|f| f.file_name().to_str().is_some_and(ours)).map(|f| f.path()).collect()
 }
 
-/// A socket address for a path of any length: its directory is named by a descriptor, which has to stay open meanwhile.
+/// A socket address for a path of any length. It names the directory by a descriptor, which has to
+/// stay open as long as the address is used.
 fn address(path: &Path) -> io::Result<(SocketAddrUnix, OwnedFd)> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -166,7 +174,7 @@ pub(crate) struct Door {
     path: PathBuf,
 }
 
-/// Somebody who wants a mount, and what it brought.
+/// A request for a mount, with the descriptors that came along.
 #[derive(Debug)]
 pub(crate) struct Visit {
     wanted: Wanted,
@@ -201,7 +209,8 @@ impl Door {
         &self.path
     }
 
-    /// Waits for the next one who may come in and speaks our language. For the daemon in its sandbox.
+    /// Waits for the next request of the daemon's own user, in this version's form. Works in the
+    /// sandbox.
     ///
     /// # Errors
     /// What receiving says.
@@ -231,7 +240,7 @@ impl Door {
                 _ => {}
             }
         }
-        // Whoever is not answered is told by that.
+        // The others see that their descriptors are closed.
         let Ok([porter, state, answer]) = <[OwnedFd; 3]>::try_from(fds) else { return Ok(None) };
         if sender != Some(rustix::process::getuid()) {
             return Ok(None);
@@ -247,19 +256,19 @@ impl Door {
     }
 }
 
-/// Who is owed an answer.
+/// The asker, to be answered.
 #[derive(Debug)]
 pub(crate) struct Asker(OwnedFd);
 
 impl Asker {
-    /// Answers. Fails if nobody waits for it any more.
+    /// Answers. Fails if the asker is gone.
     pub(crate) fn say(self, answer: &Answer) -> io::Result<()> {
         say(&self.0, answer)
     }
 }
 
 impl Visit {
-    /// What was brought: what is wanted, the porter's socket, the state file; and who is to be answered.
+    /// What is wanted, the porter's socket, the state file, and the asker.
     pub(crate) fn take(self) -> (Wanted, OwnedFd, File, Asker) {
         (self.wanted, self.porter, self.state, Asker(self.answer))
     }
@@ -271,7 +280,7 @@ fn say(to: &OwnedFd, answer: &Answer) -> io::Result<()> {
     Ok(())
 }
 
-/// The other side: a door behind which somebody is.
+/// The asker's side: the door of a daemon that lives.
 #[derive(Debug)]
 pub(crate) struct Found {
     socket: OwnedFd,
@@ -279,7 +288,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The door of an image. Those of daemons that were killed are taken away.
+    /// The door of an image. Doors of killed daemons are removed.
     pub(crate) fn of(image: &Path) -> Option<Self> {
         let identity = identity(image)?;
         let all = directories(None).into_iter().flat_map(|dir| doors(&dir, &identity));
@@ -292,13 +301,13 @@ impl Found {
                     let _ = fs::remove_file(&path);
                     None
                 }
-                // Somebody else's.
+                // Of another user.
                 Err(_) => None,
             }
         })
     }
 
-    /// Asks for a mount, and waits for the answer. `None`: whoever was behind the door has gone.
+    /// Asks for a mount, and waits for the answer. `None`: the daemon is gone.
     ///
     /// # Errors
     /// What sending says.
@@ -404,7 +413,7 @@ mod tests {
             let _second = Threshold::of(&path).unwrap().unwrap();
             said.try_recv().expect("the first one has left");
         });
-        // It is not taken away from whoever stands there.
+        // One that is held is not removed.
         tidy_up(image.path(), None);
         say.send(()).unwrap();
         drop(first);

@@ -1,20 +1,23 @@
-//! What a mount's daemon leaves for others to find: a file that says who it is, and whose lock says that it lives.
+//! What a mount's daemon leaves for others to find: a file that says who it is, and whose lock says
+//! that it lives.
 //!
-//! `larder umount` has to return only when the daemon has exited, and with its result. Neither can be asked of the
-//! kernel: a plain FUSE unmount returns at once. So the daemon keeps a file per mount, holds an exclusive lock on it
-//! for as long as it lives — the kernel lets go of it however the process ends — and writes its result there as
-//! its last act. Whoever waits opens the file before unmounting, then waits for the lock and for the process.
-//! A file without a result whose lock is free belonged to a daemon that was killed.
+//! `larder umount` has to return only when the daemon has exited, and with its result. Neither can
+//! be asked of the kernel: a plain FUSE unmount returns at once. So the daemon keeps a file per
+//! mount, holds an exclusive lock on it for as long as it lives — the kernel lets go of it however
+//! the process ends — and writes its result there as its last act. Whoever waits opens the file
+//! before unmounting, then waits for the lock and for the process. A file without a result whose
+//! lock is free belonged to a daemon that was killed.
 //!
-//! A daemon may serve several mounts of its image and has a file for each. When one of them ends and others stay, what was
-//! written is made durable, the result is left in its file, and the lock of that file alone is given back: the daemon goes
-//! on, and is not waited for.
+//! A daemon may serve several mounts of its image and has a file for each. When one of them ends
+//! and others stay, what was written is made durable, the result is left in its file, and the lock
+//! of that file alone is given back: the daemon goes on, and is not waited for.
 //!
-//! Somebody may unmount without waiting (umount(2) does, and `umount -i`), and use the image or the directory again at once. For
-//! them the file says how far the daemon has come, so that one that is ending can be waited for.
+//! Somebody may unmount without waiting (umount(2) does, and `umount -i`), and use the image or the
+//! directory again at once. For them the file says how far the daemon has come, so that one that is
+//! ending can be waited for.
 //!
-//! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the directory for temporary
-//! files, and are named after the mount point and the mount namespace.
+//! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the
+//! directory for temporary files, and are named after the mount point and the mount namespace.
 
 use crate::{mount_table, utab};
 use anyhow::{Context, bail};
@@ -37,7 +40,8 @@ pub(crate) struct Record {
     pub(crate) read_only: bool,
     #[serde(default)]
     pub(crate) stage: Stage,
-    /// A process that sees the mount, where the daemon may not: that of a further mount lives where it was asked for.
+    /// A process that sees the mount, where the daemon may not: that of a further mount lives where
+    /// it was asked for.
     #[serde(default)]
     pub(crate) witness: Option<u32>,
     /// The mount has ended, and its daemon has others.
@@ -126,8 +130,8 @@ impl Claim {
         Ok(claim)
     }
 
-    /// Goes on with what another process [began](Self::new) and handed over locked: this one is the daemon. `witness` is a process
-    /// that sees the mount.
+    /// Goes on with what another process [began](Self::new) and handed over locked: this one is the
+    /// daemon. `witness` is a process that sees the mount.
     pub(crate) fn take_over(
         file: File,
         image: &Path,
@@ -174,7 +178,8 @@ impl Claim {
         saved
     }
 
-    /// The same for a mount whose daemon has others and goes on: leaves the result, has `tidy_up` done, and gives the lock back.
+    /// The same for a mount whose daemon has others and goes on: leaves the result, has `tidy_up`
+    /// done, and gives the lock back.
     pub(crate) fn finish_one_of_several(
         mut self,
         result: Outcome,
@@ -184,7 +189,7 @@ impl Claim {
         self.record.daemon_goes_on = true;
         let saved = self.save();
         tidy_up();
-        // Somebody who began it may have it open still.
+        // The process that began it may still have it open.
         let _ = flock(&self.file, FlockOperation::Unlock);
         saved
     }
@@ -303,8 +308,8 @@ impl Watch {
         serde_json::from_str(&text).with_context(|| format!("{} is damaged", self.path.display()))
     }
 
-    /// Waits until the daemon is done with the mount and, unless it has others, gone; takes its file away, and returns how it
-    /// ended; `None` for one that was killed.
+    /// Waits until the daemon is done with the mount and, unless it has others, gone; takes its
+    /// file away, and returns how it ended; `None` for one that was killed.
     pub(crate) fn wait(mut self) -> anyhow::Result<Option<Outcome>> {
         self.wait_for_lock()?;
         let goes_on = self.record().is_ok_and(|r| r.daemon_goes_on);

@@ -1,5 +1,5 @@
-//! One image, several mounts: each with its own subvolume and options, served by one daemon, which the last one ends; and what
-//! one of them changes is what the others see.
+//! One image, several mounts: each with its own subvolume and options, served by one daemon, which
+//! the last one ends; and what one of them changes is what the others see.
 
 mod common;
 
@@ -125,7 +125,7 @@ fn each_mount_has_its_subvolume_and_its_options() {
     assert_eq!(fs::read_to_string(both.join("@/r")).unwrap(), "in @");
     assert_eq!(fs::read_to_string(both.join("@home/h")).unwrap(), "in @home");
     assert_eq!(errno(fs::write(both.join("@/r"), "no")), libc::EROFS);
-    // Two mounts are two file systems to those who rename and link.
+    // For renames and links two mounts are two file systems.
     assert_eq!(errno(fs::rename(root.join("r"), home.join("r"))), libc::EXDEV);
     assert_eq!(errno(fs::hard_link(root.join("r"), home.join("r"))), libc::EXDEV);
     // Requests to the daemon go through any of them.
@@ -148,7 +148,7 @@ fn each_mount_has_its_subvolume_and_its_options() {
     larder(args!["trim", root]).ok();
     larder(args!["subvolume", "snapshot", home, home.join("snap")]).ok();
     assert_eq!(fs::read_to_string(both.join("@home/snap/h")).unwrap(), "in @home");
-    // Its root is busy, whoever wants to delete it.
+    // The root of a mount cannot be deleted through another one.
     p.mount(3, "subvol=/");
     larder(args!["subvolume", "delete", p.at(3, "@")]).fails(1, "busy");
     // Nobody else opens the image, and a place is mounted on once.
@@ -226,7 +226,8 @@ fn what_only_a_mount_has_kept_goes_with_it() {
     assert!(page.iter().all(|b| *b == 7) && free() < empty - SIZE / 2);
     assert_eq!(open.metadata().unwrap().nlink(), 0);
     drop(open);
-    // Looked at in one, deleted in the other: the kernel of the first keeps it, as long as it is there.
+    // Looked at in one, deleted in the other: the kernel of the first keeps it, as long as it is
+    // there.
     fs::write(top.join("@/other"), vec![8; SIZE as usize]).unwrap();
     fs::metadata(sub.join("other")).unwrap();
     fs::remove_file(top.join("@/other")).unwrap();
@@ -457,8 +458,8 @@ fn xattr(path: &Path, name: &str) -> Option<String> {
     Some(String::from_utf8(value[..len].to_vec()).unwrap())
 }
 
-/// Everything that is changed in `here` is seen in `there`, the same directory on another mount, at once; after `there` had
-/// looked at what was before.
+/// Everything that is changed in `here` is seen in `there`, the same directory on another mount, at
+/// once; after `there` had looked at what was before.
 fn sees(here: &Path, there: &Path) {
     let (f, g) = (here.join("f"), there.join("f"));
     let gone = |path: &Path| assert_eq!(errno(fs::metadata(path)), libc::ENOENT);
@@ -468,7 +469,7 @@ fn sees(here: &Path, there: &Path) {
     fs::write(&f, "one").unwrap();
     assert_eq!(fs::read_to_string(&g).unwrap(), "one");
     assert_eq!(names(there), ["f"]);
-    // Contents and sizes, for those who have it open or mapped, too.
+    // Contents and sizes, also of a file that is open or mapped.
     let open = File::options().read(true).append(true).open(&g).unwrap();
     let mapped = Mapped::of(&open, false);
     assert_eq!(mapped.text(3), "one");
@@ -616,7 +617,8 @@ fn what_one_mount_changes_the_others_see() {
     p.assert_sound();
 }
 
-/// Changes of the same directory and the same files through two mounts at the same time: nobody waits for ever, and nothing is lost.
+/// Changes of the same directory and the same files through two mounts at the same time: nobody
+/// waits for ever, and nothing is lost.
 #[test]
 fn two_mounts_change_the_same_things_at_the_same_time() {
     let Some(p) = Places::new() else { return };
@@ -765,7 +767,8 @@ fn a_mount_that_is_given_up_half_way_leaves_nothing() {
     rustix::process::kill_process_group(Pid::from_child(&asks), Signal::KILL).unwrap();
     asks.wait().unwrap();
     kill_process(daemon, Signal::CONT).unwrap();
-    // Whether the daemon had the message or not, and whatever it did then: the next one gets its mount.
+    // Whether the daemon had the message or not, and whatever it did then: the next one gets its
+    // mount.
     let mounted = (0..100_000).any(|_| {
         let run = p.try_mount(1, "subvol=@home");
         assert!(run.code == 0 || run.err.contains("in use"), "{}", run.err);
@@ -789,7 +792,8 @@ fn a_mount_that_is_given_up_half_way_leaves_nothing() {
     p.assert_sound();
 }
 
-/// The kernel has one mount of a block device; further ones are plain, and wait for the daemon all the same.
+/// The kernel has one mount of a block device; further ones are plain, and wait for the daemon all
+/// the same.
 #[test]
 fn a_block_device_is_mounted_several_times() {
     let Some(p) = Places::new() else { return };
@@ -868,7 +872,7 @@ fn an_ordinary_user_has_several_mounts_and_nobody_elses() {
     p.assert_sound();
 }
 
-/// A mount lives in the namespace of who asked for it.
+/// A mount lives in the mount namespace of the program that asked for it.
 #[test]
 fn a_mount_in_another_namespace_is_of_the_same_daemon() {
     let Some(p) = Places::new() else { return };

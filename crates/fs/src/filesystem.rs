@@ -285,7 +285,8 @@ impl Filesystem {
         self.core.release(self.front, id, n);
     }
 
-    /// Up to `most` inodes, of any kind, that look-ups of this front end hold; all of them if they are fewer.
+    /// Up to `most` inodes, of any kind, that look-ups of this front end hold; all of them if they
+    /// are fewer.
     #[must_use]
     pub fn held(&self, most: usize) -> Vec<InodeId> {
         self.core.held(self.front, most)

@@ -1,18 +1,21 @@
-//! Who asks: the front ends of one engine.
+//! The front ends of one engine, and what each of them holds.
 //!
-//! A file system is opened once and may be shown in several places: each mount of an image is a front end of its own, with its own
-//! root and with its own holds on inodes. A [`Filesystem`](crate::Filesystem) is such a front end. This module hides how they are
-//! told apart; the engine below knows one set of inodes and asks only
+//! A file system is opened once and may be shown in several places. Each mount of an image is a
+//! front end of its own, with its own root and its own holds on inodes; a
+//! [`Filesystem`](crate::Filesystem) is such a front end. This module hides how they are told
+//! apart. The engine below knows one set of inodes, and asks only three things:
 //!
-//! - is an inode held by *anybody*: then it survives its last name;
-//! - is it held by *somebody else*: then that one may have to be told of a change ([`Filesystem::is_known_elsewhere`]);
-//! - is a subvolume the root of *any* front end: then it cannot be deleted.
+//! - Is an inode held by *any* front end? Then it survives its last name.
+//! - Is it held by *another* front end ([`Filesystem::is_known_elsewhere`])? Then that one may have
+//!   to be told of a change.
+//! - Is a subvolume the root of *any* front end? Then it cannot be deleted.
 //!
-//! A front end that goes without giving its holds back one by one — a kernel sends no FORGET at the end of a mount — gives all of
-//! them back at once ([`Filesystem::leave`]), and what only it kept is deleted then, while the others go on.
+//! A front end may end without giving its holds back one by one: a kernel sends no FORGET at the
+//! end of a mount. It then gives all of them back at once ([`Filesystem::leave`]). What only this
+//! front end kept is deleted, and the others go on.
 //!
-//! Front ends are few and numbered from 0; numbers are used again. Each inode table has a map of holds for each number that has ever
-//! held something there, so that one front end alone pays for one map, as it would without this module.
+//! Front ends are few and numbered from 0; numbers are used again. Each inode table has one map of
+//! holds for each number that ever held something there. So a single front end pays for one map.
 //!
 //! [`Filesystem::is_known_elsewhere`]: crate::Filesystem::is_known_elsewhere
 //! [`Filesystem::leave`]: crate::Filesystem::leave
@@ -59,7 +62,7 @@ impl Fronts {
     }
 }
 
-/// Who holds which inodes of a subvolume, and how often.
+/// How often each front end holds each inode of a subvolume.
 #[derive(Debug, Default)]
 pub(crate) struct Holds(Vec<NumberMap<u64, u64>>);
 

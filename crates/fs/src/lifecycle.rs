@@ -17,7 +17,8 @@ use std::thread::JoinHandle;
 
 /// An open file system, as one front end sees it ([`crate::fronts`]).
 ///
-/// Dropping the last front end without [`Filesystem::close`] is what a crash is: the last commit stays.
+/// Dropping the last front end without [`Filesystem::close`] is what a crash is: the last commit
+/// stays.
 #[derive(Debug)]
 pub struct Filesystem {
     pub(crate) core: Arc<Core>,
@@ -200,8 +201,9 @@ impl Filesystem {
         Ok(Arc::new(Self { core: self.core.clone(), root, front, engine: Arc::clone(&self.engine) }))
     }
 
-    /// This front end goes, and others stay: gives everything back that it holds. What only that kept is deleted before the call
-    /// returns. Nothing may be asked of this front end afterwards but what concerns the whole file system.
+    /// This front end goes, and others stay: gives everything back that it holds. What only that
+    /// kept is deleted before the call returns. Nothing may be asked of this front end afterwards
+    /// but what concerns the whole file system.
     pub fn leave(&self) {
         if self.core.fronts.is_here(self.front) {
             crate::inode::orphan::delete_held_by(&self.core, self.front);
@@ -215,7 +217,8 @@ impl Filesystem {
         self.core.options.read_only
     }
 
-    /// Can the same inode be reached through both front ends? That is so where the root of one is the other's, or above it.
+    /// Can the same inode be reached through both front ends? That is so where the root of one is
+    /// the other's, or above it.
     ///
     /// # Errors
     /// See [`crate::filesystem`].
@@ -408,8 +411,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Deletes what only holds kept, of all front ends, commits, and ends the threads. Later changes fail. Returns when
-    /// everything is durable.
+    /// Deletes what only holds kept, of all front ends, commits, and ends the threads. Later
+    /// changes fail. Returns when everything is durable.
     ///
     /// # Errors
     /// As [`Filesystem::sync`]; the threads are ended all the same.

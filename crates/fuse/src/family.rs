@@ -1,19 +1,24 @@
-//! The mounts of one file system: who is there, who comes, and who is the last to go.
+//! The mounts of one file system: how they come and go, and which of them overlap.
 //!
-//! An image is opened once, by one daemon, however often it is mounted. Each mount is a connection of its own to the kernel, with its
-//! own [front end](Filesystem::another) of the engine, inode numbers, options and counters; they share the engine with its one
-//! cache, and the [threads](crate::transport) of FUSE over io_uring. This module hides how they know of each other:
+//! An image is opened once, by one daemon, however often it is mounted. Each mount is a connection
+//! to the kernel of its own, with its own [front end](Filesystem::another) of the engine, inode
+//! numbers, options and counters. All mounts share the engine with its one cache, and the
+//! [threads](crate::transport) of FUSE over io_uring. This module hides how they know of each
+//! other:
 //!
-//! - **Coming and going.** A mount [joins](Family::join) before it is made and [leaves](Family::leave) when its session has ended.
-//!   The last one to leave ends the family: nobody can join any more, so that the engine can be closed. Whoever comes too late
-//!   waits for the daemon's end and begins anew.
-//! - **Overlap.** Two mounts that show different subvolumes, like `@` and `@home`, have no inode in common, and nothing of what
-//!   follows costs them more than one look at a flag. Two mounts *overlap* if the root of one is the other's or above it. What
-//!   one of them changes, the other's kernel may have cached: see `server::changes`.
-//! - **`-o writeback`** lets a kernel keep what was written to itself, and believe its own sizes and times rather than ours.
-//!   That cannot be made to agree with another mount of the same files, so such a mount overlaps with no other. Nothing that is
-//!   done later can make two mounts overlap that did not: to move one's subvolume below the other's takes a mount that
-//!   shows both, and overlaps with both.
+//! - **Coming and going.** A mount [joins](Family::join) before it is made, and
+//!   [leaves](Family::leave) when its session has ended. When the last one leaves, no other can join
+//!   any more, so that the engine can be closed. A mount that comes too late waits for the daemon's
+//!   end and becomes a first one.
+//! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. What
+//!   one of them changes, the kernel of the other may have cached: see `server::changes`. Mounts of
+//!   different subvolumes, like `@` and `@home`, have no inode in common. They pay for all this
+//!   with one load of a flag.
+//! - **`-o writeback`.** Such a mount lets its kernel keep what was written, and believe its own
+//!   sizes and times rather than ours. That cannot be made to agree with another mount of the same
+//!   files. So a mount with this option overlaps with no other. No later step can make two mounts
+//!   overlap that did not: to move the subvolume of one below the other takes a third mount that
+//!   shows both, and that one overlaps with both.
 
 use crate::nodes::Nodes;
 use crate::notify::Notifier;
@@ -105,7 +110,7 @@ pub enum JoinError {
     },
 }
 
-/// Who is left when a mount has gone.
+/// What is left when a mount has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Other mounts.
@@ -151,7 +156,8 @@ impl Family {
         Ok(member)
     }
 
-    /// The session of a mount has ended, or it has not come to one. Unless it was the last one, what it held is given back.
+    /// The session of a mount has ended, or it has not come to one. Unless it was the last one,
+    /// what it held is given back.
     pub fn leave(&self, member: &Arc<Member>) -> Left {
         let mut members = self.members.write();
         members.list.retain(|m| !Arc::ptr_eq(m, member));
@@ -194,7 +200,8 @@ impl Family {
         self.overlap.store(pairs().any(|(a, b)| overlap(&a.fs, &b.fs)), Ordering::Release);
     }
 
-    /// A member waits for the kernels of others about these inodes, unless another member waits about one of them already.
+    /// A member waits for the kernels of others about these inodes, unless another member waits
+    /// about one of them already.
     pub(crate) fn begin_to_wait(&self, member: &Member, about: &[InodeId]) -> bool {
         let mut waited_for = self.waited_for.lock();
         let taken = |id| waited_for.get(id).is_some_and(|w| w.number != member.number);

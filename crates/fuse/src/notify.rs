@@ -1,11 +1,12 @@
 //! Telling the kernel what changed behind its back.
 //!
-//! Names that come or go by an ioctl are not seen by the kernel, nor is what another mount of the same file system changes; and it
-//! keeps entries, absent ones too, listings, attributes and contents for as long as we allow, which is a day. A notification is a message
-//! that nobody asked for; it goes through `/dev/fuse` whatever the transport.
+//! Names that come or go by an ioctl are not seen by the kernel, nor is what another mount of the
+//! same file system changes; and it keeps entries, absent ones too, listings, attributes and
+//! contents for as long as we allow, which is a day. A notification is a message that nobody asked
+//! for; it goes through `/dev/fuse` whatever the transport.
 //!
-//! What they wait for: a name, until nobody works in its directory; contents, until pages that are being read or written are not
-//! any more. Attributes wait for nothing.
+//! What they wait for: a name, until nobody works in its directory; contents, until pages that are
+//! being read or written are not any more. Attributes wait for nothing.
 
 use crate::proto::OutHeader;
 use crate::workers::Workers;
@@ -87,8 +88,9 @@ impl Notifier {
     pub(crate) fn connect(&self, fd: OwnedFd) {
         let _ = self.way.fd.set(fd);
     }
-    /// A name in a directory, given by its node, is not what it was, nor are the directory's listing and times. Must not be called
-    /// for a request during which the kernel keeps that directory locked. False if the kernel does not know the directory.
+    /// A name in a directory, given by its node, is not what it was, nor are the directory's
+    /// listing and times. Must not be called for a request during which the kernel keeps that
+    /// directory locked. False if the kernel does not know the directory.
     pub(crate) fn name_changed(&self, dir: u64, name: &[u8], fate: Fate) -> bool {
         let mut entry = Vec::with_capacity(17 + name.len());
         entry.extend_from_slice(&dir.to_ne_bytes());
@@ -100,13 +102,16 @@ impl Notifier {
         // Its listing and its times, which the kernel drops by itself only where it knew the name.
         self.content_changed(dir)
     }
-    /// What a file holds or a directory lists, and its attributes, are not what they were. Must not be called for a request during
-    /// which the kernel keeps pages of that file locked. False if the kernel does not know it.
+    /// What a file holds or a directory lists, and its attributes, are not what they were. Must not
+    /// be called for a request during which the kernel keeps pages of that file locked. False if
+    /// the kernel does not know it.
     pub(crate) fn content_changed(&self, node: u64) -> bool {
         self.way.invalidate(node, 0, 0)
     }
-    /// A part of what a file holds is not what it was, nor are its attributes. Waits until the kernel has let go of the pages: for a
-    /// thread with [`Patience::Kernel`](crate::handler::Patience::Kernel). False if the kernel does not know it.
+    /// A part of what a file holds is not what it was, nor are its attributes. Waits until the
+    /// kernel has let go of the pages: for a thread with
+    /// [`Patience::Kernel`](crate::handler::Patience::Kernel). False if the kernel does not know
+    /// it.
     pub(crate) fn range_changed(&self, node: u64, range: Range<u64>) -> bool {
         self.way.range_changed(node, range)
     }
@@ -129,8 +134,9 @@ impl Notifier {
         // A place before the beginning: no contents.
         self.way.invalidate(node, u64::MAX, 0)
     }
-    /// A file reaches to this byte, its last one. The kernel appends, and writes pages of mappings, up to where it believes the end to
-    /// be, and does not ask before. It waits as for contents, which are to be [dropped](Self::range_changed) afterwards.
+    /// A file reaches to this byte, its last one. The kernel appends, and writes pages of mappings,
+    /// up to where it believes the end to be, and does not ask before. It waits as for contents,
+    /// which are to be [dropped](Self::range_changed) afterwards.
     pub(crate) fn has_grown(&self, node: u64, at: u64, byte: u8) {
         // Storing it moves the end; storing nothing would not.
         let mut store: Vec<u8> = [node, at, 1].iter().flat_map(|w| w.to_ne_bytes()).collect();

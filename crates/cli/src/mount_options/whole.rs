@@ -1,8 +1,9 @@
 //! Options that are not of a mount but of the whole file system.
 //!
-//! An image has one engine however often it is mounted, and the first mount says how that is. A further mount may leave these options
-//! out, or say the same; one that says otherwise is refused by name, since an option that is silently ignored is a promise
-//! not kept. This module knows which options these are, how a daemon has them, and which of them a command line gave.
+//! An image has one engine however often it is mounted, and the first mount says how that is. A
+//! further mount may leave these options out, or say the same; one that says otherwise is refused
+//! by name, since an option that is silently ignored is a promise not kept. This module knows which
+//! options these are, how a daemon has them, and which of them a command line gave.
 
 use super::{MountWishes, words};
 use crate::size;

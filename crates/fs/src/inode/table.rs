@@ -89,7 +89,8 @@ impl InodeTable {
     pub(super) fn hold(&self, front: FrontId, ino: u64) {
         self.inner.lock().holds.add(front, ino);
     }
-    /// Takes `n` references of a front end back; the inode if it has no name and nobody holds it now.
+    /// Takes `n` references of a front end back; the inode if it has no name and nobody holds it
+    /// now.
     pub(super) fn release(&self, front: FrontId, ino: u64, n: u64) -> Option<Arc<Inode>> {
         let mut inner = self.inner.lock();
         let last = inner.holds.give_back(front, ino, n);
@@ -239,7 +240,8 @@ impl Core {
     pub(crate) fn is_held_elsewhere(&self, front: FrontId, id: crate::InodeId) -> bool {
         self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_elsewhere(front, id.ino))
     }
-    /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that if need be.
+    /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that
+    /// if need be.
     pub(crate) fn release(&self, front: FrontId, id: crate::InodeId, n: u64) {
         let subvol = self.subvols.read().get(&id.subvol).cloned();
         if let Some(inode) = subvol.and_then(|s| s.inodes.release(front, id.ino, n)) {

@@ -1,30 +1,34 @@
-//! The porter: a small process beside a daemon in its [sandbox](crate::sandbox), which does the few things that the daemon has
-//! given up.
+//! The porter: a small process beside a daemon in its [sandbox](crate::sandbox), which does the few
+//! things that the daemon has given up.
 //!
-//! Mounting and unmounting need root or the setuid `fusermount3`; raising the read-ahead of the mount writes to sysfs;
-//! the ioctl that makes a snapshot names its source by a descriptor of the *caller*, which `/proc/PID/fd` shows to nobody
-//! in a sandbox. This module hides who does it: a [`Porter`] is either this very process ([`Porter::here`], outside of any
-//! sandbox: tests, other programs) or another one ([`Porter::start`]), and answers the same.
+//! Mounting and unmounting need root or the setuid `fusermount3`; raising the read-ahead of the
+//! mount writes to sysfs; the ioctl that makes a snapshot names its source by a descriptor of the
+//! *caller*, which `/proc/PID/fd` shows to nobody in a sandbox. This module hides who does it: a
+//! [`Porter`] is either this very process ([`Porter::here`], outside of any sandbox: tests, other
+//! programs) or another one ([`Porter::start`]), and answers the same.
 //!
-//! The daemon starts the porter before anything else, as the same program with a socket for its standard input. The daemon is
-//! who serves, whose process id is known and who gets the signals; the porter ignores those that end a daemon, for it is
-//! needed last.
+//! The daemon starts the porter before anything else, as the same program with a socket for its
+//! standard input. The daemon is who serves, whose process id is known and who gets the signals;
+//! the porter ignores those that end a daemon, for it is needed last.
 //!
-//! What crosses the socket is of fixed form (module `wire`): seven requests, with two numbers at most. No path and no option ever
-//! does — the porter was told on its command line what to mount where, before the daemon had read any of the image —
-//! so that a daemon that was taken over can mount what was to be mounted, once; unmount it; raise its read-ahead; say
-//! that it is done; and learn the inode numbers of open files *of this mount*. A client of the mount is known by just
+//! What crosses the socket is of fixed form (module `wire`): seven requests, with two numbers at
+//! most. No path and no option ever does — the porter was told on its command line what to mount
+//! where, before the daemon had read any of the image — so that a daemon that was taken over can
+//! mount what was to be mounted, once; unmount it; raise its read-ahead; say that it is done; and
+//! learn the inode numbers of open files *of this mount*. A client of the mount is known by just
 //! that: a process that has one of its files open. Of all others it learns that they are none.
 //!
-//! A further mount of what a daemon serves already has a porter of its own. The program that wants the mount starts it, in its own
-//! mount namespace and with its own rights, and hands the daemon the other end of its socket ([`Porter::lend`], [`Porter::at`]). It
-//! is told beforehand what to do like any other, so that the daemon gains nothing by it but that mount.
+//! A further mount of what a daemon serves already has a porter of its own. The program that wants
+//! the mount starts it, in its own mount namespace and with its own rights, and hands the daemon
+//! the other end of its socket ([`Porter::lend`], [`Porter::at`]). It is told beforehand what to do
+//! like any other, so that the daemon gains nothing by it but that mount.
 //!
-//! If the daemon dies, the porter sees the socket's end and goes. It leaves the dead mount where it is: taking it away would
-//! let programs write into the directory beneath it without noticing. If the porter dies, the daemon serves on; it can be
-//! unmounted from outside as ever, only a signal cannot unmount any more ([`is_gone`]): then the daemon makes everything
-//! durable, says on standard error what clears the mount, and ends. Staying until somebody else unmounts would be no help to
-//! who asked it to end, and a second porter would be as mortal as the first.
+//! If the daemon dies, the porter sees the socket's end and goes. It leaves the dead mount where it
+//! is: taking it away would let programs write into the directory beneath it without noticing. If
+//! the porter dies, the daemon serves on; it can be unmounted from outside as ever, only a signal
+//! cannot unmount any more ([`is_gone`]): then the daemon makes everything durable, says on
+//! standard error what clears the mount, and ends. Staying until somebody else unmounts would be no
+//! help to who asked it to end, and a second porter would be as mortal as the first.
 
 mod attend;
 mod wire;
@@ -64,7 +68,7 @@ enum Way {
 struct Beside {
     /// `None` once it was sent home.
     socket: Option<OwnedFd>,
-    /// Who started it waits for its end.
+    /// Waited for at the end, where this process has started it.
     child: Option<Child>,
 }
 
@@ -99,7 +103,8 @@ impl Porter {
         Ok((socket, child.id()))
     }
 
-    /// The porter at the other end of this socket, which was started elsewhere for a mount on `mountpoint`.
+    /// The porter at the other end of this socket, which was started elsewhere for a mount on
+    /// `mountpoint`.
     #[must_use]
     pub fn at(socket: OwnedFd, mountpoint: &Path) -> Self {
         Self::beside(socket, None, mountpoint)
@@ -216,8 +221,8 @@ impl Porter {
         }
     }
 
-    /// The mount has ended, and with it the daemon's work or not. Another process does what it was told to do then ([`attend`]) and
-    /// goes, which is waited for; this one does `here`.
+    /// The mount has ended, and with it the daemon's work or not. Another process does what it was
+    /// told to do then ([`attend`]) and goes, which is waited for; this one does `here`.
     pub fn dismiss(&self, end: End, here: impl FnOnce()) {
         let Way::Beside(beside) = &self.0.way else { return here() };
         let mut beside = beside.lock();

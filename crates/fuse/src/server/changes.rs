@@ -1,35 +1,45 @@
 //! What one mount changes, as the others learn it.
 //!
-//! A kernel may believe names, attributes and contents for a day, because only its own requests change them — or those of another
-//! mount of the same file system that shows the same inodes ([`crate::family`]). For those this holds: **when a change has been
-//! answered, every system call that begins then on another mount sees it.** By three means, none of which is used where no two mounts
-//! overlap:
+//! A kernel may believe names, attributes and contents for a day, because only its own requests
+//! change them. With overlapping mounts ([`crate::family`]) that is not so. For them this holds:
+//! **when a change has been answered, every system call that begins then on another mount sees
+//! it.** Three means serve this. None of them is used where no two mounts overlap.
 //!
-//! 1. **No time.** What is answered about an inode that another mount knows, too, may be believed for no time at all, and so may the
-//!    names in such a directory, absent ones included: the kernel asks again. To *know* is to hold look-ups of it ([`Filesystem::hold`]).
-//!    A hold is taken before attributes are read, so of a change and a look-up at the same time one sees the other.
-//! 2. **Telling.** What a kernel got earlier, while nobody else knew the inode, and contents and listings, which have no time: before a
-//!    change is answered, each other mount that knows the inode is told to forget them. Contents are told of twice: before the change,
-//!    too, so that pages changed through a mapping are written before it and not over it.
-//! 3. **Again.** That a kernel does not know an inode whose look-ups it has may mean that the answer is still on its way: it is
-//!    told again until it does, or has given them back.
+//! 1. **No time.** An inode may be *known* to several mounts: each of them holds look-ups of it
+//!    ([`Filesystem::hold`]). What is answered about such an inode is valid for no time at all, and so
+//!    are the names in such a directory, absent ones included: the kernel asks again. A hold is taken
+//!    before attributes are read, so of a change and a look-up at the same time one sees the other.
+//! 2. **Telling.** A kernel may have got something while no other mount knew the inode; and
+//!    contents and listings have no time. So before a change is answered, each other mount that
+//!    knows the inode is told to drop what it has. Contents are told of before the change, too:
+//!    pages that were changed through a mapping are then written before the change, not over it.
+//! 3. **Again.** A kernel may not know an inode although it has look-ups of it: the answer is still
+//!    on its way. It is told again until it knows the inode, or has given the look-ups back.
 //!
-//! **Waiting.** Being told, a kernel waits for a directory in which it works, or for pages that it reads or writes. Those are requests
-//! to us. So telling is for threads that no request needs ([`Patience::Kernel`]), and a change that has to be told of goes
-//! there before it is begun. And two of them, on two mounts, might each keep what the other waits for: two appends to one
-//! file, two names made in one directory. Therefore only one mount at a time waits about an inode
-//! ([`Family::waited_for`](crate::family::Family)); a change that comes meanwhile is answered first, which lets the other one go
-//! on, and told of after it. Whatever keeps a directory or pages locked while it waits has that directory or file among those that it
-//! waits about, so nobody ever waits in a circle.
+//! **Waiting.** A kernel that is told waits until no request works in that directory, or on those
+//! pages. These are requests to us. So a change that has to be told of goes to a thread that no
+//! other request needs ([`Patience::Kernel`]) before it is begun. Two such changes on two mounts
+//! could each keep what the other waits for: two appends to one file, two names in one directory.
+//! Therefore only one mount at a time waits about an inode
+//! ([`begin_to_wait`](crate::family::Family)). A change that comes meanwhile is answered first,
+//! which lets the other one go on, and told of after that. A request that keeps a directory or
+//! pages locked while it waits has that inode among those that it waits about, so nothing waits in
+//! a circle.
 //!
-//! **What does not hold.** Between changes of one inode at the same time through two mounts, the later one may be seen a moment after it
-//! was answered. Pages that a kernel writes back by itself are never waited about: what was stored through a shared mapping is seen by
-//! others after `msync`, `fsync` or the last close, and of a page that is stored to in one place and written in another one version stays.
-//! A page that a program is just writing to, and that its kernel drops because of a change elsewhere, may be read again before the
-//! write has come to us; the kernel is told to drop it once more after the answer, so that such a page is old for a moment.
-//! Two appends at the same time may meet at the same offset; a program that keeps a file open for appending goes on at the old end
-//! if the file is cut short elsewhere. Locks (`flock`, `fcntl`) of one mount are not seen by another:
-//! each kernel has its own. On Linux's btrfs all mounts of a file system share these.
+//! **What does not hold:**
+//!
+//! - Two changes of one inode through two mounts at the same time: one of them may be seen a moment
+//!   after its answer.
+//! - Pages that a kernel writes back by itself are never waited about. What a program stores
+//!   through a shared mapping is seen by others after `msync`, `fsync` or the last close. Of a page
+//!   that is stored to in one place and written in another at the same time, one version stays.
+//! - A kernel may drop a page because of a change elsewhere while a program writes to it. The page
+//!   may then be read again before the write has come to us. The kernel is told to drop it once
+//!   more after the answer, so such a page is old for a moment only.
+//! - Two appends at the same time may go to the same offset. A program that keeps a file open for
+//!   appending goes on at the old end if the file is cut short elsewhere.
+//! - Locks (`flock`, `fcntl`) of one mount are not seen by another: each kernel has its own. On
+//!   Linux's btrfs all mounts of a file system share these and the offsets.
 //!
 //! [`Filesystem::hold`]: larder_fs::Filesystem::hold
 
@@ -104,7 +114,8 @@ enum How {
     Before,
     /// By another thread.
     Later,
-    /// The same, and by what has been put together until then: for changes that come in great numbers.
+    /// The same, and by what has been put together until then: for changes that come in great
+    /// numbers.
     Together,
 }
 
@@ -117,8 +128,8 @@ pub(super) struct Telling<'a> {
 }
 
 impl Server {
-    /// To be called before something is changed, with all inodes that the kernel keeps locked for it or that others might have to
-    /// be told of.
+    /// To be called before something is changed, with all inodes that the kernel keeps locked for
+    /// it or that others might have to be told of.
     ///
     /// # Errors
     /// [`Failure::WaitForKernel`] if this thread must not wait for what has to be waited for.
@@ -140,7 +151,8 @@ impl Server {
         }
     }
 
-    /// The same, for what the kernel writes back by itself: whoever waits for its pages must not wait for anybody.
+    /// The same, for pages that the kernel writes back by itself: others wait for these pages, so
+    /// this change waits for nothing.
     pub(super) fn about_to_write_back(&self) -> Telling<'_> {
         Telling { server: self, how: How::Together, about: Vec::new() }
     }
@@ -157,7 +169,8 @@ impl Server {
         }
     }
 
-    /// Has a name in a directory asked for again or dropped by this mount's own kernel, which did not see it change, and by all others.
+    /// Has a name in a directory asked for again or dropped by this mount's own kernel, which did
+    /// not see it change, and by all others.
     pub(super) fn name_changed(&self, telling: Telling<'_>, dir: InodeId, name: &[u8]) {
         self.me.notify.name_changed(self.me.nodes.node(dir), name, Fate::Dropped);
         telling.tell(|| vec![Change::Name(dir, name.to_vec())]);
@@ -182,7 +195,8 @@ impl Server {
         self.family.overlaps() && self.fs.is_known_elsewhere(id)
     }
 
-    /// Calls `then` when all have been told of everything that was answered before; on whatever thread.
+    /// Calls `then` when all have been told of everything that was answered before; on whatever
+    /// thread.
     pub(super) fn when_told(&self, then: impl FnOnce() + Send + 'static) {
         let last = Arc::new(Finally(Mutex::new(Some(Box::new(then)))));
         for member in self.family.members() {

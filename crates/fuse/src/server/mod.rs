@@ -1,12 +1,15 @@
 //! The server: requests of the kernel, answered by the engine.
 //!
-//! One file per group of operations. Every answer is made of as few engine calls as possible, with at most one that
-//! changes something on a queue's thread: there the engine refuses to wait *before* it changes anything, and the whole
-//! request starts again on a worker. Requests that change several things, or always wait, go to a worker directly.
+//! One file per group of operations. Every answer is made of as few engine calls as possible, with
+//! at most one that changes something on a queue's thread: there the engine refuses to wait
+//! *before* it changes anything, and the whole request starts again on a worker. Requests that
+//! change several things, or always wait, go to a worker directly.
 //!
-//! A server answers one mount; those of further mounts of the same file system are its [family](crate::family).
+//! A server answers one mount; those of further mounts of the same file system are its
+//! [family](crate::family).
 //!
-//! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count, passed on as holds.
+//! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count,
+//! passed on as holds.
 
 mod attr;
 mod cached;
@@ -72,7 +75,8 @@ pub fn serve(
     Ok(Served { closed: family.take_closed() })
 }
 
-/// Serves a mount of a file system that may have others, until it is unmounted. The caller has it [leave](Family::leave) then.
+/// Serves a mount of a file system that may have others, until it is unmounted. The caller has it
+/// [leave](Family::leave) then.
 ///
 /// # Errors
 /// As [`serve`].
@@ -142,7 +146,8 @@ impl Handler for Server {
         let fs = Arc::clone(&self.fs);
         if self.is_shared(id) {
             let work = move || fs.fsync(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0).map_err(number);
-            // Directories are locked meanwhile; and what is told of names is told before it is answered.
+            // Directories are locked meanwhile; and what is told of names is told before it is
+            // answered.
             return if request.opcode == Opcode::Fsync {
                 self.when_told(move || later.work(work));
             } else {

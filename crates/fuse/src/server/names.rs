@@ -115,7 +115,8 @@ impl Server {
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let id = attr.id;
-        // It is made: nothing may start over. That it cannot be read any more is possible only if it is gone.
+        // It is made: nothing may start over. That it cannot be read any more is possible only if
+        // it is gone.
         self.fs.hold(id);
         let answer = reply.value(&self.entry_of(dir, &attr));
         telling.tell(|| vec![Change::Name(dir, name.to_vec()), Change::Attributes(id)]);

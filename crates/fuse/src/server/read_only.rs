@@ -1,7 +1,8 @@
 //! A mount through which nothing may be changed, beside others through which it may.
 //!
-//! The kernel refuses what a system call would change on a mount with `ro`. It does not know what an ioctl changes, and root can
-//! tell it to forget about `ro` (`mount -i -o remount,rw`). So what would change something is refused here, too.
+//! The kernel refuses what a system call would change on a mount with `ro`. It does not know what
+//! an ioctl changes, and root can tell it to forget about `ro` (`mount -i -o remount,rw`). So what
+//! would change something is refused here, too.
 
 use super::Server;
 use super::ioctl::{FSSETXATTR, SETFLAGS};

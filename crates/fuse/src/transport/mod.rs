@@ -1,12 +1,13 @@
 //! How requests reach the server and replies the kernel.
 //!
-//! Two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and reading `/dev/fuse` (`dev_fuse`) as
-//! the fallback. What counts is *where* a request is served: on the CPU of its caller a round trip costs 8–10 µs, on
-//! another, idle one 40 µs and more. Hence a queue's own thread answers whatever it can without waiting, and only what
-//! has to wait (a disk, a commit, space) goes to the workers.
+//! Two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and reading
+//! `/dev/fuse` (`dev_fuse`) as the fallback. What counts is *where* a request is served: on the CPU
+//! of its caller a round trip costs 8–10 µs, on another, idle one 40 µs and more. Hence a queue's
+//! own thread answers whatever it can without waiting, and only what has to wait (a disk, a commit,
+//! space) goes to the workers.
 //!
-//! This module holds what both share: the INIT exchange, answering one request, and the life of a session; and what the
-//! mounts of one process share, a [`Host`].
+//! This module holds what both share: the INIT exchange, answering one request, and the life of a
+//! session; and what the mounts of one process share, a [`Host`].
 
 mod cpus;
 mod dev_fuse;
@@ -40,8 +41,8 @@ const HEAD_ROOM: usize = 4096;
 pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
 /// Most threads that wait at the same time.
 const MAX_WORKERS: usize = 256;
-/// Most threads that wait for the kernel at the same time: at least as many as there are [`Loans`], so that nobody stands in line
-/// behind those who may be waiting for just that request.
+/// Most threads that wait for the kernel at the same time. There are at least as many as [`Loans`],
+/// so that no request stands in line behind others that may be waiting for just this one.
 const MAX_KERNEL_WAITERS: usize = 256;
 
 /// Which transport to use.
@@ -128,7 +129,8 @@ pub fn serve_handler<H: Handler>(
 
 /// What the mounts of one process share: the threads and rings of FUSE over io_uring.
 ///
-/// They are made for the first mount or never: once that is served, a [sandbox](crate::sandbox) is sealed and lets no ring be made.
+/// They are made for the first mount or never: when that is served, the [sandbox](crate::sandbox)
+/// is sealed and lets no ring be made.
 #[derive(Debug)]
 pub(crate) struct Host<H>(Mutex<Threads<H>>);
 
@@ -161,13 +163,15 @@ impl<H: Handler> Host<H> {
     ) -> Result<(), ServeError> {
         let served = serve_session(self, handler, &mounted, stats, on_ready);
         if served.is_err() {
-            // What could not be served shall not be left for others to hang in; it is gone already where it once was served.
+            // What could not be served shall not be left for others to hang in; it is gone already
+            // where it once was served.
             let _ = mounted.porter().detach();
         }
         served
     }
 
-    /// The threads, which this mount may use or, if it is the first, do without. `None`: there are none to be had.
+    /// The threads, which this mount may use or, if it is the first, do without. `None`: there are
+    /// none to be had.
     fn threads(&self, uses: bool) -> io::Result<Option<Arc<uring::Threads<H>>>> {
         let mut threads = self.0.lock();
         if matches!(*threads, Threads::NotYet) {
@@ -365,7 +369,7 @@ impl<H> Dispatch<H> {
             handler,
             stats,
             workers: Workers::new(MAX_WORKERS, MAX_WORKERS),
-            // It must not be done by who brings it.
+            // The thread that brings a job must not do it.
             kernel_waiters: Workers::new(MAX_KERNEL_WAITERS, usize::MAX),
             forgets: Mutex::default(),
             forgetting: Mutex::default(),

@@ -1,8 +1,9 @@
 //! The first mount of an image: this process becomes the daemon that serves it.
 //!
-//! What takes rights is done first: the image and its lock, the state file, the [door](crate::door) for further mounts, the porter.
-//! Then the daemon goes into its sandbox, and only then reads the image. The door is there before anybody is let past the
-//! threshold, so that whoever comes second finds it.
+//! What needs rights comes first: the image with its lock, the state file, the
+//! [door](crate::door) for further mounts, the porter. Then the daemon goes into its sandbox, and
+//! only then it reads the image. The threshold is released when the mount is ready or has failed. A
+//! second mount that waited for it then finds the door, or no daemon.
 
 use super::house::{House, Occupant};
 use super::{Args, advise_mount, note_uring, porter_command, request, say_mounted, say_ready, tidy_up};
@@ -23,7 +24,8 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Serves the image until its last mount is gone. As daemon, tells the parent when the first one is ready and detaches.
+/// Serves the image until its last mount is gone. As daemon, tells the parent when the first one is
+/// ready and detaches.
 pub(super) fn serve(
     args: &Args,
     wishes: &MountWishes,
@@ -53,7 +55,8 @@ pub(super) fn serve(
     if args.daemon {
         let _ = std::env::set_current_dir("/");
     }
-    // From here on nothing can be opened any more. Nothing was read yet that somebody else could have written.
+    // From here on nothing can be opened any more. Nothing was read yet that somebody else could
+    // have written.
     let started = wishes.sandbox.then(|| start_porter(args, &image, mountpoint, door_path.as_deref()));
     let porter = started.transpose().inspect_err(|_| tidy())?;
     let sandbox = porter.is_some().then(sandbox::enter);
@@ -134,13 +137,15 @@ fn open_and_mount(
     Ok((fs, mounted.map_err(advise_mount)?))
 }
 
-/// Tells the parent that the mount can be used, and lets go of what belongs to whoever started us: a terminal's Ctrl-C, and
-/// the end of the terminal, go to process groups.
+/// Tells the parent that the mount can be used, and lets go of what belongs to its starter:
+/// a terminal's Ctrl-C, and the end of the terminal, go to process groups.
 ///
-/// It does not leave the session: Linux's scheduler sees those who ask and those who answer together only if they are in one.
+/// It does not leave the session: Linux's scheduler sees those who ask and those who answer
+/// together only if they are in one.
 fn detach(nowhere: Option<File>) {
-    say_ready();
+    // Before the word: after it the terminal may go at any moment.
     let _ = rustix::process::setpgid(None, None);
+    say_ready();
     if let Some(null) = nowhere {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);

@@ -1,14 +1,17 @@
-//! The daemon's mounts: who moves in, who moves out, and what happens when the last one has gone.
+//! The daemon's mounts: how they move in, how they move out, and the end of the last one.
 //!
-//! | when | what happens |
-//! |---|---|
-//! | somebody asks at the door | options of the whole file system must be as they are; the new mount's porter makes it, a thread serves it |
-//! | a mount's session ends, others stay | what only it held is deleted, everything becomes durable, the result is left in its state file, its porter tidies up and goes, the file's lock is given back: whoever waits for this mount goes on |
-//! | the last one ends | nobody is let in any more; the engine is closed, the result is left, the porter tidies up, the process exits |
-//! | a signal comes | nobody is let in any more; each mount is unmounted by its own porter, or taken out of sight while it is in use |
+//! - *A program asks at the door.* Options of the whole file system must be as they are. The
+//!   porter of the new mount makes it, and a thread serves it.
+//! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
+//!   The result goes to the state file, the porter tidies up and ends, and the lock of the state
+//!   file is released: `larder umount` of this mount returns.
+//! - *The last mount ends.* No further mount is let in. The engine is closed, the result goes to
+//!   the state file, the porter tidies up, and the process exits.
+//! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own porter; one
+//!   that is in use is taken out of sight, and ends with its last user.
 //!
-//! A mount whose porter was killed cannot be unmounted. After a signal the daemon ends when it has no others: everything is
-//! made durable, and the mount dies with the process.
+//! A mount whose porter was killed cannot be unmounted. After a signal the daemon does not wait for
+//! such mounts: everything is made durable, and they die with the process.
 
 use super::{request, tidy_up};
 use crate::door::{Answer, Asker, Door, Wanted};
@@ -59,7 +62,7 @@ pub(super) struct House {
     image: PathBuf,
     settings: Settings,
     family: Arc<Family>,
-    /// Until it is closed. Held by who lets somebody in.
+    /// Until it is closed. Locked while a mount is let in.
     fs: RwLock<Option<Arc<Filesystem>>>,
     door: Option<PathBuf>,
     rooms: Mutex<Rooms>,
@@ -89,8 +92,9 @@ impl House {
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a mount, on a thread of its own. `told` is called once: when it is ready — true: FUSE over io_uring was turned on for it —
-    /// or if it cannot be served. If it says no, nobody wants the mount any more.
+    /// Serves a mount, on a thread of its own. `told` is called once: when it is ready — true: FUSE
+    /// over io_uring was turned on for it — or if it cannot be served. If it says no, nobody wants
+    /// the mount any more.
     pub(super) fn move_in(
         self: &Arc<Self>,
         occupant: Occupant,
@@ -182,7 +186,7 @@ impl House {
         self.changed.notify_all();
     }
 
-    /// Lets others in, from now on.
+    /// Lets further mounts in, from now on.
     pub(super) fn receive(self: &Arc<Self>, door: Door) {
         let house = Arc::downgrade(self);
         let work = move || {
@@ -191,7 +195,7 @@ impl House {
                     Ok(visit) => visit,
                     Err(e) => return tracing::warn!("no further mounts can be made: {e}"),
                 };
-                // Whoever is not answered is told by that.
+                // An asker without an answer sees that its descriptors are closed.
                 let Some(house) = house.upgrade() else { return };
                 let (wanted, porter, state, asker) = visit.take();
                 let let_in = move || house.let_in(&wanted, porter, state, asker);
@@ -314,8 +318,8 @@ impl House {
         })
     }
 
-    /// A signal: every mount ends. While files of one are in use it is taken out of sight and what was done is made durable at
-    /// once; it then ends with its last user.
+    /// A signal: every mount ends. While files of one are in use it is taken out of sight and what
+    /// was done is made durable at once; it then ends with its last user.
     fn end_all(&self) {
         self.family.close();
         let all: Vec<_> = self.rooms().list.iter().map(|r| (r.number, r.porter.clone())).collect();
@@ -360,7 +364,7 @@ impl House {
         self.conclude(last, closed)
     }
 
-    /// Leaves the results for whoever waits, and the porters to tidy up.
+    /// Leaves the results in the state files, and has the porters tidy up.
     fn conclude(&self, last: Vec<Room>, closed: anyhow::Result<()>) -> anyhow::Result<()> {
         let lost = || format!("{}: the last changes may be lost", self.image.display());
         let (mut result, mut stuck) = (closed, false);

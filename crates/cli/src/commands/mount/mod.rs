@@ -1,21 +1,25 @@
 //! `larder mount`: serves an image at a directory.
 //!
-//! An image is served by one daemon, however often it is mounted. So the command looks first whether one of this user's serves it
-//! already (module [`further`]); only if there is none, it becomes that (module [`first`]). What a daemon does with its mounts,
-//! one or several, is module [`house`].
+//! An image is served by one daemon, however often it is mounted. So the command looks first
+//! whether one of this user's serves it already (module [`further`]); only if there is none, it
+//! becomes that (module [`first`]). What a daemon does with its mounts, one or several, is module
+//! [`house`].
 //!
-//! The command starts itself once more as the daemon and waits for its word over a pipe: that it is ready, or why not.
-//! So the command returns when the mount can be used, with an exit code that tells. The daemon opens everything itself
-//! (locks on the image belong to the process that serves), leaves the process group of whoever started it, and lives until
-//! its last mount is gone: unmounted, or ended by SIGTERM or SIGINT. Then it commits, leaves its result where
-//! `larder umount` finds it, and exits.
+//! The command starts itself once more as the daemon and waits for its word over a pipe: that it is
+//! ready, or why not. So the command returns when the mount can be used, with an exit code that
+//! tells. The daemon opens everything itself (locks on the image belong to the process that
+//! serves), leaves the process group of its starter, and lives until its last mount is gone:
+//! unmounted, or ended by SIGTERM or SIGINT. Then it commits, leaves its result where `larder
+//! umount` finds it, and exits.
 //!
-//! With `--foreground` the command is the daemon itself; or, for a further mount, stays until that has ended.
+//! With `--foreground` the command is the daemon itself; or, for a further mount, stays until that
+//! has ended.
 //!
-//! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]). What it can then no
-//! longer do — mount, unmount, take its state file away — a second process does for it, its porter
-//! ([`larder_fuse::porter`]): this program once more, which the daemon starts first. The daemon remains who serves: its
-//! process id is known, it gets the signals, its end is what is waited for.
+//! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]).
+//! What it can then no longer do — mount, unmount, take its state file away — a second process does
+//! for it, its porter ([`larder_fuse::porter`]): this program once more, which the daemon starts
+//! first. The daemon remains who serves: its process id is known, it gets the signals, its end is
+//! what is waited for.
 //!
 //! | killed (SIGKILL) | then |
 //! |---|---|
@@ -49,7 +53,8 @@ Examples:
   larder mount -o subvol=@ disk.img root; larder mount -o subvol=@home disk.img root/home
   larder mount --foreground -v disk.img mnt";
 
-/// Mount an image or block device; returns when the mount is ready. One that is mounted already gets a further mount.
+/// Mount an image or block device; returns when the mount is ready. One that is mounted already
+/// gets a further mount.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = long_help())]
 pub(crate) struct Args {
@@ -59,8 +64,8 @@ pub(crate) struct Args {
     /// Stay in the foreground, print a line when the mount is ready; interrupting it unmounts
     #[arg(long)]
     foreground: bool,
-    /// Memory for metadata and for data that waits to be written (default: an eighth of what this machine or the memory
-    /// cgroup has, at least 64M and at most 1G)
+    /// Memory for metadata and for data that waits to be written (default: an eighth of what this
+    /// machine or the memory cgroup has, at least 64M and at most 1G)
     #[arg(long, value_name = "SIZE", value_parser = mount_options::cache_size)]
     cache_size: Option<u64>,
     /// The other process of a mount in the background: reports on standard output
@@ -156,11 +161,11 @@ pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
     Ok(status.code().filter(|c| *c != 0).unwrap_or(i32::from(failure::FAILED)))
 }
 
-/// What we were given open, besides standard input and output, is not for the daemon: it would keep somebody's pipe from ending, or a
-/// file system from being unmounted.
+/// What we were given open, besides standard input and output, is not for the daemon: it would keep
+/// somebody's pipe from ending, or a file system from being unmounted.
 fn keep_descriptors() {
-    // SAFETY: no memory is involved and nothing is closed: descriptors are only marked to be closed in programs that are
-    // started, which is how this program opens all of its own.
+    // SAFETY: no memory is involved and nothing is closed: descriptors are only marked to be closed
+    // in programs that are started, which is how this program opens all of its own.
     let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
@@ -185,8 +190,8 @@ fn request(wishes: &MountWishes) -> MountOptions {
 
 /// The porter: waits beside a daemon for what that asks, until it is gone.
 fn attend(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
-    // A terminal's Ctrl-C is for the daemon, and so is what a service manager sends to every process of a service: to
-    // obey, the daemon needs us.
+    // A terminal's Ctrl-C is for the daemon, and so is what a service manager sends to every
+    // process of a service: to obey, the daemon needs us.
     let _ = rustix::process::setsid();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::default()).context("ignoring signals")?;

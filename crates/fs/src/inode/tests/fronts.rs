@@ -1,4 +1,5 @@
-//! Several front ends of one engine: each with its own root and holds, and one leaves before the others.
+//! Several front ends of one engine: each with its own root and holds, and one leaves before the
+//! others.
 
 use super::{World, assert_err, new};
 use crate::{Error, FileKind, SubvolChoice};

@@ -1,7 +1,8 @@
 //! The ring of one CPU, which carries the queues of all mounts there.
 //!
-//! It can be used by the thread that made it only, and is restricted to what is done here, since its operations pass no filter of
-//! system calls: commands of FUSE, and the read by which others wake the thread.
+//! It can be used by the thread that made it only, and is restricted to what is done here, since
+//! its operations pass no filter of system calls: commands of FUSE, and the read by which others
+//! wake the thread.
 
 use io_uring::register::Restriction;
 use io_uring::squeue::{self, Entry128};
@@ -31,7 +32,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// For the thread that calls this, with room for the entries of one mount: with those of further ones it only submits more often.
+    /// For the thread that calls this, with room for the entries of one mount: with those of
+    /// further ones it only submits more often.
     pub(super) fn new(id: u16, entries: usize, event: Arc<OwnedFd>) -> io::Result<Self> {
         let slots = u32::try_from(entries + 1).map_err(io::Error::other)?.next_power_of_two();
         let ring: Ring = IoUring::builder()
@@ -54,13 +56,15 @@ impl Line {
         Ok(line)
     }
 
-    /// What this points to must belong to the thread and outlive the ring, or not be touched until it has completed.
+    /// What this points to must belong to the thread and outlive the ring, or not be touched until
+    /// it has completed.
     pub(super) fn push(&mut self, submission: Entry128) -> io::Result<()> {
         if self.ring.submission().is_full() && !self.submit_all() {
             return Err(io::Error::other("io_uring failed"));
         }
-        // SAFETY: what submissions point to — an entry's memory, the wake buffer — belongs to a queue of this thread or to the
-        // ring itself and lives until it has completed (see `drop`); entries are not touched while the kernel has them.
+        // SAFETY: what submissions point to — an entry's memory, the wake buffer — belongs to a
+        // queue of this thread or to the ring itself and lives until it has completed (see `drop`);
+        // entries are not touched while the kernel has them.
         unsafe { self.ring.submission().push(&submission) }.map_err(io::Error::other)
     }
 
@@ -72,7 +76,8 @@ impl Line {
         Ok(())
     }
 
-    /// Submits, and waits until there are this many completions. False if the ring is of no use any more.
+    /// Submits, and waits until there are this many completions. False if the ring is of no use any
+    /// more.
     pub(super) fn submit(&mut self, completions: usize) -> bool {
         let submitted =
             if completions > 0 { self.ring.submit_and_wait(completions) } else { self.ring.submit() };
@@ -109,8 +114,8 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // The kernel fills entries in this thread's own task work only, which ends here. The read of the eventfd must not
-        // outlive its buffer: let it complete.
+        // The kernel fills entries in this thread's own task work only, which ends here. The read
+        // of the eventfd must not outlive its buffer: let it complete.
         super::returned::wake(&self.event);
         let mut completed = Vec::new();
         while self.listening && self.ring.submit_and_wait(1).is_ok() {

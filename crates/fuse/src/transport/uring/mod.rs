@@ -1,21 +1,26 @@
 //! FUSE over io_uring: one pinned thread per possible CPU, and on it one queue for each mount.
 //!
-//! The kernel puts a request into an entry of the queue of the CPU that its caller runs on; the entry comes back with the
-//! answer and fetches the next request in the same submission. A queue's ring is used by its own thread only. That thread answers
-//! what needs no waiting; an entry whose request has to wait goes to a worker as a whole — so nobody else can touch it — and
-//! comes back through [`Returned`], whose eventfd wakes the queue's thread to commit it. Large writes are served one at a time,
-//! after all short requests that are there: a lookup shall not wait for eight copies of a mebibyte that came before it.
+//! The kernel puts a request into an entry of the queue of the CPU that its caller runs on; the
+//! entry comes back with the answer and fetches the next request in the same submission. A queue's
+//! ring is used by its own thread only. That thread answers what needs no waiting; an entry whose
+//! request has to wait goes to a worker as a whole — so nobody else can touch it — and comes back
+//! through [`Returned`], whose eventfd wakes the queue's thread to commit it. Large writes are
+//! served one at a time, after all short requests that are there: a lookup shall not wait for eight
+//! copies of a mebibyte that came before it.
 //!
-//! Every queue must be registered before the kernel lets any request through, those of absent CPUs included.
+//! Every queue must be registered before the kernel lets any request through, those of absent CPUs
+//! included.
 //!
-//! An entry is taken until its request is answered, so that entries bound the requests that wait: with a hundred callers in
-//! `fsync` the writes of others would stand still behind them. A queue therefore registers more when those that wait leave the
-//! kernel few. A kernel cannot give entries back; so these keep little memory, whatever they have carried.
+//! An entry is taken until its request is answered, so that entries bound the requests that wait:
+//! with a hundred callers in `fsync` the writes of others would stand still behind them. A queue
+//! therefore registers more when those that wait leave the kernel few. A kernel cannot give entries
+//! back; so these keep little memory, whatever they have carried.
 //!
-//! The queues of a CPU's mounts share its thread and its ring: a caller's CPU has one thread that answers it, whichever mount it
-//! asks, and further mounts need no further rings, which a daemon in its [sandbox](crate::sandbox) could not make. What belongs to
-//! one mount is a [`Seat`]; it arrives by post when the mount is to be served, and leaves when the kernel has given all of its
-//! entries back.
+//! The queues of all mounts on a CPU share its thread and its ring. So a caller is answered by the
+//! thread of its CPU, whichever mount it asks. And further mounts need no further rings, which a
+//! daemon in its [sandbox](crate::sandbox) could not make. What belongs to one mount is a [`Seat`].
+//! It arrives by post when the mount is to be served, and leaves when the kernel has given all of
+//! its entries back.
 
 mod line;
 mod returned;
@@ -38,7 +43,8 @@ use std::thread::JoinHandle;
 const LARGE: usize = 48;
 /// Of those, entries per queue.
 const LARGE_PER_QUEUE: std::ops::RangeInclusive<usize> = 2..=24;
-/// Entries of all queues of a mount together at most, those among them that are registered when they are needed.
+/// Entries of all queues of a mount together at most, those among them that are registered when
+/// they are needed.
 const ENTRIES: usize = super::MAX_WORKERS;
 
 /// How many entries a queue has: those that keep their memory, and all.
@@ -275,7 +281,7 @@ impl<H: Handler> Thread<H> {
         }
         let arrivals = std::mem::take(&mut self.post.inbox.lock().arrivals);
         for (seat, say) in arrivals {
-            // Whoever waits for it may have given up.
+            // The waiter may have given up.
             let _ = say.send(self.seat(seat));
         }
         self.line.listen()
@@ -294,8 +300,8 @@ impl<H: Handler> Thread<H> {
             return Err(io::Error::other("io_uring failed"));
         }
         registered?;
-        // A refused registration completes at once — and so may, once every queue is there, the request of somebody who
-        // was already waiting for the mount: it must not be lost.
+        // A refused registration completes at once — and so may, once every queue is there, the
+        // request of somebody who was already waiting for the mount: it must not be lost.
         self.line.take_completed(&mut self.completed);
         // The other queues serve already; somebody may even have unmounted, which is not a refusal.
         let refused = self.completed.iter().find(|(user_data, result)| {

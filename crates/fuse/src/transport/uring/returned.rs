@@ -13,7 +13,8 @@ pub(super) fn wake(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// What other threads have for a mount's queue: entries that workers have finished, to be committed, and news of drains.
+/// What other threads have for a mount's queue: entries that workers have finished, to be
+/// committed, and news of drains.
 pub(in super::super) struct Returned {
     entries: Mutex<Vec<Entry>>,
     news: Mutex<News>,
@@ -28,9 +29,11 @@ pub(in super::super) struct Returned {
 #[derive(Default)]
 pub(super) struct News {
     pub(super) begun: Vec<Arc<Drain>>,
-    /// Numbers of drains whose mark came out of another queue, because that queue's thread was not on its CPU.
+    /// Numbers of drains whose mark came out of another queue, because that queue's thread was not
+    /// on its CPU.
     pub(super) marks: Vec<u32>,
-    /// Numbers of drains whose mark could not be put in, because the kernel has no files or the mount is gone.
+    /// Numbers of drains whose mark could not be put in, because the kernel has no files or the
+    /// mount is gone.
     pub(super) needless: Vec<u32>,
     /// The queue has ended.
     over: bool,

@@ -1,7 +1,8 @@
 //! One mount's queue on one CPU: its entries, and what becomes of the requests that they carry.
 //!
-//! An entry comes back with a request, is answered here or goes to a worker as a whole, and is handed over again with the answer.
-//! All of this happens on the thread of the CPU, which the queues of all mounts share ([`super`]); they share nothing else.
+//! An entry comes back with a request, is answered here or goes to a worker as a whole, and is
+//! handed over again with the answer. All of this happens on the thread of the CPU, which the
+//! queues of all mounts share ([`super`]); they share nothing else.
 
 use super::super::drain::{self, Drain, Mark};
 use super::super::memory::{self, Entry};
@@ -24,7 +25,8 @@ const CMD_REGISTER: u32 = 1;
 const CMD_COMMIT_AND_FETCH: u32 = 2;
 /// Writes of up to so many bytes are served in their turn.
 const SHORT: usize = 128 << 10;
-/// Payload that entries other than large ones keep in memory: 64 MiB in all, with that of the large ones.
+/// Payload that entries other than large ones keep in memory: 64 MiB in all, with that of the large
+/// ones.
 const KEPT: usize = 64 << 10;
 
 /// A drain that a queue takes part in.
@@ -45,7 +47,8 @@ pub(super) fn is_unmounted(error: i32) -> bool {
 
 /// One mount's queue, used by its CPU's thread only.
 pub(super) struct Seat<H> {
-    /// The connection. Open as a file of its own, so that the queues of other CPUs do not contend for it.
+    /// The connection. Open as a file of its own, so that the queues of other CPUs do not contend
+    /// for it.
     fuse: OwnedFd,
     /// Its place among the mounts of the thread.
     pub(super) slot: usize,
@@ -60,7 +63,8 @@ pub(super) struct Seat<H> {
     /// Entries that are not registered yet.
     spare: Vec<Entry>,
     returned: Arc<Returned>,
-    /// Requests that take long. All others that are there go first, and those that have come meanwhile go before the next.
+    /// Requests that take long. All others that are there go first, and those that have come
+    /// meanwhile go before the next.
     long: VecDeque<(Entry, InHeader, usize)>,
     /// The drains that it takes part in.
     draining: Vec<Draining>,
@@ -72,7 +76,8 @@ pub(super) struct Seat<H> {
 }
 
 impl<H: Handler> Seat<H> {
-    /// A queue of so many entries that keep their memory, and at most so many in all. Nothing is registered yet.
+    /// A queue of so many entries that keep their memory, and at most so many in all. Nothing is
+    /// registered yet.
     pub(super) fn new(
         (large, most): (usize, usize),
         fuse: OwnedFd,
@@ -167,10 +172,11 @@ impl<H: Handler> Seat<H> {
         }
     }
 
-    /// Goes on with the drains, when all that has come out of the queue has been seen. False if the ring is of no use any more.
+    /// Goes on with the drains, when all that has come out of the queue has been seen. False if the
+    /// ring is of no use any more.
     pub(super) fn put_marks(&mut self, line: &mut Line) -> bool {
-        // The kernel lets further requests into the queue for those that it has the answers of: behind a mark, they would
-        // be missed.
+        // The kernel lets further requests into the queue for those that it has the answers of:
+        // behind a mark, they would be missed.
         if !line.submit_all() {
             return false;
         }
@@ -224,7 +230,8 @@ impl<H: Handler> Seat<H> {
         self.hand_over(line, entry)
     }
 
-    /// A request has come out of the kernel's queue: it is served now, or after those that are short.
+    /// A request has come out of the kernel's queue: it is served now, or after those that are
+    /// short.
     fn came(&mut self, line: &mut Line, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         if drain::is_transfer(header.opcode) {
@@ -297,7 +304,8 @@ impl<H: Handler> Seat<H> {
     }
 }
 
-/// Names an entry in its completions: the place of its mount among those of the thread, and its own.
+/// Names an entry in its completions: the place of its mount among those of the thread, and its
+/// own.
 fn user_data(slot: usize, index: usize) -> u64 {
     (slot as u64) << 32 | index as u64
 }
@@ -405,11 +413,13 @@ fn fixed_part(entry: &Entry, header: &InHeader) -> ([u8; 128], usize) {
     (arg, len)
 }
 
-/// Sets the `len` field, which the io_uring crate's builder for commands leaves out: REGISTER passes the number of iovecs there.
+/// Sets the `len` field, which the io_uring crate's builder for commands leaves out: REGISTER
+/// passes the number of iovecs there.
 fn with_len(submission: Entry128, len: u32) -> Entry128 {
     const LEN_AT: usize = 24;
     const _: () = assert!(size_of::<Entry128>() == 128);
-    // SAFETY: Entry128 is the kernel's 128-byte submission (repr(C), no padding), any bytes of which are valid.
+    // SAFETY: Entry128 is the kernel's 128-byte submission (repr(C), no padding), any bytes of
+    // which are valid.
     let mut bytes: [u8; 128] = unsafe { std::mem::transmute(submission) };
     bytes[LEN_AT..LEN_AT + 4].copy_from_slice(&len.to_ne_bytes());
     // SAFETY: as above.
