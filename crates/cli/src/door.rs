@@ -92,7 +92,19 @@ const THRESHOLD: &str = "start";
 /// Held by the one process that is just mounting this image.
 #[derive(Debug)]
 pub(crate) struct Threshold {
-    _lock: File,
+    lock: File,
+    /// Removed when it is released; not by a process in its sandbox.
+    path: Option<PathBuf>,
+}
+
+impl Drop for Threshold {
+    fn drop(&mut self) {
+        // Locked still. A process that waits for this file finds out that it is the wrong one.
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl Threshold {
@@ -122,9 +134,14 @@ impl Threshold {
             let found =
                 fs::symlink_metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
             if found {
-                return Ok(Some(Self { _lock: file }));
+                return Ok(Some(Self { lock: file, path: Some(path) }));
             }
         }
+    }
+
+    /// Releases it and leaves the file, for a process that removes no files any more.
+    pub(crate) fn leave(mut self) {
+        self.path = None;
     }
 }
 
@@ -133,15 +150,42 @@ pub(crate) fn tidy_up(image: &Path, door: Option<&Path>) {
     if let Some(door) = door {
         let _ = fs::remove_file(door);
     }
-    let Some(identity) = identity(image) else { return };
-    let Ok(dir) = own_directory() else { return };
-    let path = dir.join(format!("{identity}.{THRESHOLD}"));
-    let lock = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
-    if let Ok(lock) = lock
+    if let (Some(identity), Ok(dir)) = (identity(image), own_directory()) {
+        remove_if_free(&dir.join(format!("{identity}.{THRESHOLD}")));
+    }
+}
+
+/// Removes what is left of daemons and of commands that were killed.
+fn sweep(dir: &Path) {
+    for file in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = file.path();
+        match path.extension().and_then(|e| e.to_str()) {
+            Some(DOOR) => drop(knock(&path)),
+            Some(THRESHOLD) => remove_if_free(&path),
+            _ => {}
+        }
+    }
+}
+
+/// Removes a threshold unless it is held.
+fn remove_if_free(threshold: &Path) {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    if let Ok(lock) = rustix::fs::open(threshold, flags, Mode::empty())
         && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
     {
-        let _ = fs::remove_file(path);
+        let _ = fs::remove_file(threshold);
     }
+}
+
+/// A socket to the daemon behind a door. The door of a dead one is removed.
+fn knock(door: &Path) -> Option<OwnedFd> {
+    let socket = datagrams().ok()?;
+    let (address, _dir) = address(door).ok()?;
+    let connected = rustix::net::connect(&socket, &address);
+    if connected == Err(rustix::io::Errno::CONNREFUSED) {
+        let _ = fs::remove_file(door);
+    }
+    connected.ok().map(|()| socket)
 }
 
 /// The doors of an image in a directory.
@@ -192,7 +236,9 @@ impl Door {
         let identity = identity(image).with_context(|| image.display().to_string())?;
         // Process ids are given again, perhaps in another namespace; these numbers are not.
         let number = uuid::Uuid::new_v4().simple();
-        let path = own_directory()?.join(format!("{identity}.{number}.{DOOR}"));
+        let dir = own_directory()?;
+        sweep(&dir);
+        let path = dir.join(format!("{identity}.{number}.{DOOR}"));
         let open = || -> io::Result<OwnedFd> {
             let socket = datagrams()?;
             rustix::net::sockopt::set_socket_passcred(&socket, true)?;
@@ -292,19 +338,7 @@ impl Found {
     pub(crate) fn of(image: &Path) -> Option<Self> {
         let identity = identity(image)?;
         let all = directories(None).into_iter().flat_map(|dir| doors(&dir, &identity));
-        all.into_iter().find_map(|path| {
-            let socket = datagrams().ok()?;
-            let (address, _dir) = address(&path).ok()?;
-            match rustix::net::connect(&socket, &address) {
-                Ok(()) => Some(Self { socket, path }),
-                Err(rustix::io::Errno::CONNREFUSED) => {
-                    let _ = fs::remove_file(&path);
-                    None
-                }
-                // Of another user.
-                Err(_) => None,
-            }
-        })
+        all.into_iter().find_map(|path| Some(Self { socket: knock(&path)?, path }))
     }
 
     /// Asks for a mount, and waits for the answer. `None`: the daemon is gone.

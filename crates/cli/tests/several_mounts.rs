@@ -625,6 +625,7 @@ fn two_mounts_change_the_same_things_at_the_same_time() {
     let (top, sub) = (p.mount(0, "subvolid=5").join("@"), p.mount(1, "subvol=@"));
     const FILES: usize = 150;
     fs::write(top.join("shared"), vec![b'.'; 64 * 100]).unwrap();
+    fs::create_dir(top.join("sub")).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let workers: Vec<_> = [&*top, sub]
@@ -645,7 +646,14 @@ fn two_mounts_change_the_same_things_at_the_same_time() {
                         if n % 3 == 0 {
                             fs::remove_file(dir.join(format!("{mine}+{n}"))).unwrap();
                         }
-                        if n % 25 == 0 {
+                        // Locks of directories and files, one after the other: across directories and back, and of a
+                        // file that others sync.
+                        let (link, moved) = (dir.join(format!("l{mine}")), dir.join(format!("sub/m{mine}")));
+                        fs::hard_link(dir.join("shared"), &link).unwrap();
+                        fs::rename(&link, &moved).unwrap();
+                        fs::rename(&moved, &link).unwrap();
+                        fs::remove_file(&link).unwrap();
+                        if n % 5 == 0 {
                             shared.sync_all().unwrap();
                         }
                     }
@@ -667,7 +675,8 @@ fn two_mounts_change_the_same_things_at_the_same_time() {
         ended.into_iter().for_each(|end| end.unwrap());
     });
     assert_eq!(names(&top), names(sub));
-    assert_eq!(names(sub).len(), 1 + 4 * (FILES - FILES / 3));
+    assert_eq!(names(sub).len(), 2 + 4 * (FILES - FILES / 3));
+    assert_eq!(fs::metadata(sub.join("shared")).unwrap().nlink(), 1);
     for dir in [&*top, sub] {
         File::open(dir.join("shared")).unwrap().sync_all().unwrap();
     }

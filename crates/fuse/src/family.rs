@@ -200,30 +200,23 @@ impl Family {
         self.overlap.store(pairs().any(|(a, b)| overlap(&a.fs, &b.fs)), Ordering::Release);
     }
 
-    /// A member waits for the kernels of others about these inodes, unless another member waits
-    /// about one of them already.
-    pub(crate) fn begin_to_wait(&self, member: &Member, about: &[InodeId]) -> bool {
+    /// A change by a member waits for the kernels of others about something, unless another member
+    /// waits about it already.
+    pub(crate) fn begin_to_wait(&self, member: &Member, about: InodeId) -> bool {
         let mut waited_for = self.waited_for.lock();
-        let taken = |id| waited_for.get(id).is_some_and(|w| w.number != member.number);
-        if about.iter().any(taken) {
-            return false;
-        }
-        for id in about {
-            let waiting = Waiting { number: member.number, requests: 0 };
-            waited_for.entry(*id).or_insert(waiting).requests += 1;
-        }
-        true
+        let waiting = waited_for.entry(about).or_insert(Waiting { number: member.number, requests: 0 });
+        let may = waiting.number == member.number;
+        waiting.requests += u32::from(may);
+        may
     }
 
     /// It has waited.
-    pub(crate) fn end_to_wait(&self, about: &[InodeId]) {
+    pub(crate) fn end_to_wait(&self, about: InodeId) {
         let mut waited_for = self.waited_for.lock();
-        for id in about {
-            if let Some(waiting) = waited_for.get_mut(id) {
-                waiting.requests -= 1;
-                if waiting.requests == 0 {
-                    waited_for.remove(id);
-                }
+        if let Some(waiting) = waited_for.get_mut(&about) {
+            waiting.requests -= 1;
+            if waiting.requests == 0 {
+                waited_for.remove(&about);
             }
         }
     }

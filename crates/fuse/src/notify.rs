@@ -37,8 +37,10 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 pub(crate) struct Notifier {
     way: Arc<Way>,
-    /// The thread that tells what is told later.
+    /// The thread that tells later what contents and attributes have become.
     teller: Workers,
+    /// The same for names, which may have to wait for a directory: nothing may wait for this one.
+    name_teller: Workers,
 }
 
 #[derive(Debug, Default)]
@@ -73,13 +75,15 @@ impl Later {
 
 impl Default for Notifier {
     fn default() -> Self {
-        Self { way: Arc::default(), teller: Workers::new(1, usize::MAX) }
+        let thread = || Workers::new(1, usize::MAX);
+        Self { way: Arc::default(), teller: thread(), name_teller: thread() }
     }
 }
 
 impl Drop for Notifier {
     fn drop(&mut self) {
         self.teller.finish();
+        self.name_teller.finish();
     }
 }
 
@@ -146,6 +150,10 @@ impl Notifier {
     /// Does something on the thread that tells, after what that was given before.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         self.teller.run(job);
+    }
+    /// The same on the thread that tells of names.
+    pub(crate) fn run_for_name(&self, job: impl FnOnce() + Send + 'static) {
+        self.name_teller.run(job);
     }
 }
 

@@ -68,7 +68,7 @@ impl Server {
         let asked: SetattrIn = request.arg()?;
         let has = |bit| asked.valid & bit != 0;
         let mut change = wanted(&asked);
-        let telling = self.about_to_change(patience, &[id])?;
+        let telling = self.about_to_change(patience, id)?;
         if let Some(caller) = self.checked(request) {
             self.may_set(caller, id, request, &asked, &mut change)?;
         }

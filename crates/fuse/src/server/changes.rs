@@ -18,18 +18,25 @@
 //!
 //! **Waiting.** A kernel that is told waits until no request works in that directory, or on those
 //! pages. These are requests to us. So a change that has to be told of goes to a thread that no
-//! other request needs ([`Patience::Kernel`]) before it is begun. Two such changes on two mounts
-//! could each keep what the other waits for: two appends to one file, two names in one directory.
-//! Therefore only one mount at a time waits about an inode
-//! ([`begin_to_wait`](crate::family::Family)). A change that comes meanwhile is answered first,
-//! which lets the other one go on, and told of after that. A request that keeps a directory or
-//! pages locked while it waits has that inode among those that it waits about, so nothing waits in
-//! a circle.
+//! other request needs ([`Patience::Kernel`]) before it is begun. Two such changes on two mounts could
+//! each keep what the other waits for. Therefore not every change waits
+//! ([`begin_to_wait`](crate::family::Family)):
+//!
+//! - *Contents:* of each inode, changes of one mount at a time wait. The pages of a file are locked
+//!   by reads, which wait for nothing, and by writes to this file, which then do not wait.
+//! - *Names:* of all directories together, changes of one mount at a time wait. A kernel takes the
+//!   locks of several directories, and of files in them, one after the other. So a rename on each of
+//!   two mounts can tie directories together that have nothing else to do with each other. A change
+//!   of names may wait for one of contents, never the other way round.
+//!
+//! A change that must not wait is answered first, which lets the other one go on, and told of by
+//! another thread. An `fsync` comes after what is still to be told of contents. It does not wait for
+//! names, because its own file is locked meanwhile.
 //!
 //! **What does not hold:**
 //!
-//! - Two changes of one inode through two mounts at the same time: one of them may be seen a moment
-//!   after its answer.
+//! - Two changes through two mounts at the same time, of one file or of names: one of them may be
+//!   seen a moment after its answer.
 //! - Pages that a kernel writes back by itself are never waited about. What a program stores
 //!   through a shared mapping is seen by others after `msync`, `fsync` or the last close. Of a page
 //!   that is stored to in one place and written in another at the same time, one version stays.
@@ -40,6 +47,9 @@
 //!   appending goes on at the old end if the file is cut short elsewhere.
 //! - Locks (`flock`, `fcntl`) of one mount are not seen by another: each kernel has its own. On
 //!   Linux's btrfs all mounts of a file system share these and the offsets.
+//! - A daemon that is killed while one of its threads waits for a kernel in this way may not come to
+//!   its end: the lock is held by a request that nothing answers any more. `umount -f` of the mount
+//!   ends that request.
 //!
 //! [`Filesystem::hold`]: larder_fs::Filesystem::hold
 
@@ -48,6 +58,7 @@ use crate::family::Member;
 use crate::handler::{Failure, Patience};
 use crate::notify::Fate;
 use crate::records::TIMEOUT;
+use larder_format::ids::ObjectId;
 use larder_fs::{Attr, Error, InodeId};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -107,6 +118,9 @@ impl Change {
     }
 }
 
+/// Stands for all names, where something is waited about; no inode has this number.
+const NAMES: InodeId = InodeId { subvol: ObjectId(0), ino: 0 };
+
 /// How others are told of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
@@ -124,37 +138,48 @@ pub(super) struct Telling<'a> {
     server: &'a Server,
     how: How,
     /// With [`How::Before`]: what is waited about.
-    about: Vec<InodeId>,
+    about: Option<InodeId>,
 }
 
 impl Server {
-    /// To be called before something is changed, with all inodes that the kernel keeps locked for
-    /// it or that others might have to be told of.
+    /// To be called before contents or attributes of an inode are changed.
     ///
     /// # Errors
     /// [`Failure::WaitForKernel`] if this thread must not wait for what has to be waited for.
-    pub(super) fn about_to_change(
+    pub(super) fn about_to_change(&self, patience: Patience, id: InodeId) -> Result<Telling<'_>, Failure> {
+        self.begin(patience, &[id], id)
+    }
+
+    /// To be called before names are changed, with the directories and the inodes that they lead to.
+    ///
+    /// # Errors
+    /// As [`about_to_change`](Self::about_to_change).
+    pub(super) fn about_to_change_names(
         &self,
         patience: Patience,
         touched: &[InodeId],
     ) -> Result<Telling<'_>, Failure> {
+        self.begin(patience, touched, NAMES)
+    }
+
+    fn begin(&self, patience: Patience, touched: &[InodeId], about: InodeId) -> Result<Telling<'_>, Failure> {
         let telling = |how, about| Telling { server: self, how, about };
         if !self.family.overlaps() || !touched.iter().any(|id| self.fs.is_known_elsewhere(*id)) {
-            return Ok(telling(How::Later, Vec::new()));
+            return Ok(telling(How::Later, None));
         }
         match patience {
             Patience::Queue | Patience::Worker => Err(Failure::WaitForKernel),
-            Patience::Kernel if self.family.begin_to_wait(&self.me, touched) => {
-                Ok(telling(How::Before, touched.to_vec()))
+            Patience::Kernel if self.family.begin_to_wait(&self.me, about) => {
+                Ok(telling(How::Before, Some(about)))
             }
-            Patience::Kernel | Patience::Afterwards => Ok(telling(How::Later, Vec::new())),
+            Patience::Kernel | Patience::Afterwards => Ok(telling(How::Later, None)),
         }
     }
 
     /// The same, for pages that the kernel writes back by itself: others wait for these pages, so
     /// this change waits for nothing.
     pub(super) fn about_to_write_back(&self) -> Telling<'_> {
-        Telling { server: self, how: How::Together, about: Vec::new() }
+        Telling { server: self, how: How::Together, about: None }
     }
 
     /// The inode behind a name, if others might have to be told of what becomes of it.
@@ -195,8 +220,7 @@ impl Server {
         self.family.overlaps() && self.fs.is_known_elsewhere(id)
     }
 
-    /// Calls `then` when all have been told of everything that was answered before; on whatever
-    /// thread.
+    /// Calls `then` when all have been told of contents that were changed before; on any thread.
     pub(super) fn when_told(&self, then: impl FnOnce() + Send + 'static) {
         let last = Arc::new(Finally(Mutex::new(Some(Box::new(then)))));
         for member in self.family.members() {
@@ -240,7 +264,9 @@ impl Telling<'_> {
                 }
                 _ => {
                     let (change, to) = (change.clone(), Arc::clone(other));
-                    other.notify.run(move || change.tell_surely(&to));
+                    let is_name = matches!(change, Change::Name(..));
+                    let tell = move || change.tell_surely(&to);
+                    if is_name { other.notify.run_for_name(tell) } else { other.notify.run(tell) }
                 }
             });
         }
@@ -254,8 +280,8 @@ impl Telling<'_> {
 
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
-        if !self.about.is_empty() {
-            self.server.family.end_to_wait(&self.about);
+        if let Some(about) = self.about {
+            self.server.family.end_to_wait(about);
         }
     }
 }

@@ -35,7 +35,7 @@ impl Server {
         let range = write.offset..write.offset.saturating_add(write.size.into());
         let write_back = write.write_flags & proto::WRITE_CACHE != 0;
         let telling =
-            if write_back { self.about_to_write_back() } else { self.about_to_change(patience, &[id])? };
+            if write_back { self.about_to_write_back() } else { self.about_to_change(patience, id)? };
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
             self.remove_privileges(id, request, patience)?;
         }
@@ -77,7 +77,7 @@ impl Server {
         if patience == Patience::Queue {
             return Err(Failure::Wait);
         }
-        let telling = self.about_to_change(patience, &[id])?;
+        let telling = self.about_to_change(patience, id)?;
         self.changes_contents(id, request, patience)?;
         telling.before(id, ALL);
         let done = self.fs.fallocate(id, how, wanted.offset, wanted.length);
@@ -112,7 +112,7 @@ impl Server {
             return Err(Errno::INVAL.into());
         }
         let to = self.me.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
-        let telling = self.about_to_change(patience, &[to])?;
+        let telling = self.about_to_change(patience, to)?;
         self.changes_contents(to, request, Patience::Worker)?;
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };

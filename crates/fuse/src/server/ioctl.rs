@@ -204,7 +204,7 @@ impl Server {
         patience: Patience,
         new: impl FnOnce(&Attr) -> Result<u64, Errno>,
     ) -> Result<(), Failure> {
-        let telling = self.about_to_change(patience, &[id])?;
+        let telling = self.about_to_change(patience, id)?;
         let attr = self.fs.getattr(id)?;
         if !matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Errno::NOTTY.into());

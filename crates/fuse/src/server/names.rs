@@ -99,7 +99,7 @@ impl Server {
         patience: Patience,
     ) -> Outcome {
         let name = valid(name)?;
-        let telling = self.about_to_change(patience, &[dir])?;
+        let telling = self.about_to_change_names(patience, &[dir])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
         let attr = self.with_new(dir, request, wanted, |new| Ok(self.fs.create(dir, name, new)?))?;
         self.made(telling, dir, name, attr, reply)
@@ -181,7 +181,7 @@ impl Server {
     ) -> Outcome {
         let name = valid(request.name()?)?;
         let id = self.me.nodes.id(request.arg::<proto::LinkIn>()?.oldnodeid).ok_or(Errno::STALE)?;
-        let telling = self.about_to_change(patience, &[dir, id])?;
+        let telling = self.about_to_change_names(patience, &[dir, id])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
         let attr = self.fs.link(id, dir, name)?;
         self.made(telling, dir, name, attr, reply)
@@ -196,7 +196,7 @@ impl Server {
     ) -> Outcome {
         let name = valid(request.name()?)?;
         let victim = self.named(dir, name)?;
-        let telling = self.about_to_change(patience, &[dir, victim.unwrap_or(dir)])?;
+        let telling = self.about_to_change_names(patience, &[dir, victim.unwrap_or(dir)])?;
         self.may_remove(request, dir, name)?;
         if directory {
             self.fs.rmdir(dir, name)?;
@@ -238,7 +238,7 @@ impl Server {
         };
         let moved = [self.named(dir, name)?, self.named(to, to_name)?];
         let touched = [dir, to, moved[0].unwrap_or(dir), moved[1].unwrap_or(to)];
-        let telling = self.about_to_change(patience, &touched)?;
+        let telling = self.about_to_change_names(patience, &touched)?;
         if self.checked(request).is_some() {
             self.may_remove(request, dir, name)?;
             match self.may_remove(request, to, to_name) {

@@ -27,7 +27,7 @@ impl Server {
                 let from = self.open_of_caller(request, word(0)?)?;
                 self.may(request, from, perm::READ)?;
                 self.may(request, id, perm::WRITE)?;
-                let telling = self.about_to_change(patience, &[id])?;
+                let telling = self.about_to_change(patience, id)?;
                 self.changes_contents(id, request, Patience::Worker)?;
                 telling.before(id, ALL);
                 let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);

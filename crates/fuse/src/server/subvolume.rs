@@ -117,7 +117,7 @@ impl Server {
         name: &[u8],
         patience: Patience,
     ) -> Result<Vec<u8>, Failure> {
-        let telling = self.about_to_change(patience, &[dir])?;
+        let telling = self.about_to_change_names(patience, &[dir])?;
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         let parent = self.fs.getattr(dir)?;
         let default = self.xattr_if_any(dir, acl::DEFAULT)?;
@@ -144,7 +144,7 @@ impl Server {
         name: &[u8],
         patience: Patience,
     ) -> Result<Vec<u8>, Failure> {
-        let telling = self.about_to_change(patience, &[dir])?;
+        let telling = self.about_to_change_names(patience, &[dir])?;
         let caller = Caller::from(&request.header);
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         let (parent, victim) = (self.fs.getattr(dir)?, self.fs.lookup(dir, name)?);
@@ -170,7 +170,7 @@ impl Server {
         arg: &[u8],
         patience: Patience,
     ) -> Result<Vec<u8>, Failure> {
-        let telling = self.about_to_change(patience, &[dir])?;
+        let telling = self.about_to_change_names(patience, &[dir])?;
         let (flags, name) = (word(arg, 16)?, name_at(arg, NAME_V2)?);
         if flags & !RDONLY != 0 {
             return Err(Errno::OPNOTSUPP.into());

@@ -73,7 +73,7 @@ impl Server {
             _ => return Err(Errno::INVAL.into()),
         };
         let kind = kind(name)?;
-        let telling = self.about_to_change(patience, &[id])?;
+        let telling = self.about_to_change(patience, id)?;
         self.may_change(request, id, kind)?;
         match kind {
             Kind::User | Kind::Trusted | Kind::Security => self.fs.setxattr(id, name, value, mode)?,
@@ -90,7 +90,7 @@ impl Server {
     pub(super) fn removexattr(&self, id: InodeId, request: &Request<'_>, patience: Patience) -> Outcome {
         let name = request.name()?;
         let kind = kind(name)?;
-        let telling = self.about_to_change(patience, &[id])?;
+        let telling = self.about_to_change(patience, id)?;
         self.may_change(request, id, kind)?;
         if kind == Kind::Property && name != b"btrfs.compression" {
             return Err(Errno::INVAL.into());

@@ -64,6 +64,7 @@ pub(super) fn serve(
     let (fs, mounted) = match open_and_mount(device, args, wishes, &image, mountpoint, porter.as_ref()) {
         Ok(both) => both,
         Err(e) => {
+            threshold.into_iter().for_each(Threshold::leave);
             porter.unwrap_or_else(|| Porter::here(mountpoint)).dismiss(End::Daemon, tidy);
             drop(claim);
             return Err(e);
@@ -80,6 +81,7 @@ pub(super) fn serve(
     house.move_in(Occupant { member, porter, claim }, mounted, move |outcome| {
         if outcome.is_err() {
             // Said at the end.
+            threshold.into_iter().for_each(Threshold::leave);
             return true;
         }
         if let Some(sandbox) = sandbox {
@@ -88,7 +90,8 @@ pub(super) fn serve(
         if let Some(door) = door {
             open.receive(door);
         }
-        drop((open, threshold));
+        drop(open);
+        threshold.into_iter().for_each(Threshold::leave);
         if daemon {
             detach(nowhere);
         }
