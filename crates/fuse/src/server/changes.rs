@@ -47,6 +47,9 @@
 //!   appending goes on at the old end if the file is cut short elsewhere.
 //! - Locks (`flock`, `fcntl`) of one mount are not seen by another: each kernel has its own. On
 //!   Linux's btrfs all mounts of a file system share these and the offsets.
+//! - A kernel takes one link off its count when a removal is answered, even if it has just asked for
+//!   the new count; here it asks often. So where threads link and remove names of one file on one
+//!   mount at the same time, a `link` may fail with `ENOENT`.
 //! - A daemon that is killed while one of its threads waits for a kernel in this way may not come to
 //!   its end: the lock is held by a request that nothing answers any more. `umount -f` of the mount
 //!   ends that request.
