@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// An open file system, as one front end sees it ([`crate::fronts`]).
+/// An open file system, as one front end sees it (module `fronts`).
 ///
 /// Dropping the last front end without [`Filesystem::close`] is what a crash is: the last commit
 /// stays.

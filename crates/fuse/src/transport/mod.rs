@@ -7,7 +7,7 @@
 //! space) goes to the workers.
 //!
 //! This module holds what both share: the INIT exchange, answering one request, and the life of a
-//! session; and what the mounts of one process share, a [`Host`].
+//! session; and what the mounts of one process share, a `Host`.
 
 mod cpus;
 mod dev_fuse;
