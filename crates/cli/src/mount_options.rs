@@ -114,7 +114,11 @@ Options for -o (comma-separated; -o may be repeated):
   nosandbox             let the daemon keep its rights: for profilers and such, or where
                         the sandbox is in the way (then please report it)
   nosuid, nodev, noexec, sync, dirsync and fstab's generic options work as usual;
-  Larder mounts are noatime.";
+  Larder mounts are noatime.
+
+An image that is mounted already gets a further mount, served by the same daemon. commit, cache_size,
+compress, discard, max_inline, nodatacow, nodatasum, direct, notreelog, nologreplay and nosandbox are
+options of the whole file system: the first mount decides, and a later one may only say the same.";
 
 impl MountWishes {
     /// Reads the words of all `-o` lists in order.
