@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use zerocopy::IntoBytes;
 
@@ -46,6 +47,8 @@ pub(crate) struct Notifier {
 #[derive(Debug, Default)]
 struct Way {
     fd: OnceLock<OwnedFd>,
+    /// The mount is gone.
+    over: AtomicBool,
     later: Mutex<Later>,
 }
 
@@ -82,8 +85,7 @@ impl Default for Notifier {
 
 impl Drop for Notifier {
     fn drop(&mut self) {
-        self.teller.finish();
-        self.name_teller.finish();
+        self.finish();
     }
 }
 
@@ -146,6 +148,16 @@ impl Notifier {
         let mut store: Vec<u8> = [node, at, 1].iter().flat_map(|w| w.to_ne_bytes()).collect();
         store.push(byte);
         let _ = self.way.send(STORE, &store);
+    }
+    /// The mount is gone: waits for what is being told, which may hold references to the mount itself.
+    pub(crate) fn finish(&self) {
+        self.way.over.store(true, Ordering::Release);
+        self.teller.finish();
+        self.name_teller.finish();
+    }
+    /// Is the mount gone?
+    pub(crate) fn is_over(&self) -> bool {
+        self.way.over.load(Ordering::Acquire)
     }
     /// Does something on the thread that tells, after what that was given before.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {

@@ -112,7 +112,7 @@ impl Change {
         /// An answer that is on its way arrives at the next turn of a thread, or of a few.
         const TURNS: u32 = 2000;
         for _ in 0..TURNS {
-            if self.tell(to) || !to.fs.knows(self.of()) {
+            if self.tell(to) || to.notify.is_over() || !to.fs.knows(self.of()) {
                 return;
             }
             std::thread::yield_now();

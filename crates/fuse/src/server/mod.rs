@@ -88,7 +88,9 @@ pub fn serve_beside(
     on_ready: impl FnOnce(Ready),
 ) -> Result<(), ServeError> {
     let server = Server::joined(Arc::clone(family), Arc::clone(member), &mounted, Arc::clone(&stats));
-    family.host.serve(Arc::new(server), mounted, stats, on_ready)
+    let served = family.host.serve(Arc::new(server), mounted, stats, on_ready);
+    member.notify.finish();
+    served
 }
 
 /// The engine behind a mount.
