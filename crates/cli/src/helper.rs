@@ -212,7 +212,7 @@ impl Remount {
         let read_only = self.flags.contains(MountFlags::RDONLY);
         let opened = Watch::find(&point, mount.user)?.and_then(|mut watch| watch.record().ok());
         if !read_only && opened.is_some_and(|record| record.read_only) {
-            return Err(anyhow!("{}: the image was opened for reading only", point.display()))
+            return Err(anyhow!("{}: it was opened for reading only", point.display()))
                 .hint("unmount it and mount it again");
         }
         if !self.in_vain.is_empty() {

@@ -12,6 +12,7 @@
 mod args;
 mod commands;
 mod copy;
+mod door;
 mod failure;
 mod files;
 mod helper;

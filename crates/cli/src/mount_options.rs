@@ -4,6 +4,8 @@
 //! for every file system; and mistakes. A mistake must not pass as one of the others — an option that is silently
 //! ignored is a promise not kept — so whatever is not known is an error. Words later in the list win.
 
+pub(crate) mod whole;
+
 use crate::size;
 use larder_fs::{Compress, Packing, SubvolChoice, Tuning};
 use larder_fuse::Transport;
@@ -125,7 +127,12 @@ Options for -o (comma-separated; -o may be repeated):
                         or where the sandbox is in the way (then please report
                         it)
   nosuid, nodev, noexec, sync, dirsync and fstab's generic options work as
-  usual; Larder mounts are noatime.";
+  usual; Larder mounts are noatime.
+
+An image that is mounted already gets a further mount, served by the same
+daemon. commit, cache_size, compress, discard, max_inline, nodatacow, nodatasum,
+direct, notreelog, nologreplay and nosandbox are options of the whole file
+system: the first mount decides, and a later one may only say the same.";
 
 impl MountWishes {
     /// Reads the words of all `-o` lists in order.

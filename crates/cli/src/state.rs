@@ -1,16 +1,23 @@
-//! What a mount's daemon leaves for others to find: a file that says who it is, and whose lock says that it lives.
+//! What a mount's daemon leaves for others to find: a file that says who it is, and whose lock says
+//! that it lives.
 //!
-//! `larder umount` has to return only when the daemon has exited, and with its result. Neither can be asked of the
-//! kernel: a plain FUSE unmount returns at once. So the daemon keeps a file per mount, holds an exclusive lock on it
-//! for as long as it lives — the kernel lets go of it however the process ends — and writes its result there as
-//! its last act. Whoever waits opens the file before unmounting, then waits for the lock and for the process.
-//! A file without a result whose lock is free belonged to a daemon that was killed.
+//! `larder umount` has to return only when the daemon has exited, and with its result. Neither can
+//! be asked of the kernel: a plain FUSE unmount returns at once. So the daemon keeps a file per
+//! mount, holds an exclusive lock on it for as long as it lives — the kernel lets go of it however
+//! the process ends — and writes its result there as its last act. Whoever waits opens the file
+//! before unmounting, then waits for the lock and for the process. A file without a result whose
+//! lock is free belonged to a daemon that was killed.
 //!
-//! Somebody may unmount without waiting (umount(2) does, and `umount -i`), and use the image or the directory again at once. For
-//! them the file says how far the daemon has come, so that one that is ending can be waited for.
+//! A daemon may serve several mounts of its image and has a file for each. When one of them ends
+//! and others stay, what was written is made durable, the result is left in its file, and the lock
+//! of that file alone is given back: the daemon goes on, and is not waited for.
 //!
-//! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the directory for temporary
-//! files, and are named after the mount point and the mount namespace.
+//! Somebody may unmount without waiting (umount(2) does, and `umount -i`), and use the image or the
+//! directory again at once. For them the file says how far the daemon has come, so that one that is
+//! ending can be waited for.
+//!
+//! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the
+//! directory for temporary files, and are named after the mount point and the mount namespace.
 
 use crate::{mount_table, utab};
 use anyhow::{Context, bail};
@@ -33,6 +40,13 @@ pub(crate) struct Record {
     pub(crate) read_only: bool,
     #[serde(default)]
     pub(crate) stage: Stage,
+    /// A process that sees the mount, where the daemon may not: that of a further mount lives where
+    /// it was asked for.
+    #[serde(default)]
+    pub(crate) witness: Option<u32>,
+    /// The mount has ended, and its daemon has others.
+    #[serde(default)]
+    pub(crate) daemon_goes_on: bool,
     /// How the daemon ended; absent while it lives, and for ever if it was killed.
     pub(crate) result: Option<Outcome>,
 }
@@ -90,7 +104,7 @@ impl Claim {
                 if Watch::of(path.clone()).is_some_and(|mut w| w.sees_the_end()) {
                     continue;
                 }
-                bail!("{} already has a Larder mount", mountpoint.display());
+                bail!("{} is in use: it already has a Larder mount", mountpoint.display());
             }
             // Whoever had the lock may have taken the file away: then this is not the one that others will find.
             let found =
@@ -105,6 +119,8 @@ impl Claim {
             mountpoint: mountpoint.to_owned(),
             read_only,
             stage: Stage::Starting,
+            witness: None,
+            daemon_goes_on: false,
             result: None,
         };
         // From somebody who was killed.
@@ -112,6 +128,36 @@ impl Claim {
         let mut claim = Self { file, record, written: 0 };
         claim.save()?;
         Ok(claim)
+    }
+
+    /// Goes on with what another process [began](Self::new) and handed over locked: this one is the
+    /// daemon. `witness` is a process that sees the mount.
+    pub(crate) fn take_over(
+        file: File,
+        image: &Path,
+        mountpoint: &Path,
+        read_only: bool,
+        witness: u32,
+    ) -> anyhow::Result<Self> {
+        let record = Record {
+            pid: std::process::id(),
+            image: image.to_owned(),
+            mountpoint: mountpoint.to_owned(),
+            read_only,
+            stage: Stage::Starting,
+            witness: Some(witness),
+            daemon_goes_on: false,
+            result: None,
+        };
+        let written = usize::try_from(file.metadata()?.len())?;
+        let mut claim = Self { file, record, written };
+        claim.save()?;
+        Ok(claim)
+    }
+
+    /// The open file, to be handed over.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Tells how far the daemon has come; nothing depends on anybody hearing it.
@@ -129,6 +175,22 @@ impl Claim {
         let saved = self.save();
         // The lock is not given back here but by the kernel, when the process is gone.
         std::mem::forget(self.file);
+        saved
+    }
+
+    /// The same for a mount whose daemon has others and goes on: leaves the result, has `tidy_up`
+    /// done, and gives the lock back.
+    pub(crate) fn finish_one_of_several(
+        mut self,
+        result: Outcome,
+        tidy_up: impl FnOnce(),
+    ) -> anyhow::Result<()> {
+        self.record.result = Some(result);
+        self.record.daemon_goes_on = true;
+        let saved = self.save();
+        tidy_up();
+        // The process that began it may still have it open.
+        let _ = flock(&self.file, FlockOperation::Unlock);
         saved
     }
 
@@ -158,7 +220,7 @@ pub(crate) fn tidy_up(mountpoint: &Path) {
 pub(crate) struct Watch {
     path: PathBuf,
     file: File,
-    /// The process, if it lives.
+    /// The daemon's process, if it has the lock.
     process: Option<rustix::fd::OwnedFd>,
 }
 
@@ -187,24 +249,35 @@ impl Watch {
     pub(crate) fn sees_the_end(&mut self) -> bool {
         /// Between the end of a mount and the daemon's learning of it lies nothing but its being scheduled.
         const STEPS: u32 = 200;
-        const STEP: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-        for _ in 0..STEPS {
+        /// Of one mount among several nothing tells but the lock.
+        const FIRST_NS: i64 = 200_000;
+        const STEP_NS: i64 = 50_000_000;
+        for n in 0..STEPS {
             if self.is_over() {
                 return true;
             }
             let patience = match self.record() {
-                Ok(r) if r.stage == Stage::Ending => None,
+                Ok(r) if r.stage == Stage::Ending => return self.wait_for_lock().is_ok(),
                 Ok(r) if r.stage == Stage::Starting || is_mounted(&r) => return false,
                 // Just being written, perhaps.
-                _ => Some(&STEP),
+                _ => rustix::event::Timespec { tv_sec: 0, tv_nsec: (FIRST_NS << n.min(20)).min(STEP_NS) },
             };
             let Some(process) = &self.process else { return false };
             let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
-            if rustix::event::poll(&mut fds, patience) == Ok(1) {
+            if rustix::event::poll(&mut fds, Some(&patience)) == Ok(1) {
                 return true;
             }
         }
         false
+    }
+
+    fn wait_for_lock(&self) -> anyhow::Result<()> {
+        while let Err(e) = flock(&self.file, FlockOperation::LockShared) {
+            if e != rustix::io::Errno::INTR {
+                return Err(e).context("waiting for the daemon");
+            }
+        }
+        Ok(())
     }
 
     fn is_over(&self) -> bool {
@@ -235,14 +308,12 @@ impl Watch {
         serde_json::from_str(&text).with_context(|| format!("{} is damaged", self.path.display()))
     }
 
-    /// Waits until the daemon is gone, takes its file away, and returns how it ended; `None` for one that was killed.
+    /// Waits until the daemon is done with the mount and, unless it has others, gone; takes its
+    /// file away, and returns how it ended; `None` for one that was killed.
     pub(crate) fn wait(mut self) -> anyhow::Result<Option<Outcome>> {
-        while let Err(e) = flock(&self.file, FlockOperation::LockShared) {
-            if e != rustix::io::Errno::INTR {
-                return Err(e).context("waiting for the daemon");
-            }
-        }
-        if let Some(process) = &self.process {
+        self.wait_for_lock()?;
+        let goes_on = self.record().is_ok_and(|r| r.daemon_goes_on);
+        if let Some(process) = self.process.as_ref().filter(|_| !goes_on) {
             let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
             while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
         }
@@ -276,12 +347,12 @@ pub(crate) fn mounted_on(image: &Path) -> Option<PathBuf> {
 /// Is the mount there, where its daemon lives?
 fn is_mounted(record: &Record) -> bool {
     // Unreadable: the daemon is just ending, or hidden.
-    mount_table::of_process(record.pid)
+    mount_table::of_process(record.witness.unwrap_or(record.pid))
         .is_ok_and(|table| table.iter().any(|m| m.point == record.mountpoint && m.is_larder()))
 }
 
 /// Directory for this user's daemons, made if necessary.
-fn own_directory() -> anyhow::Result<PathBuf> {
+pub(crate) fn own_directory() -> anyhow::Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let dirs = directories(Some(me));
     let mut problem = None;
@@ -307,7 +378,7 @@ fn usable(dir: &Path, me: u32) -> std::io::Result<()> {
 }
 
 /// Where the files of a user's mounts may lie, the preferred place first.
-fn directories(user: Option<u32>) -> Vec<PathBuf> {
+pub(crate) fn directories(user: Option<u32>) -> Vec<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let user = user.unwrap_or(me);
     let mut dirs = Vec::new();

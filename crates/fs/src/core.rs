@@ -111,6 +111,7 @@ pub(crate) struct Core {
     /// The default subvolume, if it was set.
     pub(crate) new_default: Mutex<Option<TreeId>>,
     pub(crate) flushes: crate::ahead::Flushes,
+    pub(crate) fronts: crate::fronts::Fronts,
 }
 
 impl Core {

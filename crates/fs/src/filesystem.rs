@@ -55,7 +55,7 @@ impl Filesystem {
     /// # Errors
     /// `NotDirectory`; `Invalid` for another type.
     pub fn create_unnamed(&self, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
-        create::create_unnamed(&self.core, dir, new)
+        create::create_unnamed(&self.core, self.front, dir, new)
     }
     /// Gives an inode one more name.
     ///
@@ -77,7 +77,7 @@ impl Filesystem {
     /// # Errors
     /// `NotDirectory`, `NotEmpty`; as [`Filesystem::delete_subvolume`]; `NotPermitted` by flags.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        link::rmdir(&self.core, self.root(), dir, name)
+        link::rmdir(&self.core, dir, name)
     }
     /// Renames, across directories too; see [`RenameMode`]. Two names of one inode stay as they are.
     ///
@@ -278,16 +278,27 @@ impl Filesystem {
     }
     /// The caller keeps a reference to the inode (a FUSE look-up): it survives its last name.
     pub fn hold(&self, id: InodeId) {
-        self.core.hold(id);
+        self.core.hold(self.front, id);
     }
     /// Gives `n` holds back. With the last one an inode without names is deleted, before the call returns.
     pub fn release(&self, id: InodeId, n: u64) {
-        self.core.release(id, n);
+        self.core.release(self.front, id, n);
     }
 
-    /// Up to `most` inodes, of any kind, that look-ups of the front end hold; all of them if they are fewer.
+    /// Up to `most` inodes, of any kind, that look-ups of this front end hold; all of them if they
+    /// are fewer.
     #[must_use]
     pub fn held(&self, most: usize) -> Vec<InodeId> {
-        self.core.held(most)
+        self.core.held(self.front, most)
+    }
+    /// May this front end know the inode: does it hold it, or is it its root?
+    #[must_use]
+    pub fn knows(&self, id: InodeId) -> bool {
+        id == self.root() || self.core.is_held_by(self.front, id)
+    }
+    /// May another front end of this engine know the inode?
+    #[must_use]
+    pub fn is_known_elsewhere(&self, id: InodeId) -> bool {
+        self.core.is_held_elsewhere(self.front, id) || self.core.fronts.is_root_elsewhere(self.front, id)
     }
 }

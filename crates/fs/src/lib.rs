@@ -12,6 +12,7 @@ mod discard;
 pub mod error;
 mod file;
 pub mod filesystem;
+mod fronts;
 mod hash;
 mod inode;
 mod lifecycle;

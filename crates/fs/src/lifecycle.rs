@@ -1,12 +1,13 @@
 //! The life of an open file system: opening, its threads, syncing, facts and figures, closing.
 
-use crate::api::{FsInfo, InodeId, OpenOptions, StatFs};
+use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::fronts::FrontId;
 use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
 use crate::tree::IMAGE_COPIES;
-use larder_format::Generation;
+use larder_format::{Generation, TreeId};
 use larder_volume::{Device, DeviceStats};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -14,13 +15,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// An open file system.
+/// An open file system, as one front end sees it (module `fronts`).
 ///
-/// Dropping it without [`Filesystem::close`] is what a crash is: the last commit stays.
+/// Dropping the last front end without [`Filesystem::close`] is what a crash is: the last commit
+/// stays.
 #[derive(Debug)]
 pub struct Filesystem {
     pub(crate) core: Arc<Core>,
     root: InodeId,
+    pub(crate) front: FrontId,
+    engine: Arc<Engine>,
+}
+
+/// What all front ends share and the last one ends.
+#[derive(Debug)]
+struct Engine {
+    core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -148,15 +158,16 @@ impl Filesystem {
         if !core.options.no_log_replay {
             crate::log::replay(&core)?;
         }
-        let root = core.mount_root()?;
-        let fs = Arc::new(Self { core: core.clone(), root, threads: Mutex::default() });
+        let root = core.mount_root(&core.options.subvol)?;
+        let engine = Arc::new(Engine { core: core.clone(), threads: Mutex::default() });
+        let fs = Arc::new(Self { core: core.clone(), root, front: core.fronts.join(root), engine });
         if core.read_only.is_some() {
             return Ok(fs);
         }
         let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(body);
             let thread = thread.map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
-            fs.threads.lock().push(thread);
+            fs.engine.threads.lock().push(thread);
             Ok::<_, Error>(())
         };
         let committer = core.clone();
@@ -179,6 +190,53 @@ impl Filesystem {
         spawn("larder-ahead", Box::new(move || crate::ahead::run(&ahead)))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
+    }
+
+    /// A further front end of the same engine, with a root and with holds of its own.
+    ///
+    /// # Errors
+    /// As opening with this choice.
+    pub fn another(&self, subvol: &SubvolChoice) -> Result<Arc<Self>> {
+        let root = self.core.mount_root(subvol)?;
+        let front = self.core.fronts.join(root);
+        Ok(Arc::new(Self { core: self.core.clone(), root, front, engine: Arc::clone(&self.engine) }))
+    }
+
+    /// This front end goes, and others stay: gives everything back that it holds. What only that
+    /// kept is deleted before the call returns. Nothing may be asked of this front end afterwards
+    /// but what concerns the whole file system.
+    pub fn leave(&self) {
+        if self.core.fronts.is_here(self.front) {
+            crate::inode::orphan::delete_held_by(&self.core, self.front);
+            self.core.fronts.leave(self.front);
+        }
+    }
+
+    /// Was the device opened for reading only?
+    #[must_use]
+    pub fn is_opened_read_only(&self) -> bool {
+        self.core.options.read_only
+    }
+
+    /// Can the same inode be reached through both front ends? That is so where the root of one is
+    /// the other's, or above it.
+    ///
+    /// # Errors
+    /// See [`crate::filesystem`].
+    pub fn overlaps(&self, other: &Self) -> Result<bool> {
+        let is_below = |at: TreeId, above: TreeId| -> Result<bool> {
+            let mut at = at;
+            loop {
+                if at == above {
+                    return Ok(true);
+                }
+                // One that hangs nowhere has been deleted, and what is below it.
+                let Some((up, ..)) = self.core.subvol_info(at)?.parent else { return Ok(false) };
+                at = up;
+            }
+        };
+        let (a, b) = (self.root.subvol, other.root.subvol);
+        Ok(is_below(a, b)? || is_below(b, a)?)
     }
 
     /// Root directory of the mount, as `subvol` in the options chose it.
@@ -356,8 +414,8 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Deletes what only holds kept, commits, and ends the threads. Later changes fail. Returns when everything is
-    /// durable.
+    /// Deletes what only holds kept, of all front ends, commits, and ends the threads. Later
+    /// changes fail. Returns when everything is durable.
     ///
     /// # Errors
     /// As [`Filesystem::sync`]; the threads are ended all the same.
@@ -370,11 +428,13 @@ impl Filesystem {
         if done.is_ok() && self.core.read_only.is_none() {
             self.core.discard_left();
         }
-        self.stop_threads();
+        self.engine.stop_threads();
         self.core.txns.end("the file system was closed");
         done
     }
+}
 
+impl Engine {
     fn stop_threads(&self) {
         self.core.drops.stop();
         self.core.txns.stop();
@@ -387,7 +447,7 @@ impl Filesystem {
     }
 }
 
-impl Drop for Filesystem {
+impl Drop for Engine {
     fn drop(&mut self) {
         self.core.txns.end("the file system was dropped");
         self.stop_threads();

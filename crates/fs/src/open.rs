@@ -242,14 +242,15 @@ impl Core {
             drops: crate::root::drop::Drops::default(),
             new_default: Mutex::default(),
             flushes: crate::ahead::Flushes::default(),
+            fronts: crate::fronts::Fronts::default(),
         });
         core.space.attach(&core);
         Ok(core)
     }
 
-    /// The directory that the options chose as root of the mount.
-    pub(crate) fn mount_root(&self) -> Result<InodeId> {
-        let id = match &self.options.subvol {
+    /// The directory that is chosen as root of a mount.
+    pub(crate) fn mount_root(&self, choice: &SubvolChoice) -> Result<InodeId> {
+        let id = match choice {
             SubvolChoice::Default => self.default_subvol()?,
             SubvolChoice::Id(id) => ObjectId(if *id == 0 { ObjectId::FS_TREE.0 } else { *id }),
             SubvolChoice::Path(path) => return self.resolve_subvol(path),

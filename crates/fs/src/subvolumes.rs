@@ -26,9 +26,9 @@ impl Filesystem {
     ///
     /// # Errors
     /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it; `NotPermitted` for the default
-    /// one; `Busy` for the root of the mount.
+    /// one; `Busy` for the root of a mount.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<TreeId> {
-        subvolume::delete(&self.core, self.root(), dir, name, Deletes::Full)
+        subvolume::delete(&self.core, dir, name, Deletes::Full)
     }
     /// Waits until deleted subvolumes take no space any more, but for what the next commit gives back.
     ///

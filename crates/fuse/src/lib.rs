@@ -36,6 +36,7 @@
 pub mod acl;
 pub mod control;
 pub mod errno;
+pub mod family;
 pub mod handler;
 pub mod latency;
 mod later;
@@ -56,9 +57,10 @@ pub mod subvolumes;
 pub mod transport;
 mod workers;
 
+pub use family::{Family, JoinError, Left, Member};
 pub use memory::default_cache_size;
 pub use mount::{MountError, MountOptions, Mounted, Unmounter, mount};
 pub use porter::Porter;
-pub use server::{Served, serve};
+pub use server::{Served, serve, serve_beside};
 pub use stats::Stats;
 pub use transport::{Ready, ServeError, Transport, serve_handler};

@@ -6,7 +6,8 @@ use crate::handler::{Failure, Outcome, Reply};
 use crate::proto::{self, AttrOut, Dirent, EntryOut, GetxattrOut, Opcode, align_record};
 use zerocopy::IntoBytes;
 
-/// Seconds for which the kernel may believe names and attributes: nobody but us changes them.
+/// Seconds for which the kernel may believe names and attributes: its own requests are all that
+/// changes them.
 pub const TIMEOUT: u64 = 86_400;
 
 /// An entry for LOOKUP, READDIRPLUS and everything that makes a name.

@@ -6,7 +6,7 @@ mod common;
 
 use common::can_mount;
 use larder_fuse::memserver::MemServer;
-use larder_fuse::porter::{Duties, Porter, attend, is_gone};
+use larder_fuse::porter::{Duties, End, Porter, attend, is_gone};
 use larder_fuse::{MountOptions, Transport, serve_handler};
 use std::fs::{self, File};
 use std::io::Write;
@@ -27,7 +27,7 @@ fn options() -> MountOptions {
 fn porter_role() {
     let Some(mountpoint) = std::env::var_os(ROLE).map(PathBuf::from) else { return };
     let duties = Duties { source: "in memory".into(), mountpoint: mountpoint.clone(), options: options() };
-    attend(rustix::stdio::stdin(), &duties, || {
+    attend(rustix::stdio::stdin(), &duties, |_| {
         fs::write(mountpoint.with_extension("tidied"), b"").unwrap();
     })
     .unwrap();
@@ -117,7 +117,7 @@ fn a_porter_mounts_resolves_and_unmounts() {
     );
     let tidied = point.with_extension("tidied");
     assert!(!tidied.exists());
-    porter.dismiss(|| panic!("that is another process's to do"));
+    porter.dismiss(End::Daemon, || panic!("that is another process's to do"));
     assert!(tidied.exists());
     assert!(is_gone(&porter.resolve_fd(me, 0).unwrap_err()));
 }

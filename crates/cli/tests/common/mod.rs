@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod crash;
+pub mod places;
 pub mod scene;
 
 use larder_simtest::oracle::MemoryCgroup;

@@ -9,6 +9,7 @@ use super::{Inode, attr, dir, to_file_type, to_timespec, xattr};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
+use crate::fronts::FrontId;
 use crate::transaction::Handle;
 use larder_format::items::file_extent::INLINE_HEADER_SIZE;
 use larder_format::items::inode::{PERMISSIONS, type_to_mode};
@@ -229,7 +230,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
 ///
 /// # Errors
 /// As [`create`].
-pub(crate) fn create_unnamed(core: &Core, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
+pub(crate) fn create_unnamed(core: &Core, front: FrontId, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
     if new.kind != FileKind::Regular {
@@ -248,7 +249,7 @@ pub(crate) fn create_unnamed(core: &Core, dir: InodeId, new: &NewInode<'_>) -> R
     })?;
     let (handle, _, inode) = Nascent::write(&dir, prepared, |nascent| nascent)?;
     inode.state.lock().linkable = true;
-    dir.subvol.inodes.hold(inode.id.ino);
+    dir.subvol.inodes.hold(front, inode.id.ino);
     dir.subvol.inodes.set_orphan(&inode);
     drop(handle);
     attr::get(&inode)

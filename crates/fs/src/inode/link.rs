@@ -116,7 +116,7 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
 /// # Errors
 /// `NotFound`; `NotDirectory`; `NotEmpty`; as [`subvolume::delete`] for a subvolume, which `root` must not be in;
 /// `NotPermitted` by flags; no space; read-only.
-pub(crate) fn rmdir(core: &Core, root: InodeId, dir: InodeId, name: &[u8]) -> Result<()> {
+pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
     check_name(name)?;
@@ -131,7 +131,7 @@ pub(crate) fn rmdir(core: &Core, root: InodeId, dir: InodeId, name: &[u8]) -> Re
     }
     let at = Name { dir: dir.object(), name };
     if dir::find(core, &dir.subvol, at)?.is_some_and(|t| t.location.kind == KeyType::ROOT_ITEM) {
-        return subvolume::delete(core, root, dir.id, name, Deletes::Empty).map(|_| ());
+        return subvolume::delete(core, dir.id, name, Deletes::Empty).map(|_| ());
     }
     let inode = with_named(core, &dir, name, |inode| {
         // Permission comes before everything that may be found out about what is named.

@@ -12,6 +12,7 @@ use crate::api::{FileKind, may_wait, past_no_return};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::{self, LastRefs};
+use crate::fronts::FrontId;
 use crate::root::Subvolume;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};
@@ -120,6 +121,16 @@ pub(crate) fn delete_held(core: &Core) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Deletes all inodes that only the holds of one front end have kept, and forgets those holds.
+pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
+    let subvols: Vec<_> = core.subvols.read().values().cloned().collect();
+    for subvol in subvols {
+        for inode in subvol.inodes.drop_holds_of(front) {
+            delete_unheld(core, &inode);
+        }
+    }
 }
 
 /// Cleans up in the subvolumes that are loaded; others follow when they are used for the first time.

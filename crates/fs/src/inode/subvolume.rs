@@ -221,14 +221,8 @@ pub(crate) enum Deletes {
 ///
 /// # Errors
 /// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it; `NotPermitted` for the default
-/// subvolume; `Busy` for the one that `root` is in; no space; read-only.
-pub(crate) fn delete(
-    core: &Core,
-    root: InodeId,
-    dir: InodeId,
-    name: &[u8],
-    which: Deletes,
-) -> Result<TreeId> {
+/// subvolume; `Busy` for one that is mounted; no space; read-only.
+pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> Result<TreeId> {
     may_wait()?;
     check_name(name)?;
     let _tree = core.subvol_tree.lock();
@@ -242,7 +236,7 @@ pub(crate) fn delete(
         return Err(Error::Invalid("not a subvolume"));
     }
     let child = core.subvol(id)?;
-    if root.subvol == id {
+    if core.fronts.is_root(id) {
         return Err(Error::Busy("it is mounted"));
     }
     if core.default_subvol()? == id {

@@ -9,6 +9,7 @@ use super::{Inode, PLACEHOLDER, kind_of};
 use crate::api::FileKind;
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
+use crate::fronts::{FrontId, Holds};
 use crate::hash::NumberMap;
 use crate::lock::{self, Mutex};
 use crate::root::Subvolume;
@@ -36,8 +37,8 @@ pub(crate) struct InodeTable {
 #[derive(Debug, Default)]
 struct Inner {
     inodes: NumberMap<u64, Arc<Inode>>,
-    /// References from outside (look-ups of a front end).
-    holds: NumberMap<u64, u64>,
+    /// References from outside (look-ups of front ends).
+    holds: Holds,
     /// Inodes without a name that are waiting for their last hold to go.
     orphans: NumberMap<u64, Arc<Inode>>,
     /// Inodes that left memory so far.
@@ -85,27 +86,31 @@ impl InodeTable {
         inner.evicted += 1;
     }
     /// One more reference from outside.
-    pub(super) fn hold(&self, ino: u64) {
-        *self.inner.lock().holds.entry(ino).or_default() += 1;
+    pub(super) fn hold(&self, front: FrontId, ino: u64) {
+        self.inner.lock().holds.add(front, ino);
     }
-    /// Takes `n` references from outside back; the inode if it has no name and nobody holds it now.
-    pub(super) fn release(&self, ino: u64, n: u64) -> Option<Arc<Inode>> {
+    /// Takes `n` references of a front end back; the inode if it has no name and nobody holds it
+    /// now.
+    pub(super) fn release(&self, front: FrontId, ino: u64, n: u64) -> Option<Arc<Inode>> {
         let mut inner = self.inner.lock();
-        let count = inner.holds.get_mut(&ino)?;
-        *count = count.saturating_sub(n);
-        if *count > 0 {
-            return None;
-        }
-        inner.holds.remove(&ino);
-        inner.orphans.get(&ino).cloned()
+        let last = inner.holds.give_back(front, ino, n);
+        last.then(|| inner.orphans.get(&ino).cloned()).flatten()
     }
-    /// Up to `most` that are referred to from outside.
-    fn held(&self, most: usize) -> Vec<u64> {
-        self.inner.lock().holds.keys().take(most).copied().collect()
+    /// Up to `most` that a front end refers to.
+    fn held(&self, front: FrontId, most: usize) -> Vec<u64> {
+        self.inner.lock().holds.of(front, most)
     }
     /// Is it referred to from outside?
     pub(super) fn is_held(&self, ino: u64) -> bool {
-        self.inner.lock().holds.contains_key(&ino)
+        self.inner.lock().holds.has(ino)
+    }
+    /// Does a front end refer to it?
+    fn is_held_by(&self, front: FrontId, ino: u64) -> bool {
+        self.inner.lock().holds.has_of(front, ino)
+    }
+    /// Does another front end than this refer to it?
+    fn is_held_elsewhere(&self, front: FrontId, ino: u64) -> bool {
+        self.inner.lock().holds.has_elsewhere(front, ino)
     }
     /// Keeps an inode without a name until it is deleted or gets one.
     pub(super) fn set_orphan(&self, inode: &Arc<Inode>) {
@@ -120,6 +125,13 @@ impl InodeTable {
         let mut inner = self.inner.lock();
         inner.holds.clear();
         inner.orphans.values().cloned().collect()
+    }
+    /// Forgets the holds of one front end; the inodes that only it kept.
+    pub(super) fn drop_holds_of(&self, front: FrontId) -> Vec<Arc<Inode>> {
+        let mut inner = self.inner.lock();
+        inner.holds.end(front);
+        let kept = |ino: &u64| inner.holds.has(*ino);
+        inner.orphans.iter().filter(|(ino, _)| !kept(ino)).map(|(_, inode)| inode.clone()).collect()
     }
     /// Forgets everything. Inodes refer to their subvolume, so this is what ends a closed file system's memory.
     pub(crate) fn clear(&self) {
@@ -204,26 +216,35 @@ impl Core {
         self.clean_once(&subvol)?;
         subvol.inodes.get(self, &subvol, id.ino)
     }
-    /// The caller keeps a reference to the inode: it survives its last name.
-    pub(crate) fn hold(&self, id: crate::InodeId) {
+    /// A front end keeps a reference to the inode: it survives its last name.
+    pub(crate) fn hold(&self, front: FrontId, id: crate::InodeId) {
         // An id that was given out is of a subvolume in memory: those stay.
         if let Some(subvol) = self.subvols.read().get(&id.subvol) {
-            subvol.inodes.hold(id.ino);
+            subvol.inodes.hold(front, id.ino);
         }
     }
-    /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that if need be.
-    /// Up to `most` inodes that are held.
-    pub(crate) fn held(&self, most: usize) -> Vec<crate::InodeId> {
+    /// Up to `most` inodes that a front end holds.
+    pub(crate) fn held(&self, front: FrontId, most: usize) -> Vec<crate::InodeId> {
         let mut found = Vec::new();
         for (tree, subvol) in &*self.subvols.read() {
-            let inodes = subvol.inodes.held(most - found.len());
+            let inodes = subvol.inodes.held(front, most - found.len());
             found.extend(inodes.into_iter().map(|ino| crate::InodeId { subvol: *tree, ino }));
         }
         found
     }
-    pub(crate) fn release(&self, id: crate::InodeId, n: u64) {
+    /// Does a front end hold this inode?
+    pub(crate) fn is_held_by(&self, front: FrontId, id: crate::InodeId) -> bool {
+        self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_by(front, id.ino))
+    }
+    /// Does another front end than this hold it?
+    pub(crate) fn is_held_elsewhere(&self, front: FrontId, id: crate::InodeId) -> bool {
+        self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_elsewhere(front, id.ino))
+    }
+    /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that
+    /// if need be.
+    pub(crate) fn release(&self, front: FrontId, id: crate::InodeId, n: u64) {
         let subvol = self.subvols.read().get(&id.subvol).cloned();
-        if let Some(inode) = subvol.and_then(|s| s.inodes.release(id.ino, n)) {
+        if let Some(inode) = subvol.and_then(|s| s.inodes.release(front, id.ino, n)) {
             super::orphan::delete_unheld(self, &inode);
         }
     }

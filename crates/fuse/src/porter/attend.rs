@@ -18,16 +18,30 @@ pub struct Duties {
     pub options: MountOptions,
 }
 
+/// What has ended when a porter is sent home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The mount; the daemon goes on for others.
+    Mount,
+    /// The daemon, too.
+    Daemon,
+}
+
 /// Serves the daemon at the other end of `socket` until it says that it is done — then `tidy_up` runs before the answer —
 /// or is gone.
 ///
 /// # Errors
 /// If the socket fails, or something else than a request arrives.
-pub fn attend(socket: BorrowedFd<'_>, duties: &Duties, tidy_up: impl FnOnce()) -> io::Result<()> {
+pub fn attend(socket: BorrowedFd<'_>, duties: &Duties, tidy_up: impl FnOnce(End)) -> io::Result<()> {
     let mut porter = Attendant { duties, mounted: false, device: None };
     while let Some(request) = wire::receive_request(socket)? {
-        if request.op == Op::Dismiss {
-            tidy_up();
+        let end = match request.op {
+            Op::Dismiss => Some(End::Daemon),
+            Op::Leave => Some(End::Mount),
+            _ => None,
+        };
+        if let Some(end) = end {
+            tidy_up(end);
             return wire::send_reply(socket, &Reply::default(), None);
         }
         let (reply, fuse) = porter.answer(request);
@@ -57,7 +71,7 @@ impl Attendant<'_> {
             Op::Detach => self.unmounter().and_then(|u| u.detach()).map(|()| 0),
             Op::Resolve => self.own_device().and_then(|device| inode_of(request.pid, request.fd, device)),
             // Answered by `attend`.
-            Op::Dismiss => Ok(0),
+            Op::Dismiss | Op::Leave => Ok(0),
         };
         let reply = match outcome {
             Ok(value) => Reply { value, ..Reply::default() },
@@ -118,7 +132,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     /// What a porter answers that cannot mount.
-    fn ask(requests: &[Request]) -> (Vec<Reply>, bool) {
+    fn ask(requests: &[Request]) -> (Vec<Reply>, Option<End>) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let porter = std::thread::spawn(move || {
@@ -127,8 +141,8 @@ mod tests {
                 mountpoint: "/nonexistent".into(),
                 options: MountOptions::default(),
             };
-            let mut tidied = false;
-            attend(theirs.as_fd(), &duties, || tidied = true).unwrap();
+            let mut tidied = None;
+            attend(theirs.as_fd(), &duties, |end| tidied = Some(end)).unwrap();
             tidied
         });
         let replies = requests.iter().map(|r| {
@@ -152,8 +166,10 @@ mod tests {
         ]);
         assert_eq!(replies[..3].iter().map(|r| r.status).collect::<Vec<_>>(), [libc::ENODEV; 3]);
         assert!(replies[3].status != 0 && replies[3].text().contains("/nonexistent"), "{:?}", replies[3]);
-        assert!(!tidied, "a daemon that just vanished leaves its traces");
+        assert_eq!(tidied, None, "a daemon that just vanished leaves its traces");
         let (replies, tidied) = ask(&[request(Op::Dismiss, 0, 0)]);
-        assert!(tidied && replies[0] == Reply::default());
+        assert_eq!((tidied, &replies[0]), (Some(End::Daemon), &Reply::default()));
+        let (_, tidied) = ask(&[request(Op::Leave, 0, 0)]);
+        assert_eq!(tidied, Some(End::Mount));
     }
 }

@@ -1,31 +1,39 @@
-//! The porter: a small process beside a daemon in its [sandbox](crate::sandbox), which does the few things that the daemon has
-//! given up.
+//! The porter: a small process beside a daemon in its [sandbox](crate::sandbox), which does the few
+//! things that the daemon has given up.
 //!
-//! Mounting and unmounting need root or the setuid `fusermount3`; raising the read-ahead of the mount writes to sysfs;
-//! the ioctl that makes a snapshot names its source by a descriptor of the *caller*, which `/proc/PID/fd` shows to nobody
-//! in a sandbox. This module hides who does it: a [`Porter`] is either this very process ([`Porter::here`], outside of any
-//! sandbox: tests, other programs) or another one ([`Porter::start`]), and answers the same.
+//! Mounting and unmounting need root or the setuid `fusermount3`; raising the read-ahead of the
+//! mount writes to sysfs; the ioctl that makes a snapshot names its source by a descriptor of the
+//! *caller*, which `/proc/PID/fd` shows to nobody in a sandbox. This module hides who does it: a
+//! [`Porter`] is either this very process ([`Porter::here`], outside of any sandbox: tests, other
+//! programs) or another one ([`Porter::start`]), and answers the same.
 //!
-//! The daemon starts the porter before anything else, as the same program with a socket for its standard input. The daemon is
-//! who serves, whose process id is known and who gets the signals; the porter ignores those that end a daemon, for it is
-//! needed last.
+//! The daemon starts the porter before anything else, as the same program with a socket for its
+//! standard input. The daemon is who serves, whose process id is known and who gets the signals;
+//! the porter ignores those that end a daemon, for it is needed last.
 //!
-//! What crosses the socket is of fixed form (module `wire`): six requests, with two numbers at most. No path and no option ever
-//! does — the porter was told on its command line what to mount where, before the daemon had read any of the image —
-//! so that a daemon that was taken over can mount what was to be mounted, once; unmount it; raise its read-ahead; say
-//! that it is done; and learn the inode numbers of open files *of this mount*. A client of the mount is known by just
+//! What crosses the socket is of fixed form (module `wire`): seven requests, with two numbers at
+//! most. No path and no option ever does — the porter was told on its command line what to mount
+//! where, before the daemon had read any of the image — so that a daemon that was taken over can
+//! mount what was to be mounted, once; unmount it; raise its read-ahead; say that it is done; and
+//! learn the inode numbers of open files *of this mount*. A client of the mount is known by just
 //! that: a process that has one of its files open. Of all others it learns that they are none.
 //!
-//! If the daemon dies, the porter sees the socket's end and goes. It leaves the dead mount where it is: taking it away would
-//! let programs write into the directory beneath it without noticing. If the porter dies, the daemon serves on; it can be
-//! unmounted from outside as ever, only a signal cannot unmount any more ([`is_gone`]): then the daemon makes everything
-//! durable, says on standard error what clears the mount, and ends. Staying until somebody else unmounts would be no help to
-//! who asked it to end, and a second porter would be as mortal as the first.
+//! A further mount of what a daemon serves already has a porter of its own. The program that wants
+//! the mount starts it, in its own mount namespace and with its own rights, and hands the daemon
+//! the other end of its socket ([`Porter::lend`], [`Porter::at`]). It is told beforehand what to do
+//! like any other, so that the daemon gains nothing by it but that mount.
+//!
+//! If the daemon dies, the porter sees the socket's end and goes. It leaves the dead mount where it
+//! is: taking it away would let programs write into the directory beneath it without noticing. If
+//! the porter dies, the daemon serves on; it can be unmounted from outside as ever, only a signal
+//! cannot unmount any more ([`is_gone`]): then the daemon makes everything durable, says on
+//! standard error what clears the mount, and ends. Staying until somebody else unmounts would be no
+//! help to who asked it to end, and a second porter would be as mortal as the first.
 
 mod attend;
 mod wire;
 
-pub use attend::{Duties, attend};
+pub use attend::{Duties, End, attend};
 
 use crate::mount::{MountError, MountOptions, Mounted, Unmounter, backing};
 use parking_lot::Mutex;
@@ -60,7 +68,8 @@ enum Way {
 struct Beside {
     /// `None` once it was sent home.
     socket: Option<OwnedFd>,
-    child: Child,
+    /// Waited for at the end, where this process has started it.
+    child: Option<Child>,
 }
 
 /// Does this error of a [`Porter`] say that its process is gone?
@@ -81,6 +90,32 @@ impl Porter {
     /// # Errors
     /// If the process cannot be started.
     pub fn start(command: &mut Command, mountpoint: &Path) -> io::Result<Self> {
+        let (socket, child) = Self::begin(command)?;
+        Ok(Self::beside(socket, Some(child), mountpoint))
+    }
+
+    /// Starts a porter for another process, which gets the socket. Its process id comes along.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn lend(command: &mut Command) -> io::Result<(OwnedFd, u32)> {
+        let (socket, child) = Self::begin(command)?;
+        Ok((socket, child.id()))
+    }
+
+    /// The porter at the other end of this socket, which was started elsewhere for a mount on
+    /// `mountpoint`.
+    #[must_use]
+    pub fn at(socket: OwnedFd, mountpoint: &Path) -> Self {
+        Self::beside(socket, None, mountpoint)
+    }
+
+    fn beside(socket: OwnedFd, child: Option<Child>, mountpoint: &Path) -> Self {
+        let beside = Beside { socket: Some(socket), child };
+        Self(Arc::new(Inner { mountpoint: mountpoint.to_owned(), way: Way::Beside(Mutex::new(beside)) }))
+    }
+
+    fn begin(command: &mut Command) -> io::Result<(OwnedFd, Child)> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let child = command
@@ -90,8 +125,7 @@ impl Porter {
             // It shall not keep from being unmounted what it was started on.
             .current_dir("/")
             .spawn()?;
-        let beside = Beside { socket: Some(ours), child };
-        Ok(Self(Arc::new(Inner { mountpoint: mountpoint.to_owned(), way: Way::Beside(Mutex::new(beside)) })))
+        Ok((ours, child))
     }
 
     /// Where the mount is, or will be.
@@ -187,12 +221,16 @@ impl Porter {
         }
     }
 
-    /// The daemon has ended its work. Another process does what it was told to do then ([`attend`]) and goes, which is
-    /// waited for; this one does `here`.
-    pub fn dismiss(&self, here: impl FnOnce()) {
+    /// The mount has ended, and with it the daemon's work or not. Another process does what it was
+    /// told to do then ([`attend`]) and goes, which is waited for; this one does `here`.
+    pub fn dismiss(&self, end: End, here: impl FnOnce()) {
         let Way::Beside(beside) = &self.0.way else { return here() };
         let mut beside = beside.lock();
-        if let Err(error) = beside.ask_number(Op::Dismiss, 0, 0) {
+        let op = match end {
+            End::Mount => Op::Leave,
+            End::Daemon => Op::Dismiss,
+        };
+        if let Err(error) = beside.ask_number(op, 0, 0) {
             tracing::debug!(%error, "the porter was gone before");
         }
         beside.end();
@@ -226,8 +264,15 @@ impl Beside {
 
     /// Hangs up, which ends the porter, and waits for that.
     fn end(&mut self) {
+        if let (Some(socket), None) = (&self.socket, &self.child) {
+            // Its process holds the other end to the last.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+            let _ = wire::receive_reply(socket);
+        }
         self.socket = None;
-        let _ = self.child.wait();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
     }
 }
 
@@ -283,7 +328,7 @@ mod tests {
         assert!(is_gone(&porter.unmount().unwrap_err()));
         assert!(is_gone(&porter.resolve_fd(1, 1).unwrap_err()));
         assert!(matches!(porter.mount(MountOptions::default()), Err(MountError::Porter(_))));
-        porter.dismiss(|| panic!("that is another process's to do"));
+        porter.dismiss(End::Daemon, || panic!("that is another process's to do"));
         assert!(is_gone(&porter.detach().unwrap_err()));
     }
 }

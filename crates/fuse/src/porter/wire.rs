@@ -28,12 +28,15 @@ pub(super) enum Op {
     Resolve,
     /// It is all over: tidy up and go.
     Dismiss,
+    /// The same, but the daemon goes on for other mounts.
+    Leave,
 }
 
 impl Op {
     fn from_number(number: u32) -> Option<Self> {
         use Op::*;
-        [Mount, RaiseReadAhead, Unmount, Detach, Resolve, Dismiss].into_iter().find(|op| *op as u32 == number)
+        let all = [Mount, RaiseReadAhead, Unmount, Detach, Resolve, Dismiss, Leave];
+        all.into_iter().find(|op| *op as u32 == number)
     }
 }
 
@@ -221,7 +224,7 @@ mod tests {
         assert!(Request::parse(&good).is_some());
         assert_eq!(Request::parse(&good[..11]), None);
         assert_eq!(Request::parse(&[&good[..], &[0]].concat()), None);
-        for number in [0u32, 7, u32::MAX] {
+        for number in [0u32, 8, u32::MAX] {
             let mut bad = good;
             bad[..4].copy_from_slice(&number.to_ne_bytes());
             assert_eq!(Request::parse(&bad), None, "{number}");

@@ -1,9 +1,10 @@
 //! The mount daemon gives up what it does not need, before it reads the first byte of an image.
 //!
-//! An image is hostile input, and the daemon of root's mount is root. The engine is written so that bytes give errors;
-//! this module is for the day on which it is wrong about that. It hides how a process is confined on Linux, and decides
-//! what a daemon still may do: work on the files that it has open, talk to the kernel's FUSE, have threads and memory,
-//! look a caller's groups up, give its own threads precedence, and end.
+//! An image is hostile input, and the daemon of root's mount is root. The engine is written so that
+//! bytes give errors; this module is for the day on which it is wrong about that. It hides how a
+//! process is confined on Linux, and decides what a daemon still may do: work on the files that it
+//! has open, talk to the kernel's FUSE, have threads and memory, look a caller's groups up, give
+//! its own threads precedence, and end.
 //!
 //! | layer | what it takes |
 //! |---|---|
@@ -13,18 +14,22 @@
 //! | seccomp | a list of the system calls that are needed (module `filter`), some with certain arguments only. New processes, sockets, and memory that is both new and executable are not on it |
 //! | sealed | once requests are served, no further io_uring can be made, since its operations pass no seccomp filter; those that exist take the two operations that the transport needs |
 //!
-//! What root of another process can do — unmount, mount, set the read-ahead, look at a caller's descriptor — is done by
-//! the [porter](crate::porter), a small process that stays outside and takes six requests of fixed form.
+//! What root of another process can do — unmount, mount, set the read-ahead, look at a caller's
+//! descriptor — is done by the [porter](crate::porter), a small process that stays outside and
+//! takes seven requests of fixed form.
 //!
-//! A refused system call fails with `EPERM`, and says so: its number goes to standard error the first time, and into the
-//! statistics (`larder stats`), because after the daemon has left its terminal nobody would see it otherwise. The price is a
-//! signal (SIGSYS), paid only by refused calls, and a thread that sleeps until somebody tries to make a process. A few calls have no use in this program whatever goes wrong, only in
-//! somebody else's — executing a program, reaching into another process, loading code into the kernel: they end the
-//! process at once. That is safe, for a killed daemon is a power cut, which the format is made for.
+//! A refused system call fails with `EPERM`, and says so: its number goes to standard error the
+//! first time, and into the statistics (`larder stats`), because after the daemon has left its
+//! terminal nobody would see it otherwise. The price is a signal (SIGSYS), paid only by refused
+//! calls, and a thread that sleeps until somebody tries to make a process. A few calls have no use
+//! in this program whatever goes wrong, only in somebody else's — executing a program, reaching
+//! into another process, loading code into the kernel: they end the process at once. That is safe,
+//! for a killed daemon is a power cut, which the format is made for.
 //!
 //! What the kernel does not offer is left out and said: a mount works without Landlock or seccomp.
 //!
-//! Cost: filters without conditions are looked up in a bitmap by the kernel; `docs/BENCHMARKS.md` has the figures.
+//! Cost: filters without conditions are looked up in a bitmap by the kernel; `docs/BENCHMARKS.md`
+//! has the figures.
 
 mod capabilities;
 mod filter;

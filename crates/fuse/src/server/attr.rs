@@ -1,12 +1,12 @@
 //! Attributes: GETATTR, SETATTR, STATX, ACCESS.
 
+use super::changes::{ALL, Change};
 use super::{Server, mode};
 use crate::acl;
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Patience, Reply, Request};
 use crate::perm::{self, Caller};
 use crate::proto::{self, SetattrIn, StatxAttr, StatxOut, StatxTime, fattr};
-use crate::records::{self, TIMEOUT};
 use larder_fs::{Attr, FileKind, InodeId, SetAttr, SetTime, Timestamp};
 
 /// Bits of `statx` attributes, by the btrfs inode flags that they show.
@@ -20,7 +20,7 @@ const STATX_FLAGS: [(u64, u64); 4] = [
 impl Server {
     pub(super) fn getattr(&self, id: InodeId, reply: &mut Reply<'_>) -> Outcome {
         let attr = self.fs.getattr(id)?;
-        reply.value(&records::attributes(self.wire(&attr)))
+        self.attributes(&attr, reply)
     }
 
     pub(super) fn statx(&self, id: InodeId, reply: &mut Reply<'_>) -> Outcome {
@@ -35,7 +35,7 @@ impl Server {
             uid: a.uid,
             gid: a.gid,
             mode: mode(&a) as u16,
-            ino: self.nodes.ino(a.id),
+            ino: self.me.nodes.ino(a.id),
             size: a.size,
             blocks: a.bytes.div_ceil(512),
             atime: time(a.atime),
@@ -46,7 +46,7 @@ impl Server {
             rdev_minor: (a.rdev & 0xf_ffff) as u32,
             ..StatxAttr::default()
         };
-        reply.value(&StatxOut { attr_valid: TIMEOUT, stat, ..StatxOut::default() })
+        reply.value(&StatxOut { attr_valid: self.time_of(a.id), stat, ..StatxOut::default() })
     }
 
     pub(super) fn access(&self, id: InodeId, request: &Request<'_>) -> Outcome {
@@ -68,6 +68,7 @@ impl Server {
         let asked: SetattrIn = request.arg()?;
         let has = |bit| asked.valid & bit != 0;
         let mut change = wanted(&asked);
+        let telling = self.about_to_change(patience, id)?;
         if let Some(caller) = self.checked(request) {
             self.may_set(caller, id, request, &asked, &mut change)?;
         }
@@ -87,7 +88,11 @@ impl Server {
         }
         // Even a change of nothing (chown to nobody new) is one: the change time moves.
         let attr = self.fs.setattr(id, &change)?;
-        reply.value(&records::attributes(self.wire(&attr)))
+        telling.tell(|| match change.size {
+            Some(_) => vec![Change::Contents(id, ALL)],
+            None => vec![Change::Attributes(id)],
+        });
+        self.attributes(&attr, reply)
     }
 
     /// Takes from a file whose contents change what it may not keep then: set-user-id and set-group-id. For WRITE the kernel
@@ -105,7 +110,7 @@ impl Server {
         }
         self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
         // Where the kernel leaves that to us it does not ask for the mode afterwards.
-        self.notify.attributes_changed(self.nodes.node(id));
+        self.me.notify.attributes_changed(self.me.nodes.node(id));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Contents of files: READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE.
 
 use super::Server;
+use super::changes::{ALL, Change};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Patience, Reply, Request};
 use crate::proto::{self, Opcode};
@@ -31,6 +32,10 @@ impl Server {
     ) -> Outcome {
         let write: proto::WriteIn = request.arg()?;
         let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
+        let range = write.offset..write.offset.saturating_add(write.size.into());
+        let write_back = write.write_flags & proto::WRITE_CACHE != 0;
+        let telling =
+            if write_back { self.about_to_write_back() } else { self.about_to_change(patience, id)? };
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
             self.remove_privileges(id, request, patience)?;
         }
@@ -41,16 +46,21 @@ impl Server {
         if must_say() && !may_say {
             return Err(Failure::WaitForKernel);
         }
+        telling.before(id, range.clone());
         self.fs.write(id, write.offset, data)?;
         // Asked again: somebody may have read what has just been replaced. Writing it twice is as good as once, because nobody has
         // been told yet that it is written.
         if must_say() {
             match patience {
                 Patience::Queue | Patience::Worker => return Err(Failure::WaitForKernel),
-                Patience::Kernel => self.notify.range_changed(node, write.offset, write.size),
-                Patience::Afterwards => self.notify.range_changed_later(node, write.offset, write.size),
+                Patience::Kernel => drop(self.me.notify.range_changed(node, range.clone())),
+                Patience::Afterwards => self.me.notify.range_changed_later(node, range.clone()),
             }
         }
+        if !write_back && self.is_shared(id) {
+            self.me.notify.range_changed_later(node, range.clone());
+        }
+        telling.tell(|| vec![Change::Contents(id, range)]);
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
     }
 
@@ -67,8 +77,13 @@ impl Server {
         if patience == Patience::Queue {
             return Err(Failure::Wait);
         }
+        let telling = self.about_to_change(patience, id)?;
         self.changes_contents(id, request, patience)?;
-        self.fs.fallocate(id, how, wanted.offset, wanted.length)?;
+        telling.before(id, ALL);
+        let done = self.fs.fallocate(id, how, wanted.offset, wanted.length);
+        // Whatever came of it: a part may be done.
+        telling.tell(|| vec![Change::Contents(id, ALL)]);
+        done?;
         Ok(0)
     }
 
@@ -83,18 +98,28 @@ impl Server {
         reply.value(&proto::LseekOut { offset })
     }
 
-    pub(super) fn copy(&self, from: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn copy(
+        &self,
+        from: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        patience: Patience,
+    ) -> Outcome {
         /// The older form answers with 32 bits; whole sectors below that.
         const SHORT_MAX: u64 = u32::MAX as u64 & !4095;
         let copy: proto::CopyFileRangeIn = request.arg()?;
         if copy.flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let to = self.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
+        let to = self.me.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
+        let telling = self.about_to_change(patience, to)?;
         self.changes_contents(to, request, Patience::Worker)?;
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };
-        let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len)?;
+        telling.before(to, ALL);
+        let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len);
+        telling.tell(|| vec![Change::Contents(to, ALL)]);
+        let copied = copied?;
         if long {
             reply.value(&proto::CopyFileRangeOut { bytes_copied: copied })
         } else {

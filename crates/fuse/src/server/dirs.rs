@@ -23,7 +23,7 @@ impl Server {
         }
         let mut records = Records::new(reply, read.size)?;
         let listed = self.fs.readdir_page(dir, read.offset, &mut |e| {
-            records.push(None, self.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, e.name)
+            records.push(None, self.me.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, e.name)
         });
         done(listed, &records)
     }
@@ -52,10 +52,9 @@ impl Server {
             let mut entry = EntryOut::default();
             let mut held = false;
             if e.name != b"." && e.name != b".." {
-                match self.fs.getattr(e.id) {
+                match self.fs.getattr(e.id).and_then(|attr| self.hold(attr)) {
                     Ok(attr) => {
-                        self.fs.hold(attr.id);
-                        entry = self.entry_of(&attr);
+                        entry = self.entry_of(dir, &attr);
                         held = true;
                     }
                     // Gone since it was listed.
@@ -70,7 +69,7 @@ impl Server {
                 }
             }
             let pushed =
-                records.push(Some(&entry), self.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, &e.name);
+                records.push(Some(&entry), self.me.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, &e.name);
             if !pushed {
                 if held {
                     self.fs.release(e.id, 1);

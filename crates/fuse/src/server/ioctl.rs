@@ -2,12 +2,13 @@
 //! ([`crate::control`]).
 
 use super::Server;
+use super::changes::Change;
 use super::report::text;
 use crate::control::{
     FITRIM, GET_LABEL, IOC_DF, IOC_START_SYNC, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc,
 };
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Reply, Request};
+use crate::handler::{Failure, Outcome, Patience, Reply, Request};
 use crate::perm::{self, Caller};
 use crate::proto::{IoctlIn, IoctlOut};
 use larder_fs::{Attr, FileKind, InodeId, SetAttr, TrimRange};
@@ -18,10 +19,10 @@ const READ: u32 = 2;
 
 /// `FS_IOC_GETFLAGS` and its relatives, with the sizes of 64-bit and 32-bit callers.
 const GETFLAGS: [u32; 2] = [ioc(READ, b'f', 1, 8), ioc(READ, b'f', 1, 4)];
-const SETFLAGS: [u32; 2] = [ioc(WRITE, b'f', 2, 8), ioc(WRITE, b'f', 2, 4)];
+pub(super) const SETFLAGS: [u32; 2] = [ioc(WRITE, b'f', 2, 8), ioc(WRITE, b'f', 2, 4)];
 const GETVERSION: [u32; 2] = [ioc(READ, b'v', 1, 8), ioc(READ, b'v', 1, 4)];
 const FSGETXATTR: u32 = ioc(READ, b'X', 31, 28);
-const FSSETXATTR: u32 = ioc(WRITE, b'X', 32, 28);
+pub(super) const FSSETXATTR: u32 = ioc(WRITE, b'X', 32, 28);
 const BTRFS_SYNC: u32 = ioc(NONE, 0x94, 8, 0);
 const BTRFS_WAIT_SYNC: u32 = ioc(WRITE, 0x94, 22, 8);
 const BTRFS_START_SYNC: u32 = ioc(READ, 0x94, 24, 8);
@@ -106,8 +107,15 @@ pub(super) fn syncs(cmd: u32) -> bool {
 }
 
 impl Server {
-    pub(super) fn ioctl(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn ioctl(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let asked: IoctlIn = request.arg()?;
+        self.may_change_by(asked.cmd)?;
         let arg = request.data.get(..asked.in_size as usize).ok_or(Errno::INVAL)?;
         let mut answer = |bytes: &[u8]| {
             let len = bytes.len().min(asked.out_size as usize);
@@ -117,7 +125,7 @@ impl Server {
             c if GETFLAGS.contains(&c) => answer(&u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes()),
             c if SETFLAGS.contains(&c) => {
                 let wanted = arg.first_chunk::<4>().ok_or(Errno::INVAL)?;
-                self.set_flags(id, request, |attr| from_fs(attr, u32::from_ne_bytes(*wanted)))?;
+                self.set_flags(id, request, patience, |attr| from_fs(attr, u32::from_ne_bytes(*wanted)))?;
                 answer(&[])
             }
             FSGETXATTR => {
@@ -126,7 +134,7 @@ impl Server {
                 answer(&out)
             }
             FSSETXATTR => {
-                self.set_flags(id, request, |attr| from_x(attr, arg))?;
+                self.set_flags(id, request, patience, |attr| from_x(attr, arg))?;
                 answer(&[])
             }
             c if GETVERSION.contains(&c) => answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes()),
@@ -175,8 +183,8 @@ impl Server {
             IOC_STATS => answer(&text(&self.stats_json())),
             IOC_DF => answer(&text(&self.df_json()?)),
             other => {
-                let answered = match self.subvolume_ioctl(id, request, other, arg)? {
-                    None => self.sharing_ioctl(id, request, other, arg)?,
+                let answered = match self.subvolume_ioctl(id, request, other, arg, patience)? {
+                    None => self.sharing_ioctl(id, request, other, arg, patience)?,
                     some => some,
                 };
                 answer(&answered.ok_or(Errno::NOTTY)?)
@@ -193,8 +201,10 @@ impl Server {
         &self,
         id: InodeId,
         request: &Request<'_>,
+        patience: Patience,
         new: impl FnOnce(&Attr) -> Result<u64, Errno>,
     ) -> Result<(), Failure> {
+        let telling = self.about_to_change(patience, id)?;
         let attr = self.fs.getattr(id)?;
         if !matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Errno::NOTTY.into());
@@ -204,7 +214,8 @@ impl Server {
         if flags != attr.flags {
             self.fs.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
             // An ioctl to the kernel, which knows the time of change from before.
-            self.notify.attributes_changed(self.nodes.node(id));
+            self.me.notify.attributes_changed(self.me.nodes.node(id));
+            telling.tell(|| vec![Change::Attributes(id)]);
         }
         Ok(())
     }

@@ -1,17 +1,24 @@
 //! The server: requests of the kernel, answered by the engine.
 //!
-//! One file per group of operations. Every answer is made of as few engine calls as possible, with at most one that
-//! changes something on a queue's thread: there the engine refuses to wait *before* it changes anything, and the whole
-//! request starts again on a worker. Requests that change several things, or always wait, go to a worker directly.
+//! One file per group of operations. Every answer is made of as few engine calls as possible, with
+//! at most one that changes something on a queue's thread: there the engine refuses to wait
+//! *before* it changes anything, and the whole request starts again on a worker. Requests that
+//! change several things, or always wait, go to a worker directly.
 //!
-//! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count, passed on as holds.
+//! A server answers one mount; those of further mounts of the same file system are its
+//! [family](crate::family).
+//!
+//! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count,
+//! passed on as holds.
 
 mod attr;
 mod cached;
+mod changes;
 mod data;
 mod dirs;
 mod ioctl;
 mod names;
+mod read_only;
 mod report;
 mod sharing;
 mod subvolume;
@@ -22,20 +29,19 @@ pub(crate) use report::hex;
 use cached::Cached;
 
 use crate::errno::Errno;
+use crate::family::{Family, Member};
 use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
 use crate::later::Later;
-use crate::mount::Mounted;
-use crate::nodes::Nodes;
-use crate::notify::Notifier;
+use crate::mount::{MountOptions, Mounted};
 use crate::perm::{self, Caller};
 use crate::porter::Porter;
 use crate::proto::{self, Opcode};
 use crate::records::{self, settled};
 use crate::stats::Stats;
-use crate::transport::{Ready, ServeError, serve_handler};
+use crate::transport::{Ready, ServeError};
 use crate::{acl, acl::Acl};
 use larder_fs::{Attr, Error, FileKind, Filesystem, InodeId, Synced};
-use parking_lot::Mutex;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Longest name of a directory entry.
@@ -62,21 +68,40 @@ pub fn serve(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<Served, ServeError> {
-    let server = Arc::new(Server::of(fs, &mounted, Arc::clone(&stats)));
-    serve_handler(Arc::clone(&server), mounted, stats, on_ready)?;
-    Ok(Served { closed: server.closed.lock().take() })
+    let family = Arc::<Family>::default();
+    let joined = family.join(fs, mounted.mountpoint(), &mounted.options);
+    let member = joined.expect("nobody has closed it, and nobody else is there");
+    serve_beside(&family, &member, mounted, stats, on_ready)?;
+    Ok(Served { closed: family.take_closed() })
+}
+
+/// Serves a mount of a file system that may have others, until it is unmounted. The caller has it
+/// [leave](Family::leave) then.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_beside(
+    family: &Arc<Family>,
+    member: &Arc<Member>,
+    mounted: Mounted,
+    stats: Arc<Stats>,
+    on_ready: impl FnOnce(Ready),
+) -> Result<(), ServeError> {
+    let server = Server::joined(Arc::clone(family), Arc::clone(member), &mounted, Arc::clone(&stats));
+    let served = family.host.serve(Arc::new(server), mounted, stats, on_ready);
+    member.notify.finish();
+    served
 }
 
 /// The engine behind a mount.
 #[derive(Debug)]
 pub struct Server {
     fs: Arc<Filesystem>,
-    nodes: Nodes,
+    me: Arc<Member>,
+    family: Arc<Family>,
     /// Permissions are checked here, not by the kernel.
     checks: bool,
     stats: Arc<Stats>,
-    closed: Mutex<Option<larder_fs::Result<()>>>,
-    notify: Notifier,
     /// Files that the kernel may keep contents of.
     cached: Cached,
     /// Who can look into clients.
@@ -115,12 +140,22 @@ impl Handler for Server {
 
     fn handle_later(&self, request: &Request<'_>, later: Later) {
         let how = request.arg::<proto::FsyncIn>();
-        let (how, id) = match (how, self.nodes.id(request.header.nodeid)) {
+        let (how, id) = match (how, self.me.nodes.id(request.header.nodeid)) {
             (Ok(how), Some(id)) => (how, id),
             (Err(e), _) => return later.answer(Err(e)),
             (_, None) => return later.answer(Err(Errno::STALE)),
         };
         let fs = Arc::clone(&self.fs);
+        if self.is_shared(id) {
+            let work = move || fs.fsync(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0).map_err(number);
+            // Directories are locked meanwhile; and what is told of names is told before it is
+            // answered.
+            return if request.opcode == Opcode::Fsync {
+                self.when_told(move || later.work(work));
+            } else {
+                later.work(work);
+            };
+        }
         let then = move |synced| match synced {
             Synced::Done(done) => later.answer(done.map_err(number)),
             Synced::Commit(unlogged) => later.work(move || fs.finish_fsync(unlogged).map_err(number)),
@@ -145,11 +180,11 @@ impl Handler for Server {
     }
 
     fn nodes_in_use(&self, most: usize) -> Vec<u64> {
-        self.fs.held(most).into_iter().map(|id| self.nodes.node(id)).collect()
+        self.fs.held(most).into_iter().map(|id| self.me.nodes.node(id)).collect()
     }
 
     fn forget(&self, node: u64, count: u64) {
-        if let Some(id) = self.nodes.id(node) {
+        if let Some(id) = self.me.nodes.id(node) {
             self.fs.release(id, count);
         }
     }
@@ -159,21 +194,39 @@ impl Server {
     /// Answers with `fs`. `checks`: permissions are this server's business, not the kernel's.
     #[must_use]
     pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
-        let (closed, notify) = (Mutex::new(None), Notifier::new(None));
-        let cached = Cached::default();
-        Self { nodes: Nodes::new(fs.root()), checks, stats, closed, notify, cached, porter: None, fs }
+        let family = Arc::<Family>::default();
+        let joined = family.join(fs, Path::new("/"), &MountOptions::default());
+        let me = joined.expect("nobody has closed it, and nobody else is there");
+        Self::one_of(family, me, checks, stats)
+    }
+
+    fn one_of(family: Arc<Family>, me: Arc<Member>, checks: bool, stats: Arc<Stats>) -> Self {
+        let (fs, cached) = (Arc::clone(&me.fs), Cached::default());
+        Self { fs, me, family, checks, stats, cached, porter: None }
     }
 
     /// Answers with `fs` for this mount, whose kernel it tells of changes.
     #[must_use]
     pub fn of(fs: Arc<Filesystem>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
-        let notify = Notifier::new(mounted.fuse_fd().try_clone_to_owned().ok());
-        let porter = Some(mounted.porter.clone());
-        Self { notify, porter, ..Self::new(fs, !mounted.kernel_permissions, stats) }
+        let alone = Self::new(fs, !mounted.kernel_permissions, stats);
+        alone.connected(mounted)
+    }
+
+    /// Answers for one of several mounts.
+    fn joined(family: Arc<Family>, me: Arc<Member>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
+        Self::one_of(family, me, !mounted.kernel_permissions, stats).connected(mounted)
+    }
+
+    fn connected(self, mounted: &Mounted) -> Self {
+        if let Ok(fd) = mounted.fuse_fd().try_clone_to_owned() {
+            self.me.notify.connect(fd);
+        }
+        Self { porter: Some(mounted.porter.clone()), ..self }
     }
 
     fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
-        let id = self.nodes.id(request.header.nodeid);
+        self.may_change_anything(request.opcode)?;
+        let id = self.me.nodes.id(request.header.nodeid);
         let here = || id.ok_or(Failure::Errno(Errno::STALE));
         match request.opcode {
             Opcode::Lookup => self.lookup(here()?, request, reply),
@@ -182,22 +235,24 @@ impl Server {
             Opcode::Statx => self.statx(here()?, reply),
             Opcode::Access => self.access(here()?, request),
             Opcode::Readlink => reply.bytes(&self.fs.readlink(here()?)?),
-            Opcode::Symlink => self.symlink(here()?, request, reply),
-            Opcode::Mknod => self.mknod(here()?, request, reply),
-            Opcode::Mkdir => self.mkdir(here()?, request, reply),
+            Opcode::Symlink => self.symlink(here()?, request, reply, patience),
+            Opcode::Mknod => self.mknod(here()?, request, reply, patience),
+            Opcode::Mkdir => self.mkdir(here()?, request, reply, patience),
             Opcode::Tmpfile => self.tmpfile(here()?, request, reply),
-            Opcode::Link => self.link(here()?, request, reply),
-            Opcode::Unlink => self.unlink(here()?, request, false),
-            Opcode::Rmdir => self.unlink(here()?, request, true),
-            Opcode::Rename => self.rename(here()?, request, request.arg::<proto::RenameIn>()?.newdir, 0),
+            Opcode::Link => self.link(here()?, request, reply, patience),
+            Opcode::Unlink => self.unlink(here()?, request, false, patience),
+            Opcode::Rmdir => self.unlink(here()?, request, true, patience),
+            Opcode::Rename => {
+                self.rename(here()?, request, request.arg::<proto::RenameIn>()?.newdir, 0, patience)
+            }
             Opcode::Rename2 => {
                 let to: proto::Rename2In = request.arg()?;
-                self.rename(here()?, request, to.newdir, to.flags)
+                self.rename(here()?, request, to.newdir, to.flags, patience)
             }
             Opcode::Read => self.read(here()?, request, reply),
             Opcode::Write => self.write(here()?, request, reply, patience),
             Opcode::Lseek => self.lseek(here()?, request, reply),
-            Opcode::CopyFileRange | Opcode::CopyFileRange64 => self.copy(here()?, request, reply),
+            Opcode::CopyFileRange | Opcode::CopyFileRange64 => self.copy(here()?, request, reply, patience),
             Opcode::Fallocate => self.fallocate(here()?, request, patience),
             Opcode::Syncfs => {
                 self.fs.sync()?;
@@ -210,15 +265,21 @@ impl Server {
             Opcode::Setxattr => self.setxattr(here()?, request, patience),
             Opcode::Getxattr => self.getxattr(here()?, request, reply),
             Opcode::Listxattr => self.listxattr(here()?, request, reply),
-            Opcode::Removexattr => self.removexattr(here()?, request),
-            Opcode::Ioctl => self.ioctl(here()?, request, reply),
+            Opcode::Removexattr => self.removexattr(here()?, request, patience),
+            Opcode::Ioctl => self.ioctl(here()?, request, reply, patience),
             _ => Err(Errno::NOSYS.into()),
         }
     }
 
     /// The kernel is about to finish umount and waits for us: everything becomes durable now.
     fn destroy(&self) -> Outcome {
-        let mut closed = self.closed.lock();
+        if !self.family.is_last() {
+            if let Err(error) = self.fs.sync() {
+                tracing::error!(%error, "syncing the file system failed");
+            }
+            return Ok(0);
+        }
+        let mut closed = self.family.closed.lock();
         if closed.is_none() {
             let result = self.fs.close();
             if let Err(error) = &result {
@@ -246,20 +307,30 @@ impl Server {
         })
     }
 
-    /// Answers with an entry, for which the kernel then holds the inode.
-    fn entry(&self, attr: &Attr, reply: &mut Reply<'_>) -> Outcome {
-        self.fs.hold(attr.id);
-        reply.value(&self.entry_of(attr))
+    /// Answers with an entry of a directory, for which the kernel then holds the inode.
+    fn entry(&self, dir: InodeId, attr: Attr, reply: &mut Reply<'_>) -> Outcome {
+        let attr = self.hold(attr)?;
+        reply.value(&self.entry_of(dir, &attr))
     }
 
-    fn entry_of(&self, attr: &Attr) -> proto::EntryOut {
-        records::entry(self.nodes.node(attr.id), attr.generation.0, self.wire(attr))
+    fn entry_of(&self, dir: InodeId, attr: &Attr) -> proto::EntryOut {
+        proto::EntryOut {
+            entry_valid: self.time_of(dir),
+            attr_valid: self.time_of(attr.id),
+            ..records::entry(self.me.nodes.node(attr.id), attr.generation.0, self.wire(attr))
+        }
+    }
+
+    /// Answers with attributes.
+    fn attributes(&self, attr: &Attr, reply: &mut Reply<'_>) -> Outcome {
+        let attr_valid = self.time_of(attr.id);
+        reply.value(&proto::AttrOut { attr_valid, ..records::attributes(self.wire(attr)) })
     }
 
     /// Attributes in the protocol's form.
     fn wire(&self, a: &Attr) -> proto::Attr {
         proto::Attr {
-            ino: self.nodes.ino(a.id),
+            ino: self.me.nodes.ino(a.id),
             size: a.size,
             blocks: a.bytes.div_ceil(512),
             atime: a.atime.sec.cast_unsigned(),

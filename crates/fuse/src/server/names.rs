@@ -1,13 +1,14 @@
 //! The name space: LOOKUP, everything that makes or removes a name, and RENAME.
 
+use super::changes::{Change, Telling};
 use super::{Server, kind_of, valid};
 use crate::acl::{self, inherit};
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Reply, Request};
+use crate::handler::{Failure, Outcome, Patience, Reply, Request};
 use crate::perm;
-use crate::proto::{self, OpenOut};
+use crate::proto::{self, EntryOut, OpenOut};
 use crate::records::no_entry;
-use larder_fs::{Error, FileKind, InodeId, NewInode, RenameMode};
+use larder_fs::{Attr, Error, FileKind, InodeId, NewInode, RenameMode};
 use zerocopy::IntoBytes;
 
 /// `RENAME_*` of renameat2.
@@ -37,28 +38,46 @@ impl Server {
             }
         };
         match found {
-            Ok(attr) => self.entry(&attr, reply),
-            Err(Error::NotFound) => reply.value(&no_entry()),
+            Ok(attr) => self.entry(dir, attr, reply),
+            Err(Error::NotFound) => reply.value(&EntryOut { entry_valid: self.time_of(dir), ..no_entry() }),
             Err(e) => Err(e.into()),
         }
     }
 
-    pub(super) fn symlink(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn symlink(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let (name, target) = request.two_names()?;
         let wanted = Wanted { kind: FileKind::Symlink, perm: 0o777, umask: 0, rdev: 0, target };
-        self.create(dir, request, name, &wanted, reply)
+        self.create(dir, request, name, &wanted, reply, patience)
     }
 
-    pub(super) fn mknod(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn mknod(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let asked: proto::MknodIn = request.arg()?;
         let kind = kind_of(asked.mode)?;
         let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         let rdev = if device { proto::decode_rdev(asked.rdev) } else { 0 };
         let wanted = Wanted { kind, perm: asked.mode, umask: asked.umask, rdev, target: b"" };
-        self.create(dir, request, request.name()?, &wanted, reply)
+        self.create(dir, request, request.name()?, &wanted, reply, patience)
     }
 
-    pub(super) fn mkdir(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn mkdir(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let asked: proto::MkdirIn = request.arg()?;
         let wanted = Wanted {
             kind: FileKind::Directory,
@@ -67,7 +86,7 @@ impl Server {
             rdev: 0,
             target: b"",
         };
-        self.create(dir, request, request.name()?, &wanted, reply)
+        self.create(dir, request, request.name()?, &wanted, reply, patience)
     }
 
     fn create(
@@ -77,11 +96,31 @@ impl Server {
         name: &[u8],
         wanted: &Wanted<'_>,
         reply: &mut Reply<'_>,
+        patience: Patience,
     ) -> Outcome {
         let name = valid(name)?;
+        let telling = self.about_to_change_names(patience, &[dir])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
         let attr = self.with_new(dir, request, wanted, |new| Ok(self.fs.create(dir, name, new)?))?;
-        self.entry(&attr, reply)
+        self.made(telling, dir, name, attr, reply)
+    }
+
+    /// Answers with what has just got a name, and has others told.
+    fn made(
+        &self,
+        telling: Telling<'_>,
+        dir: InodeId,
+        name: &[u8],
+        attr: Attr,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let id = attr.id;
+        // It is made: nothing may start over. That it cannot be read any more is possible only if
+        // it is gone.
+        self.fs.hold(id);
+        let answer = reply.value(&self.entry_of(dir, &attr));
+        telling.tell(|| vec![Change::Name(dir, name.to_vec()), Change::Attributes(id)]);
+        answer
     }
 
     pub(super) fn tmpfile(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
@@ -92,7 +131,7 @@ impl Server {
         // It comes with a hold, which is the look-up that this reply is.
         let attr = self.with_new(dir, request, &wanted, |new| Ok(self.fs.create_unnamed(dir, new)?))?;
         let opened = OpenOut { open_flags: proto::FOPEN_KEEP_CACHE, ..OpenOut::default() };
-        reply.value_and_bytes(&self.entry_of(&attr), opened.as_bytes())
+        reply.value_and_bytes(&self.entry_of(dir, &attr), opened.as_bytes())
     }
 
     /// Owner, group, mode and ACLs of a new inode, as its directory decides.
@@ -133,22 +172,41 @@ impl Server {
         })
     }
 
-    pub(super) fn link(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn link(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let name = valid(request.name()?)?;
-        let id = self.nodes.id(request.arg::<proto::LinkIn>()?.oldnodeid).ok_or(Errno::STALE)?;
+        let id = self.me.nodes.id(request.arg::<proto::LinkIn>()?.oldnodeid).ok_or(Errno::STALE)?;
+        let telling = self.about_to_change_names(patience, &[dir, id])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
         let attr = self.fs.link(id, dir, name)?;
-        self.entry(&attr, reply)
+        self.made(telling, dir, name, attr, reply)
     }
 
-    pub(super) fn unlink(&self, dir: InodeId, request: &Request<'_>, directory: bool) -> Outcome {
+    pub(super) fn unlink(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        directory: bool,
+        patience: Patience,
+    ) -> Outcome {
         let name = valid(request.name()?)?;
+        let victim = self.named(dir, name)?;
+        let telling = self.about_to_change_names(patience, &[dir, victim.unwrap_or(dir)])?;
         self.may_remove(request, dir, name)?;
         if directory {
             self.fs.rmdir(dir, name)?;
         } else {
             self.fs.unlink(dir, name)?;
         }
+        telling.tell(|| {
+            let victim = victim.map(Change::Attributes);
+            [Change::Name(dir, name.to_vec())].into_iter().chain(victim).collect()
+        });
         Ok(0)
     }
 
@@ -159,10 +217,17 @@ impl Server {
         if perm::may_remove(caller, &parent, &victim) { Ok(()) } else { Err(Errno::PERM.into()) }
     }
 
-    pub(super) fn rename(&self, dir: InodeId, request: &Request<'_>, to: u64, flags: u32) -> Outcome {
+    pub(super) fn rename(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        to: u64,
+        flags: u32,
+        patience: Patience,
+    ) -> Outcome {
         let (name, to_name) = request.two_names()?;
         let (name, to_name) = (valid(name)?, valid(to_name)?);
-        let to = self.nodes.id(to).ok_or(Errno::STALE)?;
+        let to = self.me.nodes.id(to).ok_or(Errno::STALE)?;
         let mode = match flags {
             0 => RenameMode::Replace,
             NOREPLACE => RenameMode::NoReplace,
@@ -171,6 +236,9 @@ impl Server {
             WHITEOUT | 5 => RenameMode::Whiteout { uid: request.header.uid, gid: request.header.gid },
             _ => return Err(Errno::INVAL.into()),
         };
+        let moved = [self.named(dir, name)?, self.named(to, to_name)?];
+        let touched = [dir, to, moved[0].unwrap_or(dir), moved[1].unwrap_or(to)];
+        let telling = self.about_to_change_names(patience, &touched)?;
         if self.checked(request).is_some() {
             self.may_remove(request, dir, name)?;
             match self.may_remove(request, to, to_name) {
@@ -179,6 +247,10 @@ impl Server {
             }
         }
         self.fs.rename(dir, name, to, to_name, mode)?;
+        telling.tell(|| {
+            let names = [Change::Name(dir, name.to_vec()), Change::Name(to, to_name.to_vec())];
+            names.into_iter().chain(moved.into_iter().flatten().map(Change::Attributes)).collect()
+        });
         Ok(0)
     }
 }

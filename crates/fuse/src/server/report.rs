@@ -9,11 +9,31 @@ impl Server {
         serde_json::json!({
             "uptime_seconds": self.stats.age().as_secs_f64(),
             "requests": self.stats.to_json(),
+            "mounts": self.mounts_json(),
             "engine": serde_json::to_value(self.fs.stats()).unwrap_or_default(),
             "memory": memory(),
             "sandbox": crate::sandbox::to_json(),
             "file_system": self.info_json(),
         })
+    }
+
+    /// The mounts of the file system, as many as there is room for.
+    fn mounts_json(&self) -> serde_json::Value {
+        const MOST: usize = 4096;
+        let (mut all, mut len) = (Vec::new(), 0);
+        for member in self.family.members() {
+            let mountpoint = member.mountpoint().to_string_lossy().into_owned();
+            len += mountpoint.len();
+            if len <= MOST {
+                let (read_only, subvolume) = (member.is_read_only(), member.filesystem().root().subvol.0);
+                all.push(serde_json::json!({
+                    "mountpoint": mountpoint,
+                    "subvolume": subvolume,
+                    "read_only": read_only,
+                }));
+            }
+        }
+        all.into()
     }
 
     pub(super) fn df_json(&self) -> Result<serde_json::Value, Failure> {

@@ -4,6 +4,7 @@
 //! the caller got there; what it may do with the file is checked here, since an ioctl needs no particular way of opening.
 
 use super::Server;
+use super::changes::{ALL, Change};
 use crate::errno::Errno;
 use crate::handler::{Failure, Patience, Request};
 use crate::perm::{self, Caller};
@@ -18,6 +19,7 @@ impl Server {
         request: &Request<'_>,
         command: u32,
         arg: &[u8],
+        patience: Patience,
     ) -> Result<Option<Vec<u8>>, Failure> {
         let word = |n: usize| super::subvolume::word(arg, 8 * n);
         match command {
@@ -25,10 +27,13 @@ impl Server {
                 let from = self.open_of_caller(request, word(0)?)?;
                 self.may(request, from, perm::READ)?;
                 self.may(request, id, perm::WRITE)?;
+                let telling = self.about_to_change(patience, id)?;
                 self.changes_contents(id, request, Patience::Worker)?;
+                telling.before(id, ALL);
                 let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);
                 // Whatever came of it: a part may be done.
-                self.notify.content_changed(self.nodes.node(id));
+                self.me.notify.content_changed(self.me.nodes.node(id));
+                telling.tell(|| vec![Change::Contents(id, ALL)]);
                 done?;
                 Ok(Some(Vec::new()))
             }
@@ -72,6 +77,6 @@ impl Server {
         let porter = self.porter.as_ref().ok_or(Errno::OPNOTSUPP)?;
         let found = porter.resolve_fd(request.header.pid, fd);
         let number = found.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
-        Ok(self.nodes.id(number).ok_or(Errno::STALE)?)
+        Ok(self.me.nodes.id(number).ok_or(Errno::STALE)?)
     }
 }

@@ -9,7 +9,7 @@ use super::report::text;
 use crate::acl::{self, inherit};
 use crate::control::TEXT_LEN;
 use crate::errno::Errno;
-use crate::handler::{Failure, Request};
+use crate::handler::{Failure, Patience, Request};
 use crate::perm::{self, Caller};
 use crate::subvolumes::{
     BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP, IOC_FIND_NEW,
@@ -40,26 +40,29 @@ impl Server {
         request: &Request<'_>,
         command: u32,
         arg: &[u8],
+        patience: Patience,
     ) -> Result<Option<Vec<u8>>, Failure> {
         let answer = match command {
-            CREATE => self.create_subvolume(id, request, name_at(arg, NAME)?)?,
-            CREATE_V2 if word(arg, 16)? == 0 => self.create_subvolume(id, request, name_at(arg, NAME_V2)?)?,
-            DESTROY => self.delete_subvolume(id, request, name_at(arg, NAME)?)?,
+            CREATE => self.create_subvolume(id, request, name_at(arg, NAME)?, patience)?,
+            CREATE_V2 if word(arg, 16)? == 0 => {
+                self.create_subvolume(id, request, name_at(arg, NAME_V2)?, patience)?
+            }
+            DESTROY => self.delete_subvolume(id, request, name_at(arg, NAME)?, patience)?,
             DESTROY_V2 if word(arg, 16)? == 0 => {
-                self.delete_subvolume(id, request, name_at(arg, NAME_V2)?)?
+                self.delete_subvolume(id, request, name_at(arg, NAME_V2)?, patience)?
             }
             DESTROY_V2 if word(arg, 16)? == BY_ID => {
                 let found = self.fs.subvolume(ObjectId(word(arg, NAME_V2)?))?;
                 let (subvol, ino, name) = found.parent.ok_or(Errno::INVAL)?;
-                self.delete_subvolume(InodeId { subvol, ino }, request, &name)?
+                self.delete_subvolume(InodeId { subvol, ino }, request, &name, patience)?
             }
             IOC_SNAPSHOT => {
-                let source = self.nodes.id(word(arg, 0)?).ok_or(Errno::STALE)?;
-                self.snapshot(source, id, request, arg)?
+                let source = self.me.nodes.id(word(arg, 0)?).ok_or(Errno::STALE)?;
+                self.snapshot(source, id, request, arg, patience)?
             }
             SNAP_CREATE_V2 => {
                 let source = self.open_of_caller(request, word(arg, 0)?)?;
-                self.snapshot(source, id, request, arg)?
+                self.snapshot(source, id, request, arg, patience)?
             }
             GETFLAGS => {
                 top(id)?;
@@ -107,7 +110,14 @@ impl Server {
         if allowed { Ok(()) } else { Err(Errno::ACCES.into()) }
     }
 
-    fn create_subvolume(&self, dir: InodeId, request: &Request<'_>, name: &[u8]) -> Result<Vec<u8>, Failure> {
+    fn create_subvolume(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        name: &[u8],
+        patience: Patience,
+    ) -> Result<Vec<u8>, Failure> {
+        let telling = self.about_to_change_names(patience, &[dir])?;
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         let parent = self.fs.getattr(dir)?;
         let default = self.xattr_if_any(dir, acl::DEFAULT)?;
@@ -123,11 +133,18 @@ impl Server {
             xattrs: &made.xattrs,
         };
         self.fs.create_subvolume(dir, name, &new)?;
-        self.notify.name_changed(self.nodes.node(dir), name);
+        self.name_changed(telling, dir, name);
         Ok(Vec::new())
     }
 
-    fn delete_subvolume(&self, dir: InodeId, request: &Request<'_>, name: &[u8]) -> Result<Vec<u8>, Failure> {
+    fn delete_subvolume(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        name: &[u8],
+        patience: Patience,
+    ) -> Result<Vec<u8>, Failure> {
+        let telling = self.about_to_change_names(patience, &[dir])?;
         let caller = Caller::from(&request.header);
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         let (parent, victim) = (self.fs.getattr(dir)?, self.fs.lookup(dir, name)?);
@@ -141,7 +158,7 @@ impl Server {
             }
         }
         self.fs.delete_subvolume(dir, name)?;
-        self.notify.name_changed(self.nodes.node(dir), name);
+        self.name_changed(telling, dir, name);
         Ok(Vec::new())
     }
 
@@ -151,7 +168,9 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         arg: &[u8],
+        patience: Patience,
     ) -> Result<Vec<u8>, Failure> {
+        let telling = self.about_to_change_names(patience, &[dir])?;
         let (flags, name) = (word(arg, 16)?, name_at(arg, NAME_V2)?);
         if flags & !RDONLY != 0 {
             return Err(Errno::OPNOTSUPP.into());
@@ -160,7 +179,7 @@ impl Server {
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         perm::owns(Caller::from(&request.header), &self.fs.getattr(source)?)?;
         self.fs.snapshot(source.subvol, dir, name, flags & RDONLY != 0)?;
-        self.notify.name_changed(self.nodes.node(dir), name);
+        self.name_changed(telling, dir, name);
         Ok(Vec::new())
     }
 

@@ -1,6 +1,7 @@
 //! Extended attributes, and the ACLs and properties among them.
 
 use super::Server;
+use super::changes::Change;
 use crate::acl::{self, Acl};
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Patience, Reply, Request};
@@ -72,6 +73,7 @@ impl Server {
             _ => return Err(Errno::INVAL.into()),
         };
         let kind = kind(name)?;
+        let telling = self.about_to_change(patience, id)?;
         self.may_change(request, id, kind)?;
         match kind {
             Kind::User | Kind::Trusted | Kind::Security => self.fs.setxattr(id, name, value, mode)?,
@@ -81,17 +83,20 @@ impl Server {
             Kind::DefaultAcl => self.set_default_acl(id, value)?,
             Kind::Property => self.set_property(id, name, value, mode)?,
         }
+        telling.tell(|| vec![Change::Attributes(id)]);
         Ok(0)
     }
 
-    pub(super) fn removexattr(&self, id: InodeId, request: &Request<'_>) -> Outcome {
+    pub(super) fn removexattr(&self, id: InodeId, request: &Request<'_>, patience: Patience) -> Outcome {
         let name = request.name()?;
         let kind = kind(name)?;
+        let telling = self.about_to_change(patience, id)?;
         self.may_change(request, id, kind)?;
         if kind == Kind::Property && name != b"btrfs.compression" {
             return Err(Errno::INVAL.into());
         }
         self.fs.removexattr(id, name)?;
+        telling.tell(|| vec![Change::Attributes(id)]);
         Ok(0)
     }
 

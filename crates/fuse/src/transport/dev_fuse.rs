@@ -360,7 +360,7 @@ enum Next {
 }
 
 /// A descriptor of the same connection with a queue of its own for replies; `None` where that is refused.
-fn clone_fd(fd: BorrowedFd<'_>, flags: OFlags) -> Option<OwnedFd> {
+pub(super) fn clone_fd(fd: BorrowedFd<'_>, flags: OFlags) -> Option<OwnedFd> {
     /// `FUSE_DEV_IOC_CLONE`: _IOR(229, 0, u32).
     const CLONE: libc::Ioctl = 0x8004_e500u32 as libc::Ioctl;
     let new = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty()).ok()?;

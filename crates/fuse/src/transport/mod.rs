@@ -1,11 +1,13 @@
 //! How requests reach the server and replies the kernel.
 //!
-//! Two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and reading `/dev/fuse` (`dev_fuse`) as
-//! the fallback. What counts is *where* a request is served: on the CPU of its caller a round trip costs 8–10 µs, on
-//! another, idle one 40 µs and more. Hence a queue's own thread answers whatever it can without waiting, and only what
-//! has to wait (a disk, a commit, space) goes to the workers.
+//! Two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and reading
+//! `/dev/fuse` (`dev_fuse`) as the fallback. What counts is *where* a request is served: on the CPU
+//! of its caller a round trip costs 8–10 µs, on another, idle one 40 µs and more. Hence a queue's
+//! own thread answers whatever it can without waiting, and only what has to wait (a disk, a commit,
+//! space) goes to the workers.
 //!
-//! This module holds what both share: the INIT exchange, answering one request, and the life of a session.
+//! This module holds what both share: the INIT exchange, answering one request, and the life of a
+//! session; and what the mounts of one process share, a `Host`.
 
 mod cpus;
 mod dev_fuse;
@@ -39,8 +41,9 @@ const HEAD_ROOM: usize = 4096;
 pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
 /// Most threads that wait at the same time.
 const MAX_WORKERS: usize = 256;
-/// Most threads that wait for the kernel at the same time.
-const MAX_KERNEL_WAITERS: usize = 16;
+/// Most threads that wait for the kernel at the same time. There are at least as many as [`Loans`],
+/// so that no request stands in line behind others that may be waiting for just this one.
+const MAX_KERNEL_WAITERS: usize = 256;
 
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +97,12 @@ pub enum ServeError {
     /// io_uring was demanded and the kernel does not offer it.
     #[error("the kernel does not offer FUSE over io_uring (see /sys/module/fuse/parameters/enable_uring)")]
     NoUring,
+    /// io_uring was demanded for a further mount, and the first one does without.
+    #[error(
+        "the first mount of this image was made without FUSE over io_uring, which cannot be had later: \
+         unmount it first, or leave out transport=uring"
+    )]
+    NoThreads,
     /// The mount went away before it was used.
     #[error("unmounted before the first request")]
     Unmounted,
@@ -115,6 +124,76 @@ pub fn serve_handler<H: Handler>(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<(), ServeError> {
+    Host::default().serve(handler, mounted, stats, on_ready)
+}
+
+/// What the mounts of one process share: the threads and rings of FUSE over io_uring.
+///
+/// They are made for the first mount or never: when that is served, the [sandbox](crate::sandbox)
+/// is sealed and lets no ring be made.
+#[derive(Debug)]
+pub(crate) struct Host<H>(Mutex<Threads<H>>);
+
+#[derive(Debug)]
+enum Threads<H> {
+    /// No mount has come yet.
+    NotYet,
+    /// The first one did without, or had to.
+    None,
+    Some(Arc<uring::Threads<H>>),
+}
+
+impl<H> Default for Host<H> {
+    fn default() -> Self {
+        Self(Mutex::new(Threads::NotYet))
+    }
+}
+
+impl<H: Handler> Host<H> {
+    /// As [`serve_handler`], beside others.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn serve(
+        &self,
+        handler: Arc<H>,
+        mounted: Mounted,
+        stats: Arc<Stats>,
+        on_ready: impl FnOnce(Ready),
+    ) -> Result<(), ServeError> {
+        let served = serve_session(self, handler, &mounted, stats, on_ready);
+        if served.is_err() {
+            // What could not be served shall not be left for others to hang in; it is gone already
+            // where it once was served.
+            let _ = mounted.porter().detach();
+        }
+        served
+    }
+
+    /// The threads, which this mount may use or, if it is the first, do without. `None`: there are
+    /// none to be had.
+    fn threads(&self, uses: bool) -> io::Result<Option<Arc<uring::Threads<H>>>> {
+        let mut threads = self.0.lock();
+        if matches!(*threads, Threads::NotYet) {
+            *threads = Threads::None;
+            if uses {
+                *threads = Threads::Some(Arc::new(uring::Threads::start()?));
+            }
+        }
+        Ok(match &*threads {
+            Threads::Some(there) if uses => Some(Arc::clone(there)),
+            _ => None,
+        })
+    }
+}
+
+fn serve_session<H: Handler>(
+    host: &Host<H>,
+    handler: Arc<H>,
+    mounted: &Mounted,
+    stats: Arc<Stats>,
+    on_ready: impl FnOnce(Ready),
+) -> Result<(), ServeError> {
     let wishes = Wishes {
         writeback: mounted.options.writeback,
         kernel_permissions: mounted.kernel_permissions,
@@ -132,19 +211,19 @@ pub fn serve_handler<H: Handler>(
     let dispatch = Arc::new(Dispatch::new(handler, stats));
     // The rings must exist before io_uring is accepted: from then on the kernel holds every request back until all
     // queues are registered, and there is no way back.
-    let rings = if offers_uring {
-        match uring::Rings::prepare(&mounted, &dispatch) {
-            Ok(rings) => Some(rings),
-            Err(source) if mounted.options.transport == Transport::Uring => {
-                return Err(ServeError::Io { what: "setting up io_uring", source });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "io_uring cannot be used, falling back to /dev/fuse");
-                None
-            }
+    let prepared = host
+        .threads(offers_uring)
+        .and_then(|threads| threads.map(|threads| threads.prepare(mounted, &dispatch)).transpose());
+    let rings = match prepared {
+        Ok(None) if mounted.options.transport == Transport::Uring => return Err(ServeError::NoThreads),
+        Ok(rings) => rings,
+        Err(source) if mounted.options.transport == Transport::Uring => {
+            return Err(ServeError::Io { what: "setting up io_uring", source });
         }
-    } else {
-        None
+        Err(error) => {
+            tracing::warn!(%error, "io_uring cannot be used, falling back to /dev/fuse");
+            None
+        }
     };
     let out = init::negotiate(&offer, Wishes { uring: rings.is_some(), ..wishes });
     send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes())).map_err(io_error("answering INIT"))?;
@@ -159,11 +238,11 @@ pub fn serve_handler<H: Handler>(
     };
     let served = match &rings {
         Some(rings) => rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
-            let silent = dev_fuse::Silent::open(&mounted)?;
+            let silent = dev_fuse::Silent::open(mounted)?;
             on_ready(ready(rings.len()));
             dispatch.silent.get_or_init(|| silent).serve(&dispatch)
         }),
-        None => dev_fuse::serve(&mounted, &dispatch, |threads| on_ready(ready(threads))),
+        None => dev_fuse::serve(mounted, &dispatch, |threads| on_ready(ready(threads))),
     };
     if served.is_err() {
         // Callers would hang for ever, and our own threads with them: take the mount away.
@@ -290,8 +369,7 @@ impl<H> Dispatch<H> {
             handler,
             stats,
             workers: Workers::new(MAX_WORKERS, MAX_WORKERS),
-            // Whoever finds no thread free waits in line: it must not be done by who brings it. There are never more than
-            // loans.
+            // The thread that brings a job must not do it.
             kernel_waiters: Workers::new(MAX_KERNEL_WAITERS, usize::MAX),
             forgets: Mutex::default(),
             forgetting: Mutex::default(),

@@ -6,6 +6,7 @@ mod checksums;
 mod consistency;
 mod cut;
 mod damage;
+mod fronts;
 mod links;
 mod listing;
 mod logged;

@@ -1,0 +1,167 @@
+//! The first mount of an image: this process becomes the daemon that serves it.
+//!
+//! What needs rights comes first: the image with its lock, the state file, the
+//! [door](crate::door) for further mounts, the porter. Then the daemon goes into its sandbox, and
+//! only then it reads the image. The threshold is released when the mount is ready or has failed. A
+//! second mount that waited for it then finds the door, or no daemon.
+
+use super::house::{House, Occupant};
+use super::{Args, advise_mount, note_uring, porter_command, request, say_mounted, say_ready, tidy_up};
+use crate::door::{Door, Threshold};
+use crate::failure::Advise;
+use crate::image::{Access, advise_content, advise_filesystem, advise_open, when_free};
+use crate::mount_options::{MountWishes, whole};
+use crate::state::Claim;
+use crate::{print, utab};
+use anyhow::Context;
+use larder_fs::{Filesystem, OpenOptions};
+use larder_fuse::porter::End;
+use larder_fuse::{Family, Mounted, Porter, sandbox};
+use larder_volume::{Device, FileDevice, OpenMode};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Serves the image until its last mount is gone. As daemon, tells the parent when the first one is
+/// ready and detaches.
+pub(super) fn serve(
+    args: &Args,
+    wishes: &MountWishes,
+    mountpoint: &Path,
+    threshold: Option<Threshold>,
+) -> anyhow::Result<()> {
+    let source = &args.source;
+    let (access, mode) =
+        if wishes.read_only { (Access::Serve, OpenMode::Read) } else { (Access::Write, OpenMode::Write) };
+    let device = advise_open(when_free(source, || FileDevice::open(source, mode, wishes.direct)), access)
+        .map_err(|e| read_only_advice(e, wishes))?;
+    let settings = whole::settings(wishes, device.is_block_device());
+    let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
+    let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
+    utab::add(&image, mountpoint);
+    // Without a door there is one mount.
+    let door =
+        Door::open(&image).inspect_err(|e| tracing::warn!("no further mounts can be made: {e:#}")).ok();
+    let door_path = door.as_ref().map(|door| door.path().to_owned());
+    let tidy = || tidy_up(End::Daemon, mountpoint, &image, door_path.as_deref());
+    // Before the mount exists, so that no signal can come in between and leave it behind.
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
+    let nowhere = File::options().read(true).write(true).open("/dev/null").ok();
+    if args.daemon {
+        let _ = std::env::set_current_dir("/");
+    }
+    // From here on nothing can be opened any more. Nothing was read yet that somebody else could
+    // have written.
+    let started = wishes.sandbox.then(|| start_porter(args, &image, mountpoint, door_path.as_deref()));
+    let porter = started.transpose().inspect_err(|_| tidy())?;
+    let sandbox = porter.is_some().then(sandbox::enter);
+
+    let (fs, mounted) = match open_and_mount(device, args, wishes, &image, mountpoint, porter.as_ref()) {
+        Ok(both) => both,
+        Err(e) => {
+            threshold.into_iter().for_each(Threshold::leave);
+            porter.unwrap_or_else(|| Porter::here(mountpoint)).dismiss(End::Daemon, tidy);
+            drop(claim);
+            return Err(e);
+        }
+    };
+    note_uring(mounted.enabled_uring);
+    let porter = mounted.porter().clone();
+    let family = Arc::<Family>::default();
+    let member = family.join(Arc::clone(&fs), mountpoint, &request(wishes)).context("the first mount")?;
+    let house = House::new(&image, settings, family, fs, door_path);
+    super::house::obey(signals, &house);
+    let (daemon, foreground) = (args.daemon, (!args.daemon).then(|| args.clone()));
+    let open = Arc::clone(&house);
+    house.move_in(Occupant { member, porter, claim }, mounted, move |outcome| {
+        if outcome.is_err() {
+            // Said at the end.
+            threshold.into_iter().for_each(Threshold::leave);
+            return true;
+        }
+        if let Some(sandbox) = sandbox {
+            sandbox.seal();
+        }
+        if let Some(door) = door {
+            open.receive(door);
+        }
+        drop(open);
+        threshold.into_iter().for_each(Threshold::leave);
+        if daemon {
+            detach(nowhere);
+        }
+        foreground.iter().for_each(say_mounted);
+        true
+    });
+    house.stay()
+}
+
+fn start_porter(args: &Args, image: &Path, mountpoint: &Path, door: Option<&Path>) -> anyhow::Result<Porter> {
+    let mut command = porter_command(&args.options, image, mountpoint, door)?;
+    Porter::start(&mut command, mountpoint).context("starting the daemon's second process").could_not_run()
+}
+
+/// Reads the image for the first time, and mounts it.
+fn open_and_mount(
+    device: FileDevice,
+    args: &Args,
+    wishes: &MountWishes,
+    image: &Path,
+    mountpoint: &Path,
+    porter: Option<&Porter>,
+) -> anyhow::Result<(Arc<Filesystem>, Mounted)> {
+    let options = OpenOptions {
+        read_only: wishes.read_only,
+        no_log_replay: wishes.no_log_replay,
+        metadata_dump: false,
+        subvol: wishes.subvol.clone(),
+        cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
+        commit_interval: Some(wishes.commit),
+        compress: wishes.compress,
+        discard: wishes.discard.unwrap_or(!device.is_block_device()),
+        max_inline: wishes.max_inline.unwrap_or(OpenOptions::default().max_inline),
+        no_data_cow: wishes.no_data_cow,
+        no_data_sum: wishes.no_data_sum,
+        tuning: wishes.tuning.clone(),
+    };
+    let name = args.source.display().to_string();
+    let device = Arc::new(device);
+    let opened = Filesystem::open(Arc::clone(&device) as Arc<dyn Device>, options);
+    let fs = advise_content(advise_filesystem(opened, &name), &*device)?;
+    if fs.info().has_unreplayed_log {
+        print::say(&format!("larder: note: {name} has a log that is not replayed; showing its last commit"));
+    }
+    let mounted = match porter {
+        Some(porter) => porter.mount(request(wishes)),
+        None => larder_fuse::mount(image, mountpoint, request(wishes)),
+    };
+    Ok((fs, mounted.map_err(advise_mount)?))
+}
+
+/// Tells the parent that the mount can be used, and lets go of what belongs to its starter:
+/// a terminal's Ctrl-C, and the end of the terminal, go to process groups.
+///
+/// It does not leave the session: Linux's scheduler sees those who ask and those who answer
+/// together only if they are in one.
+fn detach(nowhere: Option<File>) {
+    // Before the word: after it the terminal may go at any moment.
+    let _ = rustix::process::setpgid(None, None);
+    say_ready();
+    if let Some(null) = nowhere {
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+}
+
+fn read_only_advice(error: anyhow::Error, wishes: &MountWishes) -> anyhow::Error {
+    let denied = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| {
+        matches!(e.kind(), std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem)
+    });
+    if denied && !wishes.read_only {
+        return Err::<(), _>(error).hint("-o ro needs only the right to read").unwrap_err();
+    }
+    error
+}

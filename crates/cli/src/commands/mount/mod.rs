@@ -1,0 +1,283 @@
+//! `larder mount`: serves an image at a directory.
+//!
+//! An image is served by one daemon, however often it is mounted. So the command looks first
+//! whether one of this user's serves it already (module [`further`]); only if there is none, it
+//! becomes that (module [`first`]). What a daemon does with its mounts, one or several, is module
+//! [`house`].
+//!
+//! The command starts itself once more as the daemon and waits for its word over a pipe: that it is
+//! ready, or why not. So the command returns when the mount can be used, with an exit code that
+//! tells. The daemon opens everything itself (locks on the image belong to the process that
+//! serves), leaves the process group of its starter, and lives until its last mount is gone:
+//! unmounted, or ended by SIGTERM or SIGINT. Then it commits, leaves its result where `larder
+//! umount` finds it, and exits.
+//!
+//! With `--foreground` the command is the daemon itself; or, for a further mount, stays until that
+//! has ended.
+//!
+//! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]).
+//! What it can then no longer do — mount, unmount, take its state file away — a second process does
+//! for it, its porter ([`larder_fuse::porter`]): this program once more, which the daemon starts
+//! first. The daemon remains who serves: its process id is known, it gets the signals, its end is
+//! what is waited for.
+//!
+//! | killed (SIGKILL) | then |
+//! |---|---|
+//! | the daemon | the mount is dead, `larder umount` clears it; the porter goes by itself |
+//! | the porter | the mount goes on, `umount` and `larder umount` work; SIGTERM makes everything durable and ends the daemon, but leaves a dead mount for `larder umount` to clear |
+
+mod first;
+mod further;
+mod house;
+
+use crate::door::{self, Threshold};
+use crate::failure::{self, Advise, usage};
+use crate::mount_options::{self, MountWishes};
+use crate::state;
+use crate::{mount_table, print};
+use anyhow::{Context, anyhow};
+use larder_fuse::porter::{self, End};
+use larder_fuse::{MountError, MountOptions};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const EXAMPLES: &str = "\
+Examples:
+  larder mount disk.img mnt
+  larder mount -o ro,subvol=home /dev/sdb1 /mnt
+  larder mount -o subvol=@ disk.img root; larder mount -o subvol=@home disk.img root/home
+  larder mount --foreground -v disk.img mnt";
+
+/// Mount an image or block device; returns when the mount is ready. One that is mounted already
+/// gets a further mount.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = long_help())]
+pub(crate) struct Args {
+    /// Mount options, separated by commas (see below)
+    #[arg(short, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Stay in the foreground, print a line when the mount is ready; interrupting it unmounts
+    #[arg(long)]
+    foreground: bool,
+    /// Memory for metadata and for data that waits to be written (default: an eighth of what this
+    /// machine or the memory cgroup has, at least 64M and at most 1G)
+    #[arg(long, value_name = "SIZE", value_parser = mount_options::cache_size)]
+    cache_size: Option<u64>,
+    /// The other process of a mount in the background: reports on standard output
+    #[arg(long, hide = true)]
+    daemon: bool,
+    /// The process beside a daemon that mounts and unmounts for it: told so on standard input
+    #[arg(long, hide = true)]
+    porter: bool,
+    /// What a porter takes away when its daemon ends
+    #[arg(long, hide = true)]
+    door: Option<PathBuf>,
+    /// Image file or block device
+    #[arg(value_name = "IMAGE|DEVICE")]
+    source: PathBuf,
+    /// Directory
+    mountpoint: PathBuf,
+}
+
+/// Help at length: the examples, and the options for `-o`.
+fn long_help() -> String {
+    format!("{EXAMPLES}\n\n{}", mount_options::HELP)
+}
+
+/// What the daemon says when the mount can be used.
+const READY: &str = "ready";
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut wishes = match MountWishes::parse(args.options.iter().map(String::as_str)) {
+        Ok(w) => w,
+        Err(e) => return usage(e),
+    };
+    if let Some(bytes) = args.cache_size {
+        wishes.cache_size = Some(bytes);
+    }
+    if args.porter {
+        return attend(args, &wishes);
+    }
+    if args.daemon || args.foreground {
+        // The sandbox would not show how much memory there is.
+        wishes.cache_size.get_or_insert_with(larder_fuse::default_cache_size);
+        return serve(args, &wishes);
+    }
+    let mut arguments = call("--daemon", &args.options);
+    if let Some(bytes) = args.cache_size {
+        arguments.extend(["--cache-size".into(), bytes.to_string().into()]);
+    }
+    arguments.extend(["--".into(), args.source.clone().into(), args.mountpoint.clone().into()]);
+    match start_daemon(&arguments)? {
+        0 => Ok(()),
+        // It has said why.
+        code => std::process::exit(code),
+    }
+}
+
+/// The first arguments of this command in another role.
+fn call(role: &str, options: &[String]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["mount".into(), role.into()];
+    for list in options {
+        arguments.extend(["-o".into(), list.into()]);
+    }
+    arguments
+}
+
+/// This program once more, for another role.
+fn this_program() -> anyhow::Result<Command> {
+    let mut program =
+        Command::new(std::env::current_exe().context("finding the program itself").could_not_run()?);
+    // By whatever name we were called: it is the command, not the mount helper.
+    program.arg0("larder");
+    Ok(program)
+}
+
+/// Starts this program as a daemon and waits until it is ready (0) or has failed (its exit code).
+pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
+    keep_descriptors();
+    let mut child = this_program()?
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting the daemon")
+        .could_not_run()?;
+    let out = child.stdout.take().context("the daemon has no output")?;
+    for line in BufReader::new(out).lines() {
+        match line {
+            Ok(l) if l == READY => return Ok(0),
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    let status = child.wait().context("waiting for the daemon")?;
+    // A daemon that ends without the word has failed even if it thinks otherwise.
+    Ok(status.code().filter(|c| *c != 0).unwrap_or(i32::from(failure::FAILED)))
+}
+
+/// What we were given open, besides standard input and output, is not for the daemon: it would keep
+/// somebody's pipe from ending, or a file system from being unmounted.
+fn keep_descriptors() {
+    // SAFETY: no memory is involved and nothing is closed: descriptors are only marked to be closed
+    // in programs that are started, which is how this program opens all of its own.
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+}
+
+/// How the kernel is asked for the mount.
+fn request(wishes: &MountWishes) -> MountOptions {
+    MountOptions {
+        fsname: wishes.fsname.clone(),
+        allow_other: wishes.allow_other,
+        read_only: wishes.read_only,
+        nosuid: wishes.nosuid,
+        nodev: wishes.nodev,
+        noexec: wishes.noexec,
+        dirsync: wishes.dirsync,
+        synchronous: wishes.synchronous,
+        writeback: wishes.writeback,
+        transport: wishes.transport,
+        default_permissions: wishes.default_permissions,
+        fuseblk: wishes.fuseblk,
+        ..MountOptions::default()
+    }
+}
+
+/// The porter: waits beside a daemon for what that asks, until it is gone.
+fn attend(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
+    // A terminal's Ctrl-C is for the daemon, and so is what a service manager sends to every
+    // process of a service: to obey, the daemon needs us.
+    let _ = rustix::process::setsid();
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::default()).context("ignoring signals")?;
+    }
+    let duties = porter::Duties {
+        source: args.source.clone(),
+        mountpoint: args.mountpoint.clone(),
+        options: request(wishes),
+    };
+    let tidy_up = |end| tidy_up(end, &args.mountpoint, &args.source, args.door.as_deref());
+    porter::attend(rustix::stdio::stdin(), &duties, tidy_up)?;
+    Ok(())
+}
+
+/// Takes away what is left of a mount, and of its daemon if that ends, too.
+fn tidy_up(end: End, mountpoint: &Path, image: &Path, door: Option<&Path>) {
+    state::tidy_up(mountpoint);
+    if end == End::Daemon {
+        door::tidy_up(image, door);
+    }
+}
+
+/// This program as the porter of a mount.
+fn porter_command(
+    options: &[String],
+    image: &Path,
+    mountpoint: &Path,
+    door: Option<&Path>,
+) -> anyhow::Result<Command> {
+    let mut command = this_program()?;
+    command.args(call("--porter", options));
+    if let Some(door) = door {
+        command.args([OsStr::new("--door"), door.as_ref()]);
+    }
+    command.args([OsStr::new("--"), image.as_ref(), mountpoint.as_ref()]);
+    // It waits, with next to nothing in memory: not in huge pages.
+    command.env("MIMALLOC_ALLOW_THP", "0");
+    Ok(command)
+}
+
+/// Has the image served at the directory: by the daemon that serves it already, or by this process.
+fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
+    let shown = args.mountpoint.display().to_string();
+    if larder_fuse::mount::is_dead(&args.mountpoint) {
+        return Err(advise_mount(MountError::DeadMount(args.mountpoint.clone())));
+    }
+    let mountpoint = mount_table::absolute(&args.mountpoint).could_not_run()?;
+    match std::fs::metadata(&mountpoint) {
+        Err(e) => return Err(anyhow::Error::new(e).context(shown)).could_not_run(),
+        Ok(m) if !m.is_dir() => return usage(format!("{shown} is not a directory: a mount needs one")),
+        Ok(_) => {}
+    }
+    let threshold = Threshold::of(&args.source).could_not_run()?;
+    match further::mount(args, wishes, &mountpoint)? {
+        Some(further) => {
+            drop(threshold);
+            further.stay(args)
+        }
+        None => first::serve(args, wishes, &mountpoint, threshold),
+    }
+}
+
+/// Tells the parent that the mount can be used.
+fn say_ready() {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+}
+
+/// Says it to people, in the foreground.
+fn say_mounted(args: &Args) {
+    let (source, shown) = (args.source.display(), args.mountpoint.display());
+    let _ = print::line(&format!("{source} is mounted on {shown}"));
+}
+
+fn note_uring(enabled: bool) {
+    if enabled {
+        print::say(
+            "larder: note: FUSE over io_uring was off on this machine and is on now \
+             (/sys/module/fuse/parameters/enable_uring)",
+        );
+    }
+}
+
+fn advise_mount(error: MountError) -> anyhow::Error {
+    let not_ours = error.to_string().contains("no write access to mountpoint");
+    let result = Err::<(), _>(anyhow!(error)).could_not_run();
+    let result = if not_ours { result.hint("give a directory that belongs to you") } else { result };
+    result.unwrap_err()
+}

@@ -1,0 +1,458 @@
+//! The way to a daemon that serves an image already, for a program that wants a further mount.
+//!
+//! A daemon has a **door**: a Unix datagram socket beside the state files. It is named after the
+//! image's inode or device, and is bound before the daemon goes into its sandbox. The program that
+//! wants a mount does itself what needs rights or a mount namespace: it claims the state file, and
+//! starts a [porter](larder_fuse::porter) that will make the mount. Then it sends one message. The
+//! message says what is wanted and carries three descriptors: the porter's socket, the locked state
+//! file, and a socket for the answer. The daemon only receives. It opens, connects and accepts
+//! nothing, so its filter of system calls allows nothing more than before.
+//!
+//! What can come in between:
+//!
+//! - *The daemon is dead.* Sending says so. The socket file is removed, the mount is a first one.
+//! - *The daemon ends before it has read the message.* The descriptors are closed with it, which
+//!   the asker sees. It waits for the daemon's end, and the mount is a first one. The same holds
+//!   for the answer [`Answer::Ending`].
+//! - *The asker is killed before it sends.* Nothing was mounted. Its porter sees that, and ends.
+//! - *The asker is killed before it has the answer.* The daemon cannot deliver the answer, and
+//!   unmounts again.
+//! - *Two first mounts start at the same time.* Each holds the image's [`Threshold`] until it has a
+//!   mount or an error. The second then finds the door of the first.
+//!
+//! Only the user of the daemon is served: the directory belongs to that user, and with each message
+//! the kernel says which user has sent it.
+
+use crate::mount_options::whole::Settings;
+use crate::state::{directories, own_directory};
+use anyhow::Context;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Changed whenever a message means something else than before.
+const VERSION: u32 = 1;
+/// Longest message; a path and a list of options take up to some KiB each.
+const MESSAGE_LEN: usize = 128 << 10;
+
+/// What somebody wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    version: u32,
+    /// `-o`, as it was given.
+    pub(crate) options: Vec<String>,
+    /// What of it is about the whole file system.
+    pub(crate) whole: Settings,
+    /// Where; absolute and without symbolic links.
+    pub(crate) mountpoint: PathBuf,
+    /// Process of the porter.
+    pub(crate) porter: u32,
+}
+
+/// What the daemon says.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Answer {
+    /// The mount can be used.
+    Ready {
+        /// FUSE over io_uring was off on this machine and is on now.
+        enabled_uring: bool,
+    },
+    /// There is none, and why; and what to do about it.
+    Refused { why: String, hint: Option<String> },
+    /// This daemon, a process, is about to end.
+    Ending { pid: u32 },
+}
+
+/// A name for an image, the same for every path to it; `None` if it cannot be looked at.
+fn identity(image: &Path) -> Option<String> {
+    let meta = fs::metadata(image).ok()?;
+    let key = if meta.file_type().is_block_device() {
+        format!("device {}", meta.rdev())
+    } else {
+        format!("file {}:{}", meta.dev(), meta.ino())
+    };
+    let hash = larder_format::CsumType::Blake2b.compute(key.as_bytes());
+    Some(hash[..12].iter().map(|b| format!("{b:02x}")).collect())
+}
+
+const DOOR: &str = "door";
+const THRESHOLD: &str = "start";
+
+/// Held by the one process that is just mounting this image.
+#[derive(Debug)]
+pub(crate) struct Threshold {
+    lock: File,
+    /// Removed when it is released; not by a process in its sandbox.
+    path: Option<PathBuf>,
+}
+
+impl Drop for Threshold {
+    fn drop(&mut self) {
+        // Locked still. A process that waits for this file finds out that it is the wrong one.
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+impl Threshold {
+    /// Waits until no other process holds it.
+    ///
+    /// # Errors
+    /// There is no place for the lock.
+    pub(crate) fn of(image: &Path) -> anyhow::Result<Option<Self>> {
+        let Some(identity) = identity(image) else { return Ok(None) };
+        let path = own_directory()?.join(format!("{identity}.{THRESHOLD}"));
+        loop {
+            let file = fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)
+                .with_context(|| path.display().to_string())?;
+            while let Err(e) = flock(&file, FlockOperation::LockExclusive) {
+                if e != rustix::io::Errno::INTR {
+                    return Err(e).with_context(|| path.display().to_string());
+                }
+            }
+            // It may have been tidied up meanwhile: then others will find another one.
+            let found =
+                fs::symlink_metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
+            if found {
+                return Ok(Some(Self { lock: file, path: Some(path) }));
+            }
+        }
+    }
+
+    /// Releases it and leaves the file, for a process that removes no files any more.
+    pub(crate) fn leave(mut self) {
+        self.path = None;
+    }
+}
+
+/// Removes what a daemon leaves behind at its end: its door, and the threshold unless it is held.
+pub(crate) fn tidy_up(image: &Path, door: Option<&Path>) {
+    if let Some(door) = door {
+        let _ = fs::remove_file(door);
+    }
+    if let (Some(identity), Ok(dir)) = (identity(image), own_directory()) {
+        remove_if_free(&dir.join(format!("{identity}.{THRESHOLD}")));
+    }
+}
+
+/// Removes what is left of daemons and of commands that were killed.
+fn sweep(dir: &Path) {
+    for file in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = file.path();
+        match path.extension().and_then(|e| e.to_str()) {
+            Some(DOOR) => drop(knock(&path)),
+            Some(THRESHOLD) => remove_if_free(&path),
+            _ => {}
+        }
+    }
+}
+
+/// Removes a threshold unless it is held.
+fn remove_if_free(threshold: &Path) {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    if let Ok(lock) = rustix::fs::open(threshold, flags, Mode::empty())
+        && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+    {
+        let _ = fs::remove_file(threshold);
+    }
+}
+
+/// A socket to the daemon behind a door. The door of a dead one is removed.
+fn knock(door: &Path) -> Option<OwnedFd> {
+    let socket = datagrams().ok()?;
+    let (address, _dir) = address(door).ok()?;
+    let connected = rustix::net::connect(&socket, &address);
+    if connected == Err(rustix::io::Errno::CONNREFUSED) {
+        let _ = fs::remove_file(door);
+    }
+    connected.ok().map(|()| socket)
+}
+
+/// The doors of an image in a directory.
+fn doors(dir: &Path, identity: &str) -> Vec<PathBuf> {
+    let names = fs::read_dir(dir).into_iter().flatten().flatten();
+    let ours = |name: &str| name.starts_with(&format!("{identity}.")) && name.ends_with(DOOR);
+    names.filter(|f| f.file_name().to_str().is_some_and(ours)).map(|f| f.path()).collect()
+}
+
+/// A socket address for a path of any length. It names the directory by a descriptor, which has to
+/// stay open as long as the address is used.
+fn address(path: &Path) -> io::Result<(SocketAddrUnix, OwnedFd)> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(dir, flags, Mode::empty())?;
+    let short = Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
+    Ok((SocketAddrUnix::new(short.as_os_str().as_bytes())?, dir))
+}
+
+fn datagrams() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// The daemon's side.
+#[derive(Debug)]
+pub(crate) struct Door {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+/// A request for a mount, with the descriptors that came along.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    wanted: Wanted,
+    porter: OwnedFd,
+    state: File,
+    answer: OwnedFd,
+}
+
+impl Door {
+    /// Makes the door of an image.
+    ///
+    /// # Errors
+    /// There is no place for it.
+    pub(crate) fn open(image: &Path) -> anyhow::Result<Self> {
+        let identity = identity(image).with_context(|| image.display().to_string())?;
+        // Process ids are given again, perhaps in another namespace; these numbers are not.
+        let number = uuid::Uuid::new_v4().simple();
+        let dir = own_directory()?;
+        sweep(&dir);
+        let path = dir.join(format!("{identity}.{number}.{DOOR}"));
+        let open = || -> io::Result<OwnedFd> {
+            let socket = datagrams()?;
+            rustix::net::sockopt::set_socket_passcred(&socket, true)?;
+            let (address, _dir) = address(&path)?;
+            rustix::net::bind(&socket, &address)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            Ok(socket)
+        };
+        let socket = open().with_context(|| path.display().to_string())?;
+        Ok(Self { socket, path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for the next request of the daemon's own user, in this version's form. Works in the
+    /// sandbox.
+    ///
+    /// # Errors
+    /// What receiving says.
+    pub(crate) fn next(&self) -> io::Result<Visit> {
+        let mut message = vec![0; MESSAGE_LEN];
+        loop {
+            if let Some(visit) = self.receive(&mut message)? {
+                return Ok(visit);
+            }
+        }
+    }
+
+    fn receive(&self, message: &mut [u8]) -> io::Result<Option<Visit>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3), ScmCredentials(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(message)];
+        let got =
+            match rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => return Ok(None),
+                got => got?,
+            };
+        let (mut fds, mut sender) = (Vec::new(), None);
+        for part in ancillary.drain() {
+            match part {
+                RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
+                RecvAncillaryMessage::ScmCredentials(who) => sender = Some(who.uid),
+                _ => {}
+            }
+        }
+        // The others see that their descriptors are closed.
+        let Ok([porter, state, answer]) = <[OwnedFd; 3]>::try_from(fds) else { return Ok(None) };
+        if sender != Some(rustix::process::getuid()) {
+            return Ok(None);
+        }
+        let wanted = serde_json::from_slice::<Wanted>(&message[..got.bytes]);
+        let Some(wanted) = wanted.ok().filter(|wanted| wanted.version == VERSION) else {
+            let why = "the daemon that serves this image is of another version of larder".to_owned();
+            let hint = Some("unmount the image everywhere, and mount it again".to_owned());
+            let _ = say(&answer, &Answer::Refused { why, hint });
+            return Ok(None);
+        };
+        Ok(Some(Visit { wanted, porter, state: state.into(), answer }))
+    }
+}
+
+/// The asker, to be answered.
+#[derive(Debug)]
+pub(crate) struct Asker(OwnedFd);
+
+impl Asker {
+    /// Answers. Fails if the asker is gone.
+    pub(crate) fn say(self, answer: &Answer) -> io::Result<()> {
+        say(&self.0, answer)
+    }
+}
+
+impl Visit {
+    /// What is wanted, the porter's socket, the state file, and the asker.
+    pub(crate) fn take(self) -> (Wanted, OwnedFd, File, Asker) {
+        (self.wanted, self.porter, self.state, Asker(self.answer))
+    }
+}
+
+fn say(to: &OwnedFd, answer: &Answer) -> io::Result<()> {
+    let text = serde_json::to_vec(answer)?;
+    rustix::net::send(to, &text, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The asker's side: the door of a daemon that lives.
+#[derive(Debug)]
+pub(crate) struct Found {
+    socket: OwnedFd,
+    pub(crate) path: PathBuf,
+}
+
+impl Found {
+    /// The door of an image. Doors of killed daemons are removed.
+    pub(crate) fn of(image: &Path) -> Option<Self> {
+        let identity = identity(image)?;
+        let all = directories(None).into_iter().flat_map(|dir| doors(&dir, &identity));
+        all.into_iter().find_map(|path| Some(Self { socket: knock(&path)?, path }))
+    }
+
+    /// Asks for a mount, and waits for the answer. `None`: the daemon is gone.
+    ///
+    /// # Errors
+    /// What sending says.
+    pub(crate) fn ask(
+        &self,
+        wanted: &Wanted,
+        porter: impl AsFd,
+        state: impl AsFd,
+    ) -> io::Result<Option<Answer>> {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let text = serde_json::to_vec(wanted)?;
+        if text.len() > MESSAGE_LEN {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "options of more than 100 KiB"));
+        }
+        let fds = [porter.as_fd(), state.as_fd(), theirs.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "the buffer was made for three");
+        loop {
+            let parts = [IoSlice::new(&text)];
+            match rustix::net::sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::PIPE) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        drop(theirs);
+        let mut answer = vec![0; MESSAGE_LEN];
+        let len = loop {
+            match rustix::net::recv(&ours, &mut answer[..], RecvFlags::empty()) {
+                Ok((len, _)) => break len,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNRESET) => break 0,
+                Err(e) => return Err(e.into()),
+            }
+        };
+        if len == 0 {
+            return Ok(None);
+        }
+        Ok(Some(serde_json::from_slice(&answer[..len])?))
+    }
+}
+
+impl Wanted {
+    pub(crate) fn new(options: &[String], whole: Settings, mountpoint: &Path, porter: u32) -> Self {
+        let (options, mountpoint) = (options.to_vec(), mountpoint.to_owned());
+        Self { version: VERSION, options, whole, mountpoint, porter }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_visit_arrives_with_what_it_brings_and_is_answered() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        assert!(Found::of(image.path()).is_none());
+        let door = Door::open(image.path()).unwrap();
+        let found = Found::of(image.path()).unwrap();
+        assert_eq!(found.path, door.path());
+        let whole = Settings::from([("commit".to_owned(), "commit=7".to_owned())]);
+        let wanted = Wanted::new(&["ro".to_owned()], whole, Path::new("/mnt/a b"), 4711);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let (got, _porter, state, asker) = door.next().unwrap().take();
+                assert_eq!((&got.options[..], &got.mountpoint), (&["ro".to_owned()][..], &wanted.mountpoint));
+                assert_eq!((got.whole["commit"].as_str(), got.porter), ("commit=7", 4711));
+                assert_eq!(state.metadata().unwrap().ino(), image.as_file().metadata().unwrap().ino());
+                asker.say(&Answer::Ready { enabled_uring: true }).unwrap();
+                // The next one is left standing.
+                drop(door.next().unwrap());
+            });
+            let ask = || found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap();
+            assert_eq!(ask(), Some(Answer::Ready { enabled_uring: true }));
+            assert_eq!(ask(), None);
+        });
+        // Another version, and nonsense.
+        std::thread::scope(|threads| {
+            threads.spawn(|| door.next().unwrap());
+            let other = Wanted { version: 0, ..wanted.clone() };
+            let answer = found.ask(&other, rustix::stdio::stdin(), image.as_file()).unwrap();
+            assert!(matches!(answer, Some(Answer::Refused { why, .. }) if why.contains("version")));
+            rustix::net::send(&found.socket, b"hello", SendFlags::empty()).unwrap();
+            assert_eq!(found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap(), None);
+        });
+        let path = door.path().to_owned();
+        drop(door);
+        assert_eq!(found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap(), None);
+        assert!(path.exists());
+        assert!(Found::of(image.path()).is_none() && !path.exists(), "nobody is there any more");
+    }
+
+    #[test]
+    fn one_at_a_time_stands_on_the_threshold() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let first = Threshold::of(image.path()).unwrap().unwrap();
+        let (say, said) = std::sync::mpsc::channel();
+        let path = image.path().to_owned();
+        let second = std::thread::spawn(move || {
+            let _second = Threshold::of(&path).unwrap().unwrap();
+            said.try_recv().expect("the first one has left");
+        });
+        // One that is held is not removed.
+        tidy_up(image.path(), None);
+        say.send(()).unwrap();
+        drop(first);
+        second.join().unwrap();
+        tidy_up(image.path(), None);
+        assert!(Threshold::of(Path::new("/nonexistent")).unwrap().is_none());
+    }
+}

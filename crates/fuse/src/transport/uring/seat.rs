@@ -1,0 +1,436 @@
+//! One mount's queue on one CPU: its entries, and what becomes of the requests that they carry.
+//!
+//! An entry comes back with a request, is answered here or goes to a worker as a whole, and is
+//! handed over again with the answer. All of this happens on the thread of the CPU, which the
+//! queues of all mounts share ([`super`]); they share nothing else.
+
+use super::super::drain::{self, Drain, Mark};
+use super::super::memory::{self, Entry};
+use super::super::{Dispatch, Drains, Raw};
+use super::line::Line;
+use super::returned::Returned;
+use crate::handler::{Failure, Handler, Patience};
+use crate::proto::{InHeader, Opcode, RingCommand};
+use io_uring::opcode;
+use io_uring::squeue::Entry128;
+use io_uring::types::Fd;
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use zerocopy::IntoBytes;
+
+/// Submission commands of FUSE.
+const CMD_REGISTER: u32 = 1;
+const CMD_COMMIT_AND_FETCH: u32 = 2;
+/// Writes of up to so many bytes are served in their turn.
+const SHORT: usize = 128 << 10;
+/// Payload that entries other than large ones keep in memory: 64 MiB in all, with that of the large
+/// ones.
+const KEPT: usize = 64 << 10;
+
+/// A drain that a queue takes part in.
+struct Draining {
+    drain: Arc<Drain>,
+    /// Marks that were put in.
+    marks: u32,
+    /// One is on its way.
+    under_way: bool,
+    /// No transfer that is waited for has come since it was put in.
+    clean: bool,
+}
+
+/// Does this error of an entry say that the mount is gone?
+pub(super) fn is_unmounted(error: i32) -> bool {
+    matches!(error, libc::ENOTCONN | libc::ECONNABORTED)
+}
+
+/// One mount's queue, used by its CPU's thread only.
+pub(super) struct Seat<H> {
+    /// The connection. Open as a file of its own, so that the queues of other CPUs do not contend
+    /// for it.
+    fuse: OwnedFd,
+    /// Its place among the mounts of the thread.
+    pub(super) slot: usize,
+    /// Entries that the kernel has; `None` while one is here or with a worker.
+    with_kernel: Vec<Option<Entry>>,
+    /// Entries that still can carry requests.
+    live: usize,
+    /// How many of `with_kernel` are there.
+    armed: usize,
+    /// Entries up to this index keep what they have carried in memory.
+    large: usize,
+    /// Entries that are not registered yet.
+    spare: Vec<Entry>,
+    returned: Arc<Returned>,
+    /// Requests that take long. All others that are there go first, and those that have come
+    /// meanwhile go before the next.
+    long: VecDeque<(Entry, InHeader, usize)>,
+    /// The drains that it takes part in.
+    draining: Vec<Draining>,
+    /// Numbers of the transfers that are with workers.
+    away: BTreeSet<u64>,
+    dispatch: Arc<Dispatch<H>>,
+    /// Hangs up when the queue is no more.
+    _here: mpsc::SyncSender<()>,
+}
+
+impl<H: Handler> Seat<H> {
+    /// A queue of so many entries that keep their memory, and at most so many in all. Nothing is
+    /// registered yet.
+    pub(super) fn new(
+        (large, most): (usize, usize),
+        fuse: OwnedFd,
+        returned: Arc<Returned>,
+        dispatch: Arc<Dispatch<H>>,
+        here: mpsc::SyncSender<()>,
+    ) -> io::Result<Self> {
+        let mut first = memory::entries(most)?;
+        let mut spare = first.split_off(large);
+        // The next one is the last.
+        spare.reverse();
+        let mut with_kernel: Vec<Option<Entry>> = first.into_iter().map(Some).collect();
+        with_kernel.resize_with(most, || None);
+        Ok(Self {
+            fuse,
+            slot: 0,
+            live: large,
+            armed: large,
+            large,
+            spare,
+            with_kernel,
+            returned,
+            long: VecDeque::new(),
+            draining: Vec::new(),
+            away: BTreeSet::new(),
+            dispatch,
+            _here: here,
+        })
+    }
+
+    /// Hands the first entries to the kernel.
+    pub(super) fn register(&mut self, line: &mut Line) -> io::Result<()> {
+        let first: Vec<Entry128> =
+            self.with_kernel.iter().flatten().map(|entry| self.command(line.id, entry)).collect();
+        first.into_iter().try_for_each(|submission| line.push(submission))
+    }
+
+    /// Can no entry carry a request any more? Then the mount is gone.
+    pub(super) fn is_over(&self) -> bool {
+        self.live == 0
+    }
+
+    /// Are there long requests that wait for the short ones?
+    pub(super) fn has_long(&self) -> bool {
+        !self.long.is_empty()
+    }
+
+    /// Serves one of the long requests.
+    pub(super) fn serve_long(&mut self, line: &mut Line) -> io::Result<()> {
+        self.long.pop_front().map_or(Ok(()), |(entry, header, len)| self.serve(line, entry, header, len))
+    }
+
+    /// Is a drain waiting for marks of this queue?
+    pub(super) fn is_draining(&self) -> bool {
+        !self.draining.is_empty()
+    }
+
+    /// Looks what others have for this queue.
+    pub(super) fn look(&mut self, line: &mut Line) -> io::Result<()> {
+        for entry in self.returned.take() {
+            self.away.remove(&entry.commit_id);
+            self.hand_over(line, entry)?;
+        }
+        let news = self.returned.take_news();
+        let begun = news.begun.into_iter();
+        self.draining.extend(begun.map(|drain| Draining { drain, marks: 0, under_way: false, clean: false }));
+        for drain in news.marks {
+            self.mark_came_out(drain);
+        }
+        for gone in self.draining.extract_if(.., |d| news.needless.contains(&d.drain.number)) {
+            gone.drain.through();
+        }
+        Ok(())
+    }
+
+    /// The kernel has given an entry back, with a request or an error.
+    pub(super) fn completed(&mut self, line: &mut Line, index: usize, result: i32) -> io::Result<()> {
+        let Some(mut entry) = self.with_kernel.get_mut(index).and_then(Option::take) else { return Ok(()) };
+        self.armed -= 1;
+        match -result {
+            0 => self.came(line, entry),
+            libc::EAGAIN | libc::EINTR => self.hand_over(line, entry),
+            error => {
+                // The entry is lost, which the others make up for.
+                if !is_unmounted(error) {
+                    tracing::debug!(queue = line.id, error, "a ring entry was given up");
+                }
+                entry.registering = false;
+                self.live -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes on with the drains, when all that has come out of the queue has been seen. False if the
+    /// ring is of no use any more.
+    pub(super) fn put_marks(&mut self, line: &mut Line) -> bool {
+        // The kernel lets further requests into the queue for those that it has the answers of:
+        // behind a mark, they would be missed.
+        if !line.submit_all() {
+            return false;
+        }
+        for draining in &mut self.draining {
+            let oldest_away = self.away.first().copied().unwrap_or(u64::MAX);
+            if draining.under_way || oldest_away < draining.drain.before {
+                continue;
+            }
+            let mark = Mark { drain: draining.drain.number, queue: line.id };
+            (draining.under_way, draining.clean) = (true, true);
+            draining.marks += 1;
+            let returned = Arc::clone(&self.returned);
+            let otherwise = move || returned.needs_no_mark(mark.drain);
+            if let Some(Drains::Queues(_, marker)) = self.dispatch.drains.get() {
+                marker.put(mark, Some(line.id.into()), otherwise);
+            }
+        }
+        true
+    }
+
+    /// A mark has come out of the kernel's queue.
+    fn mark_came_out(&mut self, drain: u32) {
+        let Some(at) = self.draining.iter().position(|d| d.drain.number == drain) else { return };
+        let draining = &mut self.draining[at];
+        draining.under_way = false;
+        // See the head of `drain` for why the first says nothing.
+        if draining.clean && draining.marks > 1 {
+            self.draining.swap_remove(at).drain.through();
+        }
+    }
+
+    /// Gives the entry to the kernel: to register it, or with an answer.
+    fn hand_over(&mut self, line: &mut Line, mut entry: Entry) -> io::Result<()> {
+        if entry.index >= self.large {
+            entry.forget_beyond(KEPT);
+        }
+        let submission = self.command(line.id, &entry);
+        let index = entry.index;
+        self.with_kernel[index] = Some(entry);
+        self.armed += 1;
+        line.push(submission)
+    }
+
+    /// Registers one more entry if those that wait have left the kernel few.
+    fn grow(&mut self, line: &mut Line) -> io::Result<()> {
+        if self.armed > self.large / 2 {
+            return Ok(());
+        }
+        let Some(entry) = self.spare.pop() else { return Ok(()) };
+        self.live += 1;
+        self.hand_over(line, entry)
+    }
+
+    /// A request has come out of the kernel's queue: it is served now, or after those that are
+    /// short.
+    fn came(&mut self, line: &mut Line, mut entry: Entry) -> io::Result<()> {
+        let (header, len) = entry.fetched();
+        if drain::is_transfer(header.opcode) {
+            for draining in &mut self.draining {
+                draining.clean &= header.unique >= draining.drain.before;
+            }
+        }
+        if header.opcode == Opcode::Write as u32 && len > SHORT {
+            self.long.push_back((entry, header, len));
+            return Ok(());
+        }
+        self.serve(line, entry, header, len)
+    }
+
+    fn serve(&mut self, line: &mut Line, mut entry: Entry, header: InHeader, len: usize) -> io::Result<()> {
+        if let Some(mark) = Mark::of(&header) {
+            match &self.dispatch.drains.get() {
+                Some(Drains::Queues(queues, _)) if mark.queue != line.id => {
+                    queues.get(usize::from(mark.queue)).inspect(|q| q.mark_came_out(mark.drain));
+                }
+                _ => self.mark_came_out(mark.drain),
+            }
+            // The kernel wants no answer; but the entry.
+            entry.answer(header.unique, Ok(0));
+            return self.hand_over(line, entry);
+        }
+        self.dispatch.arrived(&header);
+        let outcome = if header.opcode == Opcode::Write as u32 {
+            answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
+        } else {
+            line.names.clear();
+            line.names.extend_from_slice(&entry.payload()[..len]);
+            answer_other(&self.dispatch, &mut entry, header, &line.names, Patience::Queue)
+        };
+        let outcome = match outcome {
+            Ok(len) => Ok(len),
+            Err(Failure::Errno(e)) => Err(e.0),
+            Err(failure) => {
+                if drain::is_transfer(header.opcode) {
+                    self.away.insert(header.unique);
+                }
+                let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
+                let names = std::mem::take(&mut line.names);
+                Moved { dispatch, returned, entry, header, len, names, drained: false }.go_on(failure);
+                // What waits with much in hand waits for memory: no more of that.
+                return if len <= KEPT { self.grow(line) } else { Ok(()) };
+            }
+        };
+        entry.answer(header.unique, outcome);
+        self.hand_over(line, entry)
+    }
+
+    /// The submission that hands an entry over.
+    fn command(&self, queue: u16, entry: &Entry) -> Entry128 {
+        let (cmd, addr, iovecs) = if entry.registering {
+            (CMD_REGISTER, Some(entry.iovecs_address()), 2u32)
+        } else {
+            (CMD_COMMIT_AND_FETCH, None, 0)
+        };
+        let ring_command =
+            RingCommand { flags: 0, commit_id: entry.commit_id, qid: queue, ..RingCommand::default() };
+        let mut area = [0; 80];
+        area[..size_of::<RingCommand>()].copy_from_slice(ring_command.as_bytes());
+        let built = opcode::UringCmd80::new(Fd(self.fuse.as_raw_fd()), cmd)
+            .cmd(area)
+            .addr(addr)
+            .build()
+            .user_data(user_data(self.slot, entry.index));
+        with_len(built, iovecs)
+    }
+}
+
+/// Names an entry in its completions: the place of its mount among those of the thread, and its
+/// own.
+fn user_data(slot: usize, index: usize) -> u64 {
+    (slot as u64) << 32 | index as u64
+}
+
+/// Takes that apart.
+pub(super) fn place_of(user_data: u64) -> (usize, usize) {
+    ((user_data >> 32) as usize, user_data as u32 as usize)
+}
+
+/// A request on its way between threads, with its entry.
+struct Moved<H> {
+    dispatch: Arc<Dispatch<H>>,
+    returned: Arc<Returned>,
+    entry: Entry,
+    header: InHeader,
+    len: usize,
+    names: Vec<u8>,
+    /// Those that it comes after have been answered.
+    drained: bool,
+}
+
+impl<H: Handler> Moved<H> {
+    /// Answers it where there is the patience that was missing.
+    fn go_on(mut self, failure: Failure) {
+        let here = Arc::clone(&self.dispatch);
+        if !std::mem::replace(&mut self.drained, true) {
+            let (arg, arg_len) = fixed_part(&self.entry, &self.header);
+            let raw = Raw { header: self.header, arg: &arg[..arg_len], data: &[] };
+            if here.comes_after_writes(raw) {
+                if !self.returned.held_back.take() {
+                    self.entry.answer(self.header.unique, Err(libc::EAGAIN));
+                    return self.returned.give(self.entry);
+                }
+                return here.after_writes(self.header.unique, move || {
+                    self.returned.held_back.give();
+                    self.go_on(failure);
+                });
+            }
+        }
+        let Some((pool, patience)) = here.elsewhere(failure, &self.returned.loans) else { return };
+        pool.run(move || {
+            if self.dispatch.answers_later(&self.header, patience) {
+                return self.wait_without_a_thread();
+            }
+            let outcome = if self.header.opcode == Opcode::Write as u32 {
+                answer_write(&self.dispatch, &mut self.entry, self.header, self.len, patience)
+            } else {
+                answer_other(&self.dispatch, &mut self.entry, self.header, &self.names, patience)
+            };
+            self.returned.loans.give_back(patience);
+            let outcome = match outcome {
+                Ok(len) => Ok(len),
+                Err(Failure::Errno(e)) => Err(e.0),
+                Err(failure) => return self.go_on(failure),
+            };
+            self.entry.answer(self.header.unique, outcome);
+            self.returned.give(self.entry);
+        });
+    }
+
+    /// Leaves the entry to whoever will have the answer.
+    fn wait_without_a_thread(self) {
+        let Self { dispatch, returned, mut entry, header, names, .. } = self;
+        let (arg, arg_len) = fixed_part(&entry, &header);
+        let raw = Raw { header, arg: &arg[..arg_len], data: &names };
+        dispatch.answer_later(raw, move |outcome| {
+            entry.answer(header.unique, outcome.map(|()| 0).map_err(|e| e.0));
+            returned.give(entry);
+        });
+    }
+}
+
+/// A write's data stays where it is; its reply is short and made elsewhere.
+fn answer_write<H: Handler>(
+    dispatch: &Arc<Dispatch<H>>,
+    entry: &mut Entry,
+    header: InHeader,
+    len: usize,
+    patience: Patience,
+) -> Result<usize, Failure> {
+    let mut out = [0; 64];
+    let raw = Raw { header, arg: entry.arg(Opcode::Write.arg_len()), data: &entry.payload()[..len] };
+    let n = dispatch.answer(raw, &mut out, patience)?;
+    entry.payload_mut()[..n].copy_from_slice(&out[..n]);
+    Ok(n)
+}
+
+fn answer_other<H: Handler>(
+    dispatch: &Arc<Dispatch<H>>,
+    entry: &mut Entry,
+    header: InHeader,
+    names: &[u8],
+    patience: Patience,
+) -> Result<usize, Failure> {
+    let (arg, arg_len) = fixed_part(entry, &header);
+    let raw = Raw { header, arg: &arg[..arg_len], data: names };
+    dispatch.answer(raw, entry.payload_mut(), patience)
+}
+
+/// A copy of a request's fixed structure, and its length.
+fn fixed_part(entry: &Entry, header: &InHeader) -> ([u8; 128], usize) {
+    let mut arg = [0; 128];
+    let len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
+    arg[..len].copy_from_slice(entry.arg(len));
+    (arg, len)
+}
+
+/// Sets the `len` field, which the io_uring crate's builder for commands leaves out: REGISTER
+/// passes the number of iovecs there.
+fn with_len(submission: Entry128, len: u32) -> Entry128 {
+    const LEN_AT: usize = 24;
+    const _: () = assert!(size_of::<Entry128>() == 128);
+    // SAFETY: Entry128 is the kernel's 128-byte submission (repr(C), no padding), any bytes of
+    // which are valid.
+    let mut bytes: [u8; 128] = unsafe { std::mem::transmute(submission) };
+    bytes[LEN_AT..LEN_AT + 4].copy_from_slice(&len.to_ne_bytes());
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(bytes) }
+}
+
+impl<H> Drop for Seat<H> {
+    fn drop(&mut self) {
+        let waiting = self.draining.drain(..).map(|d| d.drain);
+        for drain in self.returned.end().into_iter().chain(waiting) {
+            drain.through();
+        }
+    }
+}
