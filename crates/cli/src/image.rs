@@ -26,9 +26,9 @@ pub(crate) enum Access {
 /// Opens the device behind an image, with the right advice when that fails.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<FileDevice>> {
     let device = match access {
-        Access::Read { force: true } => FileDevice::open_despite_users(path, false),
-        Access::Read { force: false } => when_free(path, || FileDevice::open(path, OpenMode::Read, false)),
-        Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write, false)),
+        Access::Read { force: true } => FileDevice::open_despite_users(path),
+        Access::Read { force: false } => when_free(path, || FileDevice::open(path, OpenMode::Read)),
+        Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write)),
     };
     advise_open(device, access).map(Arc::new)
 }

@@ -7,6 +7,7 @@
 use crate::size;
 use larder_fs::{Compress, Packing, SubvolChoice, Tuning};
 use larder_fuse::Transport;
+use larder_volume::Caching;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub(crate) struct MountWishes {
     pub(crate) default_permissions: Option<bool>,
     pub(crate) no_log_replay: bool,
     pub(crate) writeback: bool,
-    pub(crate) direct: bool,
+    pub(crate) caching: Caching,
     pub(crate) fuseblk: bool,
     pub(crate) sandbox: bool,
     /// `None`: for image files, not for devices.
@@ -56,7 +57,7 @@ impl Default for MountWishes {
             default_permissions: None,
             no_log_replay: false,
             writeback: false,
-            direct: false,
+            caching: Caching::Auto,
             fuseblk: true,
             sandbox: true,
             discard: None,
@@ -105,7 +106,9 @@ Options for -o (comma-separated; -o may be repeated):
                         dirty pages as other file systems, otherwise few
   discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
                         files, not for devices). discard=sync and discard=async mean the same here
-  direct                bypass the page cache for the image (O_DIRECT)
+  direct                bypass the page cache for all of the image's blocks (O_DIRECT), or fail; by default writes and
+                        long reads do, where that can be done
+  buffered              never bypass it
   transport=auto|dev|uring   how to talk to the kernel
   nofuseblk             as root on a block device: plain fuse instead of fuseblk
   fsname=NAME           name shown in the mount table
@@ -215,7 +218,8 @@ impl MountWishes {
             "nologreplay" | "norecovery" => self.no_log_replay = true,
             "writeback" => self.writeback = true,
             "nowriteback" => self.writeback = false,
-            "direct" => self.direct = true,
+            "direct" => self.caching = Caching::Direct,
+            "buffered" => self.caching = Caching::Buffered,
             "discard" => self.discard = Some(true),
             "nodiscard" => self.discard = Some(false),
             // As Linux combines them: what is not copied on write has neither checksums nor compression.
@@ -359,7 +363,9 @@ mod tests {
             "cache_size=64M,transport=dev,allow_other,writeback,direct,nologreplay",
         ]);
         assert!(w.sandbox && !ok(&["nosandbox"]).sandbox);
-        assert!(w.read_only && w.allow_other && w.writeback && w.direct && w.no_log_replay);
+        assert!(
+            w.read_only && w.allow_other && w.writeback && w.caching == Caching::Direct && w.no_log_replay
+        );
         assert_eq!(w.subvol, SubvolChoice::Path(b"/a/b".to_vec()));
         assert_eq!(
             (w.commit, w.cache_size, w.transport),

@@ -20,6 +20,28 @@ use larder_format::Physical;
 use std::fmt;
 use std::io;
 
+/// A write of a batch: buffers that lie behind each other, beginning at `at`.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'a> {
+    /// First byte.
+    pub at: Physical,
+    /// What is written.
+    pub data: &'a [io::IoSlice<'a>],
+}
+
+impl Write<'_> {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.data.iter().map(|d| d.len() as u64).sum()
+    }
+    /// Nothing at all?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// A store of bytes with a volatile write cache. See the module's text for the contract.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Name for messages: a path, or what a test calls it.
@@ -61,6 +83,12 @@ pub trait Device: Send + Sync + fmt::Debug {
             at = at.plus(d.len() as u64);
         }
         Ok(())
+    }
+
+    /// Writes several ranges that do not touch each other, on their way together where the device can do that: in any
+    /// order, each with an end of its own. The call returns when all have ended; for each it says how.
+    fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect()
     }
 
     /// Makes every write durable that had completed when the call began.

@@ -235,8 +235,9 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     } else {
         (Access::Write, OpenMode::Write)
     };
-    let device = advise_open(when_free(source, || FileDevice::open(source, mode, wishes.direct)), access)
-        .map_err(|e| read_only_advice(e, wishes))?;
+    let device =
+        advise_open(when_free(source, || FileDevice::open_cached(source, mode, wishes.caching)), access)
+            .map_err(|e| read_only_advice(e, wishes))?;
     let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, &mountpoint, wishes.read_only).could_not_run()?;
     utab::add(&image, &mountpoint);

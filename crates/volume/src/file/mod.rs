@@ -11,16 +11,22 @@
 //! pay for it. Files are never grown by a write: an image is as long as it was when it was opened,
 //! and writing past that is an error, as on a disk.
 //!
-//! With direct I/O, transfers whose place and length are whole blocks go past the page cache,
-//! through an aligned bounce buffer where the caller's memory is not aligned; the few others (a
-//! label wiped with a few bytes, the odd tail of a file) go through a second, buffered descriptor
-//! of the same file, which the kernel keeps coherent with the first.
+//! Where it can be done, whole blocks are written past the page cache, and read so where a read is long
+//! ([`Caching`]); the few others (a label wiped with a few bytes, the odd tail of a file) go through a
+//! second, buffered descriptor of the same file, which the kernel keeps coherent with the first.
 
-use crate::device::Device;
+mod aligned;
+#[cfg(target_os = "linux")]
+mod batch;
+mod direct;
+mod os;
+
+use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
 use crate::lock::{self, ImageLock};
+use aligned::is_aligned;
+use direct::Direct;
 use larder_format::Physical;
-use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -35,22 +41,26 @@ pub enum OpenMode {
     Write,
 }
 
-/// Alignment that direct transfers are given: address, length and memory.
-const DIRECT_ALIGN: usize = 4096;
-/// Largest piece that is moved through the bounce buffer at once.
-const BOUNCE: usize = 1 << 20;
-/// Most buffers that one vectored system call takes.
-#[cfg(target_os = "linux")]
-const IOV_MAX: usize = 1024;
+/// Whether transfers go through the machine's page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Caching {
+    /// Writes and long reads do not, where the file system that the image lies on can do that.
+    #[default]
+    Auto,
+    /// None do; where that cannot be done, opening fails.
+    Direct,
+    /// All do.
+    Buffered,
+}
 
 /// An image file or block device, opened and locked.
 #[derive(Debug)]
 pub struct FileDevice {
     path: PathBuf,
-    /// For aligned transfers; `O_DIRECT` if that was asked for.
+    /// For what goes through the page cache, and everything that is not a transfer.
     file: File,
-    /// For unaligned transfers when `file` is direct.
-    buffered: Option<File>,
+    /// For what goes past it.
+    direct: Option<Direct>,
     size: u64,
     read_only: bool,
     block_device: bool,
@@ -64,22 +74,27 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens an existing image file or block device, refusing one that is in use.
     ///
-    /// `direct` asks for transfers that bypass the page cache; where the host's file system cannot do that
-    /// (or the platform has none), opening fails with the reason rather than silently caching.
-    ///
     /// # Errors
     /// [`VolumeError::Busy`] when somebody else uses the image (see [`crate::lock`]); otherwise why it could not be
     /// opened: missing, a directory, no permission, no block device.
-    pub fn open(path: impl AsRef<Path>, mode: OpenMode, direct: bool) -> VolumeResult<Self> {
-        Self::open_inner(path.as_ref(), mode, direct, false)
+    pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> VolumeResult<Self> {
+        Self::open_cached(path, mode, Caching::Auto)
+    }
+
+    /// As [`FileDevice::open`], for a caller that insists on transfers through the page cache or past it.
+    ///
+    /// # Errors
+    /// As [`FileDevice::open`]; with [`Caching::Direct`] also that there is no direct I/O where the image lies.
+    pub fn open_cached(path: impl AsRef<Path>, mode: OpenMode, caching: Caching) -> VolumeResult<Self> {
+        Self::open_inner(path.as_ref(), mode, caching, false)
     }
 
     /// Opens for reading even if somebody else is using the image. What is read may be in the middle of a change.
     ///
     /// # Errors
     /// As [`FileDevice::open`], without [`VolumeError::Busy`].
-    pub fn open_despite_users(path: impl AsRef<Path>, direct: bool) -> VolumeResult<Self> {
-        Self::open_inner(path.as_ref(), OpenMode::Read, direct, true)
+    pub fn open_despite_users(path: impl AsRef<Path>) -> VolumeResult<Self> {
+        Self::open_inner(path.as_ref(), OpenMode::Read, Caching::Auto, true)
     }
 
     /// Makes a file of `size` bytes (sparse), or gives an existing regular file that size, and opens it for writing.
@@ -96,7 +111,7 @@ impl FileDevice {
                 .open(path)
                 .map_err(|e| io_error(path, "create", Physical(0), size, e))?;
         }
-        let mut device = Self::open_inner(path, OpenMode::Write, false, false)?;
+        let mut device = Self::open_inner(path, OpenMode::Write, Caching::Auto, false)?;
         if !device.block_device && device.size != size {
             device.set_size(size)?;
         }
@@ -118,7 +133,7 @@ impl FileDevice {
         Ok(())
     }
 
-    fn open_inner(path: &Path, mode: OpenMode, direct: bool, despite_users: bool) -> VolumeResult<Self> {
+    fn open_inner(path: &Path, mode: OpenMode, caching: Caching, despite_users: bool) -> VolumeResult<Self> {
         let fail = |op, e| io_error(path, op, Physical(0), 0, e);
         let meta = std::fs::metadata(path).map_err(|e| fail("open", e))?;
         let block_device = is_block_device(&meta);
@@ -145,16 +160,19 @@ impl FileDevice {
             // Looked up anew: the lock is held only now.
             file.metadata().map_err(|e| fail("look up the size", e))?.len()
         };
-        let (file, buffered) = if direct {
-            let d = open_direct(path, write).map_err(|e| fail("open for direct I/O", e))?;
-            (d, Some(file))
-        } else {
-            (file, None)
+        let direct = match caching {
+            Caching::Buffered => None,
+            Caching::Auto => Direct::open(path, write, size, false)
+                .inspect_err(|error| tracing::info!(%error, "no direct I/O for the image"))
+                .ok(),
+            Caching::Direct => {
+                Some(Direct::open(path, write, size, true).map_err(|e| fail("open for direct I/O", e))?)
+            }
         };
         Ok(Self {
             path: path.to_owned(),
             file,
-            buffered,
+            direct,
             size,
             read_only: !write,
             block_device,
@@ -176,10 +194,15 @@ impl FileDevice {
         self.block_device
     }
 
-    /// Do transfers bypass the page cache?
+    /// Do writes and long reads go past the page cache?
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.buffered.is_some()
+        self.direct.is_some()
+    }
+
+    /// What writes whole blocks past the page cache, if there is such a thing.
+    fn direct_for(&self, at: Physical, len: usize) -> Option<&Direct> {
+        self.direct.as_ref().filter(|_| is_aligned(at.0, len))
     }
 
     fn check_range(&self, at: Physical, len: usize, kind: io::ErrorKind) -> io::Result<()> {
@@ -215,79 +238,41 @@ impl Device for FileDevice {
 
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof)?;
-        let Some(buffered) = &self.buffered else { return os::read_exact_at(&self.file, buf, at.0) };
-        if !aligned(at.0, buf.len()) {
-            return os::read_exact_at(buffered, buf, at.0);
+        match &self.direct {
+            Some(direct) if direct.reads(at.0, buf.len()) => direct.read(buf, at.0),
+            _ => os::read_exact_at(&self.file, buf, at.0),
         }
-        if is_aligned_memory(buf) {
-            return os::read_exact_at(&self.file, buf, at.0);
-        }
-        with_bounce(buf.len().min(BOUNCE), |bounce| {
-            let mut at = at.0;
-            for piece in buf.chunks_mut(bounce.len()) {
-                let bounce = &mut bounce[..piece.len()];
-                os::read_exact_at(&self.file, bounce, at)?;
-                piece.copy_from_slice(bounce);
-                at += piece.len() as u64;
-            }
-            Ok(())
-        })
     }
 
     fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
         // Where the page cache is bypassed every read waits.
-        self.buffered.is_none()
+        self.direct.as_ref().is_none_or(Direct::reads_cached)
             && self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof).is_ok()
             && os::read_cached_at(&self.file, buf, at.0)
     }
 
     fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
-        self.check_writable(at, data.len())?;
-        let Some(buffered) = &self.buffered else { return os::write_all_at(&self.file, data, at.0) };
-        if !aligned(at.0, data.len()) {
-            return os::write_all_at(buffered, data, at.0);
-        }
-        if is_aligned_memory(data) {
-            return os::write_all_at(&self.file, data, at.0);
-        }
-        with_bounce(data.len().min(BOUNCE), |bounce| {
-            let mut at = at.0;
-            for piece in data.chunks(bounce.len()) {
-                let bounce = &mut bounce[..piece.len()];
-                bounce.copy_from_slice(piece);
-                os::write_all_at(&self.file, bounce, at)?;
-                at += piece.len() as u64;
-            }
-            Ok(())
-        })
+        self.write_vectored_at(at, &[IoSlice::new(data)])
     }
 
     fn write_vectored_at(&self, at: Physical, data: &[IoSlice<'_>]) -> io::Result<()> {
         let len = data.iter().map(|d| d.len()).sum::<usize>();
         self.check_writable(at, len)?;
-        let Some(buffered) = &self.buffered else { return os::write_vectored_at(&self.file, data, at.0) };
-        if !aligned(at.0, len) {
-            return os::write_vectored_at(buffered, data, at.0);
+        match self.direct_for(at, len) {
+            Some(direct) => direct.write(data, at.0),
+            None => os::write_vectored_at(&self.file, data, at.0),
         }
-        if data.iter().all(|d| d.len().is_multiple_of(DIRECT_ALIGN) && is_aligned_memory(d)) {
-            return os::write_vectored_at(&self.file, data, at.0);
+    }
+
+    fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        let fits = |w: &Write<'_>| {
+            let len = w.data.iter().map(|d| d.len()).sum::<usize>();
+            self.check_writable(w.at, len).is_ok() && is_aligned(w.at.0, len)
+        };
+        match &self.direct {
+            Some(direct) if writes.iter().all(fits) => direct.write_batch(writes),
+            _ => writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect(),
         }
-        // Gathered into one buffer: one large transfer beats several small ones.
-        with_bounce(len.min(BOUNCE), |bounce| {
-            let (mut at, mut filled) = (at.0, 0);
-            for mut d in data.iter().map(|d| &d[..]) {
-                while !d.is_empty() {
-                    let n = d.len().min(bounce.len() - filled);
-                    bounce[filled..filled + n].copy_from_slice(&d[..n]);
-                    (filled, d) = (filled + n, &d[n..]);
-                    if filled == bounce.len() {
-                        os::write_all_at(&self.file, bounce, at)?;
-                        (at, filled) = (at + filled as u64, 0);
-                    }
-                }
-            }
-            os::write_all_at(&self.file, &bounce[..filled], at)
-        })
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -328,7 +313,7 @@ impl Device for FileDevice {
     }
 
     fn start_writeback(&self, at: Physical, len: u64) {
-        if self.buffered.is_none() && !self.read_only {
+        if self.direct.is_none() && !self.read_only {
             os::start_writeback(&self.file, at.0, len);
         }
     }
@@ -336,32 +321,6 @@ impl Device for FileDevice {
 
 fn io_error(path: &Path, op: &'static str, at: Physical, len: u64, source: io::Error) -> VolumeError {
     VolumeError::Io { device: path.display().to_string(), op, at, len, source }
-}
-
-fn aligned(at: u64, len: usize) -> bool {
-    at.is_multiple_of(DIRECT_ALIGN as u64) && len.is_multiple_of(DIRECT_ALIGN)
-}
-
-fn is_aligned_memory(buf: &[u8]) -> bool {
-    buf.as_ptr().addr().is_multiple_of(DIRECT_ALIGN)
-}
-
-/// Lends an aligned buffer of `len` bytes (a multiple of the alignment, at most [`BOUNCE`]) that belongs to the thread.
-fn with_bounce<T>(len: usize, f: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
-    thread_local! {
-        static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    }
-    debug_assert!(len <= BOUNCE && len.is_multiple_of(DIRECT_ALIGN));
-    if len == 0 {
-        return f(&mut []);
-    }
-    BUFFER.with_borrow_mut(|buffer| {
-        if buffer.len() < len + DIRECT_ALIGN {
-            *buffer = vec![0; len + DIRECT_ALIGN];
-        }
-        let start = buffer.as_ptr().addr().next_multiple_of(DIRECT_ALIGN) - buffer.as_ptr().addr();
-        f(&mut buffer[start..start + len])
-    })
 }
 
 #[cfg(unix)]
@@ -372,145 +331,6 @@ fn is_block_device(meta: &std::fs::Metadata) -> bool {
 #[cfg(not(unix))]
 fn is_block_device(_: &std::fs::Metadata) -> bool {
     false
-}
-
-#[cfg(target_os = "linux")]
-fn open_direct(path: &Path, write: bool) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    OpenOptions::new().read(true).write(write).custom_flags(libc::O_DIRECT).open(path)
-}
-#[cfg(not(target_os = "linux"))]
-fn open_direct(_: &Path, _: bool) -> io::Result<File> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "direct I/O is not supported on this platform"))
-}
-
-/// The calls that differ between operating systems.
-mod os {
-    use std::fs::File;
-    use std::io::{self, IoSlice};
-
-    #[cfg(unix)]
-    pub(super) fn read_exact_at(file: &File, buf: &mut [u8], at: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(file, buf, at)
-    }
-    #[cfg(unix)]
-    pub(super) fn write_all_at(file: &File, data: &[u8], at: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(file, data, at)
-    }
-
-    #[cfg(windows)]
-    pub(super) fn read_exact_at(file: &File, mut buf: &mut [u8], mut at: u64) -> io::Result<()> {
-        while !buf.is_empty() {
-            match std::os::windows::fs::FileExt::seek_read(file, buf, at) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => (at, buf) = (at + n as u64, &mut buf[n..]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
-    }
-    #[cfg(windows)]
-    pub(super) fn write_all_at(file: &File, mut data: &[u8], mut at: u64) -> io::Result<()> {
-        while !data.is_empty() {
-            match std::os::windows::fs::FileExt::seek_write(file, data, at) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => (at, data) = (at + n as u64, &data[n..]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads what is in the page cache. False where some of it is not, or the file system cannot say.
-    #[cfg(target_os = "linux")]
-    pub(super) fn read_cached_at(file: &File, buf: &mut [u8], at: u64) -> bool {
-        let len = buf.len();
-        let mut slices = [io::IoSliceMut::new(buf)];
-        rustix::io::preadv2(file, &mut slices, at, rustix::io::ReadWriteFlags::NOWAIT).is_ok_and(|n| n == len)
-    }
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
-        false
-    }
-
-    #[cfg(target_os = "linux")]
-    pub(super) fn write_vectored_at(file: &File, data: &[IoSlice<'_>], mut at: u64) -> io::Result<()> {
-        for group in data.chunks(super::IOV_MAX) {
-            let mut slices = group.to_vec();
-            let mut rest = &mut slices[..];
-            // Drops leading empty buffers, so that a result of 0 means what it says.
-            IoSlice::advance_slices(&mut rest, 0);
-            while !rest.is_empty() {
-                match rustix::io::pwritev(file, rest, at) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(n) => {
-                        at += n as u64;
-                        IoSlice::advance_slices(&mut rest, n);
-                    }
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(e) => return Err(e.into()),
-                }
-            }
-        }
-        Ok(())
-    }
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn write_vectored_at(file: &File, data: &[IoSlice<'_>], mut at: u64) -> io::Result<()> {
-        for d in data {
-            write_all_at(file, d, at)?;
-            at += d.len() as u64;
-        }
-        Ok(())
-    }
-
-    #[cfg(target_os = "linux")]
-    pub(super) fn discard(file: &File, block_device: bool, at: u64, len: u64) -> io::Result<()> {
-        if !block_device {
-            use rustix::fs::FallocateFlags;
-            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            return Ok(rustix::fs::fallocate(file, how, at, len)?);
-        }
-        const BLKDISCARD: rustix::ioctl::Opcode = 0x1277;
-        // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from the pointer that it is given, and keeps nothing.
-        unsafe {
-            let arg = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([at, len]);
-            Ok(rustix::ioctl::ioctl(file, arg)?)
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn discard(_: &File, _: bool, _: u64, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Where data begins from `at` on; `None` in it if there is none any more. Moves the file's position, which nothing
-    /// else here uses.
-    #[cfg(target_os = "linux")]
-    pub(super) fn data_from(file: &File, at: u64) -> Option<Option<u64>> {
-        match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
-            Ok(found) => Some(Some(found)),
-            Err(rustix::io::Errno::NXIO) => Some(None),
-            Err(_) => None,
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn data_from(_: &File, _: u64) -> Option<Option<u64>> {
-        None
-    }
-
-    #[cfg(target_os = "linux")]
-    pub(super) fn start_writeback(file: &File, at: u64, len: u64) {
-        use std::os::fd::AsRawFd;
-        let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len)) else { return };
-        // Advisory: an error here says nothing that the flush would not say again.
-        // SAFETY: plain system call on a descriptor that `file` keeps open; no memory is passed.
-        unsafe {
-            libc::sync_file_range(file.as_raw_fd(), at, len, libc::SYNC_FILE_RANGE_WRITE);
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn start_writeback(_: &File, _: u64, _: u64) {}
 }
 
 #[cfg(test)]
@@ -532,7 +352,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn holes_are_passed_over() {
         let (_dir, path) = image(64 << 20);
-        let d = FileDevice::open(&path, OpenMode::Write, false).unwrap();
+        let d = FileDevice::open(&path, OpenMode::Write).unwrap();
         d.write_at(Physical(32 << 20), &[1; 4096]).unwrap();
         // A file system without holes says that everything is data; none may say that data is a hole.
         assert!(d.data_from(Physical(0)).0 <= 32 << 20);
@@ -544,26 +364,30 @@ mod tests {
         assert_eq!(back, [1; 4096]);
     }
 
-    /// The host's file system may not know O_DIRECT (older tmpfs): then only the buffered half is tested.
-    fn both_ways(path: &Path) -> Vec<bool> {
-        if open_direct(path, true).is_ok() { vec![false, true] } else { vec![false] }
+    /// The host's file system may not know O_DIRECT (older tmpfs): then nobody can insist on it.
+    fn every_way(path: &Path) -> Vec<Caching> {
+        let mut ways = vec![Caching::Buffered, Caching::Auto];
+        if FileDevice::open_cached(path, OpenMode::Write, Caching::Direct).is_ok() {
+            ways.push(Caching::Direct);
+        }
+        ways
     }
 
     #[test]
     fn what_is_written_is_read_at_every_alignment() {
         let (_dir, path) = image(8 << 20);
-        for direct in both_ways(&path) {
-            let d = FileDevice::open(&path, OpenMode::Write, direct).unwrap();
-            assert_eq!(d.is_direct(), direct);
+        for caching in every_way(&path) {
+            let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
+            assert!(caching == Caching::Auto || d.is_direct() == (caching == Caching::Direct));
             for (i, (at, len)) in [(0u64, 4096), (4096, 3 << 20), (65536, 100), (65537, 5000), (12288, 4097)]
                 .into_iter()
                 .enumerate()
             {
-                let data = pattern(len + 1, i as u8 + u8::from(direct) * 100);
+                let data = pattern(len + 1, i as u8 + 50 * caching as u8);
                 d.write_at(Physical(at), &data[1..]).unwrap();
                 let mut back = vec![0; len + 1];
                 d.read_at(Physical(at), &mut back[1..]).unwrap();
-                assert_eq!(back[1..], data[1..], "direct {direct}, at {at}, len {len}");
+                assert_eq!(back[1..], data[1..], "{caching:?}, at {at}, len {len}");
             }
             d.flush().unwrap();
         }
@@ -572,19 +396,19 @@ mod tests {
     #[test]
     fn vectored_writes_join_their_buffers() {
         let (_dir, path) = image(4 << 20);
-        for direct in both_ways(&path) {
-            let d = FileDevice::open(&path, OpenMode::Write, direct).unwrap();
+        for caching in every_way(&path) {
+            let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
             // More buffers than one system call takes, empty ones among them, and more than a bounce buffer holds.
             let parts: Vec<Vec<u8>> =
                 (0..1500).map(|i| pattern([0, 4096, 512, 3584][i % 4], i as u8)).collect();
             let slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
             let whole = parts.concat();
-            assert!(whole.len() > BOUNCE);
+            assert!(whole.len() > aligned::BOUNCE);
             for at in [8192, 1000] {
                 d.write_vectored_at(Physical(at), &slices).unwrap();
                 let mut back = vec![0; whole.len()];
                 d.read_at(Physical(at), &mut back).unwrap();
-                assert!(back == whole, "direct {direct}, at {at}");
+                assert!(back == whole, "{caching:?}, at {at}");
             }
         }
     }
@@ -592,7 +416,7 @@ mod tests {
     #[test]
     fn ends_and_modes_are_respected() {
         let (_dir, path) = image(10_000);
-        let d = FileDevice::open(&path, OpenMode::Read, false).unwrap();
+        let d = FileDevice::open(&path, OpenMode::Read).unwrap();
         assert_eq!(d.size(), 10_000);
         assert!(d.is_read_only());
         assert_eq!(d.write_at(Physical(0), b"x").unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
@@ -600,12 +424,12 @@ mod tests {
         assert_eq!(d.read_at(Physical(9_950), &mut buf).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(d.read_at(Physical(u64::MAX), &mut buf).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         drop(d);
-        let d = FileDevice::open(&path, OpenMode::Write, false).unwrap();
+        let d = FileDevice::open(&path, OpenMode::Write).unwrap();
         assert_eq!(d.write_at(Physical(9_999), b"xy").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 10_000, "a write must not grow the image");
-        assert!(FileDevice::open(path.parent().unwrap(), OpenMode::Read, false).is_err());
-        assert!(FileDevice::open("/dev/null", OpenMode::Read, false).is_err());
-        assert!(FileDevice::open("/nonexistent/image", OpenMode::Read, false).is_err());
+        assert!(FileDevice::open(path.parent().unwrap(), OpenMode::Read).is_err());
+        assert!(FileDevice::open("/dev/null", OpenMode::Read).is_err());
+        assert!(FileDevice::open("/nonexistent/image", OpenMode::Read).is_err());
     }
 
     #[test]
@@ -626,5 +450,66 @@ mod tests {
         let d = FileDevice::create(&path, 2 << 20).unwrap();
         assert_eq!(d.size(), 2 << 20);
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+    }
+
+    #[test]
+    fn a_batch_writes_all_that_can_be_written() {
+        let (_dir, path) = image(32 << 20);
+        for caching in every_way(&path) {
+            let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
+            // More and longer pieces than are on their way at once; one begins within a block; one ends behind the file.
+            let places = [
+                (0u64, 5 << 20),
+                (6 << 20, 4096),
+                (7 << 20, 300 << 10),
+                (8 << 20, 9 << 20),
+                (18 << 20, 16384),
+            ];
+            for odd in [None, Some((20_000_123u64, 5000)), Some((32 << 20, 4096))] {
+                let seed = 1 + caching as u8 + 3 * u8::from(odd.is_some());
+                let data: Vec<(u64, Vec<Vec<u8>>)> = places
+                    .into_iter()
+                    .chain(odd)
+                    .map(|(at, len)| (at, pattern(len, seed).chunks(100_000).map(<[u8]>::to_vec).collect()))
+                    .collect();
+                let slices: Vec<(u64, Vec<IoSlice<'_>>)> = data
+                    .iter()
+                    .map(|(at, parts)| (*at, parts.iter().map(|p| IoSlice::new(p)).collect()))
+                    .collect();
+                let writes: Vec<Write<'_>> =
+                    slices.iter().map(|(at, data)| Write { at: Physical(*at), data }).collect();
+                let ended = d.write_batch(&writes);
+                assert_eq!(ended.len(), writes.len());
+                for ((at, parts), result) in data.iter().zip(ended) {
+                    let whole = parts.concat();
+                    if at + whole.len() as u64 > d.size() {
+                        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+                        continue;
+                    }
+                    result.unwrap();
+                    let mut back = vec![0; whole.len()];
+                    d.read_at(Physical(*at), &mut back).unwrap();
+                    assert!(back == whole, "{caching:?}, at {at}");
+                }
+            }
+        }
+    }
+
+    /// What was read through the page cache is not what is read there after a direct write, and the other way round.
+    #[test]
+    fn both_ways_show_the_same() {
+        let (_dir, path) = image(4 << 20);
+        let d = FileDevice::open(&path, OpenMode::Write).unwrap();
+        let mut short = vec![0; 4096];
+        for round in 0..20u8 {
+            d.write_at(Physical(1 << 20), &pattern(256 << 10, round)).unwrap();
+            d.read_at(Physical((1 << 20) + 8192), &mut short).unwrap();
+            assert_eq!(short, pattern(256 << 10, round)[8192..12288]);
+            // Half a block, through the page cache.
+            d.write_at(Physical((1 << 20) + 4096), &[round; 2048]).unwrap();
+            let mut long = vec![0; 256 << 10];
+            d.read_at(Physical(1 << 20), &mut long).unwrap();
+            assert_eq!(long[4096..6144], [round; 2048]);
+        }
     }
 }
