@@ -2,8 +2,8 @@
 # The demonstration behind `make run` and `make stop`:
 #   scripts/demo.sh start|stop LARDER IMAGE MOUNTPOINT
 #
-# With FUSE the image is mounted and ordinary programs put a small tree on it. Without FUSE the same tree goes in through
-# the commands that need no mount.
+# With FUSE the image is mounted, and ordinary programs put a small tree on it. Without FUSE the same tree goes in through
+# the commands that need no mount. Either way a few lines say what was made, what it cost and what to try.
 set -eu
 
 [ $# = 4 ] || { echo "usage: $0 start|stop LARDER IMAGE MOUNTPOINT" >&2; exit 2; }
@@ -11,10 +11,10 @@ verb=$1 larder=$2 image=$3 mnt=$4
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 export PATH
 
-say() { echo; echo "== $*"; }
+# Small files that are made durable one by one, to see what that costs: half of them by an fsync, half by a commit.
+FILES=50
+
 die() { echo "demo: $*" >&2; exit 1; }
-# Shows a command as a person would type it, then runs it.
-show() { echo "\$ $*" | sed "s|$larder|larder|"; "$@"; }
 
 is_mounted() {
     where=$(cd "$mnt" 2>/dev/null && pwd -P) || return 1
@@ -34,25 +34,38 @@ fuse_problem() {
 }
 
 make_tree() {
-    mkdir -p "$1/letters" "$1/numbers"
+    mkdir -p "$1/letters"
     echo "Written through Larder." >"$1/hello.txt"
-    for n in 1 2 3 4 5; do
+    n=0
+    while [ $n -lt $FILES ]; do
+        n=$((n + 1))
         echo "letter $n" >"$1/letters/$n.txt"
+        # In turns: what the disk does meanwhile, and what the image takes of it for the first time, concerns both.
+        if [ "$1" != "$mnt" ]; then
+            continue
+        elif [ $((n % 2)) = 0 ]; then
+            "$larder" sync "$mnt"
+        else
+            sync "$1/letters/$n.txt"
+        fi
     done
-    head -c 1048576 /dev/urandom >"$1/numbers/random.bin"
     ln -sf ../hello.txt "$1/letters/link"
 }
+
+# What was there, in one line: names as a listing shows them, one below the other.
+in_a_line() { tr '\n' ' ' | sed 's/ $//'; }
 
 start() {
     if [ -e "$mnt" ] && is_mounted; then
         echo "$image is mounted on $mnt already; 'make stop' unmounts it."
         return
     fi
-    if [ ! -e "$image" ]; then
-        say "A 1 GiB image"
-        show "$larder" mkfs --size 1G --label demo "$image"
+    if [ -e "$image" ]; then
+        made="was there already"
+    else
+        "$larder" mkfs --size 1G --label demo "$image" >/dev/null
         [ -s "$image" ] || die "mkfs made no $image"
-        echo "$(du -h "$image" | cut -f1) of real disk"
+        made="a btrfs image of 1 GiB was made; it takes $(du -h "$image" | cut -f1) of disk"
     fi
     problem=$(fuse_problem)
     if [ -n "$problem" ]; then
@@ -60,67 +73,52 @@ start() {
     else
         start_with_fuse
     fi
+    echo "  make stop        the end; checks $image, too"
+    echo "(larder is $larder; 'make install' puts it on your PATH.)"
 }
 
 start_with_fuse() {
-    say "Mounting"
     mkdir -p "$mnt"
-    show "$larder" mount "$image" "$mnt"
+    "$larder" mount "$image" "$mnt"
     is_mounted || die "mount has returned, but nothing is mounted on $mnt"
-
-    say "A small tree, each file made durable with fsync"
     make_tree "$mnt"
-    find "$mnt" -type f -exec sync {} +
-    show ls -lR "$mnt"
-
-    say "What happened"
-    show "$larder" stats "$mnt"
-    show "$larder" df "$mnt"
-
+    times=$(what_it_took)
     cat <<TEXT
-
-== $image is mounted on $mnt. Try:
-   cp -a /usr/share/doc/. $mnt/doc     ordinary programs
-   larder sync $mnt                    make everything durable
-   larder stats $mnt --json            counters
-   make stop                           unmount and check; then, as root, let Linux read it:
-   mount -o loop $image /mnt
-(larder is $larder; 'make install' puts it on your PATH.)
+$image: $made.
+Mounted on $mnt; on it: $(ls "$mnt" | in_a_line).
+$times
+Try:
+  cp -a /usr/share/doc $mnt && ls $mnt/doc
+  larder stats $mnt
 TEXT
 }
 
+# How long it took until a small file was durable, alone and with everything else, as the daemon has counted it.
+what_it_took() {
+    "$larder" stats --json "$mnt" | awk -v files=$((FILES / 2)) '
+        # Names are those of the JSON, which has each on a line of its own; of those that come again the first is meant.
+        { gsub(/[",:]/, ""); if (!($1 in value)) value[$1] = $2 }
+        END {
+            commit = value["commits"] ? value["commit_total_us"] / value["commits"] : 0
+            printf "Until a small file was durable: %.2f ms by fsync, %.2f ms by a commit (means of %d).\n",
+                value["mean_us"] / 1000, commit / 1000, files
+        }'
+}
+
 start_without_fuse() {
-    echo
-    echo "No mount: $1."
-    echo "The same through the commands that work on an image directly."
     tree=$(mktemp -d)
     trap 'rm -rf "$tree"' EXIT
     make_tree "$tree"
-
-    say "A small tree; each command ends with everything durable"
-    # From an earlier run.
-    for entry in hello.txt letters numbers made-by-hand; do
-        "$larder" rm -r "$image:/$entry" >/dev/null 2>&1 || true
-    done
-    show "$larder" mkdir "$image:/made-by-hand"
-    for entry in hello.txt letters numbers; do
-        show "$larder" cp -r "$tree/$entry" "$image:/$entry"
-    done
-    show "$larder" ls -lR "$image"
-    show "$larder" cat "$image:/hello.txt"
-
-    say "What happened"
-    show "$larder" df "$image"
-    show "$larder" inspect super "$image"
-
+    "$larder" cp -r "$tree/" "$image:/"
+    said=$("$larder" cat "$image:/hello.txt")
+    [ "$said" = "Written through Larder." ] || die "$image:/hello.txt has not what was copied: $said"
     cat <<TEXT
-
-== Try:
-   larder cp -r DIR $image:/DIR        copy in, attributes kept
-   larder cp -r $image:/letters .      copy out
-   larder inspect tree $image          its structures
-   make stop                           check the image
-(larder is $larder; 'make install' puts it on your PATH.)
+$image: $made.
+No mount: $1.
+A tree was copied into it instead; in it: $("$larder" ls "$image" | in_a_line).
+Try:
+  larder cp -r /usr/share/doc $image:/ && larder ls -l $image:/doc
+  larder df $image
 TEXT
 }
 
@@ -130,16 +128,25 @@ stop() {
         return
     fi
     if [ -e "$mnt" ] && is_mounted; then
-        show "$larder" umount "$mnt"
+        "$larder" umount "$mnt"
         ! is_mounted || die "umount has returned, but $mnt is still mounted"
         rmdir "$mnt"
+        echo "Unmounted $mnt: everything is durable, and the daemon is gone."
     else
         echo "$image is not mounted on $mnt."
     fi
-    show "$larder" check --data "$image"
+    verdict=$("$larder" check --data "$image") || { echo "$verdict"; die "$image is damaged"; }
+    echo "larder check: $verdict."
     if command -v btrfs >/dev/null; then
-        show btrfs check --readonly --check-data-csum "$image"
+        verdict=$(btrfs check --readonly --check-data-csum "$image" 2>&1) || { echo "$verdict"; die "$image is damaged"; }
+        case $verdict in
+        *", no error found"*) echo "btrfs check: no error found." ;;
+        *) echo "$verdict"; die "btrfs check is not content" ;;
+        esac
+    else
+        echo "Not checked by btrfs, which is not installed (package btrfs-progs)."
     fi
+    echo "Linux reads it, too: as root, mount -o loop $image /mnt"
 }
 
 case $verb in

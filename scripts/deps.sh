@@ -40,6 +40,8 @@ sqlite3 sqlite3
 stdbuf coreutils
 fio fio
 dbench dbench
+chromium chromium
+rsvg-convert librsvg2-bin
 PAIRS
     [ "$level" = bench ] || return
     echo "xz xz-utils"

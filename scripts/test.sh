@@ -41,8 +41,10 @@ demo() {
     dir=$(mktemp -d)
     make --no-print-directory run PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee "$dir/out" &&
         make --no-print-directory stop PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee -a "$dir/out" &&
-        grep -q hello.txt "$dir/out" &&
-        grep -qE ', no error found|Not checked' "$dir/out"
+        grep -qE '[oi]n it: .*hello.txt' "$dir/out" &&
+        grep -qE 'durable: [0-9.]+ ms by fsync, [0-9.]+ ms by a commit|^No mount: ' "$dir/out" &&
+        grep -q '^larder check: no errors' "$dir/out" &&
+        grep -qE '^btrfs check: no error found|^Not checked by btrfs' "$dir/out"
     status=$?
     if [ $status != 0 ]; then
         # Whatever failed, nothing stays mounted.

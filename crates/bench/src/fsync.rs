@@ -8,7 +8,7 @@
 //! has made durable, each with a flush behind it, by one loop over the same file.
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -47,7 +47,7 @@ pub(crate) struct Said {
 }
 
 /// What an fsync step has beside its time.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Extra {
     pub(crate) fsyncs: u64,
     pub(crate) latency_ms: f64,

@@ -45,6 +45,11 @@ enum Role {
     /// Makes names beside writers; used by the benchmark itself.
     #[command(hide = true)]
     Names(names::Names),
+    /// Draws the plots of a report anew, beside its data.
+    Plots {
+        /// What a run left beside its report: `docs/benchmarks.json`
+        data: Vec<PathBuf>,
+    },
     /// Does a workload's calls on the engine, without a mount: for profilers.
     Engine(engine::Engine),
 }
@@ -144,6 +149,7 @@ fn main() -> Result<()> {
         Some(Role::Serve(serve)) => serve.run(),
         Some(Role::Names(names)) => names.run(),
         Some(Role::Engine(engine)) => engine.run(),
+        Some(Role::Plots { data }) => data.iter().try_for_each(|data| report::redraw(data)),
         None => run(cli.run),
     }
 }

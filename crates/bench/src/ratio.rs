@@ -55,11 +55,11 @@ pub(crate) struct Results<'a>(pub(crate) &'a [Step]);
 
 impl<'a> Results<'a> {
     /// Names of the steps, in the order they were run.
-    pub(crate) fn steps(self) -> Vec<&'static str> {
+    pub(crate) fn steps(self) -> Vec<&'a str> {
         let mut names = Vec::new();
         for s in self.0 {
-            if !names.contains(&s.step) {
-                names.push(s.step);
+            if !names.contains(&&*s.step) {
+                names.push(&s.step);
             }
         }
         names
@@ -123,7 +123,7 @@ pub(crate) mod tests {
         Step {
             target,
             round,
-            step: "unpack",
+            step: "unpack".into(),
             seconds,
             cpu_seconds: 1.0,
             stolen_seconds: 0.0,

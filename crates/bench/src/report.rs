@@ -14,6 +14,7 @@ use crate::target::Target;
 use crate::workload::Step;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use serde::Deserialize;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,15 +29,9 @@ pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, ste
         fs::create_dir_all(parent)?;
     }
     let mut text = setting(run, machine, archive)?;
-    for (suffix, plot) in
-        [("kernel", &AGAINST_KERNEL), ("ceiling", &AGAINST_CEILING), ("switches", &AGAINST_OLD)]
-    {
-        if let Some(svg) = plot::draw(plot, results) {
-            let path = beside(&run.out, &format!("-{suffix}.svg"));
-            fs::write(&path, svg).with_context(|| path.display().to_string())?;
-            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            writeln!(text, "\n![{}]({name})", plot.title)?;
-        }
+    for (path, title) in plots(&run.out, results)? {
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        writeln!(text, "\n![{title}]({name})")?;
     }
     times(&mut text, results)?;
     costs(&mut text, results)?;
@@ -49,6 +44,37 @@ pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, ste
     fs::write(&data, serde_json::to_string_pretty(&json)?)?;
     print!("{text}");
     eprintln!("written to {} and {}", run.out.display(), data.display());
+    Ok(())
+}
+
+/// Draws the plots that the report at `out` shows. Returns their files and titles.
+fn plots(out: &Path, results: Results<'_>) -> Result<Vec<(PathBuf, &'static str)>> {
+    let mut drawn = Vec::new();
+    for (suffix, plot) in
+        [("kernel", &AGAINST_KERNEL), ("ceiling", &AGAINST_CEILING), ("switches", &AGAINST_OLD)]
+    {
+        if let Some(svg) = plot::draw(plot, results) {
+            let path = beside(out, &format!("-{suffix}.svg"));
+            fs::write(&path, svg).with_context(|| path.display().to_string())?;
+            drawn.push((path, plot.title));
+        }
+    }
+    Ok(drawn)
+}
+
+/// What is read of a report's data.
+#[derive(Deserialize)]
+struct Data {
+    steps: Vec<Step>,
+}
+
+/// Draws the plots of a report anew, from the data beside it.
+pub(crate) fn redraw(data: &Path) -> Result<()> {
+    let read = || -> Result<Data> { Ok(serde_json::from_str(&fs::read_to_string(data)?)?) };
+    let steps = read().with_context(|| data.display().to_string())?.steps;
+    for (path, _) in plots(data, Results(&steps))? {
+        println!("{}", path.display());
+    }
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use larder_format::Physical;
 use larder_simtest::oracle::{KernelMount, LoopDevice, LoopOptions, MemoryCgroup, btrfs_check};
 use larder_simtest::recorded::RecordedDisk;
 use larder_volume::{Device, FileDevice, OpenMode};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// A file system that takes part. The kernel stands at both ends of a round, so that what it does against itself
 /// has seen the same changes of the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
     /// The kernel's btrfs on a loop device.

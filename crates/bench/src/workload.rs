@@ -18,7 +18,8 @@ use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -79,15 +80,16 @@ impl fmt::Display for Workload {
 }
 
 /// Result of one step.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Step {
     pub(crate) target: Target,
     pub(crate) round: usize,
-    pub(crate) step: &'static str,
+    pub(crate) step: Cow<'static, str>,
     pub(crate) seconds: f64,
     /// Of the whole machine.
     pub(crate) cpu_seconds: f64,
     /// What the hypervisor kept of the CPUs that were wanted, all together.
+    #[serde(default)]
     pub(crate) stolen_seconds: f64,
     /// Of the daemon, user and system.
     pub(crate) daemon_cpu_seconds: Option<f64>,
@@ -334,7 +336,7 @@ impl Session<'_> {
         self.done.push(Step {
             target: self.bench.target,
             round: self.bench.round,
-            step,
+            step: step.into(),
             seconds: cost.seconds,
             cpu_seconds: cost.cpu_seconds,
             stolen_seconds: cost.stolen_seconds,
@@ -372,7 +374,7 @@ impl Session<'_> {
             self.done.push(Step {
                 target: self.bench.target,
                 round: self.bench.round,
-                step,
+                step: step.into(),
                 seconds: said.seconds + if unmount { unmounting } else { 0.0 },
                 cpu_seconds: cost.cpu_seconds,
                 stolen_seconds: cost.stolen_seconds,

@@ -204,6 +204,9 @@ impl Closer<'_> {
         chunk.used.fetch_add(len, Relaxed);
         chunk.tile(&world.hashing, at, end);
         self.suits(extent, item, chunk);
+        if world.is_rewritten() {
+            return;
+        }
         for (from, bytes) in chunk.superblocks.iter().filter(|(f, b)| *f < end && at < f + b) {
             let what = format!("{len} bytes at {at} lie on a superblock copy ({from}, {bytes} bytes)");
             self.finding(Kind::ExtentOnSuperblock, extent, what);

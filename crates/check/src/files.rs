@@ -14,12 +14,12 @@ use crate::run::{Close, Run};
 use crate::source::{Edge, Node};
 use crate::unpack;
 use crate::walk::{Visit, find, scan};
-use crate::world::Pass;
+use crate::world::{Pass, World};
 use larder_format::items::dir::is_plain_name;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{
-    BlockGroupFlags, Compression, DirEntries, ExtRefs, ExtentItem, ExtentKind, ExtentRecord, ExtentRef,
-    FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
+    BlockGroupFlags, Compression, DirEntries, DirEntryRef, ExtRefs, ExtentItem, ExtentKind, ExtentRecord,
+    ExtentRef, FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
 };
 use larder_format::node::{FLAG_RELOC, NodeView};
 use larder_format::{Incompat, Key, KeyType, ObjectId, TreeId};
@@ -268,9 +268,11 @@ impl Leaf<'_> {
     /// The inode records a name.
     fn name(&mut self, inode: &mut Inode, dir: ObjectId, index: u64, name: &[u8]) {
         inode.names = inode.names.saturating_add(1);
+        let source = &self.files.pass.world.source;
+        let name = &*source.name(name);
         // A subvolume's top directory names itself, and no directory has that name.
         if inode.ino == dir.0 && dir == ObjectId::FIRST_FREE {
-            if (index, name) != (0, b"..") {
+            if (index, name) != (0, &*source.name(b"..")) {
                 let key = Key::new(dir, KeyType::INODE_REF, dir.0);
                 self.add(Kind::RootDirectory, key, || {
                     let shown = name.escape_ascii();
@@ -300,7 +302,8 @@ impl Leaf<'_> {
         self.files.pass.world.uses(Incompat::EXTENDED_IREF);
         for entry in ExtRefs::new(data) {
             let entry = entry?;
-            if larder_format::csum::extref_hash(entry.parent, entry.name) != key.offset {
+            let filed = larder_format::csum::extref_hash(entry.parent, entry.name) == key.offset;
+            if !filed && !self.files.pass.world.source.names_hidden() {
                 self.add(Kind::NameHash, key, || {
                     format!("name \"{}\" is filed under another hash", entry.name.escape_ascii())
                 });
@@ -324,23 +327,25 @@ impl Leaf<'_> {
     }
 
     fn dir_item(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
+        let world = self.files.pass.world;
         let mut seen = BTreeSet::new();
         for entry in DirEntries::new(data) {
             let entry = entry?;
-            if !seen.insert(entry.name) {
+            if !seen.insert(entry.name) && !world.source.names_hidden() {
                 self.add(Kind::DirNameDuplicate, key, || {
                     format!("name \"{}\" stands there twice", entry.name.escape_ascii())
                 });
             }
             inode.item_bytes = inode.item_bytes.saturating_add(entry.name.len() as u64);
-            let value = entry_value(&self.files.pass.world.hashing, &entry);
+            let value = entry_value(world, &entry);
             inode.entries = inode.entries.wrapping_add(value);
         }
         Ok(())
     }
 
     fn dir_index(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
-        let hashing = &self.files.pass.world.hashing;
+        let world = self.files.pass.world;
+        let hashing = &world.hashing;
         if key.offset < 2 {
             self.add(Kind::DirIndexInvalid, key, || format!("index {} is never used", key.offset));
         }
@@ -352,27 +357,29 @@ impl Leaf<'_> {
             if self.fresh && self.files.pass.first {
                 self.files.pass.world.counts.names.fetch_add(1, Relaxed);
             }
-            if !is_plain_name(entry.name) {
+            let name = world.source.name(entry.name);
+            if !is_plain_name(&name) {
                 self.add(Kind::NameInvalid, key, || {
                     format!("\"{}\" cannot be the name of a file", entry.name.escape_ascii())
                 });
             }
             inode.index_bytes = inode.index_bytes.saturating_add(entry.name.len() as u64);
-            inode.entries = inode.entries.wrapping_sub(entry_value(hashing, &entry));
+            inode.entries = inode.entries.wrapping_sub(entry_value(world, &entry));
             let child = entry.location.objectid.0;
             if entry.location.kind == KeyType::ROOT_ITEM {
-                let value = hashing.of(&("subvolume", inode.ino, key.offset, entry.name, child));
+                let value = hashing.of(&("subvolume", inode.ino, key.offset, &*name, child));
                 self.totals.subvolumes = self.totals.subvolumes.wrapping_add(value);
+                self.totals.newest_subvolume = self.totals.newest_subvolume.max(entry.transid.0);
                 continue;
             }
             let kind = entry.kind as u8;
             let value = hashing
-                .of(&("name", child, inode.ino, key.offset, entry.name))
+                .of(&("name", child, inode.ino, key.offset, &*name))
                 .wrapping_add(hashing.of(&("type", child, kind)));
             self.totals.add(self.files.links, child, value, || LinkRecord::Entry {
                 dir: inode.ino,
                 index: key.offset,
-                name: entry.name.into(),
+                name: (&*name).into(),
                 kind,
             });
         }
@@ -485,12 +492,16 @@ impl Leaf<'_> {
 }
 
 /// What an entry adds to its directory's sum: the same for both of its items.
-pub(crate) fn entry_value(
-    hashing: &crate::sets::Hashing,
-    entry: &larder_format::items::DirEntryRef<'_>,
-) -> u64 {
+pub(crate) fn entry_value(world: &World<'_>, entry: &DirEntryRef<'_>) -> u64 {
     let l = entry.location;
-    hashing.of(&("entry", entry.name, l.objectid.0, l.kind.0, l.offset, entry.kind as u8))
+    world.hashing.of(&(
+        "entry",
+        &*world.source.name(entry.name),
+        l.objectid.0,
+        l.kind.0,
+        l.offset,
+        entry.kind as u8,
+    ))
 }
 
 /// Does the tree hold what a subvolume holds?

@@ -139,6 +139,7 @@ kinds! {
     SuperMirrorDiffers "a copy of the superblock describes another state or another file system" => NEXT_COMMIT;
     SuperMirrorGeneration "a copy of the superblock is of another commit, as after a crash between two copies"
         (Warning) => NEXT_COMMIT;
+    DumpWithoutMirror "a metadata dump has the first copy of the superblock only" (Note) => NONE;
     SuperField "a field of the superblock cannot be right";
     SuperFeature "the superblock's feature bits do not describe this file system; Linux may refuse it or misread it";
     SuperErrorFlag "the file system is marked as having met an error; Linux mounts it read-only" (Warning);
@@ -475,7 +476,7 @@ mod tests {
         let names: Vec<&str> = Kind::ALL.iter().map(|k| k.name()).collect();
         assert_eq!((names[0], names[names.len() - 1]), ("super-primary", "not-checked"));
         let sum = larder_format::CsumType::Crc32c.compute(names.join("\n").as_bytes());
-        assert_eq!((names.len(), &sum[..4]), (152, &[0x01, 0x29, 0x00, 0x07][..]), "{names:#?}");
+        assert_eq!((names.len(), &sum[..4]), (153, &[0xfc, 0x4f, 0xc1, 0xac][..]), "{names:#?}");
     }
 
     #[test]

@@ -21,6 +21,8 @@
 //! Counts of quota groups need to know which subvolumes reach an extent, which no sum tells: they cost a pass of their own, where
 //! quotas are on (`quotas`).
 //!
+//! Of a metadata dump everything is checked that it has ([`Dump`]).
+//!
 //! # Not checked
 //!
 //! The contents of verity items, and what replaying a log would give.
@@ -28,6 +30,7 @@
 mod chunks;
 mod coverage;
 mod data;
+mod dump;
 mod extents;
 mod files;
 pub mod finding;
@@ -54,6 +57,7 @@ mod unpack;
 mod walk;
 mod world;
 
+pub use dump::Dump;
 pub use finding::{Count, Finding, Kind, Severity};
 pub use progress::{Phase, Progress, Watcher};
 
@@ -131,6 +135,8 @@ pub struct Report {
     pub counts: BTreeMap<Kind, Count>,
     /// What there was to check.
     pub stats: Stats,
+    /// Set if the image is a metadata dump: then some things could not be judged.
+    pub dump: Option<Dump>,
 }
 
 impl Report {

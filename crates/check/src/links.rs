@@ -26,6 +26,8 @@ pub(crate) struct Totals {
     pub(crate) links: u64,
     /// Of the entries that lead to subvolumes.
     pub(crate) subvolumes: u64,
+    /// Transaction in which the newest of these entries was made.
+    pub(crate) newest_subvolume: u64,
     /// Is there a top directory?
     pub(crate) has_top: bool,
     /// Was something not readable?
@@ -37,6 +39,7 @@ impl Totals {
         Self {
             links: self.links.wrapping_add(other.links),
             subvolumes: self.subvolumes.wrapping_add(other.subvolumes),
+            newest_subvolume: self.newest_subvolume.max(other.newest_subvolume),
             has_top: self.has_top | other.has_top,
             broken: self.broken | other.broken,
         }
@@ -235,7 +238,7 @@ type Both = (Vec<Seen>, Vec<Seen>);
 /// Looks closely at a directory whose DIR_ITEMs and DIR_INDEXes are not the same entries.
 pub(crate) fn explain_directory(world: &World<'_>, root: &Edge, dir: u64, broken: bool) {
     let ledger = Ledger::new();
-    let hashing = &world.hashing;
+    let (hashing, source) = (&world.hashing, &world.source);
     let each = |wanted: &mut dyn FnMut(bool, Key, &larder_format::items::DirEntryRef<'_>)| {
         let from = Key::new(dir, KeyType::DIR_ITEM, 0);
         let to = Key::new(dir, KeyType::DIR_INDEX, u64::MAX);
@@ -249,15 +252,16 @@ pub(crate) fn explain_directory(world: &World<'_>, root: &Edge, dir: u64, broken
         });
     };
     each(&mut |is_index, _, entry| {
-        let (group, value) = (hashing.of(&entry.name), entry_value(hashing, entry));
+        let (group, value) = (hashing.of(&&*source.name(entry.name)), entry_value(world, entry));
         if is_index { ledger.subtract(group, value) } else { ledger.add(group, value) }
     });
     let Some(uneven) = ledger.uneven() else { return };
     let mut names: BTreeMap<Box<[u8]>, Both> = BTreeMap::new();
     each(&mut |is_index, key, entry| {
-        if uneven.contains(hashing.of(&entry.name)) && names.len() < RECORDS {
+        let name = source.name(entry.name);
+        if uneven.contains(hashing.of(&&*name)) && names.len() < RECORDS {
             let seen: Seen = (entry.location, entry.kind as u8, key);
-            let (items, indexes) = names.entry(entry.name.into()).or_default();
+            let (items, indexes) = names.entry((&*name).into()).or_default();
             if is_index { indexes.push(seen) } else { items.push(seen) }
         }
     });
@@ -281,7 +285,8 @@ pub(crate) fn explain_directory(world: &World<'_>, root: &Edge, dir: u64, broken
                 let what = format!("name \"{shown}\" can be looked up, but is not listed");
                 add(Kind::DirIndexMissing, item.2, what);
             }
-            (_, [_, second, ..]) => {
+            // Names of one length are not to be told apart where names are hidden.
+            (_, [_, second, ..]) if !source.names_hidden() => {
                 let what = format!("name \"{shown}\" is listed {} times", indexes.len());
                 add(Kind::DirNameDuplicate, second.2, what);
             }

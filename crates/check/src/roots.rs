@@ -4,6 +4,10 @@
 //! nodes is reported when they are walked like all others. References between subvolumes are few, and are followed one by
 //! one. Entries of subvolumes cannot be trusted the other way round in a snapshot: it keeps the entries of its source, where
 //! nothing hangs. In a subvolume that is no snapshot, the sum over such entries must equal that over its references.
+//!
+//! What is a snapshot, its root item says, if a kernel made it that knows uuids (3.6 and later). Root items of older kernels
+//! lack the field, and a newer kernel that meets one fills it with zeros. There, age tells: a snapshot kept the entries
+//! that its source had, and all of them are as old as it is, or older ([`Origin`]).
 
 use crate::files::has_inodes;
 use crate::finding::{Finding, Kind};
@@ -37,6 +41,33 @@ impl Root {
         let progress = Key::from(self.item.drop_progress);
         (!self.is_live() && progress != Key::MIN)
             .then_some(Dropped { before: progress, level: self.item.drop_level })
+    }
+}
+
+/// How a subvolume came into being: which entries of other subvolumes may it have that do not hang in it?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// As a snapshot: those that hung in its source.
+    Snapshot,
+    /// Empty: none.
+    Made,
+    /// Before kernels wrote it down: if it is a snapshot, those that were made up to this transaction.
+    Before(Generation),
+}
+
+impl Root {
+    fn origin(&self) -> Origin {
+        let item = &self.item;
+        if item.parent_uuid != [0; 16] {
+            Origin::Snapshot
+        } else if self.edge.tree == ObjectId::FS_TREE || item.otransid.get() != 0 {
+            Origin::Made
+        } else if self.key.offset != 0 {
+            Origin::Before(Generation(self.key.offset))
+        } else {
+            // Not even the key says when, before 2.6.35; but no snapshot was taken of what is younger than that.
+            Origin::Before(Generation(item.last_snapshot.get()))
+        }
     }
 }
 
@@ -83,7 +114,8 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
             },
             KeyType::ROOT_REF | KeyType::ROOT_BACKREF => match RootRef::parse(data) {
                 Ok(r) => {
-                    let hook = Hook { dirid: r.dirid.0, index: r.sequence, name: r.name.into() };
+                    let hook =
+                        Hook { dirid: r.dirid.0, index: r.sequence, name: (&*source.name(r.name)).into() };
                     let other = ObjectId(key.offset);
                     if key.kind == KeyType::ROOT_REF {
                         roots.refs.insert((key.objectid, other), hook);
@@ -279,31 +311,50 @@ impl Roots {
         }
     }
 
-    /// Compares the entries of subvolumes in a subvolume with its references. Was it necessary to search for them?
-    pub(crate) fn check_entries(&self, world: &World<'_>, root: &Root, totals: &Totals) -> bool {
-        if root.item.parent_uuid != [0; 16] || totals.broken {
-            return false;
-        }
-        let id = root.edge.tree;
-        let refs: Vec<(&TreeId, &Hook)> = self
-            .refs
-            .range((id, ObjectId(0))..=(id, ObjectId(u64::MAX)))
-            .map(|((_, child), hook)| (child, hook))
-            .collect();
-        let sum = refs.iter().fold(0u64, |sum, (child, hook)| {
+    /// Must the entries of subvolumes in a subvolume be compared with its references one by one? If so, those from this
+    /// transaction on.
+    pub(crate) fn doubtful_entries(
+        &self,
+        world: &World<'_>,
+        root: &Root,
+        totals: &Totals,
+    ) -> Option<Generation> {
+        let from = match root.origin() {
+            Origin::Snapshot => return None,
+            Origin::Made => Generation(0),
+            Origin::Before(transid) => Generation(transid.0.saturating_add(1)),
+        };
+        let doubtful = !totals.broken
+            && totals.newest_subvolume >= from.0
+            && self.sum_of_refs(world, root.edge.tree) != totals.subvolumes;
+        doubtful.then_some(from)
+    }
+
+    /// The references of a subvolume to those that hang in it.
+    fn refs_of(&self, id: TreeId) -> impl Iterator<Item = (TreeId, &Hook)> {
+        self.refs.range((id, ObjectId(0))..=(id, ObjectId(u64::MAX))).map(|((_, child), hook)| (*child, hook))
+    }
+
+    /// What the sum over its entries of subvolumes must be.
+    fn sum_of_refs(&self, world: &World<'_>, id: TreeId) -> u64 {
+        self.refs_of(id).fold(0u64, |sum, (child, hook)| {
             let value = ("subvolume", hook.dirid, hook.index, &*hook.name, child.0);
             sum.wrapping_add(world.hashing.of(&value))
-        });
-        if sum == totals.subvolumes {
-            return false;
-        }
-        let known: BTreeSet<(u64, u64, u64)> = refs.iter().map(|(c, h)| (h.dirid, h.index, c.0)).collect();
+        })
+    }
+
+    /// Reports the entries of subvolumes that do not hang in this one, but for those that are older.
+    pub(crate) fn report_stray_entries(&self, world: &World<'_>, root: &Root, from: Generation) {
+        let id = root.edge.tree;
+        let known: BTreeSet<(u64, u64, u64)> =
+            self.refs_of(id).map(|(child, hook)| (hook.dirid, hook.index, child.0)).collect();
         scan(&world.source, &root.edge, Key::MIN, Key::MAX, &mut |key, data| {
             if key.kind == KeyType::DIR_INDEX {
                 for entry in DirEntries::new(data).map_while(Result::ok) {
                     let child = entry.location.objectid;
                     let is_subvolume = entry.location.kind == KeyType::ROOT_ITEM;
-                    if is_subvolume && !known.contains(&(key.objectid.0, key.offset, child.0)) {
+                    let hangs_here = known.contains(&(key.objectid.0, key.offset, child.0));
+                    if is_subvolume && !hangs_here && entry.transid >= from {
                         let what = format!(
                             "entry \"{}\" names subvolume {child}, which does not hang there",
                             entry.name.escape_ascii()
@@ -314,7 +365,6 @@ impl Roots {
             }
             ControlFlow::Continue(())
         });
-        true
     }
 
     /// The uuid tree against the subvolumes, both ways.
@@ -420,16 +470,19 @@ fn check_item(world: &World<'_>, root: &Root) {
 /// The directory entry through which a subvolume is reached.
 fn check_entry(world: &World<'_>, parent: &Root, child: TreeId, hook: &Hook, add: &dyn Fn(Kind, String)) {
     let dir = ObjectId(hook.dirid);
+    let source = &world.source;
     let leads = |data: Option<Vec<u8>>| {
         data.is_some_and(|data| {
             DirEntries::new(&data).map_while(Result::ok).any(|e| {
-                *e.name == *hook.name && e.location.objectid == child && e.location.kind == KeyType::ROOT_ITEM
+                *source.name(e.name) == *hook.name
+                    && e.location.objectid == child
+                    && e.location.kind == KeyType::ROOT_ITEM
             })
         })
     };
-    let source = &world.source;
     let index = leads(find(source, &parent.edge, dir_index_key(dir, hook.index)));
-    let item = leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
+    // Without its name the other one is not to be found.
+    let item = source.names_hidden() || leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
     if !index || !item {
         let which = match (index, item) {
             (false, false) => "neither listed nor found by name",

@@ -20,8 +20,9 @@ use larder_format::{
     CsumType, DeviceId, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Physical, Superblock, TreeId,
 };
 use larder_volume::{Volume, VolumeError};
+use std::borrow::Cow;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Bytes at the beginning of a node that are its checksum's, however short that is.
 const CSUM_FIELD: usize = 32;
@@ -125,6 +126,8 @@ pub(crate) struct Source<'a> {
     chunk_tree_uuid: OnceLock<[u8; 16]>,
     /// Nodes that were read once more.
     again: AtomicUsize,
+    /// Names are not those that the keys of entries were made from.
+    names_hidden: AtomicBool,
 }
 
 impl<'a> Source<'a> {
@@ -144,7 +147,22 @@ impl<'a> Source<'a> {
             generation: superblock.generation(),
             chunk_tree_uuid: OnceLock::new(),
             again: AtomicUsize::new(0),
+            names_hidden: AtomicBool::new(false),
         }
+    }
+
+    /// From now on names count by their length alone, or not.
+    pub(crate) fn hide_names(&self, yes: bool) {
+        self.names_hidden.store(yes, Relaxed);
+    }
+
+    pub(crate) fn names_hidden(&self) -> bool {
+        self.names_hidden.load(Relaxed)
+    }
+
+    /// A name as it is to be compared with others.
+    pub(crate) fn name<'n>(&self, name: &'n [u8]) -> Cow<'n, [u8]> {
+        if self.names_hidden() { vec![b'?'; name.len()].into() } else { name.into() }
     }
 
     pub(crate) fn nodesize(&self) -> u32 {
@@ -336,6 +354,7 @@ impl<'a> Source<'a> {
             first_key: None,
             csum: None,
             super_generation: Generation(self.generation.0.max(view.generation().0)),
+            names_hidden: self.names_hidden(),
         };
         let Err(error) = check_unsealed(view.0, &expect, self.csum) else {
             return faults;

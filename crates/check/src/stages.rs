@@ -3,6 +3,7 @@
 use crate::chunks::{self, chunk_root};
 use crate::coverage::{Coverage, Flaw};
 use crate::data::{Bad, Data};
+use crate::dump::Dump;
 use crate::extents::{Closer, Extents};
 use crate::files::{Files, has_inodes};
 use crate::finding::{Finding, Findings, Kind};
@@ -28,7 +29,7 @@ use crate::{Error, Options, Report, Stats};
 use larder_format::items::keys::csum_key;
 use larder_format::items::{BlockGroupFlags, BlockGroupItem};
 use larder_format::{CompatRo, Key, KeyType, Logical, ObjectId};
-use larder_volume::{Device, Volume};
+use larder_volume::{Device, Volume, unflattened};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -56,7 +57,8 @@ pub(crate) fn run(
     let findings = Findings::new(options.keep);
     let meter = Meter::new(watcher);
     meter.phase(Phase::Opening);
-    let counts = check_image(devices, options, &findings, &meter)?;
+    let devices: Vec<_> = devices.iter().cloned().map(unflattened).collect();
+    let (counts, dump) = check_image(&devices, options, &findings, &meter)?;
     let stats = Stats {
         nodes: counts.nodes.load(Relaxed),
         extents: counts.extents.load(Relaxed),
@@ -68,7 +70,7 @@ pub(crate) fn run(
         elapsed: meter.elapsed(),
     };
     let (findings, counts) = findings.finish();
-    Ok(Report { findings, counts, stats })
+    Ok(Report { findings, counts, stats, dump })
 }
 
 fn check_image(
@@ -76,13 +78,13 @@ fn check_image(
     options: &Options,
     findings: &Findings,
     meter: &Meter<'_>,
-) -> Result<Counts, Error> {
+) -> Result<(Counts, Option<Dump>), Error> {
     let Some(opened) = supers::open(devices, findings)? else {
         findings.add(Finding::new(Kind::NotChecked, "without a superblock nothing else can be found"));
-        return Ok(Counts::default());
+        return Ok((Counts::default(), None));
     };
     if !supers::understand(&opened.superblock, findings)? {
-        return Ok(Counts::default());
+        return Ok((Counts::default(), None));
     }
     supers::complete(&opened)?;
     let superblock = opened.superblock;
@@ -91,11 +93,14 @@ fn check_image(
     let array = chunks::system_chunks(&superblock, &source)?;
     let loaded = chunks::load(&superblock, &source)?;
     chunks::compare_system_chunks(&array, &loaded, findings);
+    let dump = Dump::of(&superblock, &source, &loaded.dev_items);
+    source.hide_names(dump.is_some_and(|d| d.names_hidden));
     let world = World {
         source,
         findings,
         meter,
         superblock,
+        dump,
         chunks: loaded.chunks,
         hashing: Hashing::default(),
         lost: Lost::default(),
@@ -108,11 +113,11 @@ fn check_image(
         walk_plain(&Pass::silent(&world).reporting(), &chunk_root(&world.superblock));
         let what = "without chunks nothing else can be found";
         world.add(Finding::new(Kind::NotChecked, what).tree(ObjectId::CHUNK_TREE));
-        return Ok(world.counts);
+        return Ok((world.counts, world.dump));
     }
     let roots = roots::load(&world.superblock, &world.source);
-    check_trees(&world, &roots, &loaded.dev_items, options);
-    Ok(world.counts)
+    check_trees(&world, &roots, &loaded.dev_items, options.data && dump.is_none());
+    Ok((world.counts, world.dump))
 }
 
 impl<'a> Pass<'a> {
@@ -143,10 +148,10 @@ struct Walked {
     uneven_dirs: Vec<(Edge, u64)>,
 }
 
-fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, options: &Options) {
+fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, with_data: bool) {
     let last_snapshot = roots.trees.iter().map(|r| r.item.last_snapshot.get()).max().unwrap_or(0);
     world.last_snapshot.store(last_snapshot, Relaxed);
-    expect_work(world, roots, options.data);
+    expect_work(world, roots, with_data);
 
     let ledger = Ledger::new();
     let coverage = Coverage::new(0, WINDOW);
@@ -154,7 +159,7 @@ fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, options: &Op
     let pass = Pass {
         refs: Refs { hashing: &world.hashing, sink: Sink::Sums(&ledger) },
         coverage: Some(&coverage),
-        data: options.data.then_some(&data),
+        data: with_data.then_some(&data),
         ..Pass::silent(world).reporting()
     };
     let walked = walk_all(&pass, roots);
@@ -323,7 +328,9 @@ fn compare_tables(world: &World<'_>, roots: &Roots, dev_items: &Items, walked: &
             world.add(Finding::new(Kind::FreeSpaceNotValid, what).tree(ObjectId::FREE_SPACE_TREE));
         }
     }
-    space_cache::check(world, roots.edge(ObjectId::EXTENT_TREE).as_ref());
+    if !world.is_rewritten() {
+        space_cache::check(world, roots.edge(ObjectId::EXTENT_TREE).as_ref());
+    }
     if let Some(edge) = roots.edge(ObjectId::UUID_TREE) {
         roots.check_uuids(world, &edge);
     }
@@ -345,9 +352,18 @@ fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
         if totals.links != 0 {
             by_sum.entry(totals.links).or_default().push(*n);
         }
-        if searched < SUBVOLUMES && roots.check_entries(world, root, totals) {
+        if let Some(from) = roots.doubtful_entries(world, root, totals) {
             searched += 1;
+            if searched <= SUBVOLUMES {
+                roots.report_stray_entries(world, root, from);
+            }
         }
+    }
+    if searched > SUBVOLUMES {
+        let more = searched - SUBVOLUMES;
+        let what =
+            format!("entries of subvolumes are doubtful in {more} more subvolumes, not looked at closely");
+        world.add(Finding::new(Kind::NotChecked, what));
     }
     let broken = |n: usize| walked.totals.iter().any(|(k, t)| *k == n && t.broken);
     for same in by_sum.values().take(SUBVOLUMES) {

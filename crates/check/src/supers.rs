@@ -96,6 +96,10 @@ fn best(copies: &[SuperCopy], findings: &Findings) -> Option<Box<Superblock>> {
     let size = chosen.dev_item.total_bytes.get();
     for copy in copies.iter().filter(|c| c.at != SUPER_OFFSETS[0] && c.at.0.saturating_add(4096) < size) {
         match &copy.content {
+            Err(_) if chosen.metadata_dump().is_some() && is_something_else(copy) => {
+                let what = format!("the dump has no copy of the superblock at {}", copy.at);
+                findings.add(Finding::new(Kind::DumpWithoutMirror, what).device(id, copy.at));
+            }
             Err(e) => findings.add(Finding::new(Kind::SuperMirror, e.to_string()).device(id, copy.at)),
             Ok(other) => compare(&chosen, other, findings),
         }
@@ -141,9 +145,6 @@ fn compare(primary: &Superblock, mirror: &Superblock, findings: &Findings) {
 /// Flags and features. `false` if the rest cannot be understood.
 pub(crate) fn understand(sb: &Superblock, findings: &Findings) -> Result<bool, Error> {
     let flags = sb.super_flags();
-    if flags.intersects(SuperFlags::METADUMP | SuperFlags::METADUMP_V2) {
-        return Err(Error::Unsupported("it is a metadata dump without its data".into()));
-    }
     if flags.contains(SuperFlags::ERROR) {
         findings.add(Finding::new(Kind::SuperErrorFlag, "the superblock has the flag ERROR"));
     }

@@ -96,7 +96,7 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
             }
             Some(_) => {}
         }
-        if id == world.superblock.device_id() {
+        if id == world.superblock.device_id() && !world.is_rewritten() {
             compare_device_items(world, &world.superblock.dev_item, item, *key);
         }
     }

@@ -6,6 +6,7 @@
 use crate::chunks::Chunks;
 use crate::coverage::Coverage;
 use crate::data::Data;
+use crate::dump::Dump;
 use crate::finding::{Finding, Findings, Kind};
 use crate::lost::Lost;
 use crate::owners::Owners;
@@ -24,6 +25,8 @@ pub(crate) struct World<'a> {
     pub(crate) findings: &'a Findings,
     pub(crate) meter: &'a Meter<'a>,
     pub(crate) superblock: Box<Superblock>,
+    /// Is it a metadata dump?
+    pub(crate) dump: Option<Dump>,
     pub(crate) chunks: Chunks,
     pub(crate) hashing: Hashing,
     pub(crate) lost: Lost,
@@ -53,6 +56,10 @@ impl World<'_> {
     }
     pub(crate) fn has(&self, feature: Incompat) -> bool {
         self.superblock.incompat().contains(feature)
+    }
+    /// Is it a dump whose chunks lie elsewhere than on the devices that it was made of?
+    pub(crate) fn is_rewritten(&self) -> bool {
+        self.dump.is_some_and(|d| d.rewritten)
     }
     pub(crate) fn add(&self, finding: Finding) {
         self.findings.add(finding);

@@ -3,6 +3,7 @@
 //! Inside the crate errors are `anyhow`. Two things can be attached on the way up: a hint about what to do next, and
 //! the fact that the command *could not run* at all (exit code 2) as opposed to having tried and failed (1).
 
+use crate::{interrupt, print};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -27,7 +28,8 @@ impl fmt::Display for Advised {
 
 impl std::error::Error for Advised {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
+        // It has the same words; who looks for what is behind them finds it.
+        Some(self.error.as_ref())
     }
 }
 
@@ -56,13 +58,8 @@ pub(crate) fn usage<T>(what: impl fmt::Display) -> anyhow::Result<T> {
     Err::<T, _>(anyhow::anyhow!("{what}")).could_not_run()
 }
 
-fn advice<'a>(error: &'a anyhow::Error) -> Box<dyn Iterator<Item = &'a Advised> + 'a> {
-    Box::new(
-        error
-            .chain()
-            .filter_map(|e| e.downcast_ref::<Advised>())
-            .flat_map(|a| std::iter::once(a).chain(advice(&a.error))),
-    )
+fn advice(error: &anyhow::Error) -> impl Iterator<Item = &Advised> {
+    error.chain().filter_map(|e| e.downcast_ref::<Advised>())
 }
 
 /// Exit code that an error means.
@@ -75,7 +72,7 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
     let mut out = String::from("larder: ");
     let mut last = String::new();
     for e in error.chain() {
-        let part = e.to_string();
+        let part = without_numbers(&print::harmless(&e.to_string()));
         // Libraries like to repeat their source in their own text.
         if last.ends_with(&part) {
             continue;
@@ -86,24 +83,58 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
         out.push_str(&part);
         last = part;
     }
-    for hint in advice(error).filter_map(|a| a.hint.as_ref()) {
+    let said = advice(error).filter_map(|a| a.hint.clone());
+    for hint in said.chain(about_space(error)) {
         out.push_str("\nhint: ");
-        out.push_str(hint);
+        out.push_str(&print::harmless(&hint));
     }
     out
+}
+
+/// Numbers of errors are for programs.
+fn without_numbers(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once(" (os error ") {
+        out.push_str(before);
+        let digits = behind.bytes().take_while(u8::is_ascii_digit).count();
+        match behind[digits..].strip_prefix(')') {
+            Some(after) => rest = after,
+            None => {
+                out.push_str(" (os error ");
+                rest = behind;
+            }
+        }
+    }
+    out + rest
+}
+
+/// What helps where there is no room, which any command may meet: in the file system of an image, or in the one that an image file
+/// lies on. A failed commit tells of the latter in words only.
+fn about_space(error: &anyhow::Error) -> Option<String> {
+    let within = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>());
+    let full = within.clone().any(|e| matches!(e, larder_fs::Error::NoSpace));
+    let full_host = |text: &str| text.contains("No space left on device");
+    // That of another process, too: a daemon leaves its last words.
+    let told = error.chain().map(ToString::to_string).any(|e| e.contains("a commit failed") && full_host(&e));
+    let outside = told || within.map(ToString::to_string).any(|e| full_host(&e));
+    if full {
+        return Some("`larder df` says what is full, and what helps".into());
+    }
+    let unwritten = "the file system that the image lies on is full: make room there and try again; the image has what was last \
+                     committed";
+    outside.then(|| unwritten.to_owned())
 }
 
 /// Prints an error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     // Whoever reads our output has gone: nobody is there to be told, and nothing failed.
-    let broken_pipe = error
-        .chain()
-        .filter_map(|e| e.downcast_ref::<std::io::Error>())
-        .any(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
-    if broken_pipe {
+    if print::is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("{}", text(error));
+    print::say(&text(error));
+    // The shell is to know that it was a signal: it ends the script, too.
+    interrupt::end_as_asked(error);
     ExitCode::from(code(error))
 }
 
@@ -123,6 +154,30 @@ mod tests {
         assert_eq!(code(&e), 2);
         assert_eq!(text(&e), "larder: opening: a.img: no such file\nhint: make it with `larder mkfs`");
         assert_eq!(code(&usage::<()>("what?").unwrap_err()), 2);
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_numbers_are_left_out() {
+        let io = std::io::Error::from_raw_os_error(2);
+        let e = anyhow::Error::new(io).context("a\u{1b}[31m\nb\\x (os error x)");
+        let says = text(&Err::<(), _>(e).hint("look\rat it").unwrap_err());
+        assert_eq!(
+            says,
+            "larder: a\\u{1b}[31m\\nb\\x (os error x): No such file or directory\nhint: look\\rat it"
+        );
+    }
+
+    #[test]
+    fn a_full_disk_is_said_to_be_one() {
+        let inside = anyhow::Error::new(larder_fs::Error::NoSpace).context("a.img:/x");
+        assert!(
+            text(&inside).ends_with("no space left\nhint: `larder df` says what is full, and what helps")
+        );
+        let why = "a commit failed: a.img: write failed: No space left on device (os error 28)";
+        let outside = text(&larder_fs::Error::ReadOnly(Some(why.into())).into());
+        assert!(outside.contains("lies on is full") && !outside.contains("larder df"), "{outside}");
+        let daemon = text(&anyhow!("mnt: unmounted, but changes may be lost: {why}"));
+        assert!(daemon.contains("lies on is full") && !daemon.contains("os error"), "{daemon}");
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Files {
 
     /// Opens it, an image in some other way.
     pub(crate) fn open_as(text: &OsStr, subvolid: Option<u64>, access: Access) -> anyhow::Result<Self> {
-        let target = match Place::parse(text) {
+        let target = match Place::parse_existing(text)? {
             Place::Image(target) => target,
             Place::Host(path) if is_image(&path) => Target::parse(text),
             Place::Host(path) => {
@@ -100,7 +100,7 @@ impl Files {
 
     /// The entry of this path below the first tree's file system, whose trees are walked together.
     pub(crate) fn at(&self, text: &OsStr) -> anyhow::Result<Node> {
-        match (self, Place::parse(text)) {
+        match (self, Place::parse_existing(text)?) {
             (Self::Host { dev, .. }, Place::Host(path)) if !is_image(&path) => {
                 let found =
                     path.symlink_metadata().with_context(|| path.display().to_string()).could_not_run()?;

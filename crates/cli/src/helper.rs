@@ -7,6 +7,7 @@ use crate::commands::{mount, sync, umount};
 use crate::failure::{self, Advise};
 use crate::mount_options::MountWishes;
 use crate::mount_table::{self, Mount};
+use crate::print;
 use crate::state::Watch;
 use anyhow::{Context, anyhow, bail};
 use larder_fuse::control;
@@ -68,7 +69,7 @@ impl Invocation {
 /// `mount.fuse.larder IMAGE DIR [-sfnv] [-N namespace] [-o options] [-t type]`
 pub(crate) fn mount(args: Vec<OsString>) -> ExitCode {
     let wrong = |what: String| {
-        eprintln!("mount.fuse.larder: {what}");
+        print::say(&format!("mount.fuse.larder: {what}"));
         ExitCode::from(WRONG_INVOCATION)
     };
     let mut call = match Invocation::parse(args, b"sfnvwri") {
@@ -115,7 +116,7 @@ pub(crate) fn mount(args: Vec<OsString>) -> ExitCode {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(FAILURE),
         Err(e) => {
-            eprintln!("{}", failure::text(&e));
+            print::say(&failure::text(&e));
             ExitCode::from(SYSTEM_ERROR)
         }
     }
@@ -124,7 +125,7 @@ pub(crate) fn mount(args: Vec<OsString>) -> ExitCode {
 /// `umount.fuse.larder DIR [-flnrv] [-N namespace] [-t type]`
 pub(crate) fn umount(args: Vec<OsString>) -> ExitCode {
     let wrong = |what: String| {
-        eprintln!("umount.fuse.larder: {what}");
+        print::say(&format!("umount.fuse.larder: {what}"));
         ExitCode::from(WRONG_INVOCATION)
     };
     let call = match Invocation::parse(args, b"flnrvidc") {
@@ -143,7 +144,7 @@ fn exit(result: anyhow::Result<()>, failed: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("{}", failure::text(&e));
+            print::say(&failure::text(&e));
             ExitCode::from(failed)
         }
     }
@@ -215,10 +216,10 @@ impl Remount {
                 .hint("unmount it and mount it again");
         }
         if !self.in_vain.is_empty() {
-            eprintln!(
+            print::say(&format!(
                 "larder: note: a remount leaves {} as it was; unmount and mount again to change it",
                 self.in_vain.join(",")
-            );
+            ));
         }
         rustix::mount::mount_remount(&point, self.flags, "").with_context(|| point.display().to_string())?;
         if read_only {

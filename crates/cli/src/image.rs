@@ -3,31 +3,44 @@
 //! Hides how an image is opened for a command — with which lock, which subvolume, what is said about a log — and
 //! how a path inside it becomes an inode, symbolic links included.
 
-use crate::failure::Advise;
-use crate::{mount_table, state};
+use crate::failure::{Advise, usage};
+use crate::{mount_table, print, state};
 use anyhow::{Context, anyhow};
 use larder_fs::{Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice};
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Symbolic links followed in one path before giving up.
 const MAX_LINKS: u32 = 40;
 
+/// What helps who wants more of a metadata dump than it has.
+pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and `restore --list` read a dump; for the files, and for writing, \
+                                      take the image that it was made of";
+
 /// What a command wants to do with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Look only; with `force` even if somebody is using it.
     Read { force: bool },
+    /// Serve it for reading: as [`Access::Read`], but there is no --force.
+    Serve,
     /// Change it.
     Write,
 }
 
 /// Opens the device behind an image, with the right advice when that fails.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<FileDevice>> {
+    if path.as_os_str().is_empty() {
+        return usage("an argument is empty where an image was expected");
+    }
     let device = match access {
         Access::Read { force: true } => FileDevice::open_despite_users(path),
-        Access::Read { force: false } => when_free(path, || FileDevice::open(path, OpenMode::Read)),
+        Access::Read { force: false } | Access::Serve => {
+            when_free(path, || FileDevice::open(path, OpenMode::Read))
+        }
         Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write)),
     };
     advise_open(device, access).map(Arc::new)
@@ -47,26 +60,17 @@ pub(crate) fn when_free<T>(path: &Path, open: impl Fn() -> Result<T, VolumeError
 
 /// Adds what helps when an image cannot be opened.
 pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> anyhow::Result<T> {
-    let denied;
     let hint = match &result {
         Ok(_) => None,
-        Err(VolumeError::Busy { .. }) if access == Access::Write => {
-            Some("unmount it first; one image has one user that writes")
-        }
-        Err(VolumeError::Busy { .. }) => {
-            Some("unmount it first, or use --force to read it as it is, perhaps in the middle of a change")
-        }
+        Err(VolumeError::Busy { device, by }) => Some(who_has_it(Path::new(device), by, access)),
         Err(VolumeError::Io { source, device, .. }) => match source.kind() {
-            std::io::ErrorKind::NotFound if access == Access::Write => {
-                Some("`larder mkfs --size SIZE IMAGE` makes a new image")
+            ErrorKind::NotFound if access == Access::Write => {
+                Some("`larder mkfs --size SIZE IMAGE` makes a new image".into())
             }
-            std::io::ErrorKind::IsADirectory => Some("give an image file or a block device"),
-            std::io::ErrorKind::PermissionDenied => {
-                denied = mount_table::why_denied(Path::new(device));
-                Some(denied.as_deref().unwrap_or("look at the file's owner and permissions"))
-            }
+            ErrorKind::PermissionDenied => Some(why_denied(Path::new(device))),
+            ErrorKind::IsADirectory => Some("give an image file or a block device".into()),
             _ if source.to_string().contains("neither a regular file nor a block device") => {
-                Some("give an image file or a block device")
+                Some("give an image file or a block device".into())
             }
             _ => None,
         },
@@ -76,6 +80,73 @@ pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> 
         Some(h) => result.hint(h).could_not_run(),
         None => result.could_not_run(),
     }
+}
+
+/// Says what an image lacks that is a metadata dump.
+pub(crate) fn note_dump(name: &str) {
+    print::say(&format!(
+        "larder: note: {name} is a metadata dump: it has names, attributes and the places of data, but no data"
+    ));
+}
+
+/// What to do about somebody who uses an image.
+fn who_has_it(image: &Path, by: &str, access: Access) -> String {
+    let first = if by.contains("attached to") {
+        "detach it first".to_owned()
+    } else if let Some(point) = state::mounted_on(image) {
+        let point = print::path(&point);
+        format!("it is mounted on {point}: use what is there, or unmount it first (`larder umount {point}`)")
+    } else if by.contains("mounted") {
+        "unmount it first".to_owned()
+    } else {
+        "unmount it first, or wait until that process has ended".to_owned()
+    };
+    match access {
+        Access::Read { .. } => {
+            format!("{first}; --force reads it as it is, perhaps in the middle of a change")
+        }
+        Access::Serve => first,
+        Access::Write => format!("{first}; one image has one user that writes"),
+    }
+}
+
+/// Why this user may not open a file.
+fn why_denied(path: &Path) -> String {
+    if let Some(why) = mount_table::why_denied(path) {
+        return why;
+    }
+    let me = rustix::process::geteuid().as_raw();
+    match path.metadata() {
+        Ok(m) => format!(
+            "it belongs to user {}, group {}, and has the permissions {:03o}; you are user {me}",
+            m.uid(),
+            m.gid(),
+            m.mode() & 0o777
+        ),
+        // A file that is to be made, or one that cannot even be looked at.
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            format!("user {me}, who you are, may not make files in that directory")
+        }
+        Err(_) => format!("user {me}, who you are, may not enter a directory on the way to it"),
+    }
+}
+
+/// Adds what helps where a device turns out to hold no btrfs file system: what it does hold.
+pub(crate) fn advise_content<T>(result: anyhow::Result<T>, device: &dyn Device) -> anyhow::Result<T> {
+    let foreign = |e: &anyhow::Error| e.chain().any(|e| e.to_string().contains("not a btrfs file system"));
+    if !result.as_ref().is_err_and(foreign) {
+        return result;
+    }
+    const PARTITION: &str = "give the partition (`lsblk -f`; for an image `losetup -P` makes them)";
+    let hint = match larder_fs::mkfs::recognise(device) {
+        Some(found) if found.contains("partition table") => format!("it holds {found}: {PARTITION}"),
+        Some(found) => format!("it holds {found}; is it the right file?"),
+        None if device.size() == 0 => {
+            "it is empty: `larder mkfs --size SIZE` makes a file system in it".into()
+        }
+        None => format!("is it the right file? if it is a whole disk, {PARTITION}"),
+    };
+    result.hint(hint).could_not_run()
 }
 
 /// An open image.
@@ -91,32 +162,57 @@ impl Image {
         Self::open_compressing(path, access, subvolid, None)
     }
 
-    /// The same, and compresses what is written.
+    /// As with [`Access::Read`], and metadata dumps, too: for what needs names and attributes only.
+    pub(crate) fn open_metadata(path: &Path, force: bool, subvolid: Option<u64>) -> anyhow::Result<Self> {
+        let options = OpenOptions { metadata_dump: true, ..OpenOptions::default() };
+        Self::open_with(path, Access::Read { force }, subvolid, options)
+    }
+
+    /// As [`Image::open`], and compresses what is written.
     pub(crate) fn open_compressing(
         path: &Path,
         access: Access,
         subvolid: Option<u64>,
         compress: Option<Packing>,
     ) -> anyhow::Result<Self> {
+        let compress = compress.map(|packing| Compress { packing, force: false });
+        let options = OpenOptions { compress, ..OpenOptions::default() };
+        Self::open_with(path, access, subvolid, options)
+    }
+
+    fn open_with(
+        path: &Path,
+        access: Access,
+        subvolid: Option<u64>,
+        options: OpenOptions,
+    ) -> anyhow::Result<Self> {
         let device = open_device(path, access)?;
         let name = path.display().to_string();
-        let read_only = matches!(access, Access::Read { .. });
+        let read_only = access != Access::Write;
         let options = OpenOptions {
             read_only,
             no_log_replay: read_only,
             subvol: subvolid.map_or(SubvolChoice::Default, SubvolChoice::Id),
             // One command makes one commit, when it is done.
             commit_interval: None,
-            compress: compress.map(|packing| Compress { packing, force: false }),
             discard: !device.is_block_device(),
-            ..OpenOptions::default()
+            ..options
         };
-        let fs = advise_filesystem(Filesystem::open(device as Arc<dyn Device>, options), &name)?;
-        if fs.info().has_unreplayed_log {
-            eprintln!(
+        let opened = Filesystem::open(Arc::clone(&device) as Arc<dyn Device>, options);
+        let fs = advise_content(advise_filesystem(opened, &name), &*device)?;
+        let info = fs.info();
+        if info.metadata_dump {
+            note_dump(&name);
+        }
+        if info.has_unreplayed_log && info.metadata_dump {
+            print::say(&format!(
+                "larder: note: {name} has a log; showing its last commit (`larder inspect log` shows the log)"
+            ));
+        } else if info.has_unreplayed_log {
+            print::say(&format!(
                 "larder: note: {name} was not unmounted cleanly and has a log; showing its last commit (a mount, \
                  also -o ro, shows what was fsynced after it, too)"
-            );
+            ));
         }
         Ok(Self { fs, name })
     }
@@ -169,7 +265,7 @@ impl Image {
 
     /// `IMAGE:/path` for messages.
     pub(crate) fn show(&self, path: &[u8]) -> String {
-        let path = String::from_utf8_lossy(path);
+        let path = print::name(path);
         format!("{}:/{}", self.name, path.trim_start_matches('/'))
     }
 
@@ -219,13 +315,14 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
         Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("mirror") => {
             Some("`larder restore` copies the files, starting from the mirror")
         }
-        Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("not a btrfs") => {
-            Some("`larder mkfs` makes a btrfs file system; it overwrites what is there")
-        }
+        Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),
         Err(e) if e.to_string().contains("the log cannot be replayed") => Some(
             "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last commit; as a last \
              resort, `larder rescue zero-log` drops it",
         ),
+        Err(e) if e.to_string().contains("is the image truncated") => {
+            Some("get the whole image again; of this part `larder restore` copies what can still be read")
+        }
         Err(larder_fs::Error::Corrupt { .. }) => {
             Some("`larder check` says what is damaged; `larder restore` copies what can still be read")
         }

@@ -16,6 +16,8 @@ mod failure;
 mod files;
 mod helper;
 mod image;
+mod interrupt;
+mod log;
 mod mount_options;
 mod mount_table;
 mod print;
@@ -35,17 +37,17 @@ pub fn main() -> ExitCode {
     let name = argv.peek().map(|a| std::path::Path::new(a).file_name().unwrap_or(a).to_owned());
     match name.as_deref().and_then(|n| n.to_str()) {
         Some("mount.fuse.larder" | "mount.fuseblk.larder" | "mount.larder") => {
-            start_log(0);
+            log::start(0);
             return helper::mount(argv.skip(1).collect());
         }
         Some("umount.fuse.larder" | "umount.fuseblk.larder" | "umount.larder") => {
-            start_log(0);
+            log::start(0);
             return helper::umount(argv.skip(1).collect());
         }
         _ => {}
     }
     let cli = args::Cli::parse();
-    start_log(cli.verbose);
+    log::start(cli.verbose);
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failure::report(&e),
@@ -60,12 +62,4 @@ pub fn main() -> ExitCode {
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> Result<(), String> {
     let cli = args::Cli::try_parse_from(argv).map_err(|e| e.to_string())?;
     commands::run(cli.command).map_err(|e| failure::text(&e))
-}
-
-/// Log lines go to standard error: warnings, and more with `-v` or `LARDER_LOG` (as `RUST_LOG` elsewhere).
-fn start_log(verbose: u8) {
-    let default = ["warn", "info", "debug", "trace"][usize::from(verbose.min(3))];
-    let filter = tracing_subscriber::EnvFilter::try_from_env("LARDER_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
 }

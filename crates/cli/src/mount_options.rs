@@ -85,37 +85,51 @@ Options for -o (comma-separated; -o may be repeated):
   ro, rw                read-only or writable
   subvol=PATH           root of the mount: a subvolume, by path from the top
   subvolid=N            the same, by number (5 is the top)
-  commit=SECONDS        longest time until changes are durable by themselves (default 5)
+  commit=SECONDS        longest time until changes are durable by themselves
+                        (default 5)
   cache_size=SIZE       as --cache-size
-  compress[=METHOD]     compress new data that looks as if it would become smaller:
-                        zlib[:1..9], lzo, zstd[:-15..15] (zlib:3 if nothing is said), or no
-  compress-force[=METHOD]  try all new data
-  max_inline=BYTES      longest file that is kept in its leaf (default 2048; 0 for none)
-  nodatacow, datacow    new files are overwritten in place, without checksums or compression; or not
+  compress[=METHOD]     compress new data that looks as if it would become
+                        smaller: zlib[:1..9], lzo, zstd[:-15..15] (zlib:3 if
+                        nothing is said), or no
+  compress-force[=METHOD]
+                        try all new data
+  max_inline=BYTES      longest file that is kept in its leaf (default 2048;
+                        0 for none)
+  nodatacow, datacow    new files are overwritten in place, without checksums
+                        or compression; or not
   nodatasum, datasum    new files have no checksums; or have
-  allow_other           let other users in, with the rights that the files give them; otherwise nobody but the
-                        user who mounts can enter, and that goes for root's mounts (fstab's, too). Ordinary
-                        users need user_allow_other in fuse.conf(5) for it
-  default_permissions   let the kernel check permissions even for an owner-only mount
+  allow_other           let other users in, with the rights that the files give
+                        them; otherwise nobody but the user who mounts can
+                        enter, and that goes for root's mounts (fstab's, too).
+                        Ordinary users need user_allow_other in fuse.conf(5)
+  default_permissions   let the kernel check permissions even for an owner-only
+                        mount
   notreelog, treelog    make each fsync a commit of everything; or not
-  nologreplay           with ro: show the last commit of an image that has a log, without replaying it;
-                        norecovery is the same, as on Linux
-  writeback             let the kernel delay and merge writes in its page cache: fewer requests where a file is
-                        written in small pieces. What a program wrote to a file that is still open may be lost
-                        with the daemon, and a full disk is reported late. Mounted by root it may hold as many
-                        dirty pages as other file systems, otherwise few
-  discard, nodiscard    give freed space back: an image file gets holes, a device is told (default: for image
-                        files, not for devices). discard=sync and discard=async mean the same here
-  direct                bypass the page cache for all of the image's blocks (O_DIRECT), or fail; by default writes and
-                        long reads do, where that can be done
+  nologreplay           with ro: show the last commit of an image that has a
+                        log, without replaying it; norecovery is the same, as
+                        on Linux
+  writeback             let the kernel delay and merge writes in its page cache:
+                        fewer requests where a file is written in small pieces.
+                        What a program wrote to a file that is still open may
+                        be lost with the daemon, and a full disk is reported
+                        late. Mounted by root it may hold as many dirty pages
+                        as other file systems, otherwise few
+  discard, nodiscard    give freed space back: an image file gets holes, a
+                        device is told (default: for image files, not for
+                        devices). discard=sync and discard=async mean the same
+  direct                bypass the page cache for all of the image (O_DIRECT),
+                        or fail; by default writes and long reads do, where
+                        that can be done
   buffered              never bypass it
-  transport=auto|dev|uring   how to talk to the kernel
-  nofuseblk             as root on a block device: plain fuse instead of fuseblk
+  transport=auto|dev|uring
+                        how to talk to the kernel
+  nofuseblk             as root on a block device: plain fuse, not fuseblk
   fsname=NAME           name shown in the mount table
-  nosandbox             let the daemon keep its rights: for profilers and such, or where
-                        the sandbox is in the way (then please report it)
-  nosuid, nodev, noexec, sync, dirsync and fstab's generic options work as usual;
-  Larder mounts are noatime.";
+  nosandbox             let the daemon keep its rights: for profilers and such,
+                        or where the sandbox is in the way (then please report
+                        it)
+  nosuid, nodev, noexec, sync, dirsync and fstab's generic options work as
+  usual; Larder mounts are noatime.";
 
 impl MountWishes {
     /// Reads the words of all `-o` lists in order.

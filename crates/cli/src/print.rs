@@ -1,9 +1,14 @@
-//! Output that several commands share: JSON, raw names, times, progress.
+//! Output that several commands share: lines, JSON, raw names, times, progress.
+//!
+//! Nothing here panics because somebody has closed a pipe or a disk is full: what cannot be written to standard output is an
+//! error, what cannot be written to standard error is lost. What a terminal would obey is shown as an escape.
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 /// Prints a value as indented JSON on standard output.
@@ -14,16 +19,26 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 
 /// Prints one line on standard output; unlike `println!`, a closed pipe is an error and no panic.
 pub(crate) fn line(text: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout().lock(), "{text}")?;
-    Ok(())
+    writeln!(std::io::stdout().lock(), "{text}").context(STDOUT)
+}
+
+/// What an error of standard output is about.
+pub(crate) const STDOUT: &str = "standard output";
+
+/// Prints one line for people on standard error: a note, a warning, an error. If nobody can read it, that is no reason to fail.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// The same, where it does not matter whether somebody reads to the end.
 pub(crate) fn unless_closed(printed: anyhow::Result<()>) -> anyhow::Result<()> {
-    let closed = |e: &anyhow::Error| {
-        e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    };
-    printed.or_else(|e| if closed(&e) { Ok(()) } else { Err(e) })
+    printed.or_else(|e| if is_closed_pipe(&e) { Ok(()) } else { Err(e) })
+}
+
+/// Did it fail because nobody reads any more?
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
+    io.map(std::io::Error::kind).any(|kind| kind == std::io::ErrorKind::BrokenPipe)
 }
 
 /// `1 error`, `2 errors`.
@@ -42,7 +57,7 @@ pub(crate) fn name(raw: &[u8]) -> String {
     let mut out = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() || turns(c) || c == '\\' {
+            if is_harmful(c) || c == '\\' {
                 out.extend(c.escape_default());
             } else {
                 out.push(c);
@@ -53,6 +68,30 @@ pub(crate) fn name(raw: &[u8]) -> String {
         }
     }
     out
+}
+
+/// Text that may have names in it which are not escaped, such as an error of a library or of another process: the same, except that
+/// a backslash stays.
+pub(crate) fn harmless(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_harmful(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// A path of the host as it can be shown.
+pub(crate) fn path(path: &Path) -> String {
+    name(path.as_os_str().as_bytes())
+}
+
+/// Would a terminal do something else with it than show it where it stands?
+fn is_harmful(c: char) -> bool {
+    c.is_control() || turns(c)
 }
 
 /// Does it change the direction of what stands around it? All of Unicode's `Bidi_Control`, and the separators of lines and paragraphs.
@@ -99,6 +138,7 @@ mod tests {
         assert_eq!(name("שלום".as_bytes()), "שלום");
         assert_eq!(name("exe.\u{202e}txt".as_bytes()), "exe.\\u{202e}txt");
         assert_eq!(name(b"a\x1b[2Jb\nc\\d\xff"), "a\\u{1b}[2Jb\\nc\\\\d\\xff");
+        assert_eq!(harmless("a\x1b[2J\\n\n\u{202e}ü"), "a\\u{1b}[2J\\n\\n\\u{202e}ü");
     }
 
     #[test]

@@ -265,6 +265,14 @@ pub(crate) fn wait_for_the_end(image: &Path) -> bool {
     watches.any(|mut w| w.process.is_some() && w.record().is_ok_and(|r| r.image == image) && w.sees_the_end())
 }
 
+/// Where a daemon has mounted `image`, if one that can be found has.
+pub(crate) fn mounted_on(image: &Path) -> Option<PathBuf> {
+    let image = fs::canonicalize(image).ok()?;
+    let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
+    let mut watches = files.filter_map(|f| Watch::of(f.path())).filter(|w| w.process.is_some());
+    watches.find_map(|mut w| w.record().ok().filter(|r| r.image == image)).map(|r| r.mountpoint)
+}
+
 /// Is the mount there, where its daemon lives?
 fn is_mounted(record: &Record) -> bool {
     // Unreadable: the daemon is just ending, or hidden.

@@ -4,6 +4,7 @@
 //! the image, and what follows is the path inside. An argument that exists as a whole is an image without a path (or,
 //! where both are possible, a path of the host).
 
+use crate::failure::{Advise, usage};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -39,8 +40,8 @@ impl Target {
 
     /// For messages.
     pub(crate) fn display(&self) -> String {
-        let path = String::from_utf8_lossy(&self.path);
-        format!("{}:/{}", self.image.display(), path.trim_start_matches('/'))
+        let path = crate::print::name(&self.path);
+        format!("{}:/{}", crate::print::path(&self.image), path.trim_start_matches('/'))
     }
 }
 
@@ -50,6 +51,17 @@ impl Place {
         match split(text) {
             Some(t) if t.image.as_os_str() != text => Self::Image(t),
             _ => Self::Host(PathBuf::from(text)),
+        }
+    }
+
+    /// The same, where an image that does not exist is an error.
+    pub(crate) fn parse_existing(text: &OsStr) -> anyhow::Result<Self> {
+        if text.is_empty() {
+            return usage("an argument is empty where a path was expected");
+        }
+        match no_image(text) {
+            Some(error) => Err(error).could_not_run(),
+            None => Ok(Self::parse(text)),
         }
     }
 }
@@ -64,6 +76,22 @@ fn split(text: &OsStr) -> Option<Target> {
     colons.filter(|i| *i > 0).find_map(|i| {
         let image = PathBuf::from(OsString::from_vec(bytes[..i].to_vec()));
         is_image(&image).then(|| Target { image, path: bytes[i + 1..].to_vec() })
+    })
+}
+
+/// What is wrong with an argument that can only mean `IMAGE:PATH`, but has no image in front of any colon. A name with a colon in
+/// a directory that exists is a path of the host, whether it exists or not.
+pub(crate) fn no_image(text: &OsStr) -> Option<anyhow::Error> {
+    let colon = text.as_bytes().iter().position(|b| *b == b':').filter(|i| *i > 0)?;
+    let above = Path::new(text).parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if split(text).is_some() || above.is_dir() {
+        return None;
+    }
+    let image = Path::new(OsStr::from_bytes(&text.as_bytes()[..colon]));
+    let shown = crate::print::path(image);
+    Some(match image.metadata() {
+        Ok(_) => anyhow::anyhow!("{shown} is a directory, not an image: a path on a mount has no colon"),
+        Err(e) => anyhow::Error::new(e).context(format!("there is no image {shown}")),
     })
 }
 
@@ -106,6 +134,22 @@ mod tests {
         ] {
             assert_eq!(parse(dir, text), (image.into(), path.into()), "{text}");
         }
+    }
+
+    #[test]
+    fn an_image_that_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        std::fs::write(dir.join("img"), b"").unwrap();
+        std::fs::write(dir.join("odd:name"), b"").unwrap();
+        std::fs::create_dir(dir.join("d")).unwrap();
+        let said = |t: &str| no_image(dir.join(t).as_os_str()).map(|e| format!("{e:#}"));
+        for fine in ["img", "img:/x", "odd:name", "d", "nothing", "d/new:name"] {
+            assert_eq!(said(fine), None, "{fine}");
+        }
+        assert!(said("nothing:/x").unwrap().contains("there is no image"));
+        assert!(said("img/x:/x").unwrap().contains("there is no image"));
+        assert!(said("d:/x").unwrap().contains("is a directory, not an image"));
     }
 
     #[test]

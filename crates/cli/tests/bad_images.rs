@@ -111,14 +111,21 @@ fn several_devices_and_raid_are_named() {
 fn a_full_image_says_so_and_can_be_emptied() {
     let dir = scratch();
     let img = image(dir.path());
-    let big = dir.path().join("big");
+    let (big, tree) = (dir.path().join("big"), dir.path().join("tree"));
     let noise: Vec<u8> = (0..70u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    std::fs::write(&big, noise).unwrap();
-    larder(args!["cp", &big, inside(&img, "/one")]).fails(1, "no space");
+    std::fs::create_dir(&tree).unwrap();
+    for (n, part) in noise.chunks(1 << 20).enumerate() {
+        std::fs::write(tree.join(format!("{n:02}")), part).unwrap();
+    }
+    larder(args!["cp", "-r", &tree, inside(&img, "/one")]).fails(1, "no space");
+    // What has arrived is whole.
+    let whole = larder(args!["ls", "--json", inside(&img, "/one")]).ok().json();
+    let sizes: Vec<u64> = whole.as_array().unwrap().iter().map(|e| e["size"].as_u64().unwrap()).collect();
+    assert!(!sizes.is_empty() && sizes.iter().all(|size| *size == 1 << 20), "{sizes:?}");
     if need(&[Need::BtrfsProgs]) {
         btrfs_check(&img, true).assert_clean("full");
     }
-    larder(args!["rm", inside(&img, "/one")]).ok();
+    larder(args!["rm", "-r", inside(&img, "/one")]).ok();
     assert_eq!(larder(args!["ls", &img]).ok().text(), "");
     std::fs::write(&big, vec![7; 5 << 20]).unwrap();
     larder(args!["cp", &big, inside(&img, "/two")]).ok();

@@ -3,6 +3,8 @@
 mod common;
 
 use common::larder;
+use larder_fs::TrimRange;
+use larder_fuse::control;
 use larder_simtest::fill::{Done, MountedDisk, Plan, run};
 use larder_simtest::oracle::{Need, btrfs_check, enter_private_namespace, need, scratch};
 use std::os::unix::fs::MetadataExt;
@@ -128,6 +130,16 @@ fn free_space_is_trimmed_on_mounts_and_images() {
     assert!(told["discarded"].as_u64() > Some(200 << 20), "{told}");
     let after = allocated(&m.image());
     assert!(after < before - (29 << 20), "{before} bytes, {after} after the trim");
+    // Bounds and refusals of FITRIM are those of Linux (`trim_and_linux.rs` compares them all).
+    let range = |start, len| TrimRange { start, len, min_len: 0 };
+    let trim = |start, len| control::trim(&m.point(), range(start, len));
+    for (start, len) in [(u64::MAX, u64::MAX), (0, 0), (0, 4095)] {
+        let refused = trim(start, len).expect_err("no whole sector");
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL), "{start}, {len}: {refused}");
+    }
+    // Addresses are logical, so none is behind the end; all that has none was told of just now.
+    let behind = trim(1 << 50, u64::MAX).expect("an address");
+    assert_eq!((behind.bytes, behind.min_len), (0, 4096));
     // fstrim(8) of util-linux does the same where it is there.
     if let Ok(done) = std::process::Command::new("fstrim").arg("-v").arg(m.point()).output() {
         let text = String::from_utf8_lossy(&done.stdout).into_owned();

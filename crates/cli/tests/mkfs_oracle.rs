@@ -23,6 +23,8 @@ fn variants() -> Vec<(Vec<&'static str>, u64)> {
         (vec!["-O", bgt], 300 * MIB),
         (vec!["-O", "^block-group-tree"], 1024 * MIB),
         (vec!["-O", "^block-group-tree,^free-space-tree"], 300 * MIB),
+        (vec!["-O", "^no-holes"], 300 * MIB),
+        (vec!["-O", "^free-space-tree"], 300 * MIB),
         (vec!["-O", "^block-group-tree,^no-holes"], 300 * MIB),
         (vec!["-O", "^block-group-tree,^free-space-tree,^no-holes,^extref"], 300 * MIB),
         (vec!["-O", bgt, "-m", "single"], 100 * MIB),

@@ -79,7 +79,7 @@ fn a_part_of_it_now_and_earlier() {
     larder(args!["restore", "--generation", generation.to_string(), &image, &dest]).ok();
     assert_eq!(tree_compare(&tree, &dest.join("tree")).unwrap(), []);
     larder(args!["restore", "--path", "tree/nothing", "--dry-run", &image])
-        .fails(2, "there is no tree/nothing");
+        .fails(2, "there is no /tree/nothing");
     larder(args!["restore", "--subvolid", "300", "--dry-run", &image]).fails(2, "no subvolume 300");
     larder(args!["restore", "--generation", "123456", "--dry-run", &image])
         .fails(2, "cannot be read any more");

@@ -104,7 +104,17 @@ fn mkfs_makes_refuses_and_overwrites() {
     larder(args!["mkfs", "--force", "--size", "1G", &image]).ok();
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 1 << 30);
     larder(args!["mkfs", "-f", "-O", "raid56", &image]).fails(2, "raid56");
-    larder(args!["mkfs", "-f", "-O", "^no-holes", &image]).fails(2, "needs no-holes");
+    // A default goes with what it needs, and a note says so; what was asked for is refused.
+    for (without, missing) in [("^no-holes", "no-holes"), ("^free-space-tree", "free-space-tree")] {
+        let both = format!("{without},block-group-tree");
+        larder(args!["mkfs", "-f", "-O", both, &image]).fails(2, &format!("needs {missing}"));
+        let made = larder(args!["mkfs", "-f", "--json", "-O", without, &image]).ok();
+        let features = made.json()["features"].to_string();
+        assert!(!features.contains(missing) && !features.contains("block-group-tree"), "{features}");
+        assert!(made.err.contains("note: ") && made.err.contains("block-group-tree"), "{:?}", made.err);
+        let quiet = larder(args!["mkfs", "-f", "-O", format!("{without},^block-group-tree"), &image]).ok();
+        assert_eq!(quiet.err, "");
+    }
     larder(args!["mkfs", "-f", "--mixed", "-n", "16K", &image]).fails(2, "nodes of 4096");
     larder(args!["mkfs", "-f", "--mixed", "-m", "dup", "-d", "single", &image]).fails(2, "equal profiles");
     larder(args!["mkfs", "-f", "--mixed", &image]).ok();

@@ -47,6 +47,9 @@ pub struct Expect {
     pub csum: Option<CsumType>,
     /// Last generation that can be referred to is the one after this.
     pub super_generation: Generation,
+    /// May names be others than those that the keys of their entries were made from? So it is in metadata dumps that were made to
+    /// hide names.
+    pub names_hidden: bool,
 }
 
 /// Returns a [`FormatError`] with a formatted message.
@@ -87,6 +90,7 @@ fn check(bytes: &[u8], expect: &Expect, csum: Option<CsumType>) -> FormatResult<
         newest: expect.super_generation.0.saturating_add(1),
         nodesize: expect.nodesize,
         csum_size: csum.map(CsumType::size),
+        names_hidden: expect.names_hidden,
     };
     if node.level() == 0 { check_leaf(node, expect, &cx) } else { check_interior(node, expect, &cx) }
 }
@@ -170,6 +174,8 @@ struct Context {
     nodesize: u32,
     /// Bytes of one data checksum; without it, checksum items cannot be checked.
     csum_size: Option<usize>,
+    /// Entries are filed by the hashes of names that they do not have any more.
+    names_hidden: bool,
 }
 
 fn check_interior(node: NodeView<'_>, expect: &Expect, cx: &Context) -> FormatResult<()> {

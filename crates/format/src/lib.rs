@@ -23,7 +23,7 @@ pub use dev_item::DevItem;
 pub use features::{CompatRo, Incompat, SuperFlags};
 pub use ids::*;
 pub use key::{DiskKey, Key, KeyType};
-pub use superblock::{BackupRoot, Superblock, Support};
+pub use superblock::{BackupRoot, MetadataDump, Superblock, Support};
 
 /// Bytes that are not what the format says they should be.
 ///

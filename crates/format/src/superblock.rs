@@ -172,11 +172,26 @@ pub enum Support {
         /// The reason, as a sentence without its full stop.
         why: String,
     },
+    /// Reading metadata only: it is a dump that has no data.
+    MetadataOnly {
+        /// What it is, as a sentence without its full stop.
+        why: String,
+    },
     /// Nothing.
     Refused {
         /// The reason, as a sentence without its full stop.
         why: String,
     },
+}
+
+/// A metadata dump that was restored to an image (`btrfs-image -r`): the form says where its nodes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetadataDump {
+    /// Where chunks say, as in any image. They are those of the device that was dumped, or, where that was several, were
+    /// rewritten for one.
+    Mapped,
+    /// At their logical addresses. Chunks still describe the device that was dumped.
+    Flat,
 }
 
 /// Does a superblock-sized piece of a device carry the magic of btrfs? Says nothing about the rest.
@@ -258,9 +273,9 @@ impl Superblock {
         let least = 6 * u64::from(node);
         require("bytes_used", used, used >= least, || format!("at least {least}, six nodes"))?;
         let (total, dev_total) = (self.total_bytes.get(), self.dev_item.total_bytes.get());
-        require("total_bytes", total, total >= dev_total, || {
-            format!("at least {dev_total}, the size of this device")
-        })?;
+        // A dump of several devices is restored to one, and the superblock keeps the item of its device.
+        let fits = total >= dev_total || self.metadata_dump().is_some();
+        require("total_bytes", total, fits, || format!("at least {dev_total}, the size of this device"))?;
         let dev_used = self.dev_item.bytes_used.get();
         require("dev_item.bytes_used", dev_used, dev_used <= dev_total, || {
             format!("at most {dev_total}, the size of this device")
@@ -293,12 +308,26 @@ impl Superblock {
         })
     }
 
+    /// Is it a metadata dump? Of which form?
+    #[must_use]
+    pub fn metadata_dump(&self) -> Option<MetadataDump> {
+        let flags = self.super_flags();
+        if flags.contains(SuperFlags::METADUMP) {
+            Some(MetadataDump::Flat)
+        } else {
+            flags.contains(SuperFlags::METADUMP_V2).then_some(MetadataDump::Mapped)
+        }
+    }
+
     /// What Larder can do with this image. Refusals win over reasons to stay read-only, of which all
     /// are given.
     #[must_use]
     pub fn support(&self) -> Support {
         if let Some(why) = self.reason_to_refuse() {
             return Support::Refused { why };
+        }
+        if self.metadata_dump().is_some() {
+            return Support::MetadataOnly { why: "it is a metadata dump without its data".into() };
         }
         let mut why = Vec::new();
         let compat_ro = self.compat_ro();
@@ -338,12 +367,7 @@ impl Superblock {
         if let Some(bit) = bits(self.super_flags().unknown()).next() {
             return Some(format!("it has the unknown superblock flag bit {bit}"));
         }
-        let flags = self.super_flags();
-        let dump = flags & (SuperFlags::METADUMP | SuperFlags::METADUMP_V2);
-        if !dump.is_empty() {
-            return Some("it is a metadata dump without its data".into());
-        }
-        let changing = flags
+        let changing = self.super_flags()
             & (SuperFlags::CHANGING_FSID
                 | SuperFlags::CHANGING_FSID_V2
                 | SuperFlags::CHANGING_BG_TREE

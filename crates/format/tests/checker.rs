@@ -73,6 +73,7 @@ fn expect() -> Expect {
         first_key: None,
         csum: Some(CsumType::Crc32c),
         super_generation: Generation(GENERATION - 1),
+        names_hidden: false,
     }
 }
 

@@ -14,13 +14,14 @@ use crate::discard::Discards;
 use crate::error::{Error, Place, Result};
 use crate::open::mapped;
 use crate::reclaim::{ReclaimCounters, Reclaimer};
-use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_holes, plan_chunk};
+use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, plan_chunk};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
 use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Txn;
 use crate::tree::{Epoch, TreeOps, Version};
+use crate::trim::Told;
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
 use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical, Superblock};
@@ -64,6 +65,8 @@ struct DeviceSpace {
     size: u64,
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
+    /// What it was told of outside of them.
+    told: Told,
     chunks: BTreeMap<Logical, Chunk>,
 }
 
@@ -161,6 +164,7 @@ impl Allocator {
             uuid: sb.dev_item.uuid,
             size: sb.dev_item.total_bytes.get(),
             taken: BTreeMap::new(),
+            told: Told::default(),
             chunks: BTreeMap::new(),
         };
         let all = |id: ObjectId, kind| (Key::new(id, kind, 0), Key::new(id, kind, u64::MAX));
@@ -343,6 +347,7 @@ impl Allocator {
         core.volume.add_chunk(in_map)?;
         for at in &plan.stripes {
             device.taken.insert(*at, plan.len);
+            device.told.take(*at, plan.len);
         }
         device.chunks.insert(start, chunk.clone());
         let run = Run::new(start, plan.len);
@@ -564,24 +569,22 @@ impl Allocator {
         self.note_device_space();
     }
 
-    /// Discards what no chunk takes on the device, in stretches of `min` bytes or more, `most` at a time. No chunk is made
-    /// meanwhile. Returns the bytes.
+    /// Discards what no chunk takes on the device and what it was not told of yet, `most` bytes at a time. No chunk is
+    /// made meanwhile. Returns the bytes.
     ///
     /// # Errors
     /// What the device said.
-    pub(crate) fn trim_unallocated(&self, core: &Core, min: u64, most: u64) -> Result<u64> {
-        let (mut at, mut done) = (Physical(0), 0);
+    pub(crate) fn trim_unallocated(&self, core: &Core, most: u64) -> Result<u64> {
+        let mut done = 0;
         loop {
-            let device = self.device.lock();
-            let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
-            let rest = device_holes(&taken, device.size).into_iter().find_map(|(start, len)| {
-                let from = start.max(at);
-                let left = start.plus(len).0.saturating_sub(from.0);
-                (left > 0 && len >= min).then_some((from, left.min(most)))
-            });
-            let Some((from, len)) = rest else { return Ok(done) };
-            done += core.volume.discard_on(device.id, from, len)?;
-            at = from.plus(len);
+            let mut device = self.device.lock();
+            let taken = device.taken.iter().map(|(at, len)| (*at, *len));
+            let mut taken: Vec<(Physical, u64)> = taken.chain(device.told.stretches()).collect();
+            taken.sort_unstable();
+            let Some((at, len)) = device_gaps(&taken, device.size).first().copied() else { return Ok(done) };
+            let len = len.min(most);
+            done += core.volume.discard_on(device.id, at, len)?;
+            device.told.add(at, len);
         }
     }
 

@@ -288,6 +288,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// With `read_only`: show the committed state of an image that has a log to replay, instead of refusing.
     pub no_log_replay: bool,
+    /// With `read_only`: open a metadata dump, too. Names and attributes can be read; data and targets of links are zeros.
+    pub metadata_dump: bool,
     /// Root of the mount.
     pub subvol: SubvolChoice,
     /// Bytes of memory for clean nodes, dirty nodes and dirty data together.
@@ -316,6 +318,7 @@ impl Default for OpenOptions {
         Self {
             read_only: false,
             no_log_replay: false,
+            metadata_dump: false,
             subvol: SubvolChoice::Default,
             cache_size: 256 << 20,
             commit_interval: Some(std::time::Duration::from_secs(5)),
@@ -472,6 +475,8 @@ pub struct FsInfo {
     pub read_only: bool,
     /// A log is waiting that was not replayed: what is shown is the last commit.
     pub has_unreplayed_log: bool,
+    /// It is a metadata dump, which has no data.
+    pub metadata_dump: bool,
 }
 
 thread_local! {

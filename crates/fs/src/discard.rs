@@ -10,7 +10,7 @@
 //! - chunks that were given back as a whole;
 //! - space of tree blocks when the file system is closed. It is freed and taken again with every commit; discarding it
 //!   each time would cost every `fsync` for a few MiB. The same goes for mixed groups, and for what a commit left out;
-//! - everything, when somebody asks for it ([`Core::trim`]).
+//! - everything, when somebody asks for it ([`crate::trim`]).
 //!
 //! Who is short of space does not wait for freed space to be discarded ([`Core::hurry`]), only for what the device has in
 //! its hands.
@@ -18,9 +18,8 @@
 //! A discard that fails is no reason to fail anything else; after the first one no more are tried.
 
 use crate::core::Core;
-use crate::error::{Error, Result};
 use crate::space::{Run, RunJoiner, SpaceKind};
-use larder_format::{DeviceId, Logical, Physical, SECTOR_SIZE};
+use larder_format::{DeviceId, Logical, Physical};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,8 +29,6 @@ pub(crate) const GRANULE: u64 = 64 << 10;
 const MOST_PER_COMMIT: usize = 512;
 /// Discards when a file system is closed.
 const MOST_AT_CLOSE: usize = 16384;
-/// Bytes that one discard of a trim takes at most: so much cannot be allocated meanwhile.
-const PIECE: u64 = 256 << 20;
 
 /// What is on its way to be discarded.
 #[derive(Debug, Default)]
@@ -44,23 +41,6 @@ pub(crate) struct Discards {
     pub(crate) busy: Mutex<()>,
     /// One has failed.
     given_up: AtomicBool,
-}
-
-/// Part of a file system to trim. All of it by default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TrimRange {
-    /// First logical address; what belongs to no chunk is trimmed when this is 0.
-    pub start: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Free runs that are shorter stay.
-    pub min_len: u64,
-}
-
-impl Default for TrimRange {
-    fn default() -> Self {
-        Self { start: 0, len: u64::MAX, min_len: 0 }
-    }
 }
 
 impl Core {
@@ -185,43 +165,5 @@ impl Core {
         if !self.space.discards.given_up.swap(true, Ordering::Relaxed) {
             tracing::warn!("free space is not discarded any more: {why}");
         }
-    }
-
-    /// Discards all free space in `range`, and what belongs to no chunk. Returns the bytes that devices were told of, all
-    /// copies counted.
-    ///
-    /// # Errors
-    /// `ReadOnly`; `Invalid` for less than a sector; `NotSupported` where no device takes discards; `WouldBlock`; what the device said.
-    pub(crate) fn trim(&self, range: TrimRange) -> Result<u64> {
-        self.check_writable()?;
-        crate::api::may_wait()?;
-        // What Linux refuses: addresses are logical and may well lie behind the end of the device.
-        if range.len < u64::from(SECTOR_SIZE) || range.start == u64::MAX {
-            return Err(Error::Invalid("a range without a whole sector"));
-        }
-        let unsupported = || Error::NotSupported("the device does not take discards");
-        if !self.volume.can_discard() {
-            return Err(unsupported());
-        }
-        let wanted = Run::new(Logical(range.start), range.len.min(u64::MAX - range.start));
-        let min = range.min_len.max(1);
-        let mut done = 0;
-        for group in self.space.groups.all() {
-            let Some(mut rest) = group.run().intersect(wanted) else { continue };
-            loop {
-                // Who finds no space waits for this lock.
-                let _busy = self.space.discards.busy.lock();
-                let Some(run) = self.space.groups.pin_free(&group, rest, min, PIECE) else { break };
-                let outcome = self.volume.discard(run.start, run.len);
-                self.space.groups.discarded(run);
-                done += outcome?;
-                rest = Run::new(run.end(), rest.end().0 - run.end().0);
-            }
-        }
-        if range.start == 0 {
-            done += self.space.trim_unallocated(self, min, PIECE)?;
-        }
-        // Some say so only when they are asked.
-        if self.volume.can_discard() { Ok(done) } else { Err(unsupported()) }
     }
 }

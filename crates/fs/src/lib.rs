@@ -25,14 +25,15 @@ pub mod space;
 mod subvolumes;
 mod transaction;
 pub mod tree;
+mod trim;
 mod usage;
 #[doc(hidden)]
 pub mod watch;
 
 pub use api::*;
-pub use discard::TrimRange;
 pub use error::{Error, Result};
 pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 pub use log::{LogStats, OnSynced, Synced, Unlogged};
 pub use root::{Received, SubvolInfo};
+pub use trim::{TrimRange, Trimmed};
 pub use usage::{KindUsage, SpaceUsage};

@@ -36,7 +36,8 @@ pub struct Stats {
     /// Longest time that operations waited for a seal, and all of it.
     pub seal_max_us: u64,
     pub seal_total_us: u64,
-    /// Time from seal to publication, in all.
+    /// Longest time from seal to publication, and all of it.
+    pub commit_max_us: u64,
     pub commit_total_us: u64,
     pub nodes_written: u64,
     pub tree_edits: u64,
@@ -226,6 +227,7 @@ impl Filesystem {
             bytes_used: sb.bytes_used.get(),
             read_only: core.read_only.is_some() || core.txns.failure().is_some(),
             has_unreplayed_log: sb.log_root.get() != 0 && !core.log_replayed.load(Ordering::Relaxed),
+            metadata_dump: sb.metadata_dump().is_some(),
         }
     }
 
@@ -263,6 +265,7 @@ impl Filesystem {
             commit_waits: get(&x.waits),
             seal_max_us: get(&x.seal_max_ns) / 1000,
             seal_total_us: get(&x.seal_ns) / 1000,
+            commit_max_us: get(&x.commit_max_ns) / 1000,
             commit_total_us: get(&x.commit_ns) / 1000,
             nodes_written: get(&x.nodes_written),
             tree_edits: get(&t.edits),
@@ -325,12 +328,12 @@ impl Filesystem {
         }
     }
 
-    /// Discards all free space, that of deleted files included, and returns the bytes that the device was told of. See
+    /// Discards all free space, that of deleted files included, or that of a range of addresses. See
     /// [`crate::TrimRange`].
     ///
     /// # Errors
     /// `ReadOnly`; `NotSupported` where the device takes no discards; as [`Filesystem::sync`]; what the device said.
-    pub fn trim(&self, range: crate::TrimRange) -> Result<u64> {
+    pub fn trim(&self, range: crate::TrimRange) -> Result<crate::Trimmed> {
         self.core.check_writable()?;
         self.sync()?;
         self.core.trim(range)

@@ -18,7 +18,7 @@ use larder_format::{
     CsumType, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, csum,
 };
 use larder_volume::superblock::read_superblock;
-use larder_volume::{Device, MappedChunk, Stripe, Volume, VolumeResult};
+use larder_volume::{Device, MappedChunk, Stripe, Volume, VolumeResult, unflattened};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -70,6 +70,10 @@ fn writability(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> R
     match sb.support() {
         Support::ReadWrite => {}
         Support::ReadOnly { why } => read_only = Some(why),
+        Support::MetadataOnly { why } if options.metadata_dump && options.read_only => read_only = Some(why),
+        Support::MetadataOnly { why } => {
+            return Err(Error::Unsupported(format!("{}: {why}", device.name())));
+        }
         Support::Refused { why } => return Err(Error::Unsupported(format!("{}: {why}", device.name()))),
     }
     if sb.log_root.get() != 0 && options.no_log_replay && !options.read_only {
@@ -100,10 +104,13 @@ fn writability(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> R
 impl Core {
     /// Opens the file system on one device.
     pub(crate) fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let device = if options.metadata_dump { unflattened(device) } else { device };
         let device = crate::watch::device(device);
         let sb = read_superblock(device.as_ref())?;
         let read_only = writability(device.as_ref(), &sb, &options)?;
-        if sb.dev_item.total_bytes.get() > device.size() {
+        let is_dump = sb.metadata_dump().is_some();
+        // A dump of several devices is as long as what was made of it; chunks beyond that are refused.
+        if sb.dev_item.total_bytes.get() > device.size() && !is_dump {
             return Err(superblock_error(
                 device.as_ref(),
                 format!(
@@ -143,6 +150,7 @@ impl Core {
             nodesize: sb.nodesize.get(),
             fsid,
             chunk_tree_uuid: larder_format::node::NodeView(&head).header().chunk_tree_uuid,
+            names_hidden: is_dump,
         };
         let generation = Generation(sb.generation.get());
         let store = Arc::new(NodeStore::new(

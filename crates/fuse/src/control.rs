@@ -15,6 +15,7 @@
 //! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr` and `chattr` are answered as
 //! Linux's btrfs does. The numbers are stable: a newer daemon answers an older client.
 
+use larder_fs::{TrimRange, Trimmed};
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -84,17 +85,27 @@ pub fn df(path: &Path) -> io::Result<String> {
     text(path, IOC_DF)
 }
 
-/// Discards all free space of the file system that `path` is on (a kernel file system answers too). Returns the bytes.
+/// Does a Larder daemon serve `path`?
+///
+/// # Errors
+/// `Unsupported` if not.
+pub fn is_served(path: &Path) -> io::Result<()> {
+    df(path).map(drop)
+}
+
+/// Discards the free space in `range` of the file system that `path` is on (a kernel file system answers too).
 ///
 /// # Errors
 /// `Unsupported` if that file system or its device does not discard, `PermissionDenied` for anybody but root and the
-/// mount's owner.
-pub fn trim(path: &Path) -> io::Result<u64> {
-    let mut range = [0; 24];
-    range[8..16].copy_from_slice(&u64::MAX.to_ne_bytes());
-    call(&open(path)?, FITRIM, &mut range)?;
-    let done = range[8..16].first_chunk().expect("8 bytes");
-    Ok(u64::from_ne_bytes(*done))
+/// mount's owner, `InvalidInput` for a range without a whole sector.
+pub fn trim(path: &Path, range: TrimRange) -> io::Result<Trimmed> {
+    let mut words = [0; 24];
+    for (word, value) in words.chunks_mut(8).zip([range.start, range.len, range.min_len]) {
+        word.copy_from_slice(&value.to_ne_bytes());
+    }
+    call(&open(path)?, FITRIM, &mut words)?;
+    let word = |i: usize| u64::from_ne_bytes(*words[8 * i..].first_chunk().expect("8 bytes"));
+    Ok(Trimmed { bytes: word(1), min_len: word(2) })
 }
 
 /// The label of the file system that `path` is on (a kernel btrfs answers too).

@@ -48,7 +48,8 @@ pub fn errno(error: &Error) -> Errno {
         Error::IsDirectory => libc::EISDIR,
         Error::NotEmpty => libc::ENOTEMPTY,
         // An xattr that fits no item is ENOSPC on Linux's btrfs too.
-        Error::NoSpace | Error::TooBig => libc::ENOSPC,
+        Error::NoSpace => libc::ENOSPC,
+        Error::TooBig => libc::E2BIG,
         Error::TooManyLinks => libc::EMLINK,
         Error::NameTooLong => libc::ENAMETOOLONG,
         Error::Overflow => libc::EOVERFLOW,

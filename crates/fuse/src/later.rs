@@ -8,14 +8,18 @@ use crate::stats::Stats;
 use crate::workers::Workers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 type Sender = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
 /// The answer that a request is still owed: nothing, or an errno. Dropping it answers `EIO`.
+///
+/// Only those that sync something are answered so: how long it takes is counted as theirs.
 pub struct Later {
     send: Option<Sender>,
     workers: Workers,
     stats: Arc<Stats>,
+    since: Instant,
 }
 
 impl std::fmt::Debug for Later {
@@ -31,7 +35,8 @@ impl Later {
         stats: &Arc<Stats>,
         send: impl FnOnce(Result<(), Errno>) + Send + 'static,
     ) -> Self {
-        Self { send: Some(Box::new(send)), workers: workers.clone(), stats: Arc::clone(stats) }
+        let (workers, stats) = (workers.clone(), Arc::clone(stats));
+        Self { send: Some(Box::new(send)), workers, stats, since: Instant::now() }
     }
 
     /// Answers. Waits for nobody.
@@ -57,6 +62,7 @@ impl Later {
             if outcome.is_err() {
                 self.stats.error();
             }
+            self.stats.synced(self.since.elapsed());
             send(outcome);
         }
     }

@@ -3,8 +3,10 @@
 //! Requests per operation explain more of a mount's speed than times do, so they are always counted. Every counter is
 //! a relaxed atomic: exact in sum, not a snapshot across counters.
 
+use crate::latency::Latency;
 use crate::proto::Opcode;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 const SLOTS: usize = 64;
 
@@ -19,6 +21,9 @@ pub struct Stats {
     forgotten: AtomicU64,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
+    /// When counting began: with the mount.
+    since: Instant,
+    syncs: Latency,
 }
 
 impl Default for Stats {
@@ -32,6 +37,8 @@ impl Default for Stats {
             forgotten: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
+            since: Instant::now(),
+            syncs: Latency::default(),
         }
     }
 }
@@ -61,7 +68,16 @@ impl Stats {
     pub(crate) fn written_bytes(&self, n: usize) {
         self.written_bytes.fetch_add(n as u64, Relaxed);
     }
+    /// A file or directory has been synced, or could not be.
+    pub(crate) fn synced(&self, took: Duration) {
+        self.syncs.count(took);
+    }
 
+    /// How long it has been counted.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
     /// All requests so far, FORGET included.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -103,6 +119,7 @@ impl Stats {
             "forgotten_inodes": self.forgotten.load(Relaxed),
             "read_bytes": self.read_bytes.load(Relaxed),
             "written_bytes": self.written_bytes.load(Relaxed),
+            "fsync_latency": self.syncs.to_json(),
             "by_kind": by_kind,
         })
     }

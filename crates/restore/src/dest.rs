@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// An extended attribute.
@@ -36,6 +36,8 @@ pub(crate) struct Dest {
     top: Rc<OwnedFd>,
     shown: String,
     force: bool,
+    /// Where it was made, if it had not been there.
+    made: Option<PathBuf>,
     /// The directory used last.
     last: Option<(Vec<u8>, Rc<OwnedFd>)>,
     pub(crate) refused: Refused,
@@ -63,10 +65,11 @@ impl Dest {
     /// It cannot be made, is no directory, or is not empty without `force`.
     pub(crate) fn open(path: &Path, force: bool) -> Result<Self> {
         let fail = |source: io::Error| Error::Destination { path: path.display().to_string(), source };
-        match std::fs::create_dir(path) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(fail(e)),
-            _ => {}
-        }
+        let made = match std::fs::create_dir(path) {
+            Ok(()) => Some(path.to_owned()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => None,
+            Err(e) => return Err(fail(e)),
+        };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
         let top = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
         if !force && std::fs::read_dir(path).map_err(fail)?.next().is_some() {
@@ -76,7 +79,14 @@ impl Dest {
             )));
         }
         let shown = path.display().to_string();
-        Ok(Self { top: Rc::new(top), shown, force, last: None, refused: Refused::default() })
+        Ok(Self { top: Rc::new(top), shown, force, made, last: None, refused: Refused::default() })
+    }
+
+    /// Nothing was written: removes the directory if it was made for this.
+    pub(crate) fn take_back(&self) {
+        if let Some(path) = &self.made {
+            let _ = std::fs::remove_dir(path);
+        }
     }
 
     /// An error of the destination as a whole.

@@ -18,6 +18,8 @@
 //! | `dest` | writing names that an enemy may have chosen |
 //! | `restore` | the order of it all |
 //!
+//! Metadata dumps can be read, too; of them nothing can be restored.
+//!
 //! Everything read is hostile: work is bounded by the size of the image, recursion by the height of a tree, memory by
 //! the number of inodes and of nodes found (about 100 bytes each), never by what a field says.
 
@@ -49,6 +51,9 @@ pub enum Error {
     /// The device or its superblock is such that reading cannot even begin.
     #[error(transparent)]
     Volume(#[from] larder_volume::VolumeError),
+    /// It is a metadata dump: there is no data that could be restored.
+    #[error("this is a metadata dump without its data: there is nothing to restore")]
+    MetadataDump,
     /// What was asked for is not there.
     #[error("{0}")]
     NotFound(String),
@@ -61,6 +66,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The observer wanted it to end.
+    #[error("stopped")]
+    Stopped,
 }
 
 /// Result of this crate.

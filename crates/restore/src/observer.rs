@@ -62,6 +62,10 @@ pub trait Observer: Sync {
     fn entry(&self, entry: Entry<'_>) {
         let _ = entry;
     }
+    /// Is it to end before everything is done? Once it says so it does not take it back.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// Listens to nothing.

@@ -196,7 +196,10 @@ pub fn choose(reader: &Reader<'_>, when: When) -> Result<Point> {
                 all = readable(true);
             }
             all.get(n).copied().ok_or_else(|| {
-                Error::NotFound(format!("only {} points in time can be read; see --list", all.len()))
+                Error::NotFound(match all.len() {
+                    1 => "only one point in time can be read; see --list".to_owned(),
+                    n => format!("only {n} points in time can be read; see --list"),
+                })
             })
         }
         When::Generation(g) => {

@@ -17,7 +17,7 @@ use crate::{Loss, Observer, Result};
 use larder_format::check::{Expect, check_node};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, ObjectId, Superblock, TreeId};
-use larder_volume::{Device, Volume};
+use larder_volume::{Device, Volume, unflattened};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -92,6 +92,7 @@ impl<'o> Reader<'o> {
     /// # Errors
     /// [`crate::Error::NoSuperblock`]; nothing else stops it.
     pub fn open(device: Arc<dyn Device>, options: Options, observer: &'o dyn Observer) -> Result<Self> {
+        let device = unflattened(device);
         let chosen = supers::choose(&*device, options.super_copy, observer)?;
         let volume = Volume::new(vec![(chosen.superblock.device_id(), device.clone())])?;
         let nodes = CACHE / chosen.superblock.nodesize() as usize;
@@ -320,6 +321,7 @@ impl<'o> Reader<'o> {
             first_key: None,
             csum: Some(sb.csum_type()),
             super_generation: sb.generation(),
+            names_hidden: sb.metadata_dump().is_some(),
         };
         let strict = check_node(bytes, &expect);
         let view = NodeView(bytes);

@@ -100,15 +100,27 @@ pub struct Report {
 /// Restores what was asked for, as far as there is anything left of it.
 ///
 /// # Errors
-/// Nothing could be tried: the moment, the subvolume or the path is not there, or the destination cannot be written.
+/// Nothing could be tried: the image is a metadata dump, the moment, the subvolume or the path is not there, or the
+/// destination cannot be written. It could not be done to its end: the destination is full, or the observer has had enough;
+/// then no part of a file is left behind.
 /// Losses are no errors; they go to the reader's observer.
 pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
+    if reader.superblock().metadata_dump().is_some() {
+        return Err(Error::MetadataDump);
+    }
     let point = points::choose(reader, request.when)?;
     let newest = match request.when {
         When::Newest => reader.superblock().generation(),
         _ => point.generation,
     };
     let trees = Trees::open(reader, point, newest, true);
+    let start = request.subvolume.unwrap_or(ObjectId::FS_TREE);
+    if !trees.subvolumes.contains_key(&start) {
+        return Err(Error::NotFound(format!(
+            "there is no subvolume {start} in generation {}",
+            point.generation
+        )));
+    }
     let dest = match &request.target {
         Target::Directory { path, force } => Some(Dest::open(path, *force)?),
         Target::DryRun => None,
@@ -121,13 +133,6 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
     let mut job = Job { reader, request, trees: &trees, dest, report: Report::default(), matched: false };
     job.report.generation = point.generation.0;
     job.root_tree(&point);
-    let start = request.subvolume.unwrap_or(ObjectId::FS_TREE);
-    if !trees.subvolumes.contains_key(&start) {
-        return Err(Error::NotFound(format!(
-            "there is no subvolume {start} in generation {}",
-            point.generation
-        )));
-    }
     let mut queue = VecDeque::from([(start, Vec::new())]);
     let mut seen = BTreeSet::from([start]);
     loop {
@@ -148,7 +153,11 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
         }
     }
     if let Some(path) = request.path.as_ref().filter(|_| !job.matched) {
-        return Err(Error::NotFound(format!("there is no {}", String::from_utf8_lossy(path))));
+        if let Some(dest) = &job.dest {
+            dest.take_back();
+        }
+        let (path, generation) = (String::from_utf8_lossy(path), point.generation);
+        return Err(Error::NotFound(format!("there is no /{path} in generation {generation}")));
     }
     if let Some(dest) = &job.dest {
         job.report.owners_refused = dest.refused.owners;
@@ -217,8 +226,11 @@ impl<'a, 'o> Job<'a, 'o> {
                 told = collector.len();
                 observer.progress(Step::Names, told as u64, 0);
             }
-            ControlFlow::Continue(())
+            if observer.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
+        if observer.is_over() {
+            return Err(Error::Stopped);
+        }
         let names = collector.finish();
         for gap in &gaps {
             self.tell_gap(id, gap);
@@ -355,10 +367,13 @@ impl Writer<'_, '_, '_> {
             }
         });
         if let Some(e) = failed {
+            self.leave();
             return Err(e);
         }
-        self.finish()?;
-        self.missing()?;
+        if let Err(e) = self.finish().and_then(|()| self.missing()) {
+            self.leave();
+            return Err(e);
+        }
         for path in hanging {
             if let Some(dest) = &mut self.job.dest
                 && let Err(e) = dest.empty(path)
@@ -378,6 +393,18 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
+    /// There is no going on: half a file would look like a whole one, and directories that have been made get their attributes,
+    /// as far as that still works.
+    fn leave(&mut self) {
+        let Some(dest) = &mut self.job.dest else { return };
+        if let Some(begun) = self.current.take().filter(|c| c.file.is_some()) {
+            let _ = dest.remove(&begun.paths[0]);
+        }
+        for (path, (item, xattrs)) in std::mem::take(&mut self.directories).iter().rev() {
+            let _ = dest.attributes(path, item, xattrs);
+        }
+    }
+
     /// An error of the host: of this one entry, unless there is no going on.
     fn host(&mut self, path: &[u8], what: &str, error: io::Error) -> Result<()> {
         use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
@@ -391,6 +418,9 @@ impl Writer<'_, '_, '_> {
     }
 
     fn item(&mut self, item: &Item<'_>) -> Result<()> {
+        if self.job.reader.observer().is_over() {
+            return Err(Error::Stopped);
+        }
         let ino = item.key.objectid.0;
         if self.current.as_ref().is_none_or(|c| c.ino != ino) {
             self.finish()?;

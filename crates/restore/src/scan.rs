@@ -70,7 +70,7 @@ impl Scan {
                     let mut buf = Vec::new();
                     loop {
                         let at = next.fetch_add(WINDOW, Ordering::Relaxed);
-                        if at >= size {
+                        if at >= size || observer.is_over() {
                             break;
                         }
                         if device.data_from(Physical(at)).0 < at.saturating_add(WINDOW) {

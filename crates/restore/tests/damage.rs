@@ -17,6 +17,7 @@ use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// A path that shows as one.
@@ -423,7 +424,74 @@ fn damaged_data_is_written_and_listed_or_left_out() {
     assert_eq!(report.unwrap().files, 0);
     assert!(ears.losses()[0].what.contains("left out") && !second.join("victim").exists());
     let request = Request { path: Some(b"nowhere".to_vec()), target: Target::DryRun, ..everything(&second) };
-    assert!(run(&image, &request).0.unwrap_err().to_string().contains("there is no nowhere"));
+    assert!(run(&image, &request).0.unwrap_err().to_string().contains("there is no /nowhere"));
+}
+
+/// Has enough when it has been asked so many times.
+struct Impatient {
+    patience: usize,
+    asked: AtomicUsize,
+}
+
+impl Observer for Impatient {
+    fn is_over(&self) -> bool {
+        self.asked.fetch_add(1, Relaxed) >= self.patience
+    }
+}
+
+/// Regular files below a directory, by path.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for e in std::fs::read_dir(dir).unwrap() {
+            let e = e.unwrap();
+            match e.file_type().unwrap() {
+                t if t.is_dir() => todo.push(e.path()),
+                t if t.is_file() => out.push(e.path()),
+                _ => {}
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn a_restore_that_is_stopped_leaves_whole_files() {
+    if !ready() {
+        return;
+    }
+    let (dir, image, whole) = work(sample(4096));
+    run(&image, &everything(&whole)).0.unwrap();
+    let all = files(&whole).len();
+    let (mut patience, mut most) = (1, 0);
+    loop {
+        let dest = dir.path().join(format!("after-{patience}"));
+        let observer = Impatient { patience, asked: AtomicUsize::new(0) };
+        let report = Reader::open(device(&image), Options { scan: false, ..OPTIONS }, &observer)
+            .and_then(|r| restore(&r, &everything(&dest)));
+        let some = files(&dest);
+        for file in &some {
+            let complete = whole.join(file.strip_prefix(&dest).unwrap());
+            let len = |path: &Path| std::fs::metadata(path).unwrap().len();
+            assert_eq!(len(file), len(&complete), "{file:?} is not whole");
+            // One is a hole that is larger than memory.
+            if len(file) < 16 << 20 {
+                assert!(std::fs::read(file).unwrap() == std::fs::read(complete).unwrap(), "{file:?}");
+            }
+        }
+        most = most.max(some.len());
+        match report {
+            Err(larder_restore::Error::Stopped) => patience = patience * 2 + 1,
+            report => {
+                report.unwrap();
+                assert_eq!(some.len(), all);
+                break;
+            }
+        }
+        assert!(some.len() < all, "it has not stopped");
+    }
+    assert!(most > 0);
 }
 
 #[test]

@@ -105,13 +105,14 @@ fn the_catalogue_is_large_and_its_names_are_unique() {
 }
 
 /// What the catalogue does not plant: what is wrong with a device and not with an image, what an image may be in the midst
-/// of, and what is said about the check itself.
-const NOT_PLANTED: [Kind; 6] = [
+/// of, what a metadata dump lacks (`check_dumps.rs`), and what is said about the check itself.
+const NOT_PLANTED: [Kind; 7] = [
     Kind::NodeUnreadable,
     Kind::DataUnreadable,
     Kind::LogPresent,
     Kind::SubvolumeBeingDropped,
     Kind::SpaceCacheStale,
+    Kind::DumpWithoutMirror,
     Kind::NotChecked,
 ];
 

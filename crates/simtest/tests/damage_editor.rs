@@ -49,6 +49,7 @@ fn assert_sound(damage: &Damage) {
                 first_key,
                 csum: Some(CsumType::Crc32c),
                 super_generation: superblock.generation(),
+                names_hidden: false,
             };
             check_node(&bytes, &expect).unwrap();
             seen += 1;

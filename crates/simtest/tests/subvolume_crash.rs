@@ -22,12 +22,19 @@ enum Op {
     Frozen(&'static str, &'static str),
     Delete(&'static str),
     Move(&'static str, &'static str),
+    /// The two names change places.
+    Swap(&'static str, &'static str),
+    /// A move that leaves a whiteout.
+    Leave(&'static str, &'static str),
+    Directory(&'static str),
     Sync,
+    /// Of one inode; it has to be a commit where an entry of a subvolume is concerned.
+    Fsync(&'static str),
 }
-use Op::{Create, Delete, Files, Frozen, Move, Snapshot, Sync, Unlink};
+use Op::{Create, Delete, Directory, Files, Frozen, Fsync, Leave, Move, Snapshot, Swap, Sync, Unlink};
 
 /// Each in the order of its steps.
-const WORKLOADS: [&[&[Op]]; 6] = [
+const WORKLOADS: [&[&[Op]]; 8] = [
     &[
         &[Create("a"), Files("a", 40, 1), Sync],
         &[Files("a", 20, 2), Snapshot("a", "b")],
@@ -71,6 +78,28 @@ const WORKLOADS: [&[&[Op]]; 6] = [
         &[Delete("c"), Sync],
         &[Files("b", 20, 3), Sync],
     ],
+    &[
+        // Changing places: with another one in the same tree and in another, with a directory and with a file.
+        &[Create("a"), Create("b"), Create("b/in"), Files("a", 5, 1), Files("b/in", 3, 2), Sync],
+        &[Directory("d"), Files("d", 4, 3), Files("", 6, 4), Sync],
+        &[Swap("a", "b"), Sync],
+        &[Swap("b", "a/in"), Fsync("a")],
+        &[Swap("d", "b"), Fsync("")],
+        &[Swap("a file, number 2", "d"), Fsync("d")],
+        &[Files("b", 5, 5), Sync],
+        &[Swap("a", "b"), Swap("b/in", "a file, number 2"), Swap("a", "b"), Sync],
+        &[Delete("a/in"), Swap("a", "b"), Sync],
+    ],
+    &[
+        // Leaving a whiteout: in the same directory, in another, in another tree, in place of a directory.
+        &[Create("a"), Create("b"), Directory("d"), Directory("d/e"), Files("a", 5, 1), Sync],
+        &[Leave("a", "c"), Sync],
+        &[Leave("c", "d/e"), Fsync("d")],
+        &[Leave("d/e", "b/x"), Fsync("d")],
+        &[Files("b/x", 7, 2), Sync],
+        &[Leave("b/x", "b/y"), Fsync("b")],
+        &[Leave("b/y", "z"), Swap("z", "a"), Delete("a"), Sync],
+    ],
 ];
 
 fn new(kind: FileKind) -> NewInode<'static> {
@@ -92,6 +121,8 @@ fn walk(fs: &Filesystem, dir: InodeId, path: &str, out: &mut Shown) -> Result<()
         let content = if kind == FileKind::Directory {
             walk(fs, id, &at, out)?;
             None
+        } else if kind == FileKind::CharDevice {
+            Some(b"a whiteout".to_vec())
         } else {
             let size = fs.getattr(id).map_err(|e| format!("{at}: {e}"))?.size;
             let mut data = vec![0; usize::try_from(size).map_err(|e| e.to_string())?];
@@ -147,6 +178,10 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
         after.retain(|path, _| !below(path));
         if before == after { Ok(()) } else { Err(format!("{op:?}: the snapshot is not what its source was")) }
     };
+    let rename = |from, to, mode| {
+        let ((dir, name), (to_dir, to_name)) = (split(fs, from), split(fs, to));
+        fs.rename(dir, name, to_dir, to_name, mode).map_err(text)
+    };
     match op {
         Create(path) => {
             let (dir, name) = split(fs, path);
@@ -176,11 +211,15 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
             let (dir, name) = split(fs, path);
             fs.delete_subvolume(dir, name).map(drop).map_err(text)
         }
-        Move(from, to) => {
-            let ((dir, name), (to_dir, to_name)) = (split(fs, from), split(fs, to));
-            fs.rename(dir, name, to_dir, to_name, RenameMode::Replace).map_err(text)
+        Move(from, to) => rename(from, to, RenameMode::Replace),
+        Swap(from, to) => rename(from, to, RenameMode::Exchange),
+        Leave(from, to) => rename(from, to, RenameMode::Whiteout { uid: 0, gid: 0 }),
+        Directory(path) => {
+            let (dir, name) = split(fs, path);
+            fs.create(dir, name, &new(FileKind::Directory)).map(drop).map_err(text)
         }
         Sync => fs.sync().map_err(text),
+        Fsync(path) => fs.fsync(find(fs, path), false).map_err(text),
     }
 }
 

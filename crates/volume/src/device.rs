@@ -16,7 +16,7 @@
 //! A failed flush is final: what it should have covered may be lost for good, however often a later
 //! flush succeeds. The engine therefore never retries one.
 
-use larder_format::Physical;
+use larder_format::{Physical, SECTOR_SIZE};
 use std::fmt;
 use std::io;
 
@@ -105,7 +105,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     }
 
     /// Tells the device that a range holds nothing of value; it may read as anything afterwards.
-    /// Ignored where it is not supported.
+    /// Ignored where it is not supported, and for blocks of which the range has only a part.
     ///
     /// # Errors
     /// What the device says; callers may go on.
@@ -117,6 +117,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Does it take discards, as far as is known by now? Where it does not, [`Device::discard`] does nothing.
     fn can_discard(&self) -> bool {
         true
+    }
+
+    /// Bytes below which a discard gives nothing back, as far as that is known.
+    fn discard_granularity(&self) -> u64 {
+        u64::from(SECTOR_SIZE)
     }
 
     /// First address from `at` on that may hold anything but zeros; `at` itself where that is not known. Lets a search of a

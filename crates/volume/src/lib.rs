@@ -6,6 +6,7 @@
 //! superblocks lie and in which order they are written. It knows nothing of trees.
 
 pub mod device;
+pub mod dump;
 pub mod error;
 pub mod file;
 pub mod lock;
@@ -14,6 +15,7 @@ pub mod superblock;
 pub mod volume;
 
 pub use device::Device;
+pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};
 pub use file::{Caching, FileDevice, OpenMode};
 pub use lock::ImageLock;

@@ -427,6 +427,13 @@ impl Volume {
         self.members.iter().any(|m| m.device.can_discard())
     }
 
+    /// Bytes below which a discard gives nothing back on any device that takes discards.
+    #[must_use]
+    pub fn discard_granularity(&self) -> u64 {
+        let those = self.members.iter().map(|m| &m.device).filter(|d| d.can_discard());
+        those.map(|d| d.discard_granularity()).min().unwrap_or_default()
+    }
+
     /// Counters of each device.
     #[must_use]
     pub fn stats(&self) -> Vec<(DeviceId, DeviceStats)> {

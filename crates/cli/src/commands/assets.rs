@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut top = Cli::command();
     top.build();
     page(&man, &top, "larder")?;
-    for c in top.get_subcommands().filter(|c| !c.is_hide_set()) {
+    for c in top.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help") {
         let name = format!("larder-{}", c.get_name());
         page(&man, c, &name)?;
         for below in c.get_subcommands().filter(|b| b.get_name() != "help") {

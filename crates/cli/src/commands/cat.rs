@@ -1,8 +1,8 @@
 //! `larder cat`: the content of files in an image.
 
 use crate::image::{Access, Image};
-use crate::mount_options;
 use crate::target::Target;
+use crate::{mount_options, print};
 use anyhow::{Context, bail};
 use larder_fs::FileKind;
 use std::ffi::OsString;
@@ -43,11 +43,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             if n == 0 {
                 break;
             }
-            out.write_all(&buf[..n])?;
+            out.write_all(&buf[..n]).context(print::STDOUT)?;
             at += n as u64;
         }
         image.close()?;
     }
-    out.flush()?;
-    Ok(())
+    out.flush().context(print::STDOUT)
 }

@@ -4,7 +4,7 @@
 //! progress a line on a terminal, its verdict an exit code.
 
 use crate::failure::Advise;
-use crate::image::{Access, open_device};
+use crate::image::{Access, advise_content, open_device};
 use crate::print;
 use anyhow::bail;
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
@@ -21,7 +21,8 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: 0 no errors, 1 errors were found, 2 could not run.
-A finding marked as a follow-up merely follows from something else that is missing.
+A finding marked as a follow-up merely follows from something else that is
+missing.
 
 Which files a finding is about:
   larder inspect inode --subvolid TREE --number INODE disk.img
@@ -54,9 +55,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let device: Arc<dyn Device> = open_device(&args.image, Access::Read { force: args.force })?;
     let options = Options { data: args.data, threads: args.threads.unwrap_or(0).into(), keep: args.limit };
     let bar = progress_bar();
-    let result = larder_check::check(&[device], &options, &|p| show_progress(&bar, p));
+    let result = larder_check::check(&[Arc::clone(&device)], &options, &|p| show_progress(&bar, p));
     bar.finish_and_clear();
-    let report = advise(result)?;
+    let report = advise_content(advise(result), &*device)?;
     let shown = if args.json { print::json(&value_of(&report)) } else { show(&report) };
     // The verdict stands even if nobody reads to the end.
     print::unless_closed(shown).could_not_run()?;
@@ -70,12 +71,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Adds what helps where nothing could be checked.
 fn advise(result: Result<Report, larder_check::Error>) -> anyhow::Result<Report> {
     match result {
-        Err(e @ larder_check::Error::NotBtrfs { .. }) => Err(e)
-            .hint("if this is a whole disk, give the partition (`lsblk -f`; for an image `losetup -P` makes them)")
-            .could_not_run(),
-        Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => Err(e)
-            .hint("look at the device's health and cables (`smartctl`, kernel log)")
-            .could_not_run(),
+        Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => {
+            Err(e).hint("look at the device's health and cables (`smartctl`, kernel log)").could_not_run()
+        }
         result => result.could_not_run(),
     }
 }
@@ -100,6 +98,12 @@ fn show_progress(bar: &ProgressBar, progress: &Progress) {
 }
 
 fn show(report: &Report) -> anyhow::Result<()> {
+    if let Some(dump) = &report.dump {
+        print::line("This is a metadata dump. Not judged:")?;
+        for what in dump.not_judged() {
+            print::line(&format!("  - {what}"))?;
+        }
+    }
     let mut explained = BTreeSet::new();
     for finding in &report.findings {
         print::line(&line_of(finding))?;
@@ -168,6 +172,8 @@ fn value_of(report: &Report) -> Value {
     let s = &report.stats;
     json!({
         "clean": report.is_clean(),
+        "metadata_dump": report.dump.map(|d| d.form_name()),
+        "not_judged": report.dump.map(|d| d.not_judged()).unwrap_or_default(),
         "errors": report.errors(),
         "warnings": report.count(Severity::Warning),
         "notes": report.count(Severity::Note),

@@ -2,13 +2,13 @@
 
 use crate::copy::host::HostTree;
 use crate::copy::image::ImageTree;
-use crate::copy::{Sink, Source, copy};
+use crate::copy::{Copier, Sink, Source, Totals};
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::target::{Place, Target};
-use crate::{mount_options, print};
+use crate::{mount_options, print, size};
 use anyhow::{Context, anyhow, bail};
-use indicatif::ProgressBar;
 use larder_fs::{FileKind, InodeId, Packing};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -24,9 +24,13 @@ Examples:
   larder cp disk.img:/etc/os-release .
   larder cp -r old.img:/home new.img:/home
 
-An existing directory as DST takes the copy under its own name; SRC with a slash at its end
-means what is in the directory; DST then gets its attributes, too. Files that exist are
-replaced, directories merged.")]
+An existing directory as DST takes the copy under its own name; SRC with a slash
+at its end means what is in the directory; DST then gets its attributes, too.
+Files that exist are replaced, directories merged. What cannot be copied is
+said, and the rest is copied.
+
+Interrupted (Ctrl-C), it keeps what has arrived, and leaves no part of a file
+behind.")]
 pub(crate) struct Args {
     /// Copy directories and what is in them
     #[arg(short, long)]
@@ -49,7 +53,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match (Place::parse(&args.source), Place::parse(&args.destination)) {
+    match (Place::parse_existing(&args.source)?, Place::parse_existing(&args.destination)?) {
         (Place::Host(_), Place::Host(_)) => Err(anyhow!("neither side is in an image"))
             .hint("one side is IMAGE:PATH, where IMAGE exists; `cp` copies files of the host")
             .could_not_run(),
@@ -93,7 +97,7 @@ struct HostSource {
 
 fn existing(path: &Path) -> anyhow::Result<HostSource> {
     if let Err(e) = std::fs::symlink_metadata(path) {
-        return Err(anyhow::Error::new(e).context(path.display().to_string())).could_not_run();
+        return Err(anyhow::Error::new(e).context(print::path(path))).could_not_run();
     }
     Ok(HostSource { node: path.to_owned(), name: name_of(path.as_os_str().as_bytes()) })
 }
@@ -132,11 +136,11 @@ fn place_on_host(to: &Path, name: Option<Vec<u8>>) -> anyhow::Result<(PathBuf, O
         return Ok((to.to_owned(), name));
     }
     let Some(new) = name_of(to.as_os_str().as_bytes()) else {
-        return usage(format!("{} is not a directory", to.display()));
+        return usage(format!("{} is not a directory", print::path(to)));
     };
     let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
-        return usage(format!("{} is not a directory", parent.display()));
+        return usage(format!("{} is not a directory", print::path(parent)));
     }
     Ok((parent.to_owned(), Some(new)))
 }
@@ -165,6 +169,7 @@ fn within(args: &Args, image: &Image, from: &Target, to: &Target) -> anyhow::Res
     run_copy(args, &ImageTree(image), &source.id, &ImageTree(image), &dir, name.as_deref())
 }
 
+/// Copies one thing, or what is in a directory where there is no name for it.
 fn run_copy<S: Source, D: Sink>(
     args: &Args,
     source: &S,
@@ -173,34 +178,56 @@ fn run_copy<S: Source, D: Sink>(
     dir: &D::Node,
     name: Option<&[u8]>,
 ) -> anyhow::Result<()> {
-    let shown = || args.source.display().to_string();
-    let kind = source.meta(node).with_context(shown)?.kind;
+    let shown = print::name(args.source.as_bytes());
+    let kind = source.meta(node).with_context(|| shown.clone())?.kind;
     if kind == FileKind::Directory && !args.recursive {
-        return Err(anyhow!("{} is a directory", shown()))
+        return Err(anyhow!("{shown} is a directory"))
             .hint("use -r to copy it and what is in it")
             .could_not_run();
     }
-    let progress = print::progress();
+    let (progress, interrupt) = (print::progress(), Interrupt::watch());
+    let mut copier = Copier::new(source, sink, args.recursive, &progress, &interrupt);
     let result = match name {
-        Some(name) => copy(source, node, sink, dir, name, args.recursive, &progress).map(drop),
-        None if kind == FileKind::Directory => copy_content(args, source, node, sink, dir, &progress),
-        None => Err(anyhow!("{} is not a directory", shown())),
+        Some(name) => copier.copy(node, dir, name, &shown),
+        None if kind == FileKind::Directory => copy_content(&mut copier, source, node, sink, dir, &shown),
+        None => Err(anyhow!("{shown} is not a directory")),
     };
     progress.finish_and_clear();
-    result
+    conclude(result, copier.totals())
+}
+
+/// Says what is there and what is not.
+fn conclude(result: anyhow::Result<()>, totals: Totals) -> anyhow::Result<()> {
+    let arrived = || {
+        let entries =
+            if totals.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", totals.entries) };
+        format!("{entries} ({}) had been copied, and stay", size::human(totals.bytes))
+    };
+    match result {
+        Err(e) if e.is::<Interrupted>() => Err(e).hint(arrived()),
+        Err(e) if totals.entries > 0 => Err(e).hint(arrived()),
+        Err(e) => Err(e),
+        Ok(()) if totals.failed > 0 => {
+            let entries =
+                if totals.failed == 1 { "1 entry".to_owned() } else { format!("{} entries", totals.failed) };
+            bail!("{entries} could not be copied as above; everything else was")
+        }
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Copies what is in a directory into another, which gets its attributes, too.
 fn copy_content<S: Source, D: Sink>(
-    args: &Args,
+    copier: &mut Copier<'_, S, D>,
     source: &S,
     node: &S::Node,
     sink: &D,
     dir: &D::Node,
-    progress: &ProgressBar,
+    shown: &str,
 ) -> anyhow::Result<()> {
-    for (name, child) in source.entries(node)? {
-        copy(source, &child, sink, dir, &name, args.recursive, progress)?;
+    for (name, child) in source.entries(node).with_context(|| shown.to_owned())? {
+        let path = format!("{}/{}", shown.trim_end_matches('/'), print::name(&name));
+        copier.copy_among_others(&child, dir, &name, &path)?;
     }
-    sink.finish(dir, &source.meta(node)?, &source.xattrs(node)?)
+    sink.finish(dir, &source.meta(node)?, &source.xattrs(node)?).with_context(|| shown.to_owned())
 }

@@ -5,9 +5,10 @@
 //! there are more blocks than fit, the hashes are divided into as many classes as it takes, and the files read once for
 //! each class. Holes, reserved space and data in leaves are left alone, and so is what is shared already.
 
-use crate::failure::usage;
+use crate::failure::{self, Advise, usage};
 use crate::files::{Files, Node, regular};
 use crate::image::Access;
+use crate::interrupt::Interrupt;
 use crate::{mount_options, print, size};
 use larder_fs::ExtentPlace;
 use rayon::prelude::*;
@@ -23,9 +24,10 @@ Examples:
   larder dedupe mnt/vms
   larder dedupe --dry-run disk.img:/usr disk.img:/opt
 
-Everything at and below the PATHs is compared with each other. Nothing that files show changes, and
-bytes are compared before they are shared. An extent becomes free space once nothing uses any part
-of it. All PATHs are on one mount or in one image.")]
+Everything at and below the PATHs is compared with each other. Nothing that
+files show changes, and bytes are compared before they are shared. An extent
+becomes free space once nothing uses any part of it. All PATHs are on one mount
+or in one image. Interrupted (Ctrl-C), it keeps what is shared so far.")]
 pub(crate) struct Args {
     /// Bytes that are compared as a whole: a power of two, 4K at least
     #[arg(long, value_name = "SIZE", default_value = "128K", value_parser = size::parse)]
@@ -90,7 +92,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Some(first) = args.paths.first() else { return usage("no paths") };
     let access = if args.dry_run { Access::Read { force: false } } else { Access::Write };
     let files = Files::open_as(first, args.subvolid, access)?;
-    let done = dedupe(args, &files);
+    let interrupt = Interrupt::watch();
+    let done = dedupe(args, &files, &interrupt);
     // What was done stays done, even if a later part failed.
     let closed = files.close();
     let report = done.and_then(|report| closed.map(|()| report))?;
@@ -107,14 +110,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let what = if args.dry_run { "would be shared" } else { "shared" };
     print::line(&format!(
-        "{} files, {} read: {} in {} ranges {what}",
-        report.files,
+        "{}, {} read: {} in {} {what}",
+        print::number(report.files as u64, "file"),
         size::human(report.read),
         size::human(report.shared),
-        report.ranges
+        print::number(report.ranges, "range")
     ))?;
     if report.refused > 0 {
         print::line(&format!("{} ranges had changed meanwhile, or cannot be shared", report.refused))?;
+    }
+    if let Err(e) = interrupt.check() {
+        return Err(e).hint("what is shared stays so; the next run goes on from there");
     }
     if report.failed > 0 {
         anyhow::bail!("{} files or ranges failed; see above", report.failed);
@@ -122,7 +128,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn dedupe(args: &Args, files: &Files) -> anyhow::Result<Report> {
+fn dedupe(args: &Args, files: &Files, interrupt: &Interrupt) -> anyhow::Result<Report> {
     let all = regular(files, &args.paths)?;
     let blocks: u64 = all.iter().map(|f| f.size.div_ceil(args.block_size)).sum();
     let fit = (args.memory / size_of::<Block>() as u64).max(1);
@@ -130,9 +136,12 @@ fn dedupe(args: &Args, files: &Files) -> anyhow::Result<Report> {
     let mut report = Report { files: all.len(), ..Report::default() };
     let bar = print::progress();
     for class in 0..classes {
-        let found = hash(args, files, &all, (class, classes), &mut report, &bar);
+        let found = hash(args, files, &all, (class, classes), &mut report, &bar, interrupt);
+        if interrupt.is_asked() {
+            break;
+        }
         let equal = equals(found);
-        share(args, files, &all, &equal, &mut report, &bar);
+        share(args, files, &all, &equal, &mut report, &bar, interrupt);
     }
     bar.finish_and_clear();
     Ok(report)
@@ -146,6 +155,7 @@ fn hash(
     (class, classes): (u64, u64),
     report: &mut Report,
     bar: &indicatif::ProgressBar,
+    interrupt: &Interrupt,
 ) -> Vec<Block> {
     let found = Mutex::new((Vec::new(), 0, 0));
     let chunk = CHUNK.max(args.block_size);
@@ -153,6 +163,9 @@ fn hash(
         all.iter().enumerate().flat_map(|(n, f)| (0..f.size.div_ceil(chunk)).map(move |c| (n, c * chunk)));
     let jobs: Vec<(usize, u64)> = jobs.collect();
     jobs.into_par_iter().for_each(|(n, from)| {
+        if interrupt.is_asked() {
+            return;
+        }
         let mut blocks = Vec::new();
         let to = (from + chunk).min(all[n].size);
         let outcome = hash_file(args.block_size, files, &all[n], (from, to), &mut |number, hash, place| {
@@ -166,7 +179,7 @@ fn hash(
         match outcome {
             Ok(read) => found.1 += read,
             Err(e) => {
-                bar.suspend(|| eprintln!("larder: {e:#}"));
+                bar.suspend(|| print::say(&failure::text(&e)));
                 found.2 += 1;
             }
         }
@@ -269,6 +282,7 @@ fn share(
     equal: &[Equal],
     report: &mut Report,
     bar: &indicatif::ProgressBar,
+    interrupt: &Interrupt,
 ) {
     for run in equal {
         let (from, to) = (&all[run.from as usize], &all[run.to as usize]);
@@ -279,6 +293,9 @@ fn share(
         let apart = if run.from == run.to { at.abs_diff(there) } else { u64::MAX };
         while at < end {
             let len = (end - at).min(PART).min(apart).min(to.size.saturating_sub(there));
+            if interrupt.is_asked() {
+                return;
+            }
             if len == 0 {
                 break;
             }
@@ -294,7 +311,7 @@ fn share(
                     }
                     Ok(None) => report.refused += 1,
                     Err(e) => {
-                        bar.suspend(|| eprintln!("larder: {e:#}"));
+                        bar.suspend(|| print::say(&failure::text(&e)));
                         report.failed += 1;
                     }
                 }

@@ -64,7 +64,7 @@ fn number(v: &Value) -> u64 {
 /// What people want to know of the answer.
 fn lines(value: &Value, on_mount: bool) -> Vec<(&'static str, String)> {
     let fs = &value["file_system"];
-    let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
+    let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), |s| print::name(s.as_bytes()));
     let bytes = |v: &Value| v.as_u64().map_or_else(|| text(v), size::human);
     let mut out = vec![
         ("Label", text(&fs["label"])),

@@ -18,8 +18,9 @@ Examples:
   larder du mnt/home mnt/home-monday
   larder du --depth 1 disk.img:/
 
-TOTAL counts what each file has; EXCLUSIVE is what nothing else uses; SHARED is used by other files or
-snapshots, too, and counts once. On a mount it may be necessary to be root, to read everything.")]
+TOTAL counts what each file has; EXCLUSIVE is what nothing else uses; SHARED is
+used by other files or snapshots, too, and counts once. On a mount it may be
+necessary to be root, to read everything.")]
 pub(crate) struct Args {
     /// Show so many levels below each PATH, too
     #[arg(short, long, value_name = "N", default_value_t = 0)]

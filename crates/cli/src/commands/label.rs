@@ -1,6 +1,6 @@
 //! `larder label`: shows or changes a file system's name.
 
-use crate::commands::sync::mounted;
+use crate::commands::sync::mounted_here;
 use crate::failure::usage;
 use crate::image::{Access, Image};
 use crate::print;
@@ -32,10 +32,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let on_mount = args.target.is_dir() || larder_fuse::mount::is_dead(&args.target);
     match (&args.new, on_mount) {
         (None, true) => {
-            let label = mounted(&args.target, control::label)?;
+            let label = mounted_here(&args.target, control::label)?;
             print::line(&print::name(&label))
         }
-        (Some(new), true) => mounted(&args.target, |p| control::set_label(p, new.as_bytes())),
+        (Some(new), true) => mounted_here(&args.target, |p| control::set_label(p, new.as_bytes())),
         (None, false) => {
             let image = Image::open(&args.target, Access::Read { force: args.force }, None)?;
             let label = image.fs.info().label;

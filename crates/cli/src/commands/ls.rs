@@ -1,8 +1,9 @@
 //! `larder ls`: names in an image.
 
-use crate::image::{Access, Image};
+use crate::image::Image;
 use crate::target::Target;
 use crate::{mount_options, print};
+use anyhow::Context;
 use larder_fs::{Attr, FileKind, InodeId};
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -42,7 +43,7 @@ struct Row {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let target = Target::parse(&args.target);
-    let image = Image::open(&target.image, Access::Read { force: args.force }, args.subvolid)?;
+    let image = Image::open_metadata(&target.image, args.force, args.subvolid)?;
     let attr = image.resolve(&target.path, !args.long || target.path.ends_with(b"/"))?;
     if args.json {
         print::json(&tree(&image, &target.path, attr, args.recursive)?)?;
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         while let Some((path, dir)) = todo.pop() {
             if args.recursive {
                 let blank = if first { "" } else { "\n" };
-                writeln!(out, "{blank}/{}:", print::name(&path))?;
+                writeln!(out, "{blank}/{}:", print::name(&path)).context(print::STDOUT)?;
             }
             first = false;
             let rows = rows(&image, dir)?;
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let link = link_of(&image, &attr)?;
         write_rows(&mut out, &[Row { name, attr, link }], args.long)?;
     }
-    out.flush()?;
+    out.flush().context(print::STDOUT)?;
     drop(out);
     image.close()
 }
@@ -117,13 +118,15 @@ pub(crate) fn entries(image: &Image, dir: InodeId) -> anyhow::Result<Vec<(Vec<u8
 }
 
 fn link_of(image: &Image, attr: &Attr) -> anyhow::Result<Option<Vec<u8>>> {
-    Ok(if attr.kind == FileKind::Symlink { Some(image.fs.readlink(attr.id)?) } else { None })
+    // A metadata dump has zeros where the target was.
+    let is_there = attr.kind == FileKind::Symlink && !image.fs.info().metadata_dump;
+    is_there.then(|| Ok(image.fs.readlink(attr.id)?)).transpose()
 }
 
 fn write_rows(out: &mut impl Write, rows: &[Row], long: bool) -> anyhow::Result<()> {
     if !long {
         for r in rows {
-            writeln!(out, "{}", print::name(&r.name))?;
+            writeln!(out, "{}", print::name(&r.name)).context(print::STDOUT)?;
         }
         return Ok(());
     }
@@ -150,7 +153,8 @@ fn write_rows(out: &mut impl Write, rows: &[Row], long: bool) -> anyhow::Result<
             mode_text(r.attr.kind, r.attr.perm),
             print::time(r.attr.mtime.sec),
             print::name(&r.name),
-        )?;
+        )
+        .context(print::STDOUT)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use larder_format::CsumType;
 use larder_fs::Timestamp;
 use larder_fs::mkfs::{Features, MkfsOptions, MkfsReport, Profile, mkfs, recognise};
-use larder_volume::{Device, FileDevice, OpenMode};
+use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,9 @@ Examples:
   fallocate -l 8G disk.img && larder mkfs --nodiscard disk.img
   SOURCE_DATE_EPOCH=0 larder mkfs --size 1G --uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 a.img
 
-An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte, every time; by whatever user, with --root-owner.
-With --nodiscard that holds for what is written, not for the rest.")]
+An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte,
+every time; by whatever user, with --root-owner. With --nodiscard that holds for
+what is written, not for the rest.")]
 pub(crate) struct Args {
     /// Size of the image file; made if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -47,7 +48,8 @@ pub(crate) struct Args {
     /// Keep data and metadata together, for small devices: 4K nodes, equal profiles
     #[arg(long, short = 'M')]
     mixed: bool,
-    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree, block-group-tree
+    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree, block-group-tree (which goes
+    /// with either of the two before it)
     #[arg(short = 'O', long = "features", value_name = "LIST")]
     features: Vec<String>,
     /// Who owns the root directory, as numbers (default: the user who makes it)
@@ -122,11 +124,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
-    let mut features = Features { mixed: args.mixed, ..Features::default() };
-    for list in &args.features {
-        features.apply(list).could_not_run()?;
+    let (mut features, notes) = Features::chosen(args.features.iter().map(String::as_str)).could_not_run()?;
+    features.mixed |= args.mixed;
+    for note in notes {
+        print::say(&format!("larder: note: {note}"));
     }
-    features.check().could_not_run()?;
     let nodesize = match args.nodesize.map(u32::try_from) {
         None => None,
         Some(Ok(n)) => Some(n),
@@ -168,7 +170,7 @@ fn make(args: &Args, options: &MkfsOptions, existed: bool) -> anyhow::Result<Mkf
                 .hint("give --size SIZE to make a new image")
                 .could_not_run();
         };
-        advise_open(FileDevice::create(target, size), Access::Write)?
+        create(target, size)?
     };
     // Before the size is touched: a refusal changes nothing.
     if !args.force
@@ -198,6 +200,17 @@ fn make(args: &Args, options: &MkfsOptions, existed: bool) -> anyhow::Result<Mkf
             Err(anyhow::Error::new(e).context(target.display().to_string())).could_not_run()
         }
         other => Ok(other?),
+    }
+}
+
+/// Makes the file.
+fn create(target: &Path, size: u64) -> anyhow::Result<FileDevice> {
+    let above = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match FileDevice::create(target, size) {
+        Err(e @ VolumeError::Io { .. }) if !above.is_dir() => {
+            Err(e).hint(format!("there is no directory {}", print::path(above))).could_not_run()
+        }
+        made => advise_open(made, Access::Write),
     }
 }
 

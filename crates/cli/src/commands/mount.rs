@@ -19,11 +19,11 @@
 //! | the porter | the mount goes on, `umount` and `larder umount` work; SIGTERM makes everything durable and ends the daemon, but leaves a dead mount for `larder umount` to clear |
 
 use crate::failure::{self, Advise, usage};
-use crate::image::{Access, advise_filesystem, advise_open, when_free};
+use crate::image::{Access, advise_content, advise_filesystem, advise_open, when_free};
 use crate::mount_options::{self, MountWishes};
-use crate::mount_table;
 use crate::state::{self, Claim, Outcome, Stage};
 use crate::utab;
+use crate::{mount_table, print};
 use anyhow::{Context, anyhow};
 use larder_fs::{Filesystem, OpenOptions};
 use larder_fuse::{MountError, MountOptions, Mounted, Porter, Stats, porter, sandbox};
@@ -230,11 +230,8 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         Ok(m) if !m.is_dir() => return usage(format!("{shown} is not a directory: a mount needs one")),
         Ok(_) => {}
     }
-    let (access, mode) = if wishes.read_only {
-        (Access::Read { force: false }, OpenMode::Read)
-    } else {
-        (Access::Write, OpenMode::Write)
-    };
+    let (access, mode) =
+        if wishes.read_only { (Access::Serve, OpenMode::Read) } else { (Access::Write, OpenMode::Write) };
     let device =
         advise_open(when_free(source, || FileDevice::open_cached(source, mode, wishes.caching)), access)
             .map_err(|e| read_only_advice(e, wishes))?;
@@ -266,9 +263,9 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         }
     };
     if mounted.enabled_uring {
-        eprintln!(
+        print::say(
             "larder: note: FUSE over io_uring was off on this machine and is on now \
-             (/sys/module/fuse/parameters/enable_uring)"
+             (/sys/module/fuse/parameters/enable_uring)",
         );
     }
     let porter = mounted.porter().clone();
@@ -282,7 +279,7 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         if daemon {
             detach(nowhere);
         } else {
-            let _ = crate::print::line(&format!("{} is mounted on {shown}", source.display()));
+            let _ = print::line(&format!("{} is mounted on {shown}", source.display()));
         }
     });
     reached(&announced, Stage::Ending);
@@ -314,6 +311,7 @@ fn open_and_mount(
     let options = OpenOptions {
         read_only: wishes.read_only,
         no_log_replay: wishes.no_log_replay,
+        metadata_dump: false,
         subvol: wishes.subvol.clone(),
         cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
         commit_interval: Some(wishes.commit),
@@ -325,9 +323,11 @@ fn open_and_mount(
         tuning: wishes.tuning.clone(),
     };
     let name = args.source.display().to_string();
-    let fs = advise_filesystem(Filesystem::open(Arc::new(device) as Arc<dyn Device>, options), &name)?;
+    let device = Arc::new(device);
+    let opened = Filesystem::open(Arc::clone(&device) as Arc<dyn Device>, options);
+    let fs = advise_content(advise_filesystem(opened, &name), &*device)?;
     if fs.info().has_unreplayed_log {
-        eprintln!("larder: note: {name} has a log that is not replayed; showing its last commit");
+        print::say(&format!("larder: note: {name} has a log that is not replayed; showing its last commit"));
     }
     let mounted = match porter {
         Some(porter) => porter.mount(request(wishes)),
@@ -378,12 +378,12 @@ fn end_without_unmounting(fs: &Filesystem, porter: &Porter, announced: &Announce
     let result = fs.close().map_err(anyhow::Error::new);
     // Nothing left to take back: the mount has just ended by itself, and so does the process.
     let Some(claim) = take(announced) else { return };
-    eprintln!(
+    print::say(&format!(
         "larder: the process that unmounts is gone: `larder umount {}` clears the mount",
         porter.mountpoint().display()
-    );
+    ));
     for error in [conclude(claim, porter, &result), result].into_iter().filter_map(Result::err) {
-        eprintln!("{}", failure::text(&error));
+        print::say(&failure::text(&error));
     }
     std::process::exit(i32::from(failure::FAILED));
 }
@@ -414,5 +414,8 @@ fn read_only_advice(error: anyhow::Error, wishes: &MountWishes) -> anyhow::Error
 }
 
 fn advise_mount(error: MountError) -> anyhow::Error {
-    Err::<(), _>(anyhow!(error)).could_not_run().unwrap_err()
+    let not_ours = error.to_string().contains("no write access to mountpoint");
+    let result = Err::<(), _>(anyhow!(error)).could_not_run();
+    let result = if not_ours { result.hint("give a directory that belongs to you") } else { result };
+    result.unwrap_err()
 }

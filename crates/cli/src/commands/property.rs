@@ -24,9 +24,10 @@ Examples:
 
 The property ro of a subvolume is true or false.
 
-The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9), none for data that
-is never to be compressed, or an empty word for none of these. New files and directories get it
-from the directory they are made in. Data that is there already stays as it is.")]
+The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9),
+none for data that is never to be compressed, or an empty word for none of
+these. New files and directories get it from the directory they are made in.
+Data that is there already stays as it is.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             _ => usage("ro is true or false"),
         },
         What::Get { force, target, name } => {
-            let value = match Place::parse(target) {
+            let value = match Place::parse_existing(target)? {
                 Place::Image(t) => {
                     let image = Image::open(&t.image, Access::Read { force: *force }, None)?;
                     let attr = image.resolve(&t.path, false)?;
@@ -91,9 +92,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 Place::Host(path) => on_mount(&path)?,
             };
             // Nothing is set: nothing to print, and no mistake.
-            value.map_or(Ok(()), |v| print::line(&format!("{name}={}", String::from_utf8_lossy(&v))))
+            value.map_or(Ok(()), |v| print::line(&format!("{name}={}", print::name(&v))))
         }
-        What::Set { target, value, .. } => match Place::parse(target) {
+        What::Set { target, value, .. } => match Place::parse_existing(target)? {
             Place::Image(t) => {
                 let image = Image::open(&t.image, Access::Write, None)?;
                 let attr = image.resolve(&t.path, false)?;

@@ -25,10 +25,11 @@ Examples:
   larder reflink disk.img:/a disk.img:/b
   larder reflink --range 1M+64K@0 mnt/a mnt/b
 
-Without --range the copy becomes as its source is: a file that exists gets the source's content and
-size. With it, only the ranges are changed. Offsets are multiples of 4K; so are lengths, unless a
-range ends where both files do. Both are in the same image or on the same mount; files without
-checksums (`chattr +C`) share only with each other.")]
+Without --range the copy becomes as its source is: a file that exists gets the
+source's content and size. With it, only the ranges are changed. Offsets are
+multiples of 4K; so are lengths, unless a range ends where both files do. Both
+are in the same image or on the same mount; files without checksums
+(`chattr +C`) share only with each other.")]
 pub(crate) struct Args {
     /// Share a range only: FROM+LENGTH[@TO], TO being FROM if not given; may be repeated
     #[arg(long, value_name = "RANGE", value_parser = range)]
@@ -64,7 +65,7 @@ fn range(text: &str) -> Result<Range, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match (Place::parse(&args.source), Place::parse(&args.destination)) {
+    match (Place::parse_existing(&args.source)?, Place::parse_existing(&args.destination)?) {
         (Place::Host(from), Place::Host(to)) => on_mount(&from, &to, &args.range),
         (Place::Image(from), Place::Image(to)) if from.image == to.image => {
             let image = Image::open(&from.image, Access::Write, args.subvolid)?;

@@ -2,8 +2,9 @@
 
 use crate::commands::inspect::{self, Problems};
 use crate::failure::{Advise, usage};
-use crate::image::{Access, open_device};
+use crate::image::{Access, advise_content, open_device};
 use crate::print;
+use anyhow::anyhow;
 use larder_restore::{Options, Reader};
 use larder_volume::Device;
 use larder_volume::superblock::{SuperCopies, read_superblock, write_superblocks};
@@ -50,7 +51,14 @@ const NAMED: usize = 20;
 fn zero_log(args: &ZeroLog) -> anyhow::Result<()> {
     let device = open_device(&args.image, Access::Write)?;
     let shown = args.image.display();
-    let mut superblock = read_superblock(device.as_ref()).could_not_run()?;
+    let mut superblock = advise_content(read_superblock(device.as_ref()).could_not_run(), device.as_ref())?;
+    if superblock.metadata_dump().is_some() {
+        return Err(anyhow!("{shown}: it is a metadata dump, and a dump is never written"))
+            .hint(
+                "`larder inspect log` shows its log; drop that of the file system that the dump was made of",
+            )
+            .could_not_run();
+    }
     if superblock.log_root().is_none() {
         return print::line(&format!("{shown} has no log; nothing to do"));
     }

@@ -4,7 +4,8 @@
 //! all of it as one JSON object on standard output.
 
 use crate::failure::{Advise, usage};
-use crate::image::{Access, open_device};
+use crate::image::{Access, DUMP_ADVICE, advise_content, open_device};
+use crate::interrupt::Interrupt;
 use crate::mount_options;
 use crate::print;
 use crate::size;
@@ -15,13 +16,14 @@ use larder_restore::{
     Entry, Loss, Observer, Options, PointSource, Reader, Report, Request, Step, Target, Trees, When, points,
     restore,
 };
+use larder_volume::Device;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Copy what is left of a damaged image into a directory.
@@ -30,7 +32,8 @@ use std::time::Duration;
 /// stand in. What cannot be had is listed. The image is only read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit codes: 0 everything was restored, 1 something was lost (and listed), 2 could not run.
+Exit codes: 0 everything was restored, 1 something was lost (and listed),
+2 could not run.
 
 Examples:
   larder restore --list broken.img
@@ -92,7 +95,9 @@ struct Console {
     bar: ProgressBar,
     losses: AtomicU64,
     kept: Mutex<Kept>,
-    broken: AtomicBool,
+    /// Why nothing more is listed.
+    broken: OnceLock<anyhow::Error>,
+    interrupt: Interrupt,
 }
 
 #[derive(Default)]
@@ -112,7 +117,8 @@ impl Console {
             bar,
             losses: AtomicU64::new(0),
             kept: Mutex::default(),
-            broken: AtomicBool::new(false),
+            broken: OnceLock::new(),
+            interrupt: Interrupt::default(),
         }
     }
 
@@ -121,7 +127,7 @@ impl Console {
     }
 
     fn say(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("larder: {text}"));
+        self.bar.suspend(|| print::say(&format!("larder: {text}")));
     }
 }
 
@@ -183,12 +189,15 @@ impl Observer for Console {
                     k.entries.push(value);
                 }
             });
-        } else if !self.broken.load(Relaxed) {
+        } else if self.broken.get().is_none() {
             let line = format!("{:>12} {path}", entry.size);
-            if self.bar.suspend(|| print::line(&line)).is_err() {
-                self.broken.store(true, Relaxed);
+            if let Err(e) = self.bar.suspend(|| print::line(&line)) {
+                let _ = self.broken.set(e);
             }
         }
+    }
+    fn is_over(&self) -> bool {
+        self.interrupt.is_asked()
     }
 }
 
@@ -197,9 +206,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return usage("there are at most three superblocks: 0, 1 and 2");
     }
     let device = open_device(&args.image, Access::Read { force: args.force })?;
-    let console = Console::new(args);
+    let mut console = Console::new(args);
+    if !args.list && !args.dry_run {
+        console.interrupt = Interrupt::watch();
+    }
     let options = Options { super_copy: args.super_copy, scan: !args.no_scan };
-    let reader = Reader::open(device, options, &console).could_not_run()?;
+    let opened = Reader::open(Arc::clone(&device) as Arc<dyn Device>, options, &console).could_not_run();
+    let reader = advise_content(opened, &*device)?;
+    let dump = reader.superblock().metadata_dump().is_some();
+    if dump && args.list {
+        console.note("this is a metadata dump without its data: what is listed cannot be restored from it");
+    }
     if args.list {
         return list(args, &reader, &console);
     }
@@ -226,7 +243,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let report = restore(&reader, &request);
     console.bar.finish_and_clear();
-    let report = advise(report)?;
+    let report = advise(report, &console.interrupt)?;
     let losses = console.losses.load(Relaxed);
     if args.json {
         let kept = console.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -234,6 +251,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         print::unless_closed(print::json(&value(&report, losses, kept)))?;
     } else {
         summary(&report, args.dry_run);
+        if let Some(e) = console.broken.into_inner() {
+            print::unless_closed(Err(e))?;
+        }
     }
     if losses > 0 {
         let losses = if losses == 1 { "1 loss".to_owned() } else { format!("{losses} losses") };
@@ -242,17 +262,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds what helps where nothing could be tried.
-fn advise(report: larder_restore::Result<Report>) -> anyhow::Result<Report> {
-    let not_empty = |e: &larder_restore::Error| {
-        matches!(e, larder_restore::Error::Destination { source, .. }
-            if source.kind() == std::io::ErrorKind::DirectoryNotEmpty)
+/// Adds what helps where nothing could be tried, or not everything could be done.
+fn advise(report: larder_restore::Result<Report>, interrupt: &Interrupt) -> anyhow::Result<Report> {
+    use std::io::ErrorKind::{DirectoryNotEmpty, QuotaExceeded, StorageFull};
+    let kind = match &report {
+        Err(larder_restore::Error::Destination { source, .. }) => Some(source.kind()),
+        _ => None,
     };
-    match report {
-        Err(e) if not_empty(&e) => Err(e)
+    const STAYS: &str =
+        "what was restored until then stays; with --force the next try goes into the same directory";
+    match (report, kind) {
+        (Err(larder_restore::Error::Stopped), _) => {
+            interrupt.check().hint(STAYS)?;
+            Err(larder_restore::Error::Stopped.into())
+        }
+        (Err(e), Some(DirectoryNotEmpty)) => Err(e)
             .hint("name a directory that is new or empty; --force writes into this one and replaces what is in the way")
             .could_not_run(),
-        report => report.could_not_run(),
+        (Err(e @ larder_restore::Error::MetadataDump), _) => Err(e).hint(DUMP_ADVICE).could_not_run(),
+        (Err(e), Some(StorageFull | QuotaExceeded)) => Err(e).hint(STAYS),
+        (report, _) => report.could_not_run(),
     }
 }
 
@@ -279,7 +308,7 @@ fn value(r: &Report, losses: u64, kept: Kept) -> Value {
 
 fn summary(r: &Report, dry: bool) {
     let would = if dry { "would be " } else { "" };
-    eprintln!(
+    print::say(&format!(
         "larder: {would}restored from generation {}: {} files ({}), {} further names, {} directories, {} symbolic links, \
          {} special files, in {} subvolumes",
         r.generation,
@@ -290,7 +319,7 @@ fn summary(r: &Report, dry: bool) {
         r.symlinks,
         r.special,
         r.subvolumes
-    );
+    ));
     let notes = [
         (
             r.unverified_bytes,
@@ -301,7 +330,7 @@ fn summary(r: &Report, dry: bool) {
         (r.xattrs_refused, format!("{} extended attributes could not be set", r.xattrs_refused)),
     ];
     for (_, text) in notes.iter().filter(|(n, _)| *n > 0) {
-        eprintln!("larder: note: {text}");
+        print::say(&format!("larder: note: {text}"));
     }
 }
 
@@ -345,7 +374,8 @@ fn list(args: &Args, reader: &Reader<'_>, console: &Console) -> anyhow::Result<(
         })
         .collect();
     if args.json {
-        return print::json(&json!({ "points": values, "subvolumes": subvolumes }));
+        let dump = reader.superblock().metadata_dump().is_some();
+        return print::json(&json!({ "points": values, "subvolumes": subvolumes, "metadata_dump": dump }));
     }
     print::line("points in time:")?;
     for v in &values {

@@ -43,8 +43,9 @@ enum What {
 Example:
   larder subvolume delete mnt/home-monday
 
-On a mount the space comes back in the background: `larder stats` shows subvolumes_to_drop.
-Subvolumes that have others in them, the default one and the mounted one are not deleted.")]
+On a mount the space comes back in the background: `larder stats` says how many
+are left. Subvolumes that have others in them, the default one and the mounted
+one are not deleted.")]
     Delete {
         /// Make the deletion durable before going on (in an image it always is)
         #[arg(short = 'c', long)]
@@ -89,9 +90,10 @@ Subvolumes that have others in them, the default one and the mounted one are not
 Example:
   larder subvolume snapshot -r mnt/home mnt/snapshots
 
-It is durable when the command returns, and has what programs changed through mappings that they
-still have. If TO is a directory, the snapshot is made in it under the name of what it is of.
-Both are in the same image or on the same mount.")]
+It is durable when the command returns, and has what programs changed through
+mappings that they still have. If TO is a directory, the snapshot is made in it
+under the name of what it is of. Both are in the same image or on the same
+mount.")]
     Snapshot {
         /// Read-only
         #[arg(short, long)]
@@ -129,7 +131,8 @@ Example:
 Example:
   larder subvolume find-new mnt/home 1234
 
-The last line says up to which transaction that is all: with its number plus one the next list begins.
+The last line says up to which transaction that is all: with its number plus one
+the next list begins.
 Deletions do not show.")]
     FindNew {
         /// Print JSON, one line for each extent
@@ -149,8 +152,8 @@ Deletions do not show.")]
 Example:
   larder subvolume read-only mnt/home on
 
-A subvolume that was received does not become writable without --forget, and then is no longer
-known as received.")]
+A subvolume that was received does not become writable without --forget, and
+then is no longer known as received.")]
     ReadOnly {
         /// Forget where it was received from (images only)
         #[arg(long)]
@@ -220,7 +223,7 @@ fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
 }
 
 fn create(path: &OsString) -> anyhow::Result<()> {
-    match Place::parse(path) {
+    match Place::parse_existing(path)? {
         Place::Host(path) => mounted(&path, on_mount::create),
         Place::Image(t) => in_image(&t, Access::Write, |image| {
             let (dir, name) = image.parent(&t.path)?;
@@ -233,7 +236,7 @@ fn create(path: &OsString) -> anyhow::Result<()> {
 }
 
 fn delete(path: &OsString, commit: bool) -> anyhow::Result<()> {
-    match Place::parse(path) {
+    match Place::parse_existing(path)? {
         Place::Host(path) => {
             let done = mounted(&path, on_mount::delete);
             let nested = |e: &anyhow::Error| {
@@ -306,7 +309,7 @@ fn list(all: Vec<Value>, json: bool) -> anyhow::Result<()> {
 }
 
 fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
-    let (all, id) = match Place::parse(path) {
+    let (all, id) = match Place::parse_existing(path)? {
         Place::Image(t) => {
             let id = in_image(&t, Access::Read { force }, |image| Ok(root_of(image, &t.path)?.subvol.0))?;
             (of_image(&t, force)?.0, id)
@@ -347,7 +350,7 @@ fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
 }
 
 fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<()> {
-    match (Place::parse(from), Place::parse(to)) {
+    match (Place::parse_existing(from)?, Place::parse_existing(to)?) {
         (Place::Host(from), Place::Host(to)) => {
             // Otherwise it would look as if the snapshot's place were missing.
             from.metadata().with_context(|| from.display().to_string()).could_not_run()?;
@@ -401,7 +404,7 @@ fn find_new(path: &OsString, since: u64, json: bool, force: bool) -> anyhow::Res
             )
         });
     };
-    let upto = match Place::parse(path) {
+    let upto = match Place::parse_existing(path)? {
         Place::Host(path) => mounted(&path, |p| {
             on_mount::is_read_only(p)?;
             on_mount::find_new(p, since, &mut show)
@@ -421,7 +424,7 @@ fn find_new(path: &OsString, since: u64, json: bool, force: bool) -> anyhow::Res
 }
 
 fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
-    let place = match Place::parse(path) {
+    let place = match Place::parse_existing(path)? {
         // An image as a whole, which has no path in it that could be meant.
         Place::Host(p) if id.is_some() && p.is_file() => Place::Image(Target::parse(path)),
         place => place,
@@ -446,7 +449,7 @@ fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
 
 /// Makes a subvolume read-only or not; `None`: what it is.
 pub(crate) fn read_only(path: &OsString, wanted: Option<bool>, forget: bool) -> anyhow::Result<Option<bool>> {
-    match Place::parse(path) {
+    match Place::parse_existing(path)? {
         Place::Image(t) => {
             let access = if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
             in_image(&t, access, |image| {

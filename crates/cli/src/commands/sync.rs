@@ -22,12 +22,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     mounted(&args.directory, control::sync)
 }
 
+/// As [`mounted`], for a request that the kernel's file systems answer, too: theirs is not the one that was meant.
+pub(crate) fn mounted_here<T>(
+    path: &Path,
+    send: impl FnOnce(&Path) -> std::io::Result<T>,
+) -> anyhow::Result<T> {
+    mounted(path, |path| control::is_served(path).and_then(|()| send(path)))
+}
+
 /// Sends a request to the daemon behind `path`, with the right words where there is none.
 pub(crate) fn mounted<T>(path: &Path, send: impl FnOnce(&Path) -> std::io::Result<T>) -> anyhow::Result<T> {
     let result = send(path);
     let kind = result.as_ref().err().map(std::io::Error::kind);
     let dead =
         matches!(&result, Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)));
+    let elsewhere = matches!(&result, Err(e) if e.to_string().contains("not on a Larder mount"));
     let result = result.with_context(|| path.display().to_string());
     if dead {
         return result
@@ -39,8 +48,14 @@ pub(crate) fn mounted<T>(path: &Path, send: impl FnOnce(&Path) -> std::io::Resul
             Some(why) => result.hint(why),
             None => result,
         },
-        Some(ErrorKind::Unsupported) => result.hint("give a directory on a mounted image").could_not_run(),
+        Some(ErrorKind::Unsupported) if elsewhere => {
+            result.hint("give a directory on a mounted image").could_not_run()
+        }
+        Some(ErrorKind::Unsupported) => result.could_not_run(),
         Some(ErrorKind::NotFound | ErrorKind::NotADirectory) => result.could_not_run(),
+        Some(ErrorKind::ReadOnlyFilesystem) => {
+            result.hint("`larder stats` says why nothing can be written, if it was not mounted so")
+        }
         _ => result,
     }
 }

@@ -1,6 +1,6 @@
 //! `larder trim`: gives free space back to what the file system lies on.
 
-use crate::commands::sync::mounted;
+use crate::commands::sync::mounted_here;
 use crate::failure::Advise;
 use crate::image::{Access, Image};
 use crate::{print, size};
@@ -27,10 +27,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name = args.target.display().to_string();
     let on_mount = args.target.is_dir() || larder_fuse::mount::is_dead(&args.target);
     let bytes = if on_mount {
-        mounted(&args.target, control::trim)?
+        mounted_here(&args.target, |path| control::trim(path, TrimRange::default()))?.bytes
     } else {
         let image = Image::open(&args.target, Access::Write, None)?;
-        let trimmed = image.fs.trim(TrimRange::default());
+        let trimmed = image.fs.trim(TrimRange::default()).map(|t| t.bytes);
         let unsupported = matches!(trimmed, Err(larder_fs::Error::NotSupported(_)));
         let trimmed = trimmed.with_context(|| name.clone());
         let closed = image.close();

@@ -2,6 +2,7 @@
 
 use crate::failure::{Advise, usage};
 use crate::mount_table::{self, Mount};
+use crate::print;
 use crate::state::{Outcome, Watch};
 use crate::utab;
 use anyhow::{Context, bail};
@@ -52,18 +53,18 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         return Ok(());
     }
     if wait && !lazy && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
-        eprintln!(
+        print::say(&format!(
             "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its daemon goes on"
-        );
+        ));
         return Ok(());
     }
     match watch {
         Some(watch) if wait => conclude(watch, &point),
         Some(_) => Ok(()),
         None => {
-            eprintln!(
+            print::say(&format!(
                 "larder: note: the daemon of {shown} left no trace; it is unmounted, but its end was not waited for"
-            );
+            ));
             Ok(())
         }
     }

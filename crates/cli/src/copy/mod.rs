@@ -5,14 +5,18 @@
 //! symbolic links as such, special files. Something that exists at the destination is replaced, directories are
 //! merged; symbolic links at the destination are replaced, too, and never followed.
 //!
+//! What is wrong with one entry is said, and the others are copied; a destination that is full or broken ends it all, and so
+//! does a signal. Whatever happens, no file is left that has only a part of its data.
+//!
 //! The source may be a hostile image: names that could leave the destination are refused, and so are directories
 //! without end.
 
 pub(crate) mod host;
 pub(crate) mod image;
 
-use crate::print;
-use anyhow::{Context, bail};
+use crate::interrupt::Interrupt;
+use crate::{failure, print};
+use anyhow::{anyhow, bail};
 use indicatif::ProgressBar;
 use larder_fs::{FileKind, Timestamp};
 use std::collections::HashMap;
@@ -80,6 +84,8 @@ pub(crate) trait Sink {
 pub(crate) struct Totals {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
+    /// Entries that could not be copied, or not as they are; each was told.
+    pub(crate) failed: u64,
 }
 
 /// Bytes moved at once.
@@ -87,119 +93,290 @@ const PIECE: usize = 1 << 20;
 /// Deepest nesting of directories; only an image that contains itself is deeper.
 const MAX_DEPTH: usize = 4096;
 
-enum Step<S: Source, D: Sink> {
-    Copy { node: S::Node, dir: D::Node, name: Vec<u8>, depth: usize },
-    Finish { node: D::Node, meta: Meta, xattrs: Xattrs },
+/// Something that is to be copied, and where.
+struct Task<S: Source, D: Sink> {
+    node: S::Node,
+    dir: D::Node,
+    name: Vec<u8>,
+    /// For messages.
+    shown: String,
+    depth: usize,
 }
 
-/// Copies `node` to `name` in `dir`; a directory only if `recursive`.
-pub(crate) fn copy<S: Source, D: Sink>(
-    source: &S,
-    node: &S::Node,
-    sink: &D,
-    dir: &D::Node,
-    name: &[u8],
+impl<S: Source, D: Sink> Task<S, D> {
+    fn new(node: &S::Node, dir: &D::Node, name: &[u8], shown: &str) -> Self {
+        Self { node: node.clone(), dir: dir.clone(), name: name.to_vec(), shown: shown.to_owned(), depth: 0 }
+    }
+}
+
+enum Step<S: Source, D: Sink> {
+    Copy(Task<S, D>),
+    Finish { node: D::Node, meta: Meta, xattrs: Xattrs, shown: String },
+}
+
+/// Why something could not be copied.
+enum Trouble {
+    /// It concerns one entry: the others can be.
+    Entry(anyhow::Error),
+    /// There is no point in going on.
+    All(anyhow::Error),
+}
+
+/// A copy under way.
+pub(crate) struct Copier<'a, S: Source, D: Sink> {
+    source: &'a S,
+    sink: &'a D,
     recursive: bool,
-    progress: &ProgressBar,
-) -> anyhow::Result<Totals> {
-    let mut totals = Totals::default();
-    let mut links: HashMap<(u64, u64), D::Node> = HashMap::new();
-    let mut buf = vec![0; PIECE];
-    let first = Step::Copy { node: node.clone(), dir: dir.clone(), name: name.to_vec(), depth: 0 };
-    let mut todo: Vec<Step<S, D>> = vec![first];
-    while let Some(step) = todo.pop() {
-        let (node, dir, name, depth) = match step {
-            Step::Finish { node, meta, xattrs } => {
-                sink.finish(&node, &meta, &xattrs)?;
-                continue;
-            }
-            Step::Copy { node, dir, name, depth } => (node, dir, name, depth),
-        };
-        check_name(&name)?;
-        let shown = || print::name(&name);
-        let meta = source.meta(&node).with_context(shown)?;
-        totals.entries += 1;
-        progress.inc(1);
-        if meta.kind == FileKind::Directory {
-            if !recursive {
-                bail!("{} is a directory", shown());
-            }
-            if depth > MAX_DEPTH {
-                bail!("{}: directories are nested more than {MAX_DEPTH} deep", shown());
-            }
-            let xattrs = source.xattrs(&node).with_context(shown)?;
-            let made = match sink.find(&dir, &name).with_context(shown)? {
-                Some((existing, FileKind::Directory)) => existing,
-                Some(_) => bail!("{} exists and is not a directory", shown()),
-                None => sink.create(&dir, &name, &meta, b"").with_context(shown)?,
-            };
-            todo.push(Step::Finish { node: made.clone(), meta, xattrs });
-            let entries = source.entries(&node).with_context(shown)?;
-            todo.extend(entries.into_iter().rev().map(|(name, node)| Step::Copy {
-                node,
-                dir: made.clone(),
-                name,
-                depth: depth + 1,
-            }));
-            continue;
+    progress: &'a ProgressBar,
+    interrupt: &'a Interrupt,
+    /// Files that have more names, and where the first of them went.
+    links: HashMap<(u64, u64), D::Node>,
+    todo: Vec<Step<S, D>>,
+    buf: Vec<u8>,
+    totals: Totals,
+}
+
+impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
+    /// Will copy directories only if `recursive`.
+    pub(crate) fn new(
+        source: &'a S,
+        sink: &'a D,
+        recursive: bool,
+        progress: &'a ProgressBar,
+        interrupt: &'a Interrupt,
+    ) -> Self {
+        let (links, todo) = (HashMap::new(), Vec::new());
+        let (buf, totals) = (vec![0; PIECE], Totals::default());
+        Self { source, sink, recursive, progress, interrupt, links, todo, buf, totals }
+    }
+
+    /// Copies `node` to `name` in `dir`; `shown` is what messages call it.
+    ///
+    /// # Errors
+    /// It could not be copied at all, or not to its end. What was wrong with single entries below it is said, and counted.
+    pub(crate) fn copy(
+        &mut self,
+        node: &S::Node,
+        dir: &D::Node,
+        name: &[u8],
+        shown: &str,
+    ) -> anyhow::Result<()> {
+        match self.entry(Task::new(node, dir, name, shown)) {
+            Ok(()) => self.rest(),
+            Err(Trouble::Entry(e) | Trouble::All(e)) => Err(e),
         }
-        match sink.find(&dir, &name).with_context(shown)? {
-            Some((_, FileKind::Directory)) => bail!("{} exists and is a directory", shown()),
-            Some(_) => sink.unlink(&dir, &name).with_context(shown)?,
+    }
+
+    /// The same for one of several things to be copied: if it cannot be, the others are.
+    ///
+    /// # Errors
+    /// There is no point in going on.
+    pub(crate) fn copy_among_others(
+        &mut self,
+        node: &S::Node,
+        dir: &D::Node,
+        name: &[u8],
+        shown: &str,
+    ) -> anyhow::Result<()> {
+        self.todo.push(Step::Copy(Task::new(node, dir, name, shown)));
+        self.rest()
+    }
+
+    /// Does what is to be done.
+    fn rest(&mut self) -> anyhow::Result<()> {
+        while let Some(step) = self.todo.pop() {
+            let done = match step {
+                Step::Finish { node, meta, xattrs, shown } => self.finish(&node, &meta, &xattrs, &shown),
+                Step::Copy(task) => self.entry(task),
+            };
+            match done {
+                Ok(()) => {}
+                Err(Trouble::Entry(e)) => {
+                    self.totals.failed += 1;
+                    self.progress.suspend(|| print::say(&failure::text(&e)));
+                }
+                Err(Trouble::All(e)) => {
+                    self.leave();
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What has been copied so far.
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Directories that were begun get their attributes, as far as that still works.
+    fn leave(&mut self) {
+        while let Some(step) = self.todo.pop() {
+            if let Step::Finish { node, meta, xattrs, shown } = step {
+                let _ = self.finish(&node, &meta, &xattrs, &shown);
+            }
+        }
+    }
+
+    fn finish(&self, node: &D::Node, meta: &Meta, xattrs: &Xattrs, shown: &str) -> Result<(), Trouble> {
+        self.sink.finish(node, meta, xattrs).map_err(|e| of_sink(e, shown))
+    }
+
+    fn entry(&mut self, task: Task<S, D>) -> Result<(), Trouble> {
+        self.interrupt.check().map_err(|e| Trouble::All(e.into()))?;
+        let shown = &task.shown;
+        check_name(&task.name).map_err(|e| of_source(e, shown))?;
+        let meta = self.source.meta(&task.node).map_err(|e| of_source(e, shown))?;
+        self.progress.inc(1);
+        match meta.kind {
+            FileKind::Directory => self.directory(task, meta),
+            _ => self.other(&task, &meta),
+        }
+    }
+
+    /// Makes a directory; what is in it comes next, then its attributes.
+    fn directory(&mut self, task: Task<S, D>, meta: Meta) -> Result<(), Trouble> {
+        let Task { node, dir, name, shown, depth } = task;
+        let refused = |why: String| Err(Trouble::Entry(anyhow!("{shown}: {why}")));
+        if !self.recursive {
+            return refused("is a directory".into());
+        }
+        if depth > MAX_DEPTH {
+            return refused(format!("directories are nested more than {MAX_DEPTH} deep"));
+        }
+        let xattrs = self.source.xattrs(&node).map_err(|e| of_source(e, &shown))?;
+        let entries = self.source.entries(&node).map_err(|e| of_source(e, &shown))?;
+        let made = match self.sink.find(&dir, &name).map_err(|e| of_sink(e, &shown))? {
+            Some((existing, FileKind::Directory)) => existing,
+            Some(_) => return refused("the destination exists and is not a directory".into()),
+            None => self.sink.create(&dir, &name, &meta, b"").map_err(|e| of_sink(e, &shown))?,
+        };
+        self.totals.entries += 1;
+        let above = shown.trim_end_matches('/').to_owned();
+        self.todo.push(Step::Finish { node: made.clone(), meta, xattrs, shown });
+        self.todo.extend(entries.into_iter().rev().map(|(name, node)| {
+            let shown = format!("{above}/{}", print::name(&name));
+            Step::Copy(Task { node, dir: made.clone(), name, shown, depth: depth + 1 })
+        }));
+        Ok(())
+    }
+
+    /// Copies what is no directory. Nothing is replaced before it is known that the source can be read.
+    fn other(&mut self, task: &Task<S, D>, meta: &Meta) -> Result<(), Trouble> {
+        let Task { node, dir, name, shown, .. } = task;
+        let (from, target) = match meta.kind {
+            FileKind::Regular => (Some(self.source.open(node).map_err(|e| of_source(e, shown))?), Vec::new()),
+            FileKind::Symlink => (None, self.source.readlink(node).map_err(|e| of_source(e, shown))?),
+            _ => (None, Vec::new()),
+        };
+        let xattrs = self.source.xattrs(node).map_err(|e| of_source(e, shown))?;
+        match self.sink.find(dir, name).map_err(|e| of_sink(e, shown))? {
+            Some((_, FileKind::Directory)) => {
+                return Err(Trouble::Entry(anyhow!("{shown}: the destination exists and is a directory")));
+            }
+            Some(_) => self.sink.unlink(dir, name).map_err(|e| of_sink(e, shown))?,
             None => {}
         }
-        if let Some(earlier) = meta.identity.and_then(|i| links.get(&i)) {
-            sink.link(earlier, &dir, &name).with_context(shown)?;
-            continue;
+        if let Some(earlier) = meta.identity.and_then(|i| self.links.get(&i)) {
+            self.sink.link(earlier, dir, name).map_err(|e| of_sink(e, shown))?;
+            self.totals.entries += 1;
+            return Ok(());
         }
-        let target = if meta.kind == FileKind::Symlink {
-            source.readlink(&node).with_context(shown)?
-        } else {
-            Vec::new()
-        };
-        let made = sink.create(&dir, &name, &meta, &target).with_context(shown)?;
-        if meta.kind == FileKind::Regular {
-            totals.bytes += content(source, &node, sink, &made, meta.size, &mut buf).with_context(shown)?;
-            progress.set_message(crate::size::human(totals.bytes));
+        let made = self.sink.create(dir, name, meta, &target).map_err(|e| of_sink(e, shown))?;
+        if let Some(from) = from
+            && let Err(e) = self.content(&from, &made, meta.size, shown)
+        {
+            // Half a file would look like a whole one.
+            let _ = self.sink.unlink(dir, name);
+            return Err(e);
         }
-        let xattrs = source.xattrs(&node).with_context(shown)?;
-        sink.finish(&made, &meta, &xattrs).with_context(shown)?;
+        self.totals.entries += 1;
+        self.finish(&made, meta, &xattrs, shown)?;
         if let Some(identity) = meta.identity {
-            links.insert(identity, made);
+            self.links.insert(identity, made);
         }
+        Ok(())
     }
-    Ok(totals)
+
+    /// Copies the data of a file, leaving holes out.
+    fn content(&mut self, from: &S::File, made: &D::Node, size: u64, shown: &str) -> Result<(), Trouble> {
+        let to = self.sink.open(made).map_err(|e| of_sink(e, shown))?;
+        let mut at = 0;
+        while at < size {
+            let Some((start, end)) = self.source.data(from, at, size).map_err(|e| of_source(e, shown))?
+            else {
+                break;
+            };
+            let end = end.min(size);
+            at = start.max(at);
+            while at < end {
+                self.interrupt.check().map_err(|e| Trouble::All(e.into()))?;
+                let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(self.buf.len());
+                let n = self.source.read(from, at, &mut self.buf[..want]).map_err(|e| of_source(e, shown))?;
+                if n == 0 {
+                    // It has become shorter under our hands.
+                    return Ok(());
+                }
+                self.sink.write(&to, at, &self.buf[..n]).map_err(|e| of_sink(e, shown))?;
+                at += n as u64;
+                self.totals.bytes += n as u64;
+                self.progress.set_message(crate::size::human(self.totals.bytes));
+            }
+        }
+        self.sink.set_size(&to, size).map_err(|e| of_sink(e, shown))
+    }
 }
 
-/// Copies the data of a file, leaving holes out; returns the bytes moved.
-fn content<S: Source, D: Sink>(
-    source: &S,
-    node: &S::Node,
-    sink: &D,
-    made: &D::Node,
-    size: u64,
-    buf: &mut [u8],
-) -> anyhow::Result<u64> {
-    let (from, to) = (source.open(node)?, sink.open(made)?);
-    let (mut at, mut moved) = (0, 0);
-    while at < size {
-        let Some((start, end)) = source.data(&from, at, size)? else { break };
-        let end = end.min(size);
-        at = start.max(at);
-        while at < end {
-            let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(buf.len());
-            let n = source.read(&from, at, &mut buf[..want])?;
-            if n == 0 {
-                // It has become shorter under our hands.
-                return Ok(moved);
-            }
-            sink.write(&to, at, &buf[..n])?;
-            at += n as u64;
-            moved += n as u64;
-        }
-    }
-    sink.set_size(&to, size)?;
-    Ok(moved)
+/// What cannot be read of one entry says nothing about others.
+fn of_source(error: anyhow::Error, shown: &str) -> Trouble {
+    Trouble::Entry(error.context(shown.to_owned()))
+}
+
+/// A destination that refuses one entry may take others; one that is full or broken will not.
+fn of_sink(error: anyhow::Error, shown: &str) -> Trouble {
+    use std::io::ErrorKind as Kind;
+    let host = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| {
+        matches!(
+            e.kind(),
+            Kind::PermissionDenied
+                | Kind::AlreadyExists
+                | Kind::NotFound
+                | Kind::IsADirectory
+                | Kind::NotADirectory
+                | Kind::InvalidFilename
+                | Kind::InvalidInput
+                | Kind::Unsupported
+                | Kind::FileTooLarge
+        )
+    });
+    let errno = error.chain().filter_map(|e| e.downcast_ref::<rustix::io::Errno>()).any(|e| {
+        use rustix::io::Errno;
+        matches!(
+            *e,
+            Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::INVAL | Errno::TOOBIG | Errno::RANGE
+        )
+    });
+    let image = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>()).any(|e| {
+        use larder_fs::Error;
+        matches!(
+            e,
+            Error::Exists
+                | Error::NotDirectory
+                | Error::IsDirectory
+                | Error::NotEmpty
+                | Error::TooManyLinks
+                | Error::NameTooLong
+                | Error::Overflow
+                | Error::TooBig
+                | Error::FileTooBig
+                | Error::Invalid(_)
+                | Error::NotPermitted(_)
+                | Error::NotSupported(_)
+                | Error::CrossSubvolume
+        )
+    });
+    let error = error.context(shown.to_owned());
+    if host || errno || image { Trouble::Entry(error) } else { Trouble::All(error) }
 }
 
 /// A name that stays within its directory.
@@ -224,8 +401,10 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     fn all(from: &std::path::Path, to: &std::path::Path) -> anyhow::Result<Totals> {
-        let bar = ProgressBar::hidden();
-        copy(&HostTree, &from.to_owned(), &HostTree, &to.to_owned(), b"copy", true, &bar)
+        let (bar, interrupt) = (ProgressBar::hidden(), Interrupt::default());
+        let mut copier = Copier::new(&HostTree, &HostTree, true, &bar, &interrupt);
+        copier.copy(&from.to_owned(), &to.to_owned(), b"copy", "from")?;
+        Ok(copier.totals())
     }
 
     #[test]
@@ -275,7 +454,75 @@ mod tests {
         // A directory onto a link to a directory is refused rather than followed.
         std::fs::create_dir(from.join("d")).unwrap();
         symlink(dir.path(), to.join("copy/d")).unwrap();
-        assert!(all(&from, &to).is_err());
+        assert_eq!(all(&from, &to).unwrap().failed, 1);
+        assert!(!dir.path().join("d").exists());
+    }
+
+    /// A source where the user asks for the end once a file has begun.
+    struct Stopping<'a>(&'a Interrupt);
+
+    impl Source for Stopping<'_> {
+        type Node = std::path::PathBuf;
+        type File = std::fs::File;
+        fn meta(&self, node: &Self::Node) -> anyhow::Result<Meta> {
+            Source::meta(&HostTree, node)
+        }
+        fn xattrs(&self, node: &Self::Node) -> anyhow::Result<Xattrs> {
+            HostTree.xattrs(node)
+        }
+        fn entries(&self, node: &Self::Node) -> anyhow::Result<Vec<(Vec<u8>, Self::Node)>> {
+            HostTree.entries(node)
+        }
+        fn readlink(&self, node: &Self::Node) -> anyhow::Result<Vec<u8>> {
+            HostTree.readlink(node)
+        }
+        fn open(&self, node: &Self::Node) -> anyhow::Result<Self::File> {
+            Source::open(&HostTree, node)
+        }
+        fn data(&self, file: &Self::File, from: u64, size: u64) -> anyhow::Result<Option<(u64, u64)>> {
+            HostTree.data(file, from, size)
+        }
+        fn read(&self, file: &Self::File, at: u64, buf: &mut [u8]) -> anyhow::Result<usize> {
+            if at > 0 {
+                self.0.ask(signal_hook::consts::SIGINT);
+            }
+            HostTree.read(file, at, buf)
+        }
+    }
+
+    #[test]
+    fn half_a_file_is_not_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        std::fs::create_dir(&from).unwrap();
+        std::fs::create_dir(&to).unwrap();
+        std::fs::set_permissions(&from, PermissionsExt::from_mode(0o751)).unwrap();
+        std::fs::write(from.join("a"), vec![1; 3 * PIECE]).unwrap();
+        std::fs::write(from.join("b"), vec![1; 3 * PIECE]).unwrap();
+        let interrupt = Interrupt::default();
+        let bar = ProgressBar::hidden();
+        let source = Stopping(&interrupt);
+        let mut copier = Copier::new(&source, &HostTree, true, &bar, &interrupt);
+        let error = copier.copy(&from, &to, b"copy", "from").unwrap_err();
+        assert!(error.is::<crate::interrupt::Interrupted>(), "{error}");
+        let copy = to.join("copy");
+        assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 0, "the file that had begun is gone");
+        assert_eq!(std::fs::metadata(&copy).unwrap().mode() & 0o7777, 0o751, "and the directory is complete");
+    }
+
+    #[test]
+    fn what_cannot_be_copied_is_told_and_the_rest_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        std::fs::create_dir_all(from.join("sub")).unwrap();
+        std::fs::create_dir_all(to.join("copy/sub/b")).unwrap();
+        for name in ["a", "sub/b", "sub/c", "z"] {
+            std::fs::write(from.join(name), name).unwrap();
+        }
+        let totals = all(&from, &to).unwrap();
+        assert_eq!((totals.entries, totals.failed), (5, 1), "a directory is in the way of sub/b");
+        assert_eq!(std::fs::read(to.join("copy/sub/c")).unwrap(), b"sub/c");
+        assert_eq!(std::fs::read(to.join("copy/z")).unwrap(), b"z");
     }
 
     #[test]

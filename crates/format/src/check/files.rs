@@ -114,7 +114,9 @@ pub(super) fn dir_item(cx: &Context, key: &Key, d: &[u8], before: &Before) -> Fo
         let Some(name) = rest.get(HEADER..HEADER + name_len).filter(|_| end <= rest.len()) else {
             bad!("entry ends {} bytes behind the item", end - rest.len());
         };
-        if key.kind != KeyType::DIR_INDEX && name_hash(name) != key.offset {
+        let filed_by_hash =
+            key.kind == KeyType::XATTR_ITEM || key.kind == KeyType::DIR_ITEM && !cx.names_hidden;
+        if filed_by_hash && name_hash(name) != key.offset {
             bad!("name \"{}\" has hash {}", name.escape_ascii(), name_hash(name));
         }
         location(rest, is_xattr)?;

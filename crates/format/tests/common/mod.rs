@@ -124,6 +124,7 @@ impl Image {
             first_key: None,
             csum: Some(self.sb.csum_type()),
             super_generation: self.sb.generation(),
+            names_hidden: false,
         }
     }
     pub(crate) fn expect_chunk_root(&self) -> Expect {

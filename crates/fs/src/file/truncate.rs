@@ -165,10 +165,9 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
 fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
     loop {
         inode.data.wait_landed(floor(size), u64::MAX)?;
-        let zeros = vec![0; index(ceil(size) - size)];
         let last = few_behind(core, inode, ceil(size))?;
         let mut admitted = match tail(core, inode, size)? {
-            Tail::Leave if last => Some(admit(core, inode, size, zeros.len())?),
+            Tail::Leave if last => Some(admit(core, inode, size, index(ceil(size) - size))?),
             _ => None,
         };
         let mut h = begin_with(core, inode, (RESERVE_ITEMS + 2, true), admitted.as_mut())?;
@@ -189,7 +188,9 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         // What was reserved behind the end goes without that the end changes.
         if last || to <= inode.state.lock().size {
             let Some(old) = delalloc::cut(core, inode, to) else { continue };
-            if let Some(admitted) = admitted {
+            // Admitted for zeros may be a file that has left its leaf by itself meanwhile: it needs none.
+            if let (Tail::Leave, Some(admitted)) = (&tail, admitted) {
+                let zeros = vec![0; index(ceil(size) - size)];
                 delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
             }
             h.mark_dirty(inode);

@@ -114,21 +114,26 @@ impl<'a> Nascent<'a> {
         prepared: Prepared<'c, T>,
         of: impl FnOnce(&T) -> &Self,
     ) -> Result<(Handle<'c>, T, Arc<Inode>)> {
-        let generation = prepared.handle.generation();
-        let nascent = of(&prepared.found);
-        let (ino, kind) = (nascent.ino, nascent.new.kind);
-        let inode = Arc::new(Inode::new(&dir.subvol, ino, kind, nascent.item(generation), Generation(0)));
-        let no_xattrs = nascent.new.xattrs.is_empty() && nascent.property.is_none();
+        let inode = of(&prepared.found).enter(dir, prepared.handle.generation());
+        let (handle, found) = Self::kept_if(Some(inode.clone()), prepared.write())?;
+        Ok((handle, found, inode))
+    }
+    /// Puts it into the table, before it is written.
+    pub(super) fn enter(&self, dir: &Inode, generation: Generation) -> Arc<Inode> {
+        let item = self.item(generation);
+        let inode = Arc::new(Inode::new(&dir.subvol, self.ino, self.new.kind, item, Generation(0)));
+        let no_xattrs = self.new.xattrs.is_empty() && self.property.is_none();
         inode.no_xattrs.store(no_xattrs, Ordering::Release);
         dir.subvol.inodes.enter(&inode);
-        match prepared.write() {
-            Ok((handle, found)) => Ok((handle, found, inode)),
-            Err(e) => {
-                inode.state.lock().deleted = true;
-                dir.subvol.inodes.remove(ino);
-                Err(e)
-            }
+        inode
+    }
+    /// What came of writing it. An inode that was entered for it goes with an error.
+    pub(super) fn kept_if<T>(entered: Option<Arc<Inode>>, written: Result<T>) -> Result<T> {
+        if let (Some(inode), Err(_)) = (entered, &written) {
+            inode.state.lock().deleted = true;
+            inode.subvol.inodes.remove(inode.id.ino);
         }
+        written
     }
 }
 

@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::root::Subvolume;
 use crate::transaction::Handle;
-use crate::tree::Editor;
+use crate::tree::{BlockSource, Editor};
 use larder_format::node::max_item_size;
 use larder_format::{FormatResult, Generation, Key, TreeId};
 use smallvec::SmallVec;
@@ -136,6 +136,62 @@ impl<'c, T> Prepared<'c, T> {
     /// The handle, and the changes for whoever writes them under it.
     pub(super) fn into_changes(self) -> (Handle<'c>, Changes) {
         (self.handle, self.changes)
+    }
+}
+
+/// Finished drafts for two trees, and the handle under which they are to be written.
+pub(super) struct PreparedTwo<'c, T> {
+    handle: Handle<'c>,
+    /// What drafting found out.
+    pub(super) found: T,
+    parts: [(Arc<Subvolume>, Changes); 2],
+}
+
+/// The same as [`prepare`] for an operation on two trees.
+///
+/// # Errors
+/// As [`prepare`].
+pub(super) fn prepare_two<'c, T>(
+    core: &'c Core,
+    subvols: [&Arc<Subvolume>; 2],
+    mut plan: impl FnMut(&mut Draft<'_>, &mut Draft<'_>) -> Result<T>,
+) -> Result<PreparedTwo<'c, T>> {
+    core.check_writable()?;
+    let reads =
+        subvols.map(|subvol| move |key: &Key| Ok(subvol.get(core, key)?.map(|item| item.data().to_vec())));
+    loop {
+        let generation = core.txns.running().generation;
+        let draft =
+            |i: usize| Draft::new(subvols[i].id, generation, max_item_size(core.nodesize()), &reads[i]);
+        let (mut first, mut second) = (draft(0), draft(1));
+        let found = plan(&mut first, &mut second)?;
+        let changes = [first.into_changes(), second.into_changes()];
+        let items = changes.iter().map(|c| c.len() as u64 + 1).sum();
+        let handle = core.begin(items)?;
+        if handle.generation() == generation {
+            let [a, b] = changes;
+            let parts = [(subvols[0].clone(), a), (subvols[1].clone(), b)];
+            return Ok(PreparedTwo { handle, found, parts });
+        }
+    }
+}
+
+impl<'c, T> PreparedTwo<'c, T> {
+    pub(super) fn generation(&self) -> Generation {
+        self.handle.generation()
+    }
+    /// Writes all changes, those of each tree in one edit.
+    ///
+    /// # Errors
+    /// As [`Prepared::write`]. After one in the second tree nothing becomes durable any more.
+    pub(super) fn write(mut self) -> Result<Handle<'c>> {
+        let [(here, first), (there, second)] = &self.parts;
+        write_changes(&mut self.handle, here, first)?;
+        if let Err(e) = write_changes(&mut self.handle, there, second) {
+            self.handle.half_done(&e);
+            return Err(e);
+        }
+        Ok(self.handle)
     }
 }
 

@@ -21,6 +21,7 @@ mod names;
 pub(crate) mod orphan;
 pub(crate) mod rename;
 pub(crate) mod subvolume;
+mod subvolume_moves;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,9 @@
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::prepare;
 use super::link::{check_gives_names, delete_if_last, loses_last_name, named_inode};
-use super::names::{self, Name, Target, check_name, check_new_name};
-use super::{Inode, dir, lock_all, subvolume, to_file_type};
+use super::names::{self, Target, check_name, check_new_name};
+use super::subvolume_moves::{self, Side, hanging};
+use super::{Inode, dir, lock_all, to_file_type};
 use crate::api::{FileKind, InodeId, NewInode, RenameMode, Timestamp, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -18,27 +19,11 @@ use larder_format::KeyType;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One side of a rename.
-#[derive(Clone, Copy)]
-struct Side<'a> {
-    dir: &'a Arc<Inode>,
-    name: &'a [u8],
-}
-
-impl Side<'_> {
-    fn at(&self) -> Name<'_> {
-        Name { dir: self.dir.object(), name: self.name }
-    }
-    fn find(&self, core: &Core) -> Result<Option<Target>> {
-        dir::find(core, &self.dir.subvol, self.at())
-    }
-}
-
 /// Renames; see [`RenameMode`]. Two names of one inode stay as they are.
 ///
 /// # Errors
 /// `NotFound`; `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what is replaced; `Invalid` for a directory
-/// into itself; `CrossSubvolume`; `NotSupported` for exchanging subvolumes; `NotPermitted` by flags; `NameTooLong`; `Overflow`;
+/// into itself; `CrossSubvolume`; `NotPermitted` by flags; `NameTooLong`; `Overflow`;
 /// no space; read-only.
 pub(crate) fn rename(
     core: &Core,
@@ -56,26 +41,24 @@ pub(crate) fn rename(
     }
     check_new_name(to.1)?;
     let across = from.0.subvol != to.0.subvol;
-    if across && !is_subvolume(core, Side { dir: &from_dir, name: from.1 })? {
+    let (from, to) = (Side { dir: &from_dir, name: from.1 }, Side { dir: &to_dir, name: to.1 });
+    let of_subvolume = hanging(core, from)?.is_some();
+    if across && !of_subvolume {
+        from.find(core)?.ok_or(Error::NotFound)?;
         return Err(Error::CrossSubvolume);
     }
     from_dir.check_changeable(core)?;
     to_dir.check_changeable(core)?;
-    if is_subvolume(core, Side { dir: &from_dir, name: from.1 })? {
-        let replaces = match mode {
-            RenameMode::Replace => true,
-            RenameMode::NoReplace => false,
-            RenameMode::Exchange | RenameMode::Whiteout { .. } => {
-                subvolume::check_may_leave(core, (&from_dir, from.1), &to_dir)?;
-                return Err(Error::NotSupported("exchanging a subvolume, or leaving a whiteout for it"));
-            }
-        };
-        return subvolume::rename(core, (&from_dir, from.1), (&to_dir, to.1), replaces);
+    if mode == RenameMode::Exchange && (of_subvolume || hanging(core, to)?.is_some()) {
+        if subvolume_moves::exchange(core, from, to)? {
+            return Ok(());
+        }
+    } else if of_subvolume {
+        return subvolume_moves::rename(core, from, to, mode);
     }
     if across {
         return Err(Error::CrossSubvolume);
     }
-    let (from, to) = (Side { dir: &from_dir, name: from.1 }, Side { dir: &to_dir, name: to.1 });
     loop {
         let old = from.find(core)?.ok_or(Error::NotFound)?;
         let new = to.find(core)?;
@@ -123,14 +106,7 @@ pub(crate) fn rename(
     }
 }
 
-/// Does the name lead to a subvolume that hangs there?
-fn is_subvolume(core: &Core, side: Side<'_>) -> Result<bool> {
-    let Some(target) = side.find(core)? else { return Ok(false) };
-    Ok(target.location.kind == KeyType::ROOT_ITEM
-        && dir::is_linked(core, side.dir.subvol.id, target.location.objectid, side.at())?)
-}
-
-/// A subvolume that is not in this snapshot does not move, and no subvolume is replaced or exchanged.
+/// A subvolume that is not in this snapshot does not move, and no subvolume is replaced.
 fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
     let is_subvolume = |t: Target| t.location.kind == KeyType::ROOT_ITEM;
     if is_subvolume(old) {
@@ -146,7 +122,7 @@ fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
 }
 
 /// Fails where a directory would come to lie within itself. For callers that hold `moving` if the directories differ.
-fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
+pub(super) fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
     if moved.is_dir() && dir::is_within(core, &into.subvol, into.id.ino, moved.id.ino)? {
         return Err(Error::Invalid("a directory cannot be moved into itself"));
     }
@@ -286,12 +262,12 @@ fn replace(
 
 /// Who fsyncs a directory must not lose what has moved to another one; who fsyncs an inode has the name that it lost go to who
 /// has it now.
-fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
+pub(super) fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
     inode.state.lock().note_companion(h.generation(), companion.object());
 }
 
 /// Where a directory moves, all below it is found in another way.
-fn note_move(h: &Handle<'_>, inode: &Inode) {
+pub(super) fn note_move(h: &Handle<'_>, inode: &Inode) {
     if inode.is_dir() {
         h.txn.moves.fetch_add(1, Ordering::Relaxed);
     }

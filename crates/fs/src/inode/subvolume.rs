@@ -1,4 +1,4 @@
-//! Entries of subvolumes: making, snapshotting, deleting and moving what is behind them.
+//! Entries of subvolumes: making, snapshotting and deleting what is behind them. Moving is `subvolume_moves`.
 //!
 //! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is said in the root tree, so
 //! every change here comes with a note for the commit ([`crate::root::notes`]) under the same handle. Whoever
@@ -8,7 +8,7 @@
 use super::create::{Nascent, check_new, check_takes_names, name_bytes};
 use super::draft::{Changes, Draft, prepare, write_changes};
 use super::names::{self, Name, Target, check_name, check_new_name};
-use super::{Inode, attr, dir, link, lock_all};
+use super::{Inode, attr, dir, lock_all};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ impl EntryChange {
 }
 
 /// What the entry of a subvolume leads to.
-fn target(id: TreeId) -> Target {
+pub(super) fn target(id: TreeId) -> Target {
     Target { location: Key::new(id, KeyType::ROOT_ITEM, u64::MAX), kind: FileType::Directory }
 }
 
@@ -270,161 +270,6 @@ pub(crate) fn delete(
     drop(h);
     drop(guards);
     Ok(id)
-}
-
-/// Moves the entry of a subvolume, also to another subvolume.
-///
-/// # Errors
-/// `NotEmpty`, `NotDirectory` by what would be replaced; `Invalid` for a subvolume into itself; `NotPermitted` by flags;
-/// `Overflow`; no space; read-only.
-pub(super) fn rename(
-    core: &Core,
-    (from_dir, from_name): (&Arc<Inode>, &[u8]),
-    (to_dir, to_name): (&Arc<Inode>, &[u8]),
-    replaces: bool,
-) -> Result<()> {
-    may_wait()?;
-    let _tree = core.subvol_tree.lock();
-    let from = Name { dir: from_dir.object(), name: from_name };
-    let to = Name { dir: to_dir.object(), name: to_name };
-    loop {
-        let old = dir::find(core, &from_dir.subvol, from)?.ok_or(Error::NotFound)?;
-        let id = old.location.objectid;
-        if old.location.kind != KeyType::ROOT_ITEM || !dir::is_linked(core, from_dir.subvol.id, id, from)? {
-            return Err(Error::NotFound);
-        }
-        let new = dir::find(core, &to_dir.subvol, to)?;
-        let victim = match new {
-            None => None,
-            Some(new) if new == old && from_dir.id == to_dir.id => return Ok(()),
-            Some(_) if !replaces => return Err(Error::Exists),
-            Some(new) if new.location.kind == KeyType::ROOT_ITEM => return Err(Error::NotEmpty),
-            Some(new) => match link::named_inode(core, to_dir, to, new)? {
-                None => continue,
-                Some(victim) => Some(victim),
-            },
-        };
-        check_not_into_itself(core, id, to_dir)?;
-        let mut involved: Vec<&Inode> = vec![from_dir, to_dir];
-        involved.extend(victim.as_deref());
-        let guards = lock_all(&involved)?;
-        if dir::find(core, &from_dir.subvol, from)? != Some(old)
-            || dir::find(core, &to_dir.subvol, to)? != new
-        {
-            continue;
-        }
-        attr::check_not_fixed(from_dir)?;
-        check_takes_names(to_dir)?;
-        if let Some(victim) = &victim {
-            victim.expect_dir()?;
-            link::check_gives_names(to_dir, victim)?;
-            if !dir::is_empty(&victim.subvol.version(core), victim)? {
-                return Err(Error::NotEmpty);
-            }
-        }
-        let moved = Moved { core, from: (from_dir, from), to: (to_dir, to), victim: victim.as_ref(), id };
-        moved.write()?;
-        drop(guards);
-        if let Some(victim) = &victim {
-            link::delete_if_last(core, victim);
-        }
-        return Ok(());
-    }
-}
-
-/// Fails where a subvolume would come to hang in itself: the first thing that Linux finds wrong with any kind of move.
-///
-/// # Errors
-/// `Invalid`; `NotFound`; reading; `WouldBlock`.
-pub(super) fn check_may_leave(core: &Core, (dir, name): (&Arc<Inode>, &[u8]), to: &Inode) -> Result<()> {
-    may_wait()?;
-    let _tree = core.subvol_tree.lock();
-    let at = Name { dir: dir.object(), name };
-    let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
-    check_not_into_itself(core, target.location.objectid, to)
-}
-
-/// A subvolume must not come to hang in itself. For callers that hold `subvol_tree`.
-fn check_not_into_itself(core: &Core, id: TreeId, to: &Inode) -> Result<()> {
-    let mut at = to.id.subvol;
-    let mut steps = 0u32;
-    while at != ObjectId::FS_TREE {
-        if at == id || steps > 10_000 {
-            return Err(Error::Invalid("a subvolume cannot be moved into itself"));
-        }
-        steps += 1;
-        let Some(link) = core.link_of(at)? else { return Ok(()) };
-        at = link.parent;
-    }
-    Ok(())
-}
-
-/// A subvolume's entry that is about to move, with everything locked and checked.
-struct Moved<'a> {
-    core: &'a Core,
-    from: (&'a Arc<Inode>, Name<'a>),
-    to: (&'a Arc<Inode>, Name<'a>),
-    victim: Option<&'a Arc<Inode>>,
-    id: TreeId,
-}
-
-impl Moved<'_> {
-    fn write(&self) -> Result<()> {
-        let Self { core, from: (from_dir, from), to: (to_dir, to), victim, id } = *self;
-        let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
-        let to_index = dir::last_index(core, to_dir)? + 1;
-        let one_tree = from_dir.subvol.id == to_dir.subvol.id;
-        let keep_note = !core.options.tuning.break_no_orphans;
-        let prepared = prepare(core, &to_dir.subvol, false, |d| {
-            if one_tree {
-                names::remove_entry_at(d, from, index)?;
-            }
-            if let Some(victim) = victim {
-                names::remove(d, to, victim.object())?;
-                if keep_note {
-                    names::add_orphan(d, victim.object())?;
-                }
-            }
-            names::add_entry(d, to, to_index, target(id))
-        })?;
-        let mut h = if one_tree { prepared.write()?.0 } else { self.write_both(prepared, from, index)? };
-        let now = core.now();
-        let (gone, came) = (name_bytes(from.name), name_bytes(to.name));
-        to_dir.change(&mut h, |state| {
-            state.last_index = state.last_index.max(Some(to_index));
-            state.entries_changed(if victim.is_some() { 0 } else { came }, now);
-        });
-        from_dir.change(&mut h, |state| state.entries_changed(-gone, now));
-        if let Some(victim) = victim {
-            victim.change(&mut h, |state| state.links_changed(-1, now));
-            victim.subvol.inodes.set_orphan(victim);
-        }
-        let link = Link { parent: to_dir.subvol.id, dir: to.dir, index: to_index, name: to.name.to_vec() };
-        core.note_link(&mut h, id, Some(link));
-        Ok(())
-    }
-
-    /// The entry goes from one tree to another, in one transaction.
-    fn write_both<'c>(
-        &self,
-        prepared: super::draft::Prepared<'c, ()>,
-        from: Name<'_>,
-        index: u64,
-    ) -> Result<Handle<'c>> {
-        let source = &self.from.0.subvol;
-        let (mut h, there) = prepared.into_changes();
-        let read = |key: &Key| Ok(source.get(self.core, key)?.map(|item| item.data().to_vec()));
-        let mut d = Draft::new(source.id, h.generation(), max_item_size(self.core.nodesize()), &read);
-        names::remove_entry_at(&mut d, from, index)?;
-        let here = d.into_changes();
-        write_changes(&mut h, source, &here)?;
-        if let Err(e) = write_changes(&mut h, &self.to.0.subvol, &there) {
-            // Half of it must not become durable.
-            h.half_done(&e);
-            return Err(e);
-        }
-        Ok(h)
-    }
 }
 
 /// Path of a directory within its subvolume, with a slash at its end; empty for the root directory.

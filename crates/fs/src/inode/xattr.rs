@@ -175,6 +175,10 @@ pub(super) fn put_item(
     value: Option<&[u8]>,
     mode: XattrMode,
 ) -> Result<()> {
+    // Before anything else, as on Linux: what fits no item is refused whether the attribute is there or not.
+    if value.is_some_and(|value| name.len() + value.len() > max_attribute(d.max_item)) {
+        return Err(Error::NoSpace);
+    }
     let mut item = d.get(&key)?.cloned().unwrap_or_default();
     let existed = d.parsed(&key, remove_entry(&mut item, name))?;
     match (mode, existed) {
@@ -184,9 +188,7 @@ pub(super) fn put_item(
     }
     if let Some(value) = value {
         let entry = DirEntryRef::xattr(d.generation, name, value);
-        if name.len() + value.len() > max_attribute(d.max_item)
-            || item.len() + entry.encoded_len() > d.max_item
-        {
+        if item.len() + entry.encoded_len() > d.max_item {
             return Err(Error::NoSpace);
         }
         entry.append_to(&mut item);

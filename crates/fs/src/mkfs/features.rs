@@ -65,6 +65,29 @@ impl Features {
     pub const NAMES: [&'static str; 6] =
         ["extref", "skinny-metadata", "no-holes", "free-space-tree", "block-group-tree", "mixed-bg"];
 
+    /// The features of a new file system, from lists as [`Features::apply`] takes them. A default
+    /// that needs what a list turns off is off as well, and a sentence about it comes along.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] names what is unknown or not supported. So it does with what a
+    /// feature needs, where a list turns on one and off the other.
+    pub fn chosen<'a>(lists: impl IntoIterator<Item = &'a str>) -> Result<(Self, Vec<String>)> {
+        let mut features = Self::default();
+        // With the block-group tree off from the start, it is on in the end only if a list says so.
+        let mut asked = Self { block_group_tree: false, ..Self::default() };
+        for list in lists {
+            features.apply(list)?;
+            asked.apply(list)?;
+        }
+        let mut notes = Vec::new();
+        if let Some(missing) = features.lacks().filter(|_| !asked.block_group_tree) {
+            features.block_group_tree = false;
+            notes.push(format!("without {missing} there is no block-group-tree either: it is left off"));
+        }
+        features.check()?;
+        Ok((features, notes))
+    }
+
     /// Applies a list as `mkfs.btrfs -O` takes it: names separated by commas, `^` in front of one turns it off.
     ///
     /// # Errors
@@ -95,19 +118,24 @@ impl Features {
         Ok(())
     }
 
+    /// What the block-group tree needs and does not have.
+    fn lacks(&self) -> Option<&'static str> {
+        match (self.free_space_tree, self.no_holes) {
+            _ if !self.block_group_tree => None,
+            (false, _) => Some("free-space-tree"),
+            (_, false) => Some("no-holes"),
+            _ => None,
+        }
+    }
+
     /// Checks what depends on what.
     ///
     /// # Errors
     /// [`Error::Unsupported`] names the feature that is missing.
     pub fn check(&self) -> Result<()> {
-        let missing = match (self.free_space_tree, self.no_holes) {
-            _ if !self.block_group_tree => return Ok(()),
-            (false, _) => "free-space-tree",
-            (_, false) => "no-holes",
-            _ => return Ok(()),
-        };
+        let Some(missing) = self.lacks() else { return Ok(()) };
         Err(Error::Unsupported(format!(
-            "block-group-tree needs {missing}: leave {missing} on, or turn both off with -O ^{missing},^block-group-tree"
+            "block-group-tree needs {missing}: leave {missing} on, or block-group-tree off"
         )))
     }
 
@@ -169,5 +197,26 @@ mod tests {
         assert!(text("wings").contains("\"wings\""));
         assert!(text("^no-holes").contains("needs no-holes"));
         assert!(text("^free-space-tree").contains("needs free-space-tree"));
+    }
+
+    #[test]
+    fn a_default_that_cannot_be_goes_with_what_it_needs_and_a_wish_is_refused() {
+        let chosen = |lists: &[&str]| Features::chosen(lists.iter().copied());
+        for (lists, missing, left) in [
+            (&["^no-holes"][..], "no-holes", &["extref", "skinny-metadata", "free-space-tree"][..]),
+            (&["^fst"], "free-space-tree", &["extref", "skinny-metadata", "no-holes"]),
+            (&["^no-holes", "^fst"], "free-space-tree", &["extref", "skinny-metadata"]),
+            (&["bgt,^no-holes", "^bgt"], "", &["extref", "skinny-metadata", "free-space-tree"]),
+        ] {
+            let (features, notes) = chosen(lists).unwrap();
+            assert_eq!(features.names(), left, "{lists:?}");
+            let said = if missing.is_empty() { notes.is_empty() } else { notes.concat().contains(missing) };
+            assert!(said && notes.len() < 2, "{lists:?}: {notes:?}");
+        }
+        for lists in [&["^no-holes,block-group-tree"][..], &["bgt", "^fst"], &["^no-holes,^bgt", "bgt"]] {
+            let refused = chosen(lists).unwrap_err().to_string();
+            assert!(refused.contains("block-group-tree needs"), "{lists:?}: {refused}");
+        }
+        assert_eq!(chosen(&["^no-holes,no-holes"]).unwrap(), (Features::default(), vec![]));
     }
 }

@@ -31,23 +31,27 @@ pub fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
 /// first MiB. `taken` is what chunks take, ascending.
 #[must_use]
 pub fn device_holes(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
-    let mut holes = Vec::new();
-    let mut at = DEVICE_RESERVED;
-    let mut hole = |from: u64, to: u64| {
-        let from = from.next_multiple_of(STRIPE_LEN);
-        let len = to.saturating_sub(from) / STRIPE_LEN * STRIPE_LEN;
-        if len > 0 {
-            holes.push((Physical(from), len));
-        }
+    let whole_stripes = |(at, len): (Physical, u64)| {
+        let from = at.0.next_multiple_of(STRIPE_LEN);
+        let len = at.plus(len).0.saturating_sub(from) / STRIPE_LEN * STRIPE_LEN;
+        (len > 0).then_some((Physical(from), len))
     };
-    for (start, len) in taken {
-        hole(at, start.0.min(size));
-        at = at.max(start.0.saturating_add(*len));
+    device_gaps(taken, size).into_iter().filter_map(whole_stripes).collect()
+}
+
+/// What lies between device extents, to the byte.
+#[must_use]
+pub fn device_gaps(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
+    let mut gaps = Vec::new();
+    let mut at = DEVICE_RESERVED;
+    for (start, len) in taken.iter().copied().chain([(Physical(size), 0)]) {
+        let to = start.0.min(size);
+        if at < to {
+            gaps.push((Physical(at), to - at));
+        }
+        at = at.max(start.0.saturating_add(len));
     }
-    if at < size {
-        hole(at, size);
-    }
-    holes
+    gaps
 }
 
 /// The first hole of at least `len` bytes (multiple of 64 KiB), or else the longest.

@@ -102,6 +102,7 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     committer.publish(&frozen, superblock);
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     core.txns.stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
+    core.txns.stats.commit_max_ns.fetch_max(ns, Ordering::Relaxed);
     Ok(())
 }
 

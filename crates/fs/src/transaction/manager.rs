@@ -50,7 +50,9 @@ pub(crate) struct TransactionStats {
     pub(crate) seal_max_ns: AtomicU64,
     /// See `seal_max_ns`.
     pub(crate) seal_ns: AtomicU64,
-    /// Nanoseconds from seal to publication, in all.
+    /// Nanoseconds from seal to publication, longest and total.
+    pub(crate) commit_max_ns: AtomicU64,
+    /// See `commit_max_ns`.
     pub(crate) commit_ns: AtomicU64,
     /// Nodes written.
     pub(crate) nodes_written: AtomicU64,

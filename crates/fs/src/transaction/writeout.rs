@@ -96,6 +96,7 @@ fn finish(
         first_key: None,
         csum: None,
         super_generation: generation,
+        names_hidden: false,
     };
     check_unsealed(&bytes, &expect, core.csum).map_err(|e| {
         let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };

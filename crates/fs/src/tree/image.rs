@@ -20,6 +20,8 @@ pub(crate) struct NodeFormat {
     pub(crate) fsid: [u8; 16],
     /// UUID that mkfs drew for the chunk tree; the same in every node.
     pub(crate) chunk_tree_uuid: [u8; 16],
+    /// Names may be others than those that keys were made from, as in metadata dumps.
+    pub(crate) names_hidden: bool,
 }
 
 /// Writes the header of an empty node.
@@ -246,7 +248,7 @@ mod tests {
 
     fn empty(level: u8) -> Vec<u8> {
         let mut buf = vec![0xaa; 4096];
-        let f = NodeFormat { nodesize: 4096, fsid: [1; 16], chunk_tree_uuid: [2; 16] };
+        let f = NodeFormat { nodesize: 4096, fsid: [1; 16], chunk_tree_uuid: [2; 16], names_hidden: false };
         init(&mut buf, &f, Logical(65536), Generation(7), larder_format::ObjectId::FS_TREE, level);
         buf
     }

@@ -183,6 +183,7 @@ impl NodeStore {
             first_key: ptr.first_key,
             csum: Some(self.csum),
             super_generation: Generation(self.super_generation.load(Ordering::Relaxed)),
+            names_hidden: self.format.names_hidden,
         }
     }
 

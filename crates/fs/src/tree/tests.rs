@@ -93,7 +93,8 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    let format = NodeFormat { nodesize: NODESIZE, fsid: [3; 16], chunk_tree_uuid: [4; 16] };
+    let format =
+        NodeFormat { nodesize: NODESIZE, fsid: [3; 16], chunk_tree_uuid: [4; 16], names_hidden: false };
     let blocks = Arc::new(Blocks::default());
     let mut first = vec![0u8; NODESIZE as usize];
     let at = Logical(1 << 20);

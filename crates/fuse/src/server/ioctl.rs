@@ -170,7 +170,7 @@ impl Server {
                     return Err(Errno::INVAL.into());
                 };
                 let done = self.fs.trim(TrimRange { start, len, min_len })?;
-                answer(&[start, done, min_len].map(u64::to_ne_bytes).concat())
+                answer(&[start, done.bytes, done.min_len].map(u64::to_ne_bytes).concat())
             }
             IOC_STATS => answer(&text(&self.stats_json())),
             IOC_DF => answer(&text(&self.df_json()?)),

@@ -7,6 +7,7 @@ use crate::handler::Failure;
 impl Server {
     pub(super) fn stats_json(&self) -> serde_json::Value {
         serde_json::json!({
+            "uptime_seconds": self.stats.age().as_secs_f64(),
             "requests": self.stats.to_json(),
             "engine": serde_json::to_value(self.fs.stats()).unwrap_or_default(),
             "memory": memory(),

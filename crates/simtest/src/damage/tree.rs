@@ -88,7 +88,11 @@ impl Damage {
         self.nodes_below(self.root(tree)?, level)
     }
 
-    fn nodes_below(&self, at: Logical, level: u8) -> Result<Vec<Logical>> {
+    /// Addresses of all nodes of a level below a node, in the order of their keys.
+    ///
+    /// # Errors
+    /// As [`Damage::items_below`].
+    pub fn nodes_below(&self, at: Logical, level: u8) -> Result<Vec<Logical>> {
         let mut nodes = vec![at];
         loop {
             let Some(first) = nodes.first() else { return Ok(nodes) };

@@ -76,6 +76,7 @@ pub fn node(bytes: &[u8]) {
         first_key: None,
         csum: Some(csum),
         super_generation: Generation(1 << 40),
+        names_hidden: false,
     };
     let _ = check_node(&block, &expect);
     let (header, _) = Header::mut_from_prefix(&mut block).expect("longer than a header");
@@ -142,6 +143,7 @@ pub fn any_item(bytes: &[u8]) {
         first_key: None,
         csum: None,
         super_generation: Generation(1 << 40),
+        names_hidden: false,
     };
     let believed = check_unsealed(&block, &expect, CsumType::Crc32c).is_ok();
     views(NodeView(&block), believed);

@@ -24,6 +24,7 @@
 //! `make test` lists them at its end.
 
 mod dedupe;
+mod dump;
 mod engine_tree;
 mod fixture;
 mod images;
@@ -38,6 +39,7 @@ mod tree;
 mod verdict;
 
 pub use dedupe::dedupe_range;
+pub use dump::{flat_dump, metadata_dump};
 pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};
 pub use images::{ImageVariant, all_kernel_images, kernel_images};
@@ -77,12 +79,14 @@ pub enum Need {
     Sqlite,
     /// `fio` and `dbench`.
     FsyncPrograms,
+    /// Renderers of SVG: a browser and `rsvg-convert`.
+    Renderers,
 }
 
 impl Need {
     /// What is missing, as a phrase; `None` where it is there. Looked up once per process.
     fn missing(self) -> Option<&'static str> {
-        static ANSWERS: [OnceLock<Option<&'static str>>; 9] = [const { OnceLock::new() }; 9];
+        static ANSWERS: [OnceLock<Option<&'static str>>; 10] = [const { OnceLock::new() }; 10];
         *ANSWERS[self as usize].get_or_init(|| match self {
             Self::MkfsBtrfs => {
                 let features = output("mkfs.btrfs", &["-O", "list-all"]);
@@ -131,6 +135,9 @@ impl Need {
             Self::FsyncPrograms => (output("fio", &["--version"]).is_none()
                 || output("which", &["dbench"]).is_none())
             .then_some("fio and dbench"),
+            Self::Renderers => (output("chromium", &["--version"]).is_none()
+                || output("rsvg-convert", &["--version"]).is_none())
+            .then_some("chromium and rsvg-convert (package librsvg2-bin)"),
         })
     }
 }

@@ -26,7 +26,7 @@ use crate::error::{VolumeError, VolumeResult};
 use crate::lock::{self, ImageLock};
 use aligned::is_aligned;
 use direct::Direct;
-use larder_format::Physical;
+use larder_format::{Physical, SECTOR_SIZE};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -68,6 +68,7 @@ pub struct FileDevice {
     size_changed: AtomicBool,
     /// Cleared when the host turns out not to support discarding.
     can_discard: AtomicBool,
+    discard_granularity: u64,
     _lock: Option<ImageLock>,
 }
 
@@ -109,7 +110,7 @@ impl FileDevice {
                 .write(true)
                 .create_new(true)
                 .open(path)
-                .map_err(|e| io_error(path, "create", Physical(0), size, e))?;
+                .map_err(|e| io_error(path, "create", Physical(0), 0, e))?;
         }
         let mut device = Self::open_inner(path, OpenMode::Write, Caching::Auto, false)?;
         if !device.block_device && device.size != size {
@@ -123,7 +124,7 @@ impl FileDevice {
     /// # Errors
     /// Read-only, a block device, or what the host's file system says.
     pub fn set_size(&mut self, size: u64) -> VolumeResult<()> {
-        let fail = |e| io_error(&self.path, "resize", Physical(0), size, e);
+        let fail = |e| io_error(&self.path, "resize", Physical(0), 0, e);
         if self.block_device || self.read_only {
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, "not a writable image file")));
         }
@@ -160,6 +161,8 @@ impl FileDevice {
             // Looked up anew: the lock is held only now.
             file.metadata().map_err(|e| fail("look up the size", e))?.len()
         };
+        // Asked now: a process that confines itself cannot ask later.
+        let granularity = os::discard_granularity(&file, block_device);
         let direct = match caching {
             Caching::Buffered => None,
             Caching::Auto => Direct::open(path, write, size, false)
@@ -177,7 +180,8 @@ impl FileDevice {
             read_only: !write,
             block_device,
             size_changed: AtomicBool::new(false),
-            can_discard: AtomicBool::new(true),
+            can_discard: AtomicBool::new(granularity != Some(0)),
+            discard_granularity: granularity.unwrap_or(u64::from(SECTOR_SIZE)),
             _lock: lock,
         })
     }
@@ -303,6 +307,10 @@ impl Device for FileDevice {
 
     fn can_discard(&self) -> bool {
         !self.read_only && self.can_discard.load(Ordering::Relaxed)
+    }
+
+    fn discard_granularity(&self) -> u64 {
+        self.discard_granularity
     }
 
     fn data_from(&self, at: Physical) -> Physical {

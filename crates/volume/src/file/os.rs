@@ -90,16 +90,43 @@ pub(super) fn discard(file: &File, block_device: bool, at: u64, len: u64) -> io:
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         return Ok(rustix::fs::fallocate(file, how, at, len)?);
     }
+    const BLOCK: u64 = super::aligned::ALIGN as u64;
     const BLKDISCARD: rustix::ioctl::Opcode = 0x1277;
+    // It takes whole blocks only.
+    let (from, to) = (at.next_multiple_of(BLOCK), (at + len) / BLOCK * BLOCK);
+    if from >= to {
+        return Ok(());
+    }
     // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from the pointer that it is given, and keeps nothing.
     unsafe {
-        let arg = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([at, len]);
+        let arg = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([from, to - from]);
         Ok(rustix::ioctl::ioctl(file, arg)?)
     }
 }
 #[cfg(not(target_os = "linux"))]
 pub(super) fn discard(_: &File, _: bool, _: u64, _: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Bytes below which a discard of this file gives nothing back: blocks of its file system, or what the kernel says of
+/// a block device, 0 where that takes no discards. `None`: not known.
+#[cfg(target_os = "linux")]
+pub(super) fn discard_granularity(file: &File, block_device: bool) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    if !block_device {
+        return u64::try_from(rustix::fs::fstatfs(file).ok()?.f_bsize).ok().filter(|n| *n > 0);
+    }
+    let number = file.metadata().ok()?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let at = format!("/sys/dev/block/{major}:{minor}");
+    // A partition has its device's queue.
+    let queues = ["queue", "../queue"].map(|queue| format!("{at}/{queue}/discard_granularity"));
+    let text = queues.iter().find_map(|path| std::fs::read_to_string(path).ok())?;
+    text.trim().parse().ok()
+}
+#[cfg(not(target_os = "linux"))]
+pub(super) fn discard_granularity(_: &File, _: bool) -> Option<u64> {
+    None
 }
 
 /// Where data begins from `at` on; `None` in it if there is none any more. Moves the file's position, which nothing

@@ -25,7 +25,7 @@ mod supers;
 mod trees;
 
 use crate::failure::Advise;
-use crate::image::{Access, open_device};
+use crate::image::{self, Access, advise_content, open_device};
 use crate::print;
 use anyhow::bail;
 use larder_restore::tree::Gap;
@@ -105,7 +105,10 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
-        What::Super(c) => supers::run(&*device(&c.image, &c.how)?, c.how.json),
+        What::Super(c) => {
+            let device = device(&c.image, &c.how)?;
+            advise_content(supers::run(&*device, c.how.json), &*device)
+        }
         What::Tree(a) => trees::tree(a),
         What::Chunks(c) => trees::chunks(c),
         What::BlockGroups(c) => groups::run(c),
@@ -155,7 +158,7 @@ impl Problems {
     pub(crate) fn finish(self) -> anyhow::Result<()> {
         let all = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         for p in &all {
-            eprintln!("larder: {p}");
+            print::say(&format!("larder: {}", print::harmless(p)));
         }
         match all.len() {
             0 => Ok(()),
@@ -186,7 +189,11 @@ fn with_reader(
 ) -> anyhow::Result<()> {
     let problems = Problems::default();
     let options = Options { super_copy: None, scan: false };
-    let reader = Reader::open(device, options, &problems).could_not_run()?;
+    let opened = Reader::open(Arc::clone(&device), options, &problems).could_not_run();
+    let reader = advise_content(opened, &*device)?;
+    if reader.superblock().metadata_dump().is_some() {
+        image::note_dump(&reader.device().name());
+    }
     ask(&reader, &problems)?;
     drop(reader);
     problems.finish()

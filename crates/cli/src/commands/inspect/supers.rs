@@ -18,11 +18,16 @@ pub(super) fn run(device: &dyn Device, json: bool) -> anyhow::Result<()> {
             read_superblock(device).err().map_or_else(|| anyhow::anyhow!("no superblock"), Into::into);
         return Err(error).could_not_run();
     }
+    let is_dump = |c: &SuperCopy| matches!(&c.content, Ok(sb) if sb.metadata_dump().is_some());
+    let dump = copies.iter().any(is_dump);
     let mut values = Vec::new();
     let mut bad = 0;
     for copy in &copies {
         let value = match &copy.content {
             Ok(sb) => super_value(sb),
+            Err(_) if dump && is_other(copy) => {
+                json!({ "bytenr": copy.at.0, "missing": "a metadata dump has the first copy only" })
+            }
             Err(e) => {
                 bad += 1;
                 json!({ "bytenr": copy.at.0, "error": e.to_string() })
@@ -86,6 +91,7 @@ fn super_value(sb: &Superblock) -> Value {
     let support = match sb.support() {
         Support::ReadWrite => "read-write".to_owned(),
         Support::ReadOnly { why } => format!("read-only: {why}"),
+        Support::MetadataOnly { why } => format!("metadata only: {why}"),
         Support::Refused { why } => format!("refused: {why}"),
     };
     json!({

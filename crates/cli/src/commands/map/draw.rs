@@ -1,20 +1,17 @@
-//! Colours, tooltips, legends: cells become an SVG.
+//! Shapes, tooltips, legends: cells become an SVG.
 //!
-//! The picture must be readable for those who cannot tell red from green (hues of the Okabe-Ito palette, viridis for
-//! age, and always a difference in lightness), on light and dark backgrounds, on screen and on paper, without scripts and
-//! without anything from elsewhere. Runs of cells that look alike and say the same are one shape, which keeps pictures of
-//! empty devices small.
+//! The picture must be readable on screen and on paper, without scripts and without anything from elsewhere. Runs of cells
+//! that look alike and say the same are one shape, which keeps pictures of empty devices small.
 
 use super::layout::{Grid, Layout};
+use super::paint::{self, Colour, Letters, Line, Paint, STEPS};
 use super::space::{Cell, Kind, Space};
 use crate::commands::inspect::{percent, type_text};
 use crate::size;
 use std::fmt::Write as _;
 
-/// Steps of fullness: none, then quarters.
-const STEPS: usize = 5;
 /// Steps of age.
-const AGES: usize = 6;
+const AGES: usize = paint::AGES.len();
 /// Side of a panel on the picture.
 /// (a multiple of the usual numbers of cells on a side, so that cells are whole pixels).
 const PANEL: f64 = 512.0;
@@ -22,22 +19,6 @@ const MARGIN: f64 = 36.0;
 const GAP: f64 = 48.0;
 const TOP: f64 = 118.0;
 const WIDTH: f64 = 2.0 * MARGIN + 2.0 * PANEL + GAP;
-
-const STYLE: &str = "
-svg{--bg:#fff;--ink:#1b1e23;--soft:#626973;--none:#eef0f2;--free:#d5d9de;--line:#1b1e23;--d:#0072b2;--m:#e69f00;--s:#b5468b;
---a0:#440154;--a1:#414487;--a2:#2a788e;--a3:#22a884;--a4:#7ad151;--a5:#fde725;background:var(--bg)}
-@media(prefers-color-scheme:dark){svg{--bg:#14171c;--ink:#e8eaed;--soft:#9aa3ae;--none:#20252c;--free:#353c46;--line:#e8eaed;--d:#3aa0e0;
---m:#f0b429;--s:#d977b0;--a0:#6b3fa0;--a1:#5470c6;--a2:#3a9bb5;--a3:#2fc39a;--a4:#8fe066;--a5:#fdea45}}
-text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',sans-serif;fill:var(--ink);font-size:13px}
-.h{font-size:26px;font-weight:650}.h2{font-size:16px;font-weight:600}.q{fill:var(--soft)}.e{text-anchor:end}
-.n{font-variant-numeric:tabular-nums}
-.c path:hover{stroke:var(--ink);stroke-width:.3}
-.d{fill:var(--d)}.m{fill:var(--m)}.s{fill:var(--s)}.u{fill:var(--none)}.v{fill:var(--free)}
-.f0{fill-opacity:.24}.f1{fill-opacity:.42}.f2{fill-opacity:.6}.f3{fill-opacity:.8}
-.a0{fill:var(--a0)}.a1{fill:var(--a1)}.a2{fill:var(--a2)}.a3{fill:var(--a3)}.a4{fill:var(--a4)}.a5{fill:var(--a5)}
-.c .g{fill:none;stroke:var(--line);stroke-opacity:.7;pointer-events:none}.c .w{fill:none;stroke:var(--bg);pointer-events:none}
-.b{fill:none;stroke:var(--soft);stroke-opacity:.5}
-";
 
 /// Escapes text for XML.
 fn xml(text: &str) -> String {
@@ -124,7 +105,7 @@ fn age_colour(step: usize, steps: usize) -> usize {
 /// What a run of cells has in common.
 #[derive(Clone, PartialEq, Eq)]
 struct Look {
-    class: String,
+    paint: Paint,
     group: Option<u32>,
 }
 
@@ -145,7 +126,7 @@ fn panel(
         while to < count && look(&space.cells[to], bytes(to)) == first {
             to += 1;
         }
-        let _ = write!(out, "<path class=\"{}\" d=\"", first.class);
+        let _ = write!(out, "<path{} d=\"", first.paint);
         // Neighbours on a line are one rectangle.
         let mut places: Vec<(u32, u32)> =
             (from..to).map(|i| grid.place(u32::try_from(i).unwrap_or(0))).map(|(x, y)| (y, x)).collect();
@@ -172,7 +153,8 @@ fn tiles(out: &mut String, grid: &Grid) {
     if PANEL / f64::from(side) < SMALLEST {
         return;
     }
-    let _ = write!(out, "<path class=\"w\" stroke-width=\"{:.3}\" d=\"", f64::from(side) / PANEL);
+    let line = Line { colour: paint::GROUND, width: f64::from(side) / PANEL, opacity: "1" };
+    let _ = write!(out, "<path{line} d=\"");
     for i in 1..side {
         let _ = write!(out, "M0 {i}h{side}M{i} 0v{side}");
     }
@@ -190,7 +172,8 @@ fn borders(out: &mut String, space: &Space, grid: &Grid) {
         let (x, y) = grid.place(u32::try_from(i).unwrap_or(0));
         at[y as usize * side + x as usize] = cell.group.map(|g| g.0);
     }
-    let _ = write!(out, "<path class=\"g\" stroke-width=\"{:.3}\" d=\"", f64::from(grid.side) / PANEL * 1.2);
+    let line = Line { colour: paint::INK, width: f64::from(grid.side) / PANEL * 1.2, opacity: ".7" };
+    let _ = write!(out, "<path{line} d=\"");
     for y in 0..side {
         for x in 0..side {
             let here = at[y * side + x];
@@ -252,49 +235,50 @@ fn tip(space: &Space, from: usize, to: usize) -> String {
     lines.join("\n")
 }
 
-fn text(out: &mut String, x: f64, y: f64, class: &str, content: &str) {
-    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{}</text>", xml(content));
+fn text(out: &mut String, x: f64, y: f64, letters: Letters, content: &str) {
+    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\"{letters}>{}</text>", xml(content));
+}
+
+/// A swatch of the legend whose text stands at `y`.
+fn swatch(out: &mut String, x: f64, y: f64, width: u32, paint: Paint) {
+    let y = y - 11.0;
+    let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width}\" height=\"13\"{paint}/>");
 }
 
 /// Colour swatches of a kind, from empty to full.
-fn ramp(out: &mut String, x: f64, y: f64, class: char) {
+fn ramp(out: &mut String, x: f64, y: f64, colour: Colour) {
     for i in 0..STEPS {
-        let at = x + i as f64 * 14.0;
-        let _ = writeln!(
-            out,
-            "<rect x=\"{at:.1}\" y=\"{y:.1}\" width=\"13\" height=\"13\" class=\"{class} f{i}\"/>"
-        );
+        swatch(out, x + i as f64 * 14.0, y, 13, Paint::at_step(colour, i));
     }
 }
+
+const KINDS: [(Kind, Colour); 3] =
+    [(Kind::Data, paint::DATA), (Kind::Metadata, paint::METADATA), (Kind::System, paint::SYSTEM)];
 
 fn legend(out: &mut String, space: &Space, y: f64) -> f64 {
     let mut at = y;
     let right = MARGIN + PANEL;
-    text(out, MARGIN, at, "q", "empty – full");
-    text(out, right - 170.0, at, "q e", "used");
-    text(out, right - 62.0, at, "q e", "allocated");
-    text(out, right, at, "q e", "full");
-    for (kind, class) in [(Kind::Data, 'd'), (Kind::Metadata, 'm'), (Kind::System, 's')] {
+    text(out, MARGIN, at, Letters::SOFT, "empty – full");
+    text(out, right - 170.0, at, Letters::SOFT.before(), "used");
+    text(out, right - 62.0, at, Letters::SOFT.before(), "allocated");
+    text(out, right, at, Letters::SOFT.before(), "full");
+    for (kind, colour) in KINDS {
         at += 24.0;
         let (used, allocated) = (space.used[kind as usize], space.allocated[kind as usize]);
-        ramp(out, MARGIN, at - 11.0, class);
-        text(out, MARGIN + 82.0, at, "", kind.name());
-        text(out, right - 170.0, at, "n e", &human(used));
-        text(out, right - 62.0, at, "n e", &human(allocated));
+        ramp(out, MARGIN, at, colour);
+        text(out, MARGIN + 82.0, at, Letters::PLAIN, kind.name());
+        text(out, right - 170.0, at, Letters::PLAIN.before(), &human(used));
+        text(out, right - 62.0, at, Letters::PLAIN.before(), &human(allocated));
         if allocated > 0 {
-            text(out, right, at, "n e", &share(used, allocated));
+            text(out, right, at, Letters::PLAIN.before(), &share(used, allocated));
         }
     }
     at += 24.0;
     let free = space.size.saturating_sub(space.allocated.iter().sum());
-    let _ = writeln!(
-        out,
-        "<rect x=\"{MARGIN:.1}\" y=\"{:.1}\" width=\"69\" height=\"13\" class=\"u\"/>",
-        at - 11.0
-    );
-    text(out, MARGIN + 82.0, at, "", "Unallocated");
-    text(out, right - 62.0, at, "n e", &human(free));
-    text(out, right, at, "n e", &share(free, space.size));
+    swatch(out, MARGIN, at, 69, Paint::full(paint::UNALLOCATED));
+    text(out, MARGIN + 82.0, at, Letters::PLAIN, "Unallocated");
+    text(out, right - 62.0, at, Letters::PLAIN.before(), &human(free));
+    text(out, right, at, Letters::PLAIN.before(), &share(free, space.size));
     at
 }
 
@@ -309,31 +293,23 @@ fn age_legend(out: &mut String, space: &Space, ends: &[u64], y: f64) -> f64 {
             from[i] = from[i].min(g);
         }
     }
-    text(out, left, y, "q", "mean transaction of a cell, oldest first");
-    text(out, left + PANEL, y, "q e", "used");
+    text(out, left, y, Letters::SOFT, "mean transaction of a cell, oldest first");
+    text(out, left + PANEL, y, Letters::SOFT.before(), "used");
     let mut at = y;
     for i in 0..ends.len() {
         at += 24.0;
         let colour = age_colour(i, ends.len());
-        let _ = writeln!(
-            out,
-            "<rect x=\"{left:.1}\" y=\"{:.1}\" width=\"41\" height=\"13\" class=\"a{colour}\"/>",
-            at - 11.0
-        );
+        swatch(out, left, at, 41, Paint::full(paint::AGES[colour]));
         let range =
             if from[i] == ends[i] { format!("{}", ends[i]) } else { format!("{} – {}", from[i], ends[i]) };
-        text(out, left + 54.0, at, "n", &range);
-        text(out, left + PANEL, at, "n e", &human(bytes[i]));
+        text(out, left + 54.0, at, Letters::PLAIN, &range);
+        text(out, left + PANEL, at, Letters::PLAIN.before(), &human(bytes[i]));
     }
     at += 24.0;
     let (allocated, used): (u64, u64) = (space.allocated.iter().sum(), space.used.iter().sum());
-    let _ = writeln!(
-        out,
-        "<rect x=\"{left:.1}\" y=\"{:.1}\" width=\"41\" height=\"13\" class=\"v\"/>",
-        at - 11.0
-    );
-    text(out, left + 54.0, at, "", "free in block groups");
-    text(out, left + PANEL, at, "n e", &human(allocated.saturating_sub(used)));
+    swatch(out, left, at, 41, Paint::full(paint::FREE));
+    text(out, left + 54.0, at, Letters::PLAIN, "free in block groups");
+    text(out, left + PANEL, at, Letters::PLAIN.before(), &human(allocated.saturating_sub(used)));
     at
 }
 
@@ -342,10 +318,8 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
     const BINS: usize = 10;
     const HEIGHT: f64 = 54.0;
     let width = (WIDTH - 2.0 * MARGIN - 2.0 * GAP) / 3.0;
-    text(out, MARGIN, y, "h2", "Block groups by how full they are");
-    for (n, (kind, class)) in
-        [(Kind::Data, 'd'), (Kind::Metadata, 'm'), (Kind::System, 's')].into_iter().enumerate()
-    {
+    text(out, MARGIN, y, Letters::HEADING, "Block groups by how full they are");
+    for (n, (kind, colour)) in KINDS.into_iter().enumerate() {
         let left = MARGIN + n as f64 * (width + GAP);
         let mut bins = [0usize; BINS];
         for g in space.groups.iter().filter(|g| Kind::of_group(g.flags) == kind) {
@@ -359,7 +333,7 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
             let x = left + i as f64 * width / BINS as f64;
             let _ = writeln!(
                 out,
-                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" class=\"{class}\"><title>{count} \
+                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" fill=\"{colour}\"><title>{count} \
                  {} block groups are {} to {} % full</title></rect>",
                 x + 1.0,
                 base - h,
@@ -369,17 +343,13 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
                 (i + 1) * 10
             );
         }
-        let _ = writeln!(out, "<path class=\"b\" d=\"M{left:.1} {base:.1}h{width:.1}\"/>");
-        text(out, left, base + 16.0, "q n", "0 %");
-        text(out, left + width, base + 16.0, "q n e", "100 %");
+        let line = Line { colour: paint::SOFT, width: 1.0, opacity: ".5" };
+        let _ = writeln!(out, "<path{line} d=\"M{left:.1} {base:.1}h{width:.1}\"/>");
+        text(out, left, base + 16.0, Letters::SOFT, "0 %");
+        text(out, left + width, base + 16.0, Letters::SOFT.before(), "100 %");
         let all: usize = bins.iter().sum();
         let label = format!("{all} {}", kind.name().to_lowercase());
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" class=\"q\" text-anchor=\"middle\">{label}</text>",
-            left + width / 2.0,
-            base + 16.0
-        );
+        text(out, left + width / 2.0, base + 16.0, Letters::SOFT.around(), &label);
     }
     y + 22.0 + HEIGHT + 16.0
 }
@@ -389,7 +359,7 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
     let mut body = String::new();
     let title = if space.label.is_empty() { name.to_owned() } else { format!("{} ({name})", space.label) };
     let used: u64 = space.used.iter().sum();
-    text(&mut body, MARGIN, 46.0, "h", &title);
+    text(&mut body, MARGIN, 46.0, Letters::TITLE, &title);
     let facts = format!(
         "{} – {} in use on the device ({}), transaction {}",
         human(space.size),
@@ -397,15 +367,15 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
         share(used, space.size),
         space.generation
     );
-    text(&mut body, MARGIN, 70.0, "q", &facts);
+    text(&mut body, MARGIN, 70.0, Letters::SOFT, &facts);
     let right = MARGIN + PANEL + GAP;
-    text(&mut body, MARGIN, TOP - 14.0, "h2", "What lies where");
-    text(&mut body, right, TOP - 14.0, "h2", "How old it is");
+    text(&mut body, MARGIN, TOP - 14.0, Letters::HEADING, "What lies where");
+    text(&mut body, right, TOP - 14.0, Letters::HEADING, "How old it is");
     let way = match grid.layout {
         Layout::Hilbert => "starts top left, ends top right",
         Layout::Rows => "line by line",
     };
-    text(&mut body, MARGIN + PANEL, TOP - 14.0, "q e", way);
+    text(&mut body, MARGIN + PANEL, TOP - 14.0, Letters::SOFT.before(), way);
     let scale = PANEL / f64::from(grid.side);
     let open = |out: &mut String, x: f64| {
         let _ = writeln!(
@@ -417,13 +387,15 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
     open(&mut body, MARGIN);
     let fullness = |cell: &Cell, bytes: u64| {
         let group = cell.group.map(|g| g.0);
-        let class = match shown(cell, bytes) {
-            Some(Kind::Data) => format!("d f{}", step(cell)),
-            Some(Kind::Metadata) => format!("m f{}", step(cell)),
-            Some(Kind::System) => format!("s f{}", step(cell)),
-            None => "u".into(),
+        let colour = match shown(cell, bytes) {
+            Some(kind) => KINDS.into_iter().find_map(|(k, colour)| (k == kind).then_some(colour)),
+            None => None,
         };
-        Look { group, class }
+        let paint = match colour {
+            Some(colour) => Paint::at_step(colour, step(cell)),
+            None => Paint::full(paint::UNALLOCATED),
+        };
+        Look { group, paint }
     };
     panel(&mut body, space, grid, fullness, tip);
     tiles(&mut body, grid);
@@ -432,14 +404,14 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
     open(&mut body, right);
     let ends = age_ends(space);
     let age = |cell: &Cell, _: u64| {
-        let class = match cell.mean_generation() {
-            Some(g) => format!("a{}", age_colour(age_step(&ends, g), ends.len())),
-            None if cell.allocated() > 0 => "v".into(),
-            None => "u".into(),
+        let colour = match cell.mean_generation() {
+            Some(g) => paint::AGES[age_colour(age_step(&ends, g), ends.len())],
+            None if cell.allocated() > 0 => paint::FREE,
+            None => paint::UNALLOCATED,
         };
         // Where nothing lies, one shape is enough.
         let group = cell.generations.and(cell.group).map(|g| g.0);
-        Look { class, group }
+        Look { paint: Paint::full(colour), group }
     };
     panel(&mut body, space, grid, age, tip);
     tiles(&mut body, grid);
@@ -451,14 +423,9 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
     let foot = format!(
         "A cell is {cell} of the device. Lines are borders of block groups, where there is room for them."
     );
-    text(&mut body, MARGIN, bottom + 36.0, "q", &foot);
+    text(&mut body, MARGIN, bottom + 36.0, Letters::SOFT, &foot);
     let height = bottom + 60.0;
-    let svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" \
-         aria-label=\"Map of the space of {}\">\n<title>{}</title>\n<style>{STYLE}</style>\n{body}</svg>\n",
-        xml(&title),
-        xml(&title)
-    );
+    let svg = paint::frame(&xml(&title), WIDTH, height, &body);
     if html { page(&svg, &title) } else { svg }
 }
 

@@ -4,20 +4,23 @@
 //! |---|---|
 //! | `space` | what a cell of the device holds: bounded memory, however large the device |
 //! | `layout` | where on the picture a cell lies |
-//! | `draw` | colours, tooltips, legends |
+//! | `paint` | colours and letters, as every viewer shows them |
+//! | `draw` | shapes, tooltips, legends |
 //!
 //! Read without the engine, so that a damaged image has a map, too.
 
 mod draw;
 mod layout;
+mod paint;
 mod space;
 
 use crate::image::{Access, open_device};
+use crate::print;
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use layout::Layout;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Draw a picture of an image's space: what lies where, how full it is, how old.
 ///
@@ -66,13 +69,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         bar.finish_and_clear();
         let picture = draw::picture(&space, &grid, &name, html);
         if to_stdout {
-            std::io::stdout().lock().write_all(picture.as_bytes())?;
-            return Ok(());
+            return std::io::stdout().lock().write_all(picture.as_bytes()).context(print::STDOUT);
         }
-        std::fs::write(&args.output, picture).with_context(|| args.output.display().to_string())?;
+        write(&args.output, picture.as_bytes()).with_context(|| print::path(&args.output))?;
         if space.cells.is_empty() {
             bail!("the device is empty");
         }
         Ok(())
     })
+}
+
+/// Writes a file, of which nothing is left if that fails and it is a new one.
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let existed = path.symlink_metadata().is_ok();
+    let written = std::fs::write(path, bytes);
+    if written.is_err() && !existed {
+        let _ = std::fs::remove_file(path);
+    }
+    written
 }

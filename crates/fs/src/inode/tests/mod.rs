@@ -4,6 +4,7 @@ mod ahead;
 mod attributes;
 mod checksums;
 mod consistency;
+mod cut;
 mod damage;
 mod links;
 mod listing;

@@ -270,7 +270,6 @@ fn subvolumes_move() {
     w.file(other, "inside");
     assert_err!(swap(w.root(), "other", other, "inside"), Error::Invalid(_));
     assert_err!(swap(w.root(), "other", sub, "nothing"), Error::Invalid(_));
-    assert_err!(swap(w.root(), "other", d, "full"), Error::NotSupported(_));
     assert_eq!(w.find(other, "across").unwrap().id, sub);
     assert_eq!(w.fs.subvolume_path(sub.subvol).unwrap(), b"other/across");
     assert_eq!(w.find(sub, "..").unwrap().id, other);
@@ -279,6 +278,89 @@ fn subvolumes_move() {
     assert_eq!(w.find(other, "across").unwrap().id, sub);
     assert_eq!(w.find(sub, "..").unwrap().id, other);
     assert_eq!(w.names(d), [b"full"]);
+}
+
+#[test]
+fn subvolumes_change_places() {
+    let w = World::new();
+    let a = w.fs.create_subvolume(w.root(), b"a", &dir()).unwrap().id;
+    let b = w.fs.create_subvolume(w.root(), b"b", &dir()).unwrap().id;
+    let c = w.fs.create_subvolume(b, b"c", &dir()).unwrap().id;
+    let d = w.dir(w.root(), "d");
+    let (full, file) = (w.dir(d, "full"), w.file(w.root(), "file"));
+    w.file(full, "inside");
+    w.fs.sync().unwrap();
+    let swap =
+        |from, a: &str, to, b: &str| w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Exchange);
+    let root = w.root();
+    // Both in one tree, and in two.
+    swap(root, "a", root, "b").unwrap();
+    assert_eq!([w.find(root, "a").unwrap().id, w.find(root, "b").unwrap().id], [b, a]);
+    swap(root, "b", b, "c").unwrap();
+    assert_eq!([w.find(root, "b").unwrap().id, w.find(b, "c").unwrap().id], [c, a]);
+    assert_eq!(w.fs.subvolume_path(a.subvol).unwrap(), b"a/c");
+    // With a file and a directory that is not empty, whichever is named first.
+    swap(root, "b", root, "file").unwrap();
+    swap(d, "full", root, "file").unwrap();
+    assert_eq!([w.find(root, "b").unwrap().id, w.find(root, "file").unwrap().id], [file, full]);
+    assert_eq!(w.find(d, "full").unwrap().id, c);
+    swap(d, "full", d, "full").unwrap();
+    // What lies in itself, or in another tree, or nowhere.
+    for (from, one, to, other) in
+        [(root, "d", d, "full"), (d, "full", root, "d"), (root, "a", b, "c"), (b, "c", root, "a")]
+    {
+        assert_err!(swap(from, one, to, other), Error::Invalid(_));
+    }
+    for (from, one, to, other) in
+        [(b, "c", root, "b"), (root, "b", b, "c"), (root, "d", b, "c"), (b, "c", root, "d")]
+    {
+        assert_err!(swap(from, one, to, other), Error::CrossSubvolume);
+    }
+    assert_err!(swap(root, "a", root, "nothing"), Error::NotFound);
+    assert_err!(swap(root, "nothing", root, "a"), Error::NotFound);
+    // An entry whose subvolume is not in this snapshot stays where it is.
+    let made = w.fs.snapshot(b.subvol, root, b"snapshot", false).unwrap();
+    let top = InodeId { subvol: made, ino: ObjectId::FIRST_FREE.0 };
+    w.file(top, "beside");
+    assert_err!(swap(top, "c", top, "beside"), Error::NotEmpty);
+    assert_err!(swap(root, "a", top, "c"), Error::NotEmpty);
+    w.check();
+    let w = w.crash();
+    assert_eq!([w.find(root, "a").unwrap().id, w.find(root, "b").unwrap().id], [b, file]);
+    assert_eq!([w.find(b, "c").unwrap().id, w.find(d, "full").unwrap().id], [a, c]);
+    assert_eq!(w.names(w.find(root, "file").unwrap().id), [b"inside"]);
+    assert_eq!(w.find(c, "..").unwrap().id, d);
+}
+
+#[test]
+fn subvolumes_leave_whiteouts() {
+    let w = World::new();
+    let root = w.root();
+    let a = w.fs.create_subvolume(root, b"a", &dir()).unwrap().id;
+    let b = w.fs.create_subvolume(root, b"b", &dir()).unwrap().id;
+    w.dir(root, "empty");
+    w.file(w.dir(root, "full"), "inside");
+    w.file(root, "file");
+    let mv = |from, a: &str, to, b: &str| {
+        w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Whiteout { uid: 7, gid: 8 })
+    };
+    assert_err!(mv(root, "a", root, "full"), Error::NotEmpty);
+    assert_err!(mv(root, "a", root, "b"), Error::NotEmpty);
+    assert_err!(mv(root, "a", root, "file"), Error::NotDirectory);
+    assert_err!(mv(root, "a", a, "loop"), Error::Invalid(_));
+    mv(root, "a", root, "empty").unwrap();
+    mv(root, "empty", b, "across").unwrap();
+    for name in ["a", "empty"] {
+        let left = w.find(root, name).unwrap();
+        assert_eq!((left.kind, left.rdev, left.perm, left.nlink), (FileKind::CharDevice, 0, 0, 1), "{name}");
+        assert_eq!((left.uid, left.gid), (7, 8));
+    }
+    w.check();
+    let w = w.crash();
+    assert_eq!(w.find(b, "across").unwrap().id, a);
+    assert_eq!(w.find(root, "empty").unwrap().kind, FileKind::CharDevice);
+    w.fs.unlink(root, b"a").unwrap();
+    w.check();
 }
 
 #[test]

@@ -62,8 +62,25 @@ impl Groups {
         found
     }
 
+    /// The first free run of `group` of which at least `min` bytes lie in `range`: the part that does.
+    pub fn next_free(&self, group: &BlockGroup, range: Run, min: u64) -> Option<Run> {
+        let s = group.state.lock();
+        if s.read_only || s.removed {
+            return None;
+        }
+        let mut at = range.start;
+        loop {
+            let run = s.free.next_from(at)?.intersect(range)?;
+            if run.len >= min {
+                return Some(run);
+            }
+            at = run.end();
+        }
+    }
+
     /// Pins free space of `group` within `range`: the first `most` bytes of its first run of at least `min` bytes, fewer
-    /// where less is promised to nobody. `None`: there is no more.
+    /// where less is promised to nobody. `None`: there is no more. Sectors that `range` has only a part of are pinned whole:
+    /// nothing else is ever free.
     pub fn pin_free(&self, group: &BlockGroup, range: Run, min: u64, most: u64) -> Option<Run> {
         let mut s = group.state.lock();
         let mut at = range.start;
@@ -73,17 +90,19 @@ impl Groups {
             if s.read_only || s.removed {
                 return None;
             }
-            let mut len = run.len.min(most);
             if run.len < min {
                 continue;
             }
+            let sector = u64::from(SECTOR_SIZE);
+            let whole = s.free.next_from(Logical(run.start.0 / sector * sector))?;
+            let mut len = (run.end().0.next_multiple_of(sector) - whole.start.0).min(whole.len).min(most);
             while len > 0 && !self.space.try_pin(group.kind(), len) {
-                len = len / 2 / u64::from(SECTOR_SIZE) * u64::from(SECTOR_SIZE);
+                len = len / 2 / sector * sector;
             }
             if len == 0 {
                 return None;
             }
-            let part = Run::new(run.start, len);
+            let part = Run::new(whole.start, len);
             s.free.remove_range(part);
             s.pinned += len;
             group.check(&s);

@@ -71,6 +71,25 @@ fn the_last_bytes_of_a_granule_take_the_rest_along() {
 }
 
 #[test]
+fn free_space_is_pinned_in_whole_sectors() {
+    let g = groups(vec![group(16 * MIB, MIB, BlockGroupFlags::DATA, 1)]);
+    let all = g.find(Logical(16 * MIB)).unwrap();
+    let odd = run(16 * MIB + 4097, 8000);
+    assert_eq!(g.next_free(&all, odd, 8000), Some(odd));
+    assert_eq!(g.next_free(&all, odd, 8001), None);
+    let pinned = g.pin_free(&all, odd, 1, MIB).unwrap();
+    assert_eq!(pinned, run(16 * MIB + 4096, 8192));
+    // Nobody is given the rest of a sector meanwhile.
+    let mut r = g.space().reserve(SpaceKind::Data, MIB - 8192).unwrap();
+    while r.bytes() > 0 {
+        let got = g.allocate_data(r.bytes(), 4096, ANY, &mut r).unwrap();
+        assert!(got.start.0.is_multiple_of(4096) && got.len.is_multiple_of(4096), "{got:?}");
+    }
+    g.discarded(pinned);
+    assert_eq!(g.space().pots(SpaceKind::Data).free(), 8192);
+}
+
+#[test]
 fn data_is_sequential_and_falls_back_to_the_longest_piece() {
     let g = groups(vec![
         group(16 * MIB, 8 * MIB, BlockGroupFlags::DATA, 1),

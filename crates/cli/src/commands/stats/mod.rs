@@ -1,4 +1,9 @@
 //! `larder stats`: what a mount's daemon has done.
+//!
+//! People get a summary that fits a screen ([`summary`]), or with `--all` every counter by name; programs get JSON, whose names
+//! stay.
+
+mod summary;
 
 use crate::commands::sync::mounted;
 use crate::print;
@@ -7,15 +12,25 @@ use larder_fuse::control;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Show what the daemon of a mount has done: operations, commits, flushes, bytes, lock hold times, cache, memory.
+/// Show what the daemon of a mount has done: requests, fsyncs, commits, cache, memory.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  larder stats mnt\n  larder stats --json mnt")]
+#[command(after_help = "\
+Examples:
+  larder stats mnt
+  larder stats --all mnt | grep device
+  larder stats --json mnt
+
+Rates are averages since the mount began. --all has what each FUSE request
+came to, lock hold times, reclaiming of space, reasons for commits, and more.")]
 pub(crate) struct Args {
+    /// Show every counter instead of a summary
+    #[arg(short, long)]
+    all: bool,
+    /// Print JSON: every counter
+    #[arg(long, conflicts_with = "all")]
+    json: bool,
     /// Directory on the mount
     directory: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -24,11 +39,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return print::json(&value);
     }
+    if !args.all {
+        return summary::lines(&value).iter().try_for_each(|line| print::line(line));
+    }
     let mut lines = Vec::new();
     flatten("", &value, &mut lines);
     let width = lines.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     for (name, value) in lines {
-        print::line(&format!("{name:<width$}  {value}"))?;
+        print::line(&format!("{name:<width$}  {}", print::name(value.as_bytes())))?;
     }
     Ok(())
 }

@@ -1,0 +1,204 @@
+//! Every command line that the README and the help texts show does what a person expects of it: it works, as root and as an
+//! ordinary user.
+//!
+//! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `rootfs` — as it was at the start. What
+//! cannot be there is replaced: devices by files, addresses by those of this image.
+
+mod common;
+
+use common::{Run, command, is_mounted};
+use larder_simtest::oracle::{Need, enter_private_namespace, need, required, scratch};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const NOBODY: u32 = 65534;
+
+/// What stands for a user's directory.
+struct Playground {
+    dir: tempfile::TempDir,
+    user: u32,
+    /// Address of a node of the image.
+    node: String,
+}
+
+/// The image that every example begins with, made on a mount that discards nothing: the commit before the last can be read.
+const TEMPLATE: &str = "
+    set -e
+    mkdir -p mnt tree rootfs/etc
+    echo NAME=Demo | tee tree/file > rootfs/etc/os-release
+    larder mkfs --size 128M template.img
+    larder mount -o nodiscard template.img mnt
+    mkdir -p mnt/etc mnt/bin mnt/usr mnt/opt mnt/vms mnt/snapshots mnt/var/log mnt/var/cache mnt/tree
+    for name in hostname passwd motd os-release; do echo $name > mnt/etc/$name; done
+    head -c 2000000 /dev/urandom > mnt/vm.raw
+    for name in disk.raw a b vms/1 vms/2 usr/x opt/x; do cat mnt/vm.raw > mnt/$name; done
+    larder subvolume create mnt/home mnt/system
+    mkdir mnt/home/me
+    echo text > mnt/home/me/thesis
+    larder subvolume snapshot -r mnt/home mnt/home-monday
+    larder sync mnt
+    echo later > mnt/home/me/later
+    larder umount mnt
+";
+
+/// Back to the start. A loop over names keeps it to what there is.
+const RESET: &str = "
+    rm -rf rescued yesterday sdb1.img other.img full.img
+    for name in disk old new broken; do cp --sparse=always template.img $name.img; done
+";
+
+impl Playground {
+    /// `None` where this user cannot mount.
+    fn new(user: u32) -> Option<Self> {
+        let dir = scratch();
+        let mut here = Self { dir, user, node: String::new() };
+        std::os::unix::fs::chown(here.path(), Some(user), Some(user)).unwrap();
+        // The command may lie where only root can look. Not copied by this process: see the tests of mounts.
+        let copied =
+            Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(here.path().join("larder")).status();
+        assert!(copied.unwrap().success());
+        let made = here.sh(TEMPLATE);
+        if made.code != 0 && user != 0 && ["fusermount3", "/dev/fuse"].iter().any(|w| made.err.contains(w)) {
+            assert!(!required(), "{}", made.err);
+            eprintln!("skipped: needs fusermount3 and /dev/fuse for ordinary users: {}", made.err);
+            return None;
+        }
+        made.ok();
+        let supers = here.sh("larder inspect super --json template.img").ok().json();
+        here.node = supers[0]["root"].to_string();
+        Some(here)
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn sh(&self, script: &str) -> Run {
+        let path = format!("{}:{}", self.path().display(), std::env::var("PATH").unwrap_or_default());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).current_dir(self.path()).env("PATH", path).stdin(Stdio::null());
+        shell.env_remove("XDG_RUNTIME_DIR").env_remove("LARDER_LOG").env_remove("SOURCE_DATE_EPOCH");
+        if self.user != 0 {
+            shell.uid(self.user).gid(self.user);
+        }
+        shell.output().unwrap().into()
+    }
+
+    fn unmount(&self) {
+        if is_mounted(&self.path().join("mnt")) {
+            self.sh("larder umount mnt").ok();
+        }
+    }
+
+    /// Runs a command line as it stands there, from the start.
+    fn tries(&self, example: &str) {
+        let line = self.here(example);
+        self.sh(RESET).ok();
+        self.sh(preparation(&line)).ok();
+        if line.contains("mnt") && !line.contains("larder mount") {
+            self.sh("larder mount disk.img mnt").ok();
+            if line.contains("mnt/home mnt/home-monday") && line.contains("snapshot") {
+                self.sh("larder subvolume delete mnt/home-monday").ok();
+            }
+        }
+        let line = match line.contains("--foreground") {
+            // Until it is asked to end.
+            true => format!("{line} & p=$!; until larder sync mnt 2>/dev/null; do :; done; kill $p; wait $p"),
+            false => line,
+        };
+        let run = self.sh(&line);
+        assert_eq!(run.code, 0, "{example}, run as {line}: {}", run.err);
+        self.unmount();
+    }
+
+    /// The same with what this directory has.
+    fn here(&self, example: &str) -> String {
+        example
+            .replace("30441472", &self.node)
+            .replace("/dev/sdb1", "sdb1.img")
+            .replace("/mnt/rescued", "rescued")
+            .replace(" /mnt", " mnt")
+            .replace("fallocate -l 8G", "fallocate -l 128M")
+            .replace("a.img", "other.img")
+    }
+}
+
+impl Drop for Playground {
+    fn drop(&mut self) {
+        if is_mounted(&self.path().join("mnt")) {
+            let _ = command().args(["umount", "--lazy"]).arg(self.path().join("mnt")).output();
+        }
+    }
+}
+
+/// What a person has done before.
+fn preparation(line: &str) -> &'static str {
+    // A new image, or one that is made over.
+    if line.contains("mkfs") && line.contains("sdb1.img") {
+        "truncate -s 128M sdb1.img"
+    } else if line.contains("mkfs --nodiscard full.img") {
+        "fallocate -l 128M full.img"
+    } else if line.contains("mkfs") {
+        "rm disk.img"
+    } else if line.contains("sdb1.img") {
+        "cp --sparse=always template.img sdb1.img"
+    } else if line.contains("subvolume create") {
+        "larder subvolume delete disk.img:/home-monday disk.img:/home"
+    } else {
+        "true"
+    }
+}
+
+/// Command lines of the README's list.
+fn of_the_readme() -> Vec<String> {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    let commands = readme.split("## Commands").nth(1).unwrap();
+    let block = commands.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    let lines = block.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
+    lines.filter(|line| line.starts_with("larder ")).map(str::to_owned).collect()
+}
+
+/// Examples of a help text and of those of its subcommands.
+fn of_the_help(of: &[&str], out: &mut Vec<String>) {
+    let text = Run::from(command().args(of).arg("--help").output().unwrap()).ok().text();
+    let examples = text.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
+    out.extend(examples.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()));
+    let Some(commands) = text.split("\nCommands:\n").nth(1) else { return };
+    for line in commands.lines().take_while(|line| !line.is_empty()) {
+        // Others go on with what the one before does.
+        let name = line.strip_prefix("  ").and_then(|l| l.split(' ').next()).filter(|name| !name.is_empty());
+        if let Some(name) = name.filter(|name| *name != "help") {
+            of_the_help(&[of, &[name]].concat(), out);
+        }
+    }
+}
+
+fn all_work(user: u32, examples: &[String]) {
+    if !need(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    enter_private_namespace().unwrap();
+    let Some(here) = Playground::new(user) else { return };
+    examples.iter().for_each(|example| here.tries(example));
+}
+
+#[test]
+fn what_the_readme_shows_works() {
+    let examples = of_the_readme();
+    assert!(examples.len() >= 30, "{examples:#?}");
+    all_work(0, &examples);
+}
+
+#[test]
+fn what_the_readme_shows_works_for_ordinary_users() {
+    all_work(NOBODY, &of_the_readme());
+}
+
+#[test]
+fn what_the_help_shows_works() {
+    let mut examples = Vec::new();
+    of_the_help(&[], &mut examples);
+    assert!(examples.len() >= 60, "{examples:#?}");
+    all_work(0, &examples);
+}
