@@ -106,6 +106,9 @@ mod checks {
             check();
             self.0.write_vectored_at(at, data)
         }
+        fn is_direct(&self) -> bool {
+            self.0.is_direct()
+        }
         fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
             check();
             self.0.write_batch(writes)

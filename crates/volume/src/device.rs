@@ -124,6 +124,11 @@ pub trait Device: Send + Sync + fmt::Debug {
         u64::from(SECTOR_SIZE)
     }
 
+    /// Do writes and long reads go past the machine's page cache?
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// First address from `at` on that may hold anything but zeros; `at` itself where that is not known. Lets a search of a
     /// sparse image pass over its holes.
     fn data_from(&self, at: Physical) -> Physical {

@@ -91,6 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return attend(args, &wishes);
     }
     if args.daemon || args.foreground {
+        larder_fuse::without_huge_pages();
         // The sandbox would not show how much memory there is.
         wishes.cache_size.get_or_insert_with(larder_fuse::default_cache_size);
         return serve(args, &wishes);
@@ -199,8 +200,6 @@ fn start_porter(args: &Args, image: &Path, mountpoint: &Path) -> anyhow::Result<
         image.as_ref(),
         mountpoint.as_ref(),
     ]);
-    // It waits, with next to nothing in memory: not in huge pages.
-    command.env("MIMALLOC_ALLOW_THP", "0");
     Porter::start(&mut command, mountpoint).context("starting the daemon's second process").could_not_run()
 }
 

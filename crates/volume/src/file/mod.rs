@@ -198,12 +198,6 @@ impl FileDevice {
         self.block_device
     }
 
-    /// Do writes and long reads go past the page cache?
-    #[must_use]
-    pub fn is_direct(&self) -> bool {
-        self.direct.is_some()
-    }
-
     /// What writes whole blocks past the page cache, if there is such a thing.
     fn direct_for(&self, at: Physical, len: usize) -> Option<&Direct> {
         self.direct.as_ref().filter(|_| is_aligned(at.0, len))
@@ -307,6 +301,10 @@ impl Device for FileDevice {
 
     fn can_discard(&self) -> bool {
         !self.read_only && self.can_discard.load(Ordering::Relaxed)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct.is_some()
     }
 
     fn discard_granularity(&self) -> u64 {
