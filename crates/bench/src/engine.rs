@@ -47,7 +47,7 @@ const TAR_PIECE: usize = 10 << 10;
 
 impl Engine {
     pub(crate) fn run(&self) -> Result<()> {
-        let device = FileDevice::open(&self.image, OpenMode::Write, false)?;
+        let device = FileDevice::open(&self.image, OpenMode::Write)?;
         let tuning = Tuning { reclaim_whole_inodes: self.whole_inodes, ..Tuning::default() };
         let options = OpenOptions { cache_size: self.cache_mib << 20, tuning, ..OpenOptions::default() };
         let fs = Filesystem::open(Arc::new(device) as Arc<dyn Device>, options)?;

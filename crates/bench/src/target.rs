@@ -202,7 +202,7 @@ impl<'a> Image<'a> {
             image.device = Some(LoopDevice::attach(&image.file)?);
         }
         if target.is_slow() {
-            let device = FileDevice::open(&image.file, OpenMode::Write, false)?;
+            let device = FileDevice::open(&image.file, OpenMode::Write)?;
             image.slow = Some(RecordedDisk::serve_slow(Arc::new(SlowFlush(device)))?);
         }
         Ok(image)

@@ -37,11 +37,11 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<Fil
         return usage("an argument is empty where an image was expected");
     }
     let device = match access {
-        Access::Read { force: true } => FileDevice::open_despite_users(path, false),
+        Access::Read { force: true } => FileDevice::open_despite_users(path),
         Access::Read { force: false } | Access::Serve => {
-            when_free(path, || FileDevice::open(path, OpenMode::Read, false))
+            when_free(path, || FileDevice::open(path, OpenMode::Read))
         }
-        Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write, false)),
+        Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write)),
     };
     advise_open(device, access).map(Arc::new)
 }

@@ -9,6 +9,7 @@ pub(crate) mod whole;
 use crate::size;
 use larder_fs::{Compress, Packing, SubvolChoice, Tuning};
 use larder_fuse::Transport;
+use larder_volume::Caching;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub(crate) struct MountWishes {
     pub(crate) default_permissions: Option<bool>,
     pub(crate) no_log_replay: bool,
     pub(crate) writeback: bool,
-    pub(crate) direct: bool,
+    pub(crate) caching: Caching,
     pub(crate) fuseblk: bool,
     pub(crate) sandbox: bool,
     /// `None`: for image files, not for devices.
@@ -58,7 +59,7 @@ impl Default for MountWishes {
             default_permissions: None,
             no_log_replay: false,
             writeback: false,
-            direct: false,
+            caching: Caching::Auto,
             fuseblk: true,
             sandbox: true,
             discard: None,
@@ -118,7 +119,10 @@ Options for -o (comma-separated; -o may be repeated):
   discard, nodiscard    give freed space back: an image file gets holes, a
                         device is told (default: for image files, not for
                         devices). discard=sync and discard=async mean the same
-  direct                bypass the page cache for the image (O_DIRECT)
+  direct                bypass the page cache for all of the image (O_DIRECT),
+                        or fail; by default writes and long reads do, where
+                        that can be done
+  buffered              never bypass it
   transport=auto|dev|uring
                         how to talk to the kernel
   nofuseblk             as root on a block device: plain fuse, not fuseblk
@@ -131,8 +135,8 @@ Options for -o (comma-separated; -o may be repeated):
 
 An image that is mounted already gets a further mount, served by the same
 daemon. commit, cache_size, compress, discard, max_inline, nodatacow, nodatasum,
-direct, notreelog, nologreplay and nosandbox are options of the whole file
-system: the first mount decides, and a later one may only say the same.";
+direct, buffered, notreelog, nologreplay and nosandbox are options of the whole
+file system: the first mount decides, and a later one may only say the same.";
 
 impl MountWishes {
     /// Reads the words of all `-o` lists in order.
@@ -235,7 +239,8 @@ impl MountWishes {
             "nologreplay" | "norecovery" => self.no_log_replay = true,
             "writeback" => self.writeback = true,
             "nowriteback" => self.writeback = false,
-            "direct" => self.direct = true,
+            "direct" => self.caching = Caching::Direct,
+            "buffered" => self.caching = Caching::Buffered,
             "discard" => self.discard = Some(true),
             "nodiscard" => self.discard = Some(false),
             // As Linux combines them: what is not copied on write has neither checksums nor compression.
@@ -379,7 +384,9 @@ mod tests {
             "cache_size=64M,transport=dev,allow_other,writeback,direct,nologreplay",
         ]);
         assert!(w.sandbox && !ok(&["nosandbox"]).sandbox);
-        assert!(w.read_only && w.allow_other && w.writeback && w.direct && w.no_log_replay);
+        assert!(
+            w.read_only && w.allow_other && w.writeback && w.caching == Caching::Direct && w.no_log_replay
+        );
         assert_eq!(w.subvol, SubvolChoice::Path(b"/a/b".to_vec()));
         assert_eq!(
             (w.commit, w.cache_size, w.transport),

@@ -21,7 +21,7 @@ type Change = fn(&mut Superblock);
 
 /// Changes the superblock, checksums redone.
 fn with_super(image: &Path, change: impl FnOnce(&mut Superblock)) {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let mut sb = read_superblock(&device).unwrap();
     change(&mut sb);
     write_superblocks(&device, &sb, SuperCopies::All).unwrap();

@@ -47,7 +47,7 @@ fn an_image_in_use_is_not_checked_unless_forced() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("a.img");
     larder(args!["mkfs", "--size", "128M", &image]).ok();
-    let writer = larder_volume::FileDevice::open(&image, larder_volume::OpenMode::Write, false).unwrap();
+    let writer = larder_volume::FileDevice::open(&image, larder_volume::OpenMode::Write).unwrap();
     larder(args!["check", &image]).fails(2, "in use");
     larder(args!["check", "--force", &image]).ok();
     drop(writer);

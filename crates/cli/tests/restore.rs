@@ -62,7 +62,7 @@ fn a_part_of_it_now_and_earlier() {
     let (tree, image) = sample(dir.path());
     let generation = larder(args!["inspect", "super", "--json", &image]).ok().json()[0]["generation"].clone();
     // Without giving freed space back, which would take the earlier state with it.
-    let device = FileDevice::open(&image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(&image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, discard: false, ..OpenOptions::default() };
     let fs = Filesystem::open(Arc::new(device), options).unwrap();
     let tree_dir = fs.lookup(fs.root(), b"tree").unwrap().id;

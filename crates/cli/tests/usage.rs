@@ -168,14 +168,14 @@ fn the_root_directory_has_the_owner_that_was_asked_for() {
 fn an_image_in_use_is_refused() {
     let s = Scene::new();
     let image = s.image("a.img");
-    let writer = larder_volume::FileDevice::open(&image, larder_volume::OpenMode::Write, false).unwrap();
+    let writer = larder_volume::FileDevice::open(&image, larder_volume::OpenMode::Write).unwrap();
     larder(args!["inspect", "super", &image]).fails(2, "in use");
     larder(args!["inspect", "super", "--force", &image]).ok();
     larder(args!["mkfs", "--force", &image]).fails(2, "in use");
     larder(args!["rm", inside(&image, "/x")]).fails(2, "in use");
     larder(args!["ls", &image]).fails(2, "--force");
     drop(writer);
-    let reader = larder_volume::FileDevice::open(&image, larder_volume::OpenMode::Read, false).unwrap();
+    let reader = larder_volume::FileDevice::open(&image, larder_volume::OpenMode::Read).unwrap();
     larder(args!["inspect", "super", &image]).ok();
     larder(args!["label", &image, "x"]).fails(2, "in use");
     drop(reader);

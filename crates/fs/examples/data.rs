@@ -12,7 +12,7 @@ const NEW: NewInode<'static> =
     NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
 
 fn open(image: &Path) -> Arc<Filesystem> {
-    let device = Arc::new(FileDevice::open(image, OpenMode::Write, false).unwrap());
+    let device = Arc::new(FileDevice::open(image, OpenMode::Write).unwrap());
     Filesystem::open(device, OpenOptions::default()).unwrap()
 }
 

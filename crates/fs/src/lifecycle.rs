@@ -68,6 +68,8 @@ pub struct Stats {
     pub device_writes: u64,
     pub device_written_bytes: u64,
     pub device_flushes: u64,
+    /// Writes and long reads go past the machine's page cache.
+    pub device_direct: bool,
     pub device_discards: u64,
     pub device_discarded_bytes: u64,
     /// Bytes written by callers that are not in extents yet.
@@ -341,6 +343,7 @@ impl Filesystem {
             device_writes: device(|s| s.writes),
             device_written_bytes: device(|s| s.written_bytes),
             device_flushes: device(|s| s.flushes),
+            device_direct: core.volume.devices().all(|(_, device)| device.is_direct()),
             device_discards: device(|s| s.discards),
             device_discarded_bytes: device(|s| s.discarded_bytes),
             delayed_bytes: core.data.delayed_bytes(),

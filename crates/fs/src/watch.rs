@@ -39,6 +39,7 @@ mod checks {
     use crate::lock::before_waiting_for_a_device as check;
     use larder_format::Physical;
     use larder_volume::Device;
+    use larder_volume::device::Write;
     use std::cell::Cell;
     use std::io;
     use std::sync::Arc;
@@ -104,6 +105,13 @@ mod checks {
         fn write_vectored_at(&self, at: Physical, data: &[io::IoSlice<'_>]) -> io::Result<()> {
             check();
             self.0.write_vectored_at(at, data)
+        }
+        fn is_direct(&self) -> bool {
+            self.0.is_direct()
+        }
+        fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+            check();
+            self.0.write_batch(writes)
         }
         fn flush(&self) -> io::Result<()> {
             check();

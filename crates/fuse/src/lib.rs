@@ -58,7 +58,7 @@ pub mod transport;
 mod workers;
 
 pub use family::{Family, JoinError, Left, Member};
-pub use memory::default_cache_size;
+pub use memory::{default_cache_size, without_huge_pages};
 pub use mount::{MountError, MountOptions, Mounted, Unmounter, mount};
 pub use porter::Porter;
 pub use server::{Served, serve, serve_beside};

@@ -4,6 +4,10 @@
 //! before they are written, little enough that several mounts and everything else have room. What there is to the process
 //! is the machine's memory or what the memory cgroups above it allow, whichever is least. It is asked once, before the
 //! sandbox is entered, and does not follow later changes.
+//!
+//! The memory itself comes in pages of the usual size. A huge page is made zero by the thread that first touches it, and takes
+//! a hundred times as long; where a hypervisor has taken the machine's free memory back, longer still. A thread that does this
+//! with a tree locked keeps all others waiting.
 
 use std::path::{Path, PathBuf};
 
@@ -21,6 +25,15 @@ const SHARE: u64 = 8;
 pub fn default_cache_size() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
+}
+
+/// This process, and those that it starts, get no huge pages any more. Where the kernel refuses, all goes on as before.
+pub fn without_huge_pages() {
+    // SAFETY: sets a flag of this process; no memory is passed.
+    let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    if refused != 0 {
+        tracing::debug!(error = %std::io::Error::last_os_error(), "huge pages stay as they are");
+    }
 }
 
 fn share_of(memory: Option<u64>) -> u64 {

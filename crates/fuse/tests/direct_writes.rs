@@ -188,7 +188,7 @@ fn what_was_read_during_a_write_past_the_cache_does_not_stay() {
     for transport in [Transport::DevFuse, Transport::Uring] {
         let image = dir.path().join("image");
         File::create(&image).unwrap().set_len(128 << 20).unwrap();
-        let device = FileDevice::open(&image, OpenMode::Write, false).unwrap();
+        let device = FileDevice::open(&image, OpenMode::Write).unwrap();
         mkfs(&device, &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
         let filesystem = Filesystem::open(Arc::new(device), OpenOptions::default()).unwrap();
         let point = tempfile::tempdir().unwrap();

@@ -37,7 +37,7 @@ impl Mount {
     fn with(image: &Path, options: MountOptions, open: OpenOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mode = if open.read_only { OpenMode::Read } else { OpenMode::Write };
-        let device = FileDevice::open(image, mode, false).unwrap();
+        let device = FileDevice::open(image, mode).unwrap();
         let fs = Filesystem::open(Arc::new(device), open).unwrap();
         let mounted = mount(image, dir.path(), options).unwrap();
         let stats = Arc::new(Stats::default());

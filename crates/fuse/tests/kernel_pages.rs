@@ -175,7 +175,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 /// What a file of an image holds, without the mount.
 fn on_disk(image: &Path, copy: &Path, name: &[u8]) -> Vec<u8> {
     fs::copy(image, copy).unwrap();
-    let device = FileDevice::open(copy, OpenMode::Read, false).unwrap();
+    let device = FileDevice::open(copy, OpenMode::Read).unwrap();
     let options = EngineOptions { read_only: true, ..EngineOptions::default() };
     let fs = Filesystem::open(Arc::new(device), options).unwrap();
     let attr = fs.lookup(fs.root(), name).unwrap();
@@ -196,7 +196,7 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
         let dir = scratch();
         let image = dir.path().join("image");
         File::create(&image).unwrap().set_len(256 << 20).unwrap();
-        let device = FileDevice::open(&image, OpenMode::Write, false).unwrap();
+        let device = FileDevice::open(&image, OpenMode::Write).unwrap();
         larder_fs::mkfs::mkfs(&device, &larder_fs::mkfs::MkfsOptions::default()).unwrap();
         let engine = Filesystem::open(Arc::new(device), EngineOptions::default()).unwrap();
         let server = Arc::new(Server::new(Arc::clone(&engine), true, Arc::new(Stats::default())));

@@ -58,7 +58,7 @@ impl Ears {
 const OPTIONS: Options = Options { super_copy: None, scan: true };
 
 fn device(image: &Path) -> Arc<dyn Device> {
-    Arc::new(FileDevice::open(image, OpenMode::Read, false).unwrap())
+    Arc::new(FileDevice::open(image, OpenMode::Read).unwrap())
 }
 
 fn everything(dest: &Path) -> Request {

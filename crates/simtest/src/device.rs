@@ -14,6 +14,7 @@
 use crate::image::{Image, PAGE, Page, Piece, pieces};
 use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
 use larder_volume::Device;
+use larder_volume::device::Write;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::fmt;
 use std::io;
@@ -462,8 +463,13 @@ impl SimDevice {
     }
 
     fn write(&self, kind: AccessKind, at: u64, data: &[u8]) -> io::Result<()> {
-        let access = &Access { kind, at, len: data.len() as u64 };
-        self.check(access, data.len())?;
+        self.begin_write(kind, at, data).and_then(|begun| self.end_write(begun))
+    }
+
+    /// Submits a write.
+    fn begin_write(&self, kind: AccessKind, at: u64, data: &[u8]) -> io::Result<Begun> {
+        let access = Access { kind, at, len: data.len() as u64 };
+        self.check(&access, data.len())?;
         self.check_writable()?;
         self.counters.writes.fetch_add(1, Ordering::Relaxed);
         let pieces: Arc<[Piece]> = pieces(at, data).into();
@@ -473,7 +479,12 @@ impl SimDevice {
             fua: access.kind == AccessKind::WriteFua,
             pieces: pieces.clone(),
         });
-        let strike = self.pass(access);
+        Ok(Begun { access, pieces, index })
+    }
+
+    /// Has a submitted write take effect, and complete.
+    fn end_write(&self, Begun { access, pieces, index }: Begun) -> io::Result<()> {
+        let strike = self.pass(&access);
         let end = match strike.as_ref().map_or(Effect::All, |s| s.effect) {
             Effect::None => access.at,
             Effect::Half => access.at + access.len / 2 / 512 * 512,
@@ -488,6 +499,13 @@ impl SimDevice {
         self.complete(index, strike.is_none());
         strike.map_or(Ok(()), Strike::fail)
     }
+}
+
+/// A write between submission and effect.
+struct Begun {
+    access: Access,
+    pieces: Arc<[Piece]>,
+    index: usize,
 }
 
 /// What the message of a panic begins with that a [`Fault`] asked for.
@@ -539,6 +557,20 @@ impl Device for SimDevice {
         // One operation, as on a real device: it may tear anywhere.
         let all: Vec<u8> = data.iter().flat_map(|d| d.iter().copied()).collect();
         self.write_at(at, &all)
+    }
+
+    fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        // All are on their way before the first takes effect, and the last one submitted completes first.
+        let begun: Vec<io::Result<Begun>> = writes
+            .iter()
+            .map(|w| {
+                let all: Vec<u8> = w.data.iter().flat_map(|d| d.iter().copied()).collect();
+                self.begin_write(AccessKind::Write, w.at.0, &all)
+            })
+            .collect();
+        let mut ended: Vec<_> = begun.into_iter().rev().map(|b| b.and_then(|b| self.end_write(b))).collect();
+        ended.reverse();
+        ended
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 fn check(image: &Path) -> Report {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read, false).expect("an image"));
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read).expect("an image"));
     larder_check::check(&[device], &Options { data: true, ..Options::default() }, &|_| ())
         .expect("it can be checked")
 }
@@ -270,7 +270,7 @@ fn several_devices_are_refused_by_name_or_checked() {
     }
     let dir = scratch();
     let open = |n: u32| -> Arc<dyn Device> {
-        Arc::new(FileDevice::open(dir.path().join(format!("device-{n}")), OpenMode::Read, false).unwrap())
+        Arc::new(FileDevice::open(dir.path().join(format!("device-{n}")), OpenMode::Read).unwrap())
     };
     let check = |devices: &[Arc<dyn Device>]| {
         larder_check::check(devices, &Options { data: true, ..Options::default() }, &|_| ())
@@ -367,6 +367,6 @@ fn data_is_read_only_when_asked_for() {
     let finding = report.findings.iter().find(|f| f.kind == Kind::DataChecksum).unwrap();
     assert_eq!(finding.tree.map(|t| t.0), Some(5));
     assert_eq!(finding.device.map(|(_, at)| at.0), Some(at + 4096));
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::Read, false).unwrap());
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::Read).unwrap());
     assert!(larder_check::check(&[device], &Options::default(), &|_| ()).unwrap().is_clean());
 }

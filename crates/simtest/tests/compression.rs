@@ -23,7 +23,7 @@ fn option(text: &str, force: bool) -> Option<Compress> {
 }
 
 fn open(image: &Path, compress: Option<Compress>) -> Arc<Filesystem> {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { compress, commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
 }
@@ -31,7 +31,7 @@ fn open(image: &Path, compress: Option<Compress>) -> Arc<Filesystem> {
 fn mkfs(image: &Path) {
     let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(image);
     file.unwrap().set_len(512 << 20).unwrap();
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     larder_fs::mkfs::mkfs(&device, &larder_fs::mkfs::MkfsOptions::default()).unwrap();
 }
 

@@ -21,7 +21,7 @@ fn options(discard: bool) -> OpenOptions {
 }
 
 fn open(path: &Path, discard: bool) -> Arc<Filesystem> {
-    let device = FileDevice::open(path, OpenMode::Write, false).expect("open the image");
+    let device = FileDevice::open(path, OpenMode::Write).expect("open the image");
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options(discard)).expect("open")
 }
 

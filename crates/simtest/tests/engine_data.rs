@@ -17,7 +17,7 @@ use std::sync::Arc;
 const FILES: usize = 6;
 
 fn open(image: &Path, cache_size: u64) -> Arc<Filesystem> {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, cache_size, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
 }
@@ -500,7 +500,7 @@ fn lost_data_is_told_until_it_is_rewritten() {
     let dir = scratch();
     let image = dir.path().join("img");
     make(&image, 256 << 20, &MkfsOptions::default());
-    let device = Flaky(FileDevice::open(&image, OpenMode::Write, false).unwrap());
+    let device = Flaky(FileDevice::open(&image, OpenMode::Write).unwrap());
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let fs = Filesystem::open(Arc::new(device), options).unwrap();
     let (bad, good) = (create(&fs, "bad"), create(&fs, "good"));

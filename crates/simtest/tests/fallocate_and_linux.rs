@@ -60,7 +60,7 @@ fn op(rng: &mut SmallRng) -> Op {
 }
 
 fn open(image: &Path) -> Arc<Filesystem> {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
 }

@@ -64,7 +64,7 @@ fn assert_same(what: &str, engine: &Tree, kernel: &Tree) {
 
 fn open(image: &Path, read_only: bool) -> Arc<Filesystem> {
     let mode = if read_only { OpenMode::Read } else { OpenMode::Write };
-    let device = FileDevice::open(image, mode, false).unwrap();
+    let device = FileDevice::open(image, mode).unwrap();
     Filesystem::open(
         Arc::new(device),
         OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() },
@@ -260,7 +260,7 @@ fn names_that_the_engine_made() {
     for (name, options) in variants {
         let image = dir.path().join("image");
         std::fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
-        mkfs(&FileDevice::open(&image, OpenMode::Write, false).unwrap(), &options).unwrap();
+        mkfs(&FileDevice::open(&image, OpenMode::Write).unwrap(), &options).unwrap();
         let fs = open(&image, false);
         if options.nodesize.is_none() {
             make_names(&fs);
@@ -289,7 +289,7 @@ fn what_a_crash_leaves_without_names_linux_cleans_up() {
     let dir = scratch();
     let image = dir.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(256 << 20).unwrap();
-    mkfs(&FileDevice::open(&image, OpenMode::Write, false).unwrap(), &MkfsOptions::default()).unwrap();
+    mkfs(&FileDevice::open(&image, OpenMode::Write).unwrap(), &MkfsOptions::default()).unwrap();
     let fs = open(&image, false);
     for n in 0..20 {
         let name = format!("f{n}");

@@ -24,7 +24,7 @@ fn made_by_linux(variant: &ImageVariant, image: &Path) {
 
 fn open(image: &Path, read_only: bool) -> Arc<Filesystem> {
     let mode = if read_only { OpenMode::Read } else { OpenMode::Write };
-    let device = FileDevice::open(image, mode, false).unwrap();
+    let device = FileDevice::open(image, mode).unwrap();
     let options = OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap_or_else(|e| panic!("{}: {e}", image.display()))
 }

@@ -13,13 +13,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 fn open(path: &Path) -> Arc<Filesystem> {
-    let device = FileDevice::open(path, OpenMode::Write, false).expect("open the image");
+    let device = FileDevice::open(path, OpenMode::Write).expect("open the image");
     let options = OpenOptions { cache_size: 32 << 20, discard: true, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options).expect("open")
 }
 
 fn check(path: &Path, when: &str) {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, OpenMode::Read, false).expect("an image"));
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, OpenMode::Read).expect("an image"));
     let options = Options { data: true, ..Options::default() };
     let report = larder_check::check(&[device], &options, &|_| ()).expect("it can be checked");
     assert!(report.is_clean(), "{when}: {:?}", report.findings);

@@ -163,7 +163,7 @@ fn op(rng: &mut SmallRng, sizes: &[u64], last: &mut Option<Copied>) -> (usize, O
 }
 
 fn open(image: &Path, compress: Option<Compress>) -> Arc<Filesystem> {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, compress, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
 }

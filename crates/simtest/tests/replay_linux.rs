@@ -35,7 +35,7 @@ fn has_log(image: &Path) -> Result<bool> {
 
 fn open(image: &Path, read_only: bool) -> Result<Arc<Filesystem>> {
     let mode = if read_only { OpenMode::Read } else { OpenMode::Write };
-    let device = Arc::new(FileDevice::open(image, mode, false)?);
+    let device = Arc::new(FileDevice::open(image, mode)?);
     let options = OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() };
     Ok(Filesystem::open(device, options)?)
 }
@@ -77,7 +77,7 @@ fn judge(workload: &str, crashed: &Path, dir: &Path) -> Result<()> {
     drop(fs);
     ensure!(!has_log(&larder)?, "the log is still there");
     shown.ensure_replayed_alike(&theirs, "replayed")?;
-    let device = Arc::new(FileDevice::open(&larder, OpenMode::Read, false)?);
+    let device = Arc::new(FileDevice::open(&larder, OpenMode::Read)?);
     let options = larder_check::Options { data: true, threads: 1, ..Default::default() };
     let checked = larder_check::check(&[device], &options, &|_| ())?;
     ensure!(checked.is_clean(), "larder check: {:?}", checked.findings);
@@ -419,7 +419,7 @@ fn btrfs_check_is_mistaken_about_preallocated_space_that_is_shared() {
     let mut look = |_: &str, crashed: &Path| {
         KernelMount::image(crashed, "noatime")?.unmount_clean()?;
         reports.push(btrfs_check(crashed, true));
-        let device = Arc::new(FileDevice::open(crashed, OpenMode::Read, false)?);
+        let device = Arc::new(FileDevice::open(crashed, OpenMode::Read)?);
         let options = larder_check::Options { data: true, threads: 1, ..Default::default() };
         let ours = larder_check::check(&[device], &options, &|_| ())?;
         ensure!(ours.is_clean(), "larder check: {:?}", ours.findings);

@@ -21,7 +21,7 @@ fn scale() -> usize {
 }
 
 fn open(image: &Path) -> Arc<Filesystem> {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
 }

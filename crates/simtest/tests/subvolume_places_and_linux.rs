@@ -92,7 +92,7 @@ fn new(kind: FileKind) -> NewInode<'static> {
 }
 
 fn open(path: &Path) -> Arc<Filesystem> {
-    let device = FileDevice::open(path, OpenMode::Write, false).expect("open the image");
+    let device = FileDevice::open(path, OpenMode::Write).expect("open the image");
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options).expect("open")
 }
@@ -143,7 +143,7 @@ fn engine(fs: &Filesystem, (from, to, how): (&str, &str, How)) -> i32 {
 
 fn assert_sound(image: &Path, what: &str) {
     btrfs_check(image, true).assert_clean(what);
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read, false).expect("open"));
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read).expect("open"));
     let report = larder_check::check(&[device], &Options::default(), &|_| ()).expect("it can be checked");
     let wrong: Vec<_> = report.findings.iter().filter(|f| f.severity() != Severity::Note).collect();
     assert!(wrong.is_empty(), "{what}: {wrong:#?}");

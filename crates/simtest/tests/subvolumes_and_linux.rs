@@ -24,7 +24,7 @@ fn open(image: &Path) -> Arc<Filesystem> {
 }
 
 fn open_with(image: &Path, tuning: Tuning) -> Arc<Filesystem> {
-    let device = FileDevice::open(image, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
 }

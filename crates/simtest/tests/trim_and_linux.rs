@@ -32,7 +32,7 @@ fn make(path: &Path, options: &[&str]) {
 }
 
 fn open(path: &Path) -> Arc<Filesystem> {
-    let device = FileDevice::open(path, OpenMode::Write, false).expect("open the image");
+    let device = FileDevice::open(path, OpenMode::Write).expect("open the image");
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options).expect("open")
 }

@@ -147,7 +147,7 @@ fn memory() -> u64 {
 
 /// Bytes in use, once it has been opened and closed.
 fn in_use(path: &Path) -> u64 {
-    let device = FileDevice::open(path, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(path, OpenMode::Write).unwrap();
     let fs = Filesystem::open(Arc::new(device), options(false)).unwrap();
     fs.close().unwrap();
     fs.info().bytes_used
@@ -190,7 +190,7 @@ fn files_of_very_many_extents_are_cut_and_deleted_in_bounded_steps() {
     mount.unmount_clean().unwrap();
     let kernels = generation(&image) - before;
 
-    let device = FileDevice::open(&copy, OpenMode::Write, false).unwrap();
+    let device = FileDevice::open(&copy, OpenMode::Write).unwrap();
     let options = OpenOptions { cache_size: 64 * MIB, ..options(false) };
     let fs = Filesystem::open(Arc::new(device), options).unwrap();
     let find = |name: &[u8]| fs.lookup(fs.root(), name).unwrap().id;
@@ -270,7 +270,7 @@ fn what_linux_left_half_cut_goes_on_here() {
     let mut sizes = std::collections::BTreeSet::new();
     for path in clones {
         let when = path.display().to_string();
-        let device = FileDevice::open(&path, OpenMode::Write, false).unwrap();
+        let device = FileDevice::open(&path, OpenMode::Write).unwrap();
         let fs = Filesystem::open(Arc::new(device), options(false)).unwrap();
         sizes.insert(judge_here(&fs, "cut", &when));
         let deleted = fs.lookup(fs.root(), b"deleted").is_err();

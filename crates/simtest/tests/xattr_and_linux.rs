@@ -99,14 +99,14 @@ fn options() -> OpenOptions {
 }
 
 fn open(path: &Path) -> Arc<Filesystem> {
-    let device = FileDevice::open(path, OpenMode::Write, false).expect("open the image");
+    let device = FileDevice::open(path, OpenMode::Write).expect("open the image");
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options()).expect("open")
 }
 
 /// `larder check` and `btrfs check` are content.
 fn assert_sound(image: &Path, what: &str) {
     btrfs_check(image, true).assert_clean(what);
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read, false).expect("open"));
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read).expect("open"));
     let options = Options { data: true, ..Options::default() };
     let report = larder_check::check(&[device], &options, &|_| ()).expect("it can be checked");
     let wrong: Vec<_> = report.findings.iter().filter(|f| f.severity() != Severity::Note).collect();

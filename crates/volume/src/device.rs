@@ -20,6 +20,28 @@ use larder_format::{Physical, SECTOR_SIZE};
 use std::fmt;
 use std::io;
 
+/// A write of a batch: buffers that lie behind each other, beginning at `at`.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'a> {
+    /// First byte.
+    pub at: Physical,
+    /// What is written.
+    pub data: &'a [io::IoSlice<'a>],
+}
+
+impl Write<'_> {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.data.iter().map(|d| d.len() as u64).sum()
+    }
+    /// Nothing at all?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// A store of bytes with a volatile write cache. See the module's text for the contract.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Name for messages: a path, or what a test calls it.
@@ -63,6 +85,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Writes several ranges that do not touch each other, on their way together where the device can do that: in any
+    /// order, each with an end of its own. The call returns when all have ended; for each it says how.
+    fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect()
+    }
+
     /// Makes every write durable that had completed when the call began.
     ///
     /// # Errors
@@ -94,6 +122,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Bytes below which a discard gives nothing back, as far as that is known.
     fn discard_granularity(&self) -> u64 {
         u64::from(SECTOR_SIZE)
+    }
+
+    /// Do writes and long reads go past the machine's page cache?
+    fn is_direct(&self) -> bool {
+        false
     }
 
     /// First address from `at` on that may hold anything but zeros; `at` itself where that is not known. Lets a search of a

@@ -17,7 +17,7 @@ pub mod volume;
 pub use device::Device;
 pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};
-pub use file::{FileDevice, OpenMode};
+pub use file::{Caching, FileDevice, OpenMode};
 pub use lock::ImageLock;
 pub use map::{ChunkMap, Located, MappedChunk, Stripe, Stripes};
 pub use superblock::{SuperCopies, SuperCopy, read_all_superblocks, read_superblock};

@@ -292,22 +292,22 @@ mod tests {
     #[test]
     fn one_writer_or_many_readers() {
         let (_dir, path) = image();
-        let reader = FileDevice::open(&path, OpenMode::Read, false).unwrap();
-        let second = FileDevice::open(&path, OpenMode::Read, false).unwrap();
-        assert!(matches!(FileDevice::open(&path, OpenMode::Write, false), Err(VolumeError::Busy { .. })));
+        let reader = FileDevice::open(&path, OpenMode::Read).unwrap();
+        let second = FileDevice::open(&path, OpenMode::Read).unwrap();
+        assert!(matches!(FileDevice::open(&path, OpenMode::Write), Err(VolumeError::Busy { .. })));
         drop((reader, second));
-        let writer = FileDevice::open(&path, OpenMode::Write, false).unwrap();
+        let writer = FileDevice::open(&path, OpenMode::Write).unwrap();
         for mode in [OpenMode::Read, OpenMode::Write] {
-            match FileDevice::open(&path, mode, false) {
+            match FileDevice::open(&path, mode) {
                 Err(VolumeError::Busy { by, .. }) => {
                     assert!(by.contains(&std::process::id().to_string()), "names the holder: {by}");
                 }
                 other => panic!("expected Busy, got {other:?}"),
             }
         }
-        assert!(FileDevice::open_despite_users(&path, false).is_ok());
+        assert!(FileDevice::open_despite_users(&path).is_ok());
         drop(writer);
-        FileDevice::open(&path, OpenMode::Write, false).unwrap();
+        FileDevice::open(&path, OpenMode::Write).unwrap();
     }
 
     #[test]
@@ -333,21 +333,21 @@ mod tests {
             return;
         };
         let dev = Loop(String::from_utf8(out.stdout).unwrap().trim().to_owned());
-        match FileDevice::open(&path, OpenMode::Write, false) {
+        match FileDevice::open(&path, OpenMode::Write) {
             Err(VolumeError::Busy { by, .. }) => assert!(by.contains(&dev.0), "{by}"),
             other => panic!("expected Busy, got {other:?}"),
         }
         // A reader does not mind a loop device that nobody uses.
-        FileDevice::open(&path, OpenMode::Read, false).unwrap();
+        FileDevice::open(&path, OpenMode::Read).unwrap();
         // The loop device itself may be written, until somebody claims it.
-        let held = FileDevice::open(&dev.0, OpenMode::Write, false).unwrap();
+        let held = FileDevice::open(&dev.0, OpenMode::Write).unwrap();
         assert!(held.is_block_device());
         assert_eq!(crate::Device::size(&held), 1 << 20);
         drop(held);
         use std::os::unix::fs::OpenOptionsExt;
         let claim = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&dev.0).unwrap();
-        assert!(matches!(FileDevice::open(&dev.0, OpenMode::Read, false), Err(VolumeError::Busy { .. })));
-        assert!(matches!(FileDevice::open(&path, OpenMode::Read, false), Err(VolumeError::Busy { .. })));
+        assert!(matches!(FileDevice::open(&dev.0, OpenMode::Read), Err(VolumeError::Busy { .. })));
+        assert!(matches!(FileDevice::open(&path, OpenMode::Read), Err(VolumeError::Busy { .. })));
         drop(claim);
         std::fs::remove_file(&path).unwrap();
     }

@@ -8,7 +8,7 @@
 //! Writing means *all* copies, and fails when one of them fails: a block that is not where its chunk
 //! says it is would be found missing only when the other copy has gone too.
 
-use crate::device::Device;
+use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{ChunkMap, MappedChunk, Stripe};
 use crate::superblock::{self, SuperCopies};
@@ -270,6 +270,47 @@ impl Volume {
         Ok(())
     }
 
+    /// Writes several ranges that do not touch each other to all copies, all on their way together; for each how it ended, as
+    /// [`Volume::write_vectored`] says it.
+    pub fn write_batch(&self, writes: &[(Logical, &[IoSlice<'_>])]) -> Vec<VolumeResult<()>> {
+        let mut results: Vec<VolumeResult<()>> = writes.iter().map(|_| Ok(())).collect();
+        let mut stripes = Vec::with_capacity(2 * writes.len());
+        for (n, (at, data)) in writes.iter().enumerate() {
+            let len = data.iter().map(|d| d.len() as u64).sum::<u64>();
+            match self.map.lookup(*at, len.max(1)) {
+                // Out of one chunk into the next, which is rare.
+                Ok(found) if found.len < len => results[n] = self.write_vectored(*at, data),
+                Ok(found) if len > 0 => stripes.extend(found.stripes.into_iter().map(|s| (s, n))),
+                Ok(_) => {}
+                Err(e) => results[n] = Err(e),
+            }
+        }
+        if let Some((stripe, n)) = stripes.iter().find(|(s, _)| self.member(s.device).is_none()) {
+            results[*n] = self.member_of(*stripe).map(drop);
+        }
+        for member in &self.members {
+            let here = || stripes.iter().filter(|(stripe, _)| stripe.device == member.id);
+            let batch: Vec<Write<'_>> =
+                here().map(|(stripe, n)| Write { at: stripe.at, data: writes[*n].1 }).collect();
+            if batch.is_empty() {
+                continue;
+            }
+            let ended = member.device.write_batch(&batch);
+            for (((_, n), write), result) in here().zip(&batch).zip(ended) {
+                member.counters.writes.fetch_add(1, Relaxed);
+                member.counters.written_bytes.fetch_add(write.len(), Relaxed);
+                match result {
+                    Ok(()) => _ = self.completed.fetch_add(write.len(), Relaxed),
+                    Err(e) => {
+                        member.counters.write_errors.fetch_add(1, Relaxed);
+                        results[*n] = Err(member.error("write", write.at, write.len(), e));
+                    }
+                }
+            }
+        }
+        results
+    }
+
     /// Writes `data` over one copy, to repair it from another.
     ///
     /// # Errors
@@ -484,7 +525,7 @@ mod tests {
     fn volume(dir: &tempfile::TempDir, size: u64) -> Volume {
         let path = dir.path().join("img");
         File::create(&path).unwrap().set_len(size).unwrap();
-        let device = Arc::new(FileDevice::open(&path, OpenMode::Write, false).unwrap());
+        let device = Arc::new(FileDevice::open(&path, OpenMode::Write).unwrap());
         Volume::new(vec![(DeviceId(1), device)]).unwrap()
     }
 

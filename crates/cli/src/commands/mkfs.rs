@@ -163,7 +163,7 @@ fn source_date() -> anyhow::Result<Option<Timestamp>> {
 fn make(args: &Args, options: &MkfsOptions, existed: bool) -> anyhow::Result<MkfsReport> {
     let target = &args.target;
     let mut device = if existed {
-        advise_open(when_free(target, || FileDevice::open(target, OpenMode::Write, false)), Access::Write)?
+        advise_open(when_free(target, || FileDevice::open(target, OpenMode::Write)), Access::Write)?
     } else {
         let Some(size) = args.size else {
             return Err(anyhow::anyhow!("{}: no such file", target.display()))

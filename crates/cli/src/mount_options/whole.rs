@@ -8,6 +8,7 @@
 use super::{MountWishes, words};
 use crate::size;
 use larder_fs::Compress;
+use larder_volume::Caching;
 use std::collections::BTreeMap;
 
 /// Options of the whole file system, each under one name, as somebody would write them.
@@ -23,7 +24,7 @@ fn group(word: &str) -> Option<&'static str> {
         "max_inline" => "max_inline",
         "nodatacow" | "datacow" => "nodatacow",
         "nodatasum" | "datasum" => "nodatasum",
-        "direct" => "direct",
+        "direct" | "buffered" => "direct",
         "notreelog" | "treelog" => "notreelog",
         "tuning" => "tuning",
         "nosandbox" => "nosandbox",
@@ -45,6 +46,11 @@ pub(crate) fn settings(wishes: &MountWishes, block_device: bool) -> Settings {
     let mut tuning = wishes.tuning.clone();
     tuning.no_log = false;
     let discard = wishes.discard.unwrap_or(!block_device);
+    let caching = match wishes.caching {
+        Caching::Auto => "neither direct nor buffered",
+        Caching::Direct => "direct",
+        Caching::Buffered => "buffered",
+    };
     [
         ("cache_size", format!("cache_size={}", bytes(cache))),
         ("commit", format!("commit={}", wishes.commit.as_secs())),
@@ -53,7 +59,7 @@ pub(crate) fn settings(wishes: &MountWishes, block_device: bool) -> Settings {
         ("max_inline", format!("max_inline={max_inline}")),
         ("nodatacow", either(wishes.no_data_cow, "nodatacow", "datacow")),
         ("nodatasum", either(wishes.no_data_sum, "nodatasum", "datasum")),
-        ("direct", either(wishes.direct, "direct", "no direct")),
+        ("direct", caching.to_owned()),
         ("notreelog", either(wishes.tuning.no_log, "notreelog", "treelog")),
         ("tuning", format!("{tuning:?}")),
         ("nosandbox", either(!wishes.sandbox, "nosandbox", "the sandbox")),
@@ -126,7 +132,8 @@ mod tests {
             ("max_inline=0", "", "max_inline=0 / max_inline=2048"),
             ("nodatacow", "", "nodatacow / datacow"),
             ("datasum", "nodatasum", "datasum / nodatasum"),
-            ("direct", "", "direct / no direct"),
+            ("direct", "", "direct / neither direct nor buffered"),
+            ("buffered", "direct", "buffered / direct"),
             ("notreelog", "", "notreelog / treelog"),
             ("treelog", "notreelog", "treelog / notreelog"),
             ("nosandbox", "", "nosandbox / the sandbox"),

@@ -26,7 +26,7 @@ use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
 use larder_format::items::{Compression, ExtentKind, InodeFlags};
-use larder_format::{CsumType, MAX_DATA_EXTENT, ObjectId};
+use larder_format::{CsumType, Logical, MAX_DATA_EXTENT, ObjectId};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 use std::io::IoSlice;
@@ -498,29 +498,45 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     runs
 }
 
-/// Writes what lies in the runs; flights that lie in one that could not be written fail.
+/// Writes what lies in the runs, all on its way together; flights that lie in one that could not be written fail.
 fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
-    for run in runs {
-        let mut slices = Vec::new();
-        let mut first = None;
-        for item in items.iter() {
-            for piece in item.pieces.iter().filter(|p| run.contains(p.run)) {
-                first.get_or_insert(piece.run.start);
-                let bytes = piece.slices(&item.image, item.taken());
-                slices.extend(bytes.into_iter().map(IoSlice::new));
+    let failed: Vec<Run> = {
+        let writes: Vec<(Run, Logical, Vec<IoSlice<'_>>)> =
+            runs.iter().filter_map(|run| write_of(items, *run)).collect();
+        let batch: Vec<_> = writes.iter().map(|(_, first, slices)| (*first, &slices[..])).collect();
+        let ended = core.volume.write_batch(&batch);
+        let mut failed = Vec::new();
+        for ((run, ..), result) in writes.iter().zip(ended) {
+            match result {
+                Ok(()) => core.volume.start_writeback(run.start, run.len),
+                Err(e) => {
+                    tracing::warn!("data could not be written: {e}");
+                    failed.push(*run);
+                }
             }
         }
-        let Some(first) = first else { continue };
-        if let Err(e) = core.volume.write_vectored(first, &slices) {
-            tracing::warn!("data could not be written: {e}");
-            for item in items.iter_mut().filter(|i| i.pieces.iter().any(|p| run.contains(p.run))) {
-                item.fail(Error::DataLost);
-            }
-        } else {
-            core.volume.start_writeback(run.start, run.len);
+        failed
+    };
+    for run in failed {
+        for item in items.iter_mut().filter(|i| i.pieces.iter().any(|p| run.contains(p.run))) {
+            item.fail(Error::DataLost);
         }
     }
     core.flush_ahead();
+}
+
+/// What lies in a run, and where it begins.
+fn write_of(items: &[Item], run: Run) -> Option<(Run, Logical, Vec<IoSlice<'_>>)> {
+    let mut slices = Vec::new();
+    let mut first = None;
+    for item in items {
+        for piece in item.pieces.iter().filter(|p| run.contains(p.run)) {
+            first.get_or_insert(piece.run.start);
+            let bytes = piece.slices(&item.image, item.taken());
+            slices.extend(bytes.into_iter().map(IoSlice::new));
+        }
+    }
+    Some((run, first?, slices))
 }
 
 fn compute_csums(csum: CsumType, items: &mut [Item]) {

@@ -308,7 +308,7 @@ mod tests {
                 eprintln!("skipped: needs {}", tool[0]);
                 continue;
             }
-            let got = recognise(&FileDevice::open(&path, OpenMode::Read, false).unwrap()).unwrap_or_default();
+            let got = recognise(&FileDevice::open(&path, OpenMode::Read).unwrap()).unwrap_or_default();
             assert!(got.contains(want), "{want}: {got}");
         }
     }

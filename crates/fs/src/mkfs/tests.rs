@@ -60,7 +60,7 @@ fn the_same_uuid_and_time_give_the_same_bytes() {
         images.push(std::fs::read(dir.path().join("img")).unwrap());
     }
     assert!(images[0] == images[1]);
-    let d = FileDevice::open(dir.path().join("img"), OpenMode::Read, false).unwrap();
+    let d = FileDevice::open(dir.path().join("img"), OpenMode::Read).unwrap();
     let one = read_superblock(&d).unwrap();
     drop(d);
     let d = device(&dir, 109 * MIB);

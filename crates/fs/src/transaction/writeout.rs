@@ -10,13 +10,16 @@ use crate::tree::{Node, Root};
 use larder_format::check::{Expect, check_unsealed};
 use larder_format::node::{FLAG_WRITTEN, NodeView};
 use larder_format::{Generation, Logical, Superblock, TreeId};
+use larder_volume::VolumeResult;
 use larder_volume::superblock::{SuperCopies, write_superblocks as write_copies};
 use rayon::prelude::*;
 use std::io::IoSlice;
 use std::sync::Arc;
 
 /// Most bytes of one write.
-const BATCH: usize = 1 << 20;
+const RUN: usize = 1 << 20;
+/// Bytes of nodes that are on their way together.
+const BATCH: usize = 4 << 20;
 
 /// A node to write, and what it is to its tree.
 struct Outgoing {
@@ -50,28 +53,15 @@ pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[(TreeId,
         assert!(!same || Arc::ptr_eq(&a.node, &b.node), "two images of block {}", a.node.address());
         same
     });
-    let nodesize = core.nodesize() as usize;
-    let mut at = 0;
-    while at < nodes.len() {
-        // A run of neighbours goes out in one write.
-        let first = nodes[at].node.address();
-        let mut len = 1;
-        while len * nodesize < BATCH
-            && nodes.get(at + len).is_some_and(|n| n.node.address() == first.plus((len * nodesize) as u64))
-            && core.space.same_group(first, nodes[at + len].node.address())
-        {
-            len += 1;
+    for some in nodes.chunks(BATCH / core.nodesize() as usize) {
+        let images: Vec<Image> = some
+            .par_iter()
+            .map(|n| Ok(Image { at: n.node.address(), bytes: finished(core, generation, n)? }))
+            .collect::<Result<_>>()?;
+        let written = write_images(core, &images);
+        if !core.options.tuning.break_ignore_write_errors {
+            written?;
         }
-        let run = &nodes[at..at + len];
-        let images: Vec<Vec<u8>> =
-            run.par_iter().map(|n| finished(core, generation, n)).collect::<Result<_>>()?;
-        let slices: Vec<IoSlice<'_>> = images.iter().map(|i| IoSlice::new(i)).collect();
-        if let Err(e) = core.volume.write_vectored(first, &slices)
-            && !core.options.tuning.break_ignore_write_errors
-        {
-            return Err(e.into());
-        }
-        at += len;
     }
     for node in &nodes {
         core.store.put(node.node.clone());
@@ -131,20 +121,39 @@ pub(crate) struct LooseNode {
 /// # Errors
 /// A node that no reader would believe; the device.
 pub(crate) fn write_loose(core: &Core, generation: Generation, nodes: Vec<LooseNode>) -> Result<()> {
-    let nodesize = u64::from(core.nodesize());
-    let mut nodes = nodes.into_iter().peekable();
-    while let Some(first) = nodes.next() {
-        let at = first.at;
-        let mut images = vec![finish(core, generation, first.bytes, first.tree, first.is_root)?];
-        while let Some(node) = nodes.next_if(|n| {
-            let done = images.len() as u64 * nodesize;
-            n.at == at.plus(done) && done < BATCH as u64 && core.space.same_group(at, n.at)
-        }) {
-            images.push(finish(core, generation, node.bytes, node.tree, node.is_root)?);
+    let images: Vec<Image> = nodes
+        .into_iter()
+        .map(|n| Ok(Image { at: n.at, bytes: finish(core, generation, n.bytes, n.tree, n.is_root)? }))
+        .collect::<Result<_>>()?;
+    images.chunks(BATCH / core.nodesize() as usize).try_for_each(|some| write_images(core, some))
+}
+
+/// A node as it goes to the device.
+struct Image {
+    at: Logical,
+    bytes: Vec<u8>,
+}
+
+/// Writes nodes, which come by address: neighbours as one write, all writes on their way together.
+fn write_images(core: &Core, images: &[Image]) -> Result<()> {
+    let slices: Vec<IoSlice<'_>> = images.iter().map(|image| IoSlice::new(&image.bytes)).collect();
+    let nodesize = core.nodesize() as usize;
+    let mut writes = Vec::new();
+    let mut begin = 0;
+    for end in 1..=images.len() {
+        let goes_on = images.get(end).is_some_and(|next| {
+            let first = images[begin].at;
+            next.at == images[end - 1].at.plus(nodesize as u64)
+                && (end - begin) * nodesize < RUN
+                && core.space.same_group(first, next.at)
+        });
+        if !goes_on {
+            writes.push((images[begin].at, &slices[begin..end]));
+            begin = end;
         }
-        let slices: Vec<IoSlice<'_>> = images.iter().map(|i| IoSlice::new(i)).collect();
-        core.volume.write_vectored(at, &slices)?;
     }
+    // All have ended; the first one that failed is as good as any.
+    core.volume.write_batch(&writes).into_iter().collect::<VolumeResult<()>>()?;
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Settings of a mount's backing device, and which device the mount is.
 //!
-//! Read-ahead: INIT can only lower the kernel's 128 KiB. Reads of a megabyte keep a real device busy and cost the engine one
-//! look at the extent map instead of eight; root may set that for the mount's own backing device entry in sysfs.
+//! Read-ahead: INIT can only lower the kernel's 128 KiB. Reads of a megabyte cost the engine one look at the extent map
+//! instead of eight, and several of them at once keep a real device busy; root may set that for the mount's own backing
+//! device entry in sysfs.
 //!
 //! Dirty pages: the kernel lets a FUSE mount have one hundredth of what all file systems may delay together, and holds it to that
 //! strictly, because it cannot know whether the daemon will take them. Scattered pages then come back one by one, before any
@@ -12,9 +13,12 @@ use crate::proto::init::MAX_WRITE;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+/// Reads of a sequential reader that are on their way at once.
+const READS_AHEAD: u32 = 4;
+
 /// Raises the read-ahead of the mount on `mountpoint`, where that is permitted. After INIT, which sets it.
 pub(crate) fn raise_read_ahead(mountpoint: &Path) {
-    set(mountpoint, &[("read_ahead_kb", &format!("{}", MAX_WRITE >> 10))]);
+    set(mountpoint, &[("read_ahead_kb", &format!("{}", READS_AHEAD * (MAX_WRITE >> 10)))]);
 }
 
 /// Lets the mount on `mountpoint` have as many dirty pages as any other, where that is permitted.

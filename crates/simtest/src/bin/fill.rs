@@ -47,7 +47,7 @@ struct Args {
 }
 
 fn open(path: &Path, args: &Args) -> Result<Arc<Filesystem>, String> {
-    let device = FileDevice::open(path, OpenMode::Write, false).map_err(|e| e.to_string())?;
+    let device = FileDevice::open(path, OpenMode::Write).map_err(|e| e.to_string())?;
     let options =
         OpenOptions { cache_size: args.cache << 20, discard: !args.nodiscard, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options).map_err(|e| e.to_string())

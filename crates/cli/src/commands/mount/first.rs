@@ -35,8 +35,9 @@ pub(super) fn serve(
     let source = &args.source;
     let (access, mode) =
         if wishes.read_only { (Access::Serve, OpenMode::Read) } else { (Access::Write, OpenMode::Write) };
-    let device = advise_open(when_free(source, || FileDevice::open(source, mode, wishes.direct)), access)
-        .map_err(|e| read_only_advice(e, wishes))?;
+    let device =
+        advise_open(when_free(source, || FileDevice::open_cached(source, mode, wishes.caching)), access)
+            .map_err(|e| read_only_advice(e, wishes))?;
     let settings = whole::settings(wishes, device.is_block_device());
     let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;

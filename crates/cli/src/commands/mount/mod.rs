@@ -104,6 +104,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return attend(args, &wishes);
     }
     if args.daemon || args.foreground {
+        larder_fuse::without_huge_pages();
         // The sandbox would not show how much memory there is.
         wishes.cache_size.get_or_insert_with(larder_fuse::default_cache_size);
         return serve(args, &wishes);
@@ -227,8 +228,6 @@ fn porter_command(
         command.args([OsStr::new("--door"), door.as_ref()]);
     }
     command.args([OsStr::new("--"), image.as_ref(), mountpoint.as_ref()]);
-    // It waits, with next to nothing in memory: not in huge pages.
-    command.env("MIMALLOC_ALLOW_THP", "0");
     Ok(command)
 }
 

@@ -1,0 +1,135 @@
+//! Transfers past the page cache.
+//!
+//! What lies in the page cache of the machine is there twice for a mount: as the mounted file and as a part of the
+//! image. A write through it also holds the image's inode, so that a write that meets pages on their way to the disk
+//! keeps all others waiting. Direct transfers do neither.
+//!
+//! Short reads stay with the page cache: what lies beside a node or a small file is read next, and the kernel reads
+//! ahead for that. It keeps both ways coherent.
+
+use super::aligned::{BOUNCE, is_aligned, is_aligned_memory, with_bounce};
+#[cfg(target_os = "linux")]
+use super::batch::{self, Rings};
+use super::{aligned::Gather, os};
+use crate::device::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::path::Path;
+
+/// Reads from this length on go past the page cache.
+const LONG_READ: usize = 128 << 10;
+
+/// A descriptor for direct transfers, beside the one for all others.
+#[derive(Debug)]
+pub(super) struct Direct {
+    file: File,
+    /// Short reads, too.
+    all_reads: bool,
+    #[cfg(target_os = "linux")]
+    rings: Option<Rings>,
+}
+
+impl Direct {
+    /// Opens `path`, and tries a read: some file systems refuse only that.
+    ///
+    /// # Errors
+    /// The platform, or the file system that the image lies on, has no direct I/O.
+    pub(super) fn open(path: &Path, write: bool, size: u64, all_reads: bool) -> io::Result<Self> {
+        let file = open(path, write)?;
+        if size >= super::aligned::ALIGN as u64 {
+            with_bounce(super::aligned::ALIGN, |buf| os::read_exact_at(&file, buf, 0))?;
+        }
+        #[cfg(target_os = "linux")]
+        let rings = write.then(|| Rings::new(&file)).transpose().unwrap_or_else(|error| {
+            tracing::info!(%error, "no io_uring for the image: its writes go one after another");
+            None
+        });
+        Ok(Self {
+            #[cfg(target_os = "linux")]
+            rings,
+            file,
+            all_reads,
+        })
+    }
+
+    /// Does a read of this place go past the page cache?
+    pub(super) fn reads(&self, at: u64, len: usize) -> bool {
+        is_aligned(at, len) && (self.all_reads || len >= LONG_READ)
+    }
+
+    /// Can it be answered from the page cache, where that has it?
+    pub(super) fn reads_cached(&self) -> bool {
+        !self.all_reads
+    }
+
+    /// Fills `buf`, which is whole blocks.
+    ///
+    /// # Errors
+    /// What the file says.
+    pub(super) fn read(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        if is_aligned_memory(buf) {
+            return os::read_exact_at(&self.file, buf, at);
+        }
+        with_bounce(buf.len().min(BOUNCE), |bounce| {
+            let mut at = at;
+            for piece in buf.chunks_mut(bounce.len()) {
+                let bounce = &mut bounce[..piece.len()];
+                os::read_exact_at(&self.file, bounce, at)?;
+                piece.copy_from_slice(bounce);
+                at += piece.len() as u64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes buffers that lie behind each other and are whole blocks together.
+    ///
+    /// # Errors
+    /// What the file says.
+    pub(super) fn write(&self, data: &[IoSlice<'_>], at: u64) -> io::Result<()> {
+        if data.iter().all(|d| is_aligned_memory(d) && is_aligned(0, d.len())) {
+            return os::write_vectored_at(&self.file, data, at);
+        }
+        // Gathered into one buffer: one large transfer beats several small ones.
+        let len = data.iter().map(|d| d.len()).sum::<usize>();
+        with_bounce(len.min(BOUNCE), |bounce| {
+            let (mut source, mut at) = (Gather::new(data), at);
+            loop {
+                let n = source.take(bounce);
+                if n == 0 {
+                    return Ok(());
+                }
+                os::write_all_at(&self.file, &bounce[..n], at)?;
+                at += n as u64;
+            }
+        })
+    }
+
+    /// Writes a batch of whole blocks, on their way together where that can be done; for each how it ended.
+    pub(super) fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        #[cfg(target_os = "linux")]
+        if let Some(rings) = self.rings.as_ref().filter(|_| worth_a_ring(writes)) {
+            let pieces: Vec<_> = writes.iter().map(|w| batch::Write { at: w.at.0, data: w.data }).collect();
+            if let Some(results) = rings.write(&self.file, &pieces) {
+                return results;
+            }
+        }
+        writes.iter().map(|w| self.write(w.data, w.at.0)).collect()
+    }
+}
+
+/// One short write is as quick without.
+#[cfg(target_os = "linux")]
+fn worth_a_ring(writes: &[Write<'_>]) -> bool {
+    writes.len() > 1 || writes.iter().any(|w| w.len() > BOUNCE as u64)
+}
+
+#[cfg(target_os = "linux")]
+fn open(path: &Path, write: bool) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    OpenOptions::new().read(true).write(write).custom_flags(libc::O_DIRECT).open(path)
+}
+#[cfg(not(target_os = "linux"))]
+fn open(_: &Path, _: bool) -> io::Result<File> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "direct I/O is not supported on this platform"))
+}
