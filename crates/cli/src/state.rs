@@ -288,6 +288,26 @@ impl Watch {
         free
     }
 
+    /// Has the daemon been killed and not come to its end yet? It may wait in the kernel for what only an answer of its own
+    /// could release.
+    pub(crate) fn is_being_killed(&mut self) -> bool {
+        if self.process.is_none() {
+            return false;
+        }
+        let Ok(record) = self.record() else { return false };
+        let tasks = fs::read_dir(format!("/proc/{}/task", record.pid)).into_iter().flatten().flatten();
+        let mut status = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+        status.any(|text| is_killed(&text))
+    }
+
+    /// Does the daemon serve other mounts, too?
+    pub(crate) fn has_siblings(&mut self) -> bool {
+        let Ok(own) = self.record() else { return false };
+        let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
+        let mut others = files.filter(|f| f.path() != self.path).filter_map(|f| Self::of(f.path()));
+        others.any(|mut w| w.process.is_some() && w.record().is_ok_and(|r| r.pid == own.pid))
+    }
+
     /// What the daemon says about itself.
     pub(crate) fn record(&mut self) -> anyhow::Result<Record> {
         /// Reading is no more atomic than what is copied meanwhile.
@@ -342,6 +362,15 @@ pub(crate) fn mounted_on(image: &Path) -> Option<PathBuf> {
     let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
     let mut watches = files.filter_map(|f| Watch::of(f.path())).filter(|w| w.process.is_some());
     watches.find_map(|mut w| w.record().ok().filter(|r| r.image == image)).map(|r| r.mountpoint)
+}
+
+/// Does a thread's status say that SIGKILL has come for it, or that it has ended before its process?
+fn is_killed(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let value = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+    let pending = |name| value(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+    let ended = value("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
+    ended || (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0
 }
 
 /// Is the mount there, where its daemon lives?
@@ -405,6 +434,17 @@ fn file_name(mountpoint: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_was_killed_is_known_before_the_end() {
+        assert!(!is_killed(
+            "Name:\tlarder\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000001\n"
+        ));
+        assert!(is_killed("State:\tD (disk sleep)\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+        assert!(is_killed("State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000102\n"));
+        assert!(is_killed("State:\tZ (zombie)\n"));
+        assert!(!is_killed(&fs::read_to_string("/proc/thread-self/status").unwrap()));
+    }
 
     #[test]
     fn a_claim_is_exclusive_and_ends_with_its_result() {

@@ -177,6 +177,19 @@ impl Unmounter {
         self.run(UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, true)
     }
 
+    /// As [`Unmounter::detach`], for the mount of a daemon that was killed and cannot come to its end, because it waits for a
+    /// lock that a request to itself holds. All requests are answered with an error first.
+    ///
+    /// # Errors
+    /// What umount(2) or the helper said.
+    pub fn abort(&self) -> io::Result<()> {
+        if let Some(minor) = backing::device(&self.mountpoint).map(rustix::fs::minor) {
+            // Where there is such a file, the owner of the mount may do this as well as root.
+            let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+        }
+        self.run(UnmountFlags::NOFOLLOW | UnmountFlags::DETACH | UnmountFlags::FORCE, true)
+    }
+
     fn run(&self, flags: UnmountFlags, lazy: bool) -> io::Result<()> {
         match rustix::mount::unmount(&self.mountpoint, flags) {
             Err(rustix::io::Errno::PERM) => helper::unmount(&self.mountpoint, lazy),

@@ -5,7 +5,7 @@ use crate::mount_table::{self, Mount};
 use crate::print;
 use crate::state::{Outcome, Watch};
 use crate::utab;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use larder_fuse::Unmounter;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         },
     };
     let mut watch = Watch::find(&point, mount.user)?;
-    let ended = end(&mount, lazy);
+    let killed = watch.as_mut().is_some_and(Watch::is_being_killed);
+    let ended = if killed { Unmounter::new(&mount.point).abort() } else { end(&mount, lazy) };
     let busy = matches!(&ended, Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy);
     let ended = ended.with_context(|| format!("unmounting {shown}"));
     if busy {
@@ -52,7 +53,12 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         // Bound to another place as well, or this was such a place: the file system is still in use.
         return Ok(());
     }
-    if wait && !lazy && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
+    if killed && watch.as_mut().is_some_and(Watch::has_siblings) {
+        // It may come to its end only when these are taken away as well.
+        utab::remove(&point);
+        return Err(was_killed(&point));
+    }
+    if wait && !lazy && !killed && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
         print::say(&format!(
             "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its daemon goes on"
         ));
@@ -88,11 +94,13 @@ fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {
     match ended {
         Some(Outcome::Clean) => Ok(()),
         Some(Outcome::Failed(why)) => bail!("{}: unmounted, but changes may be lost: {why}", point.display()),
-        None => {
-            bail!(
-                "{}: cleared, but its daemon had been killed: the image holds what was last committed or synced",
-                point.display()
-            )
-        }
+        None => Err(was_killed(point)),
     }
+}
+
+fn was_killed(point: &Path) -> anyhow::Error {
+    anyhow!(
+        "{}: cleared, but its daemon had been killed: the image holds what was last committed or synced",
+        point.display()
+    )
 }

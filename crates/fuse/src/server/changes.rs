@@ -51,8 +51,8 @@
 //!   the new count; here it asks often. So where threads link and remove names of one file on one
 //!   mount at the same time, a `link` may fail with `ENOENT`.
 //! - A daemon that is killed while one of its threads waits for a kernel in this way may not come to
-//!   its end: the lock is held by a request that nothing answers any more. `umount -f` of the mount
-//!   ends that request.
+//!   its end: the lock is held by a request that nothing answers any more. `larder umount` and
+//!   `umount -f` of the mount end that request.
 //!
 //! [`Filesystem::hold`]: larder_fs::Filesystem::hold
 
