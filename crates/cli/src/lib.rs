@@ -10,9 +10,9 @@
 //! each; nothing else is meant to.
 
 mod args;
+mod attach;
 mod commands;
 mod copy;
-mod door;
 mod failure;
 mod files;
 mod helper;

@@ -238,7 +238,7 @@ fn options_of_the_whole_file_system_are_those_of_the_first_mount() {
         ("cache_size=32M", "cache_size=32M", "cache_size=64M"),
         ("max_inline=2048", "max_inline=2048", "max_inline=0"),
         ("nodiscard", "nodiscard", "discard"),
-        ("direct", "direct", "no direct"),
+        ("direct", "direct", "neither direct nor buffered"),
         ("notreelog", "notreelog", "treelog"),
         ("nosandbox", "nosandbox", "the sandbox"),
         ("ro,nologreplay", "nologreplay", "its log replayed"),

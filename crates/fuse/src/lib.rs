@@ -36,13 +36,13 @@
 pub mod acl;
 pub mod control;
 pub mod errno;
-pub mod family;
 pub mod handler;
 pub mod latency;
 mod later;
 mod memory;
 pub mod memserver;
 pub mod mount;
+pub mod mount_group;
 pub mod nodes;
 mod notify;
 pub mod perm;
@@ -57,9 +57,9 @@ pub mod subvolumes;
 pub mod transport;
 mod workers;
 
-pub use family::{Family, JoinError, Left, Member};
 pub use memory::{default_cache_size, without_huge_pages};
 pub use mount::{MountError, MountOptions, Mounted, Unmounter, mount};
+pub use mount_group::{JoinError, Left, Member, MountGroup};
 pub use porter::Porter;
 pub use server::{Served, serve, serve_beside};
 pub use stats::Stats;

@@ -1,7 +1,7 @@
 //! What one mount changes, as the others learn it.
 //!
 //! A kernel may believe names, attributes and contents for a day, because only its own requests
-//! change them. With overlapping mounts ([`crate::family`]) that is not so. For them this holds:
+//! change them. With overlapping mounts ([`crate::mount_group`]) that is not so. For them this holds:
 //! **when a change has been answered, every system call that begins then on another mount sees
 //! it.** Three means serve this. None of them is used where no two mounts overlap.
 //!
@@ -20,7 +20,7 @@
 //! pages. These are requests to us. So a change that has to be told of goes to a thread that no
 //! other request needs ([`Patience::Kernel`]) before it is begun. Two such changes on two mounts could
 //! each keep what the other waits for. Therefore not every change waits
-//! ([`begin_to_wait`](crate::family::Family)):
+//! ([`begin_to_wait`](crate::mount_group::MountGroup)):
 //!
 //! - *Contents:* of each inode, changes of one mount at a time wait. The pages of a file are locked
 //!   by reads, which wait for nothing, and by writes to this file, which then do not wait.
@@ -57,8 +57,8 @@
 //! [`Filesystem::hold`]: larder_fs::Filesystem::hold
 
 use super::Server;
-use crate::family::Member;
 use crate::handler::{Failure, Patience};
+use crate::mount_group::Member;
 use crate::notify::Fate;
 use crate::records::TIMEOUT;
 use larder_format::ids::ObjectId;
@@ -167,12 +167,12 @@ impl Server {
 
     fn begin(&self, patience: Patience, touched: &[InodeId], about: InodeId) -> Result<Telling<'_>, Failure> {
         let telling = |how, about| Telling { server: self, how, about };
-        if !self.family.overlaps() || !touched.iter().any(|id| self.fs.is_known_elsewhere(*id)) {
+        if !self.group.overlaps() || !touched.iter().any(|id| self.fs.is_known_elsewhere(*id)) {
             return Ok(telling(How::Later, None));
         }
         match patience {
             Patience::Queue | Patience::Worker => Err(Failure::WaitForKernel),
-            Patience::Kernel if self.family.begin_to_wait(&self.me, about) => {
+            Patience::Kernel if self.group.begin_to_wait(&self.me, about) => {
                 Ok(telling(How::Before, Some(about)))
             }
             Patience::Kernel | Patience::Afterwards => Ok(telling(How::Later, None)),
@@ -187,7 +187,7 @@ impl Server {
 
     /// The inode behind a name, if others might have to be told of what becomes of it.
     pub(super) fn named(&self, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>, Failure> {
-        if !self.family.overlaps() {
+        if !self.group.overlaps() {
             return Ok(None);
         }
         match self.fs.lookup(dir, name) {
@@ -206,13 +206,13 @@ impl Server {
 
     /// For how long the kernel may believe what it is told about an inode.
     pub(super) fn time_of(&self, id: InodeId) -> u64 {
-        if self.family.overlaps() && self.fs.is_known_elsewhere(id) { 0 } else { TIMEOUT }
+        if self.group.overlaps() && self.fs.is_known_elsewhere(id) { 0 } else { TIMEOUT }
     }
 
     /// Takes a hold on what was found, for the kernel. Returns it as it is from then on.
     pub(super) fn hold(&self, found: Attr) -> Result<Attr, Error> {
         self.fs.hold(found.id);
-        if !self.family.overlaps() {
+        if !self.group.overlaps() {
             return Ok(found);
         }
         self.fs.getattr(found.id).inspect_err(|_| self.fs.release(found.id, 1))
@@ -220,13 +220,13 @@ impl Server {
 
     /// Do others have to be told of what was written to this file before it counts as synced?
     pub(super) fn is_shared(&self, id: InodeId) -> bool {
-        self.family.overlaps() && self.fs.is_known_elsewhere(id)
+        self.group.overlaps() && self.fs.is_known_elsewhere(id)
     }
 
     /// Calls `then` when all have been told of contents that were changed before; on any thread.
     pub(super) fn when_told(&self, then: impl FnOnce() + Send + 'static) {
         let last = Arc::new(Finally(Mutex::new(Some(Box::new(then)))));
-        for member in self.family.members() {
+        for member in self.group.members() {
             let last = Arc::clone(&last);
             member.notify.run(move || drop(last));
         }
@@ -256,7 +256,7 @@ impl Telling<'_> {
 
     /// It is done.
     pub(super) fn tell(self, changes: impl FnOnce() -> Vec<Change>) {
-        if !self.server.family.overlaps() {
+        if !self.server.group.overlaps() {
             return;
         }
         for change in changes() {
@@ -276,7 +276,7 @@ impl Telling<'_> {
     }
 
     fn others(&self, id: InodeId, each: impl Fn(&Arc<Member>)) {
-        let all = self.server.family.members();
+        let all = self.server.group.members();
         all.iter().filter(|m| !Arc::ptr_eq(m, &self.server.me) && m.fs.knows(id)).for_each(each);
     }
 }
@@ -284,7 +284,7 @@ impl Telling<'_> {
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
         if let Some(about) = self.about {
-            self.server.family.end_to_wait(about);
+            self.server.group.end_to_wait(about);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! change several things, or always wait, go to a worker directly.
 //!
 //! A server answers one mount; those of further mounts of the same file system are its
-//! [family](crate::family).
+//! [group](crate::mount_group).
 //!
 //! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count,
 //! passed on as holds.
@@ -29,10 +29,10 @@ pub(crate) use report::hex;
 use cached::Cached;
 
 use crate::errno::Errno;
-use crate::family::{Family, Member};
 use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
 use crate::later::Later;
 use crate::mount::{MountOptions, Mounted};
+use crate::mount_group::{Member, MountGroup};
 use crate::perm::{self, Caller};
 use crate::porter::Porter;
 use crate::proto::{self, Opcode};
@@ -68,27 +68,27 @@ pub fn serve(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<Served, ServeError> {
-    let family = Arc::<Family>::default();
-    let joined = family.join(fs, mounted.mountpoint(), &mounted.options);
+    let group = Arc::<MountGroup>::default();
+    let joined = group.join(fs, mounted.mountpoint(), &mounted.options);
     let member = joined.expect("nobody has closed it, and nobody else is there");
-    serve_beside(&family, &member, mounted, stats, on_ready)?;
-    Ok(Served { closed: family.take_closed() })
+    serve_beside(&group, &member, mounted, stats, on_ready)?;
+    Ok(Served { closed: group.take_closed() })
 }
 
 /// Serves a mount of a file system that may have others, until it is unmounted. The caller has it
-/// [leave](Family::leave) then.
+/// [leave](MountGroup::leave) then.
 ///
 /// # Errors
 /// As [`serve`].
 pub fn serve_beside(
-    family: &Arc<Family>,
+    group: &Arc<MountGroup>,
     member: &Arc<Member>,
     mounted: Mounted,
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<(), ServeError> {
-    let server = Server::joined(Arc::clone(family), Arc::clone(member), &mounted, Arc::clone(&stats));
-    let served = family.host.serve(Arc::new(server), mounted, stats, on_ready);
+    let server = Server::joined(Arc::clone(group), Arc::clone(member), &mounted, Arc::clone(&stats));
+    let served = group.host.serve(Arc::new(server), mounted, stats, on_ready);
     member.notify.finish();
     served
 }
@@ -98,7 +98,7 @@ pub fn serve_beside(
 pub struct Server {
     fs: Arc<Filesystem>,
     me: Arc<Member>,
-    family: Arc<Family>,
+    group: Arc<MountGroup>,
     /// Permissions are checked here, not by the kernel.
     checks: bool,
     stats: Arc<Stats>,
@@ -194,15 +194,15 @@ impl Server {
     /// Answers with `fs`. `checks`: permissions are this server's business, not the kernel's.
     #[must_use]
     pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
-        let family = Arc::<Family>::default();
-        let joined = family.join(fs, Path::new("/"), &MountOptions::default());
+        let group = Arc::<MountGroup>::default();
+        let joined = group.join(fs, Path::new("/"), &MountOptions::default());
         let me = joined.expect("nobody has closed it, and nobody else is there");
-        Self::one_of(family, me, checks, stats)
+        Self::one_of(group, me, checks, stats)
     }
 
-    fn one_of(family: Arc<Family>, me: Arc<Member>, checks: bool, stats: Arc<Stats>) -> Self {
+    fn one_of(group: Arc<MountGroup>, me: Arc<Member>, checks: bool, stats: Arc<Stats>) -> Self {
         let (fs, cached) = (Arc::clone(&me.fs), Cached::default());
-        Self { fs, me, family, checks, stats, cached, porter: None }
+        Self { fs, me, group, checks, stats, cached, porter: None }
     }
 
     /// Answers with `fs` for this mount, whose kernel it tells of changes.
@@ -213,8 +213,8 @@ impl Server {
     }
 
     /// Answers for one of several mounts.
-    fn joined(family: Arc<Family>, me: Arc<Member>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
-        Self::one_of(family, me, !mounted.kernel_permissions, stats).connected(mounted)
+    fn joined(group: Arc<MountGroup>, me: Arc<Member>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
+        Self::one_of(group, me, !mounted.kernel_permissions, stats).connected(mounted)
     }
 
     fn connected(self, mounted: &Mounted) -> Self {
@@ -273,13 +273,13 @@ impl Server {
 
     /// The kernel is about to finish umount and waits for us: everything becomes durable now.
     fn destroy(&self) -> Outcome {
-        if !self.family.is_last() {
+        if !self.group.is_last() {
             if let Err(error) = self.fs.sync() {
                 tracing::error!(%error, "syncing the file system failed");
             }
             return Ok(0);
         }
-        let mut closed = self.family.closed.lock();
+        let mut closed = self.group.closed.lock();
         if closed.is_none() {
             let result = self.fs.close();
             if let Err(error) = &result {

@@ -21,7 +21,7 @@ impl Server {
     fn mounts_json(&self) -> serde_json::Value {
         const MOST: usize = 4096;
         let (mut all, mut len) = (Vec::new(), 0);
-        for member in self.family.members() {
+        for member in self.group.members() {
             let mountpoint = member.mountpoint().to_string_lossy().into_owned();
             len += mountpoint.len();
             if len <= MOST {

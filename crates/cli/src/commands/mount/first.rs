@@ -1,13 +1,13 @@
 //! The first mount of an image: this process becomes the daemon that serves it.
 //!
 //! What needs rights comes first: the image with its lock, the state file, the
-//! [door](crate::door) for further mounts, the porter. Then the daemon goes into its sandbox, and
-//! only then it reads the image. The threshold is released when the mount is ready or has failed. A
-//! second mount that waited for it then finds the door, or no daemon.
+//! [attach socket](crate::attach) for further mounts, the porter. Then the daemon goes into its sandbox, and
+//! only then it reads the image. The start lock is released when the mount is ready or has failed. A
+//! second mount that waited for it then finds the socket, or no daemon.
 
-use super::house::{House, Occupant};
+use super::mounts::{Mounts, NewMount};
 use super::{Args, advise_mount, note_uring, porter_command, request, say_mounted, say_ready, tidy_up};
-use crate::door::{Door, Threshold};
+use crate::attach::{AttachSocket, StartLock};
 use crate::failure::Advise;
 use crate::image::{Access, advise_content, advise_filesystem, advise_open, when_free};
 use crate::mount_options::{MountWishes, whole};
@@ -16,7 +16,7 @@ use crate::{print, utab};
 use anyhow::Context;
 use larder_fs::{Filesystem, OpenOptions};
 use larder_fuse::porter::End;
-use larder_fuse::{Family, Mounted, Porter, sandbox};
+use larder_fuse::{MountGroup, Mounted, Porter, sandbox};
 use larder_volume::{Device, FileDevice, OpenMode};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -30,7 +30,7 @@ pub(super) fn serve(
     args: &Args,
     wishes: &MountWishes,
     mountpoint: &Path,
-    threshold: Option<Threshold>,
+    start_lock: Option<StartLock>,
 ) -> anyhow::Result<()> {
     let source = &args.source;
     let (access, mode) =
@@ -42,11 +42,12 @@ pub(super) fn serve(
     let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
     utab::add(&image, mountpoint);
-    // Without a door there is one mount.
-    let door =
-        Door::open(&image).inspect_err(|e| tracing::warn!("no further mounts can be made: {e:#}")).ok();
-    let door_path = door.as_ref().map(|door| door.path().to_owned());
-    let tidy = || tidy_up(End::Daemon, mountpoint, &image, door_path.as_deref());
+    // Without an attach socket there is one mount.
+    let socket = AttachSocket::open(&image)
+        .inspect_err(|e| tracing::warn!("no further mounts can be made: {e:#}"))
+        .ok();
+    let socket_path = socket.as_ref().map(|socket| socket.path().to_owned());
+    let tidy = || tidy_up(End::Daemon, mountpoint, &image, socket_path.as_deref());
     // Before the mount exists, so that no signal can come in between and leave it behind.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
     let nowhere = File::options().read(true).write(true).open("/dev/null").ok();
@@ -55,14 +56,14 @@ pub(super) fn serve(
     }
     // From here on nothing can be opened any more. Nothing was read yet that somebody else could
     // have written.
-    let started = wishes.sandbox.then(|| start_porter(args, &image, mountpoint, door_path.as_deref()));
+    let started = wishes.sandbox.then(|| start_porter(args, &image, mountpoint, socket_path.as_deref()));
     let porter = started.transpose().inspect_err(|_| tidy())?;
     let sandbox = porter.is_some().then(sandbox::enter);
 
     let (fs, mounted) = match open_and_mount(device, args, wishes, &image, mountpoint, porter.as_ref()) {
         Ok(both) => both,
         Err(e) => {
-            threshold.into_iter().for_each(Threshold::leave);
+            start_lock.into_iter().for_each(StartLock::leave);
             porter.unwrap_or_else(|| Porter::here(mountpoint)).dismiss(End::Daemon, tidy);
             drop(claim);
             return Err(e);
@@ -70,37 +71,42 @@ pub(super) fn serve(
     };
     note_uring(mounted.enabled_uring);
     let porter = mounted.porter().clone();
-    let family = Arc::<Family>::default();
-    let member = family.join(Arc::clone(&fs), mountpoint, &request(wishes)).context("the first mount")?;
-    let house = House::new(&image, settings, family, fs, door_path);
-    super::house::obey(signals, &house);
+    let group = Arc::<MountGroup>::default();
+    let member = group.join(Arc::clone(&fs), mountpoint, &request(wishes)).context("the first mount")?;
+    let mounts = Mounts::new(&image, settings, group, fs, socket_path);
+    super::mounts::obey(signals, &mounts);
     let (daemon, foreground) = (args.daemon, (!args.daemon).then(|| args.clone()));
-    let open = Arc::clone(&house);
-    house.move_in(Occupant { member, porter, claim }, mounted, move |outcome| {
+    let open = Arc::clone(&mounts);
+    mounts.start(NewMount { member, porter, claim }, mounted, move |outcome| {
         if outcome.is_err() {
             // Said at the end.
-            threshold.into_iter().for_each(Threshold::leave);
+            start_lock.into_iter().for_each(StartLock::leave);
             return true;
         }
         if let Some(sandbox) = sandbox {
             sandbox.seal();
         }
-        if let Some(door) = door {
-            open.receive(door);
+        if let Some(socket) = socket {
+            open.accept_requests(socket);
         }
         drop(open);
-        threshold.into_iter().for_each(Threshold::leave);
+        start_lock.into_iter().for_each(StartLock::leave);
         if daemon {
             detach(nowhere);
         }
         foreground.iter().for_each(say_mounted);
         true
     });
-    house.stay()
+    mounts.wait_for_the_last()
 }
 
-fn start_porter(args: &Args, image: &Path, mountpoint: &Path, door: Option<&Path>) -> anyhow::Result<Porter> {
-    let mut command = porter_command(&args.options, image, mountpoint, door)?;
+fn start_porter(
+    args: &Args,
+    image: &Path,
+    mountpoint: &Path,
+    socket: Option<&Path>,
+) -> anyhow::Result<Porter> {
+    let mut command = porter_command(&args.options, image, mountpoint, socket)?;
     Porter::start(&mut command, mountpoint).context("starting the daemon's second process").could_not_run()
 }
 

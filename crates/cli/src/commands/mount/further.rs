@@ -1,12 +1,12 @@
 //! A further mount of an image that a daemon of this user serves: asked for at its
-//! [door](crate::door).
+//! [attach socket](crate::attach).
 //!
 //! This process does what needs rights and a mount namespace: it claims the state file of the mount
 //! and starts the porter that will make it. The daemon gets both, and then has for this mount what
 //! it has for its first one.
 
 use super::{Args, note_uring, porter_command, say_mounted, say_ready};
-use crate::door::{Answer, Found, Wanted};
+use crate::attach::{Answer, Found, MountRequest};
 use crate::failure::Advise;
 use crate::mount_options::{MountWishes, whole};
 use crate::state::{self, Claim, Outcome, Watch};
@@ -72,7 +72,7 @@ fn ask(
     let mut command = porter_command(&options, image, mountpoint, Some(&found.path))?;
     let (porter, pid) =
         Porter::lend(&mut command).context("starting the process that mounts").could_not_run()?;
-    let wanted = Wanted::new(&options, given, mountpoint, pid);
+    let wanted = MountRequest::new(&options, given, mountpoint, pid);
     Ok(found.ask(&wanted, porter, claim.file())?)
 }
 

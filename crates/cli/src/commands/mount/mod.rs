@@ -3,7 +3,7 @@
 //! An image is served by one daemon, however often it is mounted. So the command looks first
 //! whether one of this user's serves it already (module [`further`]); only if there is none, it
 //! becomes that (module [`first`]). What a daemon does with its mounts, one or several, is module
-//! [`house`].
+//! [`mounts`].
 //!
 //! The command starts itself once more as the daemon and waits for its word over a pipe: that it is
 //! ready, or why not. So the command returns when the mount can be used, with an exit code that
@@ -28,9 +28,9 @@
 
 mod first;
 mod further;
-mod house;
+mod mounts;
 
-use crate::door::{self, Threshold};
+use crate::attach::{self, StartLock};
 use crate::failure::{self, Advise, usage};
 use crate::mount_options::{self, MountWishes};
 use crate::state;
@@ -76,7 +76,7 @@ pub(crate) struct Args {
     porter: bool,
     /// What a porter takes away when its daemon ends
     #[arg(long, hide = true)]
-    door: Option<PathBuf>,
+    attach_socket: Option<PathBuf>,
     /// Image file or block device
     #[arg(value_name = "IMAGE|DEVICE")]
     source: PathBuf,
@@ -202,16 +202,16 @@ fn attend(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         mountpoint: args.mountpoint.clone(),
         options: request(wishes),
     };
-    let tidy_up = |end| tidy_up(end, &args.mountpoint, &args.source, args.door.as_deref());
+    let tidy_up = |end| tidy_up(end, &args.mountpoint, &args.source, args.attach_socket.as_deref());
     porter::attend(rustix::stdio::stdin(), &duties, tidy_up)?;
     Ok(())
 }
 
 /// Takes away what is left of a mount, and of its daemon if that ends, too.
-fn tidy_up(end: End, mountpoint: &Path, image: &Path, door: Option<&Path>) {
+fn tidy_up(end: End, mountpoint: &Path, image: &Path, socket: Option<&Path>) {
     state::tidy_up(mountpoint);
     if end == End::Daemon {
-        door::tidy_up(image, door);
+        attach::tidy_up(image, socket);
     }
 }
 
@@ -220,12 +220,12 @@ fn porter_command(
     options: &[String],
     image: &Path,
     mountpoint: &Path,
-    door: Option<&Path>,
+    socket: Option<&Path>,
 ) -> anyhow::Result<Command> {
     let mut command = this_program()?;
     command.args(call("--porter", options));
-    if let Some(door) = door {
-        command.args([OsStr::new("--door"), door.as_ref()]);
+    if let Some(socket) = socket {
+        command.args([OsStr::new("--attach-socket"), socket.as_ref()]);
     }
     command.args([OsStr::new("--"), image.as_ref(), mountpoint.as_ref()]);
     Ok(command)
@@ -243,13 +243,13 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         Ok(m) if !m.is_dir() => return usage(format!("{shown} is not a directory: a mount needs one")),
         Ok(_) => {}
     }
-    let threshold = Threshold::of(&args.source).could_not_run()?;
+    let start_lock = StartLock::of(&args.source).could_not_run()?;
     match further::mount(args, wishes, &mountpoint)? {
         Some(further) => {
-            drop(threshold);
+            drop(start_lock);
             further.stay(args)
         }
-        None => first::serve(args, wishes, &mountpoint, threshold),
+        None => first::serve(args, wishes, &mountpoint, start_lock),
     }
 }
 

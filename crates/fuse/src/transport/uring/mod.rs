@@ -18,22 +18,22 @@
 //!
 //! The queues of all mounts on a CPU share its thread and its ring. So a caller is answered by the
 //! thread of its CPU, whichever mount it asks. And further mounts need no further rings, which a
-//! daemon in its [sandbox](crate::sandbox) could not make. What belongs to one mount is a [`Seat`].
+//! daemon in its [sandbox](crate::sandbox) could not make. What belongs to one mount is a [`MountQueue`].
 //! It arrives by post when the mount is to be served, and leaves when the kernel has given all of
 //! its entries back.
 
-mod line;
+mod queue;
 mod returned;
-mod seat;
+mod ring;
 
 use super::{Dispatch, Drains, cpus, dev_fuse, priority};
 use crate::handler::Handler;
 use crate::mount::Mounted;
-use line::{Line, WAKE};
 use parking_lot::Mutex;
+use queue::{MountQueue, is_unmounted, place_of};
 pub(super) use returned::Returned;
+use ring::{CpuRing, WAKE};
 use rustix::fs::OFlags;
-use seat::{Seat, is_unmounted, place_of};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -56,7 +56,7 @@ fn share(qid: usize, running: &[usize]) -> (usize, usize) {
 }
 
 /// A queue on its way to its thread, and where to say whether the kernel took it.
-type Arrival<H> = (Seat<H>, mpsc::SyncSender<io::Result<()>>);
+type Arrival<H> = (MountQueue<H>, mpsc::SyncSender<io::Result<()>>);
 
 /// What a thread is to do besides serving.
 struct Inbox<H> {
@@ -122,10 +122,10 @@ impl<H: Handler> Threads<H> {
             let thread = priority::spawn(format!("larder-ring-{qid}"), move || {
                 cpus::pin(qid);
                 // The ring belongs to the thread that makes it (SINGLE_ISSUER).
-                match Line::new(id, most, Arc::clone(&own.event)) {
-                    Ok(line) => {
+                match CpuRing::new(id, most, Arc::clone(&own.event)) {
+                    Ok(ring) => {
                         let _ = ready.send(Ok(()));
-                        Thread { line, post: own, seats: Vec::new(), completed: Vec::new() }.run();
+                        Thread { ring, post: own, queues: Vec::new(), completed: Vec::new() }.run();
                     }
                     Err(e) => {
                         let _ = ready.send(Err(e));
@@ -150,18 +150,18 @@ impl<H: Handler> Threads<H> {
         let running = cpus::running();
         let (here, gone) = mpsc::sync_channel(0);
         let mut mailboxes = Vec::with_capacity(self.0.len());
-        let mut seats = Vec::with_capacity(self.0.len());
+        let mut queues = Vec::with_capacity(self.0.len());
         for (qid, thread) in self.0.iter().enumerate() {
             let (large, most) = share(qid, &running);
             let own = dev_fuse::clone_fd(mounted.fuse_fd(), OFlags::empty());
             let fuse = own.map_or_else(|| mounted.fuse_fd().try_clone_to_owned(), Ok)?;
             let returned = Arc::new(Returned::new(Arc::clone(&thread.post.event), large, most));
             mailboxes.push(Arc::clone(&returned));
-            seats.push(Seat::new((large, most), fuse, returned, Arc::clone(dispatch), here.clone())?);
+            queues.push(MountQueue::new((large, most), fuse, returned, Arc::clone(dispatch), here.clone())?);
         }
         let marker = dispatch.marker(mounted)?;
         dispatch.drains.get_or_init(|| Drains::Queues(mailboxes, marker));
-        Ok(Rings { threads: Arc::clone(self), seats: Mutex::new(seats), gone: Mutex::new(gone) })
+        Ok(Rings { threads: Arc::clone(self), queues: Mutex::new(queues), gone: Mutex::new(gone) })
     }
 }
 
@@ -182,7 +182,7 @@ impl<H> Drop for Threads<H> {
 pub(super) struct Rings<H> {
     threads: Arc<Threads<H>>,
     /// Until they are registered.
-    seats: Mutex<Vec<Seat<H>>>,
+    queues: Mutex<Vec<MountQueue<H>>>,
     /// Hangs up when all queues are gone.
     gone: Mutex<mpsc::Receiver<()>>,
 }
@@ -196,9 +196,9 @@ impl<H: Handler> Rings<H> {
     /// Registers every queue. To be called after INIT was answered.
     pub(super) fn start(&self) -> io::Result<()> {
         let mut registered = Vec::with_capacity(self.len());
-        for (seat, thread) in std::mem::take(&mut *self.seats.lock()).into_iter().zip(&self.threads.0) {
+        for (queue, thread) in std::mem::take(&mut *self.queues.lock()).into_iter().zip(&self.threads.0) {
             let (say, said) = mpsc::sync_channel(1);
-            thread.post.send((seat, say))?;
+            thread.post.send((queue, say))?;
             registered.push(said);
         }
         for said in registered {
@@ -210,7 +210,7 @@ impl<H: Handler> Rings<H> {
 
 impl<H> Drop for Rings<H> {
     fn drop(&mut self) {
-        self.seats.lock().clear();
+        self.queues.lock().clear();
         // Nothing is ever sent.
         let _ = self.gone.lock().recv();
     }
@@ -219,10 +219,10 @@ impl<H> Drop for Rings<H> {
 /// A thread at work.
 struct Thread<H> {
     /// Goes first: entries belong to the kernel until the ring is gone.
-    line: Line,
+    ring: CpuRing,
     post: Arc<Post<H>>,
     /// Queues of mounts, each at the place that its entries name.
-    seats: Vec<Option<Seat<H>>>,
+    queues: Vec<Option<MountQueue<H>>>,
     /// Completions that came while entries were registered.
     completed: Vec<(u64, i32)>,
 }
@@ -232,18 +232,18 @@ impl<H: Handler> Thread<H> {
     fn run(mut self) {
         loop {
             // What came while registering is served before anything is waited for.
-            let waits = self.completed.is_empty() && !self.seats.iter().flatten().any(Seat::has_long);
-            if !self.line.submit(usize::from(waits)) {
+            let waits = self.completed.is_empty() && !self.queues.iter().flatten().any(MountQueue::has_long);
+            if !self.ring.submit(usize::from(waits)) {
                 return;
             }
             if let Err(error) = self.serve() {
-                tracing::error!(queue = self.line.id, %error, "io_uring submission failed");
+                tracing::error!(queue = self.ring.id, %error, "io_uring submission failed");
                 return;
             }
             if !self.put_marks() {
                 return;
             }
-            if self.post.inbox.lock().over && self.seats.iter().all(Option::is_none) {
+            if self.post.inbox.lock().over && self.queues.iter().all(Option::is_none) {
                 return;
             }
         }
@@ -252,7 +252,7 @@ impl<H: Handler> Thread<H> {
     /// Does what there is to do, of the long requests one for each mount.
     fn serve(&mut self) -> io::Result<()> {
         let mut completed = std::mem::take(&mut self.completed);
-        self.line.take_completed(&mut completed);
+        self.ring.take_completed(&mut completed);
         for (user_data, result) in completed.drain(..) {
             self.done(user_data, result)?;
         }
@@ -260,10 +260,10 @@ impl<H: Handler> Thread<H> {
             // Its memory.
             self.completed = completed;
         }
-        for place in &mut self.seats {
-            let Some(seat) = place else { continue };
-            seat.serve_long(&mut self.line)?;
-            if seat.is_over() {
+        for place in &mut self.queues {
+            let Some(queue) = place else { continue };
+            queue.serve_long(&mut self.ring)?;
+            if queue.is_over() {
                 *place = None;
             }
         }
@@ -273,36 +273,36 @@ impl<H: Handler> Thread<H> {
     fn done(&mut self, user_data: u64, result: i32) -> io::Result<()> {
         if user_data != WAKE {
             let (slot, index) = place_of(user_data);
-            let seat = self.seats.get_mut(slot).and_then(Option::as_mut);
-            return seat.map_or(Ok(()), |seat| seat.completed(&mut self.line, index, result));
+            let queue = self.queues.get_mut(slot).and_then(Option::as_mut);
+            return queue.map_or(Ok(()), |queue| queue.completed(&mut self.ring, index, result));
         }
-        for seat in self.seats.iter_mut().flatten() {
-            seat.look(&mut self.line)?;
+        for queue in self.queues.iter_mut().flatten() {
+            queue.look(&mut self.ring)?;
         }
         let arrivals = std::mem::take(&mut self.post.inbox.lock().arrivals);
-        for (seat, say) in arrivals {
+        for (queue, say) in arrivals {
             // The waiter may have given up.
-            let _ = say.send(self.seat(seat));
+            let _ = say.send(self.queue(queue));
         }
-        self.line.listen()
+        self.ring.listen()
     }
 
     /// Begins to serve a mount.
-    fn seat(&mut self, mut seat: Seat<H>) -> io::Result<()> {
-        let slot = self.seats.iter().position(Option::is_none).unwrap_or(self.seats.len());
-        seat.slot = slot;
-        if slot == self.seats.len() {
-            self.seats.push(None);
+    fn queue(&mut self, mut queue: MountQueue<H>) -> io::Result<()> {
+        let slot = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
+        queue.slot = slot;
+        if slot == self.queues.len() {
+            self.queues.push(None);
         }
-        let seat = self.seats[slot].insert(seat);
-        let registered = seat.register(&mut self.line);
-        if !self.line.submit_all() {
+        let queue = self.queues[slot].insert(queue);
+        let registered = queue.register(&mut self.ring);
+        if !self.ring.submit_all() {
             return Err(io::Error::other("io_uring failed"));
         }
         registered?;
         // A refused registration completes at once — and so may, once every queue is there, the
         // request of somebody who was already waiting for the mount: it must not be lost.
-        self.line.take_completed(&mut self.completed);
+        self.ring.take_completed(&mut self.completed);
         // The other queues serve already; somebody may even have unmounted, which is not a refusal.
         let refused = self.completed.iter().find(|(user_data, result)| {
             *user_data != WAKE && place_of(*user_data).0 == slot && *result < 0 && !is_unmounted(-result)
@@ -313,8 +313,8 @@ impl<H: Handler> Thread<H> {
     /// Goes on with the drains. False if the ring is of no use any more.
     fn put_marks(&mut self) -> bool {
         let mut drained =
-            self.seats.iter_mut().flatten().filter(|seat| seat.is_draining() && !seat.has_long());
-        drained.all(|seat| seat.put_marks(&mut self.line))
+            self.queues.iter_mut().flatten().filter(|queue| queue.is_draining() && !queue.has_long());
+        drained.all(|queue| queue.put_marks(&mut self.ring))
     }
 }
 

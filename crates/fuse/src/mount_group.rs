@@ -6,8 +6,8 @@
 //! [threads](crate::transport) of FUSE over io_uring. This module hides how they know of each
 //! other:
 //!
-//! - **Coming and going.** A mount [joins](Family::join) before it is made, and
-//!   [leaves](Family::leave) when its session has ended. When the last one leaves, no other can join
+//! - **Coming and going.** A mount [joins](MountGroup::join) before it is made, and
+//!   [leaves](MountGroup::leave) when its session has ended. When the last one leaves, no other can join
 //!   any more, so that the engine can be closed. A mount that comes too late waits for the daemon's
 //!   end and becomes a first one.
 //! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. What
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// All mounts of one file system.
 #[derive(Debug, Default)]
-pub struct Family {
+pub struct MountGroup {
     pub(crate) host: Host<Server>,
     /// Two of the members overlap.
     overlap: AtomicBool,
@@ -119,7 +119,7 @@ pub enum Left {
     Nobody,
 }
 
-impl Family {
+impl MountGroup {
     /// One more mount, of this front end; it will be made with these options.
     ///
     /// # Errors

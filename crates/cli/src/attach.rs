@@ -1,6 +1,6 @@
 //! The way to a daemon that serves an image already, for a program that wants a further mount.
 //!
-//! A daemon has a **door**: a Unix datagram socket beside the state files. It is named after the
+//! A daemon has an **attach socket**: a Unix datagram socket beside the state files. It is named after the
 //! image's inode or device, and is bound before the daemon goes into its sandbox. The program that
 //! wants a mount does itself what needs rights or a mount namespace: it claims the state file, and
 //! starts a [porter](larder_fuse::porter) that will make the mount. Then it sends one message. The
@@ -12,13 +12,13 @@
 //!
 //! - *The daemon is dead.* Sending says so. The socket file is removed, the mount is a first one.
 //! - *The daemon ends before it has read the message.* The descriptors are closed with it, which
-//!   the asker sees. It waits for the daemon's end, and the mount is a first one. The same holds
+//!   the requester sees. It waits for the daemon's end, and the mount is a first one. The same holds
 //!   for the answer [`Answer::Ending`].
-//! - *The asker is killed before it sends.* Nothing was mounted. Its porter sees that, and ends.
-//! - *The asker is killed before it has the answer.* The daemon cannot deliver the answer, and
+//! - *The requester is killed before it sends.* Nothing was mounted. Its porter sees that, and ends.
+//! - *The requester is killed before it has the answer.* The daemon cannot deliver the answer, and
 //!   unmounts again.
-//! - *Two first mounts start at the same time.* Each holds the image's [`Threshold`] until it has a
-//!   mount or an error. The second then finds the door of the first.
+//! - *Two first mounts start at the same time.* Each holds the image's [`StartLock`] until it has a
+//!   mount or an error. The second then finds the socket of the first.
 //!
 //! Only the user of the daemon is served: the directory belongs to that user, and with each message
 //! the kernel says which user has sent it.
@@ -47,7 +47,7 @@ const MESSAGE_LEN: usize = 128 << 10;
 
 /// What somebody wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct MountRequest {
     version: u32,
     /// `-o`, as it was given.
     pub(crate) options: Vec<String>,
@@ -86,18 +86,18 @@ fn identity(image: &Path) -> Option<String> {
     Some(hash[..12].iter().map(|b| format!("{b:02x}")).collect())
 }
 
-const DOOR: &str = "door";
-const THRESHOLD: &str = "start";
+const ATTACH: &str = "attach";
+const START: &str = "start";
 
 /// Held by the one process that is just mounting this image.
 #[derive(Debug)]
-pub(crate) struct Threshold {
+pub(crate) struct StartLock {
     lock: File,
     /// Removed when it is released; not by a process in its sandbox.
     path: Option<PathBuf>,
 }
 
-impl Drop for Threshold {
+impl Drop for StartLock {
     fn drop(&mut self) {
         // Locked still. A process that waits for this file finds out that it is the wrong one.
         if let Some(path) = &self.path {
@@ -107,14 +107,14 @@ impl Drop for Threshold {
     }
 }
 
-impl Threshold {
+impl StartLock {
     /// Waits until no other process holds it.
     ///
     /// # Errors
     /// There is no place for the lock.
     pub(crate) fn of(image: &Path) -> anyhow::Result<Option<Self>> {
         let Some(identity) = identity(image) else { return Ok(None) };
-        let path = own_directory()?.join(format!("{identity}.{THRESHOLD}"));
+        let path = own_directory()?.join(format!("{identity}.{START}"));
         loop {
             let file = fs::OpenOptions::new()
                 .read(true)
@@ -145,13 +145,13 @@ impl Threshold {
     }
 }
 
-/// Removes what a daemon leaves behind at its end: its door, and the threshold unless it is held.
-pub(crate) fn tidy_up(image: &Path, door: Option<&Path>) {
-    if let Some(door) = door {
-        let _ = fs::remove_file(door);
+/// Removes what a daemon leaves behind at its end: its attach socket, and the start lock unless it is held.
+pub(crate) fn tidy_up(image: &Path, socket: Option<&Path>) {
+    if let Some(socket) = socket {
+        let _ = fs::remove_file(socket);
     }
     if let (Some(identity), Ok(dir)) = (identity(image), own_directory()) {
-        remove_if_free(&dir.join(format!("{identity}.{THRESHOLD}")));
+        remove_if_free(&dir.join(format!("{identity}.{START}")));
     }
 }
 
@@ -160,38 +160,38 @@ fn sweep(dir: &Path) {
     for file in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = file.path();
         match path.extension().and_then(|e| e.to_str()) {
-            Some(DOOR) => drop(knock(&path)),
-            Some(THRESHOLD) => remove_if_free(&path),
+            Some(ATTACH) => drop(connect(&path)),
+            Some(START) => remove_if_free(&path),
             _ => {}
         }
     }
 }
 
-/// Removes a threshold unless it is held.
-fn remove_if_free(threshold: &Path) {
+/// Removes a start lock unless it is held.
+fn remove_if_free(start_lock: &Path) {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    if let Ok(lock) = rustix::fs::open(threshold, flags, Mode::empty())
+    if let Ok(lock) = rustix::fs::open(start_lock, flags, Mode::empty())
         && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
     {
-        let _ = fs::remove_file(threshold);
+        let _ = fs::remove_file(start_lock);
     }
 }
 
-/// A socket to the daemon behind a door. The door of a dead one is removed.
-fn knock(door: &Path) -> Option<OwnedFd> {
+/// A connection to the daemon behind an attach socket. The socket of a dead one is removed.
+fn connect(path: &Path) -> Option<OwnedFd> {
     let socket = datagrams().ok()?;
-    let (address, _dir) = address(door).ok()?;
+    let (address, _dir) = address(path).ok()?;
     let connected = rustix::net::connect(&socket, &address);
     if connected == Err(rustix::io::Errno::CONNREFUSED) {
-        let _ = fs::remove_file(door);
+        let _ = fs::remove_file(path);
     }
     connected.ok().map(|()| socket)
 }
 
-/// The doors of an image in a directory.
-fn doors(dir: &Path, identity: &str) -> Vec<PathBuf> {
+/// The attach sockets of an image in a directory.
+fn sockets(dir: &Path, identity: &str) -> Vec<PathBuf> {
     let names = fs::read_dir(dir).into_iter().flatten().flatten();
-    let ours = |name: &str| name.starts_with(&format!("{identity}.")) && name.ends_with(DOOR);
+    let ours = |name: &str| name.starts_with(&format!("{identity}.")) && name.ends_with(ATTACH);
     names.filter(|f| f.file_name().to_str().is_some_and(ours)).map(|f| f.path()).collect()
 }
 
@@ -213,22 +213,22 @@ fn datagrams() -> io::Result<OwnedFd> {
 
 /// The daemon's side.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct AttachSocket {
     socket: OwnedFd,
     path: PathBuf,
 }
 
 /// A request for a mount, with the descriptors that came along.
 #[derive(Debug)]
-pub(crate) struct Visit {
-    wanted: Wanted,
+pub(crate) struct Received {
+    wanted: MountRequest,
     porter: OwnedFd,
     state: File,
     answer: OwnedFd,
 }
 
-impl Door {
-    /// Makes the door of an image.
+impl AttachSocket {
+    /// Makes the attach socket of an image.
     ///
     /// # Errors
     /// There is no place for it.
@@ -238,7 +238,7 @@ impl Door {
         let number = uuid::Uuid::new_v4().simple();
         let dir = own_directory()?;
         sweep(&dir);
-        let path = dir.join(format!("{identity}.{number}.{DOOR}"));
+        let path = dir.join(format!("{identity}.{number}.{ATTACH}"));
         let open = || -> io::Result<OwnedFd> {
             let socket = datagrams()?;
             rustix::net::sockopt::set_socket_passcred(&socket, true)?;
@@ -260,16 +260,16 @@ impl Door {
     ///
     /// # Errors
     /// What receiving says.
-    pub(crate) fn next(&self) -> io::Result<Visit> {
+    pub(crate) fn next(&self) -> io::Result<Received> {
         let mut message = vec![0; MESSAGE_LEN];
         loop {
-            if let Some(visit) = self.receive(&mut message)? {
-                return Ok(visit);
+            if let Some(received) = self.accept_requests(&mut message)? {
+                return Ok(received);
             }
         }
     }
 
-    fn receive(&self, message: &mut [u8]) -> io::Result<Option<Visit>> {
+    fn accept_requests(&self, message: &mut [u8]) -> io::Result<Option<Received>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3), ScmCredentials(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(message)];
@@ -291,32 +291,32 @@ impl Door {
         if sender != Some(rustix::process::getuid()) {
             return Ok(None);
         }
-        let wanted = serde_json::from_slice::<Wanted>(&message[..got.bytes]);
+        let wanted = serde_json::from_slice::<MountRequest>(&message[..got.bytes]);
         let Some(wanted) = wanted.ok().filter(|wanted| wanted.version == VERSION) else {
             let why = "the daemon that serves this image is of another version of larder".to_owned();
             let hint = Some("unmount the image everywhere, and mount it again".to_owned());
             let _ = say(&answer, &Answer::Refused { why, hint });
             return Ok(None);
         };
-        Ok(Some(Visit { wanted, porter, state: state.into(), answer }))
+        Ok(Some(Received { wanted, porter, state: state.into(), answer }))
     }
 }
 
-/// The asker, to be answered.
+/// The requester, to be answered.
 #[derive(Debug)]
-pub(crate) struct Asker(OwnedFd);
+pub(crate) struct Requester(OwnedFd);
 
-impl Asker {
-    /// Answers. Fails if the asker is gone.
+impl Requester {
+    /// Answers. Fails if the requester is gone.
     pub(crate) fn say(self, answer: &Answer) -> io::Result<()> {
         say(&self.0, answer)
     }
 }
 
-impl Visit {
-    /// What is wanted, the porter's socket, the state file, and the asker.
-    pub(crate) fn take(self) -> (Wanted, OwnedFd, File, Asker) {
-        (self.wanted, self.porter, self.state, Asker(self.answer))
+impl Received {
+    /// What is wanted, the porter's socket, the state file, and the requester.
+    pub(crate) fn take(self) -> (MountRequest, OwnedFd, File, Requester) {
+        (self.wanted, self.porter, self.state, Requester(self.answer))
     }
 }
 
@@ -326,7 +326,7 @@ fn say(to: &OwnedFd, answer: &Answer) -> io::Result<()> {
     Ok(())
 }
 
-/// The asker's side: the door of a daemon that lives.
+/// The requester's side: the socket of a daemon that lives.
 #[derive(Debug)]
 pub(crate) struct Found {
     socket: OwnedFd,
@@ -334,11 +334,11 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The door of an image. Doors of killed daemons are removed.
+    /// The attach socket of an image. Sockets of killed daemons are removed.
     pub(crate) fn of(image: &Path) -> Option<Self> {
         let identity = identity(image)?;
-        let all = directories(None).into_iter().flat_map(|dir| doors(&dir, &identity));
-        all.into_iter().find_map(|path| Some(Self { socket: knock(&path)?, path }))
+        let all = directories(None).into_iter().flat_map(|dir| sockets(&dir, &identity));
+        all.into_iter().find_map(|path| Some(Self { socket: connect(&path)?, path }))
     }
 
     /// Asks for a mount, and waits for the answer. `None`: the daemon is gone.
@@ -347,7 +347,7 @@ impl Found {
     /// What sending says.
     pub(crate) fn ask(
         &self,
-        wanted: &Wanted,
+        wanted: &MountRequest,
         porter: impl AsFd,
         state: impl AsFd,
     ) -> io::Result<Option<Answer>> {
@@ -387,7 +387,7 @@ impl Found {
     }
 }
 
-impl Wanted {
+impl MountRequest {
     pub(crate) fn new(options: &[String], whole: Settings, mountpoint: &Path, porter: u32) -> Self {
         let (options, mountpoint) = (options.to_vec(), mountpoint.to_owned());
         Self { version: VERSION, options, whole, mountpoint, porter }
@@ -402,20 +402,20 @@ mod tests {
     fn a_visit_arrives_with_what_it_brings_and_is_answered() {
         let image = tempfile::NamedTempFile::new().unwrap();
         assert!(Found::of(image.path()).is_none());
-        let door = Door::open(image.path()).unwrap();
+        let socket = AttachSocket::open(image.path()).unwrap();
         let found = Found::of(image.path()).unwrap();
-        assert_eq!(found.path, door.path());
+        assert_eq!(found.path, socket.path());
         let whole = Settings::from([("commit".to_owned(), "commit=7".to_owned())]);
-        let wanted = Wanted::new(&["ro".to_owned()], whole, Path::new("/mnt/a b"), 4711);
+        let wanted = MountRequest::new(&["ro".to_owned()], whole, Path::new("/mnt/a b"), 4711);
         std::thread::scope(|threads| {
             threads.spawn(|| {
-                let (got, _porter, state, asker) = door.next().unwrap().take();
+                let (got, _porter, state, requester) = socket.next().unwrap().take();
                 assert_eq!((&got.options[..], &got.mountpoint), (&["ro".to_owned()][..], &wanted.mountpoint));
                 assert_eq!((got.whole["commit"].as_str(), got.porter), ("commit=7", 4711));
                 assert_eq!(state.metadata().unwrap().ino(), image.as_file().metadata().unwrap().ino());
-                asker.say(&Answer::Ready { enabled_uring: true }).unwrap();
+                requester.say(&Answer::Ready { enabled_uring: true }).unwrap();
                 // The next one is left standing.
-                drop(door.next().unwrap());
+                drop(socket.next().unwrap());
             });
             let ask = || found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap();
             assert_eq!(ask(), Some(Answer::Ready { enabled_uring: true }));
@@ -423,15 +423,15 @@ mod tests {
         });
         // Another version, and nonsense.
         std::thread::scope(|threads| {
-            threads.spawn(|| door.next().unwrap());
-            let other = Wanted { version: 0, ..wanted.clone() };
+            threads.spawn(|| socket.next().unwrap());
+            let other = MountRequest { version: 0, ..wanted.clone() };
             let answer = found.ask(&other, rustix::stdio::stdin(), image.as_file()).unwrap();
             assert!(matches!(answer, Some(Answer::Refused { why, .. }) if why.contains("version")));
             rustix::net::send(&found.socket, b"hello", SendFlags::empty()).unwrap();
             assert_eq!(found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap(), None);
         });
-        let path = door.path().to_owned();
-        drop(door);
+        let path = socket.path().to_owned();
+        drop(socket);
         assert_eq!(found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap(), None);
         assert!(path.exists());
         assert!(Found::of(image.path()).is_none() && !path.exists(), "nobody is there any more");
@@ -440,11 +440,11 @@ mod tests {
     #[test]
     fn one_at_a_time_stands_on_the_threshold() {
         let image = tempfile::NamedTempFile::new().unwrap();
-        let first = Threshold::of(image.path()).unwrap().unwrap();
+        let first = StartLock::of(image.path()).unwrap().unwrap();
         let (say, said) = std::sync::mpsc::channel();
         let path = image.path().to_owned();
         let second = std::thread::spawn(move || {
-            let _second = Threshold::of(&path).unwrap().unwrap();
+            let _second = StartLock::of(&path).unwrap().unwrap();
             said.try_recv().expect("the first one has left");
         });
         // One that is held is not removed.
@@ -453,6 +453,6 @@ mod tests {
         drop(first);
         second.join().unwrap();
         tidy_up(image.path(), None);
-        assert!(Threshold::of(Path::new("/nonexistent")).unwrap().is_none());
+        assert!(StartLock::of(Path::new("/nonexistent")).unwrap().is_none());
     }
 }

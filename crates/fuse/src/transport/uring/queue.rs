@@ -7,8 +7,8 @@
 use super::super::drain::{self, Drain, Mark};
 use super::super::memory::{self, Entry};
 use super::super::{Dispatch, Drains, Raw};
-use super::line::Line;
 use super::returned::Returned;
+use super::ring::CpuRing;
 use crate::handler::{Failure, Handler, Patience};
 use crate::proto::{InHeader, Opcode, RingCommand};
 use io_uring::opcode;
@@ -46,7 +46,7 @@ pub(super) fn is_unmounted(error: i32) -> bool {
 }
 
 /// One mount's queue, used by its CPU's thread only.
-pub(super) struct Seat<H> {
+pub(super) struct MountQueue<H> {
     /// The connection. Open as a file of its own, so that the queues of other CPUs do not contend
     /// for it.
     fuse: OwnedFd,
@@ -75,7 +75,7 @@ pub(super) struct Seat<H> {
     _here: mpsc::SyncSender<()>,
 }
 
-impl<H: Handler> Seat<H> {
+impl<H: Handler> MountQueue<H> {
     /// A queue of so many entries that keep their memory, and at most so many in all. Nothing is
     /// registered yet.
     pub(super) fn new(
@@ -109,10 +109,10 @@ impl<H: Handler> Seat<H> {
     }
 
     /// Hands the first entries to the kernel.
-    pub(super) fn register(&mut self, line: &mut Line) -> io::Result<()> {
+    pub(super) fn register(&mut self, ring: &mut CpuRing) -> io::Result<()> {
         let first: Vec<Entry128> =
-            self.with_kernel.iter().flatten().map(|entry| self.command(line.id, entry)).collect();
-        first.into_iter().try_for_each(|submission| line.push(submission))
+            self.with_kernel.iter().flatten().map(|entry| self.command(ring.id, entry)).collect();
+        first.into_iter().try_for_each(|submission| ring.push(submission))
     }
 
     /// Can no entry carry a request any more? Then the mount is gone.
@@ -126,8 +126,8 @@ impl<H: Handler> Seat<H> {
     }
 
     /// Serves one of the long requests.
-    pub(super) fn serve_long(&mut self, line: &mut Line) -> io::Result<()> {
-        self.long.pop_front().map_or(Ok(()), |(entry, header, len)| self.serve(line, entry, header, len))
+    pub(super) fn serve_long(&mut self, ring: &mut CpuRing) -> io::Result<()> {
+        self.long.pop_front().map_or(Ok(()), |(entry, header, len)| self.serve(ring, entry, header, len))
     }
 
     /// Is a drain waiting for marks of this queue?
@@ -136,10 +136,10 @@ impl<H: Handler> Seat<H> {
     }
 
     /// Looks what others have for this queue.
-    pub(super) fn look(&mut self, line: &mut Line) -> io::Result<()> {
+    pub(super) fn look(&mut self, ring: &mut CpuRing) -> io::Result<()> {
         for entry in self.returned.take() {
             self.away.remove(&entry.commit_id);
-            self.hand_over(line, entry)?;
+            self.hand_over(ring, entry)?;
         }
         let news = self.returned.take_news();
         let begun = news.begun.into_iter();
@@ -154,16 +154,16 @@ impl<H: Handler> Seat<H> {
     }
 
     /// The kernel has given an entry back, with a request or an error.
-    pub(super) fn completed(&mut self, line: &mut Line, index: usize, result: i32) -> io::Result<()> {
+    pub(super) fn completed(&mut self, ring: &mut CpuRing, index: usize, result: i32) -> io::Result<()> {
         let Some(mut entry) = self.with_kernel.get_mut(index).and_then(Option::take) else { return Ok(()) };
         self.armed -= 1;
         match -result {
-            0 => self.came(line, entry),
-            libc::EAGAIN | libc::EINTR => self.hand_over(line, entry),
+            0 => self.came(ring, entry),
+            libc::EAGAIN | libc::EINTR => self.hand_over(ring, entry),
             error => {
                 // The entry is lost, which the others make up for.
                 if !is_unmounted(error) {
-                    tracing::debug!(queue = line.id, error, "a ring entry was given up");
+                    tracing::debug!(queue = ring.id, error, "a ring entry was given up");
                 }
                 entry.registering = false;
                 self.live -= 1;
@@ -174,10 +174,10 @@ impl<H: Handler> Seat<H> {
 
     /// Goes on with the drains, when all that has come out of the queue has been seen. False if the
     /// ring is of no use any more.
-    pub(super) fn put_marks(&mut self, line: &mut Line) -> bool {
+    pub(super) fn put_marks(&mut self, ring: &mut CpuRing) -> bool {
         // The kernel lets further requests into the queue for those that it has the answers of:
         // behind a mark, they would be missed.
-        if !line.submit_all() {
+        if !ring.submit_all() {
             return false;
         }
         for draining in &mut self.draining {
@@ -185,13 +185,13 @@ impl<H: Handler> Seat<H> {
             if draining.under_way || oldest_away < draining.drain.before {
                 continue;
             }
-            let mark = Mark { drain: draining.drain.number, queue: line.id };
+            let mark = Mark { drain: draining.drain.number, queue: ring.id };
             (draining.under_way, draining.clean) = (true, true);
             draining.marks += 1;
             let returned = Arc::clone(&self.returned);
             let otherwise = move || returned.needs_no_mark(mark.drain);
             if let Some(Drains::Queues(_, marker)) = self.dispatch.drains.get() {
-                marker.put(mark, Some(line.id.into()), otherwise);
+                marker.put(mark, Some(ring.id.into()), otherwise);
             }
         }
         true
@@ -209,30 +209,30 @@ impl<H: Handler> Seat<H> {
     }
 
     /// Gives the entry to the kernel: to register it, or with an answer.
-    fn hand_over(&mut self, line: &mut Line, mut entry: Entry) -> io::Result<()> {
+    fn hand_over(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
         if entry.index >= self.large {
             entry.forget_beyond(KEPT);
         }
-        let submission = self.command(line.id, &entry);
+        let submission = self.command(ring.id, &entry);
         let index = entry.index;
         self.with_kernel[index] = Some(entry);
         self.armed += 1;
-        line.push(submission)
+        ring.push(submission)
     }
 
     /// Registers one more entry if those that wait have left the kernel few.
-    fn grow(&mut self, line: &mut Line) -> io::Result<()> {
+    fn grow(&mut self, ring: &mut CpuRing) -> io::Result<()> {
         if self.armed > self.large / 2 {
             return Ok(());
         }
         let Some(entry) = self.spare.pop() else { return Ok(()) };
         self.live += 1;
-        self.hand_over(line, entry)
+        self.hand_over(ring, entry)
     }
 
     /// A request has come out of the kernel's queue: it is served now, or after those that are
     /// short.
-    fn came(&mut self, line: &mut Line, mut entry: Entry) -> io::Result<()> {
+    fn came(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         if drain::is_transfer(header.opcode) {
             for draining in &mut self.draining {
@@ -243,28 +243,34 @@ impl<H: Handler> Seat<H> {
             self.long.push_back((entry, header, len));
             return Ok(());
         }
-        self.serve(line, entry, header, len)
+        self.serve(ring, entry, header, len)
     }
 
-    fn serve(&mut self, line: &mut Line, mut entry: Entry, header: InHeader, len: usize) -> io::Result<()> {
+    fn serve(
+        &mut self,
+        ring: &mut CpuRing,
+        mut entry: Entry,
+        header: InHeader,
+        len: usize,
+    ) -> io::Result<()> {
         if let Some(mark) = Mark::of(&header) {
             match &self.dispatch.drains.get() {
-                Some(Drains::Queues(queues, _)) if mark.queue != line.id => {
+                Some(Drains::Queues(queues, _)) if mark.queue != ring.id => {
                     queues.get(usize::from(mark.queue)).inspect(|q| q.mark_came_out(mark.drain));
                 }
                 _ => self.mark_came_out(mark.drain),
             }
             // The kernel wants no answer; but the entry.
             entry.answer(header.unique, Ok(0));
-            return self.hand_over(line, entry);
+            return self.hand_over(ring, entry);
         }
         self.dispatch.arrived(&header);
         let outcome = if header.opcode == Opcode::Write as u32 {
             answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
         } else {
-            line.names.clear();
-            line.names.extend_from_slice(&entry.payload()[..len]);
-            answer_other(&self.dispatch, &mut entry, header, &line.names, Patience::Queue)
+            ring.names.clear();
+            ring.names.extend_from_slice(&entry.payload()[..len]);
+            answer_other(&self.dispatch, &mut entry, header, &ring.names, Patience::Queue)
         };
         let outcome = match outcome {
             Ok(len) => Ok(len),
@@ -274,14 +280,14 @@ impl<H: Handler> Seat<H> {
                     self.away.insert(header.unique);
                 }
                 let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
-                let names = std::mem::take(&mut line.names);
+                let names = std::mem::take(&mut ring.names);
                 Moved { dispatch, returned, entry, header, len, names, drained: false }.go_on(failure);
                 // What waits with much in hand waits for memory: no more of that.
-                return if len <= KEPT { self.grow(line) } else { Ok(()) };
+                return if len <= KEPT { self.grow(ring) } else { Ok(()) };
             }
         };
         entry.answer(header.unique, outcome);
-        self.hand_over(line, entry)
+        self.hand_over(ring, entry)
     }
 
     /// The submission that hands an entry over.
@@ -426,7 +432,7 @@ fn with_len(submission: Entry128, len: u32) -> Entry128 {
     unsafe { std::mem::transmute(bytes) }
 }
 
-impl<H> Drop for Seat<H> {
+impl<H> Drop for MountQueue<H> {
     fn drop(&mut self) {
         let waiting = self.draining.drain(..).map(|d| d.drain);
         for drain in self.returned.end().into_iter().chain(waiting) {

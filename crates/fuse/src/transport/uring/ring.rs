@@ -18,7 +18,7 @@ type Ring = IoUring<Entry128, cqueue::Entry>;
 pub(super) const WAKE: u64 = u64::MAX;
 
 /// A ring, and what its thread needs for whichever mount it serves.
-pub(super) struct Line {
+pub(super) struct CpuRing {
     /// Of the CPU, and of the queues.
     pub(super) id: u16,
     ring: Ring,
@@ -31,7 +31,7 @@ pub(super) struct Line {
     pub(super) names: Vec<u8>,
 }
 
-impl Line {
+impl CpuRing {
     /// For the thread that calls this, with room for the entries of one mount: with those of
     /// further ones it only submits more often.
     pub(super) fn new(id: u16, entries: usize, event: Arc<OwnedFd>) -> io::Result<Self> {
@@ -50,10 +50,10 @@ impl Line {
             Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()),
         ])?;
         ring.submitter().register_enable_rings()?;
-        let mut line =
+        let mut ring =
             Self { id, ring, event, wake_buffer: Box::new([0; 8]), listening: false, names: Vec::new() };
-        line.listen()?;
-        Ok(line)
+        ring.listen()?;
+        Ok(ring)
     }
 
     /// What this points to must belong to the thread and outlive the ring, or not be touched until
@@ -112,7 +112,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for CpuRing {
     fn drop(&mut self) {
         // The kernel fills entries in this thread's own task work only, which ends here. The read
         // of the eventfd must not outlive its buffer: let it complete.

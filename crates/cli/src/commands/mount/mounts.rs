@@ -1,6 +1,6 @@
-//! The daemon's mounts: how they move in, how they move out, and the end of the last one.
+//! The daemon's mounts: how they begin, how they end, and the end of the last one.
 //!
-//! - *A program asks at the door.* Options of the whole file system must be as they are. The
+//! - *A program asks at the socket.* Options of the whole file system must be as they are. The
 //!   porter of the new mount makes it, and a thread serves it.
 //! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
 //!   The result goes to the state file, the porter tidies up and ends, and the lock of the state
@@ -14,7 +14,7 @@
 //! such mounts: everything is made durable, and they die with the process.
 
 use super::{request, tidy_up};
-use crate::door::{Answer, Asker, Door, Wanted};
+use crate::attach::{Answer, AttachSocket, MountRequest, Requester};
 use crate::failure;
 use crate::image::advise_filesystem;
 use crate::mount_options::MountWishes;
@@ -24,7 +24,7 @@ use crate::state::{self, Claim, Outcome, Stage};
 use anyhow::Context;
 use larder_fs::Filesystem;
 use larder_fuse::porter::{self, End};
-use larder_fuse::{Family, JoinError, Left, Member, Mounted, Porter, Stats, serve_beside};
+use larder_fuse::{JoinError, Left, Member, MountGroup, Mounted, Porter, Stats, serve_beside};
 use signal_hook::iterator::Signals;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -32,14 +32,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 /// What belongs to one mount.
-pub(super) struct Occupant {
+pub(super) struct NewMount {
     pub(super) member: Arc<Member>,
     pub(super) porter: Porter,
     pub(super) claim: Claim,
 }
 
 /// A mount that has moved in.
-struct Room {
+struct ServedMount {
     /// Its own.
     number: u64,
     porter: Porter,
@@ -51,70 +51,70 @@ struct Room {
 }
 
 #[derive(Default)]
-struct Rooms {
-    list: Vec<Room>,
-    moved_in: u64,
+struct ServedMounts {
+    list: Vec<ServedMount>,
+    started: u64,
     /// The last one has moved out.
     empty: bool,
 }
 
 /// A daemon with its mounts.
-pub(super) struct House {
+pub(super) struct Mounts {
     image: PathBuf,
     settings: Settings,
-    family: Arc<Family>,
+    group: Arc<MountGroup>,
     /// Until it is closed. Locked while a mount is let in.
     fs: RwLock<Option<Arc<Filesystem>>>,
-    door: Option<PathBuf>,
-    rooms: Mutex<Rooms>,
+    socket: Option<PathBuf>,
+    served: Mutex<ServedMounts>,
     changed: Condvar,
 }
 
-impl House {
+impl Mounts {
     pub(super) fn new(
         image: &Path,
         settings: Settings,
-        family: Arc<Family>,
+        group: Arc<MountGroup>,
         fs: Arc<Filesystem>,
-        door: Option<PathBuf>,
+        socket: Option<PathBuf>,
     ) -> Arc<Self> {
         Arc::new(Self {
             image: image.to_owned(),
             settings,
-            family,
+            group,
             fs: RwLock::new(Some(fs)),
-            door,
-            rooms: Mutex::default(),
+            socket,
+            served: Mutex::default(),
             changed: Condvar::new(),
         })
     }
 
-    fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    fn served(&self) -> MutexGuard<'_, ServedMounts> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves a mount, on a thread of its own. `told` is called once: when it is ready — true: FUSE
     /// over io_uring was turned on for it — or if it cannot be served. If it says no, nobody wants
     /// the mount any more.
-    pub(super) fn move_in(
+    pub(super) fn start(
         self: &Arc<Self>,
-        occupant: Occupant,
+        new: NewMount,
         mounted: Mounted,
         told: impl FnOnce(Result<bool, String>) -> bool + Send + 'static,
     ) {
-        let Occupant { member, porter, claim } = occupant;
-        let mut rooms = self.rooms();
-        let number = rooms.moved_in;
-        rooms.moved_in += 1;
-        let room = Room { number, porter: porter.clone(), claim, ended: None, stuck: false };
-        rooms.list.push(room);
-        drop(rooms);
-        let house = Arc::clone(self);
+        let NewMount { member, porter, claim } = new;
+        let mut served = self.served();
+        let number = served.started;
+        served.started += 1;
+        let one = ServedMount { number, porter: porter.clone(), claim, ended: None, stuck: false };
+        served.list.push(one);
+        drop(served);
+        let mounts = Arc::clone(self);
         let live = move || {
             let enabled_uring = mounted.enabled_uring;
             let mut told = Some(told);
-            let served = serve_beside(&house.family, &member, mounted, Arc::<Stats>::default(), |_| {
-                house.reached(number, Stage::Serving);
+            let served = serve_beside(&mounts.group, &member, mounted, Arc::<Stats>::default(), |_| {
+                mounts.reached(number, Stage::Serving);
                 if told.take().is_some_and(|told| !told(Ok(enabled_uring)))
                     && let Err(e) = porter.unmount().or_else(|_| porter.detach())
                 {
@@ -125,7 +125,7 @@ impl House {
             if let (Err(e), Some(told)) = (&served, told) {
                 told(Err(e.to_string()));
             }
-            house.move_out(number, member, served.map_err(anyhow::Error::new), was_ready);
+            mounts.finish(number, member, served.map_err(anyhow::Error::new), was_ready);
         };
         if let Err(e) = std::thread::Builder::new().name("larder-mount".into()).spawn(live) {
             // With the thread the mount and what would have been told are gone.
@@ -135,98 +135,103 @@ impl House {
     }
 
     fn reached(&self, number: u64, stage: Stage) {
-        if let Some(room) = self.rooms().list.iter_mut().find(|room| room.number == number) {
-            room.claim.reached(stage);
+        if let Some(one) = self.served().list.iter_mut().find(|one| one.number == number) {
+            one.claim.reached(stage);
         }
     }
 
     /// A mount that never came to be served; the only one, perhaps.
     fn forget(&self, number: u64, why: anyhow::Error) {
-        let mut rooms = self.rooms();
-        if rooms.list.len() == 1 {
-            rooms.empty = true;
-            rooms.list[0].ended = Some(Err(why));
+        let mut served = self.served();
+        if served.list.len() == 1 {
+            served.empty = true;
+            served.list[0].ended = Some(Err(why));
         } else {
-            rooms.list.retain(|room| room.number != number);
+            served.list.retain(|one| one.number != number);
         }
-        drop(rooms);
+        drop(served);
         self.changed.notify_all();
     }
 
     /// The session of a mount has ended.
-    fn move_out(&self, number: u64, member: Arc<Member>, served: anyhow::Result<()>, was_ready: bool) {
+    fn finish(&self, number: u64, member: Arc<Member>, served: anyhow::Result<()>, was_ready: bool) {
         if was_ready {
             self.reached(number, Stage::Ending);
         }
         let mut ended = served;
-        if self.family.members().len() > 1 {
-            // Still one of the family, so that nobody closes the file system meanwhile.
+        if self.group.members().len() > 1 {
+            // Still one of the group, so that nobody closes the file system meanwhile.
             member.filesystem().leave();
             let synced = member.filesystem().sync().context("syncing");
             ended = ended.and(synced);
         }
-        let left = self.family.leave(&member);
+        let left = self.group.leave(&member);
         // With it goes a reference to the file system, which is to be closed.
         drop(member);
         if left == Left::Nobody {
-            let mut rooms = self.rooms();
-            rooms.empty = true;
-            if let Some(room) = rooms.list.iter_mut().find(|room| room.number == number) {
-                room.ended = Some(ended);
+            let mut served = self.served();
+            served.empty = true;
+            if let Some(one) = served.list.iter_mut().find(|one| one.number == number) {
+                one.ended = Some(ended);
             }
         } else {
-            let room = {
-                let mut rooms = self.rooms();
-                let at = rooms.list.iter().position(|room| room.number == number);
-                at.map(|at| rooms.list.remove(at))
+            let one = {
+                let mut served = self.served();
+                let at = served.list.iter().position(|one| one.number == number);
+                at.map(|at| served.list.remove(at))
             };
-            if let Some(room) = room {
-                conclude_one_of_several(room, was_ready.then_some(&ended));
+            if let Some(one) = one {
+                conclude_one_of_several(one, was_ready.then_some(&ended));
             }
         }
         self.changed.notify_all();
     }
 
     /// Lets further mounts in, from now on.
-    pub(super) fn receive(self: &Arc<Self>, door: Door) {
-        let house = Arc::downgrade(self);
+    pub(super) fn accept_requests(self: &Arc<Self>, socket: AttachSocket) {
+        let mounts = Arc::downgrade(self);
         let work = move || {
             loop {
-                let visit = match door.next() {
-                    Ok(visit) => visit,
+                let received = match socket.next() {
+                    Ok(received) => received,
                     Err(e) => return tracing::warn!("no further mounts can be made: {e}"),
                 };
-                // An asker without an answer sees that its descriptors are closed.
-                let Some(house) = house.upgrade() else { return };
-                let (wanted, porter, state, asker) = visit.take();
-                let let_in = move || house.let_in(&wanted, porter, state, asker);
-                if let Err(e) = std::thread::Builder::new().name("larder-visit".into()).spawn(let_in) {
+                // A requester without an answer sees that its descriptors are closed.
+                let Some(mounts) = mounts.upgrade() else { return };
+                let (wanted, porter, state, requester) = received.take();
+                let answer = move || mounts.answer(&wanted, porter, state, requester);
+                if let Err(e) = std::thread::Builder::new().name("larder-received".into()).spawn(answer) {
                     tracing::warn!("a further mount cannot be made: {e}");
                 }
             }
         };
-        if let Err(e) = std::thread::Builder::new().name("larder-door".into()).spawn(work) {
+        if let Err(e) = std::thread::Builder::new().name("larder-socket".into()).spawn(work) {
             tracing::warn!("no further mounts can be made: {e}");
         }
     }
 
-    fn let_in(self: &Arc<Self>, wanted: &Wanted, porter: OwnedFd, state: File, asker: Asker) {
+    fn answer(self: &Arc<Self>, wanted: &MountRequest, porter: OwnedFd, state: File, requester: Requester) {
         match self.admit(wanted, porter, state) {
-            Ok((occupant, mounted)) => self.move_in(occupant, mounted, move |outcome| {
+            Ok((new, mounted)) => self.start(new, mounted, move |outcome| {
                 let answer = match outcome {
                     Ok(enabled_uring) => Answer::Ready { enabled_uring },
                     Err(why) => Answer::Refused { why, hint: None },
                 };
-                asker.say(&answer).is_ok()
+                requester.say(&answer).is_ok()
             }),
             Err(answer) => {
-                let _ = asker.say(&answer);
+                let _ = requester.say(&answer);
             }
         }
     }
 
     /// Makes a further mount, if it may be.
-    fn admit(&self, wanted: &Wanted, porter: OwnedFd, state: File) -> Result<(Occupant, Mounted), Answer> {
+    fn admit(
+        &self,
+        wanted: &MountRequest,
+        porter: OwnedFd,
+        state: File,
+    ) -> Result<(NewMount, Mounted), Answer> {
         let wishes = MountWishes::parse(wanted.options.iter().map(String::as_str));
         let wishes = wishes.map_err(|why| Answer::Refused { why, hint: None })?;
         self.agree(wanted, &wishes)?;
@@ -236,13 +241,13 @@ impl House {
         let porter = Porter::at(porter, &wanted.mountpoint);
         let mounted = porter.mount(request(&wishes)).map_err(|e| e.to_string());
         match (claim.map_err(|e| format!("{e:#}")), mounted) {
-            (Ok(claim), Ok(mounted)) => Ok((Occupant { member, porter, claim }, mounted)),
+            (Ok(claim), Ok(mounted)) => Ok((NewMount { member, porter, claim }, mounted)),
             (claim, mounted) => {
                 if mounted.is_ok() {
                     let _ = porter.detach();
                 }
-                if self.family.leave(&member) == Left::Nobody {
-                    self.rooms().empty = true;
+                if self.group.leave(&member) == Left::Nobody {
+                    self.served().empty = true;
                     self.changed.notify_all();
                 }
                 let why = mounted.err().or_else(|| claim.err()).unwrap_or_default();
@@ -252,9 +257,9 @@ impl House {
     }
 
     /// Is what is said about the whole file system as it is?
-    fn agree(&self, wanted: &Wanted, wishes: &MountWishes) -> Result<(), Answer> {
+    fn agree(&self, wanted: &MountRequest, wishes: &MountWishes) -> Result<(), Answer> {
         let at = || {
-            let members = self.family.members();
+            let members = self.group.members();
             let first = members.first().map(|m| m.mountpoint().display().to_string());
             first.unwrap_or_else(|| "a directory".to_owned())
         };
@@ -290,7 +295,7 @@ impl House {
         Ok(())
     }
 
-    fn join(&self, wanted: &Wanted, wishes: &MountWishes) -> Result<Arc<Member>, Answer> {
+    fn join(&self, wanted: &MountRequest, wishes: &MountWishes) -> Result<Arc<Member>, Answer> {
         let fs = self.fs.read().unwrap_or_else(PoisonError::into_inner);
         let ending = || Answer::Ending { pid: std::process::id() };
         let fs = fs.as_ref().ok_or_else(ending)?;
@@ -301,7 +306,7 @@ impl House {
             let why = why.trim_start_matches("larder: ").to_owned();
             Answer::Refused { why, hint: hint.map(str::to_owned) }
         })?;
-        let joined = self.family.join(Arc::clone(&front), &wanted.mountpoint, &request(wishes));
+        let joined = self.group.join(Arc::clone(&front), &wanted.mountpoint, &request(wishes));
         joined.map_err(|e| {
             front.leave();
             let why = e.to_string();
@@ -322,14 +327,14 @@ impl House {
     /// A signal: every mount ends. While files of one are in use it is taken out of sight and what
     /// was done is made durable at once; it then ends with its last user.
     fn end_all(&self) {
-        self.family.close();
-        let all: Vec<_> = self.rooms().list.iter().map(|r| (r.number, r.porter.clone())).collect();
+        self.group.close();
+        let all: Vec<_> = self.served().list.iter().map(|r| (r.number, r.porter.clone())).collect();
         let mut busy = false;
         for (number, porter) in all {
             let Err(error) = porter.unmount() else { continue };
             if porter::is_gone(&error) {
-                if let Some(room) = self.rooms().list.iter_mut().find(|room| room.number == number) {
-                    room.stuck = true;
+                if let Some(one) = self.served().list.iter_mut().find(|one| one.number == number) {
+                    one.stuck = true;
                 }
                 self.changed.notify_all();
                 continue;
@@ -346,19 +351,19 @@ impl House {
     }
 
     /// Waits until the last mount has gone, and closes the file system.
-    pub(super) fn stay(self: Arc<Self>) -> anyhow::Result<()> {
-        let over = |rooms: &Rooms| {
-            let stuck = !rooms.list.is_empty() && rooms.list.iter().all(|room| room.stuck);
-            stuck || rooms.empty && rooms.list.iter().all(|room| room.ended.is_some())
+    pub(super) fn wait_for_the_last(self: Arc<Self>) -> anyhow::Result<()> {
+        let over = |served: &ServedMounts| {
+            let stuck = !served.list.is_empty() && served.list.iter().all(|one| one.stuck);
+            stuck || served.empty && served.list.iter().all(|one| one.ended.is_some())
         };
-        let mut rooms = self.rooms();
-        while !over(&rooms) {
-            rooms = self.changed.wait(rooms).unwrap_or_else(PoisonError::into_inner);
+        let mut served = self.served();
+        while !over(&served) {
+            served = self.changed.wait(served).unwrap_or_else(PoisonError::into_inner);
         }
-        let last = std::mem::take(&mut rooms.list);
-        drop(rooms);
+        let last = std::mem::take(&mut served.list);
+        drop(served);
         let fs = self.fs.write().unwrap_or_else(PoisonError::into_inner).take();
-        let closed = self.family.take_closed().or_else(|| fs.as_ref().map(|fs| fs.close()));
+        let closed = self.group.take_closed().or_else(|| fs.as_ref().map(|fs| fs.close()));
         let closed = closed.unwrap_or(Ok(())).map_err(anyhow::Error::new);
         // The image is free again before anybody learns that we are done.
         drop(fs);
@@ -366,17 +371,17 @@ impl House {
     }
 
     /// Leaves the results in the state files, and has the porters tidy up.
-    fn conclude(&self, last: Vec<Room>, closed: anyhow::Result<()>) -> anyhow::Result<()> {
+    fn conclude(&self, last: Vec<ServedMount>, closed: anyhow::Result<()>) -> anyhow::Result<()> {
         let lost = || format!("{}: the last changes may be lost", self.image.display());
         let (mut result, mut stuck) = (closed, false);
-        for room in last {
-            result = result.and(room.ended.unwrap_or(Ok(())));
-            let left = room.claim.finish(outcome_of(&result));
-            let mountpoint = room.porter.mountpoint();
-            room.porter.dismiss(End::Daemon, || {
-                tidy_up(End::Daemon, mountpoint, &self.image, self.door.as_deref());
+        for one in last {
+            result = result.and(one.ended.unwrap_or(Ok(())));
+            let left = one.claim.finish(outcome_of(&result));
+            let mountpoint = one.porter.mountpoint();
+            one.porter.dismiss(End::Daemon, || {
+                tidy_up(End::Daemon, mountpoint, &self.image, self.socket.as_deref());
             });
-            if room.stuck {
+            if one.stuck {
                 stuck = true;
                 print::say(&format!(
                     "larder: the process that unmounts is gone: `larder umount {}` clears the mount",
@@ -407,8 +412,8 @@ fn outcome_of(result: &anyhow::Result<()>) -> Outcome {
 }
 
 /// Leaves the result, if there ever was a mount.
-fn conclude_one_of_several(room: Room, ended: Option<&anyhow::Result<()>>) {
-    let Room { porter, claim, .. } = room;
+fn conclude_one_of_several(one: ServedMount, ended: Option<&anyhow::Result<()>>) {
+    let ServedMount { porter, claim, .. } = one;
     let tidy = || porter.dismiss(End::Mount, || state::tidy_up(porter.mountpoint()));
     let Some(ended) = ended else { return tidy() };
     if let Err(e) = claim.finish_one_of_several(outcome_of(ended), tidy) {
@@ -417,13 +422,13 @@ fn conclude_one_of_several(room: Room, ended: Option<&anyhow::Result<()>>) {
 }
 
 /// Ends all mounts when asked to.
-pub(super) fn obey(mut signals: Signals, house: &Arc<House>) {
-    let house: Weak<House> = Arc::downgrade(house);
+pub(super) fn obey(mut signals: Signals, mounts: &Arc<Mounts>) {
+    let mounts: Weak<Mounts> = Arc::downgrade(mounts);
     let work = move || {
         for signal in signals.forever() {
             tracing::info!(signal, "unmounting");
-            let Some(house) = house.upgrade() else { return };
-            house.end_all();
+            let Some(mounts) = mounts.upgrade() else { return };
+            mounts.end_all();
         }
     };
     if let Err(e) = std::thread::Builder::new().name("signals".into()).spawn(work) {
