@@ -1,7 +1,7 @@
 //! Every command line that the README and the help texts show does what a person expects of it: it works, as root and as an
 //! ordinary user.
 //!
-//! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `rootfs` — as it was at the start. What
+//! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `home`, `rootfs` — as it was at the start. What
 //! cannot be there is replaced: devices by files, addresses by those of this image.
 
 mod common;
@@ -14,6 +14,9 @@ use std::process::{Command, Stdio};
 
 const NOBODY: u32 = 65534;
 
+/// Where examples mount.
+const PLACES: [&str; 2] = ["mnt", "home"];
+
 /// What stands for a user's directory.
 struct Playground {
     dir: tempfile::TempDir,
@@ -25,7 +28,7 @@ struct Playground {
 /// The image that every example begins with, made on a mount that discards nothing: the commit before the last can be read.
 const TEMPLATE: &str = "
     set -e
-    mkdir -p mnt tree rootfs/etc
+    mkdir -p mnt home tree rootfs/etc
     echo NAME=Demo | tee tree/file > rootfs/etc/os-release
     larder mkfs --size 128M template.img
     larder mount -o nodiscard template.img mnt
@@ -86,8 +89,8 @@ impl Playground {
     }
 
     fn unmount(&self) {
-        if is_mounted(&self.path().join("mnt")) {
-            self.sh("larder umount mnt").ok();
+        for place in PLACES.into_iter().filter(|place| is_mounted(&self.path().join(place))) {
+            self.sh(&format!("larder umount {place}")).ok();
         }
     }
 
@@ -126,8 +129,8 @@ impl Playground {
 
 impl Drop for Playground {
     fn drop(&mut self) {
-        if is_mounted(&self.path().join("mnt")) {
-            let _ = command().args(["umount", "--lazy"]).arg(self.path().join("mnt")).output();
+        for place in PLACES.map(|place| self.path().join(place)).into_iter().filter(|p| is_mounted(p)) {
+            let _ = command().args(["umount", "--lazy"]).arg(place).output();
         }
     }
 }

@@ -50,7 +50,7 @@ const EXAMPLES: &str = "\
 Examples:
   larder mount disk.img mnt
   larder mount -o ro,subvol=home /dev/sdb1 /mnt
-  larder mount -o subvol=@ disk.img root; larder mount -o subvol=@home disk.img root/home
+  larder mount -o subvol=home disk.img home
   larder mount --foreground -v disk.img mnt";
 
 /// Mount an image or block device; returns when the mount is ready. One that is mounted already
