@@ -211,7 +211,7 @@ pub(crate) fn compare_system_chunks(
                 let what = format!("the system chunk at {} is not in the superblock", chunk.start);
                 findings.add(place(Kind::SystemChunkMissing, what, chunk.start));
             }
-            Some(other) if *other != chunk.item => {
+            Some(other) if !other.is_same_as(&chunk.item) => {
                 let what = format!("the system chunk at {} is another one in the superblock", chunk.start);
                 findings.add(place(Kind::SystemChunkDiffers, what, chunk.start));
             }

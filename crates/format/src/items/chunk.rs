@@ -80,6 +80,14 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// Is it the same chunk? The copies within RAID10 mean nothing in other profiles, where Linux writes 1, old images have 0,
+    /// and `btrfs-image` puts the one in the place of the other at times.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let alike = || *self == Self { sub_stripes: self.sub_stripes, ..other.clone() };
+        self == other || !self.flags.contains(BlockGroupFlags::RAID10) && alike()
+    }
+
     /// A chunk with the fixed fields as Linux writes them.
     #[must_use]
     pub fn new(length: u64, flags: BlockGroupFlags, stripes: Vec<Stripe>) -> Self {
@@ -317,6 +325,16 @@ mod tests {
         assert!(good.check_at(Logical(512)).is_err());
         assert!(good.check_at(Logical(u64::MAX - 4095)).is_err());
         assert!(Chunk::parse(&[good.encode(), vec![0]].concat()).unwrap_err().0.contains("expected 112"));
+    }
+
+    #[test]
+    fn what_means_nothing_makes_no_other_chunk() {
+        let dup =
+            Chunk::new(8 << 20, BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP, vec![stripe(1), stripe(1)]);
+        assert!(dup.is_same_as(&Chunk { sub_stripes: 0, ..dup.clone() }));
+        assert!(!dup.is_same_as(&Chunk { length: 4 << 20, sub_stripes: 0, ..dup.clone() }));
+        let raid10 = Chunk { flags: BlockGroupFlags::SYSTEM | BlockGroupFlags::RAID10, ..dup };
+        assert!(!raid10.is_same_as(&Chunk { sub_stripes: 2, ..raid10.clone() }));
     }
 
     #[test]
