@@ -4,8 +4,11 @@
 //! image. A write through it also holds the image's inode, so that a write that meets pages on their way to the disk
 //! keeps all others waiting. Direct transfers do neither.
 //!
-//! Short reads stay with the page cache: what lies beside a node or a small file is read next, and the kernel reads
-//! ahead for that. It keeps both ways coherent.
+//! Two things stay with the page cache, and the kernel keeps both ways coherent:
+//!
+//! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead for that.
+//! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and a superblock one after
+//!   another; past the page cache it would wait for the device each time, and not only in the flush.
 
 use super::aligned::{BOUNCE, is_aligned, is_aligned_memory, with_bounce};
 #[cfg(target_os = "linux")]
@@ -15,16 +18,21 @@ use crate::device::Write;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Reads from this length on go past the page cache.
 const LONG_READ: usize = 128 << 10;
+/// Writes up to this length go through it while no other is on its way.
+const SHORT_WRITE: u64 = 64 << 10;
 
 /// A descriptor for direct transfers, beside the one for all others.
 #[derive(Debug)]
 pub(super) struct Direct {
     file: File,
-    /// Short reads, too.
-    all_reads: bool,
+    /// Short reads, and short writes, too.
+    all: bool,
+    /// Writes that are on their way, whichever they take.
+    writing: AtomicU32,
     #[cfg(target_os = "linux")]
     rings: Option<Rings>,
 }
@@ -34,7 +42,7 @@ impl Direct {
     ///
     /// # Errors
     /// The platform, or the file system that the image lies on, has no direct I/O.
-    pub(super) fn open(path: &Path, write: bool, size: u64, all_reads: bool) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, write: bool, size: u64, all: bool) -> io::Result<Self> {
         let file = open(path, write)?;
         if size >= super::aligned::ALIGN as u64 {
             with_bounce(super::aligned::ALIGN, |buf| os::read_exact_at(&file, buf, 0))?;
@@ -48,18 +56,25 @@ impl Direct {
             #[cfg(target_os = "linux")]
             rings,
             file,
-            all_reads,
+            all,
+            writing: AtomicU32::new(0),
         })
     }
 
     /// Does a read of this place go past the page cache?
     pub(super) fn reads(&self, at: u64, len: usize) -> bool {
-        is_aligned(at, len) && (self.all_reads || len >= LONG_READ)
+        is_aligned(at, len) && (self.all || len >= LONG_READ)
     }
 
-    /// Can it be answered from the page cache, where that has it?
-    pub(super) fn reads_cached(&self) -> bool {
-        !self.all_reads
+    /// Do short transfers go through the page cache?
+    pub(super) fn uses_cache(&self) -> bool {
+        !self.all
+    }
+
+    /// A write of so many bytes begins: does it go past the page cache?
+    pub(super) fn begin_write(&self, len: u64) -> Writing<'_> {
+        let alone = self.writing.fetch_add(1, Ordering::Relaxed) == 0;
+        Writing { writing: &self.writing, past_cache: self.all || !alone || len > SHORT_WRITE }
     }
 
     /// Fills `buf`, which is whole blocks.
@@ -115,6 +130,18 @@ impl Direct {
             }
         }
         writes.iter().map(|w| self.write(w.data, w.at.0)).collect()
+    }
+}
+
+/// A write that is on its way until this is dropped.
+pub(super) struct Writing<'a> {
+    writing: &'a AtomicU32,
+    pub(super) past_cache: bool,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.writing.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -244,7 +244,7 @@ impl Device for FileDevice {
 
     fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
         // Where the page cache is bypassed every read waits.
-        self.direct.as_ref().is_none_or(Direct::reads_cached)
+        self.direct.as_ref().is_none_or(Direct::uses_cache)
             && self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof).is_ok()
             && os::read_cached_at(&self.file, buf, at.0)
     }
@@ -256,9 +256,14 @@ impl Device for FileDevice {
     fn write_vectored_at(&self, at: Physical, data: &[IoSlice<'_>]) -> io::Result<()> {
         let len = data.iter().map(|d| d.len()).sum::<usize>();
         self.check_writable(at, len)?;
-        match self.direct_for(at, len) {
-            Some(direct) => direct.write(data, at.0),
-            None => os::write_vectored_at(&self.file, data, at.0),
+        let Some(direct) = self.direct_for(at, len) else {
+            return os::write_vectored_at(&self.file, data, at.0);
+        };
+        let writing = direct.begin_write(len as u64);
+        if writing.past_cache {
+            direct.write(data, at.0)
+        } else {
+            os::write_vectored_at(&self.file, data, at.0)
         }
     }
 
@@ -267,10 +272,17 @@ impl Device for FileDevice {
             let len = w.data.iter().map(|d| d.len()).sum::<usize>();
             self.check_writable(w.at, len).is_ok() && is_aligned(w.at.0, len)
         };
-        match &self.direct {
-            Some(direct) if writes.iter().all(fits) => direct.write_batch(writes),
-            _ => writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect(),
+        let one_by_one = || writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect();
+        let Some(direct) = self.direct.as_ref().filter(|_| writes.iter().all(fits)) else {
+            return one_by_one();
+        };
+        let writing = direct.begin_write(writes.iter().map(Write::len).sum());
+        if writing.past_cache {
+            return direct.write_batch(writes);
         }
+        // By itself each of them is alone, too.
+        drop(writing);
+        one_by_one()
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -319,7 +331,7 @@ impl Device for FileDevice {
     }
 
     fn start_writeback(&self, at: Physical, len: u64) {
-        if self.direct.is_none() && !self.read_only {
+        if !self.read_only && self.direct.as_ref().is_none_or(Direct::uses_cache) {
             os::start_writeback(&self.file, at.0, len);
         }
     }
