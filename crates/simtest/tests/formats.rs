@@ -43,7 +43,7 @@ fn survive_on(name: &str, max_states: usize) {
     let format = Format::named(name).expect("a kind of image");
     let Some(config) = config(&format, max_states, 1.0) else { return };
     let walks = (40..42).flat_map(|seed| [random(seed, 25), sharing(seed, 25), cloning(seed, 25)]);
-    let named = scenarios::all(false).into_iter().chain(scenarios::shared());
+    let named = scenarios::all(true).into_iter().chain(scenarios::shared());
     let outcome = run_all(&config, named.chain(walks));
     assert!(outcome.done.checked > 300, "{outcome}");
     for seed in 0..data::SETTINGS {
