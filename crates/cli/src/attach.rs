@@ -24,7 +24,7 @@
 //! the kernel says which user has sent it.
 
 use crate::mount_options::whole::Settings;
-use crate::state::{directories, own_directory};
+use crate::state::{directories, is_at, open_to_lock, own_directory};
 use anyhow::Context;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::net::{
@@ -37,7 +37,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Changed whenever a message means something else than before.
@@ -116,24 +116,14 @@ impl StartLock {
         let Some(identity) = identity(image) else { return Ok(None) };
         let path = own_directory()?.join(format!("{identity}.{START}"));
         loop {
-            let file = fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(&path)
-                .with_context(|| path.display().to_string())?;
+            let file = open_to_lock(&path)?;
             while let Err(e) = flock(&file, FlockOperation::LockExclusive) {
                 if e != rustix::io::Errno::INTR {
                     return Err(e).with_context(|| path.display().to_string());
                 }
             }
             // It may have been tidied up meanwhile: then others will find another one.
-            let found =
-                fs::symlink_metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
-            if found {
+            if is_at(&file, &path) {
                 return Ok(Some(Self { lock: file, path: Some(path) }));
             }
         }

@@ -91,15 +91,7 @@ impl Claim {
         let dir = own_directory()?;
         let path = dir.join(file_name(mountpoint));
         let file = loop {
-            let file = fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(&path)
-                .with_context(|| path.display().to_string())?;
+            let file = open_to_lock(&path)?;
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 if Watch::of(path.clone()).is_some_and(|mut w| w.sees_the_end()) {
                     continue;
@@ -107,9 +99,7 @@ impl Claim {
                 bail!("{} is in use: it already has a Larder mount", mountpoint.display());
             }
             // Whoever had the lock may have taken the file away: then this is not the one that others will find.
-            let found =
-                fs::symlink_metadata(&path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()));
-            if found {
+            if is_at(&file, &path) {
                 break file;
             }
         };
@@ -378,6 +368,24 @@ fn is_mounted(record: &Record) -> bool {
     // Unreadable: the daemon is just ending, or hidden.
     mount_table::of_process(record.witness.unwrap_or(record.pid))
         .is_ok_and(|table| table.iter().any(|m| m.point == record.mountpoint && m.is_larder()))
+}
+
+/// Opens a file to lock it, and makes it if there is none.
+pub(crate) fn open_to_lock(path: &Path) -> anyhow::Result<File> {
+    fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .with_context(|| path.display().to_string())
+}
+
+/// Is this file the one that others find at that path?
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| file.metadata().is_ok_and(|f| f.ino() == m.ino()))
 }
 
 /// Directory for this user's daemons, made if necessary.

@@ -207,6 +207,23 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// Runs workloads, each in the next of the configurations, until one has failed too often.
+///
+/// # Panics
+/// Something failed; the message holds the failures.
+pub fn run_in_turn(configs: &[Config], workloads: impl IntoIterator<Item = Workload>) -> Outcome {
+    let mut outcome = Outcome::default();
+    for (workload, config) in workloads.into_iter().zip(configs.iter().cycle()) {
+        outcome.add(run(config, &workload));
+        if outcome.failures.len() >= config.max_failures {
+            break;
+        }
+    }
+    println!("{outcome}");
+    outcome.assert_sound();
+    outcome
+}
+
 /// A segment that ran: what the device saw and what the model knows.
 #[derive(Debug)]
 pub struct Run {

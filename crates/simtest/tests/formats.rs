@@ -6,7 +6,7 @@ use larder_simtest::data;
 use larder_simtest::formats::Format;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
-use larder_simtest::runner::{Config, Outcome, run};
+use larder_simtest::runner::{Config, Outcome, run_in_turn};
 use larder_simtest::scenarios;
 use larder_simtest::sharing::sharing;
 use larder_simtest::workload::{Workload, random};
@@ -25,17 +25,7 @@ fn config(format: &Format, max_states: usize, checked: f64) -> Option<Config> {
 
 /// Every second workload commits after each step of an operation, the others where the workload does.
 fn run_all(config: &Config, workloads: impl IntoIterator<Item = Workload>) -> Outcome {
-    let mut outcome = Outcome::default();
-    let configs = [config.clone().whole(), config.clone()];
-    for (workload, config) in workloads.into_iter().zip(configs.iter().cycle()) {
-        outcome.add(run(config, &workload));
-        if outcome.failures.len() >= config.max_failures {
-            break;
-        }
-    }
-    println!("{outcome}");
-    outcome.assert_sound();
-    outcome
+    run_in_turn(&[config.clone().whole(), config.clone()], workloads)
 }
 
 /// Scenarios and walks of every kind, each walk stored in another way.

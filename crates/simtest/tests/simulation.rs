@@ -7,7 +7,7 @@ use larder_simtest::cloning::cloning;
 use larder_simtest::crash::Limits;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
-use larder_simtest::runner::{Config, Outcome, SIZE, fresh, run};
+use larder_simtest::runner::{Config, Outcome, SIZE, fresh, run, run_in_turn};
 use larder_simtest::sharing::sharing;
 use larder_simtest::workload::{Sequences, Workload, random, threads};
 use larder_simtest::{data, scenarios};
@@ -26,17 +26,7 @@ fn config(max_states: usize, depth: Depth) -> Config {
 
 /// Every second workload commits after each step of an operation, the others where the workload does; see [`Config::whole`].
 fn run_all(config: &Config, workloads: impl IntoIterator<Item = Workload>) -> Outcome {
-    let mut outcome = Outcome::default();
-    let configs = [config.clone(), config.clone().whole()];
-    for (workload, config) in workloads.into_iter().zip(configs.iter().cycle()) {
-        outcome.add(run(config, &workload));
-        if outcome.failures.len() >= config.max_failures {
-            break;
-        }
-    }
-    println!("{outcome}");
-    outcome.assert_sound();
-    outcome
+    run_in_turn(&[config.clone(), config.clone().whole()], workloads)
 }
 
 const SHALLOW: Depth = Depth { emptied: 0.05, recovered: 0.05, checked: 0.01, kernel: 0.0 };

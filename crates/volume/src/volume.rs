@@ -280,13 +280,17 @@ impl Volume {
             match self.map.lookup(*at, len.max(1)) {
                 // Out of one chunk into the next, which is rare.
                 Ok(found) if found.len < len => results[n] = self.write_vectored(*at, data),
-                Ok(found) if len > 0 => stripes.extend(found.stripes.into_iter().map(|s| (s, n))),
+                Ok(found) if len > 0 => {
+                    for stripe in found.stripes {
+                        match self.member_of(stripe) {
+                            Ok(_) => stripes.push((stripe, n)),
+                            Err(e) => results[n] = Err(e),
+                        }
+                    }
+                }
                 Ok(_) => {}
                 Err(e) => results[n] = Err(e),
             }
-        }
-        if let Some((stripe, n)) = stripes.iter().find(|(s, _)| self.member(s.device).is_none()) {
-            results[*n] = self.member_of(*stripe).map(drop);
         }
         for member in &self.members {
             let here = || stripes.iter().filter(|(stripe, _)| stripe.device == member.id);
