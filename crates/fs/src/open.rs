@@ -33,7 +33,7 @@ impl BlockReader for VolumeReader {
         self.0.read_block(at, buf, copy)
     }
     fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
-        self.0.read_at_once(at, buf)
+        self.0.read_block_at_once(at, buf)
     }
     fn repair(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()> {
         self.0.write_one_copy(at, data, copy)

@@ -66,6 +66,11 @@ pub trait Device: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Bytes that were read will not be wanted from here again, so that no memory need keep them. A hint; never waits.
+    fn passed(&self, at: Physical, len: u64) {
+        let _ = (at, len);
+    }
+
     /// Writes all of `data` at `at`.
     ///
     /// # Errors

@@ -178,7 +178,8 @@ impl Volume {
         self.map.copies(at)
     }
 
-    /// Fills `buf` from copy number `copy`. A range that goes on in the next chunk is read from both; where a chunk
+    /// Fills `buf` with data of files from copy number `copy`, of which this volume will keep nothing in memory: the
+    /// caller, or somebody above it, has the contents from now on. A range that goes on in the next chunk is read from both; where a chunk
     /// has fewer copies, its last one is read.
     ///
     /// # Errors
@@ -188,23 +189,44 @@ impl Volume {
         while !rest.is_empty() {
             let found = self.map.lookup(at, rest.len() as u64)?;
             let (piece, more) = rest.split_at_mut(usize_from(found.len));
-            self.read_stripe(found.stripes[copy.min(found.stripes.len() - 1)], piece)?;
+            let stripe = found.stripes[copy.min(found.stripes.len() - 1)];
+            self.read_stripe(stripe, piece)?;
+            self.passed(stripe, found.len);
             (at, rest) = (at.plus(found.len), more);
         }
         Ok(())
     }
 
-    /// Fills `buf` from the first copy if that can be done without waiting. False, and `buf` holds anything, where it
-    /// cannot: then [`Volume::read`] has to wait, or says what is wrong.
+    /// As [`Volume::read`], from the first copy, if that can be done without waiting. False, and `buf` holds anything,
+    /// where it cannot: then [`Volume::read`] has to wait, or says what is wrong.
     pub fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
-        let Ok(found) = self.map.lookup(at, buf.len() as u64) else { return false };
-        let Some(member) = found.stripes.first().and_then(|s| self.member(s.device)) else { return false };
-        if found.len < buf.len() as u64 || !member.device.read_at_once(found.stripes[0].at, buf) {
-            return false;
+        let Some(stripe) = self.first_at_once(at, buf) else { return false };
+        self.passed(stripe, buf.len() as u64);
+        true
+    }
+
+    /// As [`Volume::read_at_once`], for a tree block.
+    pub fn read_block_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
+        self.first_at_once(at, buf).is_some()
+    }
+
+    /// Fills `buf` from the first copy without waiting; where that copy lies.
+    fn first_at_once(&self, at: Logical, buf: &mut [u8]) -> Option<Stripe> {
+        let found = self.map.lookup(at, buf.len() as u64).ok()?;
+        let stripe = *found.stripes.first()?;
+        let member = self.member(stripe.device)?;
+        if found.len < buf.len() as u64 || !member.device.read_at_once(stripe.at, buf) {
+            return None;
         }
         member.counters.reads.fetch_add(1, Relaxed);
         member.counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
-        true
+        Some(stripe)
+    }
+
+    fn passed(&self, stripe: Stripe, len: u64) {
+        if let Some(member) = self.member(stripe.device) {
+            member.device.passed(stripe.at, len);
+        }
     }
 
     /// Fills `buf` with a tree block from copy number `copy`. Unlike data, a block lies within one chunk.

@@ -6,13 +6,15 @@
 //!
 //! Two things stay with the page cache, and the kernel keeps both ways coherent:
 //!
-//! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead for that.
+//! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead for that. Contents of
+//!   files are dropped from there behind the reader ([`super::passing`]).
 //! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and a superblock one after
 //!   another; past the page cache it would wait for the device each time, and not only in the flush.
 
 use super::aligned::{BOUNCE, is_aligned, is_aligned_memory, with_bounce};
 #[cfg(target_os = "linux")]
 use super::batch::{self, Rings};
+use super::passing::Passing;
 use super::{aligned::Gather, os};
 use crate::device::Write;
 use std::fs::{File, OpenOptions};
@@ -33,6 +35,8 @@ pub(super) struct Direct {
     all: bool,
     /// Writes that are on their way, whichever they take.
     writing: AtomicU32,
+    /// What short reads need no longer.
+    pub(super) passing: Passing,
     #[cfg(target_os = "linux")]
     rings: Option<Rings>,
 }
@@ -58,6 +62,7 @@ impl Direct {
             file,
             all,
             writing: AtomicU32::new(0),
+            passing: Passing::default(),
         })
     }
 

@@ -20,6 +20,7 @@ mod aligned;
 mod batch;
 mod direct;
 mod os;
+mod passing;
 
 use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
@@ -236,10 +237,13 @@ impl Device for FileDevice {
 
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof)?;
-        match &self.direct {
-            Some(direct) if direct.reads(at.0, buf.len()) => direct.read(buf, at.0),
-            _ => os::read_exact_at(&self.file, buf, at.0),
+        let Some(direct) = &self.direct else { return os::read_exact_at(&self.file, buf, at.0) };
+        if direct.reads(at.0, buf.len()) {
+            return direct.read(buf, at.0);
         }
+        os::read_exact_at(&self.file, buf, at.0)?;
+        direct.passing.drop_passed(&self.file);
+        Ok(())
     }
 
     fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
@@ -247,6 +251,14 @@ impl Device for FileDevice {
         self.direct.as_ref().is_none_or(Direct::uses_cache)
             && self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof).is_ok()
             && os::read_cached_at(&self.file, buf, at.0)
+    }
+
+    fn passed(&self, at: Physical, len: u64) {
+        if let Some(direct) = &self.direct
+            && !direct.reads(at.0, usize::try_from(len).unwrap_or(usize::MAX))
+        {
+            direct.passing.note(at.0..at.0.saturating_add(len));
+        }
     }
 
     fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
@@ -528,6 +540,28 @@ mod tests {
             let mut long = vec![0; 256 << 10];
             d.read_at(Physical(1 << 20), &mut long).unwrap();
             assert_eq!(long[4096..6144], [round; 2048]);
+        }
+    }
+
+    /// What a reader has passed is read as before, also where it was written through the page cache and not flushed.
+    #[test]
+    fn what_was_passed_is_still_there() {
+        let (_dir, path) = image(16 << 20);
+        for caching in every_way(&path) {
+            let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
+            for round in 0..2u8 {
+                for at in (0u64..16 << 20).step_by(16384) {
+                    if round == 0 && at % (128 << 10) == 0 {
+                        d.write_at(Physical(at + 100), &[at as u8 ^ 0x5a; 700]).unwrap();
+                    }
+                    let mut piece = vec![0; 16384];
+                    d.read_at(Physical(at), &mut piece).unwrap();
+                    d.passed(Physical(at), 16384);
+                    if at % (128 << 10) == 0 {
+                        assert_eq!(piece[100..800], [at as u8 ^ 0x5a; 700], "{caching:?}, {at}, {round}");
+                    }
+                }
+            }
         }
     }
 }

@@ -53,6 +53,16 @@ pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
     false
 }
 
+/// Drops clean pages of this range that nobody uses from the page cache.
+#[cfg(target_os = "linux")]
+pub(super) fn drop_cached(file: &File, range: std::ops::Range<u64>) {
+    let Some(len) = range.end.checked_sub(range.start).and_then(std::num::NonZeroU64::new) else { return };
+    // Advisory: what cannot be dropped stays.
+    let _ = rustix::fs::fadvise(file, range.start, Some(len), rustix::fs::Advice::DontNeed);
+}
+#[cfg(not(target_os = "linux"))]
+pub(super) fn drop_cached(_: &File, _: std::ops::Range<u64>) {}
+
 #[cfg(target_os = "linux")]
 pub(super) fn write_vectored_at(file: &File, data: &[IoSlice<'_>], mut at: u64) -> io::Result<()> {
     for group in data.chunks(IOV_MAX) {
