@@ -1,4 +1,5 @@
-//! What commands print of an image made from a sound one; standard output should be closed (`-close_fd_mask=1`).
+//! What commands print of an image made from a sound one; standard output should be closed
+//! (`-close_fd_mask=1`).
 #![no_main]
 
 use larder_simtest::hostile::{self, limits::CountingAllocator};

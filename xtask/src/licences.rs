@@ -1,7 +1,8 @@
-//! Licences of everything that is linked: asked of `cargo metadata`, compared with the allow-list in `deny.toml`.
+//! Licences of everything that is linked: asked of `cargo metadata`, compared with the allow-list
+//! in `deny.toml`.
 //!
-//! The list stays in the form that cargo-deny reads, so that either tool gives the same answer; this one needs nothing
-//! but Cargo.
+//! The list stays in the form that cargo-deny reads, so that either tool gives the same answer;
+//! this one needs nothing but Cargo.
 
 use crate::spdx;
 use anyhow::{Context, Result, ensure};
@@ -51,8 +52,8 @@ mod tests {
 
     #[test]
     fn the_list_is_read_from_its_section_only() {
-        let deny =
-            "[bans]\nallow = [\"x\"]\n[licenses]\nallow = [\n  \"MIT\",\n  \"A WITH B\"\n]\n[sources]\n";
+        let deny = "[bans]\nallow = [\"x\"]\n[licenses]\nallow = [\n  \"MIT\",\n  \"A WITH \
+            B\"\n]\n[sources]\n";
         assert_eq!(allow_list(deny).unwrap(), ["MIT", "A WITH B"]);
         assert_eq!(allow_list("[bans]\nallow = [\"x\"]\n"), None);
     }
@@ -60,15 +61,18 @@ mod tests {
     #[test]
     fn a_package_is_named_with_what_is_wrong() {
         let allowed = ["MIT".to_owned()];
-        let package =
-            |licence: serde_json::Value| json!({"name": "p", "version": "1.0.0", "license": licence});
+        let package = |licence: serde_json::Value| json!({"name": "p", "version": "1.0.0", "license": licence});
         assert_eq!(judge(&package("MIT".into()), &allowed), None);
         assert!(
             judge(&package("GPL-3.0-only".into()), &allowed)
                 .unwrap()
                 .contains("p 1.0.0: licence \"GPL-3.0-only\"")
         );
-        assert!(judge(&package(serde_json::Value::Null), &allowed).unwrap().contains("states no licence"));
+        assert!(
+            judge(&package(serde_json::Value::Null), &allowed)
+                .unwrap()
+                .contains("states no licence")
+        );
         assert!(judge(&package("MIT AND".into()), &allowed).is_some());
     }
 }

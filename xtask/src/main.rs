@@ -1,7 +1,7 @@
 //! Checks of the repository that no standard tool makes: `cargo run -p xtask -- licences|tidy`.
 //!
-//! They are rules that were agreed on once and would be broken silently otherwise. Each finding is one line that names
-//! the place; the exit code is 1 if there is any.
+//! They are rules that were agreed on once and would be broken silently otherwise. Each finding is
+//! one line that names the place; the exit code is 1 if there is any.
 
 mod licences;
 mod spdx;

@@ -1,12 +1,12 @@
 //! Licence expressions as packages state them: SPDX, and the older `A/B` for `A OR B`.
 //!
-//! Hidden here is the grammar: `WITH` binds tightest, then `AND`, then `OR`; parentheses group. What a caller learns is
-//! only whether an expression can be satisfied with a set of licences.
+//! Hidden here is the grammar: `WITH` binds tightest, then `AND`, then `OR`; parentheses group.
+//! What a caller learns is only whether an expression can be satisfied with a set of licences.
 
 use anyhow::{Result, bail, ensure};
 
-/// Can `expression` be satisfied with licences for which `allowed` holds? A licence with an exception is asked for as
-/// `LICENCE WITH EXCEPTION`.
+/// Can `expression` be satisfied with licences for which `allowed` holds? A licence with an
+/// exception is asked for as `LICENCE WITH EXCEPTION`.
 pub(crate) fn is_satisfied(expression: &str, allowed: &dyn Fn(&str) -> bool) -> Result<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
@@ -59,7 +59,9 @@ impl<'a> Parser<'a> {
                 ensure!(self.accept(")"), "a parenthesis is not closed");
                 Ok(inner)
             }
-            Some(word @ (")" | "AND" | "OR" | "WITH")) => bail!("{word} where a licence is expected"),
+            Some(word @ (")" | "AND" | "OR" | "WITH")) => {
+                bail!("{word} where a licence is expected")
+            }
             Some(licence) if self.accept("WITH") => match self.next() {
                 Some(exception) => Ok((self.allowed)(&format!("{licence} WITH {exception}"))),
                 None => bail!("WITH without an exception"),

@@ -57,7 +57,8 @@ fn list(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
                 list(&entry.path(), found)?;
             }
         } else if kind.is_file() {
-            let extension = Path::new(&*name).extension().and_then(|e| e.to_str()).unwrap_or_default();
+            let extension =
+                Path::new(&*name).extension().and_then(|e| e.to_str()).unwrap_or_default();
             let plain = matches!(extension, "rs" | "md" | "toml" | "sh" | "yml" | "yaml");
             if plain || matches!(&*name, "Makefile" | "run" | ".gitignore") {
                 found.push(entry.path());
@@ -112,8 +113,10 @@ fn dead_links(root: &Path, document: &Path, text: &str) -> Vec<String> {
                 continue;
             }
             if !folder.join(target).exists() {
-                findings
-                    .push(format!("{}:{number}: link to {target}, which does not exist", document.display()));
+                findings.push(format!(
+                    "{}:{number}: link to {target}, which does not exist",
+                    document.display()
+                ));
             }
         }
     }
@@ -151,8 +154,8 @@ mod tests {
     #[test]
     fn links_must_lead_somewhere() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let text =
-            "[a](Cargo.toml) [b](https://example.org/x) [c](#part) [d](Cargo.toml#x)\n[e](no/such/file)\n";
+        let text = "[a](Cargo.toml) [b](https://example.org/x) [c](#part) \
+            [d](Cargo.toml#x)\n[e](no/such/file)\n";
         let findings = dead_links(dir, Path::new("x.md"), text);
         assert_eq!(findings, ["x.md:2: link to no/such/file, which does not exist"]);
     }

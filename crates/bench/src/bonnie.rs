@@ -1,7 +1,8 @@
 //! bonnie++: a large file, then many small ones, with less memory than both.
 //!
-//! The file is twice as large as what program and file system may use together, so each of them waits for memory. Its
-//! report is a line of values between commas, the rates first, then the longest calls.
+//! The file is twice as large as what program and file system may use together, so each of them
+//! waits for memory. Its report is a line of values between commas, the rates first, then the
+//! longest calls.
 
 use crate::fsync::Said;
 use anyhow::{Context, Result, ensure};
@@ -19,8 +20,13 @@ const FIELDS: [(&str, usize, usize); 7] = [
     ("bonnie++: random delete", 36, 49),
 ];
 
-/// Runs it, as a process that `command` starts, with a file of twice `mib` MiB and 32,768 small ones.
-pub(crate) fn bonnie(mut command: Command, root: &Path, mib: u64) -> Result<Vec<(&'static str, Said)>> {
+/// Runs it, as a process that `command` starts, with a file of twice `mib` MiB and 32,768 small
+/// ones.
+pub(crate) fn bonnie(
+    mut command: Command,
+    root: &Path,
+    mib: u64,
+) -> Result<Vec<(&'static str, Said)>> {
     let out = command
         .args(["-q", "-f", "-u", "root", "-m", "larder", "-n", "32:8192:0:32"])
         .args(["-r", &mib.to_string(), "-s", &format!("{}m", 2 * mib), "-d"])
@@ -28,13 +34,19 @@ pub(crate) fn bonnie(mut command: Command, root: &Path, mib: u64) -> Result<Vec<
         .output()
         .context("running bonnie++")?;
     let text = String::from_utf8_lossy(&out.stdout);
-    ensure!(out.status.success(), "bonnie++: {}{}", text.trim(), String::from_utf8_lossy(&out.stderr).trim());
+    ensure!(
+        out.status.success(),
+        "bonnie++: {}{}",
+        text.trim(),
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
     said(&text).with_context(|| format!("bonnie++'s report: {text}"))
 }
 
 /// Its steps. One that was over too soon to be measured says nothing.
 fn said(text: &str) -> Result<Vec<(&'static str, Said)>> {
-    let line = text.lines().rev().find(|l| l.split(',').count() >= 50).context("no line of values")?;
+    let line =
+        text.lines().rev().find(|l| l.split(',').count() >= 50).context("no line of values")?;
     let fields: Vec<&str> = line.split(',').collect();
     let steps = FIELDS.iter().filter_map(|(step, rate, latency)| {
         let rate: f64 = fields[*rate].parse().ok().filter(|rate| *rate > 0.0)?;

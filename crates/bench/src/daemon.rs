@@ -1,10 +1,10 @@
 //! The processes that serve mounts for the benchmark: the `larder` command, and the ceiling.
 //!
-//! The ceiling is this program once more, around the in-memory server: it says `ready` on a line, answers each line
-//! on its input with its counters, unmounts and mounts again when told to (its files stay, the kernel's caches of them
-//! go), and goes when it is unmounted or its input ends. Larder is run as a user runs it:
-//! `larder mount`, `larder umount`; in the foreground only so that the process is a child, which can be watched and
-//! whose exit code counts.
+//! The ceiling is this program once more, around the in-memory server: it says `ready` on a line,
+//! answers each line on its input with its counters, unmounts and mounts again when told to (its
+//! files stay, the kernel's caches of them go), and goes when it is unmounted or its input ends.
+//! Larder is run as a user runs it: `larder mount`, `larder umount`; in the foreground only so that
+//! the process is a child, which can be watched and whose exit code counts.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -108,7 +108,11 @@ enum Kind {
 
 impl Daemon {
     /// Starts the ceiling, which is this program; returns when its mount can be used.
-    pub(crate) fn ceiling(mut command: Command, mountpoint: &Path, writeback: bool) -> Result<Self> {
+    pub(crate) fn ceiling(
+        mut command: Command,
+        mountpoint: &Path,
+        writeback: bool,
+    ) -> Result<Self> {
         command
             .arg("serve")
             .args(writeback.then_some("--writeback"))
@@ -121,7 +125,11 @@ impl Daemon {
     }
 
     /// Mounts with Larder, which `command` starts; returns when the mount can be used.
-    pub(crate) fn larder(mut command: Command, mountpoint: &Path, how: &LarderMount<'_>) -> Result<Self> {
+    pub(crate) fn larder(
+        mut command: Command,
+        mountpoint: &Path,
+        how: &LarderMount<'_>,
+    ) -> Result<Self> {
         command.args(["mount", "--foreground", "-o", &how.options]);
         if let Some(size) = how.cache_size {
             command.args(["--cache-size", size]);
@@ -134,7 +142,8 @@ impl Daemon {
     /// Both say a line when their mount can be used.
     fn ready(mut child: Child, mountpoint: &Path, kind: Kind) -> Result<Self> {
         let said = BufReader::new(child.stdout.take().context("its output")?);
-        let mut daemon = Self { child, said, mountpoint: mountpoint.to_owned(), kind, ended: false };
+        let mut daemon =
+            Self { child, said, mountpoint: mountpoint.to_owned(), kind, ended: false };
         daemon.line().context("mounting")?;
         Ok(daemon)
     }
@@ -201,7 +210,8 @@ impl Drop for Daemon {
         if let Kind::Ceiling { ask } = &mut self.kind {
             *ask = None;
         }
-        // Without users the detached mount is gone, and the daemon with it; one that hangs is ended.
+        // Without users the detached mount is gone, and the daemon with it; one that hangs is
+        // ended.
         if !ends_within(&self.child, PATIENCE) {
             let _ = self.child.kill();
         }
@@ -222,9 +232,11 @@ fn ends_within(child: &Child, patience: Timespec) -> bool {
 fn start(command: &mut Command) -> Result<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.process_group(0);
-    // SAFETY: between fork and exec one system call is made, which neither allocates nor takes a lock.
+    // SAFETY: between fork and exec one system call is made, which neither allocates nor takes a
+    // lock.
     unsafe {
-        command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?));
+        command
+            .pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?));
     }
     command.spawn().with_context(|| format!("starting {name}"))
 }

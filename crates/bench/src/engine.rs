@@ -1,12 +1,15 @@
 //! The engine alone: the calls that the mount makes for a workload, without a mount.
 //!
-//! Made for profilers. Under `valgrind --tool=callgrind` the number of instructions of a run is the same every time,
-//! whatever else the machine does, which no time on a shared machine is; `perf` finds no FUSE in between. The image is one
-//! that mkfs has made; it is not checked and what it holds afterwards is of no use.
+//! Made for profilers. Under `valgrind --tool=callgrind` the number of instructions of a run is the
+//! same every time, whatever else the machine does, which no time on a shared machine is; `perf`
+//! finds no FUSE in between. The image is one that mkfs has made; it is not checked and what it
+//! holds afterwards is of no use.
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, SetTime, Timestamp, Tuning};
+use larder_fs::{
+    FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, SetTime, Timestamp, Tuning,
+};
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +18,8 @@ use std::time::Instant;
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// Files of a source tree, as `tar` makes them: look-up, creation, writes of 10 KiB, owner, mode, times.
+    /// Files of a source tree, as `tar` makes them: look-up, creation, writes of 10 KiB, owner,
+    /// mode, times.
     Unpack,
     /// Blocks of one file, each once, in random order.
     Random,
@@ -49,7 +53,8 @@ impl Engine {
     pub(crate) fn run(&self) -> Result<()> {
         let device = FileDevice::open(&self.image, OpenMode::Write)?;
         let tuning = Tuning { reclaim_whole_inodes: self.whole_inodes, ..Tuning::default() };
-        let options = OpenOptions { cache_size: self.cache_mib << 20, tuning, ..OpenOptions::default() };
+        let options =
+            OpenOptions { cache_size: self.cache_mib << 20, tuning, ..OpenOptions::default() };
         let fs = Filesystem::open(Arc::new(device) as Arc<dyn Device>, options)?;
         let start = Instant::now();
         match self.what {
@@ -60,7 +65,11 @@ impl Engine {
         let worked = start.elapsed();
         let reclaim = fs.stats().reclaim;
         fs.close().context("closing")?;
-        println!("{:.3} s, closed after {:.3} s", worked.as_secs_f64(), start.elapsed().as_secs_f64());
+        println!(
+            "{:.3} s, closed after {:.3} s",
+            worked.as_secs_f64(),
+            start.elapsed().as_secs_f64()
+        );
         println!("{reclaim:?}");
         Ok(())
     }

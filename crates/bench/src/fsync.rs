@@ -1,11 +1,13 @@
 //! Workloads that `fsync` decides, run by the programs that everybody uses for them.
 //!
-//! `fio` writes files in sequence, 64 KiB at a time with an `fsync` after each, from 1 to 1024 processes; `dbench` replays
-//! the calls of a file server's clients. What they say about themselves is their result, not the time of the process:
-//! starting a thousand processes takes as long as their work. To fio's time the unmount is added.
+//! `fio` writes files in sequence, 64 KiB at a time with an `fsync` after each, from 1 to 1024
+//! processes; `dbench` replays the calls of a file server's clients. What they say about themselves
+//! is their result, not the time of the process: starting a thousand processes takes as long as
+//! their work. To fio's time the unmount is added.
 //!
-//! The *floor* under a result is what the device alone takes: as many bytes as Larder has written, in as many pieces as it
-//! has made durable, each with a flush behind it, by one loop over the same file.
+//! The *floor* under a result is what the device alone takes: as many bytes as Larder has written,
+//! in as many pieces as it has made durable, each with a flush behind it, by one loop over the same
+//! file.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -41,8 +43,8 @@ pub(crate) struct Said {
     pub(crate) seconds: f64,
     /// How often it called `fsync`, where it says so.
     pub(crate) fsyncs: u64,
-    /// How long one call took, in milliseconds: the 99th percentile of fio's fsyncs, 99.9th of those that make names, the
-    /// longest of any of dbench's and bonnie++'s.
+    /// How long one call took, in milliseconds: the 99th percentile of fio's fsyncs, 99.9th of
+    /// those that make names, the longest of any of dbench's and bonnie++'s.
     pub(crate) latency_ms: f64,
 }
 
@@ -91,11 +93,17 @@ fn fio_said(report: &Value, bytes: u64) -> Result<Said> {
 }
 
 /// Runs dbench, which `command` starts, with its own script of a client's calls.
-pub(crate) fn dbench(mut command: Command, root: &Path, clients: u64, seconds: u64) -> Result<Said> {
-    let script = ["/usr/share/dbench/client.txt", "/usr/share/client.txt", "/usr/local/share/client.txt"]
-        .into_iter()
-        .find(|path| Path::new(path).exists())
-        .context("dbench's client.txt is nowhere")?;
+pub(crate) fn dbench(
+    mut command: Command,
+    root: &Path,
+    clients: u64,
+    seconds: u64,
+) -> Result<Said> {
+    let script =
+        ["/usr/share/dbench/client.txt", "/usr/share/client.txt", "/usr/local/share/client.txt"]
+            .into_iter()
+            .find(|path| Path::new(path).exists())
+            .context("dbench's client.txt is nowhere")?;
     let out = command
         .args(["-c", script, "-t", &seconds.to_string(), "-D"])
         .arg(root)
@@ -103,12 +111,18 @@ pub(crate) fn dbench(mut command: Command, root: &Path, clients: u64, seconds: u
         .output()
         .context("running dbench")?;
     let text = String::from_utf8_lossy(&out.stdout);
-    ensure!(out.status.success(), "dbench: {}{}", text.trim(), String::from_utf8_lossy(&out.stderr).trim());
+    ensure!(
+        out.status.success(),
+        "dbench: {}{}",
+        text.trim(),
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
     dbench_said(&text).with_context(|| format!("dbench's report: {text}"))
 }
 
 fn dbench_said(text: &str) -> Result<Said> {
-    let line = text.lines().rev().find(|l| l.starts_with("Throughput ")).context("no throughput")?;
+    let line =
+        text.lines().rev().find(|l| l.starts_with("Throughput ")).context("no throughput")?;
     let rate: f64 = line.split_ascii_whitespace().nth(1).context("no throughput")?.parse()?;
     let (_, latency) = line.split_once("max_latency=").context("no latency")?;
     let latency_ms = latency.trim_end_matches(" ms").trim().parse()?;
@@ -127,10 +141,12 @@ pub(crate) fn engine(stats: Option<&Value>, path: &[&str]) -> Option<f64> {
     path.iter().try_fold(&stats?["engine"], |at, name| at.get(name))?.as_f64()
 }
 
-/// The floor under a step with these statistics: seconds of a bare loop over `file`, whose content is lost.
+/// The floor under a step with these statistics: seconds of a bare loop over `file`, whose content
+/// is lost.
 pub(crate) fn floor(file: &Path, stats: &Value) -> Result<f64> {
-    let number =
-        |name: &str| engine(Some(stats), &[name]).with_context(|| format!("the daemon does not say {name}"));
+    let number = |name: &str| {
+        engine(Some(stats), &[name]).with_context(|| format!("the daemon does not say {name}"))
+    };
     let (bytes, flushes) =
         (number("device_written_bytes")? as u64, (number("device_flushes")? as u64).max(1));
     let device = File::options().write(true).open(file)?;
@@ -176,7 +192,8 @@ mod tests {
 
     #[test]
     fn what_dbench_says() {
-        let text = " Operation      Count    AvgLat    MaxLat\n Flush           1234     1.0    9.0\n\n\
+        let text = " Operation      Count    AvgLat    MaxLat\n Flush           1234     1.0    \
+            9.0\n\n\
                     Throughput 512 MB/sec  64 clients  64 procs  max_latency=12.500 ms\n";
         let said = dbench_said(text).unwrap();
         assert!((said.seconds - 2.0).abs() < 1e-9 && (said.latency_ms - 12.5).abs() < 1e-9);

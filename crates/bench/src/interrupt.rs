@@ -1,8 +1,9 @@
-//! Ctrl-C as an ordinary error, so that everything that was mounted, attached or started is taken away by the same
-//! destructors as after any other failure.
+//! Ctrl-C as an ordinary error, so that everything that was mounted, attached or started is taken
+//! away by the same destructors as after any other failure.
 //!
-//! Daemons are started in a process group of their own and so do not see the terminal's signal: they must outlive the
-//! steps that use them. Everything else that runs as a child ends by the signal itself.
+//! Daemons are started in a process group of their own and so do not see the terminal's signal:
+//! they must outlive the steps that use them. Everything else that runs as a child ends by the
+//! signal itself.
 
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

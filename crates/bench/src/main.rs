@@ -1,10 +1,11 @@
 //! `larder-bench`: the same workloads on the kernel's btrfs and on Larder, in one run, in turn.
 //!
-//! What makes the comparison fair is spread over the modules: [`target`] gives both sides the same file, full of zeros,
-//! with a file system of the same shape on it; [`workload`] times through the unmount, starts every cold step cold and
-//! looks whether what was written is there; [`measure`] counts the whole machine's CPU and everybody's memory;
-//! [`ratio`] compares round by round and gives the kernel against itself as the noise. Beside it all stands the
-//! ceiling: an in-memory server over the same transport ([`daemon`]).
+//! What makes the comparison fair is spread over the modules: [`target`] gives both sides the same
+//! file, full of zeros, with a file system of the same shape on it; [`workload`] times through the
+//! unmount, starts every cold step cold and looks whether what was written is there; [`measure`]
+//! counts the whole machine's CPU and everybody's memory; [`ratio`] compares round by round and
+//! gives the kernel against itself as the noise. Beside it all stands the ceiling: an in-memory
+//! server over the same transport ([`daemon`]).
 
 mod bonnie;
 mod daemon;
@@ -82,13 +83,15 @@ pub(crate) struct Run {
     /// Directory for the image and the source archive; its disk is what is measured.
     #[arg(long, default_value = "/var/tmp")]
     pub(crate) dir: PathBuf,
-    /// Archive to unpack (plain tar); otherwise that of the package linux-source is used, or one is made up.
+    /// Archive to unpack (plain tar); otherwise that of the package linux-source is used, or one is
+    /// made up.
     #[arg(long)]
     pub(crate) tar: Option<PathBuf>,
     /// MiB of the image (default: 4096, or half of what the disk has free).
     #[arg(long)]
     pub(crate) image_mib: Option<u64>,
-    /// MiB of the file that is written and read in sequence (default: 1024, or a quarter of the image).
+    /// MiB of the file that is written and read in sequence (default: 1024, or a quarter of the
+    /// image).
     #[arg(long)]
     pub(crate) stream_mib: Option<u64>,
     /// MiB that fio's processes write together; each writes 1 MiB at least.
@@ -137,7 +140,8 @@ pub(crate) struct Run {
     #[arg(long)]
     #[serde(skip)]
     pub(crate) larder: Option<PathBuf>,
-    /// Where the report goes: between its marks where the file has them. Plots and JSON lie beside it.
+    /// Where the report goes: between its marks where the file has them. Plots and JSON lie beside
+    /// it.
     #[arg(long, default_value = "docs/BENCHMARKS.md")]
     #[serde(skip)]
     pub(crate) out: PathBuf,
@@ -175,7 +179,10 @@ fn settle(mut run: Run) -> Result<Run> {
     if run.larder.is_none() && needs_larder {
         let beside = std::env::current_exe()?.with_file_name("larder");
         if !beside.exists() {
-            bail!("{} is missing: build it with the same profile (-p larder-cli)", beside.display());
+            bail!(
+                "{} is missing: build it with the same profile (-p larder-cli)",
+                beside.display()
+            );
         }
         run.larder = Some(beside);
     }
@@ -196,8 +203,8 @@ fn run(run: Run) -> Result<()> {
         bail!("the kernel's btrfs needs root to be mounted, and caches need root to be dropped");
     }
     let run = settle(run)?;
-    // Mounts live in a namespace of their own: nobody can copy them into another one and so keep them busy beyond the
-    // unmount that is timed, and whatever ends this process ends them.
+    // Mounts live in a namespace of their own: nobody can copy them into another one and so keep
+    // them busy beyond the unmount that is timed, and whatever ends this process ends them.
     larder_simtest::oracle::enter_private_namespace().context("making a mount namespace")?;
     interrupt::install()?;
     let needs_archive = run.workloads.iter().any(|w| w.needs_archive());
@@ -211,12 +218,22 @@ fn run(run: Run) -> Result<()> {
         }
         for target in order {
             for workload in run.workloads.iter().filter(|w| w.is_for(target)) {
-                eprintln!("round {} of {}: {} on {}", round + 1, run.rounds, workload, target.name());
+                eprintln!(
+                    "round {} of {}: {} on {}",
+                    round + 1,
+                    run.rounds,
+                    workload,
+                    target.name()
+                );
                 let bench = workload::Bench { run: &run, target, round, archive: archive.as_ref() };
-                let done =
-                    bench.run(*workload).with_context(|| format!("{workload} on {}", target.name()))?;
+                let done = bench
+                    .run(*workload)
+                    .with_context(|| format!("{workload} on {}", target.name()))?;
                 for s in &done {
-                    eprintln!("  {:<14} {:>8.2} s  {:>6.2} s CPU", s.step, s.seconds, s.cpu_seconds);
+                    eprintln!(
+                        "  {:<14} {:>8.2} s  {:>6.2} s CPU",
+                        s.step, s.seconds, s.cpu_seconds
+                    );
                 }
                 steps.extend(done);
             }

@@ -20,8 +20,8 @@ pub(crate) struct Machine {
     pub(crate) disk: String,
     /// Milliseconds of a 4 KiB write and fdatasync on the image's disk: quartiles.
     pub(crate) flush_ms: [f64; 3],
-    /// Share of the time in which somebody waited for a CPU before anything was started: others' work, which makes the
-    /// figures worse.
+    /// Share of the time in which somebody waited for a CPU before anything was started: others'
+    /// work, which makes the figures worse.
     pub(crate) waited_before: Option<f64>,
     /// FUSE over io_uring is on.
     pub(crate) uring: bool,
@@ -53,7 +53,8 @@ fn has_uring() -> bool {
     fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|v| v.trim() == "Y")
 }
 
-/// Share of the last ten seconds in which somebody waited for a CPU, as the kernel has counted it; `None` where it does not.
+/// Share of the last ten seconds in which somebody waited for a CPU, as the kernel has counted it;
+/// `None` where it does not.
 fn waits_for_cpu() -> Option<f64> {
     let pressure = fs::read_to_string("/proc/pressure/cpu").ok()?;
     let some = pressure.lines().find_map(|line| line.strip_prefix("some avg10="))?;
@@ -109,7 +110,9 @@ fn sum_fields(text: &str, wanted: &[&str]) -> u64 {
     text.lines()
         .filter_map(|line| {
             let (name, value) = line.split_once(':')?;
-            wanted.contains(&name).then(|| value.split_ascii_whitespace().next()?.parse::<u64>().ok())?
+            wanted
+                .contains(&name)
+                .then(|| value.split_ascii_whitespace().next()?.parse::<u64>().ok())?
         })
         .sum()
 }
@@ -127,8 +130,13 @@ impl CpuTime {
         Self::read(&fs::read_to_string("/proc/stat")?).context("/proc/stat")
     }
     fn read(stat: &str) -> Option<Self> {
-        let fields: Vec<u64> =
-            stat.lines().next()?.split_ascii_whitespace().skip(1).map_while(|f| f.parse().ok()).collect();
+        let fields: Vec<u64> = stat
+            .lines()
+            .next()?
+            .split_ascii_whitespace()
+            .skip(1)
+            .map_while(|f| f.parse().ok())
+            .collect();
         // user nice system idle iowait irq softirq steal
         let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|i| fields.get(*i)).sum();
         let stolen = fields.get(7).copied().unwrap_or(0);
@@ -246,7 +254,8 @@ impl Watch {
             seconds,
             cpu_seconds: now.busy - self.before.busy,
             stolen_seconds: now.stolen - self.before.stolen,
-            daemon_cpu_seconds: matches!(self.watched, Watched::Process(_)).then_some(ticks as f64 / TICKS),
+            daemon_cpu_seconds: matches!(self.watched, Watched::Process(_))
+                .then_some(ticks as f64 / TICKS),
             memory_mib: peak as f64 / 1024.0,
         })
     }
@@ -312,7 +321,8 @@ mod tests {
 
     #[test]
     fn the_innermost_mount_counts() {
-        let table = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /tmp rw shared:1 - tmpfs tmpfs rw\n";
+        let table =
+            "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /tmp rw shared:1 - tmpfs tmpfs rw\n";
         assert_eq!(mount_kind(table, Path::new("/tmp/x")), Some("tmpfs"));
         assert_eq!(mount_kind(table, Path::new("/var/tmp")), Some("ext4"));
     }

@@ -1,8 +1,9 @@
 //! How long it takes to make names while others make large files durable.
 //!
-//! Sixteen threads write a mebibyte each to files of their own and call `fsync`, over and over; one creates files in a
-//! directory and gives each another name. What holds a lock of the directory's tree while it waits for memory or a device, on
-//! behalf of an `fsync`, shows in the longest of those calls. It runs in a process of its own, which can be given little memory.
+//! Sixteen threads write a mebibyte each to files of their own and call `fsync`, over and over; one
+//! creates files in a directory and gives each another name. What holds a lock of the directory's
+//! tree while it waits for memory or a device, on behalf of an `fsync`, shows in the longest of
+//! those calls. It runs in a process of its own, which can be given little memory.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -81,7 +82,12 @@ fn make(root: &Path, time: Duration, mib: u64) -> Result<Done> {
         let seconds = start.elapsed().as_secs_f64();
         calls.sort_unstable();
         let p999 = calls[calls.len() - 1 - calls.len() / 1000];
-        Ok(Done { seconds, files, fsyncs: fsyncs.load(Ordering::Relaxed), p999_ms: p999.as_secs_f64() * 1e3 })
+        Ok(Done {
+            seconds,
+            files,
+            fsyncs: fsyncs.load(Ordering::Relaxed),
+            p999_ms: p999.as_secs_f64() * 1e3,
+        })
     })
 }
 

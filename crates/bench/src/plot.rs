@@ -1,5 +1,5 @@
-//! Bars with whiskers as SVG: one group per step, one bar per pair, the median as its length and the range of the rounds as a
-//! line across its end.
+//! Bars with whiskers as SVG: one group per step, one bar per pair, the median as its length and
+//! the range of the rounds as a line across its end.
 
 use crate::ratio::{Ratio, Results};
 use crate::target::Target;
@@ -24,7 +24,8 @@ const ROW: f64 = 17.0;
 const BAR: f64 = 12.0;
 const GAP: f64 = 9.0;
 const TOP: f64 = 56.0;
-/// More than a letter takes on average in any usual font: of the small text, and of the title, in bold.
+/// More than a letter takes on average in any usual font: of the small text, and of the title, in
+/// bold.
 const LETTER: f64 = 6.6;
 const TITLE_LETTER: f64 = 8.8;
 const COLOURS: [&str; 5] = ["#33658a", "#86bbd8", "#758e4f", "#b0b0b0", "#c08552"];
@@ -47,7 +48,8 @@ pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
     let rows: usize = groups.iter().map(|g| g.1.len()).sum();
     let bottom = TOP + rows as f64 * ROW + groups.len() as f64 * GAP;
     let most = groups.iter().flat_map(|g| &g.1).map(|(_, r)| r.high).fold(1.2, f64::max);
-    let step = [0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0].into_iter().find(|s| most / s <= 8.0).unwrap_or(50.0);
+    let step =
+        [0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0].into_iter().find(|s| most / s <= 8.0).unwrap_or(50.0);
     let longest = groups.iter().map(|(step, _)| step.chars().count()).max().unwrap_or_default();
     let left = 24.0 + longest as f64 * LETTER;
     let width = (left + WIDTH + RIGHT).max(16.0 + plot.title.chars().count() as f64 * TITLE_LETTER);
@@ -63,7 +65,10 @@ pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
         bottom + 34.0
     ));
     put(format_args!(r##"<rect width="100%" height="100%" fill="#fff"/>"##));
-    put(format_args!(r#"<text x="8" y="18" font-size="14" font-weight="bold">{}</text>"#, plot.title));
+    put(format_args!(
+        r#"<text x="8" y="18" font-size="14" font-weight="bold">{}</text>"#,
+        plot.title
+    ));
     let mut at = 8.0;
     for (i, (_, name)) in plot.pairs.iter().enumerate() {
         if !groups.iter().any(|g| g.1.iter().any(|b| b.0 == i)) {
@@ -76,7 +81,8 @@ pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
         ));
         at += 34.0 + LETTER * name.chars().count() as f64;
     }
-    // Multiples of 0.2 are not exact: the last may lie a little behind the end, and two places are all that it has.
+    // Multiples of 0.2 are not exact: the last may lie a little behind the end, and two places are
+    // all that it has.
     for tick in (0..).map(|i| f64::from(i) * step).take_while(|tick| *tick <= most + step / 100.0) {
         let said = (tick * 100.0).round() / 100.0;
         put(format_args!(
@@ -88,7 +94,10 @@ pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
     let mut y = TOP;
     for (step, bars) in &groups {
         let middle = y + bars.len() as f64 * ROW / 2.0 + 3.0;
-        put(format_args!(r#"<text x="{:.0}" y="{middle:.1}" text-anchor="end">{step}</text>"#, left - 8.0));
+        put(format_args!(
+            r#"<text x="{:.0}" y="{middle:.1}" text-anchor="end">{step}</text>"#,
+            left - 8.0
+        ));
         for (i, r) in bars {
             let mid = y + BAR / 2.0 + 1.0;
             put(format_args!(
@@ -135,8 +144,11 @@ mod tests {
 
     #[test]
     fn a_bar_for_each_pair_that_was_measured() {
-        let steps =
-            [step(Target::Kernel, 0, 5.0), step(Target::Larder, 0, 2.0), step(Target::Larder, 1, 1.0)];
+        let steps = [
+            step(Target::Kernel, 0, 5.0),
+            step(Target::Larder, 0, 2.0),
+            step(Target::Larder, 1, 1.0),
+        ];
         let pairs = [
             ((Target::Larder, Target::Kernel), "Larder"),
             ((Target::LarderDirect, Target::KernelDirect), "both direct"),
@@ -153,13 +165,16 @@ mod tests {
     fn ticks_are_round() {
         let steps = [step(Target::Ceiling, 0, 0.9), step(Target::Larder, 0, 1.0)];
         let pairs = [((Target::Larder, Target::Ceiling), "Larder")];
-        let svg =
-            draw(&Plot { title: "Time", one: "ceiling", pairs: &pairs, expected: None }, Results(&steps))
-                .unwrap();
+        let svg = draw(
+            &Plot { title: "Time", one: "ceiling", pairs: &pairs, expected: None },
+            Results(&steps),
+        )
+        .unwrap();
         assert!(svg.contains(">0.6</text>") && svg.contains(">1.2</text>"), "{svg}");
     }
 
-    /// Where the labels of the steps end, and how long the longest is, as wide as DejaVu Sans sets it.
+    /// Where the labels of the steps end, and how long the longest is, as wide as DejaVu Sans sets
+    /// it.
     #[test]
     fn no_label_begins_left_of_the_picture() {
         let mut steps = [step(Target::Kernel, 0, 5.0), step(Target::Larder, 0, 2.0)];

@@ -1,8 +1,8 @@
 //! Ratios between file systems, round by round.
 //!
-//! A small virtual machine changes its speed by half within minutes, so only runs of the same round are compared, and
-//! what is quoted is the median of the rounds' ratios with their range. A ratio is the other's time over ours:
-//! above 1, the first named is faster.
+//! A small virtual machine changes its speed by half within minutes, so only runs of the same round
+//! are compared, and what is quoted is the median of the rounds' ratios with their range. A ratio
+//! is the other's time over ours: above 1, the first named is faster.
 
 use crate::measure::median;
 use crate::target::Target;

@@ -1,7 +1,8 @@
-//! The figures: a table on the terminal, the same in Markdown, plots, and JSON with every single measurement.
+//! The figures: a table on the terminal, the same in Markdown, plots, and JSON with every single
+//! measurement.
 //!
-//! The document that people read has text around the figures, written by a person. The figures therefore go between two
-//! marks; what is outside of them stays.
+//! The document that people read has text around the figures, written by a person. The figures
+//! therefore go between two marks; what is outside of them stays.
 
 use crate::Run;
 use crate::fsync;
@@ -23,7 +24,12 @@ const BEGIN: &str = "<!-- figures: written by make bench -->";
 const END: &str = "<!-- end of figures -->";
 
 /// Writes the report, its plots and its data, and prints it.
-pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, steps: &[Step]) -> Result<()> {
+pub(crate) fn write(
+    run: &Run,
+    machine: &Machine,
+    archive: Option<&Archive>,
+    steps: &[Step],
+) -> Result<()> {
     let results = Results(steps);
     if let Some(parent) = run.out.parent() {
         fs::create_dir_all(parent)?;
@@ -40,7 +46,8 @@ pub(crate) fn write(run: &Run, machine: &Machine, archive: Option<&Archive>, ste
     let old = fs::read_to_string(&run.out).unwrap_or_default();
     fs::write(&run.out, insert(&old, &text)).with_context(|| run.out.display().to_string())?;
     let data = beside(&run.out, ".json");
-    let json = serde_json::json!({ "run": run, "machine": machine, "archive": archive, "steps": steps });
+    let json =
+        serde_json::json!({ "run": run, "machine": machine, "archive": archive, "steps": steps });
     fs::write(&data, serde_json::to_string_pretty(&json)?)?;
     print!("{text}");
     eprintln!("written to {} and {}", run.out.display(), data.display());
@@ -120,7 +127,9 @@ fn beside(out: &Path, suffix: &str) -> PathBuf {
 fn insert(old: &str, figures: &str) -> String {
     let block = format!("{BEGIN}\n\n{}\n\n{END}", figures.trim());
     match (old.find(BEGIN), old.find(END)) {
-        (Some(from), Some(to)) if from < to => format!("{}{block}{}", &old[..from], &old[to + END.len()..]),
+        (Some(from), Some(to)) if from < to => {
+            format!("{}{block}{}", &old[..from], &old[to + END.len()..])
+        }
         _ if old.trim().is_empty() => format!("# Benchmarks\n\n{block}\n"),
         _ => format!("{}\n\n{block}\n", old.trim_end()),
     }
@@ -131,14 +140,18 @@ fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<St
     let [low, median, high] = machine.flush_ms;
     writeln!(
         t,
-        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory, others waiting for a CPU {} before the start; \
-         FUSE over {}. The image: {} MiB on {}, where a 4 KiB write and flush takes {median:.2} ms (half of them \
+        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory, others waiting for a CPU {} \
+            before the start; \
+         FUSE over {}. The image: {} MiB on {}, where a 4 KiB write and flush takes {median:.2} \
+         ms (half of them \
          {low:.2}–{high:.2}); data single, metadata {}, {}.",
         run.rounds,
         machine.kernel,
         machine.cpus,
         machine.memory_mib as f64 / 1024.0,
-        machine.waited_before.map_or("unknown".to_owned(), |w| format!("{:.0} % of the time", w * 100.0)),
+        machine
+            .waited_before
+            .map_or("unknown".to_owned(), |w| format!("{:.0} % of the time", w * 100.0)),
         if machine.uring { "io_uring" } else { "/dev/fuse" },
         run.image_mib(),
         machine.disk,
@@ -189,7 +202,9 @@ fn times(t: &mut String, results: Results<'_>) -> Result<()> {
         t.push('\n');
     }
     if results.has(Target::Larder) && results.has(Target::Kernel) {
-        t.push_str("\n### CPU of the whole machine, kernel : Larder\n\n| step | ratio |\n|---|---|\n");
+        t.push_str(
+            "\n### CPU of the whole machine, kernel : Larder\n\n| step | ratio |\n|---|---|\n",
+        );
         for step in results.steps() {
             let ratio = results.ratio_of(Target::Larder, Target::Kernel, step, |s| s.cpu_seconds);
             writeln!(t, "| {step} | {} |", cell(ratio))?;
@@ -200,14 +215,16 @@ fn times(t: &mut String, results: Results<'_>) -> Result<()> {
 
 fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
     t.push_str(
-        "\n### What it took\n\n| step | who | seconds | CPU s | stolen s | daemon's CPU s | MiB | requests |\n\
+        "\n### What it took\n\n| step | who | seconds | CPU s | stolen s | daemon's CPU s | MiB | \
+            requests |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
     for step in results.steps() {
         for target in Target::value_variants() {
             let m = |field: fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
             let Some(seconds) = m(|s| Some(s.seconds)) else { continue };
-            let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
+            let show =
+                |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
             writeln!(
                 t,
                 "| {step} | {} | {} | {} | {} | {} | {} | {} |",
@@ -230,18 +247,23 @@ fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
         return Ok(());
     }
     t.push_str(
-        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's fsyncs, the 99.9th of calls that make names, the longest \
-         of any call of dbench's and bonnie++'s. The floor: the same bytes and flushes by a bare loop on the same file.\n\n\
-         | step | who | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | fsyncs in a batch | \
+        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's fsyncs, the 99.9th of \
+            calls that make names, the longest \
+         of any call of dbench's and bonnie++'s. The floor: the same bytes and flushes by a bare \
+         loop on the same file.\n\n\
+         | step | who | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | \
+         fsyncs in a batch | \
          were commits | share of the floor |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     for step in results.steps() {
         for target in Target::value_variants() {
             let m = |field: &dyn Fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
             let Some(latency) = m(&|s| Some(s.fsync?.latency_ms)) else { continue };
-            let each = |s: &Step, n: f64| Some(n / s.fsync?.fsyncs as f64).filter(|n| n.is_finite());
+            let each =
+                |s: &Step, n: f64| Some(n / s.fsync?.fsyncs as f64).filter(|n| n.is_finite());
             let engine = |s: &Step, path: &[&str]| fsync::engine(s.stats.as_ref(), path);
-            let show = |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
+            let show =
+                |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
             let batch = |s: &Step| {
                 s.fsync.filter(|f| f.fsyncs > 0)?;
                 let logged = engine(s, &["log", "fsyncs_logged"])?;
@@ -277,8 +299,16 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
             rows.push((format!("{what}: at least {wanted}"), r.to_string(), r.median >= wanted));
         }
     };
-    at_least("unpack, share of the ceiling", results.ratio(Target::Larder, Target::Ceiling, "unpack"), 0.8);
-    at_least("unpack, against the kernel", results.ratio(Target::Larder, Target::Kernel, "unpack"), 0.45);
+    at_least(
+        "unpack, share of the ceiling",
+        results.ratio(Target::Larder, Target::Ceiling, "unpack"),
+        0.8,
+    );
+    at_least(
+        "unpack, against the kernel",
+        results.ratio(Target::Larder, Target::Kernel, "unpack"),
+        0.45,
+    );
     at_least(
         "random 4 KiB, share of the ceiling",
         results.ratio(Target::Larder, Target::Ceiling, "random 4 KiB"),
@@ -300,17 +330,24 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
         let ratio = results.ratio(Target::Larder, Target::Kernel, step);
         at_least(&format!("{step}, against the kernel"), ratio, wanted);
     }
-    at_least("dbench, against the kernel", results.ratio(Target::Larder, Target::Kernel, fsync::DBENCH), 1.0);
+    at_least(
+        "dbench, against the kernel",
+        results.ratio(Target::Larder, Target::Kernel, fsync::DBENCH),
+        1.0,
+    );
     let latency = |target| results.median_of(target, fsync::DBENCH, |s| Some(s.fsync?.latency_ms));
     if let (Some(ours), Some(theirs)) = (latency(Target::Larder), latency(Target::Kernel)) {
         let what = "dbench, longest call: no longer than the kernel's (medians)".to_owned();
         rows.push((what, format!("{ours:.1} ms, the kernel {theirs:.1} ms"), ours <= theirs));
     }
     let latencies = |step| {
-        results.ratio_of(Target::Larder, Target::Kernel, step, |s| s.fsync.map_or(f64::NAN, |f| f.latency_ms))
+        results.ratio_of(Target::Larder, Target::Kernel, step, |s| {
+            s.fsync.map_or(f64::NAN, |f| f.latency_ms)
+        })
     };
     if let Some(r) = latencies(names::NAMES) {
-        let what = "names beside 16 fsyncs, 99.9th percentile, against the kernel's: at least 1".to_owned();
+        let what = "names beside 16 fsyncs, 99.9th percentile, against the kernel's: at least 1"
+            .to_owned();
         rows.push((what, r.to_string(), r.median >= 1.0));
     }
     if run.cache_size.is_none()

@@ -1,8 +1,9 @@
 //! Snapshots, clones and deduplication: what should cost little, because nothing is copied.
 //!
-//! Both sides get the same call where both have one (`copy_file_range`), otherwise what their users have: `btrfs subvolume`
-//! and `FIDEDUPERANGE` on the kernel's mount, `larder subvolume` and Larder's own request on ours. A deleted snapshot
-//! counts as gone when nothing of it is left to be dropped, which happens in the background on both.
+//! Both sides get the same call where both have one (`copy_file_range`), otherwise what their users
+//! have: `btrfs subvolume` and `FIDEDUPERANGE` on the kernel's mount, `larder subvolume` and
+//! Larder's own request on ours. A deleted snapshot counts as gone when nothing of it is left to be
+//! dropped, which happens in the background on both.
 
 use crate::interrupt;
 use anyhow::{Context, Result, bail, ensure};
@@ -33,7 +34,8 @@ pub(crate) enum By<'a> {
 }
 
 fn run(program: &Path, args: &[&Path]) -> Result<String> {
-    let out = Command::new(program).args(args).output().with_context(|| program.display().to_string())?;
+    let out =
+        Command::new(program).args(args).output().with_context(|| program.display().to_string())?;
     let said = String::from_utf8_lossy(&out.stderr);
     ensure!(out.status.success(), "{} {args:?}: {}", program.display(), said.trim());
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
@@ -83,10 +85,13 @@ impl By<'_> {
         }
         // It begins at the next commit, which is made now and not up to five seconds later.
         match self {
-            Self::Linux => run(Path::new("btrfs"), &[Path::new("filesystem"), Path::new("sync"), root])?,
+            Self::Linux => {
+                run(Path::new("btrfs"), &[Path::new("filesystem"), Path::new("sync"), root])?
+            }
             Self::Larder(larder) => run(larder, &[Path::new("sync"), root])?,
         };
-        // Neither side has a call that returns at that moment, so both are asked again and again, which takes a CPU on both.
+        // Neither side has a call that returns at that moment, so both are asked again and again,
+        // which takes a CPU on both.
         while self.is_dropping(root)? {
             interrupt::check()?;
             std::thread::yield_now();
@@ -99,14 +104,17 @@ impl By<'_> {
                 Ok(!self.subvolume(&[Path::new("list"), Path::new("-d"), root])?.trim().is_empty())
             }
             Self::Larder(_) => {
-                let stats: serde_json::Value = serde_json::from_str(&larder_fuse::control::stats(root)?)?;
-                let left = stats.pointer("/engine/subvolumes_to_drop").and_then(serde_json::Value::as_u64);
+                let stats: serde_json::Value =
+                    serde_json::from_str(&larder_fuse::control::stats(root)?)?;
+                let left =
+                    stats.pointer("/engine/subvolumes_to_drop").and_then(serde_json::Value::as_u64);
                 Ok(left.context("the daemon does not say what is left to be dropped")? > 0)
             }
         }
     }
 
-    /// Lets files of two trees with the same names share their extents; the bytes that were the same.
+    /// Lets files of two trees with the same names share their extents; the bytes that were the
+    /// same.
     pub(crate) fn dedupe(self, from: &Path, to: &Path) -> Result<u64> {
         let mut same = 0;
         for entry in walkdir::WalkDir::new(from) {

@@ -1,5 +1,5 @@
-//! The archive that is unpacked: Debian's kernel source where it is installed, otherwise a made-up tree of the same
-//! shape, and smaller.
+//! The archive that is unpacked: Debian's kernel source where it is installed, otherwise a made-up
+//! tree of the same shape, and smaller.
 
 use crate::Run;
 use anyhow::{Context, Result, bail};
@@ -61,7 +61,12 @@ fn contents(tar: &Path) -> Result<(u64, u64)> {
 }
 
 fn list(tar: &Path, how: &str) -> Result<String> {
-    let out = Command::new("tar").env("LC_ALL", "C").arg(how).arg(tar).stderr(Stdio::inherit()).output()?;
+    let out = Command::new("tar")
+        .env("LC_ALL", "C")
+        .arg(how)
+        .arg(tar)
+        .stderr(Stdio::inherit())
+        .output()?;
     if !out.status.success() {
         bail!("{} is not a tar archive", tar.display());
     }
@@ -88,8 +93,11 @@ fn packaged() -> Option<PathBuf> {
 
 fn unpack(packed: &Path, tar: &Path) -> Result<()> {
     let partial = tar.with_extension("partial");
-    let status =
-        Command::new("xz").args(["-dc", "-T0"]).arg(packed).stdout(File::create(&partial)?).status()?;
+    let status = Command::new("xz")
+        .args(["-dc", "-T0"])
+        .arg(packed)
+        .stdout(File::create(&partial)?)
+        .status()?;
     if !status.success() {
         bail!("xz failed on {}", packed.display());
     }
@@ -163,10 +171,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let tar = dir.path().join("t.tar");
         make_up(&tar, 30).unwrap();
-        let status = Command::new("tar").arg("xf").arg(&tar).arg("-C").arg(dir.path()).status().unwrap();
+        let status =
+            Command::new("tar").arg("xf").arg(&tar).arg("-C").arg(dir.path()).status().unwrap();
         assert!(status.success());
-        let found: Vec<_> =
-            walkdir::WalkDir::new(dir.path().join("tree")).into_iter().map(Result::unwrap).collect();
+        let found: Vec<_> = walkdir::WalkDir::new(dir.path().join("tree"))
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
         let files: Vec<_> = found.iter().filter(|e| e.file_type().is_file()).collect();
         assert_eq!(files.len(), 30);
         let bytes = files.iter().map(|e| e.metadata().unwrap().len()).sum();

@@ -1,9 +1,10 @@
 //! Who is measured, on what, and how each is mounted.
 //!
-//! Everybody gets the same file: made anew for each round and workload, written full of zeros, so that neither a hole nor
-//! old content nor the fragments of a run before favours anybody. So does the ceiling, which has no use for it: gigabytes
-//! of page cache that are dropped before a step go back to the hypervisor on many a virtual machine, and come back page by
-//! page within it. The file system on it is made by mkfs.btrfs for both sides (without `--nodiscard` `larder mkfs` gives
+//! Everybody gets the same file: made anew for each round and workload, written full of zeros, so
+//! that neither a hole nor old content nor the fragments of a run before favours anybody. So does
+//! the ceiling, which has no use for it: gigabytes of page cache that are dropped before a step go
+//! back to the hypervisor on many a virtual machine, and come back page by page within it. The file
+//! system on it is made by mkfs.btrfs for both sides (without `--nodiscard` `larder mkfs` gives
 //! back the disk space of a file that it formats, and the image would be sparse).
 
 use crate::Run;
@@ -25,8 +26,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A file system that takes part. The kernel stands at both ends of a round, so that what it does against itself
-/// has seen the same changes of the machine.
+/// A file system that takes part. The kernel stands at both ends of a round, so that what it does
+/// against itself has seen the same changes of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
@@ -117,7 +118,10 @@ impl Target {
     }
     pub(crate) fn is_larder(self) -> bool {
         self.keeps()
-            && !matches!(self, Self::Kernel | Self::KernelAgain | Self::KernelDirect | Self::KernelSlowFlush)
+            && !matches!(
+                self,
+                Self::Kernel | Self::KernelAgain | Self::KernelDirect | Self::KernelSlowFlush
+            )
     }
     fn direct(self) -> bool {
         matches!(self, Self::KernelDirect | Self::LarderDirect)
@@ -190,8 +194,11 @@ impl<'a> Image<'a> {
             return Ok(image);
         }
         // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
-        let args = ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", run.metadata.name()];
-        quietly(Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file))?;
+        let args =
+            ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", run.metadata.name()];
+        quietly(
+            Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file),
+        )?;
         let file = File::open(&image.file)?;
         file.sync_all()?;
         let found = file.metadata()?;
@@ -222,18 +229,23 @@ impl<'a> Image<'a> {
     /// Mounts it.
     pub(crate) fn mount(&self) -> Result<Mount> {
         match self.target {
-            Target::Kernel | Target::KernelAgain | Target::KernelDirect | Target::KernelSlowFlush => {
+            Target::Kernel
+            | Target::KernelAgain
+            | Target::KernelDirect
+            | Target::KernelSlowFlush => {
                 let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
                 let device = LoopDevice::attach_with(&self.source(), how)?;
                 check_direct(&device, self.target.direct())?;
-                // `ssd`: a loop device counts as rotational, which btrfs pays for in each log commit. `nodiscard`: it
-                // would otherwise punch holes into the file behind the device.
+                // `ssd`: a loop device counts as rotational, which btrfs pays for in each log
+                // commit. `nodiscard`: it would otherwise punch holes into the file behind the
+                // device.
                 let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
                 Ok(Mount::Kernel(mount))
             }
             Target::Ceiling | Target::CeilingWriteback => {
                 let command = self.command(std::env::current_exe()?);
-                let daemon = Daemon::ceiling(command, self.mountpoint.path(), self.target.writes_back())?;
+                let daemon =
+                    Daemon::ceiling(command, self.mountpoint.path(), self.target.writes_back())?;
                 Ok(Mount::Daemon(daemon, self.path()))
             }
             _ => {
@@ -258,7 +270,10 @@ impl<'a> Image<'a> {
                     cache_size: self.run.cache_size.as_deref(),
                 };
                 let command = self.command(larder);
-                Ok(Mount::Daemon(Daemon::larder(command, self.mountpoint.path(), &how)?, self.path()))
+                Ok(Mount::Daemon(
+                    Daemon::larder(command, self.mountpoint.path(), &how)?,
+                    self.path(),
+                ))
             }
         }
     }
@@ -360,7 +375,11 @@ impl Mount {
             Self::Daemon(daemon, _) => daemon.unmount(),
             Self::Kernel(mount) => {
                 let complaints = mount.unmount()?;
-                if complaints.is_empty() { Ok(()) } else { bail!("the kernel: {}", complaints.join("; ")) }
+                if complaints.is_empty() {
+                    Ok(())
+                } else {
+                    bail!("the kernel: {}", complaints.join("; "))
+                }
             }
         }
     }

@@ -1,11 +1,13 @@
 //! What is done to each file system.
 //!
-//! A step that changes something is timed through the unmount: a plain FUSE mount never sees `sync`, and whoever leaves
-//! work for later must not win by it. A cold step begins with a fresh mount and dropped caches. The ceiling would forget
-//! everything with its process, so the same process mounts again.
+//! A step that changes something is timed through the unmount: a plain FUSE mount never sees
+//! `sync`, and whoever leaves work for later must not win by it. A cold step begins with a fresh
+//! mount and dropped caches. The ceiling would forget everything with its process, so the same
+//! process mounts again.
 //!
-//! A file system that loses what was written would be fast. Each reading step therefore counts what it
-//! finds, in the first round contents are compared outside of the measured time, and `btrfs check` looks at the image.
+//! A file system that loses what was written would be fast. Each reading step therefore counts what
+//! it finds, in the first round contents are compared outside of the measured time, and `btrfs
+//! check` looks at the image.
 
 use crate::Run;
 use crate::bonnie;
@@ -46,7 +48,8 @@ pub(crate) enum Workload {
     Names,
     /// bonnie++ with little memory.
     Bonnie,
-    /// Snapshots of a subvolume with many files, a clone of a large file, two equal trees that come to share.
+    /// Snapshots of a subvolume with many files, a clone of a large file, two equal trees that come
+    /// to share.
     Sharing,
 }
 
@@ -139,7 +142,8 @@ impl Bench<'_> {
             Workload::Random => self.random(&mut session)?,
             Workload::Sharing => self.sharing(&mut session)?,
             Workload::Fsync | Workload::Dbench => session.said(false, &mut |m, image| {
-                let said = fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
+                let said =
+                    fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
                 Ok(vec![(fsync::DBENCH, said)])
             })?,
             Workload::Names => session.said(false, &mut |m, image| {
@@ -149,8 +153,9 @@ impl Bench<'_> {
                 let said = Said { seconds, fsyncs: done.fsyncs, latency_ms: done.p999_ms };
                 Ok(vec![(names::NAMES, said)])
             })?,
-            Workload::Bonnie => session
-                .said(false, &mut |m, image| bonnie::bonnie(image.command("bonnie++"), m, run.limit_mib))?,
+            Workload::Bonnie => session.said(false, &mut |m, image| {
+                bonnie::bonnie(image.command("bonnie++"), m, run.limit_mib)
+            })?,
         }
         session.finish()
     }
@@ -181,7 +186,11 @@ impl Bench<'_> {
         }
         session.step("read back", Shape::Cold, &mut |m| {
             let bytes = read_all(m)?;
-            ensure!(bytes == archive.bytes, "{bytes} bytes read where {} were unpacked", archive.bytes);
+            ensure!(
+                bytes == archive.bytes,
+                "{bytes} bytes read where {} were unpacked",
+                archive.bytes
+            );
             Ok(())
         })?;
         if self.round == 0 && self.target.keeps() {
@@ -189,7 +198,11 @@ impl Bench<'_> {
         }
         let mut find_all = |m: &Path| {
             let found = find(m)?;
-            ensure!(found == archive.entries, "{found} entries where {} were unpacked", archive.entries);
+            ensure!(
+                found == archive.entries,
+                "{found} entries where {} were unpacked",
+                archive.entries
+            );
             Ok(())
         };
         session.step("find, cold", Shape::Cold, &mut find_all)?;
@@ -224,8 +237,10 @@ impl Bench<'_> {
         session.operations = 1.0;
         session.aside(|m| by.fill(m, self.run.files))?;
         session.step("10 snapshots", Shape::Cold, &mut |m| by.snapshot(m))?;
-        session.step("delete 9 of them", Shape::Through, &mut |m| by.delete(m, 1..SNAPSHOTS, None))?;
-        session.step("delete all of it", Shape::Through, &mut |m| by.delete(m, 0..1, Some("many")))?;
+        session
+            .step("delete 9 of them", Shape::Through, &mut |m| by.delete(m, 1..SNAPSHOTS, None))?;
+        session
+            .step("delete all of it", Shape::Through, &mut |m| by.delete(m, 0..1, Some("many")))?;
 
         let mib = self.run.stream_mib();
         let mut before = 0;
@@ -240,7 +255,10 @@ impl Bench<'_> {
         session.aside(|m| {
             let after = sharing::used(m)?;
             let most = before + (mib << 20) / 2;
-            ensure!(after < most, "{before} bytes were used, and {after} with the clone: it is a copy");
+            ensure!(
+                after < most,
+                "{before} bytes were used, and {after} with the clone: it is a copy"
+            );
             if self.round == 0 {
                 fs::rename(m.join("clone"), m.join("stream"))?;
                 let expected = block();
@@ -349,8 +367,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The steps of a program that measures itself; CPU and memory are those of all of them. `unmount`: the time that takes
-    /// counts, too.
+    /// The steps of a program that measures itself; CPU and memory are those of all of them.
+    /// `unmount`: the time that takes counts, too.
     fn said(&mut self, unmount: bool, action: Program<'_>) -> Result<()> {
         interrupt::check()?;
         drop_caches()?;
@@ -428,7 +446,11 @@ fn compare(tar: &Path, with: &Path) -> Result<()> {
     let out = Command::new("tar").arg("df").arg(tar).arg("-C").arg(with).output()?;
     let said = String::from_utf8_lossy(&out.stdout);
     let some: Vec<&str> = said.lines().take(5).collect();
-    if out.status.success() { Ok(()) } else { bail!("differs from the archive: {}", some.join("; ")) }
+    if out.status.success() {
+        Ok(())
+    } else {
+        bail!("differs from the archive: {}", some.join("; "))
+    }
 }
 
 /// Reads every file; returns the bytes.
@@ -458,7 +480,8 @@ fn find(root: &Path) -> Result<u64> {
     for entry in walkdir::WalkDir::new(root).min_depth(1) {
         let entry = entry?;
         interrupt::check()?;
-        // Not the entry's own `metadata`, which asks for the time of creation as well: `find` and `ls` do not.
+        // Not the entry's own `metadata`, which asks for the time of creation as well: `find` and
+        // `ls` do not.
         rustix::fs::lstat(entry.path())?;
         entries += 1;
     }
@@ -518,7 +541,9 @@ fn shuffled(blocks: u64) -> Vec<u64> {
 /// What a block holds: no two the same.
 fn fill_block(buffer: &mut [u8], n: u64) {
     for (i, part) in buffer.chunks_exact_mut(8).enumerate() {
-        part.copy_from_slice(&(n * 512 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        part.copy_from_slice(
+            &(n * 512 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes(),
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! The whole benchmark, as small as it can be, so that it cannot rot. Nothing here depends on how fast anything is.
+//! The whole benchmark, as small as it can be, so that it cannot rot. Nothing here depends on how
+//! fast anything is.
 
 use larder_simtest::oracle::{Need, need};
 use std::fs;
@@ -7,17 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const NEEDS: [Need; 5] = [Need::Root, Need::Fuse, Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
+const NEEDS: [Need; 5] =
+    [Need::Root, Need::Fuse, Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
 
-/// One at a time: each drops the machine's caches and syncs its disks, which takes the longer the more the others do.
+/// One at a time: each drops the machine's caches and syncs its disks, which takes the longer the
+/// more the others do.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The `larder` command of this source tree; Cargo hands tests only the programs of their own package. Asked for in this way it is
-/// the one that the tests of the whole workspace have built already: by itself it would be built with other features.
+/// The `larder` command of this source tree; Cargo hands tests only the programs of their own
+/// package. Asked for in this way it is the one that the tests of the whole workspace have built
+/// already: by itself it would be built with other features.
 fn larder() -> PathBuf {
     let built = Command::new(env!("CARGO"))
         .args(["test", "--quiet", "--workspace", "--no-run", "--test", "usage"])
@@ -28,7 +32,8 @@ fn larder() -> PathBuf {
         .expect("cargo runs");
     assert!(built.status.success(), "larder builds");
     let text = String::from_utf8(built.stdout).expect("text");
-    let mut messages = text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("JSON"));
+    let mut messages =
+        text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("JSON"));
     let found = messages.find_map(|m| {
         (m["target"]["name"] == "larder" && m["executable"].is_string())
             .then(|| m["executable"].as_str().map(PathBuf::from))?
@@ -44,7 +49,8 @@ fn tree(dir: &Path) -> PathBuf {
     }
     std::os::unix::fs::symlink("d1/f", tree.join("link")).unwrap();
     let tar = dir.join("tree.tar");
-    let made = Command::new("tar").arg("cf").arg(&tar).arg("-C").arg(dir).arg("tree").status().unwrap();
+    let made =
+        Command::new("tar").arg("cf").arg(&tar).arg("-C").arg(dir).arg("tree").status().unwrap();
     assert!(made.success());
     tar
 }
@@ -58,11 +64,13 @@ fn bench(dir: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Runs the benchmark in a directory, with the command of this source tree: its report, and its data.
+/// Runs the benchmark in a directory, with the command of this source tree: its report, and its
+/// data.
 fn measured(dir: &Path, args: &[&str]) -> (String, serde_json::Value) {
     let out = dir.join("report.md");
     let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
-    let run = bench(dir, &[args, &["--rounds", "1", "--out", &out_name, "--larder", &larder]].concat());
+    let run =
+        bench(dir, &[args, &["--rounds", "1", "--out", &out_name, "--larder", &larder]].concat());
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let data = fs::read_to_string(dir.join("report.json")).unwrap();
     (fs::read_to_string(out).unwrap(), serde_json::from_str(&data).unwrap())
@@ -125,13 +133,16 @@ fn fsyncs_are_counted() {
     let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 4, "file systems, steps");
-    let ours = steps.iter().find(|s| s["target"] == "larder" && s["step"] == "fsync, 4 jobs").unwrap();
+    let ours =
+        steps.iter().find(|s| s["target"] == "larder" && s["step"] == "fsync, 4 jobs").unwrap();
     // At least 16 pieces of 64 KiB each, and none behind the last.
     assert_eq!(ours["fsync"]["fsyncs"], 60);
     let log = &ours["stats"]["engine"]["log"];
     assert!(log["fsyncs"].as_u64() >= Some(60), "{log}");
     assert!(ours["fsync"]["floor_seconds"].as_f64() > Some(0.0));
-    for row in ["| fsync, 4 jobs | Larder |", "| dbench | kernel |", "fsync, 4 jobs, against the kernel"] {
+    for row in
+        ["| fsync, 4 jobs | Larder |", "| dbench | kernel |", "fsync, 4 jobs, against the kernel"]
+    {
         assert!(text.contains(row), "{row} in\n{text}");
     }
     nothing_stays(dir.path());
@@ -145,15 +156,21 @@ fn old_behaviour_slow_flushes_and_little_memory() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let small = ["--jobs", "2", "--fsync-mib", "1", "--names-seconds", "1", "--names-mib", "16"];
-    let targets =
-        ["larder-locked-copies", "larder-log-waits", "larder-log-alone", "larder-slow-flush", "larder"];
+    let targets = [
+        "larder-locked-copies",
+        "larder-log-waits",
+        "larder-log-alone",
+        "larder-slow-flush",
+        "larder",
+    ];
     let what = ["--workloads", "fsync,names", "--targets", &targets.join(",")];
     let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 2 * targets.len(), "file systems, steps");
     for s in steps {
         let (target, step) = (s["target"].as_str().unwrap(), s["step"].as_str().unwrap());
-        let number = |path: &str| s["stats"].pointer(path).and_then(serde_json::Value::as_u64).unwrap();
+        let number =
+            |path: &str| s["stats"].pointer(path).and_then(serde_json::Value::as_u64).unwrap();
         assert!(number("/engine/log/fsyncs_logged") > 0, "{target}, {step}: {s}");
         // The logs of whoever deletes checksums first come about like everybody's.
         assert!(number("/engine/log/csum_items") > 0, "{target}, {step}: {s}");
@@ -161,7 +178,10 @@ fn old_behaviour_slow_flushes_and_little_memory() {
         if target == "larder-slow-flush" && step.starts_with("fsync") {
             // One after the other, each takes two flushes or waits for those of the other.
             let flushes = number("/engine/device_flushes");
-            assert!(s["seconds"].as_f64().unwrap() >= flushes as f64 * 0.002 / 2.0, "{flushes}: {s}");
+            assert!(
+                s["seconds"].as_f64().unwrap() >= flushes as f64 * 0.002 / 2.0,
+                "{flushes}: {s}"
+            );
         }
     }
     assert!(text.contains("| names beside 16 fsyncs | Larder, each logs alone |"), "{text}");
@@ -182,7 +202,9 @@ fn snapshots_clones_and_deduplication() {
     let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 2 * 5, "file systems that keep something, steps");
-    for step in ["10 snapshots", "delete 9 of them", "delete all of it", "clone 1 file", "dedupe 2 trees"] {
+    for step in
+        ["10 snapshots", "delete 9 of them", "delete all of it", "clone 1 file", "dedupe 2 trees"]
+    {
         for who in ["kernel", "Larder"] {
             let row = format!("| {step} | {who} |");
             assert!(text.contains(&row), "{row} in\n{text}");
@@ -200,7 +222,8 @@ fn a_failure_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     // The image is too small for its file, so the step fails while it is mounted.
     let out = dir.path().join("report.md").display().to_string();
-    let args = ["--rounds", "1", "--targets", "kernel", "--workloads", "stream", "--stream-mib", "512"];
+    let args =
+        ["--rounds", "1", "--targets", "kernel", "--workloads", "stream", "--stream-mib", "512"];
     let run = Command::new(env!("CARGO_BIN_EXE_larder-bench"))
         .args(["--image-mib", "256", "--out", &out, "--dir"])
         .arg(dir.path())
@@ -222,7 +245,16 @@ fn an_interrupt_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("report.md");
     let mut run = Command::new(env!("CARGO_BIN_EXE_larder-bench"))
-        .args(["--image-mib", "256", "--stream-mib", "24", "--rounds", "1000000", "--workloads", "stream"])
+        .args([
+            "--image-mib",
+            "256",
+            "--stream-mib",
+            "24",
+            "--rounds",
+            "1000000",
+            "--workloads",
+            "stream",
+        ])
         .args(["--targets", "kernel,ceiling", "--dir"])
         .arg(dir.path())
         .arg("--out")

@@ -1,8 +1,8 @@
 //! Chunks: loading them, and what the superblock's copy of the system chunks says.
 //!
-//! Chunks come first, for without them no address leads anywhere. They are loaded without a word; that their tree is sound
-//! is looked at later, with all the others. A chunk that cannot be right is reported and left out: what lies in it is
-//! unmapped then.
+//! Chunks come first, for without them no address leads anywhere. They are loaded without a word;
+//! that their tree is sound is looked at later, with all the others. A chunk that cannot be right
+//! is reported and left out: what lies in it is unmapped then.
 
 use crate::finding::{Finding, Findings, Kind};
 use crate::sets::Hashing;
@@ -105,7 +105,8 @@ pub(crate) fn chunk_root(superblock: &Superblock) -> Edge {
     )
 }
 
-/// Adds the system chunks of the superblock to the volume. `None` if the list is unusable, which is reported.
+/// Adds the system chunks of the superblock to the volume. `None` if the list is unusable, which is
+/// reported.
 pub(crate) fn system_chunks(
     superblock: &Superblock,
     source: &Source<'_>,
@@ -133,10 +134,9 @@ fn add(source: &Source<'_>, start: Logical, chunk: &items::Chunk) -> Result<bool
         Err(e) => e,
     };
     let devices = |id: DeviceId| source.volume.device(id);
-    let beyond = chunk
-        .stripes
-        .iter()
-        .any(|s| devices(s.devid).is_some_and(|d| s.offset.0.saturating_add(stripe_bytes(chunk)) > d.size()));
+    let beyond = chunk.stripes.iter().any(|s| {
+        devices(s.devid).is_some_and(|d| s.offset.0.saturating_add(stripe_bytes(chunk)) > d.size())
+    });
     let missing = chunk.stripes.iter().any(|s| devices(s.devid).is_none());
     let text = error.to_string();
     let kind = if missing {
@@ -149,7 +149,9 @@ fn add(source: &Source<'_>, start: Logical, chunk: &items::Chunk) -> Result<bool
         Kind::ChunkInvalid
     };
     let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, start.0);
-    source.findings.add(Finding::new(kind, text).tree(ObjectId::CHUNK_TREE).key(key).address(start));
+    source
+        .findings
+        .add(Finding::new(kind, text).tree(ObjectId::CHUNK_TREE).key(key).address(start));
     Ok(false)
 }
 
@@ -166,8 +168,8 @@ pub(crate) fn load(superblock: &Superblock, source: &Source<'_>) -> Result<Loade
         ControlFlow::Continue(())
     });
     for (key, data) in found {
-        let parsed =
-            check_chunk(&key, &data, superblock.nodesize()).and_then(|()| items::Chunk::parse(&data));
+        let parsed = check_chunk(&key, &data, superblock.nodesize())
+            .and_then(|()| items::Chunk::parse(&data));
         let chunk = match parsed {
             Ok(chunk) => chunk,
             Err(e) => {
@@ -212,7 +214,8 @@ pub(crate) fn compare_system_chunks(
                 findings.add(place(Kind::SystemChunkMissing, what, chunk.start));
             }
             Some(other) if !other.is_same_as(&chunk.item) => {
-                let what = format!("the system chunk at {} is another one in the superblock", chunk.start);
+                let what =
+                    format!("the system chunk at {} is another one in the superblock", chunk.start);
                 findings.add(place(Kind::SystemChunkDiffers, what, chunk.start));
             }
             Some(_) => {}

@@ -1,15 +1,17 @@
 //! Which sectors hold data, have checksums, need them.
 //!
-//! Four bits for each sector of the address space: *data* (the extent tree has a data extent here), *sums* (the checksum
-//! tree has one), *need* (a file reads this sector and expects one), *spare* (a preallocated range or a cache lies here).
-//! They come in any order from any thread, and at the end each sector is judged alone. Pages of bits exist where something
-//! is set. A fifth, *never* (a file without checksums lies here), is rare and has pages of its own.
+//! Four bits for each sector of the address space: *data* (the extent tree has a data extent here),
+//! *sums* (the checksum tree has one), *need* (a file reads this sector and expects one), *spare*
+//! (a preallocated range or a cache lies here). They come in any order from any thread, and at the
+//! end each sector is judged alone. Pages of bits exist where something is set. A fifth, *never* (a
+//! file without checksums lies here), is rare and has pages of its own.
 //!
-//! Preallocated space may be needed elsewhere: a snapshot keeps it as it was when it was just being written. Files with
-//! checksums and files without never share data.
+//! Preallocated space may be needed elsewhere: a snapshot keeps it as it was when it was just being
+//! written. Files with checksums and files without never share data.
 //!
-//! Memory is bounded by a window: when there are too many pages, the upper half is given up, and the address where it
-//! began is where the next pass over the image takes up. A file system with a few TiB of data is done in one.
+//! Memory is bounded by a window: when there are too many pages, the upper half is given up, and
+//! the address where it began is where the next pass over the image takes up. A file system with a
+//! few TiB of data is done in one.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -139,10 +141,12 @@ impl Coverage {
         (to < u64::MAX).then_some(to)
     }
 
-    /// Ranges (first byte, bytes) with a flaw, ascending; at most `limit` of each sort, and how many sectors of each sort.
+    /// Ranges (first byte, bytes) with a flaw, ascending; at most `limit` of each sort, and how
+    /// many sectors of each sort.
     pub(crate) fn flaws(self, limit: usize) -> (Vec<(Flaw, u64, u64)>, [u64; 3]) {
         let to = self.to.load(Relaxed);
-        let mut pages: Vec<(u64, Page)> = self.shards.into_iter().flat_map(Mutex::into_inner).collect();
+        let mut pages: Vec<(u64, Page)> =
+            self.shards.into_iter().flat_map(Mutex::into_inner).collect();
         pages.sort_unstable_by_key(|(page, _)| *page);
         let mut found: [Vec<(u64, u64)>; 3] = [vec![], vec![], vec![]];
         let mut counts = [0; 3];
@@ -161,7 +165,8 @@ impl Coverage {
         let sorts = [Flaw::Missing, Flaw::Unexpected, Flaw::WithoutData];
         let all = sorts.into_iter().zip(found);
         (
-            all.flat_map(|(sort, ranges)| ranges.into_iter().map(move |(at, len)| (sort, at, len))).collect(),
+            all.flat_map(|(sort, ranges)| ranges.into_iter().map(move |(at, len)| (sort, at, len)))
+                .collect(),
             counts,
         )
     }

@@ -74,7 +74,10 @@ impl Data {
 
     /// Was something in this range found to be bad?
     pub(crate) fn is_bad(&self, at: u64, len: u64) -> bool {
-        self.bad.lock().iter().any(|b| b.at < at.saturating_add(len) && at < b.at.saturating_add(b.len))
+        self.bad
+            .lock()
+            .iter()
+            .any(|b| b.at < at.saturating_add(len) && at < b.at.saturating_add(b.len))
     }
 
     fn add(&self, bad: Bad) {

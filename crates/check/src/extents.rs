@@ -1,10 +1,11 @@
 //! The extent tree: what is allocated, and who is said to use it.
 //!
-//! Each extent is an item, perhaps with references in items of their own behind it. Here it is seen whether they agree
-//! with each other, with the extents beside them and with the block groups; its references go to [`crate::refs`] as
-//! claims, its space into the sums by which the free-space tree is compared: with a random value for every address,
-//! allocated and free ranges together tile a block group exactly if the values of their ends, minus those of their
-//! beginnings, sum to that of the group's end minus that of its beginning.
+//! Each extent is an item, perhaps with references in items of their own behind it. Here it is seen
+//! whether they agree with each other, with the extents beside them and with the block groups; its
+//! references go to [`crate::refs`] as claims, its space into the sums by which the free-space tree
+//! is compared: with a random value for every address, allocated and free ranges together tile a
+//! block group exactly if the values of their ends, minus those of their beginnings, sum to that of
+//! the group's end minus that of its beginning.
 
 use crate::chunks::Chunk;
 use crate::coverage::Fact;
@@ -109,7 +110,8 @@ impl Visit for Extents<'_> {
 impl Extents<'_> {
     fn part(&self, edge: &Edge, key: Key, data: &[u8]) -> Extent {
         let at = key.objectid.0;
-        let mut part = Extent { at, item: None, first_key: key, seen: 0, sum: 0, incomplete: false };
+        let mut part =
+            Extent { at, item: None, first_key: key, seen: 0, sum: 0, incomplete: false };
         let refs = if matches!(key.kind, KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM) {
             match ExtentItem::parse(key.kind, data) {
                 Ok(item) => {
@@ -124,7 +126,9 @@ impl Extents<'_> {
         };
         match refs {
             Ok(refs) => {
-                for (by, count) in refs.iter().filter(|(by, _)| !matches!(by, ExtentRef::Owner { .. })) {
+                for (by, count) in
+                    refs.iter().filter(|(by, _)| !matches!(by, ExtentRef::Owner { .. }))
+                {
                     part.seen = part.seen.saturating_add(u64::from(*count));
                     let sum = self.pass.refs.claim(at, *by, u64::from(*count));
                     part.sum = part.sum.wrapping_add(sum);
@@ -145,7 +149,8 @@ impl Extents<'_> {
             return;
         }
         let Ok(refs) = parse_keyed_refs(&key, data) else { return };
-        if let Some((by, _)) = refs.iter().find(|(by, _)| key.offset.wrapping_sub(by.sequence()) > COLLISIONS)
+        if let Some((by, _)) =
+            refs.iter().find(|(by, _)| key.offset.wrapping_sub(by.sequence()) > COLLISIONS)
         {
             let e = FormatError::new(format!(
                 "the reference is filed under {}, its hash is {}",
@@ -195,7 +200,10 @@ impl Closer<'_> {
         let Some(chunk) = chunk.filter(|c| end <= c.end()) else {
             let what = match chunk {
                 Some(c) => {
-                    format!("{len} bytes at {at} reach over the end of the block group at {}", c.start)
+                    format!(
+                        "{len} bytes at {at} reach over the end of the block group at {}",
+                        c.start
+                    )
                 }
                 None => format!("{len} bytes at {at} lie in no block group"),
             };
@@ -208,7 +216,8 @@ impl Closer<'_> {
             return;
         }
         for (from, bytes) in chunk.superblocks.iter().filter(|(f, b)| *f < end && at < f + b) {
-            let what = format!("{len} bytes at {at} lie on a superblock copy ({from}, {bytes} bytes)");
+            let what =
+                format!("{len} bytes at {at} lie on a superblock copy ({from}, {bytes} bytes)");
             self.finding(Kind::ExtentOnSuperblock, extent, what);
         }
     }
@@ -263,7 +272,10 @@ impl Close<Extent> for Closer<'_> {
         let Some(item) = left.item else { return };
         let end = left.at.saturating_add(item.len);
         if end > right.at {
-            let what = format!("the extent at {} ends at {end}, behind the beginning of this one", left.at);
+            let what = format!(
+                "the extent at {} ends at {end}, behind the beginning of this one",
+                left.at
+            );
             self.finding(Kind::ExtentOverlap, right, what);
         }
     }

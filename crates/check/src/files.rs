@@ -1,9 +1,10 @@
 //! Subvolumes: a walk over their leaves.
 //!
-//! A leaf is looked at once, however many snapshots share it; the references that its file extents make are by tree or by
-//! leaf, as the extent tree says of the leaf. What it holds of inodes joins with its neighbours' into whole inodes
-//! ([`crate::inode`]), and the sums over names and entries ([`crate::links`]) add up to those of the subvolume. So the cost
-//! of a thousand snapshots is that of the nodes in which they differ.
+//! A leaf is looked at once, however many snapshots share it; the references that its file extents
+//! make are by tree or by leaf, as the extent tree says of the leaf. What it holds of inodes joins
+//! with its neighbours' into whole inodes ([`crate::inode`]), and the sums over names and entries
+//! ([`crate::links`]) add up to those of the subvolume. So the cost of a thousand snapshots is that
+//! of the nodes in which they differ.
 
 use crate::coverage::Fact;
 use crate::finding::{Finding, Kind};
@@ -18,8 +19,8 @@ use crate::world::{Pass, World};
 use larder_format::items::dir::is_plain_name;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{
-    BlockGroupFlags, Compression, DirEntries, DirEntryRef, ExtRefs, ExtentItem, ExtentKind, ExtentRecord,
-    ExtentRef, FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
+    BlockGroupFlags, Compression, DirEntries, DirEntryRef, ExtRefs, ExtentItem, ExtentKind,
+    ExtentRecord, ExtentRef, FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
 };
 use larder_format::node::{FLAG_RELOC, NodeView};
 use larder_format::{Incompat, Key, KeyType, ObjectId, TreeId};
@@ -33,7 +34,8 @@ pub(crate) struct Files<'a> {
     pub(crate) pass: &'a Pass<'a>,
     pub(crate) root: Edge,
     pub(crate) links: LinkSink<'a>,
-    /// Do inodes and names mean something here? Not in relocation trees, nor in what is being deleted.
+    /// Do inodes and names mean something here? Not in relocation trees, nor in what is being
+    /// deleted.
     pub(crate) whole: bool,
     /// Directories whose entries do not agree with each other.
     pub(crate) uneven_dirs: &'a Mutex<Vec<(Edge, u64)>>,
@@ -98,7 +100,9 @@ impl Close<Inode> for Closer<'_> {
             self.totals.has_top = true;
         }
         let hashing = &pass.world.hashing;
-        let kind = hashing.of(&("type", inode.ino, stat.file_type())).wrapping_mul(u64::from(inode.linked));
+        let kind = hashing
+            .of(&("type", inode.ino, stat.file_type()))
+            .wrapping_mul(u64::from(inode.linked));
         let mut value = kind.wrapping_neg();
         if stat.nlink == 0 {
             value = value.wrapping_sub(hashing.of(&("orphan", inode.ino)));
@@ -127,12 +131,14 @@ impl Visit for Files<'_> {
     fn child(&self, parent: NodeView<'_>, edge: &Edge) {
         self.pass.uses_child(parent, edge);
     }
-    /// A node that its maker has given up refers to others by address. One that refers to them by its maker is its maker's
-    /// still: the extent tree must say so. It needs to be asked only where another tree's node leads here first.
+    /// A node that its maker has given up refers to others by address. One that refers to them by
+    /// its maker is its maker's still: the extent tree must say so. It needs to be asked only where
+    /// another tree's node leads here first.
     fn met(&self, edge: &Edge, node: NodeView<'_>) {
         let world = self.pass.world;
         let (at, owner) = (edge.at, node.owner());
-        let strange = owner != edge.parent_owner && owner.is_subvolume() && edge.tree.is_subvolume();
+        let strange =
+            owner != edge.parent_owner && owner.is_subvolume() && edge.tree.is_subvolume();
         if !strange || !self.pass.first || edge.is_root || node.flags() & FLAG_RELOC != 0 {
             return;
         }
@@ -155,8 +161,9 @@ impl Visit for Files<'_> {
                 _ => return ControlFlow::Continue(()),
             };
             // What cannot be parsed is reported, and may have said it.
-            owned |= refs
-                .map_or(true, |refs| refs.iter().any(|(by, _)| *by == ExtentRef::TreeBlock { root: owner }));
+            owned |= refs.map_or(true, |refs| {
+                refs.iter().any(|(by, _)| *by == ExtentRef::TreeBlock { root: owner })
+            });
             if owned { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         if known && !owned {
@@ -188,7 +195,10 @@ impl Visit for Files<'_> {
             }
             if !is_file_id(key.objectid) {
                 // Caches of free inode numbers, which Linux no longer has.
-                if key.objectid != ObjectId::FREE_INO && key.objectid != ObjectId::FREE_SPACE && fresh {
+                if key.objectid != ObjectId::FREE_INO
+                    && key.objectid != ObjectId::FREE_SPACE
+                    && fresh
+                {
                     self.pass.misplaced(edge, key);
                 }
                 continue;
@@ -229,15 +239,17 @@ impl Leaf<'_> {
 
     fn add(&self, kind: Kind, key: Key, what: impl FnOnce() -> String) {
         if self.fresh {
-            self.files
-                .pass
-                .add(|| Finding::new(kind, what()).tree(self.edge.tree).address(self.edge.at).key(key));
+            self.files.pass.add(|| {
+                Finding::new(kind, what()).tree(self.edge.tree).address(self.edge.at).key(key)
+            });
         }
     }
 
     fn item(&mut self, inode: &mut Inode, key: Key, data: &[u8]) {
         let done = match key.kind {
-            KeyType::INODE_ITEM => InodeItem::parse(data).map(|item| inode.stat = Some(Stat::of(item))),
+            KeyType::INODE_ITEM => {
+                InodeItem::parse(data).map(|item| inode.stat = Some(Stat::of(item)))
+            }
             KeyType::INODE_REF => self.inode_ref(inode, key, data),
             KeyType::INODE_EXTREF => self.inode_extref(inode, key, data),
             KeyType::XATTR_ITEM => self.xattrs(key, data),
@@ -276,7 +288,10 @@ impl Leaf<'_> {
                 let key = Key::new(dir, KeyType::INODE_REF, dir.0);
                 self.add(Kind::RootDirectory, key, || {
                     let shown = name.escape_ascii();
-                    format!("the top directory calls itself \"{shown}\" (index {index}), expected \"..\" (0)")
+                    format!(
+                        "the top directory calls itself \"{shown}\" (index {index}), \
+                        expected \"..\" (0)"
+                    )
                 });
             }
             return;
@@ -290,7 +305,12 @@ impl Leaf<'_> {
         });
     }
 
-    fn inode_ref(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
+    fn inode_ref(
+        &mut self,
+        inode: &mut Inode,
+        key: Key,
+        data: &[u8],
+    ) -> larder_format::FormatResult<()> {
         for entry in InodeRefs::new(data) {
             let entry = entry?;
             self.name(inode, ObjectId(key.offset), entry.index, entry.name);
@@ -298,7 +318,12 @@ impl Leaf<'_> {
         Ok(())
     }
 
-    fn inode_extref(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
+    fn inode_extref(
+        &mut self,
+        inode: &mut Inode,
+        key: Key,
+        data: &[u8],
+    ) -> larder_format::FormatResult<()> {
         self.files.pass.world.uses(Incompat::EXTENDED_IREF);
         for entry in ExtRefs::new(data) {
             let entry = entry?;
@@ -326,7 +351,12 @@ impl Leaf<'_> {
         Ok(())
     }
 
-    fn dir_item(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
+    fn dir_item(
+        &mut self,
+        inode: &mut Inode,
+        key: Key,
+        data: &[u8],
+    ) -> larder_format::FormatResult<()> {
         let world = self.files.pass.world;
         let mut seen = BTreeSet::new();
         for entry in DirEntries::new(data) {
@@ -343,7 +373,12 @@ impl Leaf<'_> {
         Ok(())
     }
 
-    fn dir_index(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
+    fn dir_index(
+        &mut self,
+        inode: &mut Inode,
+        key: Key,
+        data: &[u8],
+    ) -> larder_format::FormatResult<()> {
         let world = self.files.pass.world;
         let hashing = &world.hashing;
         if key.offset < 2 {
@@ -386,12 +421,21 @@ impl Leaf<'_> {
         Ok(())
     }
 
-    fn extent(&mut self, inode: &mut Inode, key: Key, data: &[u8]) -> larder_format::FormatResult<()> {
+    fn extent(
+        &mut self,
+        inode: &mut Inode,
+        key: Key,
+        data: &[u8],
+    ) -> larder_format::FormatResult<()> {
         let world = self.files.pass.world;
         let extent = FileExtent::parse(data)?;
         if extent.generation().0 > world.generation() {
             self.add(Kind::FileExtentGeneration, key, || {
-                format!("generation is {}, the superblock's is {}", extent.generation(), world.generation())
+                format!(
+                    "generation is {}, the superblock's is {}",
+                    extent.generation(),
+                    world.generation()
+                )
             });
         }
         inode.add_extent(key.offset, &extent);
@@ -436,12 +480,16 @@ impl Leaf<'_> {
         pass.refs.used(r.disk_bytenr, Size::Data(r.disk_num_bytes), by, self.edge.tree, Some(key));
         if r.compression == Compression::None && r.ram_bytes != r.disk_num_bytes {
             self.add(Kind::FileExtentRamBytes, key, || {
-                format!("ram_bytes is {}, but the extent has {} bytes", r.ram_bytes, r.disk_num_bytes)
+                format!(
+                    "ram_bytes is {}, but the extent has {} bytes",
+                    r.ram_bytes, r.disk_num_bytes
+                )
             });
         }
         if r.kind == ExtentKind::Prealloc && r.compression != Compression::None {
             self.add(Kind::FileExtentCompression, key, || {
-                "preallocated space, in which nothing was written yet, is marked as compressed".into()
+                "preallocated space, in which nothing was written yet, is marked as compressed"
+                    .into()
             });
         }
         if let Some(owners) = pass.owners {
@@ -472,7 +520,8 @@ impl Leaf<'_> {
         }
     }
 
-    /// Flags of the inode whose items these are, even if its own item stands in a leaf before this one.
+    /// Flags of the inode whose items these are, even if its own item stands in a leaf before this
+    /// one.
     fn flags(&self, inode: &Inode) -> Option<InodeFlags> {
         if let Some(stat) = inode.stat {
             return Some(stat.flags);

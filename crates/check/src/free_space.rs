@@ -1,7 +1,8 @@
 //! The free-space tree against the extent tree.
 //!
-//! Per block group its entries are counted, and their ranges go into the sum that says whether allocated and free ranges
-//! tile the group ([`crate::extents`]). Only for a group that is not tiled are both trees read side by side.
+//! Per block group its entries are counted, and their ranges go into the sum that says whether
+//! allocated and free ranges tile the group ([`crate::extents`]). Only for a group that is not
+//! tiled are both trees read side by side.
 
 use crate::chunks::Chunk;
 use crate::finding::{Finding, Kind};
@@ -48,7 +49,8 @@ pub(crate) fn check(world: &World<'_>, root: &Edge, extent_root: Option<&Edge>) 
     let lost = world.lost.part_of(ObjectId::FREE_SPACE_TREE);
     for chunk in world.chunks.0.iter().filter(|c| !reader.seen.contains(&c.start)) {
         let what = format!("the block group at {} has no info item", chunk.start);
-        let finding = Finding::new(Kind::FreeSpaceInfoMissing, what).tree(ObjectId::FREE_SPACE_TREE);
+        let finding =
+            Finding::new(Kind::FreeSpaceInfoMissing, what).tree(ObjectId::FREE_SPACE_TREE);
         world.add(finding.address(Logical(chunk.start)).follow_up_if(lost));
     }
     let Some(extent_root) = extent_root else { return };
@@ -62,10 +64,12 @@ pub(crate) fn check(world: &World<'_>, root: &Edge, extent_root: Option<&Edge>) 
 impl Reader<'_> {
     fn add(&self, kind: Kind, key: Key, what: String) {
         let at = Logical(key.objectid.0);
-        self.world.add(Finding::new(kind, what).tree(ObjectId::FREE_SPACE_TREE).key(key).address(at));
+        self.world
+            .add(Finding::new(kind, what).tree(ObjectId::FREE_SPACE_TREE).key(key).address(at));
     }
 
-    /// What it means that no block group lies there: mkfs leaves entries of its first groups behind, below all others.
+    /// What it means that no block group lies there: mkfs leaves entries of its first groups
+    /// behind, below all others.
     fn stranger(&self, start: u64) -> Kind {
         let below = self.world.chunks.0.first().is_some_and(|first| start < first.start);
         if below { Kind::FreeSpaceWithoutBlockGroup } else { Kind::FreeSpaceOverlap }
@@ -106,14 +110,19 @@ impl Reader<'_> {
             return self.add(kind, key, what);
         };
         if start < group.start || end > group.end {
-            let what =
-                format!("{start} (+{}) lies outside of the block group at {}", key.offset, group.start);
+            let what = format!(
+                "{start} (+{}) lies outside of the block group at {}",
+                key.offset, group.start
+            );
             self.add(Kind::FreeSpaceOverlap, key, what);
         } else {
             if is_bitmap != group.bitmaps {
                 let form = |bitmaps| if bitmaps { "bitmaps" } else { "extents" };
-                let what =
-                    format!("the info item says {}, this is of {}", form(group.bitmaps), form(is_bitmap));
+                let what = format!(
+                    "the info item says {}, this is of {}",
+                    form(group.bitmaps),
+                    form(is_bitmap)
+                );
                 self.add(Kind::FreeSpaceForm, key, what);
             }
             if is_bitmap {
@@ -129,7 +138,8 @@ impl Reader<'_> {
 
     fn run(&self, group: &mut Group, key: Key, from: u64, to: u64, joins: bool) {
         if from < group.last {
-            let what = format!("{from} to {to} is listed as free, and so is all up to {}", group.last);
+            let what =
+                format!("{from} to {to} is listed as free, and so is all up to {}", group.last);
             self.add(Kind::FreeSpaceOverlap, key, what);
         }
         // A run may be cut where one bitmap ends and the next begins; it counts once.
@@ -153,7 +163,8 @@ impl Reader<'_> {
     fn finish_group(&mut self) {
         let Some(group) = self.group.take() else { return };
         if group.runs != group.count && group.count != u64::MAX {
-            let what = format!("extent_count is {}, but there are {} runs", group.count, group.runs);
+            let what =
+                format!("extent_count is {}, but there are {} runs", group.count, group.runs);
             let lost = self.world.lost.part_of(ObjectId::FREE_SPACE_TREE);
             let finding = Finding::new(Kind::FreeSpaceCount, what).tree(ObjectId::FREE_SPACE_TREE);
             self.world.add(finding.key(group.key).address(Logical(group.start)).follow_up_if(lost));
@@ -189,7 +200,9 @@ fn look_closer(world: &World<'_>, root: &Edge, extent_root: &Edge, chunk: &Chunk
         let (at, len) = (key.objectid.0, key.offset);
         match key.kind {
             KeyType::FREE_SPACE_EXTENT => free.push((at, at.saturating_add(len).min(end))),
-            KeyType::FREE_SPACE_BITMAP => free.extend(bitmap_runs(at, at.saturating_add(len).min(end), data)),
+            KeyType::FREE_SPACE_BITMAP => {
+                free.extend(bitmap_runs(at, at.saturating_add(len).min(end), data))
+            }
             _ => {}
         }
         if free.len() < RANGES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
@@ -238,11 +251,16 @@ impl Listed {
                     _ => return ControlFlow::Continue(()),
                 };
                 allocated.push((key.objectid.0, key.objectid.0.saturating_add(len).min(end)));
-                if allocated.len() < RANGES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                if allocated.len() < RANGES {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
             });
         if allocated.len() >= RANGES || self.free.len() >= RANGES {
-            let what =
-                format!("the block group at {start} is too fragmented to say where free space is wrong");
+            let what = format!(
+                "the block group at {start} is too fragmented to say where free space is wrong"
+            );
             world.add(Finding::new(Kind::NotChecked, what).address(Logical(start)));
         }
         for (at, to) in intersection(&allocated, &self.free) {
@@ -299,11 +317,18 @@ mod tests {
 
     #[test]
     fn ranges_are_compared() {
-        assert_eq!(intersection(&[(0, 10), (20, 30)], &[(5, 25), (29, 40)]), [(5, 10), (20, 25), (29, 30)]);
+        assert_eq!(
+            intersection(&[(0, 10), (20, 30)], &[(5, 25), (29, 40)]),
+            [(5, 10), (20, 25), (29, 30)]
+        );
         assert_eq!(gaps(vec![(10, 20), (0, 5), (15, 30)], 0, 40), [(5, 10), (30, 40)]);
         let runs = bitmap_runs(1 << 20, (1 << 20) + 16 * SECTOR, &[0b1000_0011, 0b0000_0001]);
         let at = |n: u64| (1 << 20) + n * SECTOR;
         assert_eq!(runs, [(at(0), at(2)), (at(7), at(9))]);
-        assert_eq!(bitmap_runs(0, 4 * SECTOR, &[0xff]), [(0, 4 * SECTOR)], "bits behind the end say nothing");
+        assert_eq!(
+            bitmap_runs(0, 4 * SECTOR, &[0xff]),
+            [(0, 4 * SECTOR)],
+            "bits behind the end say nothing"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! One inode: what its items say, and whether they agree.
 //!
-//! All items of an inode stand behind each other, so most rules are about one [`Inode`] alone: its link count against its
-//! names, its size against a directory's entries, its bytes against its extents. Rules between inodes — an entry and the
-//! inode that it leads to — are in [`crate::links`].
+//! All items of an inode stand behind each other, so most rules are about one [`Inode`] alone: its
+//! link count against its names, its size against a directory's entries, its bytes against its
+//! extents. Rules between inodes — an entry and the inode that it leads to — are in
+//! [`crate::links`].
 
 use crate::finding::{Finding, Kind};
 use crate::run::Part;
@@ -79,7 +80,8 @@ impl Span {
     pub(crate) fn of(at: u64, extent: &FileExtent<'_>) -> Self {
         let mut span = Self {
             first: at,
-            end: at.saturating_add(extent.len().checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX)),
+            end: at
+                .saturating_add(extent.len().checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX)),
             bytes: 0,
             gap: None,
             overlap: None,
@@ -194,8 +196,10 @@ pub(crate) fn check(world: &World<'_>, tree: TreeId, inode: &Inode) {
     let add = |kind, what: String| world.add(Finding::new(kind, what).tree(tree).key(key));
     let Some(stat) = inode.stat else {
         if !inode.incomplete {
-            let what =
-                format!("inode {} has items (first {}), but no inode item", inode.ino, inode.first_key);
+            let what = format!(
+                "inode {} has items (first {}), but no inode item",
+                inode.ino, inode.first_key
+            );
             add(Kind::InodeMissing, what);
         }
         return;
@@ -210,16 +214,23 @@ pub(crate) fn check(world: &World<'_>, tree: TreeId, inode: &Inode) {
         return;
     }
     if stat.nlink != inode.names {
-        add(Kind::InodeLinkCount, format!("nlink is {}, but it has {} names", stat.nlink, inode.names));
+        add(
+            Kind::InodeLinkCount,
+            format!("nlink is {}, but it has {} names", stat.nlink, inode.names),
+        );
     }
     if stat.is_dir() {
         directory(inode, &stat, &add);
     } else if inode.item_bytes + inode.index_bytes > 0 {
         add(Kind::ItemMisplaced, format!("it has mode {:o} and directory entries", stat.mode));
     }
-    let in_place = stat.flags & (InodeFlags::NODATACOW | InodeFlags::NODATASUM) == InodeFlags::NODATACOW;
+    let in_place =
+        stat.flags & (InodeFlags::NODATACOW | InodeFlags::NODATASUM) == InodeFlags::NODATACOW;
     if stat.mode & S_IFMT == S_IFREG && in_place {
-        add(Kind::InodeFlags, "it has the flag for writing in place, but not that for no checksums".into());
+        add(
+            Kind::InodeFlags,
+            "it has the flag for writing in place, but not that for no checksums".into(),
+        );
     }
     match (stat.mode & S_IFMT, &inode.extents) {
         (S_IFLNK, None) => add(Kind::InodeSize, "the symbolic link has no target".into()),
@@ -246,20 +257,30 @@ fn directory(inode: &Inode, stat: &Stat, add: &dyn Fn(Kind, String)) {
     }
     let names = inode.item_bytes.saturating_add(inode.index_bytes);
     if stat.size != names {
-        add(Kind::DirectorySize, format!("size is {}, but the names in it make {names}", stat.size));
+        add(
+            Kind::DirectorySize,
+            format!("size is {}, but the names in it make {names}", stat.size),
+        );
     }
 }
 
 fn contents(world: &World<'_>, stat: &Stat, span: &Span, add: &dyn Fn(Kind, String)) {
     if stat.nbytes != span.bytes {
-        add(Kind::InodeBytes, format!("nbytes is {}, but its extents have {}", stat.nbytes, span.bytes));
+        add(
+            Kind::InodeBytes,
+            format!("nbytes is {}, but its extents have {}", stat.nbytes, span.bytes),
+        );
     }
     if let Some(at) = span.overlap {
         add(Kind::FileExtentOverlap, format!("two of its extents overlap at offset {at}"));
     }
     let end = stat.size.checked_next_multiple_of(SECTOR).unwrap_or(u64::MAX);
     if !world.has(Incompat::NO_HOLES) {
-        let gap = if span.first > 0 { Some(0) } else { span.gap.or((span.end < end).then_some(span.end)) };
+        let gap = if span.first > 0 {
+            Some(0)
+        } else {
+            span.gap.or((span.end < end).then_some(span.end))
+        };
         if let Some(at) = gap.filter(|at| *at < end) {
             add(
                 Kind::FileExtentHole,
@@ -269,11 +290,17 @@ fn contents(world: &World<'_>, stat: &Stat, span: &Span, add: &dyn Fn(Kind, Stri
     }
     // Without no-holes a crash can leave data behind the end, which Linux then still moves.
     if let Some(at) = span.last_data.filter(|at| *at >= end && world.has(Incompat::NO_HOLES)) {
-        add(Kind::FileExtentBeyondEnd, format!("size is {}, but data is kept for offset {at}", stat.size));
+        add(
+            Kind::FileExtentBeyondEnd,
+            format!("size is {}, but data is kept for offset {at}", stat.size),
+        );
     }
     if let Some((len, compressed)) = span.inline {
         if len > SECTOR {
-            add(Kind::FileExtentInline, format!("an inline extent has {len} bytes, more than a sector"));
+            add(
+                Kind::FileExtentInline,
+                format!("an inline extent has {len} bytes, more than a sector"),
+            );
         }
         if !compressed && len > stat.size {
             add(Kind::InodeSize, format!("size is {}, but {len} bytes stand inline", stat.size));
@@ -289,13 +316,22 @@ fn symlink(stat: &Stat, span: &Span, add: &dyn Fn(Kind, String)) {
     match span.inline {
         Some((len, _)) if !span.stored => {
             if stat.size != len {
-                add(Kind::InodeSize, format!("size is {}, but the target has {len} bytes", stat.size));
+                add(
+                    Kind::InodeSize,
+                    format!("size is {}, but the target has {len} bytes", stat.size),
+                );
             }
             if stat.nbytes != len {
-                add(Kind::InodeBytes, format!("nbytes is {}, but the target has {len} bytes", stat.nbytes));
+                add(
+                    Kind::InodeBytes,
+                    format!("nbytes is {}, but the target has {len} bytes", stat.nbytes),
+                );
             }
         }
-        _ => add(Kind::FileExtentInline, "the target of the symbolic link does not stand inline".into()),
+        _ => add(
+            Kind::FileExtentInline,
+            "the target of the symbolic link does not stand inline".into(),
+        ),
     }
 }
 

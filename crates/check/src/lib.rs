@@ -1,25 +1,29 @@
-//! The offline checker: reads an image, compares everything in it with everything else, and says what is wrong.
+//! The offline checker: reads an image, compares everything in it with everything else, and says
+//! what is wrong.
 //!
-//! It shares no code with the engine that it checks: this crate knows the format, how to read devices and to unpack, nothing more, and
-//! its manifest keeps it so. It only reads.
+//! It shares no code with the engine that it checks: this crate knows the format, how to read
+//! devices and to unpack, nothing more, and its manifest keeps it so. It only reads.
 //!
 //! # How it works
 //!
-//! A file system says most things twice: an extent's references and the pointers that make them, a directory's entries and
-//! the names that inodes record, allocated space and free space. A checker has to compare the two sides of tens of millions of
-//! facts, in bounded memory and at the speed of the disk. Here each node is read once, by any thread, in any order, and each
-//! fact adds a keyed hash to the sum of its side (`sets`). Where the sums agree, so do the facts. Where they do not, a second
-//! walk collects the facts about the few places in question, and they are compared one by one (`refs`, `links`,
-//! `free_space`). A sound image costs one pass and some tens of MiB, whatever its size; damage costs another pass or two.
+//! A file system says most things twice: an extent's references and the pointers that make them, a
+//! directory's entries and the names that inodes record, allocated space and free space. A checker
+//! has to compare the two sides of tens of millions of facts, in bounded memory and at the speed of
+//! the disk. Here each node is read once, by any thread, in any order, and each fact adds a keyed
+//! hash to the sum of its side (`sets`). Where the sums agree, so do the facts. Where they do not,
+//! a second walk collects the facts about the few places in question, and they are compared one by
+//! one (`refs`, `links`, `free_space`). A sound image costs one pass and some tens of MiB, whatever
+//! its size; damage costs another pass or two.
 //!
-//! Facts about one object whose items span leaves — an inode, an extent — are put together by joining what is known of
-//! neighbouring leaves (`run`, `walk`). A node that snapshots share is looked at once, and what was learnt of it is joined
-//! into each of them.
+//! Facts about one object whose items span leaves — an inode, an extent — are put together by
+//! joining what is known of neighbouring leaves (`run`, `walk`). A node that snapshots share is
+//! looked at once, and what was learnt of it is joined into each of them.
 //!
-//! What cannot be read is reported, and what merely follows from its absence is marked as a follow-up (`lost`).
+//! What cannot be read is reported, and what merely follows from its absence is marked as a
+//! follow-up (`lost`).
 //!
-//! Counts of quota groups need to know which subvolumes reach an extent, which no sum tells: they cost a pass of their own, where
-//! quotas are on (`quotas`).
+//! Counts of quota groups need to know which subvolumes reach an extent, which no sum tells: they
+//! cost a pass of their own, where quotas are on (`quotas`).
 //!
 //! Of a metadata dump everything is checked that it has ([`Dump`]).
 //!
@@ -69,7 +73,8 @@ use std::time::Duration;
 /// How to check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Read all file data, too: compare every copy with its checksums, and unpack what is compressed.
+    /// Read all file data, too: compare every copy with its checksums, and unpack what is
+    /// compressed.
     pub data: bool,
     /// Threads to work with; 0 for as many as there are processors.
     pub threads: usize,
@@ -129,7 +134,8 @@ pub struct Stats {
 /// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was found: errors first, follow-ups last; at most [`Options::keep`] of a kind, and as many follow-ups.
+    /// What was found: errors first, follow-ups last; at most [`Options::keep`] of a kind, and as
+    /// many follow-ups.
     pub findings: Vec<Finding>,
     /// How often each kind was found.
     pub counts: BTreeMap<Kind, Count>,
@@ -171,8 +177,13 @@ impl Report {
 /// `watcher` is told of the progress now and then, from any thread.
 ///
 /// # Errors
-/// There is nothing to check, or nothing that is known how to. Damage is no error but in the report, however bad.
-pub fn check(devices: &[Arc<dyn Device>], options: &Options, watcher: Watcher<'_>) -> Result<Report, Error> {
+/// There is nothing to check, or nothing that is known how to. Damage is no error but in the
+/// report, however bad.
+pub fn check(
+    devices: &[Arc<dyn Device>],
+    options: &Options,
+    watcher: Watcher<'_>,
+) -> Result<Report, Error> {
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .thread_name(|n| format!("larder-check-{n}"))

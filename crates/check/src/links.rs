@@ -1,9 +1,10 @@
 //! Names between inodes: directory entries against the names that inodes record, types, orphans.
 //!
-//! Each entry and each recorded name adds a value to the sums of its subvolume, with opposite signs; so do an entry's type
-//! and the inode's, an orphan item and an inode without links. A subvolume whose sums are zero is consistent. For one that is
-//! not, its leaves are walked again, first into a ledger by inode number, then collecting what concerns the few inodes that do
-//! not add up. Snapshots that share the damage have the same sums, and only one of them is looked at.
+//! Each entry and each recorded name adds a value to the sums of its subvolume, with opposite
+//! signs; so do an entry's type and the inode's, an orphan item and an inode without links. A
+//! subvolume whose sums are zero is consistent. For one that is not, its leaves are walked again,
+//! first into a ledger by inode number, then collecting what concerns the few inodes that do not
+//! add up. Snapshots that share the damage have the same sums, and only one of them is looked at.
 
 use crate::files::{Files, entry_value};
 use crate::finding::{Finding, Kind};
@@ -132,12 +133,23 @@ fn walk(world: &World<'_>, root: &Edge, links: LinkSink<'_>) {
         owners_asked: AtomicUsize::new(0),
     };
     let memory = Memory::new();
-    let walk =
-        Walk { source: &world.source, seen: &pass.seen, memory: &memory, visitor: &files, report: false };
+    let walk = Walk {
+        source: &world.source,
+        seen: &pass.seen,
+        memory: &memory,
+        visitor: &files,
+        report: false,
+    };
     walk.tree(root, None).finish(&files);
 }
 
-fn explain_inode(world: &World<'_>, root: &Edge, ino: u64, records: &[(u64, LinkRecord)], broken: bool) {
+fn explain_inode(
+    world: &World<'_>,
+    root: &Edge,
+    ino: u64,
+    records: &[(u64, LinkRecord)],
+    broken: bool,
+) {
     let inode = records.iter().find_map(|(_, r)| match r {
         LinkRecord::Inode { kind, nlink } => Some((*kind, *nlink)),
         _ => None,
@@ -149,7 +161,11 @@ fn explain_inode(world: &World<'_>, root: &Edge, ino: u64, records: &[(u64, Link
     let inode_key = Key::new(ino, KeyType::INODE_ITEM, 0);
     match (inode, orphan) {
         (Some((_, 0)), false) => {
-            add(Kind::OrphanItemMissing, inode_key, format!("inode {ino} has no links and no orphan item"));
+            add(
+                Kind::OrphanItemMissing,
+                inode_key,
+                format!("inode {ino} has no links and no orphan item"),
+            );
         }
         (None, true) => {
             let key = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, ino);
@@ -178,7 +194,8 @@ fn explain_inode(world: &World<'_>, root: &Edge, ino: u64, records: &[(u64, Link
             match inode {
                 None if recorded.is_empty() => {
                     let what = format!(
-                        "entry \"{shown}\" of directory {dir} leads to inode {ino}, which does not exist"
+                        "entry \"{shown}\" of directory {dir} leads to inode {ino}, which does \
+                            not exist"
                     );
                     add(Kind::DirEntryWithoutInode, key, what);
                     continue;
@@ -195,13 +212,16 @@ fn explain_inode(world: &World<'_>, root: &Edge, ino: u64, records: &[(u64, Link
             }
             match recorded.get(n) {
                 None => {
-                    let what = format!("inode {ino} does not record its name \"{shown}\" in directory {dir}");
+                    let what = format!(
+                        "inode {ino} does not record its name \"{shown}\" in directory {dir}"
+                    );
                     add(Kind::InodeRefMissing, key, what);
                 }
                 Some(_) if recorded.contains(index) => {}
                 Some(other) => {
                     let what = format!(
-                        "inode {ino} records index {other} for \"{shown}\" in directory {dir}, which has {index}"
+                        "inode {ino} records index {other} for \"{shown}\" in directory {dir}, \
+                            which has {index}"
                     );
                     add(Kind::InodeRefDiffers, key, what);
                 }
@@ -210,7 +230,8 @@ fn explain_inode(world: &World<'_>, root: &Edge, ino: u64, records: &[(u64, Link
         for index in recorded.iter().skip(entries.len()) {
             let key = Key::new(ino, KeyType::INODE_REF, dir);
             let what = format!(
-                "inode {ino} records the name \"{shown}\" (index {index}) in directory {dir}, which has no such entry"
+                "inode {ino} records the name \"{shown}\" (index {index}) in directory {dir}, \
+                    which has no such entry"
             );
             add(Kind::InodeRefWithoutEntry, key, what);
         }
@@ -273,12 +294,16 @@ pub(crate) fn explain_directory(world: &World<'_>, root: &Edge, dir: u64, broken
         match (&items[..], &indexes[..]) {
             ([item], [index]) if (item.0, item.1) != (index.0, index.1) => {
                 let seen = |s: &Seen| format!("{} ({})", s.0, type_name(s.1));
-                let what =
-                    format!("name \"{shown}\" is listed as {} and looked up as {}", seen(index), seen(item));
+                let what = format!(
+                    "name \"{shown}\" is listed as {} and looked up as {}",
+                    seen(index),
+                    seen(item)
+                );
                 add(Kind::DirEntryDiffers, index.2, what);
             }
             ([], [index, ..]) => {
-                let what = format!("name \"{shown}\" is listed, but there is no item to look it up");
+                let what =
+                    format!("name \"{shown}\" is listed, but there is no item to look it up");
                 add(Kind::DirItemMissing, index.2, what);
             }
             ([item, ..], []) => {

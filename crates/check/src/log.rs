@@ -1,8 +1,8 @@
 //! Log trees: can the next mount replay them?
 //!
-//! A log hangs on the superblock, not on the root tree; its nodes and the data that only it knows are in no extent tree. So it
-//! is looked at for itself: its nodes, the sort of its items, its data ([`data`]). What comes of it when it is replayed is not
-//! asked.
+//! A log hangs on the superblock, not on the root tree; its nodes and the data that only it knows
+//! are in no extent tree. So it is looked at for itself: its nodes, the sort of its items, its data
+//! ([`data`]). What comes of it when it is replayed is not asked.
 
 mod data;
 
@@ -13,7 +13,9 @@ use crate::sums::verify;
 use crate::walk::{Memory, Visit, Walk};
 use crate::world::Pass;
 use larder_format::items::keys::csum_key;
-use larder_format::items::{DirEntries, DirLogIndex, ExtRefs, FileExtent, InodeItem, InodeRefs, RootItem};
+use larder_format::items::{
+    DirEntries, DirLogIndex, ExtRefs, FileExtent, InodeItem, InodeRefs, RootItem,
+};
 use larder_format::node::NodeView;
 use larder_format::{FormatError, FormatResult, Key, KeyType, Logical, ObjectId, SECTOR_SIZE};
 use parking_lot::Mutex;
@@ -56,8 +58,13 @@ pub(crate) fn check(pass: &Pass<'_>, extent_root: Option<&Edge>) {
 
 fn walk(pass: &Pass<'_>, visitor: &Log<'_>, edge: &Edge) {
     let memory = Memory::new();
-    let walk =
-        Walk { source: &pass.world.source, seen: &pass.seen, memory: &memory, visitor, report: pass.first };
+    let walk = Walk {
+        source: &pass.world.source,
+        seen: &pass.seen,
+        memory: &memory,
+        visitor,
+        report: pass.first,
+    };
     walk.tree(edge, None);
 }
 
@@ -122,7 +129,13 @@ impl Visit for Log<'_> {
 
 impl<'a> Log<'a> {
     fn new(pass: &'a Pass<'a>, top: bool) -> Self {
-        Self { pass, top, roots: Mutex::default(), data: Mutex::default(), lost: AtomicBool::new(false) }
+        Self {
+            pass,
+            top,
+            roots: Mutex::default(),
+            data: Mutex::default(),
+            lost: AtomicBool::new(false),
+        }
     }
 
     fn root(&self, key: Key, data: &[u8]) -> FormatResult<()> {
@@ -157,8 +170,10 @@ impl<'a> Log<'a> {
                     let end = r.disk_bytenr.0.saturating_add(r.disk_num_bytes);
                     let chunk = self.pass.world.chunks.find(r.disk_bytenr.0);
                     if chunk.is_none_or(|c| end > c.end()) {
-                        let what =
-                            format!("data at {} (+{}) lies in no chunk", r.disk_bytenr, r.disk_num_bytes);
+                        let what = format!(
+                            "data at {} (+{}) lies in no chunk",
+                            r.disk_bytenr, r.disk_num_bytes
+                        );
                         return Err(FormatError::new(what));
                     }
                     self.data.lock().extent(key, &r);

@@ -56,10 +56,8 @@ impl Lost {
         let first = Key::new(at, KeyType(0), 0);
         let last = Key::new(at, KeyType(u8::MAX), u64::MAX);
         self.too_many.load(Relaxed)
-            || self
-                .ranges
-                .lock()
-                .iter()
-                .any(|(tree, from, to)| *tree == ObjectId::EXTENT_TREE && *from <= last && first < *to)
+            || self.ranges.lock().iter().any(|(tree, from, to)| {
+                *tree == ObjectId::EXTENT_TREE && *from <= last && first < *to
+            })
     }
 }

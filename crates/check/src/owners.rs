@@ -1,7 +1,8 @@
 //! Whose data it is: files for ranges of the address space.
 //!
-//! Checksums know addresses only. When something is wrong with a range, the last pass over the subvolumes finds the first
-//! file that uses it, so that the finding can name what a person can restore or delete.
+//! Checksums know addresses only. When something is wrong with a range, the last pass over the
+//! subvolumes finds the first file that uses it, so that the finding can name what a person can
+//! restore or delete.
 
 use larder_format::{Key, TreeId};
 use parking_lot::Mutex;
@@ -42,8 +43,11 @@ impl Owners {
             return;
         }
         let mut found = self.found.lock();
-        for (n, _) in self.ranges.iter().enumerate().skip(first).take_while(|(_, (from, _))| *from < end) {
-            // Whichever thread comes first: the smallest, so that reports do not change from run to run.
+        for (n, _) in
+            self.ranges.iter().enumerate().skip(first).take_while(|(_, (from, _))| *from < end)
+        {
+            // Whichever thread comes first: the smallest, so that reports do not change from run to
+            // run.
             let new = Some((tree, key));
             if found[n].is_none() || new < found[n] {
                 found[n] = new;

@@ -1,4 +1,5 @@
-//! Trees whose items are compared elsewhere: here only their nodes count, and what may stand in which tree.
+//! Trees whose items are compared elsewhere: here only their nodes count, and what may stand in
+//! which tree.
 
 use crate::coverage::Fact;
 use crate::finding::Kind;
@@ -39,7 +40,9 @@ impl Visit for Plain<'_> {
                 KeyType::EXTENT_DATA if edge.tree == ObjectId::ROOT_TREE => {
                     self.cache_file(edge, view, key, data);
                 }
-                KeyType::INODE_ITEM if edge.tree == ObjectId::ROOT_TREE => self.inode(edge, key, data),
+                KeyType::INODE_ITEM if edge.tree == ObjectId::ROOT_TREE => {
+                    self.inode(edge, key, data)
+                }
                 _ => {}
             }
         }
@@ -51,11 +54,14 @@ impl Plain<'_> {
     fn inode(&self, edge: &Edge, key: Key, data: &[u8]) {
         // What cannot be parsed was said when the node was judged.
         let Ok(item) = InodeItem::parse(data) else { return };
-        let expected = if key.objectid == ObjectId::ROOT_TREE_DIR { S_IFDIR } else { S_IFREG | 0o600 };
+        let expected =
+            if key.objectid == ObjectId::ROOT_TREE_DIR { S_IFDIR } else { S_IFREG | 0o600 };
         let checked = if expected == S_IFDIR { S_IFMT } else { u32::MAX };
         let mode = item.mode.get();
         if mode & checked != expected {
-            let e = FormatError::new(format!("mode is {mode:o} in the root tree, expected {expected:o}"));
+            let e = FormatError::new(format!(
+                "mode is {mode:o} in the root tree, expected {expected:o}"
+            ));
             self.pass.invalid(Kind::InodeInvalid, edge, key, &e);
         }
     }
@@ -65,7 +71,13 @@ impl Plain<'_> {
         match FileExtent::parse(data) {
             Ok(FileExtent::Stored(r)) if !r.is_hole() => {
                 let by = ExtentRef::data(view.owner(), key.objectid, key.offset, r.offset);
-                self.pass.refs.used(r.disk_bytenr, Size::Data(r.disk_num_bytes), by, edge.tree, Some(key));
+                self.pass.refs.used(
+                    r.disk_bytenr,
+                    Size::Data(r.disk_num_bytes),
+                    by,
+                    edge.tree,
+                    Some(key),
+                );
                 if let (Some(coverage), Some(chunk)) =
                     (self.pass.coverage, self.pass.world.chunks.find(r.disk_bytenr.0))
                 {
@@ -86,16 +98,25 @@ fn belongs(tree: TreeId, key: Key) -> bool {
         ObjectId::CHUNK_TREE => matches!(kind, KeyType::DEV_ITEM | KeyType::CHUNK_ITEM),
         ObjectId::DEV_TREE => matches!(
             kind,
-            KeyType::DEV_EXTENT | KeyType::PERSISTENT_ITEM | KeyType::DEV_REPLACE | KeyType::TEMPORARY_ITEM
+            KeyType::DEV_EXTENT
+                | KeyType::PERSISTENT_ITEM
+                | KeyType::DEV_REPLACE
+                | KeyType::TEMPORARY_ITEM
         ),
         ObjectId::BLOCK_GROUP_TREE => kind == KeyType::BLOCK_GROUP_ITEM,
         ObjectId::FREE_SPACE_TREE => {
-            matches!(kind, KeyType::FREE_SPACE_INFO | KeyType::FREE_SPACE_EXTENT | KeyType::FREE_SPACE_BITMAP)
+            matches!(
+                kind,
+                KeyType::FREE_SPACE_INFO | KeyType::FREE_SPACE_EXTENT | KeyType::FREE_SPACE_BITMAP
+            )
         }
         ObjectId::UUID_TREE => matches!(kind, KeyType::UUID_SUBVOL | KeyType::UUID_RECEIVED_SUBVOL),
         ObjectId::QUOTA_TREE => matches!(
             kind,
-            KeyType::QGROUP_STATUS | KeyType::QGROUP_INFO | KeyType::QGROUP_LIMIT | KeyType::QGROUP_RELATION
+            KeyType::QGROUP_STATUS
+                | KeyType::QGROUP_INFO
+                | KeyType::QGROUP_LIMIT
+                | KeyType::QGROUP_RELATION
         ),
         ObjectId::ROOT_TREE => {
             matches!(

@@ -1,8 +1,9 @@
 //! How far the check is.
 //!
-//! Work is measured in bytes read, for that is what it waits for: what there is to read is known from the block groups
-//! before the long part begins. Callers get numbers and decide how to show them; they are called from whichever thread
-//! finishes a piece of work, never more than about ten times a second.
+//! Work is measured in bytes read, for that is what it waits for: what there is to read is known
+//! from the block groups before the long part begins. Callers get numbers and decide how to show
+//! them; they are called from whichever thread finishes a piece of work, never more than about ten
+//! times a second.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -93,7 +94,8 @@ impl<'a> Meter<'a> {
         self.bytes.fetch_add(bytes, Relaxed);
         let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let told = self.told.load(Relaxed);
-        if now >= told.saturating_add(100) && self.told.compare_exchange(told, now, Relaxed, Relaxed).is_ok()
+        if now >= told.saturating_add(100)
+            && self.told.compare_exchange(told, now, Relaxed, Relaxed).is_ok()
         {
             self.tell();
         }

@@ -1,11 +1,13 @@
 //! Quota groups: their counts against what their subvolumes reach.
 //!
-//! A group counts bytes of whole extents, tree nodes and data alike: those that any of its subvolumes reaches, and those that no
-//! subvolume outside of it reaches. So the set of subvolumes that reach it must be known for each extent.
+//! A group counts bytes of whole extents, tree nodes and data alike: those that any of its
+//! subvolumes reaches, and those that no subvolume outside of it reaches. So the set of subvolumes
+//! that reach it must be known for each extent.
 //!
-//! Sets flow from parents to children. A node lies exactly one level above its children, so once all nodes above a level have
-//! been read, the sets of that level are complete: each node is read once, however many snapshots share it. There are few
-//! different sets, which are kept once each ([`Sets`]). Data extents are collected in windows of addresses, so that memory stays bounded;
+//! Sets flow from parents to children. A node lies exactly one level above its children, so once
+//! all nodes above a level have been read, the sets of that level are complete: each node is read
+//! once, however many snapshots share it. There are few different sets, which are kept once each
+//! ([`Sets`]). Data extents are collected in windows of addresses, so that memory stays bounded;
 //! for each window but the first, the leaves are read again.
 //!
 //! Subvolumes that are deleted count until they are gone, as far as they are not yet.
@@ -126,16 +128,25 @@ impl Groups {
     fn check_relations(&self, world: &World<'_>) {
         let lost = world.lost.part_of(ObjectId::QUOTA_TREE);
         let pairs = |relations: &Relations| -> BTreeSet<(QgroupId, QgroupId)> {
-            relations.iter().flat_map(|(below, all)| all.iter().map(|above| (*below, *above))).collect()
+            relations
+                .iter()
+                .flat_map(|(below, all)| all.iter().map(|above| (*below, *above)))
+                .collect()
         };
         let (above, below) = (pairs(&self.above), pairs(&self.below));
         for (member, group) in above.union(&below) {
             let nobody = [member, group].into_iter().find(|g| !self.infos.contains_key(g));
-            let one_sided = above.contains(&(*member, *group)) != below.contains(&(*member, *group));
+            let one_sided =
+                above.contains(&(*member, *group)) != below.contains(&(*member, *group));
             let what = match nobody {
-                Some(nobody) => format!("group {member} belongs to {group}, and there is no group {nobody}"),
+                Some(nobody) => {
+                    format!("group {member} belongs to {group}, and there is no group {nobody}")
+                }
                 None if one_sided => {
-                    format!("only one of group {member} and group {group} says that they belong together")
+                    format!(
+                        "only one of group {member} and group {group} says that they belong \
+                            together"
+                    )
                 }
                 None => continue,
             };
@@ -160,8 +171,13 @@ impl Groups {
     }
 
     /// What each group's counts must be; groups without any are left out.
-    fn count(&self, subvolumes: &[Reach], usage: &Usage) -> Result<HashMap<QgroupId, Count>, TooMuch> {
-        let groups: Vec<_> = subvolumes.iter().map(|s| self.all_of(QgroupId(s.edge.tree.0))).collect();
+    fn count(
+        &self,
+        subvolumes: &[Reach],
+        usage: &Usage,
+    ) -> Result<HashMap<QgroupId, Count>, TooMuch> {
+        let groups: Vec<_> =
+            subvolumes.iter().map(|s| self.all_of(QgroupId(s.edge.tree.0))).collect();
         let mut counts: HashMap<QgroupId, Count> = HashMap::new();
         let mut steps = 0;
         for (set, bytes) in &usage.bytes {
@@ -302,7 +318,8 @@ struct Usage {
 impl Usage {
     fn of(world: &World<'_>, subvolumes: &[Reach]) -> Result<Self, TooMuch> {
         let mut usage = Self::default();
-        let mut levels: Vec<HashMap<u64, Reached>> = (0..=MAX_LEVEL).map(|_| HashMap::new()).collect();
+        let mut levels: Vec<HashMap<u64, Reached>> =
+            (0..=MAX_LEVEL).map(|_| HashMap::new()).collect();
         for (reach, n) in subvolumes.iter().zip(0..) {
             let set = usage.sets.set([n].into())?;
             let level = levels.get_mut(usize::from(reach.edge.level)).ok_or(TooMuch)?;

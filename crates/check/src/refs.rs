@@ -1,9 +1,10 @@
 //! Who uses which extent, against what the extent tree records.
 //!
-//! A walk over all trees gives *uses*: a pointer to a node, a file extent item. The extent tree gives *claims*: each
-//! reference that it records. Both sides must be the same multiset. They are compared through a [`Ledger`], grouped by
-//! address; only for addresses whose sums disagree a second pass collects [`Record`]s, and [`explain`] says what is wrong
-//! with each. A use counts with the length (or, for a node, the height) that the user believes the extent to have.
+//! A walk over all trees gives *uses*: a pointer to a node, a file extent item. The extent tree
+//! gives *claims*: each reference that it records. Both sides must be the same multiset. They are
+//! compared through a [`Ledger`], grouped by address; only for addresses whose sums disagree a
+//! second pass collects [`Record`]s, and [`explain`] says what is wrong with each. A use counts
+//! with the length (or, for a node, the height) that the user believes the extent to have.
 
 use crate::finding::{Finding, Findings, Kind};
 use crate::lost::Lost;
@@ -73,7 +74,14 @@ pub(crate) struct Refs<'a> {
 
 impl Refs<'_> {
     /// Somebody uses the extent at `at`.
-    pub(crate) fn used(&self, at: Logical, size: Size, by: ExtentRef, tree: TreeId, key: Option<Key>) {
+    pub(crate) fn used(
+        &self,
+        at: Logical,
+        size: Size,
+        by: ExtentRef,
+        tree: TreeId,
+        key: Option<Key>,
+    ) {
         match self.sink {
             Sink::None => {}
             Sink::Sums(ledger) => {
@@ -143,7 +151,8 @@ pub(crate) fn explain(collected: Collected, lost: &Lost, findings: &Findings) {
             match *record {
                 Record::Item(size) => extent.item = Some(size),
                 Record::Claim(by, count) => {
-                    *extent.claims.entry(by).or_default() += i64::try_from(count).unwrap_or(i64::MAX / 4);
+                    *extent.claims.entry(by).or_default() +=
+                        i64::try_from(count).unwrap_or(i64::MAX / 4);
                 }
                 Record::Use(size, by, tree, key) => {
                     extent.uses.entry(by).or_insert((0, tree, key)).0 += 1;
@@ -167,8 +176,11 @@ fn explain_one(at: Logical, extent: &Extent, lost: &Lost, findings: &Findings) {
     };
     let Some(item) = extent.item else {
         if let Some((by, (_, tree, key))) = some_use {
-            let what =
-                format!("{} at {at} is used by {}, but has no extent item", sort(extent), describe(by));
+            let what = format!(
+                "{} at {at} is used by {}, but has no extent item",
+                sort(extent),
+                describe(by)
+            );
             let finding = place(Kind::ExtentItemMissing, what, Some(*tree), *key);
             findings.add(finding.follow_up_if(unrecorded));
         }
@@ -176,7 +188,8 @@ fn explain_one(at: Logical, extent: &Extent, lost: &Lost, findings: &Findings) {
     };
     if extent.uses.is_empty() {
         let by = extent.claims.keys().next();
-        let by = by.map_or_else(String::new, |by| format!(" (it should be used by {})", describe(by)));
+        let by =
+            by.map_or_else(String::new, |by| format!(" (it should be used by {})", describe(by)));
         let what = format!("{} at {at} is allocated, and nothing uses it{by}", size_text(item));
         findings.add(place(Kind::ExtentUnused, what, None, None).follow_up_if(unused));
         return;
@@ -184,7 +197,9 @@ fn explain_one(at: Logical, extent: &Extent, lost: &Lost, findings: &Findings) {
     for (size, (tree, key)) in extent.sizes.iter().filter(|(size, _)| **size != item) {
         let kind = match (size, item) {
             (Size::Data(_), Size::Data(_)) => Kind::ExtentLength,
-            (Size::Node(level, _), Size::Node(recorded, _)) if *level == recorded => Kind::ExtentGeneration,
+            (Size::Node(level, _), Size::Node(recorded, _)) if *level == recorded => {
+                Kind::ExtentGeneration
+            }
             (Size::Node(..), Size::Node(..)) => Kind::ExtentLevel,
             _ => Kind::ExtentType,
         };
@@ -199,7 +214,8 @@ fn explain_one(at: Logical, extent: &Extent, lost: &Lost, findings: &Findings) {
             findings.add(finding.follow_up_if(unrecorded));
         } else if claims > *uses {
             let what = format!("{} uses {at} {uses} times, {claims} are recorded", describe(by));
-            findings.add(place(Kind::ExtentRefUnused, what, Some(*tree), *key).follow_up_if(unused));
+            findings
+                .add(place(Kind::ExtentRefUnused, what, Some(*tree), *key).follow_up_if(unused));
         }
     }
     for (by, claims) in extent.claims.iter().filter(|(by, _)| !extent.uses.contains_key(by)) {

@@ -1,13 +1,15 @@
 //! The root tree: which trees there are, where subvolumes hang, which are on their way out.
 //!
-//! The list of trees is loaded without a word before the walk, for the walk needs it; what is wrong with the root tree's
-//! nodes is reported when they are walked like all others. References between subvolumes are few, and are followed one by
-//! one. Entries of subvolumes cannot be trusted the other way round in a snapshot: it keeps the entries of its source, where
-//! nothing hangs. In a subvolume that is no snapshot, the sum over such entries must equal that over its references.
+//! The list of trees is loaded without a word before the walk, for the walk needs it; what is wrong
+//! with the root tree's nodes is reported when they are walked like all others. References between
+//! subvolumes are few, and are followed one by one. Entries of subvolumes cannot be trusted the
+//! other way round in a snapshot: it keeps the entries of its source, where nothing hangs. In a
+//! subvolume that is no snapshot, the sum over such entries must equal that over its references.
 //!
-//! What is a snapshot, its root item says, if a kernel made it that knows uuids (3.6 and later). Root items of older kernels
-//! lack the field, and a newer kernel that meets one fills it with zeros. There, age tells: a snapshot kept the entries
-//! that its source had, and all of them are as old as it is, or older ([`Origin`]).
+//! What is a snapshot, its root item says, if a kernel made it that knows uuids (3.6 and later).
+//! Root items of older kernels lack the field, and a newer kernel that meets one fills it with
+//! zeros. There, age tells: a snapshot kept the entries that its source had, and all of them are as
+//! old as it is, or older ([`Origin`]).
 
 use crate::files::has_inodes;
 use crate::finding::{Finding, Kind};
@@ -44,14 +46,16 @@ impl Root {
     }
 }
 
-/// How a subvolume came into being: which entries of other subvolumes may it have that do not hang in it?
+/// How a subvolume came into being: which entries of other subvolumes may it have that do not hang
+/// in it?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// As a snapshot: those that hung in its source.
     Snapshot,
     /// Empty: none.
     Made,
-    /// Before kernels wrote it down: if it is a snapshot, those that were made up to this transaction.
+    /// Before kernels wrote it down: if it is a snapshot, those that were made up to this
+    /// transaction.
     Before(Generation),
 }
 
@@ -65,7 +69,8 @@ impl Root {
         } else if self.key.offset != 0 {
             Origin::Before(Generation(self.key.offset))
         } else {
-            // Not even the key says when, before 2.6.35; but no snapshot was taken of what is younger than that.
+            // Not even the key says when, before 2.6.35; but no snapshot was taken of what is
+            // younger than that.
             Origin::Before(Generation(item.last_snapshot.get()))
         }
     }
@@ -103,7 +108,8 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
         match key.kind {
             KeyType::ROOT_ITEM => match RootItem::parse(data) {
                 Ok(item) => {
-                    let mut edge = Edge::root(key.objectid, item.root(), item.level, item.root_generation());
+                    let mut edge =
+                        Edge::root(key.objectid, item.root(), item.level, item.root_generation());
                     edge.last_snapshot = Generation(item.last_snapshot.get());
                     roots.trees.push(Root { edge, key, item });
                 }
@@ -114,8 +120,11 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
             },
             KeyType::ROOT_REF | KeyType::ROOT_BACKREF => match RootRef::parse(data) {
                 Ok(r) => {
-                    let hook =
-                        Hook { dirid: r.dirid.0, index: r.sequence, name: (&*source.name(r.name)).into() };
+                    let hook = Hook {
+                        dirid: r.dirid.0,
+                        index: r.sequence,
+                        name: (&*source.name(r.name)).into(),
+                    };
                     let other = ObjectId(key.offset);
                     if key.kind == KeyType::ROOT_REF {
                         roots.refs.insert((key.objectid, other), hook);
@@ -131,7 +140,9 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
             KeyType::ORPHAN_ITEM if key.objectid == ObjectId::ORPHAN => {
                 roots.orphans.insert(key.offset);
             }
-            KeyType::TEMPORARY_ITEM if key.objectid == ObjectId::BALANCE => roots.has_balance = true,
+            KeyType::TEMPORARY_ITEM if key.objectid == ObjectId::BALANCE => {
+                roots.has_balance = true
+            }
             _ if key == default => roots.default = Some(data.to_vec()),
             _ => {}
         }
@@ -191,14 +202,22 @@ impl Roots {
             needed.push(ObjectId::BLOCK_GROUP_TREE);
         }
         for tree in needed.into_iter().filter(|t| self.tree(*t).is_none()) {
-            let finding = Finding::new(Kind::TreeMissing, format!("there is no {}", tree_name(tree)));
+            let finding =
+                Finding::new(Kind::TreeMissing, format!("there is no {}", tree_name(tree)));
             world.add(finding.tree(tree).follow_up_if(lost));
         }
     }
 
-    fn check_subvolume(&self, world: &World<'_>, root: &Root, hanging: &BTreeSet<TreeId>, lost: bool) {
+    fn check_subvolume(
+        &self,
+        world: &World<'_>,
+        root: &Root,
+        hanging: &BTreeSet<TreeId>,
+        lost: bool,
+    ) {
         let id = root.edge.tree;
-        let place = |kind, what: String| Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(root.key);
+        let place =
+            |kind, what: String| Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(root.key);
         if !root.is_live() {
             if self.orphans.contains(&id.0) {
                 let what = format!("subvolume {id} is deleted, and being removed");
@@ -223,11 +242,13 @@ impl Roots {
                 let finding = Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(key);
                 world.add(finding.follow_up_if(lost));
             };
-            let hook = match (self.refs.get(&(parent, child)), self.backrefs.get(&(parent, child))) {
+            let hook = match (self.refs.get(&(parent, child)), self.backrefs.get(&(parent, child)))
+            {
                 (Some(a), Some(b)) => {
                     if a != b {
                         let what = format!(
-                            "subvolume {parent} calls {child} \"{}\" (directory {}, index {}), it calls itself \"{}\" ({}, {})",
+                            "subvolume {parent} calls {child} \"{}\" (directory {}, index {}), it \
+                                calls itself \"{}\" ({}, {})",
                             a.name.escape_ascii(),
                             a.dirid,
                             a.index,
@@ -282,7 +303,8 @@ impl Roots {
                 }
                 _ => continue,
             };
-            let finding = Finding::new(Kind::OrphanRootStale, what).tree(ObjectId::ROOT_TREE).key(key);
+            let finding =
+                Finding::new(Kind::OrphanRootStale, what).tree(ObjectId::ROOT_TREE).key(key);
             world.add(finding.follow_up_if(lost));
         }
     }
@@ -290,7 +312,8 @@ impl Roots {
     fn check_default(&self, world: &World<'_>, by_id: &BTreeMap<TreeId, &Root>, lost: bool) {
         let key = dir_item_key(ObjectId::ROOT_TREE_DIR, b"default");
         let add = |what: String| {
-            let finding = Finding::new(Kind::DefaultSubvolume, what).tree(ObjectId::ROOT_TREE).key(key);
+            let finding =
+                Finding::new(Kind::DefaultSubvolume, what).tree(ObjectId::ROOT_TREE).key(key);
             world.add(finding.follow_up_if(lost));
         };
         let Some(data) = &self.default else {
@@ -311,8 +334,8 @@ impl Roots {
         }
     }
 
-    /// Must the entries of subvolumes in a subvolume be compared with its references one by one? If so, those from this
-    /// transaction on.
+    /// Must the entries of subvolumes in a subvolume be compared with its references one by one? If
+    /// so, those from this transaction on.
     pub(crate) fn doubtful_entries(
         &self,
         world: &World<'_>,
@@ -332,7 +355,9 @@ impl Roots {
 
     /// The references of a subvolume to those that hang in it.
     fn refs_of(&self, id: TreeId) -> impl Iterator<Item = (TreeId, &Hook)> {
-        self.refs.range((id, ObjectId(0))..=(id, ObjectId(u64::MAX))).map(|((_, child), hook)| (*child, hook))
+        self.refs
+            .range((id, ObjectId(0))..=(id, ObjectId(u64::MAX)))
+            .map(|((_, child), hook)| (*child, hook))
     }
 
     /// What the sum over its entries of subvolumes must be.
@@ -343,7 +368,8 @@ impl Roots {
         })
     }
 
-    /// Reports the entries of subvolumes that do not hang in this one, but for those that are older.
+    /// Reports the entries of subvolumes that do not hang in this one, but for those that are
+    /// older.
     pub(crate) fn report_stray_entries(&self, world: &World<'_>, root: &Root, from: Generation) {
         let id = root.edge.tree;
         let known: BTreeSet<(u64, u64, u64)> =
@@ -359,7 +385,8 @@ impl Roots {
                             "entry \"{}\" names subvolume {child}, which does not hang there",
                             entry.name.escape_ascii()
                         );
-                        world.add(Finding::new(Kind::EntryWithoutSubvolume, what).tree(id).key(key));
+                        world
+                            .add(Finding::new(Kind::EntryWithoutSubvolume, what).tree(id).key(key));
                     }
                 }
             }
@@ -370,14 +397,16 @@ impl Roots {
     /// The uuid tree against the subvolumes, both ways.
     pub(crate) fn check_uuids(&self, world: &World<'_>, uuid_tree: &Edge) {
         let mut listed: BTreeSet<(KeyType, [u8; 16], TreeId)> = BTreeSet::new();
-        let lost = world.lost.part_of(ObjectId::UUID_TREE) || world.lost.part_of(ObjectId::ROOT_TREE);
+        let lost =
+            world.lost.part_of(ObjectId::UUID_TREE) || world.lost.part_of(ObjectId::ROOT_TREE);
         let by_id: BTreeMap<TreeId, &Root> = self.trees.iter().map(|r| (r.edge.tree, r)).collect();
         scan(&world.source, uuid_tree, Key::MIN, Key::MAX, &mut |key, data| {
             if !matches!(key.kind, KeyType::UUID_SUBVOL | KeyType::UUID_RECEIVED_SUBVOL) {
                 return ControlFlow::Continue(());
             }
             let uuid = uuid_of_key(&key);
-            let place = |kind, what: String| Finding::new(kind, what).tree(ObjectId::UUID_TREE).key(key);
+            let place =
+                |kind, what: String| Finding::new(kind, what).tree(ObjectId::UUID_TREE).key(key);
             match parse_uuid_item(data) {
                 Err(e) => world.add(place(Kind::UuidItemInvalid, e.to_string())),
                 Ok(ids) => {
@@ -405,7 +434,8 @@ impl Roots {
                 let uuid = own_uuid(root, kind);
                 let id = root.edge.tree;
                 if uuid != [0; 16] && !listed.contains(&(kind, uuid, id)) {
-                    let what = format!("{} of subvolume {id} is not there", uuid::Uuid::from_bytes(uuid));
+                    let what =
+                        format!("{} of subvolume {id} is not there", uuid::Uuid::from_bytes(uuid));
                     let finding = Finding::new(Kind::UuidMissing, what).tree(ObjectId::UUID_TREE);
                     world.add(finding.key(uuid_key(&uuid, kind)).follow_up_if(lost));
                 }
@@ -418,14 +448,16 @@ fn own_uuid(root: &Root, kind: KeyType) -> [u8; 16] {
     if kind == KeyType::UUID_SUBVOL { root.item.uuid } else { root.item.received_uuid }
 }
 
-/// Each tree has one root item. Only snapshots' say in their keys when they were made, and relocation trees' whose they are.
+/// Each tree has one root item. Only snapshots' say in their keys when they were made, and
+/// relocation trees' whose they are.
 fn check_key(world: &World<'_>, root: &Root, again: bool) {
     let id = root.edge.tree;
     if id == ObjectId::TREE_RELOC {
         return;
     }
     let add = |what: String| {
-        world.add(Finding::new(Kind::RootItemInvalid, what).tree(ObjectId::ROOT_TREE).key(root.key));
+        world
+            .add(Finding::new(Kind::RootItemInvalid, what).tree(ObjectId::ROOT_TREE).key(root.key));
     };
     if again {
         add(format!("{} has another root item", tree_name(id)));
@@ -468,7 +500,13 @@ fn check_item(world: &World<'_>, root: &Root) {
 }
 
 /// The directory entry through which a subvolume is reached.
-fn check_entry(world: &World<'_>, parent: &Root, child: TreeId, hook: &Hook, add: &dyn Fn(Kind, String)) {
+fn check_entry(
+    world: &World<'_>,
+    parent: &Root,
+    child: TreeId,
+    hook: &Hook,
+    add: &dyn Fn(Kind, String),
+) {
     let dir = ObjectId(hook.dirid);
     let source = &world.source;
     let leads = |data: Option<Vec<u8>>| {
@@ -482,7 +520,8 @@ fn check_entry(world: &World<'_>, parent: &Root, child: TreeId, hook: &Hook, add
     };
     let index = leads(find(source, &parent.edge, dir_index_key(dir, hook.index)));
     // Without its name the other one is not to be found.
-    let item = source.names_hidden() || leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
+    let item =
+        source.names_hidden() || leads(find(source, &parent.edge, dir_item_key(dir, &hook.name)));
     if !index || !item {
         let which = match (index, item) {
             (false, false) => "neither listed nor found by name",

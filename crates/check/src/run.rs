@@ -1,9 +1,9 @@
 //! Runs: what a range of leaves holds of objects whose items may begin before it or end behind it.
 //!
-//! Items of one object — an inode, an extent — stand behind each other, but a leaf can end anywhere among them. A run keeps
-//! the first and the last object of its range open, for a neighbour may have more of them; objects in between are complete
-//! and closed. Two runs join into one by merging what meets at the seam. Next to a range that was lost an object stays
-//! incomplete for good.
+//! Items of one object — an inode, an extent — stand behind each other, but a leaf can end anywhere
+//! among them. A run keeps the first and the last object of its range open, for a neighbour may
+//! have more of them; objects in between are complete and closed. Two runs join into one by merging
+//! what meets at the seam. Next to a range that was lost an object stays incomplete for good.
 
 /// What is known of an object from part of its items.
 pub(crate) trait Part: Clone {

@@ -1,10 +1,11 @@
 //! Sets of addresses, and sums that stand in for sets.
 //!
-//! The decision hidden here is how the checker compares millions of facts in bounded memory. It does not collect them:
-//! each fact adds a keyed hash to a sum on the one side and subtracts it on the other. A [`Ledger`] has a sum for each of
-//! about a million groups, so that when some are not zero, a second walk collects the facts of those groups only. The
-//! hashes are keyed anew for every run, so that nobody can craft an image whose errors cancel out; by chance a wrong group
-//! sums to zero once in 2^64.
+//! The decision hidden here is how the checker compares millions of facts in bounded memory. It
+//! does not collect them: each fact adds a keyed hash to a sum on the one side and subtracts it on
+//! the other. A [`Ledger`] has a sum for each of about a million groups, so that when some are not
+//! zero, a second walk collects the facts of those groups only. The hashes are keyed anew for every
+//! run, so that nobody can craft an image whose errors cancel out; by chance a wrong group sums to
+//! zero once in 2^64.
 //!
 //! [`SectorSet`] is a bitmap over the address space in pages that exist where something is set.
 
@@ -146,7 +147,8 @@ mod tests {
     #[test]
     fn sets_hold_what_was_put_in() {
         let set = SectorSet::new();
-        let places = [0, 4096, 4096 * 63, 4096 * 64, PAGE_BYTES, PAGE_BYTES - 4096, u64::MAX - 4095];
+        let places =
+            [0, 4096, 4096 * 63, 4096 * 64, PAGE_BYTES, PAGE_BYTES - 4096, u64::MAX - 4095];
         for at in places {
             assert!(!set.contains(at));
             assert!(set.insert(at) && !set.insert(at));

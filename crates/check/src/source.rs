@@ -1,12 +1,13 @@
 //! Reading tree nodes: every copy of them, and what is wrong with each.
 //!
-//! The decision hidden here is what counts as a node that can still be used. A node whose checksum, address, level or
-//! layout is wrong says nothing, and its subtree is lost. A node with an older generation than its parent wants, a wrong
-//! owner or an item that breaks a rule still says a lot: it is reported and looked into, so that one wrong field does not
-//! hide everything below it. With several copies the best one is used; the others are reported by the place where they lie.
+//! The decision hidden here is what counts as a node that can still be used. A node whose checksum,
+//! address, level or layout is wrong says nothing, and its subtree is lost. A node with an older
+//! generation than its parent wants, a wrong owner or an item that breaks a rule still says a lot:
+//! it is reported and looked into, so that one wrong field does not hide everything below it. With
+//! several copies the best one is used; the others are reported by the place where they lie.
 //!
-//! What is wrong with a node itself is reported when it is met first; what is wrong with the way that led to it, on each
-//! way: snapshots share nodes.
+//! What is wrong with a node itself is reported when it is met first; what is wrong with the way
+//! that led to it, on each way: snapshots share nodes.
 
 use crate::finding::{Finding, Findings, Kind};
 use crate::progress::Meter;
@@ -14,10 +15,12 @@ use larder_format::check::{Expect, check_unsealed};
 use larder_format::csum::name_hash;
 use larder_format::items::{BlockGroupFlags, DirEntries};
 use larder_format::node::{
-    BACKREF_REV, FLAG_RELOC, FLAG_WRITTEN, HEADER_SIZE, ITEM_SIZE, NodeView, leaf_capacity, max_pointers,
+    BACKREF_REV, FLAG_RELOC, FLAG_WRITTEN, HEADER_SIZE, ITEM_SIZE, NodeView, leaf_capacity,
+    max_pointers,
 };
 use larder_format::{
-    CsumType, DeviceId, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Physical, Superblock, TreeId,
+    CsumType, DeviceId, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Physical,
+    Superblock, TreeId,
 };
 use larder_volume::{Volume, VolumeError};
 use std::borrow::Cow;
@@ -169,8 +172,8 @@ impl<'a> Source<'a> {
         self.nodesize
     }
 
-    /// Reads and judges every copy of a node. `fresh`: met for the first time, so report its own faults and not only
-    /// those of the way to it. `None` if it is lost, which is reported, too.
+    /// Reads and judges every copy of a node. `fresh`: met for the first time, so report its own
+    /// faults and not only those of the way to it. `None` if it is lost, which is reported, too.
     pub(crate) fn read(&self, edge: &Edge, fresh: bool) -> Option<Node> {
         let copies = match self.volume.copies(edge.at) {
             Ok(n) => n,
@@ -230,8 +233,8 @@ impl<'a> Source<'a> {
         best.map(|(_, node)| node)
     }
 
-    /// A node is met again on a way that should not be: reads it once more to say what is wrong with that, a number of
-    /// times.
+    /// A node is met again on a way that should not be: reads it once more to say what is wrong
+    /// with that, a number of times.
     pub(crate) fn read_again(&self, edge: &Edge) {
         const MOST: usize = 1000;
         if self.again.fetch_add(1, Relaxed) < MOST {
@@ -250,9 +253,18 @@ impl<'a> Source<'a> {
         let mut bytes = vec![0; self.nodesize as usize];
         self.meter.read(bytes.len() as u64);
         if let Err(e) = self.volume.read_block(edge.at, &mut bytes, copy) {
-            let kind =
-                if matches!(e, VolumeError::Io { .. }) { Kind::NodeUnreadable } else { Kind::NodeUnmapped };
-            let fault = Fault { kind, what: e.to_string(), key: None, weight: Weight::Fatal, of_edge: false };
+            let kind = if matches!(e, VolumeError::Io { .. }) {
+                Kind::NodeUnreadable
+            } else {
+                Kind::NodeUnmapped
+            };
+            let fault = Fault {
+                kind,
+                what: e.to_string(),
+                key: None,
+                weight: Weight::Fatal,
+                of_edge: false,
+            };
             return (bytes, vec![fault]);
         }
         let faults = self.judge(&bytes, edge);
@@ -262,8 +274,9 @@ impl<'a> Source<'a> {
     /// Everything that is wrong with a node's bytes. A fatal fault ends the search.
     fn judge(&self, bytes: &[u8], edge: &Edge) -> Vec<Fault> {
         let view = NodeView(bytes);
-        let fatal =
-            |kind, what: String| vec![Fault { kind, what, key: None, weight: Weight::Fatal, of_edge: false }];
+        let fatal = |kind, what: String| {
+            vec![Fault { kind, what, key: None, weight: Weight::Fatal, of_edge: false }]
+        };
         if view.bytenr() != edge.at {
             let zeros = bytes.iter().all(|b| *b == 0);
             let what = if zeros {
@@ -274,7 +287,10 @@ impl<'a> Source<'a> {
             return fatal(Kind::NodeAddress, what);
         }
         if !view.csum_matches(self.csum) {
-            return fatal(Kind::NodeChecksum, format!("the {} checksum does not match", self.csum.name()));
+            return fatal(
+                Kind::NodeChecksum,
+                format!("the {} checksum does not match", self.csum.name()),
+            );
         }
         if view.level() >= MAX_LEVEL || view.level() != edge.level {
             let what = format!("the level is {}, expected {}", view.level(), edge.level);
@@ -305,7 +321,8 @@ impl<'a> Source<'a> {
         };
         let header = view.header();
         if header.fsid != self.fsid {
-            let (is, expected) = (uuid::Uuid::from_bytes(header.fsid), uuid::Uuid::from_bytes(self.fsid));
+            let (is, expected) =
+                (uuid::Uuid::from_bytes(header.fsid), uuid::Uuid::from_bytes(self.fsid));
             light(Kind::NodeFsid, format!("the header has fsid {is}, expected {expected}"));
         }
         let expected = self.chunk_tree_uuid.get_or_init(|| header.chunk_tree_uuid);
@@ -322,7 +339,10 @@ impl<'a> Source<'a> {
         }
         let rev = (header.flags_and_rev.get() >> 56) as u8;
         if rev != BACKREF_REV {
-            light(Kind::NodeFlags, format!("back reference revision is {rev}, expected {BACKREF_REV}"));
+            light(
+                Kind::NodeFlags,
+                format!("back reference revision is {rev}, expected {BACKREF_REV}"),
+            );
         }
         faults
     }
@@ -342,7 +362,8 @@ impl<'a> Source<'a> {
                 faults.push(Fault { kind, what, key: None, weight: Weight::Light, of_edge: false });
             }
         }
-        // The rules of the format know no "tree that is walked" here: faults of the way are looked for apart.
+        // The rules of the format know no "tree that is walked" here: faults of the way are looked
+        // for apart.
         let expect = Expect {
             nodesize: self.nodesize,
             fsid: view.header().fsid,
@@ -360,7 +381,8 @@ impl<'a> Source<'a> {
             return faults;
         };
         if error.0.starts_with("header has back reference revision") {
-            // Known already, and it hides the rest: look at the rest with the header as it should be.
+            // Known already, and it hides the rest: look at the rest with the header as it should
+            // be.
             let mut mended = view.0.to_vec();
             mended[63] = BACKREF_REV;
             if let Err(error) = check_unsealed(&mended, &expect, self.csum) {
@@ -383,7 +405,8 @@ impl<'a> Source<'a> {
         }
         let found = self.volume.map().lookup(edge.at, u64::from(self.nodesize));
         for (copy, faults) in judged.iter().enumerate() {
-            let place = found.as_ref().ok().and_then(|l| l.stripes.get(copy)).map(|s| (s.device, s.at));
+            let place =
+                found.as_ref().ok().and_then(|l| l.stripes.get(copy)).map(|s| (s.device, s.at));
             for fault in faults.iter().filter(wanted) {
                 let what = format!("copy {copy} of {}: {}", judged.len(), fault.what);
                 self.report(edge, fault.kind, &what, fault.key, place);
@@ -453,18 +476,27 @@ fn edge_faults(edge: &Edge, node: &Facts, newest: Generation) -> Vec<Fault> {
         let what = format!("the generation is {}, expected {}", node.generation, edge.generation);
         fault(Kind::NodeGeneration, what, None, Weight::Doubtful);
     } else if node.generation > newest {
-        let what = format!("the generation is {}, newer than the superblock's {newest}", node.generation);
+        let what =
+            format!("the generation is {}, newer than the superblock's {newest}", node.generation);
         fault(Kind::NodeGeneration, what, None, Weight::Light);
     }
     if !owner_fits(node.owner, edge) {
-        let what = format!("the owner is tree {}, which has no nodes in tree {}", node.owner, edge.tree);
+        let what =
+            format!("the owner is tree {}, which has no nodes in tree {}", node.owner, edge.tree);
         fault(Kind::NodeOwner, what, None, Weight::Light);
     }
-    let shared =
-        edge.tree.is_subvolume() && !edge.is_root && node.owner != edge.tree && node.owner.is_subvolume();
-    if shared && !node.relocated && node.generation > edge.last_snapshot && node.generation <= newest {
+    let shared = edge.tree.is_subvolume()
+        && !edge.is_root
+        && node.owner != edge.tree
+        && node.owner.is_subvolume();
+    if shared
+        && !node.relocated
+        && node.generation > edge.last_snapshot
+        && node.generation <= newest
+    {
         let what = format!(
-            "last_snapshot is {}, but a node of tree {} of generation {} is shared: it would be written in place",
+            "last_snapshot is {}, but a node of tree {} of generation {} is shared: it would be \
+                written in place",
             edge.last_snapshot, node.owner, node.generation
         );
         fault(Kind::RootItemWrong, what, None, Weight::Light);
@@ -497,13 +529,15 @@ fn owner_fits(owner: TreeId, edge: &Edge) -> bool {
 
 /// Turns the checker's complaint about a node into a fault with a kind.
 fn content_fault(view: NodeView<'_>, error: &str) -> Fault {
-    let fatal = |kind, what: String, key| Fault { kind, what, key, weight: Weight::Fatal, of_edge: false };
+    let fatal =
+        |kind, what: String, key| Fault { kind, what, key, weight: Weight::Fatal, of_edge: false };
     if let Some(what) = layout_fault(view) {
         return fatal(Kind::NodeLayout, what, None);
     }
     let n = if view.level() == 0 { view.items().len() } else { view.pointers().len() };
     let keys = || (0..n).filter_map(|slot| view.key(slot));
-    if let Some((slot, (a, b))) = keys().zip(keys().skip(1)).enumerate().find(|(_, (a, b))| a >= b) {
+    if let Some((slot, (a, b))) = keys().zip(keys().skip(1)).enumerate().find(|(_, (a, b))| a >= b)
+    {
         return fatal(
             Kind::NodeKeyOrder,
             format!("key {b} in slot {} does not follow {a}", slot + 1),
@@ -524,8 +558,9 @@ fn item_kind(view: NodeView<'_>, slot: usize, key: &Key) -> Kind {
         KeyType::INODE_ITEM => Kind::InodeInvalid,
         KeyType::DIR_ITEM | KeyType::XATTR_ITEM => {
             let data = view.data(slot).unwrap_or_default();
-            let wrong_hash =
-                DirEntries::new(data).filter_map(Result::ok).any(|e| name_hash(e.name) != key.offset);
+            let wrong_hash = DirEntries::new(data)
+                .filter_map(Result::ok)
+                .any(|e| name_hash(e.name) != key.offset);
             if wrong_hash { Kind::NameHash } else { Kind::NameInvalid }
         }
         KeyType::DIR_INDEX | KeyType::INODE_REF | KeyType::INODE_EXTREF => Kind::NameInvalid,
@@ -555,7 +590,8 @@ fn layout_fault(view: NodeView<'_>) -> Option<String> {
     let n = view.nritems();
     if view.level() > 0 {
         let max = max_pointers(nodesize);
-        return (n == 0 || n > max).then(|| format!("the node has {n} pointers, expected 1 to {max}"));
+        return (n == 0 || n > max)
+            .then(|| format!("the node has {n} pointers, expected 1 to {max}"));
     }
     let capacity = leaf_capacity(nodesize);
     if n > capacity / ITEM_SIZE {
@@ -566,7 +602,9 @@ fn layout_fault(view: NodeView<'_>) -> Option<String> {
     for (slot, item) in view.items().iter().enumerate() {
         let (offset, size) = (item.offset.get() as usize, item.size.get() as usize);
         if offset.checked_add(size) != Some(end) {
-            return Some(format!("item {slot} has {size} bytes at {offset}, expected to end at {end}"));
+            return Some(format!(
+                "item {slot} has {size} bytes at {offset}, expected to end at {end}"
+            ));
         }
         if offset < n * ITEM_SIZE {
             return Some(format!("the data of item {slot} overlaps the item headers"));

@@ -1,8 +1,9 @@
 //! The version 1 space cache against the extent tree.
 //!
-//! Linux uses the cache of a block group only if its sums, its generation and the amount of free space fit; what it would not use is
-//! a note here. What it would believe has to be right: with the allocated extents it must tile the block group
-//! ([`crate::extents`]), and only where it does not, both are read side by side.
+//! Linux uses the cache of a block group only if its sums, its generation and the amount of free
+//! space fit; what it would not use is a note here. What it would believe has to be right: with the
+//! allocated extents it must tile the block group ([`crate::extents`]), and only where it does not,
+//! both are read side by side.
 
 use crate::chunks::Chunk;
 use crate::finding::{Finding, Kind};
@@ -119,8 +120,8 @@ impl Cache<'_> {
         let source = &self.world.source;
         let root = root_tree(&self.world.superblock);
         let inode_key = Key::from(item.location);
-        let inode =
-            find(source, &root, inode_key).ok_or_else(|| unused(format!("{inode_key} is missing")))?;
+        let inode = find(source, &root, inode_key)
+            .ok_or_else(|| unused(format!("{inode_key} is missing")))?;
         let inode = InodeItem::parse(&inode).map_err(|e| unused(e.to_string()))?;
         if inode.generation.get() != item.generation.get() {
             let (inode, item) = (inode.generation, item.generation);
@@ -142,10 +143,12 @@ impl Cache<'_> {
     fn read(&self, offset: u64, item: &[u8], contents: &mut [u8]) {
         let Ok(FileExtent::Stored(extent)) = FileExtent::parse(item) else { return };
         let plain = extent.kind == ExtentKind::Regular && extent.compression == Compression::None;
-        let Some(begin) = usize::try_from(offset).ok().filter(|b| *b < contents.len() && plain) else {
+        let Some(begin) = usize::try_from(offset).ok().filter(|b| *b < contents.len() && plain)
+        else {
             return;
         };
-        let len = usize::try_from(extent.num_bytes).unwrap_or(usize::MAX).min(contents.len() - begin);
+        let len =
+            usize::try_from(extent.num_bytes).unwrap_or(usize::MAX).min(contents.len() - begin);
         let Some(at) = extent.disk_bytenr.0.checked_add(extent.offset) else { return };
         let buffer = &mut contents[begin..][..len];
         let volume = &self.world.source.volume;

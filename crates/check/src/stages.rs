@@ -37,7 +37,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use zerocopy::FromBytes;
 
-/// Pages of [`Coverage`] in one window, each of 2 KiB for 16 MiB of data: 128 MiB of memory, 1 TiB of data.
+/// Pages of [`Coverage`] in one window, each of 2 KiB for 16 MiB of data: 128 MiB of memory, 1 TiB
+/// of data.
 const WINDOW: usize = 1 << 16;
 /// Groups of addresses that are looked at closely, and facts about them.
 const UNEVEN_ADDRESSES: usize = 4096;
@@ -80,7 +81,8 @@ fn check_image(
     meter: &Meter<'_>,
 ) -> Result<(Counts, Option<Dump>), Error> {
     let Some(opened) = supers::open(devices, findings)? else {
-        findings.add(Finding::new(Kind::NotChecked, "without a superblock nothing else can be found"));
+        findings
+            .add(Finding::new(Kind::NotChecked, "without a superblock nothing else can be found"));
         return Ok((Counts::default(), None));
     };
     if !supers::understand(&opened.superblock, findings)? {
@@ -205,8 +207,14 @@ fn expect_work(world: &World<'_>, roots: &Roots, data: bool) {
     }
 }
 
-fn walk_with<V: Visit>(pass: &Pass<'_>, memory: &Memory<V::Piece>, visitor: &V, edge: &Edge) -> V::Piece {
-    let walk = Walk { source: &pass.world.source, seen: &pass.seen, memory, visitor, report: pass.first };
+fn walk_with<V: Visit>(
+    pass: &Pass<'_>,
+    memory: &Memory<V::Piece>,
+    visitor: &V,
+    edge: &Edge,
+) -> V::Piece {
+    let walk =
+        Walk { source: &pass.world.source, seen: &pass.seen, memory, visitor, report: pass.first };
     walk.tree(edge, None)
 }
 
@@ -248,13 +256,15 @@ fn walk_all(pass: &Pass<'_>, roots: &Roots) -> Walked {
     walked
 }
 
-/// Walks everything that holds files: what is alive first, for the rest may have lost parts of what it shares.
+/// Walks everything that holds files: what is alive first, for the rest may have lost parts of what
+/// it shares.
 fn walk_files(pass: &Pass<'_>, roots: &Roots, walked: &mut Walked) {
     let memory = Memory::new();
     let uneven_dirs = Mutex::default();
     let live = |root: &roots::Root| has_inodes(root.edge.tree) && root.is_live();
     let order = roots.trees.iter().enumerate().filter(|(_, r)| live(r));
-    let rest = roots.trees.iter().enumerate().filter(|(_, r)| r.edge.tree.holds_files() && !live(r));
+    let rest =
+        roots.trees.iter().enumerate().filter(|(_, r)| r.edge.tree.holds_files() && !live(r));
     for (n, root) in order.chain(rest) {
         let whole = live(root);
         let visitor = Files {
@@ -293,7 +303,8 @@ fn collect(world: &World<'_>, edge: Option<Edge>) -> Items {
         });
         if items.len() >= TABLE {
             world.lost.add_tree(edge.tree);
-            let what = "there are more items than a file system can need: only the first ones are looked at";
+            let what = "there are more items than a file system can need: only the first ones are \
+                looked at";
             world.add(Finding::new(Kind::NotChecked, what).tree(edge.tree));
         }
     }
@@ -304,8 +315,9 @@ fn collect(world: &World<'_>, edge: Option<Edge>) -> Items {
 fn compare_tables(world: &World<'_>, roots: &Roots, dev_items: &Items, walked: &Walked) {
     let edges: Vec<Edge> = roots.trees.iter().map(|r| r.edge).collect();
     let compat_ro = world.superblock.compat_ro();
-    let by_tree =
-        roots.edge(ObjectId::BLOCK_GROUP_TREE).filter(|_| compat_ro.contains(CompatRo::BLOCK_GROUP_TREE));
+    let by_tree = roots
+        .edge(ObjectId::BLOCK_GROUP_TREE)
+        .filter(|_| compat_ro.contains(CompatRo::BLOCK_GROUP_TREE));
     match by_tree {
         Some(edge) => {
             let items = collect(world, Some(edge));
@@ -361,8 +373,9 @@ fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
     }
     if searched > SUBVOLUMES {
         let more = searched - SUBVOLUMES;
-        let what =
-            format!("entries of subvolumes are doubtful in {more} more subvolumes, not looked at closely");
+        let what = format!(
+            "entries of subvolumes are doubtful in {more} more subvolumes, not looked at closely"
+        );
         world.add(Finding::new(Kind::NotChecked, what));
     }
     let broken = |n: usize| walked.totals.iter().any(|(k, t)| *k == n && t.broken);
@@ -399,9 +412,16 @@ fn all_flaws(world: &World<'_>, roots: &Roots, first: Coverage) -> Vec<(Flaw, u6
 }
 
 /// Another pass, if sums or sectors disagree: who is it?
-fn look_closer(world: &World<'_>, roots: &Roots, ledger: &Ledger, flaws: &[(Flaw, u64, u64)], data: &Data) {
+fn look_closer(
+    world: &World<'_>,
+    roots: &Roots,
+    ledger: &Ledger,
+    flaws: &[(Flaw, u64, u64)],
+    data: &Data,
+) {
     let bad = std::mem::take(&mut *data.bad.lock());
-    let ranges = flaws.iter().map(|(_, at, len)| (*at, *len)).chain(bad.iter().map(|b| (b.at, b.len)));
+    let ranges =
+        flaws.iter().map(|(_, at, len)| (*at, *len)).chain(bad.iter().map(|b| (b.at, b.len)));
     let owners = Owners::new(ranges);
     let mut uneven = ledger.uneven();
     if let Some(uneven) = &mut uneven
@@ -436,12 +456,14 @@ fn report_flaw(world: &World<'_>, owners: &Owners, (flaw, at, len): (Flaw, u64, 
         }
         Flaw::Unexpected => {
             let what = format!(
-                "{len} bytes at {at} have checksums, but belong to a file without, or are preallocated"
+                "{len} bytes at {at} have checksums, but belong to a file without, or are \
+                    preallocated"
             );
             (Kind::ChecksumUnexpected, what, false)
         }
         Flaw::WithoutData => {
-            let what = format!("there are checksums for {len} bytes at {at}, where nothing is allocated");
+            let what =
+                format!("there are checksums for {len} bytes at {at}, where nothing is allocated");
             (Kind::ChecksumWithoutExtent, what, world.lost.extents_at(Logical(at)))
         }
     };
@@ -454,12 +476,17 @@ fn report_flaw(world: &World<'_>, owners: &Owners, (flaw, at, len): (Flaw, u64, 
 }
 
 fn report_bad(world: &World<'_>, owners: &Owners, bad: &Bad) {
-    let copy = if bad.copies > 1 { format!("copy {} of {}: ", bad.copy, bad.copies) } else { String::new() };
+    let copy = if bad.copies > 1 {
+        format!("copy {} of {}: ", bad.copy, bad.copies)
+    } else {
+        String::new()
+    };
     let (kind, what) = match &bad.error {
         Some(error) => (Kind::DataUnreadable, format!("{copy}{error}")),
-        None => {
-            (Kind::DataChecksum, format!("{copy}{} bytes at {} are not what was written", bad.len, bad.at))
-        }
+        None => (
+            Kind::DataChecksum,
+            format!("{copy}{} bytes at {} are not what was written", bad.len, bad.at),
+        ),
     };
     let mut finding = Finding::new(kind, what).address(Logical(bad.at));
     if let Ok(found) = world.source.volume.map().lookup(Logical(bad.at), bad.len)

@@ -1,7 +1,8 @@
 //! The checksum tree, and with [`crate::Options::data`] the data behind it.
 //!
-//! Each item holds the checksums of a range. The ranges go to [`crate::coverage`], where they meet the extents and the
-//! files. Data is read where its checksums are, a leaf's worth at a time and in parallel, every copy of it.
+//! Each item holds the checksums of a range. The ranges go to [`crate::coverage`], where they meet
+//! the extents and the files. Data is read where its checksums are, a leaf's worth at a time and in
+//! parallel, every copy of it.
 
 use crate::coverage::Fact;
 use crate::data::Data;
@@ -68,8 +69,10 @@ impl Visit for Sums<'_> {
             }
             if inside < len {
                 self.pass.add(|| {
-                    let what =
-                        format!("there are checksums for {len} bytes at {}, not all in a chunk", key.offset);
+                    let what = format!(
+                        "there are checksums for {len} bytes at {}, not all in a chunk",
+                        key.offset
+                    );
                     let finding = Finding::new(Kind::ChecksumWithoutExtent, what).tree(edge.tree);
                     finding.key(key).address(Logical(key.offset))
                 });
@@ -88,7 +91,10 @@ impl Sums<'_> {
         self.pass.add(|| {
             let what = format!("checksums up to {end} are followed by checksums from {next} on");
             let key = larder_format::items::keys::csum_key(Logical(next));
-            Finding::new(Kind::ChecksumOverlap, what).tree(edge.tree).key(key).address(Logical(next))
+            Finding::new(Kind::ChecksumOverlap, what)
+                .tree(edge.tree)
+                .key(key)
+                .address(Logical(next))
         });
     }
 }
@@ -108,7 +114,8 @@ pub(crate) fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(u64, &[u8])], siz
             })
             .count()
             .max(1);
-        let sums: Vec<&[u8]> = rest[..n].iter().flat_map(|(_, data)| data.chunks_exact(size)).collect();
+        let sums: Vec<&[u8]> =
+            rest[..n].iter().flat_map(|(_, data)| data.chunks_exact(size)).collect();
         check.verify(pass, *at, &sums);
         rest = &rest[n..];
     }

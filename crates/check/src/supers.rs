@@ -1,7 +1,8 @@
 //! Superblocks: which one to start from, and whether the others agree with it.
 //!
-//! Linux starts from the first copy only, and so does the check as long as that can be used. When it cannot, that is a finding, and the
-//! newest copy that can be used serves in its place, so that people learn what else is wrong.
+//! Linux starts from the first copy only, and so does the check as long as that can be used. When
+//! it cannot, that is a finding, and the newest copy that can be used serves in its place, so that
+//! people learn what else is wrong.
 
 use crate::Error;
 use crate::finding::{Finding, Findings, Kind};
@@ -9,8 +10,8 @@ use crate::source::Edge;
 use crate::world::World;
 use larder_format::items::parse_sys_array;
 use larder_format::{
-    BackupRoot, CompatRo, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE, SUPER_OFFSETS, SuperFlags,
-    Superblock,
+    BackupRoot, CompatRo, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE, SUPER_OFFSETS,
+    SuperFlags, Superblock,
 };
 use larder_volume::{Device, SuperCopy, VolumeError, read_all_superblocks};
 use std::sync::Arc;
@@ -24,7 +25,10 @@ pub(crate) struct Opened {
 }
 
 /// Reads the superblocks of all devices. `None` if none can be used, which is reported.
-pub(crate) fn open(devices: &[Arc<dyn Device>], findings: &Findings) -> Result<Option<Opened>, Error> {
+pub(crate) fn open(
+    devices: &[Arc<dyn Device>],
+    findings: &Findings,
+) -> Result<Option<Opened>, Error> {
     let mut opened: Option<Opened> = None;
     for device in devices {
         let copies = read_all_superblocks(&**device);
@@ -45,9 +49,10 @@ pub(crate) fn open(devices: &[Arc<dyn Device>], findings: &Findings) -> Result<O
         }
         if copies.iter().all(|c| matches!(c.content, Err(VolumeError::Io { .. }))) {
             let error = copies.into_iter().find_map(|c| c.content.err());
-            return Err(
-                error.map_or_else(|| Error::Unsupported("no room for a superblock".into()), Into::into)
-            );
+            return Err(error.map_or_else(
+                || Error::Unsupported("no room for a superblock".into()),
+                Into::into,
+            ));
         }
         let Some(superblock) = best(&copies, findings) else { continue };
         let member = (superblock.device_id(), device.clone());
@@ -70,7 +75,8 @@ pub(crate) fn open(devices: &[Arc<dyn Device>], findings: &Findings) -> Result<O
 }
 
 fn is_something_else(copy: &SuperCopy) -> bool {
-    matches!(&copy.content, Err(VolumeError::Corrupt { what, .. }) if what.starts_with("not a btrfs"))
+    matches!(&copy.content, Err(VolumeError::Corrupt { what, .. }) if what.starts_with("not a \
+        btrfs"))
 }
 
 /// The copy to go by; the others are compared with it.
@@ -94,25 +100,33 @@ fn best(copies: &[SuperCopy], findings: &Findings) -> Option<Box<Superblock>> {
     };
     let id = chosen.device_id();
     let size = chosen.dev_item.total_bytes.get();
-    for copy in copies.iter().filter(|c| c.at != SUPER_OFFSETS[0] && c.at.0.saturating_add(4096) < size) {
+    for copy in
+        copies.iter().filter(|c| c.at != SUPER_OFFSETS[0] && c.at.0.saturating_add(4096) < size)
+    {
         match &copy.content {
             Err(_) if chosen.metadata_dump().is_some() && is_something_else(copy) => {
                 let what = format!("the dump has no copy of the superblock at {}", copy.at);
                 findings.add(Finding::new(Kind::DumpWithoutMirror, what).device(id, copy.at));
             }
-            Err(e) => findings.add(Finding::new(Kind::SuperMirror, e.to_string()).device(id, copy.at)),
+            Err(e) => {
+                findings.add(Finding::new(Kind::SuperMirror, e.to_string()).device(id, copy.at))
+            }
             Ok(other) => compare(&chosen, other, findings),
         }
     }
     Some(chosen)
 }
 
-/// A log commit writes the first copy alone, and a crash can come between two copies: then generations differ.
+/// A log commit writes the first copy alone, and a crash can come between two copies: then
+/// generations differ.
 fn compare(primary: &Superblock, mirror: &Superblock, findings: &Findings) {
     let id = primary.device_id();
     let at = larder_format::Physical(mirror.bytenr.get());
     if primary.fsid != mirror.fsid {
-        let what = format!("the copy at {at} belongs to file system {}", uuid::Uuid::from_bytes(mirror.fsid));
+        let what = format!(
+            "the copy at {at} belongs to file system {}",
+            uuid::Uuid::from_bytes(mirror.fsid)
+        );
         findings.add(Finding::new(Kind::SuperMirrorDiffers, what).device(id, at));
         return;
     }
@@ -149,7 +163,8 @@ pub(crate) fn understand(sb: &Superblock, findings: &Findings) -> Result<bool, E
         findings.add(Finding::new(Kind::SuperErrorFlag, "the superblock has the flag ERROR"));
     }
     if flags.unknown() != 0 {
-        let what = format!("flags are {:#x}, of which {:#x} are unknown", flags.bits(), flags.unknown());
+        let what =
+            format!("flags are {:#x}, of which {:#x} are unknown", flags.bits(), flags.unknown());
         findings.add(Finding::new(Kind::SuperField, what));
     }
     let changing = flags
@@ -168,13 +183,18 @@ pub(crate) fn understand(sb: &Superblock, findings: &Findings) -> Result<bool, E
     }
     let incompat = sb.incompat();
     if incompat.unknown() != 0 {
-        let what =
-            format!("unknown incompatible features {:#x}: the rest is not checked", incompat.unknown());
+        let what = format!(
+            "unknown incompatible features {:#x}: the rest is not checked",
+            incompat.unknown()
+        );
         findings.add(Finding::new(Kind::SuperFeature, what));
         return Ok(false);
     }
     let unsupported = incompat
-        & (Incompat::ZONED | Incompat::EXTENT_TREE_V2 | Incompat::RAID_STRIPE_TREE | Incompat::REMAP_TREE);
+        & (Incompat::ZONED
+            | Incompat::EXTENT_TREE_V2
+            | Incompat::RAID_STRIPE_TREE
+            | Incompat::REMAP_TREE);
     if !unsupported.is_empty() {
         let names = unsupported.names().join(", ");
         return Err(Error::Unsupported(format!("it uses {names}, which Larder does not know")));
@@ -191,7 +211,8 @@ pub(crate) fn complete(opened: &Opened) -> Result<(), Error> {
     let (needed, here) = (sb.num_devices.get(), opened.devices.len() as u64);
     if elsewhere && needed > here {
         return Err(Error::Unsupported(format!(
-            "it spans {needed} devices, of which {here} was given: it can only be checked as a whole"
+            "it spans {needed} devices, of which {here} was given: it can only be checked as a \
+                whole"
         )));
     }
     Ok(())
@@ -267,17 +288,19 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
             findings.add(Finding::new(Kind::SuperBackupRoot, what));
         }
     }
-    // Linux takes the roots from memory, where the next transaction may have moved them already: then the slot of this commit
-    // has the next generation, and one of this generation may be what the commit before saw of it. Without such a
-    // slot, one must be right.
+    // Linux takes the roots from memory, where the next transaction may have moved them already:
+    // then the slot of this commit has the next generation, and one of this generation may be what
+    // the commit before saw of it. Without such a slot, one must be right.
     let newest = sb.generation().0;
-    let current: Vec<_> = sb.backup_roots.iter().filter(|b| b.tree_root_gen.get() == newest).collect();
+    let current: Vec<_> =
+        sb.backup_roots.iter().filter(|b| b.tree_root_gen.get() == newest).collect();
     let agrees = |b: &&BackupRoot| {
         let same_chunks = b.chunk_root_gen.get() != sb.chunk_root_generation().0
             || (b.chunk_root.get(), b.chunk_root_level) == (sb.chunk_root().0, sb.chunk_root_level);
         (b.tree_root.get(), b.tree_root_level) == (sb.root().0, sb.root_level) && same_chunks
     };
-    let overtaken = sb.backup_roots.iter().any(|b| b.tree_root_gen.get() == newest.saturating_add(1));
+    let overtaken =
+        sb.backup_roots.iter().any(|b| b.tree_root_gen.get() == newest.saturating_add(1));
     if !current.is_empty() && !overtaken && !current.iter().any(agrees) {
         let what = format!("no backup root of generation {newest} has the superblock's roots");
         findings.add(Finding::new(Kind::SuperBackupRoot, what));
@@ -288,7 +311,8 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
 mod tests {
     use super::*;
 
-    /// Kinds found in backup roots of (address, generation), where the superblock of generation 10 has its root at 1 MiB.
+    /// Kinds found in backup roots of (address, generation), where the superblock of generation 10
+    /// has its root at 1 MiB.
     fn found(slots: &[(u64, u64)]) -> bool {
         let mut sb = Superblock::new_zeroed();
         sb.generation.set(10);

@@ -1,13 +1,16 @@
 //! Chunks, block groups, device extents and devices: four views of the same space.
 //!
-//! Each chunk has one block group, and for each of its stripes one device extent, and the other way round; what a device
-//! counts as used is the sum of its extents. The tables are small — a few lines for each GiB — and are compared in memory.
+//! Each chunk has one block group, and for each of its stripes one device extent, and the other way
+//! round; what a device counts as used is the sum of its extents. The tables are small — a few
+//! lines for each GiB — and are compared in memory.
 
 use crate::finding::{Finding, Kind};
 use crate::source::Edge;
 use crate::world::World;
 use larder_format::items::{BlockGroupItem, DevExtent, DevStats};
-use larder_format::{DEVICE_RESERVED, DevItem, DeviceId, Key, KeyType, Logical, ObjectId, Physical};
+use larder_format::{
+    DEVICE_RESERVED, DevItem, DeviceId, Key, KeyType, Logical, ObjectId, Physical,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromBytes;
@@ -22,7 +25,8 @@ pub(crate) fn block_groups(world: &World<'_>, tree: ObjectId, items: &Items) {
     let mut seen = BTreeMap::new();
     for (key, data) in items.iter().filter(|(k, _)| k.kind == KeyType::BLOCK_GROUP_ITEM) {
         let at = key.objectid.0;
-        let place = |kind, what: String| Finding::new(kind, what).tree(tree).key(*key).address(Logical(at));
+        let place =
+            |kind, what: String| Finding::new(kind, what).tree(tree).key(*key).address(Logical(at));
         let Some(chunk) = world.chunks.starting_at(at) else {
             let what = format!("the block group at {at} (+{}) has no chunk", key.offset);
             let follows = world.lost.part_of(ObjectId::CHUNK_TREE);
@@ -73,7 +77,8 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
         };
         let sum = used.get(&id).copied().unwrap_or(0);
         if item.bytes_used.get() != sum && !dev_tree_lost {
-            let what = format!("device {id} has bytes_used {}, its extents sum to {sum}", item.bytes_used);
+            let what =
+                format!("device {id} has bytes_used {}, its extents sum to {sum}", item.bytes_used);
             world.add(place(Kind::DeviceBytesUsed, what));
         }
         if item.devid.get() != id.0 {
@@ -81,12 +86,14 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
             world.add(place(Kind::DeviceItemWrong, what));
         }
         if item.fsid != world.superblock.metadata_fsid() {
-            let what = format!("device {id} belongs to file system {}", uuid::Uuid::from_bytes(item.fsid));
+            let what =
+                format!("device {id} belongs to file system {}", uuid::Uuid::from_bytes(item.fsid));
             world.add(place(Kind::DeviceItemWrong, what));
         }
         match world.source.volume.device(id) {
             None => {
-                let what = format!("device {id} ({}) is missing", uuid::Uuid::from_bytes(item.uuid));
+                let what =
+                    format!("device {id} ({}) is missing", uuid::Uuid::from_bytes(item.uuid));
                 world.add(place(Kind::DeviceMissing, what));
             }
             Some(device) if item.total_bytes.get() > device.size() => {
@@ -107,7 +114,8 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
     }
     let superblock = &world.superblock;
     if superblock.num_devices() != known.len() as u64 && !chunk_tree_lost {
-        let what = format!("num_devices is {}, but there are {}", superblock.num_devices(), known.len());
+        let what =
+            format!("num_devices is {}, but there are {}", superblock.num_devices(), known.len());
         world.add(Finding::new(Kind::SuperNumDevices, what));
     }
     if superblock.total_bytes() != total && !chunk_tree_lost && !known.is_empty() {
@@ -116,18 +124,23 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
     }
 }
 
-/// A stripe names its device by number and by uuid; Linux takes one whose uuid it does not know for missing.
+/// A stripe names its device by number and by uuid; Linux takes one whose uuid it does not know for
+/// missing.
 fn device_uuids(world: &World<'_>, dev_items: &Items) {
     let uuids: BTreeMap<DeviceId, [u8; 16]> = dev_items
         .iter()
-        .filter_map(|(key, data)| Some((DeviceId(key.offset), DevItem::ref_from_bytes(data).ok()?.uuid)))
+        .filter_map(|(key, data)| {
+            Some((DeviceId(key.offset), DevItem::ref_from_bytes(data).ok()?.uuid))
+        })
         .collect();
     for chunk in &world.chunks.0 {
         for stripe in &chunk.item.stripes {
-            let Some(uuid) = uuids.get(&stripe.devid).filter(|uuid| **uuid != stripe.dev_uuid) else {
+            let Some(uuid) = uuids.get(&stripe.devid).filter(|uuid| **uuid != stripe.dev_uuid)
+            else {
                 continue;
             };
-            let (named, is) = (uuid::Uuid::from_bytes(stripe.dev_uuid), uuid::Uuid::from_bytes(*uuid));
+            let (named, is) =
+                (uuid::Uuid::from_bytes(stripe.dev_uuid), uuid::Uuid::from_bytes(*uuid));
             let what = format!(
                 "the chunk at {} lies on device {} with uuid {named}, which has {is}",
                 chunk.start, stripe.devid
@@ -197,8 +210,9 @@ fn device_extents(world: &World<'_>, dev_tree: &Items) -> BTreeMap<DeviceId, u64
             continue;
         }
         let (id, at) = (DeviceId(key.objectid.0), Physical(key.offset));
-        let place =
-            |kind, what: String| Finding::new(kind, what).tree(ObjectId::DEV_TREE).key(*key).device(id, at);
+        let place = |kind, what: String| {
+            Finding::new(kind, what).tree(ObjectId::DEV_TREE).key(*key).device(id, at)
+        };
         let Ok(extent) = DevExtent::ref_from_bytes(data) else { continue };
         if let Err(e) = DevExtent::parse(data) {
             world.add(place(Kind::DeviceExtentInvalid, e.to_string()));
@@ -236,15 +250,18 @@ fn device_extents(world: &World<'_>, dev_tree: &Items) -> BTreeMap<DeviceId, u64
                     world.add(place(Kind::DeviceExtentDiffers, what));
                 }
                 if len != chunk.stripe_bytes() {
-                    let what = format!("it has {len} bytes, the chunk's stripe {}", chunk.stripe_bytes());
+                    let what =
+                        format!("it has {len} bytes, the chunk's stripe {}", chunk.stripe_bytes());
                     world.add(place(Kind::DeviceExtentDiffers, what));
                 }
             }
         }
     }
     for ((id, at), chunk) in stripes {
-        let what =
-            format!("the chunk at {} lies at {at} of device {id}, which has no extent there", chunk.start);
+        let what = format!(
+            "the chunk at {} lies at {at} of device {id}, which has no extent there",
+            chunk.start
+        );
         let finding = Finding::new(Kind::DeviceExtentMissing, what).tree(ObjectId::DEV_TREE);
         world.add(finding.address(Logical(chunk.start)).device(id, at).follow_up_if(lost));
     }
@@ -261,26 +278,35 @@ fn device_errors(world: &World<'_>, key: Key, data: &[u8]) {
                 ("corruption", s.corruption_errors),
                 ("generations", s.generation_errors),
             ];
-            let seen: Vec<String> =
-                counts.iter().filter(|(_, n)| n.get() != 0).map(|(name, n)| format!("{name}: {n}")).collect();
+            let seen: Vec<String> = counts
+                .iter()
+                .filter(|(_, n)| n.get() != 0)
+                .map(|(name, n)| format!("{name}: {n}"))
+                .collect();
             if !seen.is_empty() {
                 let what = format!("errors of device {} so far: {}", key.offset, seen.join(", "));
                 world.add(Finding::new(Kind::DeviceErrors, what).tree(ObjectId::DEV_TREE).key(key));
             }
         }
         Err(e) => {
-            world.add(Finding::new(Kind::ItemInvalid, e.to_string()).tree(ObjectId::DEV_TREE).key(key));
+            world.add(
+                Finding::new(Kind::ItemInvalid, e.to_string()).tree(ObjectId::DEV_TREE).key(key),
+            );
         }
     }
 }
 
 /// Compares the superblock's sum with what is allocated.
 pub(crate) fn bytes_used(world: &World<'_>, roots: &[Edge]) {
-    let trusted =
-        !world.lost.part_of(ObjectId::EXTENT_TREE) && roots.iter().any(|r| r.tree == ObjectId::EXTENT_TREE);
-    let used: u64 = world.chunks.0.iter().map(|c| c.used.load(Relaxed)).fold(0, u64::saturating_add);
+    let trusted = !world.lost.part_of(ObjectId::EXTENT_TREE)
+        && roots.iter().any(|r| r.tree == ObjectId::EXTENT_TREE);
+    let used: u64 =
+        world.chunks.0.iter().map(|c| c.used.load(Relaxed)).fold(0, u64::saturating_add);
     if trusted && used != world.superblock.bytes_used() {
-        let what = format!("bytes_used is {}, but {used} bytes are allocated", world.superblock.bytes_used());
+        let what = format!(
+            "bytes_used is {}, but {used} bytes are allocated",
+            world.superblock.bytes_used()
+        );
         world.add(Finding::new(Kind::SuperBytesUsed, what));
     }
 }

@@ -1,11 +1,13 @@
 //! Compressed data, with [`crate::Options::data`]: can it be unpacked?
 //!
-//! Checksums are over the packed bytes, so a stream that was packed wrongly — by a program with a bug, in bad memory — has the
-//! right checksum and is lost all the same. Each extent is unpacked once, from the first copy from which that works,
-//! however many files and snapshots use it, and named with the first file that was met. What is shorter than the extent says
-//! is as good as Linux takes it to be: the rest reads as zeros.
+//! Checksums are over the packed bytes, so a stream that was packed wrongly — by a program with a
+//! bug, in bad memory — has the right checksum and is lost all the same. Each extent is unpacked
+//! once, from the first copy from which that works, however many files and snapshots use it, and
+//! named with the first file that was met. What is shorter than the extent says is as good as Linux
+//! takes it to be: the rest reads as zeros.
 //!
-//! Such extents are read a second time here, after their checksums, for what is behind a checksum is known to files alone.
+//! Such extents are read a second time here, after their checksums, for what is behind a checksum
+//! is known to files alone.
 
 use crate::finding::{Finding, Kind};
 use crate::sets::SectorSet;
@@ -27,7 +29,8 @@ impl Default for Unpacked {
 
 /// Unpacks what a file extent item holds itself.
 pub(crate) fn inline(pass: &Pass<'_>, edge: &Edge, key: Key, extent: &InlineExtent<'_>) {
-    let Some(room) = buffer(extent.ram_bytes).filter(|_| extent.compression != Compression::None) else {
+    let Some(room) = buffer(extent.ram_bytes).filter(|_| extent.compression != Compression::None)
+    else {
         return;
     };
     if pass.data.is_some()
@@ -79,6 +82,10 @@ fn buffer(len: u64) -> Option<Vec<u8>> {
     (len <= MAX_COMPRESSED_EXTENT).then(|| vec![0; len as usize])
 }
 
-fn unpack(method: Compression, packed: &[u8], mut room: Vec<u8>) -> Result<(), larder_codec::CodecError> {
+fn unpack(
+    method: Compression,
+    packed: &[u8],
+    mut room: Vec<u8>,
+) -> Result<(), larder_codec::CodecError> {
     decompress(method, packed, &mut room)
 }

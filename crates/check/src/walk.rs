@@ -1,14 +1,15 @@
 //! Walking trees: every node once, in parallel, and what is learnt of each joined in key order.
 //!
-//! The decision hidden here is how facts that span leaves are put together without walking in order and without walking
-//! a shared node twice. A visitor turns a leaf into a *piece*; pieces of neighbours are joined, in order, into the piece
-//! of their parent, and so on up to the root. Joining is associative, so subtrees are walked by any thread in any order.
-//! The piece of a node that snapshots share is remembered: the work is in the number of different nodes, not in the number
-//! of paths to them. Interior nodes are always remembered, leaves only while there is room; a forgotten one is read again,
-//! silently.
+//! The decision hidden here is how facts that span leaves are put together without walking in order
+//! and without walking a shared node twice. A visitor turns a leaf into a *piece*; pieces of
+//! neighbours are joined, in order, into the piece of their parent, and so on up to the root.
+//! Joining is associative, so subtrees are walked by any thread in any order. The piece of a node
+//! that snapshots share is remembered: the work is in the number of different nodes, not in the
+//! number of paths to them. Interior nodes are always remembered, leaves only while there is room;
+//! a forgotten one is read again, silently.
 //!
-//! Hostile trees end, too: levels fall on the way down, an interior node is descended into once, and trees that share
-//! nothing turn back at any node that was seen before.
+//! Hostile trees end, too: levels fall on the way down, an interior node is descended into once,
+//! and trees that share nothing turn back at any node that was seen before.
 
 use crate::sets::SectorSet;
 use crate::source::{Edge, Facts, Node, Source};
@@ -102,11 +103,13 @@ impl<V: Visit> Walk<'_, V> {
     }
 
     fn node(&self, edge: &Edge, dropped: Option<Dropped>) -> V::Piece {
-        // Addresses that lead nowhere are not worth remembering, and there may be any number of them.
+        // Addresses that lead nowhere are not worth remembering, and there may be any number of
+        // them.
         let fresh = self.source.volume.copies(edge.at).is_err() || self.seen.insert(edge.at.0);
         if !fresh {
             if !V::SHARED {
-                // A second tree at the root of another, or a node that contains itself: say whose it is.
+                // A second tree at the root of another, or a node that contains itself: say whose
+                // it is.
                 if self.report {
                     self.source.read_again(edge);
                 }
@@ -120,7 +123,11 @@ impl<V: Visit> Walk<'_, V> {
                 return piece;
             }
         }
-        let node = if self.report { self.source.read(edge, fresh) } else { self.source.read_quietly(edge) };
+        let node = if self.report {
+            self.source.read(edge, fresh)
+        } else {
+            self.source.read_quietly(edge)
+        };
         let Some(node) = node else {
             return self.visitor.lost(edge);
         };
@@ -137,7 +144,13 @@ impl<V: Visit> Walk<'_, V> {
         piece
     }
 
-    fn children(&self, edge: &Edge, view: NodeView<'_>, dropped: Option<Dropped>, fresh: bool) -> V::Piece {
+    fn children(
+        &self,
+        edge: &Edge,
+        view: NodeView<'_>,
+        dropped: Option<Dropped>,
+        fresh: bool,
+    ) -> V::Piece {
         let n = view.pointers().len();
         // The way that the deletion has taken: left of it nothing is left.
         let way = dropped.filter(|d| view.level() >= d.level);
@@ -157,11 +170,18 @@ impl<V: Visit> Walk<'_, V> {
         pieces.into_iter().fold(start, |left, right| self.visitor.join(edge, left, right, fresh))
     }
 
-    fn remember(&self, edge: &Edge, view: NodeView<'_>, piece: &V::Piece, dropped: Option<Dropped>) {
+    fn remember(
+        &self,
+        edge: &Edge,
+        view: NodeView<'_>,
+        piece: &V::Piece,
+        dropped: Option<Dropped>,
+    ) {
         if !V::SHARED || dropped.is_some() {
             return;
         }
-        let keep = view.level() > 0 || self.visitor.worth_keeping(view) && self.leaves_kept() < LEAVES_KEPT;
+        let keep = view.level() > 0
+            || self.visitor.worth_keeping(view) && self.leaves_kept() < LEAVES_KEPT;
         if keep {
             if view.level() == 0 {
                 self.memory.leaves.fetch_add(1, Relaxed);
@@ -176,8 +196,8 @@ impl<V: Visit> Walk<'_, V> {
     }
 }
 
-/// Calls `each` for the items of a tree whose keys lie in `from..=to`, in order, from nodes that were judged before.
-/// Passes over what cannot be read; returns whether anything was passed over.
+/// Calls `each` for the items of a tree whose keys lie in `from..=to`, in order, from nodes that
+/// were judged before. Passes over what cannot be read; returns whether anything was passed over.
 pub(crate) fn scan(
     source: &Source<'_>,
     root: &Edge,
@@ -196,7 +216,8 @@ struct Scan<'a> {
     to: Key,
     each: &'a mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
     lost: bool,
-    /// Interior nodes: a tree that leads to one of them twice is damaged, and could keep us busy for ever.
+    /// Interior nodes: a tree that leads to one of them twice is damaged, and could keep us busy
+    /// for ever.
     seen: HashSet<u64>,
 }
 

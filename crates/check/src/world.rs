@@ -1,7 +1,9 @@
-//! What every part of the check needs: the image, what is known about it so far, and where to report.
+//! What every part of the check needs: the image, what is known about it so far, and where to
+//! report.
 //!
-//! A [`World`] lives as long as the check. A [`Pass`] is one walk over all trees with a purpose: the first pass reports
-//! what is wrong with nodes and items and fills the sums; later ones, made only when sums disagree, look closer.
+//! A [`World`] lives as long as the check. A [`Pass`] is one walk over all trees with a purpose:
+//! the first pass reports what is wrong with nodes and items and fills the sums; later ones, made
+//! only when sums disagree, look closer.
 
 use crate::chunks::Chunks;
 use crate::coverage::Coverage;
@@ -93,8 +95,16 @@ impl<'a> Pass<'a> {
         }
     }
     /// An item that cannot be parsed. Its node's check has mostly said so already.
-    pub(crate) fn invalid(&self, kind: Kind, edge: &Edge, key: Key, error: &larder_format::FormatError) {
-        self.add(|| Finding::new(kind, error.to_string()).tree(edge.tree).address(edge.at).key(key));
+    pub(crate) fn invalid(
+        &self,
+        kind: Kind,
+        edge: &Edge,
+        key: Key,
+        error: &larder_format::FormatError,
+    ) {
+        self.add(|| {
+            Finding::new(kind, error.to_string()).tree(edge.tree).address(edge.at).key(key)
+        });
     }
     /// A node points to a child.
     pub(crate) fn uses_child(&self, parent: NodeView<'_>, edge: &Edge) {
@@ -106,7 +116,13 @@ impl<'a> Pass<'a> {
         } else {
             ExtentRef::TreeBlock { root: parent.owner() }
         };
-        self.refs.used(edge.at, Size::Node(edge.level, edge.generation), by, edge.tree, edge.first_key);
+        self.refs.used(
+            edge.at,
+            Size::Node(edge.level, edge.generation),
+            by,
+            edge.tree,
+            edge.first_key,
+        );
     }
     /// A root item or the superblock points to the root of a tree.
     pub(crate) fn uses_root(&self, edge: &Edge) {

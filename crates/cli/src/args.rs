@@ -3,7 +3,8 @@
 use crate::commands;
 use clap::{ArgAction, Parser, Subcommand};
 
-/// btrfs in user space: make, mount, look into and change btrfs images without a kernel driver or root.
+/// btrfs in user space: make, mount, look into and change btrfs images without a kernel driver or
+/// root.
 #[derive(Debug, Parser)]
 #[command(name = "larder", version, max_term_width = 100)]
 #[command(after_help = "\
@@ -67,7 +68,11 @@ mod tests {
         let nested = top.get_subcommands().flat_map(clap::Command::get_subcommands);
         for c in top.get_subcommands().chain(nested).filter(|c| !c.is_hide_set()) {
             let help = c.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains("Example") && help.contains("larder "), "{} has no example", c.get_name());
+            assert!(
+                help.contains("Example") && help.contains("larder "),
+                "{} has no example",
+                c.get_name()
+            );
             assert!(c.get_about().is_some(), "{} says not what it does", c.get_name());
         }
     }
@@ -81,7 +86,11 @@ mod tests {
             for help in [c.get_after_help(), c.get_after_long_help()].into_iter().flatten() {
                 for line in help.to_string().lines().filter(|l| l.len() > 80) {
                     // A command line has to stay one.
-                    assert!(line.starts_with("  ") && line.contains("larder "), "{}: {line}", c.get_name());
+                    assert!(
+                        line.starts_with("  ") && line.contains("larder "),
+                        "{}: {line}",
+                        c.get_name()
+                    );
                 }
             }
         }

@@ -1,20 +1,21 @@
 //! The way to a daemon that serves an image already, for a program that wants a further mount.
 //!
-//! A daemon has an **attach socket**: a Unix datagram socket beside the state files. It is named after the
-//! image's inode or device, and is bound before the daemon goes into its sandbox. The program that
-//! wants a mount does itself what needs rights or a mount namespace: it claims the state file, and
-//! starts a [porter](larder_fuse::porter) that will make the mount. Then it sends one message. The
-//! message says what is wanted and carries three descriptors: the porter's socket, the locked state
-//! file, and a socket for the answer. The daemon only receives. It opens, connects and accepts
-//! nothing, so its filter of system calls allows nothing more than before.
+//! A daemon has an **attach socket**: a Unix datagram socket beside the state files. It is named
+//! after the image's inode or device, and is bound before the daemon goes into its sandbox. The
+//! program that wants a mount does itself what needs rights or a mount namespace: it claims the
+//! state file, and starts a [porter](larder_fuse::porter) that will make the mount. Then it sends
+//! one message. The message says what is wanted and carries three descriptors: the porter's socket,
+//! the locked state file, and a socket for the answer. The daemon only receives. It opens, connects
+//! and accepts nothing, so its filter of system calls allows nothing more than before.
 //!
 //! What can come in between:
 //!
 //! - *The daemon is dead.* Sending says so. The socket file is removed, the mount is a first one.
 //! - *The daemon ends before it has read the message.* The descriptors are closed with it, which
-//!   the requester sees. It waits for the daemon's end, and the mount is a first one. The same holds
-//!   for the answer [`Answer::Ending`].
-//! - *The requester is killed before it sends.* Nothing was mounted. Its porter sees that, and ends.
+//!   the requester sees. It waits for the daemon's end, and the mount is a first one. The same
+//!   holds for the answer [`Answer::Ending`].
+//! - *The requester is killed before it sends.* Nothing was mounted. Its porter sees that, and
+//!   ends.
 //! - *The requester is killed before it has the answer.* The daemon cannot deliver the answer, and
 //!   unmounts again.
 //! - *Two first mounts start at the same time.* Each holds the image's [`StartLock`] until it has a
@@ -135,7 +136,8 @@ impl StartLock {
     }
 }
 
-/// Removes what a daemon leaves behind at its end: its attach socket, and the start lock unless it is held.
+/// Removes what a daemon leaves behind at its end: its attach socket, and the start lock unless it
+/// is held.
 pub(crate) fn tidy_up(image: &Path, socket: Option<&Path>) {
     if let Some(socket) = socket {
         let _ = fs::remove_file(socket);
@@ -198,7 +200,12 @@ fn address(path: &Path) -> io::Result<(SocketAddrUnix, OwnedFd)> {
 }
 
 fn datagrams() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 /// The daemon's side.
@@ -260,14 +267,19 @@ impl AttachSocket {
     }
 
     fn accept_requests(&self, message: &mut [u8]) -> io::Result<Option<Received>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3), ScmCredentials(1))];
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3), ScmCredentials(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(message)];
-        let got =
-            match rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => return Ok(None),
-                got => got?,
-            };
+        let got = match rustix::net::recvmsg(
+            &self.socket,
+            &mut parts,
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Err(rustix::io::Errno::INTR) => return Ok(None),
+            got => got?,
+        };
         let (mut fds, mut sender) = (Vec::new(), None);
         for part in ancillary.drain() {
             match part {
@@ -283,7 +295,8 @@ impl AttachSocket {
         }
         let wanted = serde_json::from_slice::<MountRequest>(&message[..got.bytes]);
         let Some(wanted) = wanted.ok().filter(|wanted| wanted.version == VERSION) else {
-            let why = "the daemon that serves this image is of another version of larder".to_owned();
+            let why =
+                "the daemon that serves this image is of another version of larder".to_owned();
             let hint = Some("unmount the image everywhere, and mount it again".to_owned());
             let _ = say(&answer, &Answer::Refused { why, hint });
             return Ok(None);
@@ -341,16 +354,26 @@ impl Found {
         porter: impl AsFd,
         state: impl AsFd,
     ) -> io::Result<Option<Answer>> {
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         let text = serde_json::to_vec(wanted)?;
         if text.len() > MESSAGE_LEN {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "options of more than 100 KiB"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "options of more than 100 KiB",
+            ));
         }
         let fds = [porter.as_fd(), state.as_fd(), theirs.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "the buffer was made for three");
+        assert!(
+            ancillary.push(SendAncillaryMessage::ScmRights(&fds)),
+            "the buffer was made for three"
+        );
         loop {
             let parts = [IoSlice::new(&text)];
             match rustix::net::sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL) {
@@ -400,9 +423,15 @@ mod tests {
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 let (got, _porter, state, requester) = socket.next().unwrap().take();
-                assert_eq!((&got.options[..], &got.mountpoint), (&["ro".to_owned()][..], &wanted.mountpoint));
+                assert_eq!(
+                    (&got.options[..], &got.mountpoint),
+                    (&["ro".to_owned()][..], &wanted.mountpoint)
+                );
                 assert_eq!((got.whole["commit"].as_str(), got.porter), ("commit=7", 4711));
-                assert_eq!(state.metadata().unwrap().ino(), image.as_file().metadata().unwrap().ino());
+                assert_eq!(
+                    state.metadata().unwrap().ino(),
+                    image.as_file().metadata().unwrap().ino()
+                );
                 requester.say(&Answer::Ready { enabled_uring: true }).unwrap();
                 // The next one is left standing.
                 drop(socket.next().unwrap());

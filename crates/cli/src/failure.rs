@@ -1,7 +1,8 @@
 //! Errors as people and scripts meet them: a sentence, perhaps a hint, and an exit code.
 //!
-//! Inside the crate errors are `anyhow`. Two things can be attached on the way up: a hint about what to do next, and
-//! the fact that the command *could not run* at all (exit code 2) as opposed to having tried and failed (1).
+//! Inside the crate errors are `anyhow`. Two things can be attached on the way up: a hint about
+//! what to do next, and the fact that the command *could not run* at all (exit code 2) as opposed
+//! to having tried and failed (1).
 
 use crate::{interrupt, print};
 use std::fmt;
@@ -49,7 +50,9 @@ impl<T, E: Into<anyhow::Error>> Advise<T> for Result<T, E> {
         })
     }
     fn could_not_run(self) -> anyhow::Result<T> {
-        self.map_err(|e| anyhow::Error::new(Advised { error: e.into(), hint: None, could_not_run: true }))
+        self.map_err(|e| {
+            anyhow::Error::new(Advised { error: e.into(), hint: None, could_not_run: true })
+        })
     }
 }
 
@@ -109,19 +112,23 @@ fn without_numbers(text: &str) -> String {
     out + rest
 }
 
-/// What helps where there is no room, which any command may meet: in the file system of an image, or in the one that an image file
-/// lies on. A failed commit tells of the latter in words only.
+/// What helps where there is no room, which any command may meet: in the file system of an image,
+/// or in the one that an image file lies on. A failed commit tells of the latter in words only.
 fn about_space(error: &anyhow::Error) -> Option<String> {
     let within = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>());
     let full = within.clone().any(|e| matches!(e, larder_fs::Error::NoSpace));
     let full_host = |text: &str| text.contains("No space left on device");
     // That of another process, too: a daemon leaves its last words.
-    let told = error.chain().map(ToString::to_string).any(|e| e.contains("a commit failed") && full_host(&e));
+    let told = error
+        .chain()
+        .map(ToString::to_string)
+        .any(|e| e.contains("a commit failed") && full_host(&e));
     let outside = told || within.map(ToString::to_string).any(|e| full_host(&e));
     if full {
         return Some("`larder df` says what is full, and what helps".into());
     }
-    let unwritten = "the file system that the image lies on is full: make room there and try again; the image has what was last \
+    let unwritten = "the file system that the image lies on is full: make room there and try \
+        again; the image has what was last \
                      committed";
     outside.then(|| unwritten.to_owned())
 }
@@ -150,9 +157,13 @@ mod tests {
             (code(e.as_ref().unwrap_err()), text(e.as_ref().unwrap_err())),
             (1, "larder: a.img: no such file".into())
         );
-        let e = e.hint("make it with `larder mkfs`").could_not_run().context("opening").unwrap_err();
+        let e =
+            e.hint("make it with `larder mkfs`").could_not_run().context("opening").unwrap_err();
         assert_eq!(code(&e), 2);
-        assert_eq!(text(&e), "larder: opening: a.img: no such file\nhint: make it with `larder mkfs`");
+        assert_eq!(
+            text(&e),
+            "larder: opening: a.img: no such file\nhint: make it with `larder mkfs`"
+        );
         assert_eq!(code(&usage::<()>("what?").unwrap_err()), 2);
     }
 
@@ -163,7 +174,8 @@ mod tests {
         let says = text(&Err::<(), _>(e).hint("look\rat it").unwrap_err());
         assert_eq!(
             says,
-            "larder: a\\u{1b}[31m\\nb\\x (os error x): No such file or directory\nhint: look\\rat it"
+            "larder: a\\u{1b}[31m\\nb\\x (os error x): No such file or directory\nhint: look\\rat \
+                it"
         );
     }
 
@@ -171,7 +183,8 @@ mod tests {
     fn a_full_disk_is_said_to_be_one() {
         let inside = anyhow::Error::new(larder_fs::Error::NoSpace).context("a.img:/x");
         assert!(
-            text(&inside).ends_with("no space left\nhint: `larder df` says what is full, and what helps")
+            text(&inside)
+                .ends_with("no space left\nhint: `larder df` says what is full, and what helps")
         );
         let why = "a commit failed: a.img: write failed: No space left on device (os error 28)";
         let outside = text(&larder_fs::Error::ReadOnly(Some(why.into())).into());

@@ -1,4 +1,5 @@
-//! Trees of files that commands walk through and whose extents they look at and share, on a mount or in an image.
+//! Trees of files that commands walk through and whose extents they look at and share, on a mount
+//! or in an image.
 
 use crate::commands::ls;
 use crate::commands::sync::mounted;
@@ -59,13 +60,18 @@ impl Files {
     }
 
     /// Opens it, an image in some other way.
-    pub(crate) fn open_as(text: &OsStr, subvolid: Option<u64>, access: Access) -> anyhow::Result<Self> {
+    pub(crate) fn open_as(
+        text: &OsStr,
+        subvolid: Option<u64>,
+        access: Access,
+    ) -> anyhow::Result<Self> {
         let target = match Place::parse_existing(text)? {
             Place::Image(target) => target,
             Place::Host(path) if is_image(&path) => Target::parse(text),
             Place::Host(path) => {
                 let shown = crate::print::name(path.as_os_str().as_bytes());
-                let found = path.symlink_metadata().with_context(|| shown.clone()).could_not_run()?;
+                let found =
+                    path.symlink_metadata().with_context(|| shown.clone()).could_not_run()?;
                 mounted(&path, |p| larder_fuse::control::df(p).map(drop))?;
                 return Ok(Self::Host { shown, dev: found.dev(), top: path });
             }
@@ -94,7 +100,9 @@ impl Files {
     pub(crate) fn top(&self) -> anyhow::Result<Node> {
         match self {
             Self::Host { top, .. } => host(top.clone()),
-            Self::Image { image, target, .. } => in_image(image, image.resolve(&target.path, false)?.id),
+            Self::Image { image, target, .. } => {
+                in_image(image, image.resolve(&target.path, false)?.id)
+            }
         }
     }
 
@@ -102,17 +110,21 @@ impl Files {
     pub(crate) fn at(&self, text: &OsStr) -> anyhow::Result<Node> {
         match (self, Place::parse_existing(text)?) {
             (Self::Host { dev, .. }, Place::Host(path)) if !is_image(&path) => {
-                let found =
-                    path.symlink_metadata().with_context(|| path.display().to_string()).could_not_run()?;
+                let found = path
+                    .symlink_metadata()
+                    .with_context(|| path.display().to_string())
+                    .could_not_run()?;
                 if found.dev() != *dev {
-                    return Err(anyhow!("{} is not on the same mount", path.display())).could_not_run();
+                    return Err(anyhow!("{} is not on the same mount", path.display()))
+                        .could_not_run();
                 }
                 host(path)
             }
             (Self::Image { image, target, .. }, _) => {
                 let other = Target::parse(text);
                 if other.image != target.image {
-                    return Err(anyhow!("{} is not in the same image", other.display())).could_not_run();
+                    return Err(anyhow!("{} is not in the same image", other.display()))
+                        .could_not_run();
                 }
                 in_image(image, image.resolve(&other.path, false)?.id)
             }
@@ -133,7 +145,9 @@ impl Files {
                 let context = || path.display().to_string();
                 for entry in std::fs::read_dir(path).with_context(context)? {
                     let entry = entry.with_context(context)?;
-                    let Some(found) = gone(entry.metadata()).with_context(context)? else { continue };
+                    let Some(found) = gone(entry.metadata()).with_context(context)? else {
+                        continue;
+                    };
                     if found.dev() == *dev {
                         out.push((entry.file_name().into_vec(), of_metadata(entry.path(), &found)));
                     }
@@ -151,7 +165,11 @@ impl Files {
     }
 
     /// Calls `each` for the extents of a file.
-    pub(crate) fn extents(&self, node: &Node, each: &mut dyn FnMut(&MappedExtent)) -> anyhow::Result<()> {
+    pub(crate) fn extents(
+        &self,
+        node: &Node,
+        each: &mut dyn FnMut(&MappedExtent),
+    ) -> anyhow::Result<()> {
         match (self, &node.at) {
             (Self::Host { .. }, At::Host(path)) => mounted(path, |path| {
                 let Some(file) = gone(open(path, false))? else { return Ok(()) };
@@ -207,8 +225,8 @@ impl OpenFile<'_> {
         Ok(done)
     }
 
-    /// Gives a range of `to` the extents of a range here. The bytes that had their own; `None` where the ranges differ, or
-    /// cannot be shared.
+    /// Gives a range of `to` the extents of a range here. The bytes that had their own; `None`
+    /// where the ranges differ, or cannot be shared.
     pub(crate) fn dedupe(
         &self,
         offset: u64,
@@ -217,12 +235,14 @@ impl OpenFile<'_> {
         len: u64,
     ) -> anyhow::Result<Option<u64>> {
         match (self, to) {
-            (Self::Host(from), Self::Host(to)) => match sharing::dedupe(from, offset, to, to_offset, len) {
-                Ok(sharing::Deduped::Same(shared)) => Ok(Some(shared)),
-                Ok(sharing::Deduped::Differs) => Ok(None),
-                Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => Ok(None),
-                Err(e) => Err(e.into()),
-            },
+            (Self::Host(from), Self::Host(to)) => {
+                match sharing::dedupe(from, offset, to, to_offset, len) {
+                    Ok(sharing::Deduped::Same(shared)) => Ok(Some(shared)),
+                    Ok(sharing::Deduped::Differs) => Ok(None),
+                    Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => Ok(None),
+                    Err(e) => Err(e.into()),
+                }
+            }
             (Self::Image(image, from), Self::Image(_, to)) => {
                 match image.fs.dedupe_range(*from, offset, *to, to_offset, len) {
                     Ok(Deduped::Same { shared, .. }) => Ok(Some(shared)),
@@ -265,7 +285,13 @@ fn of_metadata(path: PathBuf, found: &std::fs::Metadata) -> Node {
         t if t.is_file() => Kind::File,
         _ => Kind::Other,
     };
-    Node { at: At::Host(path), kind, size: found.len(), ino: found.ino(), linked: found.nlink() > 1 }
+    Node {
+        at: At::Host(path),
+        kind,
+        size: found.len(),
+        ino: found.ino(),
+        linked: found.nlink() > 1,
+    }
 }
 
 fn in_image(image: &Image, id: InodeId) -> anyhow::Result<Node> {

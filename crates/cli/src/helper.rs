@@ -1,7 +1,8 @@
 //! `mount.fuse.larder` and `umount.fuse.larder`: what mount(8) and umount(8) call.
 //!
-//! They make `mount -t fuse.larder IMAGE DIR`, `mount -o remount,ro DIR`, fstab lines and a plain `umount` that waits work. Arguments and exit codes
-//! are mount(8)'s: 0 success, 1 wrong invocation, 2 system error, 32 failure.
+//! They make `mount -t fuse.larder IMAGE DIR`, `mount -o remount,ro DIR`, fstab lines and a plain
+//! `umount` that waits work. Arguments and exit codes are mount(8)'s: 0 success, 1 wrong
+//! invocation, 2 system error, 32 failure.
 
 use crate::commands::{mount, sync, umount};
 use crate::failure::{self, Advise};
@@ -36,7 +37,8 @@ impl Invocation {
         let mut out = Self::default();
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
-            let text = arg.to_str().filter(|t| t.len() > 1 && t.starts_with('-')).map(str::to_owned);
+            let text =
+                arg.to_str().filter(|t| t.len() > 1 && t.starts_with('-')).map(str::to_owned);
             let Some(text) = text else {
                 out.places.push(arg.into());
                 continue;
@@ -46,7 +48,8 @@ impl Invocation {
                     let rest = &text[i + 2..];
                     let value = if rest.is_empty() { args.next() } else { Some(rest.into()) };
                     let value = value.and_then(|v| v.into_string().ok());
-                    let value = value.ok_or_else(|| format!("-{} needs a value", char::from(letter)))?;
+                    let value =
+                        value.ok_or_else(|| format!("-{} needs a value", char::from(letter)))?;
                     if letter == b'o' {
                         out.options.push(value);
                     }
@@ -91,7 +94,9 @@ pub(crate) fn mount(args: Vec<OsString>) -> ExitCode {
             .collect();
     }
     let [source, point] = &call.places[..] else {
-        return wrong("usage: mount.fuse.larder IMAGE|DEVICE DIRECTORY [-sfnv] [-o options]".into());
+        return wrong(
+            "usage: mount.fuse.larder IMAGE|DEVICE DIRECTORY [-sfnv] [-o options]".into(),
+        );
     };
     let words: Vec<&str> = call.options.iter().flat_map(|l| l.split(',')).collect();
     if words.contains(&"remount") {
@@ -150,7 +155,8 @@ fn exit(result: anyhow::Result<()>, failed: u8) -> ExitCode {
     }
 }
 
-/// `mount -o remount,…`: what the kernel can change by itself about a mount. Larder's own options stay as they are.
+/// `mount -o remount,…`: what the kernel can change by itself about a mount. Larder's own options
+/// stay as they are.
 #[derive(Debug, PartialEq, Eq)]
 struct Remount {
     flags: MountFlags,
@@ -159,13 +165,21 @@ struct Remount {
 }
 
 impl Remount {
-    /// Out of words as mount(8) passes them: fstab's, those that the mount table shows, and the new ones, which win.
+    /// Out of words as mount(8) passes them: fstab's, those that the mount table shows, and the new
+    /// ones, which win.
     fn parse(words: &[&str]) -> Result<Self, String> {
         let shown = |word: &str| {
             let name = word.split('=').next().unwrap_or_default();
             matches!(
                 name,
-                "remount" | "user_id" | "group_id" | "rootmode" | "fd" | "blksize" | "max_read" | ""
+                "remount"
+                    | "user_id"
+                    | "group_id"
+                    | "rootmode"
+                    | "fd"
+                    | "blksize"
+                    | "max_read"
+                    | ""
             )
         };
         let rest: Vec<&str> = words.iter().copied().filter(|w| !shown(w)).collect();
@@ -221,7 +235,8 @@ impl Remount {
                 self.in_vain.join(",")
             ));
         }
-        rustix::mount::mount_remount(&point, self.flags, "").with_context(|| point.display().to_string())?;
+        rustix::mount::mount_remount(&point, self.flags, "")
+            .with_context(|| point.display().to_string())?;
         if read_only {
             // The kernel has passed on what it had; nothing comes after it.
             sync::mounted(&point, control::sync)?;
@@ -248,7 +263,8 @@ mod tests {
         let flags = MountFlags::NOATIME | MountFlags::RDONLY;
         assert_eq!(r, Ok(Remount { flags, in_vain: Vec::new() }));
         let r =
-            parse("ro,blksize=4096,nosuid,noexec,commit=30,remount,rw,exec,dirsync,compress=zstd").unwrap();
+            parse("ro,blksize=4096,nosuid,noexec,commit=30,remount,rw,exec,dirsync,compress=zstd")
+                .unwrap();
         assert_eq!(r.flags, MountFlags::NOATIME | MountFlags::NOSUID | MountFlags::DIRSYNC);
         assert_eq!(r.in_vain, ["commit=30", "compress=zstd"]);
         assert!(parse("remount,compres=zstd").unwrap_err().contains("unknown"));

@@ -1,12 +1,14 @@
 //! Images opened without a mount, and paths inside them.
 //!
-//! Hides how an image is opened for a command — with which lock, which subvolume, what is said about a log — and
-//! how a path inside it becomes an inode, symbolic links included.
+//! Hides how an image is opened for a command — with which lock, which subvolume, what is said
+//! about a log — and how a path inside it becomes an inode, symbolic links included.
 
 use crate::failure::{Advise, usage};
 use crate::{mount_table, print, state};
 use anyhow::{Context, anyhow};
-use larder_fs::{Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice};
+use larder_fs::{
+    Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice,
+};
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +19,8 @@ use std::sync::Arc;
 const MAX_LINKS: u32 = 40;
 
 /// What helps who wants more of a metadata dump than it has.
-pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and `restore --list` read a dump; for the files, and for writing, \
+pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and `restore --list` \
+    read a dump; for the files, and for writing, \
                                       take the image that it was made of";
 
 /// What a command wants to do with an image.
@@ -47,7 +50,10 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<Fil
 }
 
 /// Opens an image, after the end of a daemon whose mount is gone already.
-pub(crate) fn when_free<T>(path: &Path, open: impl Fn() -> Result<T, VolumeError>) -> Result<T, VolumeError> {
+pub(crate) fn when_free<T>(
+    path: &Path,
+    open: impl Fn() -> Result<T, VolumeError>,
+) -> Result<T, VolumeError> {
     loop {
         match open() {
             Err(VolumeError::Busy { .. }) if state::wait_for_the_end(path) => {}
@@ -85,7 +91,8 @@ pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> 
 /// Says what an image lacks that is a metadata dump.
 pub(crate) fn note_dump(name: &str) {
     print::say(&format!(
-        "larder: note: {name} is a metadata dump: it has names, attributes and the places of data, but no data"
+        "larder: note: {name} is a metadata dump: it has names, attributes and the places of \
+            data, but no data"
     ));
 }
 
@@ -95,7 +102,10 @@ fn who_has_it(image: &Path, by: &str, access: Access) -> String {
         "detach it first".to_owned()
     } else if let Some(point) = state::mounted_on(image) {
         let point = print::path(&point);
-        format!("it is mounted on {point}: use what is there, or unmount it first (`larder umount {point}`)")
+        format!(
+            "it is mounted on {point}: use what is there, or unmount it first (`larder umount \
+                {point}`)"
+        )
     } else if by.contains("mounted") {
         "unmount it first".to_owned()
     } else {
@@ -132,14 +142,20 @@ fn why_denied(path: &Path) -> String {
 }
 
 /// Adds what helps where a device turns out to hold no btrfs file system: what it does hold.
-pub(crate) fn advise_content<T>(result: anyhow::Result<T>, device: &dyn Device) -> anyhow::Result<T> {
-    let foreign = |e: &anyhow::Error| e.chain().any(|e| e.to_string().contains("not a btrfs file system"));
+pub(crate) fn advise_content<T>(
+    result: anyhow::Result<T>,
+    device: &dyn Device,
+) -> anyhow::Result<T> {
+    let foreign =
+        |e: &anyhow::Error| e.chain().any(|e| e.to_string().contains("not a btrfs file system"));
     if !result.as_ref().is_err_and(foreign) {
         return result;
     }
     const PARTITION: &str = "give the partition (`lsblk -f`; for an image `losetup -P` makes them)";
     let hint = match larder_fs::mkfs::recognise(device) {
-        Some(found) if found.contains("partition table") => format!("it holds {found}: {PARTITION}"),
+        Some(found) if found.contains("partition table") => {
+            format!("it holds {found}: {PARTITION}")
+        }
         Some(found) => format!("it holds {found}; is it the right file?"),
         None if device.size() == 0 => {
             "it is empty: `larder mkfs --size SIZE` makes a file system in it".into()
@@ -163,7 +179,11 @@ impl Image {
     }
 
     /// As with [`Access::Read`], and metadata dumps, too: for what needs names and attributes only.
-    pub(crate) fn open_metadata(path: &Path, force: bool, subvolid: Option<u64>) -> anyhow::Result<Self> {
+    pub(crate) fn open_metadata(
+        path: &Path,
+        force: bool,
+        subvolid: Option<u64>,
+    ) -> anyhow::Result<Self> {
         let options = OpenOptions { metadata_dump: true, ..OpenOptions::default() };
         Self::open_with(path, Access::Read { force }, subvolid, options)
     }
@@ -206,11 +226,13 @@ impl Image {
         }
         if info.has_unreplayed_log && info.metadata_dump {
             print::say(&format!(
-                "larder: note: {name} has a log; showing its last commit (`larder inspect log` shows the log)"
+                "larder: note: {name} has a log; showing its last commit (`larder inspect log` \
+                    shows the log)"
             ));
         } else if info.has_unreplayed_log {
             print::say(&format!(
-                "larder: note: {name} was not unmounted cleanly and has a log; showing its last commit (a mount, \
+                "larder: note: {name} was not unmounted cleanly and has a log; showing its last \
+                    commit (a mount, \
                  also -o ro, shows what was fsynced after it, too)"
             ));
         }
@@ -312,20 +334,24 @@ impl Image {
 /// Adds what helps when a file system cannot be opened.
 pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> anyhow::Result<T> {
     let hint = match &result {
-        Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. })) if what.contains("mirror") => {
+        Err(larder_fs::Error::Volume(VolumeError::Corrupt { what, .. }))
+            if what.contains("mirror") =>
+        {
             Some("`larder restore` copies the files, starting from the mirror")
         }
         Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),
         Err(e) if e.to_string().contains("the log cannot be replayed") => Some(
-            "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last commit; as a last \
+            "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last \
+                commit; as a last \
              resort, `larder rescue zero-log` drops it",
         ),
-        Err(e) if e.to_string().contains("is the image truncated") => {
-            Some("get the whole image again; of this part `larder restore` copies what can still be read")
-        }
-        Err(larder_fs::Error::Corrupt { .. }) => {
-            Some("`larder check` says what is damaged; `larder restore` copies what can still be read")
-        }
+        Err(e) if e.to_string().contains("is the image truncated") => Some(
+            "get the whole image again; of this part `larder restore` copies what can still be \
+                read",
+        ),
+        Err(larder_fs::Error::Corrupt { .. }) => Some(
+            "`larder check` says what is damaged; `larder restore` copies what can still be read",
+        ),
         Err(e) if e.to_string().contains("no subvolume") => {
             Some("`-o subvolid=5` (or --subvolid 5) is the top of the file system")
         }
@@ -344,7 +370,11 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
 
 /// Names of a path, the last first, without empty ones and dots.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
-    path.split(|b| *b == b'/').rev().filter(|n| !matches!(*n, b"" | b".")).map(<[u8]>::to_vec).collect()
+    path.split(|b| *b == b'/')
+        .rev()
+        .filter(|n| !matches!(*n, b"" | b"."))
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 #[cfg(test)]

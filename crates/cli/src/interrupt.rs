@@ -1,9 +1,10 @@
-//! Ctrl-C (SIGINT) and SIGTERM during work that leaves something behind when it just stops: half a file, a directory without
-//! its permissions, a commit that was not made.
+//! Ctrl-C (SIGINT) and SIGTERM during work that leaves something behind when it just stops: half a
+//! file, a directory without its permissions, a commit that was not made.
 //!
-//! Such work asks now and then whether it is to end, ends in order, and says so; then the process ends by the signal that asked
-//! for it, as a shell expects. A second signal ends it at once. A signal that the process was started to ignore, such as Ctrl-C
-//! for a script's background jobs, stays ignored.
+//! Such work asks now and then whether it is to end, ends in order, and says so; then the process
+//! ends by the signal that asked for it, as a shell expects. A second signal ends it at once. A
+//! signal that the process was started to ignore, such as Ctrl-C for a script's background jobs,
+//! stays ignored.
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};

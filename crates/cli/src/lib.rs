@@ -1,13 +1,14 @@
 //! The `larder` command.
 //!
-//! Only this crate talks to people: it parses arguments, prints, asks nothing, and turns errors into sentences, hints
-//! and exit codes. Each subcommand is one file of `commands`; what several of them need has a module here.
+//! Only this crate talks to people: it parses arguments, prints, asks nothing, and turns errors
+//! into sentences, hints and exit codes. Each subcommand is one file of `commands`; what several of
+//! them need has a module here.
 //!
-//! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it follows the
-//! conventions of mount(8) instead (module `helper`).
+//! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it
+//! follows the conventions of mount(8) instead (module `helper`).
 //!
-//! It is a library with a small program around it so that fuzzers can call subcommands without starting a process for
-//! each; nothing else is meant to.
+//! It is a library with a small program around it so that fuzzers can call subcommands without
+//! starting a process for each; nothing else is meant to.
 
 mod args;
 mod attach;
@@ -55,8 +56,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs a command line (the program's name first) in this process. What it prints goes to standard output; its error comes
-/// back as the lines that people would have seen.
+/// Runs a command line (the program's name first) in this process. What it prints goes to standard
+/// output; its error comes back as the lines that people would have seen.
 ///
 /// # Errors
 /// Those lines: the command line is not understood, or the command failed.

@@ -1,8 +1,9 @@
 //! What the layers below have to say while they work: lines on standard error.
 //!
-//! People get warnings and errors in the words of the command, `larder: warning: …`, of each kind a few: a full disk can
-//! lose a thousand files, and the command's own error says what that means. With `-v`, or `LARDER_LOG` set (as `RUST_LOG`
-//! elsewhere), everything that was asked for is shown, with where it comes from.
+//! People get warnings and errors in the words of the command, `larder: warning: …`, of each kind a
+//! few: a full disk can lose a thousand files, and the command's own error says what that means.
+//! With `-v`, or `LARDER_LOG` set (as `RUST_LOG` elsewhere), everything that was asked for is
+//! shown, with where it comes from.
 
 use crate::print;
 use std::collections::HashMap;

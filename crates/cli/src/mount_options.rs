@@ -1,8 +1,9 @@
 //! `-o` of `larder mount` and of the mount helper.
 //!
-//! Three kinds of words come here: Larder's own; generic ones, which mount(8) and fstab know and which mean the same
-//! for every file system; and mistakes. A mistake must not pass as one of the others — an option that is silently
-//! ignored is a promise not kept — so whatever is not known is an error. Words later in the list win.
+//! Three kinds of words come here: Larder's own; generic ones, which mount(8) and fstab know and
+//! which mean the same for every file system; and mistakes. A mistake must not pass as one of the
+//! others — an option that is silently ignored is a promise not kept — so whatever is not known is
+//! an error. Words later in the list win.
 
 pub(crate) mod whole;
 
@@ -146,7 +147,9 @@ impl MountWishes {
             w.apply(&word)?;
         }
         if w.no_log_replay && !w.read_only {
-            return Err("nologreplay needs ro: a log that is not replayed must not be written over".into());
+            return Err(
+                "nologreplay needs ro: a log that is not replayed must not be written over".into(),
+            );
         }
         Ok(w)
     }
@@ -156,16 +159,24 @@ impl MountWishes {
         if self.flag(name, value) || passes(name, value) {
             return Ok(());
         }
-        let needs =
-            || value.filter(|v| !v.is_empty()).ok_or(format!("mount option {name} needs a value: {name}=…"));
+        let needs = || {
+            value
+                .filter(|v| !v.is_empty())
+                .ok_or(format!("mount option {name} needs a value: {name}=…"))
+        };
         match name {
-            "subvol" => self.subvol = SubvolChoice::Path(std::ffi::OsStr::new(needs()?).as_bytes().to_vec()),
+            "subvol" => {
+                self.subvol = SubvolChoice::Path(std::ffi::OsStr::new(needs()?).as_bytes().to_vec())
+            }
             "subvolid" => self.subvol = SubvolChoice::Id(subvolid(needs()?)?),
             "commit" => {
                 let seconds = needs()?.parse().ok().filter(|s| *s <= MAX_COMMIT);
-                let seconds: u64 = seconds
-                    .ok_or(format!("commit={}: not a number of seconds up to {MAX_COMMIT}", needs()?))?;
-                self.commit = if seconds == 0 { DEFAULT_COMMIT } else { Duration::from_secs(seconds) };
+                let seconds: u64 = seconds.ok_or(format!(
+                    "commit={}: not a number of seconds up to {MAX_COMMIT}",
+                    needs()?
+                ))?;
+                self.commit =
+                    if seconds == 0 { DEFAULT_COMMIT } else { Duration::from_secs(seconds) };
             }
             "compress" | "compress-force" => {
                 self.compress = compress(name, value)?;
@@ -191,14 +202,22 @@ impl MountWishes {
                 }
             }
             "tuning" => needs()?.split('+').try_for_each(|name| switch(&mut self.tuning, name))?,
-            "loop" => return Err("mount option loop is not needed: Larder opens image files itself".into()),
+            "loop" => {
+                return Err(
+                    "mount option loop is not needed: Larder opens image files itself".into()
+                );
+            }
             "remount" => {
-                return Err("remounting is mount(8)'s business: `mount -o remount,ro DIRECTORY` as root \
+                return Err(
+                    "remounting is mount(8)'s business: `mount -o remount,ro DIRECTORY` as root \
                      (`mount -i -o …` where the mount helper is not installed)"
-                    .into());
+                        .into(),
+                );
             }
             "strictatime" => {
-                return Err("mount option strictatime is not supported: Larder mounts are noatime".into());
+                return Err(
+                    "mount option strictatime is not supported: Larder mounts are noatime".into()
+                );
             }
             "" => return Err("empty mount option".into()),
             _ => {
@@ -231,7 +250,8 @@ impl MountWishes {
             "user" | "users" => (self.nosuid, self.nodev, self.noexec) = (true, true, true),
             "owner" | "group" => (self.nosuid, self.nodev) = (true, true),
             "defaults" => {
-                (self.read_only, self.nosuid, self.nodev, self.noexec) = (false, false, false, false);
+                (self.read_only, self.nosuid, self.nodev, self.noexec) =
+                    (false, false, false, false);
                 self.synchronous = false;
             }
             "allow_other" => self.allow_other = true,
@@ -243,7 +263,8 @@ impl MountWishes {
             "buffered" => self.caching = Caching::Buffered,
             "discard" => self.discard = Some(true),
             "nodiscard" => self.discard = Some(false),
-            // As Linux combines them: what is not copied on write has neither checksums nor compression.
+            // As Linux combines them: what is not copied on write has neither checksums nor
+            // compression.
             "nodatacow" => (self.no_data_cow, self.no_data_sum, self.compress) = (true, true, None),
             "datacow" => self.no_data_cow = false,
             "nodatasum" => self.no_data_sum = true,
@@ -258,7 +279,8 @@ impl MountWishes {
     }
 }
 
-/// Generic words that say nothing to us: they are for fstab's readers, or ask for what Larder does anyway.
+/// Generic words that say nothing to us: they are for fstab's readers, or ask for what Larder does
+/// anyway.
 fn passes(name: &str, value: Option<&str>) -> bool {
     if name.starts_with("x-") || name.starts_with("X-") {
         return true;
@@ -302,7 +324,8 @@ fn switch(tuning: &mut Tuning, name: &str) -> Result<(), String> {
         "log-alone" => tuning.log_alone = true,
         _ => {
             return Err(format!(
-                "tuning={name}: use whole-inodes, locked-copies, log-waits or log-alone, joined by +"
+                "tuning={name}: use whole-inodes, locked-copies, log-waits or log-alone, joined \
+                    by +"
             ));
         }
     }
@@ -385,7 +408,11 @@ mod tests {
         ]);
         assert!(w.sandbox && !ok(&["nosandbox"]).sandbox);
         assert!(
-            w.read_only && w.allow_other && w.writeback && w.caching == Caching::Direct && w.no_log_replay
+            w.read_only
+                && w.allow_other
+                && w.writeback
+                && w.caching == Caching::Direct
+                && w.no_log_replay
         );
         assert_eq!(w.subvol, SubvolChoice::Path(b"/a/b".to_vec()));
         assert_eq!(

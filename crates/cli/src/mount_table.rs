@@ -1,6 +1,7 @@
 //! What is mounted where, from `/proc/thread-self/mountinfo`.
 //!
-//! The table is asked instead of the mount point itself, for the mount point of a daemon that is gone answers nothing.
+//! The table is asked instead of the mount point itself, for the mount point of a daemon that is
+//! gone answers nothing.
 
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
@@ -50,7 +51,8 @@ fn read(table: &str) -> anyhow::Result<Vec<Mount>> {
     Ok(table.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 
-/// The path without symbolic links and dots. Its last part is not touched: it may be the mount of a dead daemon.
+/// The path without symbolic links and dots. Its last part is not touched: it may be the mount of a
+/// dead daemon.
 pub(crate) fn absolute(point: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(path) = std::fs::canonicalize(point) {
         return Ok(path);
@@ -83,7 +85,8 @@ fn parse(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Why a path could not be used that leads into a Larder mount of somebody else: the kernel lets nobody in, not even root.
+/// Why a path could not be used that leads into a Larder mount of somebody else: the kernel lets
+/// nobody in, not even root.
 pub(crate) fn why_denied(path: &Path) -> Option<String> {
     let path = std::path::absolute(path).ok()?;
     // As it is written: a path that leads into such a mount cannot be resolved.
@@ -103,7 +106,8 @@ fn unescape(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((first, tail)) = rest.split_first() {
-        let octal = tail.get(..3).filter(|d| *first == b'\\' && d.iter().all(|b| matches!(b, b'0'..=b'7')));
+        let octal =
+            tail.get(..3).filter(|d| *first == b'\\' && d.iter().all(|b| matches!(b, b'0'..=b'7')));
         let code = octal.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
         match code {
             Some(c) => {
@@ -132,7 +136,10 @@ mod tests {
     fn lines_are_parsed() {
         let line = br"99 22 0:57 / /mnt/with\040space rw,nosuid,noatime shared:1 master:2 - fuse.larder /a\054b.img rw,user_id=1000,group_id=0";
         let m = parse(line).unwrap();
-        assert_eq!((m.point.as_path(), m.device.to_str()), (Path::new("/mnt/with space"), Some("0:57")));
+        assert_eq!(
+            (m.point.as_path(), m.device.to_str()),
+            (Path::new("/mnt/with space"), Some("0:57"))
+        );
         assert_eq!(
             (m.kind.to_str(), m.source.to_str(), m.user),
             (Some("fuse.larder"), Some("/a,b.img"), Some(1000))

@@ -1,7 +1,8 @@
 //! Output that several commands share: lines, JSON, raw names, times, progress.
 //!
-//! Nothing here panics because somebody has closed a pipe or a disk is full: what cannot be written to standard output is an
-//! error, what cannot be written to standard error is lost. What a terminal would obey is shown as an escape.
+//! Nothing here panics because somebody has closed a pipe or a disk is full: what cannot be written
+//! to standard output is an error, what cannot be written to standard error is lost. What a
+//! terminal would obey is shown as an escape.
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,7 +26,8 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
 /// What an error of standard output is about.
 pub(crate) const STDOUT: &str = "standard output";
 
-/// Prints one line for people on standard error: a note, a warning, an error. If nobody can read it, that is no reason to fail.
+/// Prints one line for people on standard error: a note, a warning, an error. If nobody can read
+/// it, that is no reason to fail.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
@@ -51,8 +53,9 @@ pub(crate) fn uuid(bytes: [u8; 16]) -> String {
     uuid::Uuid::from_bytes(bytes).to_string()
 }
 
-/// A name as it can be shown: control characters (a terminal would obey them), those that change the direction of writing (what is
-/// shown would not be what is there), and bytes that are not UTF-8 become escapes.
+/// A name as it can be shown: control characters (a terminal would obey them), those that change
+/// the direction of writing (what is shown would not be what is there), and bytes that are not
+/// UTF-8 become escapes.
 pub(crate) fn name(raw: &[u8]) -> String {
     let mut out = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {
@@ -70,8 +73,8 @@ pub(crate) fn name(raw: &[u8]) -> String {
     out
 }
 
-/// Text that may have names in it which are not escaped, such as an error of a library or of another process: the same, except that
-/// a backslash stays.
+/// Text that may have names in it which are not escaped, such as an error of a library or of
+/// another process: the same, except that a backslash stays.
 pub(crate) fn harmless(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -94,7 +97,8 @@ fn is_harmful(c: char) -> bool {
     c.is_control() || turns(c)
 }
 
-/// Does it change the direction of what stands around it? All of Unicode's `Bidi_Control`, and the separators of lines and paragraphs.
+/// Does it change the direction of what stands around it? All of Unicode's `Bidi_Control`, and the
+/// separators of lines and paragraphs.
 fn turns(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -111,7 +115,12 @@ pub(crate) fn time(seconds: i64) -> String {
     let mp = (5 * doy + 2) / 153;
     let (day, month) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
     let year = yoe + era * 400 + i128::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
 }
 
 /// A progress line on a terminal, and nothing elsewhere.

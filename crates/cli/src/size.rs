@@ -1,9 +1,11 @@
 //! Sizes as people write and read them.
 
-/// Parses `4096`, `512K`, `8G`, `1.5G`, `2TiB`: powers of 1024, whatever the case; the unit may be followed by `iB`
-/// or `B`.
+/// Parses `4096`, `512K`, `8G`, `1.5G`, `2TiB`: powers of 1024, whatever the case; the unit may be
+/// followed by `iB` or `B`.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a size: use a number with K, M, G or T behind it, such as 512M");
+    let bad = || {
+        format!("{text:?} is not a size: use a number with K, M, G or T behind it, such as 512M")
+    };
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim_start().to_ascii_lowercase();
@@ -21,7 +23,9 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         return Err(bad());
     }
     let (whole, fraction) = number.split_once('.').map_or((number, ""), |(w, f)| (w, f));
-    if whole.is_empty() || number.contains('.') && (fraction.is_empty() || fraction.len() > 9 || shift == 0) {
+    if whole.is_empty()
+        || number.contains('.') && (fraction.is_empty() || fraction.len() > 9 || shift == 0)
+    {
         return Err(bad());
     }
     let too_large = || format!("{text:?} is too large");
@@ -86,9 +90,13 @@ mod tests {
 
     #[test]
     fn sizes_are_shown() {
-        for (bytes, text) in
-            [(0, "0B"), (1023, "1023B"), (1024, "1.00KiB"), (3 << 29, "1.50GiB"), (u64::MAX, "16.00EiB")]
-        {
+        for (bytes, text) in [
+            (0, "0B"),
+            (1023, "1023B"),
+            (1024, "1.00KiB"),
+            (3 << 29, "1.50GiB"),
+            (u64::MAX, "16.00EiB"),
+        ] {
             assert_eq!(human(bytes), text);
         }
     }

@@ -98,7 +98,8 @@ impl Claim {
                 }
                 bail!("{} is in use: it already has a Larder mount", mountpoint.display());
             }
-            // Whoever had the lock may have taken the file away: then this is not the one that others will find.
+            // Whoever had the lock may have taken the file away: then this is not the one that
+            // others will find.
             if is_at(&file, &path) {
                 break file;
             }
@@ -158,8 +159,8 @@ impl Claim {
         }
     }
 
-    /// The daemon's last act but one before it exits. Whoever waits has the file open already, so that after good news
-    /// it may be [tidied up](tidy_up); bad news stay for those who come later.
+    /// The daemon's last act but one before it exits. Whoever waits has the file open already, so
+    /// that after good news it may be [tidied up](tidy_up); bad news stay for those who come later.
     pub(crate) fn finish(mut self, result: Outcome) -> anyhow::Result<()> {
         self.record.result = Some(result);
         let saved = self.save();
@@ -194,8 +195,8 @@ impl Claim {
     }
 }
 
-/// Takes away the file of a daemon that has ended well, or has not come to mount; to be called while it still lives, by
-/// itself or, where it is in its sandbox, by another process.
+/// Takes away the file of a daemon that has ended well, or has not come to mount; to be called
+/// while it still lives, by itself or, where it is in its sandbox, by another process.
 pub(crate) fn tidy_up(mountpoint: &Path) {
     utab::remove(mountpoint);
     if let Ok(Some(mut watch)) = Watch::find(mountpoint, None)
@@ -215,7 +216,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Finds the daemon of the mount on `mountpoint`, made by `user` (if known); `None` if it left no file.
+    /// Finds the daemon of the mount on `mountpoint`, made by `user` (if known); `None` if it left
+    /// no file.
     pub(crate) fn find(mountpoint: &Path, user: Option<u32>) -> anyhow::Result<Option<Self>> {
         let name = file_name(mountpoint);
         Ok(directories(user).iter().find_map(|dir| Self::of(dir.join(&name))))
@@ -228,16 +230,22 @@ impl Watch {
         let mut watch = Self { path, file, process: None };
         if !watch.is_over() {
             // The lock is held, so the number in the file is that of a living process.
-            let pid = watch.record().ok().and_then(|r| rustix::process::Pid::from_raw(r.pid.cast_signed()));
-            watch.process =
-                pid.and_then(|p| rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()).ok());
+            let pid = watch
+                .record()
+                .ok()
+                .and_then(|r| rustix::process::Pid::from_raw(r.pid.cast_signed()));
+            watch.process = pid.and_then(|p| {
+                rustix::process::pidfd_open(p, rustix::process::PidfdFlags::empty()).ok()
+            });
         }
         Some(watch)
     }
 
-    /// Waits for the daemon's end if its mount is gone. False if that is still there, or in use out of sight.
+    /// Waits for the daemon's end if its mount is gone. False if that is still there, or in use out
+    /// of sight.
     pub(crate) fn sees_the_end(&mut self) -> bool {
-        /// Between the end of a mount and the daemon's learning of it lies nothing but its being scheduled.
+        /// Between the end of a mount and the daemon's learning of it lies nothing but its being
+        /// scheduled.
         const STEPS: u32 = 200;
         /// Of one mount among several nothing tells but the lock.
         const FIRST_NS: i64 = 200_000;
@@ -250,7 +258,10 @@ impl Watch {
                 Ok(r) if r.stage == Stage::Ending => return self.wait_for_lock().is_ok(),
                 Ok(r) if r.stage == Stage::Starting || is_mounted(&r) => return false,
                 // Just being written, perhaps.
-                _ => rustix::event::Timespec { tv_sec: 0, tv_nsec: (FIRST_NS << n.min(20)).min(STEP_NS) },
+                _ => rustix::event::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: (FIRST_NS << n.min(20)).min(STEP_NS),
+                },
             };
             let Some(process) = &self.process else { return false };
             let mut fds = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
@@ -278,22 +289,25 @@ impl Watch {
         free
     }
 
-    /// Has the daemon been killed and not come to its end yet? It may wait in the kernel for what only an answer of its own
-    /// could release.
+    /// Has the daemon been killed and not come to its end yet? It may wait in the kernel for what
+    /// only an answer of its own could release.
     pub(crate) fn is_being_killed(&mut self) -> bool {
         if self.process.is_none() {
             return false;
         }
         let Ok(record) = self.record() else { return false };
-        let tasks = fs::read_dir(format!("/proc/{}/task", record.pid)).into_iter().flatten().flatten();
-        let mut status = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+        let tasks =
+            fs::read_dir(format!("/proc/{}/task", record.pid)).into_iter().flatten().flatten();
+        let mut status =
+            tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
         status.any(|text| is_killed(&text))
     }
 
     /// Does the daemon serve other mounts, too?
     pub(crate) fn has_siblings(&mut self) -> bool {
         let Ok(own) = self.record() else { return false };
-        let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
+        let files =
+            directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
         let mut others = files.filter(|f| f.path() != self.path).filter_map(|f| Self::of(f.path()));
         others.any(|mut w| w.process.is_some() && w.record().is_ok_and(|r| r.pid == own.pid))
     }
@@ -337,28 +351,34 @@ impl Watch {
     }
 }
 
-/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then it is in use by somebody who will
-/// not end by himself.
+/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then it is in
+/// use by somebody who will not end by himself.
 pub(crate) fn wait_for_the_end(image: &Path) -> bool {
     let Ok(image) = fs::canonicalize(image) else { return false };
-    let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
+    let files =
+        directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
     let mut watches = files.filter_map(|f| Watch::of(f.path()));
-    watches.any(|mut w| w.process.is_some() && w.record().is_ok_and(|r| r.image == image) && w.sees_the_end())
+    watches.any(|mut w| {
+        w.process.is_some() && w.record().is_ok_and(|r| r.image == image) && w.sees_the_end()
+    })
 }
 
 /// Where a daemon has mounted `image`, if one that can be found has.
 pub(crate) fn mounted_on(image: &Path) -> Option<PathBuf> {
     let image = fs::canonicalize(image).ok()?;
-    let files = directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
+    let files =
+        directories(None).into_iter().filter_map(|d| fs::read_dir(d).ok()).flatten().flatten();
     let mut watches = files.filter_map(|f| Watch::of(f.path())).filter(|w| w.process.is_some());
     watches.find_map(|mut w| w.record().ok().filter(|r| r.image == image)).map(|r| r.mountpoint)
 }
 
-/// Does a thread's status say that SIGKILL has come for it, or that it has ended before its process?
+/// Does a thread's status say that SIGKILL has come for it, or that it has ended before its
+/// process?
 fn is_killed(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     let value = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
-    let pending = |name| value(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+    let pending =
+        |name| value(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
     let ended = value("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     ended || (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0
 }
@@ -422,8 +442,8 @@ pub(crate) fn directories(user: Option<u32>) -> Vec<PathBuf> {
     if user == 0 {
         dirs.push(PathBuf::from("/run/larder"));
     } else {
-        let runtime =
-            std::env::var_os("XDG_RUNTIME_DIR").filter(|d| user == me && Path::new(d).is_absolute());
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR")
+            .filter(|d| user == me && Path::new(d).is_absolute());
         dirs.extend(runtime.map(|d| Path::new(&d).join("larder")));
         dirs.push(PathBuf::from(format!("/run/user/{user}/larder")));
     }
@@ -446,10 +466,15 @@ mod tests {
     #[test]
     fn who_was_killed_is_known_before_the_end() {
         assert!(!is_killed(
-            "Name:\tlarder\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000001\n"
+            "Name:\tlarder\nState:\tS \
+                (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000001\n"
         ));
-        assert!(is_killed("State:\tD (disk sleep)\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
-        assert!(is_killed("State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000102\n"));
+        assert!(is_killed(
+            "State:\tD (disk sleep)\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"
+        ));
+        assert!(is_killed(
+            "State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000102\n"
+        ));
         assert!(is_killed("State:\tZ (zombie)\n"));
         assert!(!is_killed(&fs::read_to_string("/proc/thread-self/status").unwrap()));
     }
@@ -460,7 +485,10 @@ mod tests {
         assert!(Watch::find(point.path(), None).unwrap().is_none());
         let claim = Claim::new(Path::new("/a.img"), point.path(), false).unwrap();
         assert!(
-            Claim::new(Path::new("/b.img"), point.path(), false).unwrap_err().to_string().contains("already")
+            Claim::new(Path::new("/b.img"), point.path(), false)
+                .unwrap_err()
+                .to_string()
+                .contains("already")
         );
         let mut watch = Watch::find(point.path(), None).unwrap().unwrap();
         assert!(!watch.is_over());

@@ -1,8 +1,8 @@
 //! `IMAGE:PATH`: which part of an argument is the image?
 //!
-//! Colons occur in file names, so the answer depends on what exists: the longest existing file in front of a colon is
-//! the image, and what follows is the path inside. An argument that exists as a whole is an image without a path (or,
-//! where both are possible, a path of the host).
+//! Colons occur in file names, so the answer depends on what exists: the longest existing file in
+//! front of a colon is the image, and what follows is the path inside. An argument that exists as a
+//! whole is an image without a path (or, where both are possible, a path of the host).
 
 use crate::failure::{Advise, usage};
 use std::ffi::{OsStr, OsString};
@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) image: PathBuf,
-    /// Names from the subvolume's root on, without empty ones and `.`; the raw text is kept for messages.
+    /// Names from the subvolume's root on, without empty ones and `.`; the raw text is kept for
+    /// messages.
     pub(crate) path: Vec<u8>,
 }
 
@@ -25,8 +26,8 @@ pub(crate) enum Place {
 }
 
 impl Target {
-    /// Takes `IMAGE[:PATH]` apart. Where nothing in it exists, the part before the first colon is taken for the image,
-    /// so that opening it will say what is missing.
+    /// Takes `IMAGE[:PATH]` apart. Where nothing in it exists, the part before the first colon is
+    /// taken for the image, so that opening it will say what is missing.
     pub(crate) fn parse(text: &OsStr) -> Self {
         split(text).unwrap_or_else(|| {
             let bytes = text.as_bytes();
@@ -46,7 +47,8 @@ impl Target {
 }
 
 impl Place {
-    /// A side of a copy: an image and path if there is an image in front of a colon, else a path of the host.
+    /// A side of a copy: an image and path if there is an image in front of a colon, else a path of
+    /// the host.
     pub(crate) fn parse(text: &OsStr) -> Self {
         match split(text) {
             Some(t) if t.image.as_os_str() != text => Self::Image(t),
@@ -66,7 +68,8 @@ impl Place {
     }
 }
 
-/// The longest existing image, if there is one: first the whole, then what stands before each colon from the last on.
+/// The longest existing image, if there is one: first the whole, then what stands before each colon
+/// from the last on.
 fn split(text: &OsStr) -> Option<Target> {
     let bytes = text.as_bytes();
     if is_image(Path::new(text)) {
@@ -79,18 +82,22 @@ fn split(text: &OsStr) -> Option<Target> {
     })
 }
 
-/// What is wrong with an argument that can only mean `IMAGE:PATH`, but has no image in front of any colon. A name with a colon in
-/// a directory that exists is a path of the host, whether it exists or not.
+/// What is wrong with an argument that can only mean `IMAGE:PATH`, but has no image in front of any
+/// colon. A name with a colon in a directory that exists is a path of the host, whether it exists
+/// or not.
 pub(crate) fn no_image(text: &OsStr) -> Option<anyhow::Error> {
     let colon = text.as_bytes().iter().position(|b| *b == b':').filter(|i| *i > 0)?;
-    let above = Path::new(text).parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let above =
+        Path::new(text).parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if split(text).is_some() || above.is_dir() {
         return None;
     }
     let image = Path::new(OsStr::from_bytes(&text.as_bytes()[..colon]));
     let shown = crate::print::path(image);
     Some(match image.metadata() {
-        Ok(_) => anyhow::anyhow!("{shown} is a directory, not an image: a path on a mount has no colon"),
+        Ok(_) => {
+            anyhow::anyhow!("{shown} is a directory, not an image: a path on a mount has no colon")
+        }
         Err(e) => anyhow::Error::new(e).context(format!("there is no image {shown}")),
     })
 }
@@ -158,9 +165,19 @@ mod tests {
         let dir = dir.path();
         std::fs::write(dir.join("img"), b"").unwrap();
         let place = |t: &str| Place::parse(dir.join(t).as_os_str());
-        assert_eq!(place("img"), Place::Host(dir.join("img")), "a file itself is copied, not looked into");
-        assert_eq!(place("img:/x"), Place::Image(Target { image: dir.join("img"), path: b"/x".to_vec() }));
-        assert_eq!(place("img:"), Place::Image(Target { image: dir.join("img"), path: Vec::new() }));
+        assert_eq!(
+            place("img"),
+            Place::Host(dir.join("img")),
+            "a file itself is copied, not looked into"
+        );
+        assert_eq!(
+            place("img:/x"),
+            Place::Image(Target { image: dir.join("img"), path: b"/x".to_vec() })
+        );
+        assert_eq!(
+            place("img:"),
+            Place::Image(Target { image: dir.join("img"), path: Vec::new() })
+        );
         assert_eq!(place("other:thing"), Place::Host(dir.join("other:thing")));
         std::fs::write(dir.join("img:x"), b"").unwrap();
         assert_eq!(place("img:x"), Place::Host(dir.join("img:x")));

@@ -1,12 +1,14 @@
 //! The line by which umount(8) finds our helper.
 //!
-//! Given an absolute path, umount(8) asks `statfs` for the type of the file system, which for every kind of FUSE mount
-//! is just `fuse`, and finds no `umount.fuse.larder` then: it would return while the daemon is still writing. It takes
-//! the time to look at the mount table, which has the whole type, if libmount's table of user-space options
-//! (`/run/mount/utab`) knows the directory. So a mount by root enters itself there, as libmount would: under the lock
-//! `utab.lock`, in a new file that replaces the old one. Whoever ends the mount takes the line away.
+//! Given an absolute path, umount(8) asks `statfs` for the type of the file system, which for every
+//! kind of FUSE mount is just `fuse`, and finds no `umount.fuse.larder` then: it would return while
+//! the daemon is still writing. It takes the time to look at the mount table, which has the whole
+//! type, if libmount's table of user-space options (`/run/mount/utab`) knows the directory. So a
+//! mount by root enters itself there, as libmount would: under the lock `utab.lock`, in a new file
+//! that replaces the old one. Whoever ends the mount takes the line away.
 //!
-//! Without the table everything works but that one thing; problems with it are therefore nobody's business.
+//! Without the table everything works but that one thing; problems with it are therefore nobody's
+//! business.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, OpenOptions};
@@ -57,7 +59,8 @@ fn escape(path: &[u8]) -> Vec<u8> {
 fn changed(table: &[u8], mountpoint: &Path, entry: Option<&[u8]>) -> Option<Vec<u8>> {
     let target = [b"TARGET=", &escape(mountpoint.as_os_str().as_bytes())[..]].concat();
     let others = |l: &&[u8]| !l.trim_ascii_end().split(|b| *b == b' ').any(|word| word == target);
-    let mut out = table.split_inclusive(|b| *b == b'\n').filter(others).collect::<Vec<_>>().concat();
+    let mut out =
+        table.split_inclusive(|b| *b == b'\n').filter(others).collect::<Vec<_>>().concat();
     out.extend(entry.unwrap_or_default());
     (out != table).then_some(out)
 }
@@ -112,7 +115,11 @@ mod tests {
         let theirs = "SRC=/dev/x TARGET=/mnt/with ROOT=/ OPTS=uhelper=udisks2\n";
         fs::write(own.join("utab"), [theirs, ours].concat()).unwrap();
         replace(&own, point, Some(&line(Path::new("/b.img"), point))).unwrap();
-        assert_eq!(read(), [theirs, &ours.replace("a.img", "b.img")].concat(), "one line for each directory");
+        assert_eq!(
+            read(),
+            [theirs, &ours.replace("a.img", "b.img")].concat(),
+            "one line for each directory"
+        );
         replace(&own, point, None).unwrap();
         assert_eq!(read(), theirs);
         assert_eq!(changed(theirs.as_bytes(), point, None), None);

@@ -1,5 +1,5 @@
-//! Programs that rely on `fsync`, and a daemon that is killed in the middle of their work: whatever was acknowledged is there
-//! after the log was replayed, by Larder and by Linux.
+//! Programs that rely on `fsync`, and a daemon that is killed in the middle of their work: whatever
+//! was acknowledged is there after the log was replayed, by Larder and by Linux.
 //!
 //! `LARDER_SCALE=20` kills each of them at 20 different points.
 
@@ -18,8 +18,10 @@ use std::sync::{Mutex, mpsc};
 /// Transactions of a database, each of which says so once it is durable.
 fn transactions(journal: &str, synchronous: &str, count: u64) -> String {
     let mut script = format!(
-        ".bail on\nPRAGMA journal_mode={journal};\nPRAGMA synchronous={synchronous};\nPRAGMA wal_autocheckpoint=20;\n\
-         CREATE TABLE t (n INTEGER PRIMARY KEY, len INTEGER, text TEXT);\nCREATE TABLE total (n INTEGER, len INTEGER);\n\
+        ".bail on\nPRAGMA journal_mode={journal};\nPRAGMA synchronous={synchronous};\nPRAGMA \
+            wal_autocheckpoint=20;\n\
+         CREATE TABLE t (n INTEGER PRIMARY KEY, len INTEGER, text TEXT);\nCREATE TABLE total (n \
+         INTEGER, len INTEGER);\n\
          INSERT INTO total VALUES (0, 0);\n"
     );
     for n in 1..=count {
@@ -33,12 +35,18 @@ fn transactions(journal: &str, synchronous: &str, count: u64) -> String {
 }
 
 fn sqlite(database: &Path, question: &str) -> String {
-    let out = Command::new("sqlite3").args(["-bail", "-batch"]).arg(database).arg(question).output().unwrap();
+    let out = Command::new("sqlite3")
+        .args(["-bail", "-batch"])
+        .arg(database)
+        .arg(question)
+        .output()
+        .unwrap();
     assert!(out.status.success(), "{question}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
-/// Kills the daemon under a database that writes its journal like this; so many of the last transactions may be missing.
+/// Kills the daemon under a database that writes its journal like this; so many of the last
+/// transactions may be missing.
 fn database(journal: &str, synchronous: &str, missing: u64) {
     if !ready(&[Need::Sqlite]) {
         return;
@@ -72,7 +80,11 @@ fn database(journal: &str, synchronous: &str, missing: u64) {
         }
         let out = program.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&out.stderr);
-        assert!(!out.status.success() && last >= at, "{last} transactions, then {}: {said}", out.status);
+        assert!(
+            !out.status.success() && last >= at,
+            "{last} transactions, then {}: {said}",
+            out.status
+        );
         stage.bury();
         println!("{journal} {synchronous}, killed after {at}, {last} acknowledged");
         stage.afterwards(&|top| {
@@ -86,7 +98,10 @@ fn database(journal: &str, synchronous: &str, missing: u64) {
             assert_eq!(found, sqlite(&db, "SELECT n, n, len FROM total"));
             let count: u64 = found.split('|').next().unwrap().parse().unwrap();
             // The one after the last may have become durable without anybody having been told.
-            assert!((last - missing..=last + 1).contains(&count), "{count} rows, {last} acknowledged");
+            assert!(
+                (last - missing..=last + 1).contains(&count),
+                "{count} rows, {last} acknowledged"
+            );
         });
     }
 }
@@ -101,7 +116,8 @@ fn a_database_with_a_rollback_journal_has_all_it_acknowledged() {
     database("truncate", "FULL", 0);
     database("persist", "FULL", 0);
     database("delete", "EXTRA", 0);
-    // Here the program does not sync the directory from which it has removed the journal: found again, it is rolled back.
+    // Here the program does not sync the directory from which it has removed the journal: found
+    // again, it is rolled back.
     database("delete", "FULL", 1);
 }
 
@@ -144,7 +160,8 @@ fn deliver(stage: &Stage, thread: u64, mailbox: &Mailbox, acknowledged: &Acknowl
     });
 }
 
-/// Four threads deliver until the daemon's end, which `end` brings about after `at` acknowledgements; then what is there.
+/// Four threads deliver until the daemon's end, which `end` brings about after `at`
+/// acknowledgements; then what is there.
 fn mail(mut stage: Stage, at: u64, end: &(dyn Fn() + Sync)) {
     for dir in ["tmp", "new"] {
         fs::create_dir(stage.at(dir)).unwrap();
@@ -175,7 +192,10 @@ fn mail(mut stage: Stage, at: u64, end: &(dyn Fn() + Sync)) {
                 let key = (thread.parse().unwrap(), n.parse().unwrap());
                 // Its data was durable before it got its name.
                 if dir == "new" {
-                    assert!(fs::read(entry.path()).unwrap() == message(key.0, key.1), "{name} is not whole");
+                    assert!(
+                        fs::read(entry.path()).unwrap() == message(key.0, key.1),
+                        "{name} is not whole"
+                    );
                 }
                 assert_eq!(found.insert(key, dir), None, "{name} is there twice");
             }
@@ -217,7 +237,8 @@ fn delivered_mail_is_there_after_the_daemon_had_too_little_memory() {
                 if started.recv().is_ok() {
                     let Ok(file) = File::create(glutton) else { return };
                     let block = vec![7; 1 << 20];
-                    let wrote = (0..600).take_while(|n| file.write_all_at(&block, n << 20).is_ok()).count();
+                    let wrote =
+                        (0..600).take_while(|n| file.write_all_at(&block, n << 20).is_ok()).count();
                     println!("{wrote} MiB were too much");
                 }
             });

@@ -54,7 +54,10 @@ fn features_that_larder_has_not_are_named() {
     assert!(shown[0]["larder"].as_str().unwrap().starts_with("read-only"));
     let backup = &shown[0]["backup_roots"]
         [usize::try_from(shown[0]["current_backup_slot"].as_u64().unwrap()).unwrap()];
-    assert_eq!((&backup["generation"], &backup["root"]), (&shown[0]["generation"], &shown[0]["root"]));
+    assert_eq!(
+        (&backup["generation"], &backup["root"]),
+        (&shown[0]["generation"], &shown[0]["root"])
+    );
 }
 
 #[test]
@@ -71,7 +74,8 @@ fn damage_is_refused_with_its_place() {
     larder(args!["ls", &img]).fails(2, "checksum");
     // Both copies of the root tree gone.
     let img = image(dir.path());
-    let root = larder(args!["inspect", "tree", "--json", &img]).ok().json()[0]["bytenr"].as_u64().unwrap();
+    let root =
+        larder(args!["inspect", "tree", "--json", &img]).ok().json()[0]["bytenr"].as_u64().unwrap();
     let chunks = larder(args!["inspect", "chunks", "--json", &img]).ok().json();
     let file = std::fs::OpenOptions::new().write(true).open(&img).unwrap();
     for stripe in chunks[2]["stripes"].as_array().unwrap() {
@@ -81,7 +85,11 @@ fn damage_is_refused_with_its_place() {
     let run = larder(args!["ls", &img]);
     assert_eq!(run.code, 2, "{}", run.err);
     assert!(run.err.contains(&root.to_string()), "{}", run.err);
-    assert!(run.err.contains("hint: `larder check`") && run.err.contains("`larder restore`"), "{}", run.err);
+    assert!(
+        run.err.contains("hint: `larder check`") && run.err.contains("`larder restore`"),
+        "{}",
+        run.err
+    );
     // One copy gone: read from the other, and written.
     let img = image(dir.path());
     let file = std::fs::OpenOptions::new().write(true).open(&img).unwrap();
@@ -101,8 +109,10 @@ fn several_devices_and_raid_are_named() {
     for path in [&a, &b] {
         std::fs::File::create(path).unwrap().set_len(256 << 20).unwrap();
     }
-    let made =
-        Command::new("mkfs.btrfs").args(["-q", "-f", "-d", "raid1", "-m", "raid1"]).args([&a, &b]).output();
+    let made = Command::new("mkfs.btrfs")
+        .args(["-q", "-f", "-d", "raid1", "-m", "raid1"])
+        .args([&a, &b])
+        .output();
     assert!(made.unwrap().status.success());
     larder(args!["ls", &a]).fails(2, "devices");
 }
@@ -112,7 +122,8 @@ fn a_full_image_says_so_and_can_be_emptied() {
     let dir = scratch();
     let img = image(dir.path());
     let (big, tree) = (dir.path().join("big"), dir.path().join("tree"));
-    let noise: Vec<u8> = (0..70u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let noise: Vec<u8> =
+        (0..70u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::create_dir(&tree).unwrap();
     for (n, part) in noise.chunks(1 << 20).enumerate() {
         std::fs::write(tree.join(format!("{n:02}")), part).unwrap();
@@ -120,7 +131,8 @@ fn a_full_image_says_so_and_can_be_emptied() {
     larder(args!["cp", "-r", &tree, inside(&img, "/one")]).fails(1, "no space");
     // What has arrived is whole.
     let whole = larder(args!["ls", "--json", inside(&img, "/one")]).ok().json();
-    let sizes: Vec<u64> = whole.as_array().unwrap().iter().map(|e| e["size"].as_u64().unwrap()).collect();
+    let sizes: Vec<u64> =
+        whole.as_array().unwrap().iter().map(|e| e["size"].as_u64().unwrap()).collect();
     assert!(!sizes.is_empty() && sizes.iter().all(|size| *size == 1 << 20), "{sizes:?}");
     if need(&[Need::BtrfsProgs]) {
         btrfs_check(&img, true).assert_clean("full");

@@ -23,7 +23,8 @@ fn verdicts_are_exit_codes() {
     assert_eq!((&json["clean"], &json["errors"]), (&true.into(), &0.into()));
     assert!(json["stats"]["nodes"].as_u64().unwrap() >= 10);
 
-    // Both copies of the root tree's only node: nothing else is found then, and all the rest is a follow-up.
+    // Both copies of the root tree's only node: nothing else is found then, and all the rest is a
+    // follow-up.
     let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
     let chunks = larder(args!["inspect", "chunks", "--json", &image]).ok().json();
     let root = larder(args!["inspect", "tree", "--json", &image]).ok().json();
@@ -32,11 +33,15 @@ fn verdicts_are_exit_codes() {
     file.write_all_at(b"garbage", place(0) + 5000).unwrap();
     let run = larder(args!["check", &image]).fails(1, "1 error found");
     let text = run.text();
-    assert!(text.contains("error: node-checksum: tree 1") && text.contains("copy 0 of 2"), "{text}");
+    assert!(
+        text.contains("error: node-checksum: tree 1") && text.contains("copy 0 of 2"),
+        "{text}"
+    );
     assert!(text.contains("What can be done: "), "{text}");
     file.write_all_at(b"garbage", place(1) + 5000).unwrap();
     let json = larder(args!["check", "--json", &image]).fails(1, "errors found").json();
-    let lost = json["findings"].as_array().unwrap().iter().find(|f| f["kind"] == "subtree-lost").unwrap();
+    let lost =
+        json["findings"].as_array().unwrap().iter().find(|f| f["kind"] == "subtree-lost").unwrap();
     assert_eq!((&lost["tree"], &lost["severity"]), (&1.into(), &"error".into()));
     assert!(lost["remedy"].is_string() && lost["meaning"].is_string());
     assert_eq!(json["clean"], false);
@@ -77,7 +82,8 @@ fn the_verdict_stands_even_if_nobody_reads_it() {
     // Nothing could be said at all.
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let mut run = command();
-    let status = run.arg("check").arg(&image).stdout(full).stderr(std::process::Stdio::null()).status();
+    let status =
+        run.arg("check").arg(&image).stdout(full).stderr(std::process::Stdio::null()).status();
     assert_eq!(status.unwrap().code(), Some(2));
 }
 
@@ -91,19 +97,30 @@ fn advice_leads_to_the_files() {
     larder(args!["cp", &file, inside(&image, "/thesis")]).ok();
     let at = larder(args!["inspect", "inode", "--json", inside(&image, "/thesis")]).ok().json();
     let at = at["extents"][0]["stripes"][0]["offset"].as_u64().unwrap();
-    std::fs::File::options().write(true).open(&image).unwrap().write_all_at(b"bad", at + 5000).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .write_all_at(b"bad", at + 5000)
+        .unwrap();
     larder(args!["check", &image]).ok();
     let run = larder(args!["check", "--data", &image]).fails(1, "1 error found");
     assert!(run.text().contains("1 error, 0 warnings: "), "{}", run.text());
     assert!(run.text().contains("`larder inspect files-at IMAGE ADDRESS`"), "{}", run.text());
     let found = larder(args!["check", "--data", "--json", &image]).fails(1, "1 error found").json();
-    let found = found["findings"].as_array().unwrap().iter().find(|f| f["kind"] == "data-checksum").unwrap();
+    let found = found["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|f| f["kind"] == "data-checksum")
+        .unwrap();
     let address = found["address"].to_string();
     let files = larder(args!["inspect", "files-at", &image, &address]).ok().text();
     assert!(files.contains("/thesis"), "{files}");
     let (tree, number) = (found["tree"].to_string(), found["key"]["objectid"].to_string());
-    let inode =
-        larder(args!["inspect", "inode", "--subvolid", &tree, "--number", &number, &image]).ok().text();
+    let inode = larder(args!["inspect", "inode", "--subvolid", &tree, "--number", &number, &image])
+        .ok()
+        .text();
     assert!(inode.contains("name /thesis"), "{inode}");
 }
 
@@ -133,8 +150,10 @@ fn progress_is_for_terminals() {
     larder(args!["mkfs", "--size", "128M", &image]).ok();
     assert_eq!(larder(args!["check", "--data", &image]).ok().err, "");
     // On a terminal of its own.
-    let line = format!("'{}' check '{}' > /dev/null", env!("CARGO_BIN_EXE_larder"), image.display());
-    let Ok(run) = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output() else {
+    let line =
+        format!("'{}' check '{}' > /dev/null", env!("CARGO_BIN_EXE_larder"), image.display());
+    let Ok(run) = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output()
+    else {
         eprintln!("skipped: needs script(1)");
         return;
     };

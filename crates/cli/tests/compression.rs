@@ -1,4 +1,5 @@
-//! Compression from the command line: the property in images and on mounts, copies that compress, mount options.
+//! Compression from the command line: the property in images and on mounts, copies that compress,
+//! mount options.
 
 mod common;
 
@@ -18,7 +19,8 @@ fn properties_in_an_image() {
     let image = image(dir.path());
     larder(args!["mkdir", inside(&image, "/d")]).ok();
     let get = |path: &str| larder(args!["property", "get", inside(&image, path)]).ok().text();
-    let set = |value: &str| larder(args!["property", "set", inside(&image, "/d"), "compression", value]);
+    let set =
+        |value: &str| larder(args!["property", "set", inside(&image, "/d"), "compression", value]);
     assert_eq!(get("/d"), "");
     set("zstd:9").ok();
     assert_eq!(get("/d"), "compression=zstd:9\n");
@@ -45,7 +47,8 @@ fn copies_that_compress() {
     std::fs::write(&host, &text).unwrap();
     larder(args!["cp", "--compress", "zstd:5", &host, inside(&image, "/packed")]).ok();
     larder(args!["cp", &host, inside(&image, "/plain")]).ok();
-    larder(args!["cp", "--compress", "best", &host, inside(&image, "/x")]).fails(2, "zlib, lzo, zstd");
+    larder(args!["cp", "--compress", "best", &host, inside(&image, "/x")])
+        .fails(2, "zlib, lzo, zstd");
     for name in ["/packed", "/plain"] {
         assert!(larder(args!["cat", inside(&image, name)]).ok().out == text);
     }
@@ -69,7 +72,8 @@ fn mounts_that_compress() {
     larder(args!["mount", "-o", "compress=best", &image, &point]).fails(2, "zlib, lzo, zstd");
     larder(args!["mount", "-o", "compress=lzo", &image, &point]).ok();
     let done = std::panic::catch_unwind(|| {
-        let text: Vec<u8> = b"and the rest is silence ".iter().copied().cycle().take(3 << 20).collect();
+        let text: Vec<u8> =
+            b"and the rest is silence ".iter().copied().cycle().take(3 << 20).collect();
         std::fs::write(point.join("text"), &text).unwrap();
         std::fs::create_dir(point.join("z")).unwrap();
         larder(args!["property", "set", point.join("z"), "compression", "zlib"]).ok();
@@ -99,7 +103,11 @@ fn mounts_that_compress() {
         btrfs_check(&image, true).assert_clean("a mount that compresses");
         let tree = dump_tree(&image, &["-t", "5"]).unwrap();
         for method in ["1 (zlib)", "2 (lzo)"] {
-            assert_eq!(tree.matches(&format!("extent compression {method}")).count(), 24, "{method}");
+            assert_eq!(
+                tree.matches(&format!("extent compression {method}")).count(),
+                24,
+                "{method}"
+            );
         }
     }
 }

@@ -36,8 +36,8 @@ fn used(target: impl AsRef<std::ffi::OsStr>) -> u64 {
     json["space"]["data"]["used"].as_u64().unwrap()
 }
 
-/// Trees with much in common: whole files, parts at block borders, tails; also what differs by one byte, what is in leaves,
-/// holes.
+/// Trees with much in common: whole files, parts at block borders, tails; also what differs by one
+/// byte, what is in leaves, holes.
 fn fill(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let a = noise(1, 3_000_001);
@@ -72,8 +72,8 @@ fn fill(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 /// What can be saved of it: by whole blocks of 128 KiB, and tails.
 const SAVED: u64 = {
     let block = 128 << 10;
-    // The copy; all blocks but one of what differs by a byte, its tail too; a megabyte of the part, and half of what is there
-    // twice; the second short one.
+    // The copy; all blocks but one of what differs by a byte, its tail too; a megabyte of the part,
+    // and half of what is there twice; the second short one.
     let a: u64 = 3_000_001;
     a + (a - block) + (1 << 20) + (1 << 20) + 5000
 };
@@ -101,7 +101,11 @@ fn equal_blocks_of_an_image_are_shared() {
     assert!(number(&done, "read") > 2 * number(&tried, "read"), "{done}");
     let shared = number(&done, "shared");
     assert!((SAVED..SAVED + 20_000).contains(&shared), "{shared} of {SAVED}");
-    assert_eq!(number(&tried, "shared").next_multiple_of(4096) / 20_000, shared / 20_000, "{tried}");
+    assert_eq!(
+        number(&tried, "shared").next_multiple_of(4096) / 20_000,
+        shared / 20_000,
+        "{tried}"
+    );
     let freed = before - used(&img);
     // Of the extents of others a part is still used.
     assert!((3_000_000..SAVED + 20_000).contains(&freed), "{freed} of {SAVED}");
@@ -109,7 +113,10 @@ fn equal_blocks_of_an_image_are_shared() {
     let again = larder(args!["dedupe", "--json", &top]).ok().json();
     assert_eq!((number(&again, "shared"), number(&again, "ranges")), (0, 0), "{again}");
     for (name, data) in files {
-        assert!(larder(args!["cat", inside(&img, &format!("/tree/{name}"))]).ok().out == data, "{name}");
+        assert!(
+            larder(args!["cat", inside(&img, &format!("/tree/{name}"))]).ok().out == data,
+            "{name}"
+        );
     }
     larder(args!["dedupe", "--block-size", "5K", &top]).fails(2, "power of two");
     larder(args!["dedupe", inside(&img, "/nix")]).fails(1, "no such file");
@@ -193,7 +200,8 @@ fn who_uses_what_is_as_linux_has_it() {
         btrfs(&["subvolume", "create", &text(sub)]).unwrap();
         fs::create_dir(kernel.join(sub).join("dir")).unwrap();
         for n in 0..40 {
-            fs::write(kernel.join(format!("{sub}/dir/{n}")), noise(n, 3000 + 5000 * n as usize)).unwrap();
+            fs::write(kernel.join(format!("{sub}/dir/{n}")), noise(n, 3000 + 5000 * n as usize))
+                .unwrap();
         }
         fs::write(kernel.join(format!("{sub}/large")), noise(99, 4 << 20)).unwrap();
     }
@@ -211,7 +219,8 @@ fn who_uses_what_is_as_linux_has_it() {
         fs::remove_file(kernel.join(format!("sub/dir/{}", n + 20))).unwrap();
     }
     kernel.sync().unwrap();
-    let paths = ["sub", "snap", "alone", "alone/dir", "alone/dir/7", "alone/dir/8", "sub/large", "loose"];
+    let paths =
+        ["sub", "snap", "alone", "alone/dir", "alone/dir/7", "alone/dir/8", "sub/large", "loose"];
     let theirs: Vec<_> = paths.iter().map(|p| kernel_du(&kernel.join(p))).collect();
     kernel.unmount_clean().unwrap();
     assert!(theirs.iter().filter(|t| t.1 > 0 && t.2 > 0).count() > 3, "{theirs:?}");

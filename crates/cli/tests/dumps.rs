@@ -1,4 +1,5 @@
-//! Metadata dumps as people meet them: what reads names and structures works, what needs data or writes is refused by name.
+//! Metadata dumps as people meet them: what reads names and structures works, what needs data or
+//! writes is refused by name.
 
 mod common;
 
@@ -44,8 +45,14 @@ fn a_dump_is_checked_and_what_is_not_judged_comes_first() {
     let dir = tempfile::tempdir().unwrap();
     for (form, dump) in dumps(&image(dir.path())) {
         let text = larder(args!["check", "--data", &dump]).ok().text();
-        assert!(text.starts_with("This is a metadata dump. Not judged:\n  - file data"), "{form}: {text}");
-        assert!(text.contains("note: dump-without-mirror") && text.contains("no errors: "), "{form}: {text}");
+        assert!(
+            text.starts_with("This is a metadata dump. Not judged:\n  - file data"),
+            "{form}: {text}"
+        );
+        assert!(
+            text.contains("note: dump-without-mirror") && text.contains("no errors: "),
+            "{form}: {text}"
+        );
         let json = larder(args!["check", "--json", &dump]).ok().json();
         assert_eq!((&json["metadata_dump"], &json["errors"]), (&form.into(), &0.into()));
         assert!(json["not_judged"].as_array().unwrap().len() >= 3, "{json}");
@@ -62,7 +69,8 @@ fn names_and_structures_of_a_dump_are_shown() {
         |args: &[&str]| larder(args.iter().map(Into::into).chain([image.clone().into_os_string()]));
     for (form, dump) in dumps(&image) {
         let of_dump = |args: &[&str]| {
-            told(larder(args.iter().map(Into::into).chain([dump.clone().into_os_string()])).ok()).text()
+            told(larder(args.iter().map(Into::into).chain([dump.clone().into_os_string()])).ok())
+                .text()
         };
         for args in [
             &["ls", "-R"][..],
@@ -107,7 +115,11 @@ fn what_needs_data_or_writes_is_refused_with_advice() {
             &args!["restore", "--dry-run", &dump],
         ] {
             let run = larder(args).fails(2, "metadata dump without its data");
-            assert!(run.err.contains("hint: `larder check`, `inspect`"), "{form}: {args:?}: {}", run.err);
+            assert!(
+                run.err.contains("hint: `larder check`, `inspect`"),
+                "{form}: {args:?}: {}",
+                run.err
+            );
         }
         larder(args!["rescue", "zero-log", "--force", &dump]).fails(2, "is a metadata dump");
         assert!(!out.exists());

@@ -1,8 +1,9 @@
-//! Every command line that the README and the help texts show does what a person expects of it: it works, as root and as an
-//! ordinary user.
+//! Every command line that the README and the help texts show does what a person expects of it: it
+//! works, as root and as an ordinary user.
 //!
-//! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `home`, `rootfs` — as it was at the start. What
-//! cannot be there is replaced: devices by files, addresses by those of this image.
+//! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `home`,
+//! `rootfs` — as it was at the start. What cannot be there is replaced: devices by files, addresses
+//! by those of this image.
 
 mod common;
 
@@ -25,14 +26,16 @@ struct Playground {
     node: String,
 }
 
-/// The image that every example begins with, made on a mount that discards nothing: the commit before the last can be read.
+/// The image that every example begins with, made on a mount that discards nothing: the commit
+/// before the last can be read.
 const TEMPLATE: &str = "
     set -e
     mkdir -p mnt home tree rootfs/etc
     echo NAME=Demo | tee tree/file > rootfs/etc/os-release
     larder mkfs --size 128M template.img
     larder mount -o nodiscard template.img mnt
-    mkdir -p mnt/etc mnt/bin mnt/usr mnt/opt mnt/vms mnt/snapshots mnt/var/log mnt/var/cache mnt/tree
+    mkdir -p mnt/etc mnt/bin mnt/usr mnt/opt mnt/vms mnt/snapshots mnt/var/log mnt/var/cache \
+    mnt/tree
     for name in hostname passwd motd os-release; do echo $name > mnt/etc/$name; done
     head -c 2000000 /dev/urandom > mnt/vm.raw
     for name in disk.raw a b vms/1 vms/2 usr/x opt/x; do cat mnt/vm.raw > mnt/$name; done
@@ -57,12 +60,18 @@ impl Playground {
         let dir = scratch();
         let mut here = Self { dir, user, node: String::new() };
         std::os::unix::fs::chown(here.path(), Some(user), Some(user)).unwrap();
-        // The command may lie where only root can look. Not copied by this process: see the tests of mounts.
-        let copied =
-            Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(here.path().join("larder")).status();
+        // The command may lie where only root can look. Not copied by this process: see the tests
+        // of mounts.
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_larder"))
+            .arg(here.path().join("larder"))
+            .status();
         assert!(copied.unwrap().success());
         let made = here.sh(TEMPLATE);
-        if made.code != 0 && user != 0 && ["fusermount3", "/dev/fuse"].iter().any(|w| made.err.contains(w)) {
+        if made.code != 0
+            && user != 0
+            && ["fusermount3", "/dev/fuse"].iter().any(|w| made.err.contains(w))
+        {
             assert!(!required(), "{}", made.err);
             eprintln!("skipped: needs fusermount3 and /dev/fuse for ordinary users: {}", made.err);
             return None;
@@ -78,10 +87,14 @@ impl Playground {
     }
 
     fn sh(&self, script: &str) -> Run {
-        let path = format!("{}:{}", self.path().display(), std::env::var("PATH").unwrap_or_default());
+        let path =
+            format!("{}:{}", self.path().display(), std::env::var("PATH").unwrap_or_default());
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).current_dir(self.path()).env("PATH", path).stdin(Stdio::null());
-        shell.env_remove("XDG_RUNTIME_DIR").env_remove("LARDER_LOG").env_remove("SOURCE_DATE_EPOCH");
+        shell
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("LARDER_LOG")
+            .env_remove("SOURCE_DATE_EPOCH");
         if self.user != 0 {
             shell.uid(self.user).gid(self.user);
         }
@@ -107,7 +120,9 @@ impl Playground {
         }
         let line = match line.contains("--foreground") {
             // Until it is asked to end.
-            true => format!("{line} & p=$!; until larder sync mnt 2>/dev/null; do :; done; kill $p; wait $p"),
+            true => format!(
+                "{line} & p=$!; until larder sync mnt 2>/dev/null; do :; done; kill $p; wait $p"
+            ),
             false => line,
         };
         let run = self.sh(&line);
@@ -129,7 +144,9 @@ impl Playground {
 
 impl Drop for Playground {
     fn drop(&mut self) {
-        for place in PLACES.map(|place| self.path().join(place)).into_iter().filter(|p| is_mounted(p)) {
+        for place in
+            PLACES.map(|place| self.path().join(place)).into_iter().filter(|p| is_mounted(p))
+        {
             let _ = command().args(["umount", "--lazy"]).arg(place).output();
         }
     }
@@ -155,7 +172,8 @@ fn preparation(line: &str) -> &'static str {
 
 /// Command lines of the README's list.
 fn of_the_readme() -> Vec<String> {
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    let readme =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
     let commands = readme.split("## Commands").nth(1).unwrap();
     let block = commands.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
     let lines = block.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
@@ -166,11 +184,16 @@ fn of_the_readme() -> Vec<String> {
 fn of_the_help(of: &[&str], out: &mut Vec<String>) {
     let text = Run::from(command().args(of).arg("--help").output().unwrap()).ok().text();
     let examples = text.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
-    out.extend(examples.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()));
+    out.extend(
+        examples.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()),
+    );
     let Some(commands) = text.split("\nCommands:\n").nth(1) else { return };
     for line in commands.lines().take_while(|line| !line.is_empty()) {
         // Others go on with what the one before does.
-        let name = line.strip_prefix("  ").and_then(|l| l.split(' ').next()).filter(|name| !name.is_empty());
+        let name = line
+            .strip_prefix("  ")
+            .and_then(|l| l.split(' ').next())
+            .filter(|name| !name.is_empty());
         if let Some(name) = name.filter(|name| *name != "help") {
             of_the_help(&[of, &[name]].concat(), out);
         }

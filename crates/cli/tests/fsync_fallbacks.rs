@@ -1,7 +1,9 @@
-//! How often an `fsync` on a mount has to be a commit, by cause, under three loads. Work is counted, not timed, and nothing commits by
-//! itself meanwhile. In the end the daemon is killed, so that its last log, which is a large one, has to be replayed.
+//! How often an `fsync` on a mount has to be a commit, by cause, under three loads. Work is
+//! counted, not timed, and nothing commits by itself meanwhile. In the end the daemon is killed, so
+//! that its last log, which is a large one, has to be replayed.
 //!
-//! `LARDER_SCALE=20` with `--nocapture` does 20 times as much and prints the figures that stand in `docs/LOG.md`.
+//! `LARDER_SCALE=20` with `--nocapture` does 20 times as much and prints the figures that stand in
+//! `docs/LOG.md`.
 
 mod common;
 
@@ -15,14 +17,19 @@ use std::path::{Path, PathBuf};
 const THREADS: u64 = 16;
 
 /// Has all threads do so many rounds; what the daemon counts about logs afterwards.
-fn load(stage: &Stage, rounds: u64, each: impl Fn(u64, u64) -> io::Result<()> + Sync) -> serde_json::Value {
+fn load(
+    stage: &Stage,
+    rounds: u64,
+    each: impl Fn(u64, u64) -> io::Result<()> + Sync,
+) -> serde_json::Value {
     let scale: u64 = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let each = &each;
             scope.spawn(move || {
                 for round in 0..rounds * scale {
-                    each(thread, round).unwrap_or_else(|e| panic!("thread {thread}, round {round}: {e}"));
+                    each(thread, round)
+                        .unwrap_or_else(|e| panic!("thread {thread}, round {round}: {e}"));
                 }
             });
         }
@@ -43,7 +50,8 @@ fn commits(what: &str, log: &serde_json::Value) -> (u64, u64) {
     let all: u64 = causes.iter().map(|(_, n)| n).sum();
     let fsyncs = count("fsyncs");
     println!(
-        "{what}: {fsyncs} fsyncs, {} with nothing to do, {} logged, {all} commits ({:.2} %): {:?}; {} batches of up to {}",
+        "{what}: {fsyncs} fsyncs, {} with nothing to do, {} logged, {all} commits ({:.2} %): \
+            {:?}; {} batches of up to {}",
         count("fsyncs_with_nothing_to_do"),
         count("fsyncs_logged"),
         100.0 * all as f64 / fsyncs as f64,
@@ -120,13 +128,15 @@ fn files_that_are_made_and_synced_while_the_file_system_grows() {
     }
     let mut stage = Stage::new("16G");
     let dir = directories(&stage);
-    let log =
-        load(&stage, 60, |thread, n| write_new(dir(thread).join(format!("{n}")), 2, 128 << 10)?.sync_all());
+    let log = load(&stage, 60, |thread, n| {
+        write_new(dir(thread).join(format!("{n}")), 2, 128 << 10)?.sync_all()
+    });
     let (fsyncs, commits) = commits("growth", &log);
     assert!(fsyncs >= 60 * THREADS && commits * 10 < fsyncs, "{log}");
     crash(&mut stage, &|top| {
-        let each =
-            |thread| fs::read_dir(top.join(format!("{thread}"))).unwrap().map(|e| e.unwrap().metadata());
+        let each = |thread| {
+            fs::read_dir(top.join(format!("{thread}"))).unwrap().map(|e| e.unwrap().metadata())
+        };
         let sizes: Vec<u64> = (0..THREADS).flat_map(each).map(|m| m.unwrap().len()).collect();
         assert!(sizes.len() as u64 == fsyncs && sizes.iter().all(|len| *len == 256 << 10));
     });
@@ -156,16 +166,27 @@ fn files_that_change_their_names_and_directories_and_are_synced() {
             write_new(temporary.clone(), 1, 1000)?.sync_all()?;
             fs::rename(temporary, to.join("current"))?;
         }
-        if n % 2 == 0 { File::open(to.join(&name))?.sync_all() } else { File::open(&to)?.sync_all() }
+        if n % 2 == 0 {
+            File::open(to.join(&name))?.sync_all()
+        } else {
+            File::open(&to)?.sync_all()
+        }
     });
     let (fsyncs, commits) = commits("renames", &log);
     assert!(fsyncs >= 150 * THREADS && commits * 100 < fsyncs, "{log}");
     crash(&mut stage, &|top| {
-        // Wherever they are, there are as many as before: each directory was synced, or the file itself, after each move.
+        // Wherever they are, there are as many as before: each directory was synced, or the file
+        // itself, after each move.
         let names = (0..THREADS).flat_map(|n| fs::read_dir(top.join(format!("{n}"))).unwrap());
-        let names: Vec<String> = names.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        let own: BTreeSet<&String> = names.iter().filter(|n| n.as_bytes()[0].is_ascii_digit()).collect();
+        let names: Vec<String> =
+            names.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let own: BTreeSet<&String> =
+            names.iter().filter(|n| n.as_bytes()[0].is_ascii_digit()).collect();
         assert_eq!(own.len() as u64, 8 * THREADS, "{names:?}");
-        assert_eq!(names.iter().filter(|n| n.as_bytes()[0].is_ascii_digit()).count(), own.len(), "{names:?}");
+        assert_eq!(
+            names.iter().filter(|n| n.as_bytes()[0].is_ascii_digit()).count(),
+            own.len(),
+            "{names:?}"
+        );
     });
 }

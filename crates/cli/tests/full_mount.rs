@@ -1,4 +1,5 @@
-//! A mount that is filled, emptied and refilled from many threads, and what `larder df` and `larder trim` say about it.
+//! A mount that is filled, emptied and refilled from many threads, and what `larder df` and `larder
+//! trim` say about it.
 
 mod common;
 
@@ -60,7 +61,11 @@ fn a_mount_is_filled_emptied_and_refilled() {
     let df = larder(args!["df", "--json", m.point()]).ok().json();
     let space = &df["space"];
     assert!(df["available"].as_u64() > Some(100 << 20), "space is there again: {df}");
-    assert_eq!((&space["data"]["reserved"], &space["metadata_full"]), (&0.into(), &false.into()), "{df}");
+    assert_eq!(
+        (&space["data"]["reserved"], &space["metadata_full"]),
+        (&0.into(), &false.into()),
+        "{df}"
+    );
     larder(args!["umount", m.point()]).ok();
     larder(args!["check", "--data", m.image()]).ok();
     if need(&[Need::BtrfsProgs]) {
@@ -104,14 +109,18 @@ fn what_is_said_to_be_available_can_be_written() {
     larder(args!["sync", m.point()]).ok();
     let said = larder(args!["df", m.point()]).ok().text();
     assert!(said.contains("Not full"), "{said}");
-    let available = larder(args!["df", "--json", m.point()]).ok().json()["available"].as_u64().unwrap();
+    let available =
+        larder(args!["df", "--json", m.point()]).ok().json()["available"].as_u64().unwrap();
     let rest = std::fs::File::create(m.point().join("rest")).expect("create");
     let mut written = 0;
     while std::io::Write::write_all(&mut &rest, &piece).is_ok() {
         written += piece.len() as u64;
     }
     let apart = written.abs_diff(available);
-    assert!(apart <= total / 50, "{available} bytes were said to be available, {written} were:\n{said}");
+    assert!(
+        apart <= total / 50,
+        "{available} bytes were said to be available, {written} were:\n{said}"
+    );
     larder(args!["sync", m.point()]).ok();
     assert!(larder(args!["df", m.point()]).ok().text().contains("Data is full"));
 }

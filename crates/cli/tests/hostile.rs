@@ -1,5 +1,5 @@
-//! What commands print of images that were made to hurt them: the inputs that fuzzing kept (`fuzz/corpus/printers`), and some
-//! more made up here.
+//! What commands print of images that were made to hurt them: the inputs that fuzzing kept
+//! (`fuzz/corpus/printers`), and some more made up here.
 
 use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::PanicLog;
@@ -40,7 +40,8 @@ fn print(log: &PanicLog, body: impl FnOnce(Run<'_>) -> std::io::Result<()>) -> V
 fn printing_hostile_images_does_no_harm() {
     let log = PanicLog::start();
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/printers");
-    let mut inputs: Vec<_> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut inputs: Vec<_> =
+        std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
     inputs.sort();
     assert!(inputs.len() >= 10, "only {} inputs are kept", inputs.len());
     for path in inputs {
@@ -64,7 +65,12 @@ fn printing_hostile_images_does_no_harm() {
             let wounded = patient.wound(number * 9 + seed as u64);
             let choices = [number as u8, rng() as u8, rng() as u8];
             let found = print(&log, |run| print_some(&wounded.image, survey, choices, run));
-            assert!(found.is_empty(), "{}, {number}: {}: {found:#?}", seeds::NAMES[seed], wounded.what);
+            assert!(
+                found.is_empty(),
+                "{}, {number}: {}: {found:#?}",
+                seeds::NAMES[seed],
+                wounded.what
+            );
         }
     }
 }

@@ -3,13 +3,15 @@
 mod common;
 
 use common::{inside, larder};
-use larder_simtest::oracle::{Fixture, KernelMount, Need, btrfs_check, mkfs_btrfs, need, populate, scratch};
+use larder_simtest::oracle::{
+    Fixture, KernelMount, Need, btrfs_check, mkfs_btrfs, need, populate, scratch,
+};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test at a time: a program that another thread is just starting has copies of our open files for a moment, and a
-/// mount with an open file cannot be unmounted.
+/// One test at a time: a program that another thread is just starting has copies of our open files
+/// for a moment, and a mount with an open file cannot be unmounted.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -44,7 +46,8 @@ fn directories_are_made_listed_and_removed() {
     let long = larder(args!["ls", "-lR", &img]).ok().text();
     assert!(long.contains("drwxrwx--T") && long.contains("\n/x/y:\n"), "{long}");
     let json = larder(args!["ls", "-R", "--json", &img]).ok().json();
-    let paths: Vec<&str> = json.as_array().unwrap().iter().map(|e| e["path"].as_str().unwrap()).collect();
+    let paths: Vec<&str> =
+        json.as_array().unwrap().iter().map(|e| e["path"].as_str().unwrap()).collect();
     assert_eq!(paths, ["/one", "/x", "/x/y", "/x/y/z"]);
     larder(args!["ls", inside(&img, "/nothing")]).fails(1, "no such file");
     larder(args!["rm", inside(&img, "/x")]).fails(1, "-r");
@@ -111,14 +114,20 @@ fn a_tree_goes_in_and_out_and_is_the_same() {
     larder(args!["cp", "-r", &from, inside(&img, "/")]).ok();
     check(&img);
     assert_eq!(larder(args!["cat", inside(&img, "/sample/hello")]).ok().text(), "hello, world\n");
-    assert_eq!(larder(args!["cat", inside(&img, "/sample/sub/link")]).ok().text(), "hello, world\n");
+    assert_eq!(
+        larder(args!["cat", inside(&img, "/sample/sub/link")]).ok().text(),
+        "hello, world\n"
+    );
     larder(args!["cat", inside(&img, "/sample/sub")]).fails(1, "is a directory");
     larder(args!["cat", inside(&img, "/sample/absolute")]).fails(1, "no such file");
     let back = dir.path().join("back");
     larder(args!["cp", "-r", inside(&img, "/sample"), &back]).ok();
     assert_same(&from, &back);
     assert_eq!(std::fs::metadata(back.join("hello")).unwrap().nlink(), 2);
-    assert!(std::fs::metadata(back.join("sparse")).unwrap().blocks() * 512 < 1 << 20, "holes stay holes");
+    assert!(
+        std::fs::metadata(back.join("sparse")).unwrap().blocks() * 512 < 1 << 20,
+        "holes stay holes"
+    );
     let listed = larder(args!["ls", "-l", "--json", inside(&img, "/sample/sparse")]).ok().json();
     assert!(listed[0]["allocated"].as_u64().unwrap() < 1 << 20);
     // A file into a directory, under its own name; onto itself it is replaced.
@@ -134,7 +143,10 @@ fn a_tree_goes_in_and_out_and_is_the_same() {
     let mut content = from.clone().into_os_string();
     content.push("/");
     larder(args!["cp", "-r", content, inside(&img, "/flat")]).ok();
-    assert_eq!(larder(args!["ls", inside(&img, "/flat")]).ok().text(), "absolute\nhello\nsparse\nsub\n");
+    assert_eq!(
+        larder(args!["ls", inside(&img, "/flat")]).ok().text(),
+        "absolute\nhello\nsparse\nsub\n"
+    );
     let listed = larder(args!["ls", "--json", &img]).ok().json();
     let flat = listed.as_array().unwrap().iter().find(|e| e["name"] == "flat").unwrap();
     assert_eq!((&flat["mtime"], &flat["mtime_nsec"]), (&1_234_567_890.into(), &123_456_789.into()));
@@ -164,8 +176,8 @@ fn trees_go_from_image_to_image() {
     check(&b);
 }
 
-/// Everything that the format can hold, as Linux wrote it, comes out of the image as the kernel shows it, and goes
-/// into a new image so that the kernel shows the same again.
+/// Everything that the format can hold, as Linux wrote it, comes out of the image as the kernel
+/// shows it, and goes into a new image so that the kernel shows the same again.
 #[test]
 fn what_linux_wrote_is_copied_faithfully_both_ways() {
     if !need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
@@ -184,7 +196,8 @@ fn what_linux_wrote_is_copied_faithfully_both_ways() {
     // From image to image; then the kernel looks at both.
     larder(args!["cp", "-r", inside(&theirs, "/top"), inside(&ours, "/")]).ok();
     check(&ours);
-    let (a, b) = (KernelMount::image(&theirs, "ro").unwrap(), KernelMount::image(&ours, "ro").unwrap());
+    let (a, b) =
+        (KernelMount::image(&theirs, "ro").unwrap(), KernelMount::image(&ours, "ro").unwrap());
     assert_same(&a.join("top"), &b.join("top"));
     // And from the host, where the kernel reads, into a third.
     let third = dir.path().join("third.img");
@@ -204,8 +217,8 @@ fn what_linux_wrote_is_copied_faithfully_both_ways() {
     a.unmount_clean().unwrap();
 }
 
-/// An image that was not unmounted has a log: commands that read show the last commit and say so, mounts and writers replay
-/// it, and it can be looked at and dropped.
+/// An image that was not unmounted has a log: commands that read show the last commit and say so,
+/// mounts and writers replay it, and it can be looked at and dropped.
 #[test]
 fn an_image_with_a_log() {
     if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs, Need::Fuse]) {
@@ -231,7 +244,11 @@ fn an_image_with_a_log() {
     assert!(listed.err.contains("has a log"), "{}", listed.err);
     assert!(larder(args!["inspect", "super", "--json", &crashed]).ok().json()[0]["log_root"] != 0);
     let log = larder(args!["inspect", "log", &crashed]).ok();
-    assert!(log.text().contains("log of subvolume 5") && log.text().contains("logged"), "{}", log.text());
+    assert!(
+        log.text().contains("log of subvolume 5") && log.text().contains("logged"),
+        "{}",
+        log.text()
+    );
     assert_eq!(larder(args!["inspect", "log", "--json", &crashed]).ok().json()[0]["subvolume"], 5);
     let dropped = dir.path().join("dropped.img");
     std::fs::copy(&crashed, &dropped).unwrap();

@@ -12,8 +12,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test at a time: a program that another thread is just starting has copies of our open files for a moment, and a
-/// mount with an open file cannot be unmounted.
+/// One test at a time: a program that another thread is just starting has copies of our open files
+/// for a moment, and a mount with an open file cannot be unmounted.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,8 +45,8 @@ type Use = (u64, u64, u64);
 /// Addresses, and who uses them.
 type Resolved = Vec<(u64, BTreeSet<Use>)>;
 
-/// An image with everything in it, and what `logical-resolve` says of some addresses: those of every so-many-th extent
-/// that any file has.
+/// An image with everything in it, and what `logical-resolve` says of some addresses: those of
+/// every so-many-th extent that any file has.
 fn populated(dir: &Path, nodesize: &str) -> (PathBuf, Resolved, BTreeMap<String, u64>) {
     let image = dir.join("a.img");
     mkfs_btrfs(&image, 512 << 20, &["--nodesize", nodesize]).unwrap();
@@ -75,7 +75,10 @@ fn populated(dir: &Path, nodesize: &str) -> (PathBuf, Resolved, BTreeMap<String,
     let inodes: BTreeMap<String, u64> = all
         .iter()
         .map(|f| {
-            (f.strip_prefix(&top).unwrap().to_str().map(str::to_owned), f.symlink_metadata().unwrap().ino())
+            (
+                f.strip_prefix(&top).unwrap().to_str().map(str::to_owned),
+                f.symlink_metadata().unwrap().ino(),
+            )
         })
         .filter_map(|(p, i)| Some((p?, i)))
         .collect();
@@ -83,7 +86,8 @@ fn populated(dir: &Path, nodesize: &str) -> (PathBuf, Resolved, BTreeMap<String,
     let dump = dump_tree_addresses(&image);
     let mut resolved = Vec::new();
     for at in dump {
-        let args = ["inspect-internal", "logical-resolve", "-P", &at.to_string(), top.to_str().unwrap()];
+        let args =
+            ["inspect-internal", "logical-resolve", "-P", &at.to_string(), top.to_str().unwrap()];
         // An extent may be out of use at this sector.
         let Ok(out) = btrfs(&args) else { continue };
         let uses = out.lines().filter_map(|l| {
@@ -124,7 +128,8 @@ fn files_at_an_address_are_those_that_linux_finds() {
         assert!(resolved.len() > 50, "{}", resolved.len());
         let (mut shared, mut across, mut named) = (0, 0, 0);
         for (at, expected) in &resolved {
-            let out = larder(args!["inspect", "files-at", "--json", &image, at.to_string()]).ok().json();
+            let out =
+                larder(args!["inspect", "files-at", "--json", &image, at.to_string()]).ok().json();
             let files = array(&out["files"]);
             let number = |f: &Value, k: &str| f[k].as_u64().unwrap();
             let got: BTreeSet<Use> = files
@@ -147,14 +152,21 @@ fn files_at_an_address_are_those_that_linux_finds() {
             across += usize::from(subvolumes.len() > 2);
             // The same by the address on the device.
             let place = out["stripes"][0]["offset"].as_u64().unwrap();
-            let by_place =
-                larder(args!["inspect", "files-at", "--json", "--physical", &image, place.to_string()]);
+            let by_place = larder(args![
+                "inspect",
+                "files-at",
+                "--json",
+                "--physical",
+                &image,
+                place.to_string()
+            ]);
             assert_eq!(by_place.ok().json()["files"], out["files"]);
         }
         assert!(shared > 5 && across > 5 && named > 50, "{shared} {across} {named}");
         // Without an extent tree every file is looked at, and the answer is the same.
         let (at, _) = resolved.iter().find(|(_, e)| e.len() > 1).unwrap();
-        let with = larder(args!["inspect", "files-at", "--json", &image, at.to_string()]).ok().json();
+        let with =
+            larder(args!["inspect", "files-at", "--json", &image, at.to_string()]).ok().json();
         destroy_root(&image, "extent");
         let run = larder(args!["inspect", "files-at", "--json", &image, at.to_string()]);
         assert_eq!(run.code, 1);
@@ -189,7 +201,11 @@ fn inodes_lie_where_filefrag_sees_them() {
     files(mount.path(), &mut all);
     let mut expected = Vec::new();
     for path in all.iter().step_by(7) {
-        let out = std::process::Command::new("filefrag").args(["-b4096", "-v"]).arg(path).output().unwrap();
+        let out = std::process::Command::new("filefrag")
+            .args(["-b4096", "-v"])
+            .arg(path)
+            .output()
+            .unwrap();
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         // `   0:        0..     243:      16644..     16887:    244:             last,eof`
         let rows: Vec<(u64, u64, bool)> = text
@@ -206,16 +222,18 @@ fn inodes_lie_where_filefrag_sees_them() {
             .collect();
         let name = path.strip_prefix(mount.path()).unwrap().to_str().map(str::to_owned);
         let inode = path.symlink_metadata().unwrap();
-        if let Some(name) = name.filter(|n| n.is_ascii() && !n.contains('\\') && !n.contains('\n')) {
+        if let Some(name) = name.filter(|n| n.is_ascii() && !n.contains('\\') && !n.contains('\n'))
+        {
             expected.push((name, inode.ino(), inode.size(), rows));
         }
     }
     mount.unmount_clean().unwrap();
     let (mut compared, mut shared) = (0, 0);
     for (name, ino, size, rows) in &expected {
-        let out = larder(args!["inspect", "inode", "--json", "--limit", "100000", inside(&image, name)])
-            .ok()
-            .json();
+        let out =
+            larder(args!["inspect", "inode", "--json", "--limit", "100000", inside(&image, name)])
+                .ok()
+                .json();
         assert_eq!(
             (out["inode"].as_u64(), out["item"]["size"].as_u64()),
             (Some(*ino), Some(*size)),
@@ -232,7 +250,8 @@ fn inodes_lie_where_filefrag_sees_them() {
                 )
             })
             .collect();
-        // The kernel joins extents that follow each other; each of its rows begins where one of ours does.
+        // The kernel joins extents that follow each other; each of its rows begins where one of
+        // ours does.
         for row in rows {
             let found = ours.iter().find(|o| o.0 == row.0);
             assert_eq!(found.map(|o| o.1), Some(row.1), "{name}: {ours:?} {rows:?}");
@@ -263,18 +282,23 @@ fn block_groups_are_those_of_linux() {
         let mut lines = text.lines();
         let mut expected = Vec::new();
         while let Some(l) = lines.next() {
-            if let Some((_, key)) = l.split_once("key (").filter(|_| l.contains("BLOCK_GROUP_ITEM")) {
+            if let Some((_, key)) = l.split_once("key (").filter(|_| l.contains("BLOCK_GROUP_ITEM"))
+            {
                 let words: Vec<&str> = key.split([' ', ')']).collect();
                 let used = lines.next().unwrap().split_whitespace().nth(3).unwrap().to_owned();
                 expected.push(format!("{} {} {used}", words[0], words[2]));
             }
         }
         let out = larder(args!["inspect", "block-groups", "--json", &image]).ok().json();
-        let ours: Vec<String> =
-            array(&out).iter().map(|g| format!("{} {} {}", g["start"], g["length"], g["used"])).collect();
+        let ours: Vec<String> = array(&out)
+            .iter()
+            .map(|g| format!("{} {} {}", g["start"], g["length"], g["used"]))
+            .collect();
         assert_eq!(ours, expected);
         assert!(!ours.is_empty());
-        assert!(larder(args!["inspect", "block-groups", &image]).ok().text().contains("block groups, "));
+        assert!(
+            larder(args!["inspect", "block-groups", &image]).ok().text().contains("block groups, ")
+        );
     }
 }
 
@@ -284,7 +308,9 @@ fn addresses_that_hold_nothing_are_told_apart() {
     let dir = scratch();
     let image = dir.path().join("a.img");
     larder(args!["mkfs", "--size", "256M", &image]).ok();
-    let at = larder(args!["inspect", "tree", "--json", &image]).ok().json()[0]["bytenr"].as_u64().unwrap();
+    let at = larder(args!["inspect", "tree", "--json", &image]).ok().json()[0]["bytenr"]
+        .as_u64()
+        .unwrap();
     let node = larder(args!["inspect", "files-at", "--json", &image, at.to_string()]).ok().json();
     assert_eq!(node["extent"]["kind"], "node of level 0");
     assert_eq!(node["trees"], serde_json::json!([1]));

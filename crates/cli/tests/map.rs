@@ -6,7 +6,8 @@ use common::{inside, larder};
 use larder_simtest::oracle::scratch;
 use std::path::Path;
 
-/// Opening and closing tags must match; a stand-in for a parser that finds broken nesting and stray brackets.
+/// Opening and closing tags must match; a stand-in for a parser that finds broken nesting and stray
+/// brackets.
 fn well_formed(svg: &str) {
     let mut open = Vec::new();
     for piece in svg.split('<').skip(1) {
@@ -48,15 +49,22 @@ fn pictures_are_drawn_of_small_and_huge_images() {
         for layout in ["hilbert", "rows"] {
             let svg = map(&image, &dir.path().join("a.svg"), &["--layout", layout]);
             well_formed(&svg);
-            assert!(svg.starts_with("<svg ") && svg.contains("a &lt;label&gt; &amp; &quot;more&quot;"));
-            assert!(!svg.contains("http://") || svg.matches("http://").count() == 1, "only the name space");
+            assert!(
+                svg.starts_with("<svg ") && svg.contains("a &lt;label&gt; &amp; &quot;more&quot;")
+            );
+            assert!(
+                !svg.contains("http://") || svg.matches("http://").count() == 1,
+                "only the name space"
+            );
             assert!(svg.len() < 3_000_000, "{} bytes", svg.len());
             assert!(svg.contains("Block group at ") && svg.contains("Written in transaction"));
             // 6,000,000 bytes and a rest of each file's last sector.
             assert!(svg.contains("Data: ") && svg.contains(">5.78 MiB</text>"), "the data adds up");
         }
         let html = map(&image, &dir.path().join("a.html"), &["--cells", "64"]);
-        assert!(html.starts_with("<!doctype html>") && html.contains("<svg ") && !html.contains("src="));
+        assert!(
+            html.starts_with("<!doctype html>") && html.contains("<svg ") && !html.contains("src=")
+        );
         std::fs::remove_file(&image).unwrap();
     }
 }

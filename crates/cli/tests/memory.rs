@@ -3,7 +3,9 @@
 mod common;
 
 use common::{command, command_in, larder};
-use larder_simtest::oracle::{MemoryCgroup, Need, btrfs_check, enter_private_namespace, need, scratch};
+use larder_simtest::oracle::{
+    MemoryCgroup, Need, btrfs_check, enter_private_namespace, need, scratch,
+};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -33,7 +35,14 @@ impl Daemon {
         group: Option<&MemoryCgroup>,
     ) -> Self {
         let mut command = command_in(group);
-        command.args(["mount", "--foreground", "--cache-size", &format!("{cache_mib}M"), "-o", compress]);
+        command.args([
+            "mount",
+            "--foreground",
+            "--cache-size",
+            &format!("{cache_mib}M"),
+            "-o",
+            compress,
+        ]);
         command.arg(image).arg(point).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the daemon starts");
         let mut line = String::new();
@@ -42,8 +51,10 @@ impl Daemon {
         Self { child, point: point.to_owned(), peak: 0 }
     }
     fn look(&mut self) {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
-        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("the daemon lives");
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line =
+            status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("the daemon lives");
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
         self.peak = self.peak.max(kib << 10);
     }
@@ -67,7 +78,8 @@ fn block(n: u64) -> Vec<u8> {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes().repeat(512)
 }
 
-/// A stream of `stream_mib`, blocks written here and there, many small files, and a look at all of it.
+/// A stream of `stream_mib`, blocks written here and there, many small files, and a look at all of
+/// it.
 fn scenario(cache_mib: u64, stream_mib: u64, files: u64, compress: &str, limit: Option<u64>) {
     enter_private_namespace().unwrap();
     let group = limit.map(|bytes| MemoryCgroup::new(bytes).unwrap());

@@ -1,5 +1,6 @@
-//! What goes wrong for people: a wrong path, a full disk, output that nobody reads, a file that may not be read, names that a
-//! terminal would obey, Ctrl-C. Each says what and where, has its exit code, and leaves nothing half done behind.
+//! What goes wrong for people: a wrong path, a full disk, output that nobody reads, a file that may
+//! not be read, names that a terminal would obey, Ctrl-C. Each says what and where, has its exit
+//! code, and leaves nothing half done behind.
 
 mod common;
 
@@ -77,8 +78,10 @@ fn an_image_that_is_not_there_is_named() {
 fn a_restore_of_nothing_leaves_no_directory() {
     let p = Place::new();
     let (image, out) = (p.image(), p.path("out"));
-    larder(args!["restore", "--path", "none", &image, &out]).fails(2, "there is no /none in generation");
-    larder(args!["restore", "--subvolid", "999", &image, &out]).fails(2, "there is no subvolume 999");
+    larder(args!["restore", "--path", "none", &image, &out])
+        .fails(2, "there is no /none in generation");
+    larder(args!["restore", "--subvolid", "999", &image, &out])
+        .fails(2, "there is no subvolume 999");
     assert!(!out.exists());
     std::fs::create_dir(&out).unwrap();
     larder(args!["restore", "--path", "none", &image, &out]).fails(2, "there is no /none");
@@ -95,10 +98,14 @@ fn what_a_file_holds_instead_is_said() {
     for c in ["ls", "check", "df", "trim"] {
         larder(args![c, &other]).fails(2, "it holds an ext2 file system");
     }
-    for c in
-        [&["inspect", "super"][..], &["inspect", "tree"], &["restore", "--list"], &["rescue", "zero-log"]]
-    {
-        larder(c.iter().map(OsStr::new).chain([other.as_os_str()])).fails(2, "it holds an ext2 file system");
+    for c in [
+        &["inspect", "super"][..],
+        &["inspect", "tree"],
+        &["restore", "--list"],
+        &["rescue", "zero-log"],
+    ] {
+        larder(c.iter().map(OsStr::new).chain([other.as_os_str()]))
+            .fails(2, "it holds an ext2 file system");
     }
     let empty = p.write("empty", b"");
     larder(args!["ls", &empty]).fails(2, "it is empty: `larder mkfs --size");
@@ -172,7 +179,8 @@ fn what_does_not_fit_is_not_left_behind_in_part() {
     let p = Place::new();
     let image = p.image();
     let big = p.write("big", &noise(130 << 20));
-    larder(args!["cp", &big, inside(&image, "/big")]).fails(1, "hint: `larder df` says what is full");
+    larder(args!["cp", &big, inside(&image, "/big")])
+        .fails(1, "hint: `larder df` says what is full");
     assert_eq!(larder(args!["ls", &image]).ok().text(), "");
     // The picture of an image, and the copy of a file, where files may have a few blocks only.
     std::fs::write(p.path("file"), noise(1 << 20)).unwrap();
@@ -200,12 +208,20 @@ fn a_file_that_may_not_be_read_is_named_and_the_others_are_copied() {
     std::os::unix::fs::chown(&image, Some(NOBODY), Some(NOBODY)).unwrap();
     std::fs::create_dir_all(p.path("tree/sub/closed")).unwrap();
     for (name, mode) in [("tree/a", 0o644), ("tree/sub/secret", 0o600), ("tree/sub/z", 0o644)] {
-        std::fs::set_permissions(p.write(name, b"content"), PermissionsExt::from_mode(mode)).unwrap();
+        std::fs::set_permissions(p.write(name, b"content"), PermissionsExt::from_mode(mode))
+            .unwrap();
     }
     std::fs::set_permissions(p.path("tree/sub/closed"), PermissionsExt::from_mode(0o700)).unwrap();
     // The command itself may lie where only root can look.
     let program = p.path("larder");
-    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(&program).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_larder"))
+            .arg(&program)
+            .status()
+            .unwrap()
+            .success()
+    );
     let run = |args: &[&str]| {
         let mut c = Command::new(&program);
         c.args(args).uid(NOBODY).gid(NOBODY).current_dir(p.dir.path()).stdin(Stdio::null());
@@ -236,7 +252,8 @@ fn a_copy_that_is_interrupted_ends_by_the_signal_and_leaves_whole_files() {
         std::fs::write(p.path("tree").join(format!("{n:03}")), &content).unwrap();
     }
     larder(args!["cp", "-r", p.path("tree"), inside(&image, "/")]).ok();
-    // It stops by itself when the pipe with its messages is full; there is one for each file that cannot replace a directory.
+    // It stops by itself when the pipe with its messages is full; there is one for each file that
+    // cannot replace a directory.
     let into = p.path("out/tree");
     for n in 0..FILES {
         std::fs::create_dir_all(into.join(format!("{n:03}/{}", "x".repeat(200)))).unwrap();
@@ -251,12 +268,21 @@ fn a_copy_that_is_interrupted_ends_by_the_signal_and_leaves_whole_files() {
         .unwrap();
     let mut first = [0];
     std::io::Read::read_exact(&mut &reader, &mut first).unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_child(&copy), rustix::process::Signal::INT)
-        .unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&copy),
+        rustix::process::Signal::INT,
+    )
+    .unwrap();
     let mut said = String::from_utf8_lossy(&first).into_owned();
     std::io::Read::read_to_string(&mut &reader, &mut said).unwrap();
     assert_eq!(copy.wait().unwrap().signal(), Some(rustix::process::Signal::INT.as_raw()));
-    assert!(said.contains("larder: interrupted\nhint: ") && said.contains("had been copied"), "{said}");
+    assert!(
+        said.contains("larder: interrupted\nhint: ") && said.contains("had been copied"),
+        "{said}"
+    );
     assert_eq!(std::fs::read(into.join("000")).unwrap(), content);
-    assert!(said.matches("destination exists and is a directory").count() < FILES - 1, "it did not go on");
+    assert!(
+        said.matches("destination exists and is a directory").count() < FILES - 1,
+        "it did not go on"
+    );
 }

@@ -1,16 +1,18 @@
-//! New images before their judges: mkfs.btrfs makes the same ones, `btrfs check` is content, and the kernel mounts
-//! them, writes, syncs, unmounts, and leaves them clean.
+//! New images before their judges: mkfs.btrfs makes the same ones, `btrfs check` is content, and
+//! the kernel mounts them, writes, syncs, unmounts, and leaves them clean.
 
 mod common;
 
 use common::larder;
-use larder_simtest::oracle::{KernelMount, Need, btrfs, btrfs_check, dump_tree, mkfs_btrfs, need, scratch};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs, btrfs_check, dump_tree, mkfs_btrfs, need, scratch,
+};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// One test at a time: a program that another thread is just starting has copies of our open files for a moment, and a
-/// mount with an open file cannot be unmounted.
+/// One test at a time: a program that another thread is just starting has copies of our open files
+/// for a moment, and a mount with an open file cannot be unmounted.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const MIB: u64 = 1 << 20;
@@ -43,13 +45,15 @@ fn variants() -> Vec<(Vec<&'static str>, u64)> {
 }
 
 fn make(path: &Path, options: &[&str], size: u64) {
-    let mut args = args!["mkfs", "--force", "--size", size.to_string(), "-L", "same", "-U", UUID].to_vec();
+    let mut args =
+        args!["mkfs", "--force", "--size", size.to_string(), "-L", "same", "-U", UUID].to_vec();
     args.extend(options.iter().map(Into::into));
     args.push(path.into());
     larder(args).ok();
 }
 
-/// With `--nodiscard` a file keeps all its disk space, whatever was in it; else it is sparse afterwards.
+/// With `--nodiscard` a file keeps all its disk space, whatever was in it; else it is sparse
+/// afterwards.
 #[test]
 fn a_file_keeps_its_disk_space_if_asked() {
     use std::os::unix::fs::MetadataExt;
@@ -75,8 +79,8 @@ fn a_file_keeps_its_disk_space_if_asked() {
     }
 }
 
-/// The lines of a superblock dump that have to be equal. Not so: generations, addresses of roots, random uuids, and
-/// what depends on them.
+/// The lines of a superblock dump that have to be equal. Not so: generations, addresses of roots,
+/// random uuids, and what depends on them.
 fn comparable_super(path: &Path) -> Vec<String> {
     let text = btrfs(&["inspect-internal", "dump-super", "-f", path.to_str().unwrap()]).unwrap();
     let differs = [
@@ -116,7 +120,11 @@ fn shape(path: &Path, tree: &str) -> BTreeSet<String> {
             Some(format!("{key} {size}"))
         })
         // mkfs.btrfs picks other blocks, and leaves records of chunks that it has removed again.
-        .filter(|k| !["METADATA_ITEM", "EXTENT_ITEM", "FREE_SPACE", "UUID_KEY"].iter().any(|w| k.contains(w)))
+        .filter(|k| {
+            !["METADATA_ITEM", "EXTENT_ITEM", "FREE_SPACE", "UUID_KEY"]
+                .iter()
+                .any(|w| k.contains(w))
+        })
         .collect()
 }
 

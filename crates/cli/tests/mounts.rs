@@ -1,5 +1,5 @@
-//! The life of a mount: ready when the command returns, durable and gone when `umount` returns, cleared when its daemon
-//! was killed.
+//! The life of a mount: ready when the command returns, durable and gone when `umount` returns,
+//! cleared when its daemon was killed.
 
 mod common;
 
@@ -33,7 +33,10 @@ fn a_mount_is_ready_at_once_and_durable_and_gone_after_umount() {
     let stats = larder(args!["stats", "--json", s.point()]).ok().json();
     assert!(stats["requests"]["total"].as_u64().unwrap() > 0);
     let df = larder(args!["df", "--json", s.point()]).ok().json();
-    assert_eq!((&df["file_system"]["label"], &df["total"]), (&"finale".into(), &(128u64 << 20).into()));
+    assert_eq!(
+        (&df["file_system"]["label"], &df["total"]),
+        (&"finale".into(), &(128u64 << 20).into())
+    );
     larder(args!["umount", s.point()]).ok();
     assert!(!s.is_mounted() && !is_alive(daemon), "the daemon has exited when umount returns");
     let names = larder(args!["ls", s.image()]).ok().text();
@@ -86,7 +89,9 @@ fn the_mount_of_a_killed_daemon_is_cleared() {
 #[test]
 fn signals_unmount() {
     let Some(s) = Scene::new() else { return };
-    for (i, signal) in [rustix::process::Signal::TERM, rustix::process::Signal::INT].into_iter().enumerate() {
+    for (i, signal) in
+        [rustix::process::Signal::TERM, rustix::process::Signal::INT].into_iter().enumerate()
+    {
         s.mount();
         std::fs::create_dir(s.at(&format!("d{i}"))).unwrap();
         let daemon = s.daemon();
@@ -144,7 +149,10 @@ fn options_are_honoured() {
     with("nosuid,nodev,noexec,transport=dev,commit=1,cache_size=32M,fsname=store").ok();
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let line = table.lines().find(|l| l.contains(s.point().to_str().unwrap())).unwrap();
-    assert!(line.contains("nosuid,nodev,noexec,noatime") && line.contains("fuse.larder store"), "{line}");
+    assert!(
+        line.contains("nosuid,nodev,noexec,noatime") && line.contains("fuse.larder store"),
+        "{line}"
+    );
     larder(args!["umount", s.point()]).ok();
     with("subvol=/none").fails(2, "subvolid=5");
     with("subvolid=4711").fails(2, "hint");
@@ -154,8 +162,9 @@ fn options_are_honoured() {
     s.mount();
     std::fs::write(s.at("before"), b"kept").unwrap();
     with("remount,ro").fails(2, "mount -o remount,ro");
-    let by_helper =
-        |how: &str| helper("mount.fuse.larder", &[&s.image(), &s.point(), Path::new("-o"), Path::new(how)]);
+    let by_helper = |how: &str| {
+        helper("mount.fuse.larder", &[&s.image(), &s.point(), Path::new("-o"), Path::new(how)])
+    };
     by_helper("rw,noatime,user_id=0,group_id=0,remount,ro,nosuid").ok();
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let line = table.lines().find(|l| l.contains(s.point().to_str().unwrap())).unwrap();
@@ -235,7 +244,8 @@ fn an_ordinary_user_mounts_and_unmounts() {
     }
     // The command itself may lie where only root can look.
     let program = s.dir().join("larder");
-    // Not by this process: what another thread starts meanwhile would hold it open for writing, and it could not be run.
+    // Not by this process: what another thread starts meanwhile would hold it open for writing, and
+    // it could not be run.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(&program).status();
     assert!(copied.unwrap().success());
     let as_user = |args: &[&Path]| -> Run {
@@ -273,7 +283,8 @@ fn an_ordinary_user_mounts_and_unmounts() {
     for path in [&own("tree"), &own("tree/file"), &program] {
         std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755))
+        .unwrap();
     as_user(&[Path::new("cp"), Path::new("-r"), &own("tree"), &inside(&mine, "/tree")]).ok();
     as_user(&[Path::new("mount"), &mine, &point]).ok();
     // The top is the user's, and what was copied in keeps its owner.
@@ -294,9 +305,16 @@ fn an_ordinary_user_mounts_and_unmounts() {
         .unwrap();
     assert!(!made.status.success(), "device nodes are root's to make");
     let mode = host("stat", &[Path::new("-c"), Path::new("%a %u"), &s.at("tree/program")]);
-    assert_eq!(String::from_utf8_lossy(&mode.stdout), "4755 65534\n", "kept, though not honoured here");
+    assert_eq!(
+        String::from_utf8_lossy(&mode.stdout),
+        "4755 65534\n",
+        "kept, though not honoured here"
+    );
     // Not even root may look in, unless asked for.
-    assert_eq!(std::fs::read(s.at("tree/copy")).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    assert_eq!(
+        std::fs::read(s.at("tree/copy")).unwrap_err().kind(),
+        std::io::ErrorKind::PermissionDenied
+    );
     as_user(&[Path::new("umount"), &point]).ok();
     assert_eq!(as_user(&[Path::new("ls"), &mine]).ok().text(), "copy\ntree\n");
     as_user(&[Path::new("cp"), &inside(&mine, "/tree/copy"), &own("tree/back")]).ok();
@@ -441,16 +459,24 @@ fn stat(of: &str) -> Vec<String> {
 fn a_terminal_that_goes_and_its_interrupts_are_not_for_the_daemon() {
     let Some(s) = Scene::new() else { return };
     // A terminal of its own, which is hung up at the end.
-    let call =
-        format!("{} mount {} {}", env!("CARGO_BIN_EXE_larder"), s.image().display(), s.point().display());
-    let done =
-        Command::new("script").args(["-qec", &call, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+    let call = format!(
+        "{} mount {} {}",
+        env!("CARGO_BIN_EXE_larder"),
+        s.image().display(),
+        s.point().display()
+    );
+    let done = Command::new("script")
+        .args(["-qec", &call, "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     assert!(done.status.success(), "{done:?}");
     std::fs::write(s.at("f"), "after the terminal").unwrap();
     larder(args!["umount", s.point()]).ok();
     assert_eq!(larder(args!["cat", inside(&s.image(), "/f")]).ok().text(), "after the terminal");
     // What is sent to the group that it was started in does not reach it.
-    let mut child = command().args(args!["mount", s.image(), s.point()]).process_group(0).spawn().unwrap();
+    let mut child =
+        command().args(args!["mount", s.image(), s.point()]).process_group(0).spawn().unwrap();
     let group = rustix::process::Pid::from_child(&child);
     assert!(child.wait().unwrap().success());
     let sent = rustix::process::kill_process_group(group, rustix::process::Signal::INT);
@@ -459,7 +485,8 @@ fn a_terminal_that_goes_and_its_interrupts_are_not_for_the_daemon() {
     larder(args!["umount", s.point()]).ok();
 }
 
-/// The scheduler compares those who ask with those who answer only within a session, and these shall come out above.
+/// The scheduler compares those who ask with those who answer only within a session, and these
+/// shall come out above.
 #[test]
 fn those_who_answer_have_precedence_in_the_same_session() {
     let Some(s) = Scene::new() else { return };
@@ -534,7 +561,8 @@ fn whoever_comes_too_early_waits_and_is_served() {
     assert_eq!(names.lines().count(), 25);
 }
 
-/// A block device as root: the kernel waits for the daemon at unmount, and claims the device meanwhile.
+/// A block device as root: the kernel waits for the daemon at unmount, and claims the device
+/// meanwhile.
 #[test]
 fn a_block_device_is_mounted_too() {
     let Some(s) = Scene::new() else { return };
@@ -551,7 +579,8 @@ fn a_block_device_is_mounted_too() {
     larder(args!["ls", device.path()]).fails(2, "in use");
     larder(args!["ls", s.image()]).fails(2, "in use");
     larder(args!["mkfs", "--force", device.path()]).fails(2, "in use");
-    // Even umount(8) without our helper waits until everything is durable; the process ends a moment later.
+    // Even umount(8) without our helper waits until everything is durable; the process ends a
+    // moment later.
     let daemon = Scene::daemon_of(device.path());
     assert!(Command::new("umount").arg("-i").arg(s.point()).status().unwrap().success());
     assert_eq!(larder(args!["cat", "--force", inside(device.path(), "/f")]).ok().text(), "block");
@@ -570,7 +599,8 @@ fn write_far(path: &Path, text: &[u8]) {
 }
 
 fn assert_far(path: &Path, text: &[u8], context: &str) {
-    let file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{context}: {}: {e}", path.display()));
+    let file =
+        std::fs::File::open(path).unwrap_or_else(|e| panic!("{context}: {}: {e}", path.display()));
     let end = file.metadata().unwrap().len();
     assert_eq!(end, i64::MAX.cast_unsigned(), "{context}");
     let mut buf = vec![0; text.len() + 8];
@@ -599,7 +629,8 @@ fn subvolumes_and_far_ends_of_every_kind_of_image() {
         btrfs(&["subvolume".as_ref(), "create".as_ref(), two.as_os_str()]).unwrap();
         write_far(&two.join("two"), b"in the second");
         let id = |path: &Path| {
-            let text = btrfs(&["inspect-internal".as_ref(), "rootid".as_ref(), path.as_os_str()]).unwrap();
+            let text =
+                btrfs(&["inspect-internal".as_ref(), "rootid".as_ref(), path.as_os_str()]).unwrap();
             text.trim().parse::<u64>().unwrap()
         };
         let (one, two) = (id(&one), id(&two));

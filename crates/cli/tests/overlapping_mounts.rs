@@ -19,8 +19,9 @@ impl Mapped {
     fn of(file: &File, writable: bool) -> Self {
         let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping, at a place that the kernel chooses.
-        let at =
-            unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
         assert_ne!(at, libc::MAP_FAILED);
         Self(at.cast())
     }
@@ -70,18 +71,30 @@ fn sees(here: &Path, there: &Path) {
     let mut write = File::options().read(true).write(true).open(&f).unwrap();
     for text in ["two", "six"] {
         write.write_all_at(text.as_bytes(), 0).unwrap();
-        assert_eq!((mapped.text(3), fs::read_to_string(&g).unwrap().as_str()), (text.to_owned(), text));
+        assert_eq!(
+            (mapped.text(3), fs::read_to_string(&g).unwrap().as_str()),
+            (text.to_owned(), text)
+        );
     }
     write.write_all_at(b" and longer", 3).unwrap();
-    assert_eq!((open.metadata().unwrap().len(), mapped.text(14)), (14, "six and longer".to_owned()));
+    assert_eq!(
+        (open.metadata().unwrap().len(), mapped.text(14)),
+        (14, "six and longer".to_owned())
+    );
     (&open).write_all(b", appended").unwrap();
     assert_eq!(fs::read_to_string(&f).unwrap(), "six and longer, appended");
     write.set_len(3).unwrap();
-    assert_eq!((open.metadata().unwrap().len(), fs::read_to_string(&g).unwrap().as_str()), (3, "six"));
+    assert_eq!(
+        (open.metadata().unwrap().len(), fs::read_to_string(&g).unwrap().as_str()),
+        (3, "six")
+    );
     write.write_all(b"ten").unwrap();
     let by_mapping = Mapped::of(&write, true);
     by_mapping.store(1, "OO");
-    assert_eq!((mapped.text(3), fs::read_to_string(&g).unwrap().as_str()), ("tOO".to_owned(), "tOO"));
+    assert_eq!(
+        (mapped.text(3), fs::read_to_string(&g).unwrap().as_str()),
+        ("tOO".to_owned(), "tOO")
+    );
     drop(by_mapping);
     // Stored in one place and written in the other, within a page.
     let theirs = File::options().read(true).write(true).open(&g).unwrap();
@@ -105,7 +118,10 @@ fn sees(here: &Path, there: &Path) {
     assert_eq!(xattr(&g, "user.x"), None);
     // Links, renames, removals.
     fs::hard_link(&f, here.join("link")).unwrap();
-    assert_eq!((fs::metadata(&g).unwrap().nlink(), names(there)), (2, vec!["f".into(), "link".to_owned()]));
+    assert_eq!(
+        (fs::metadata(&g).unwrap().nlink(), names(there)),
+        (2, vec!["f".into(), "link".to_owned()])
+    );
     gone(&there.join("new"));
     fs::rename(here.join("link"), here.join("new")).unwrap();
     gone(&there.join("link"));
@@ -142,8 +158,13 @@ fn sees(here: &Path, there: &Path) {
     std::os::unix::fs::symlink("e/moved/leaf", &f).unwrap();
     assert_eq!(fs::read_to_string(&g).unwrap(), "leaf");
     // Preallocated, punched, copied.
-    let target =
-        File::options().read(true).write(true).create(true).truncate(true).open(here.join("t")).unwrap();
+    let target = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(here.join("t"))
+        .unwrap();
     target.write_all_at(&[9; 8192], 0).unwrap();
     assert_eq!(fs::read(there.join("t")).unwrap(), [9; 8192]);
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -151,7 +172,8 @@ fn sees(here: &Path, there: &Path) {
     assert_eq!(fs::read(there.join("t")).unwrap(), [[0; 4096], [9; 4096]].concat());
     let (mut from, mut to) = (4096, 0);
     assert_eq!(
-        rustix::fs::copy_file_range(&target, Some(&mut from), &target, Some(&mut to), 4096).unwrap(),
+        rustix::fs::copy_file_range(&target, Some(&mut from), &target, Some(&mut to), 4096)
+            .unwrap(),
         4096
     );
     assert_eq!(fs::read(there.join("t")).unwrap(), [9; 8192]);
@@ -181,7 +203,9 @@ fn what_one_mount_changes_the_others_see() {
     assert_eq!(names(&top.join("@")), ["d", "early", "late", "more"]);
     assert_eq!(fs::metadata(top.join("@/late")).unwrap().len(), 0);
     drop((page, early));
-    ["early", "late", "more"].into_iter().for_each(|name| fs::remove_file(top.join("@").join(name)).unwrap());
+    ["early", "late", "more"]
+        .into_iter()
+        .for_each(|name| fs::remove_file(top.join("@").join(name)).unwrap());
     assert_eq!(names(sub), ["d"]);
     p.mount(2, "subvol=@,transport=dev,default_permissions");
     let in_top = top.join("@/d");
@@ -201,8 +225,9 @@ fn what_one_mount_changes_the_others_see() {
     p.umount(1);
     p.umount(2);
     fs::write(places[0].join("last"), "x").unwrap();
-    let lookups =
-        || larder(args!["stats", "--json", top]).ok().json()["requests"]["by_kind"]["lookup"].clone();
+    let lookups = || {
+        larder(args!["stats", "--json", top]).ok().json()["requests"]["by_kind"]["lookup"].clone()
+    };
     fs::metadata(places[0].join("last")).unwrap();
     let before = lookups();
     (0..10).for_each(|_| assert!(places[0].join("last").exists()));
@@ -228,21 +253,25 @@ fn two_mounts_change_the_same_things_at_the_same_time() {
             .flat_map(|(side, dir)| (0..2).map(move |worker| (side, worker, dir)))
             .map(|(side, worker, dir)| {
                 threads.spawn(move || {
-                    let shared = File::options().read(true).write(true).open(dir.join("shared")).unwrap();
+                    let shared =
+                        File::options().read(true).write(true).open(dir.join("shared")).unwrap();
                     let mine = 2 * side + worker;
                     for n in 0..FILES {
                         let name = dir.join(format!("{mine}-{n}"));
                         fs::write(&name, format!("{mine} {n}")).unwrap();
                         // Parts of the same pages.
                         let record = format!("<{mine}:{n:03}>");
-                        shared.write_all_at(record.as_bytes(), ((n % 100) * 64 + mine * 16) as u64).unwrap();
+                        shared
+                            .write_all_at(record.as_bytes(), ((n % 100) * 64 + mine * 16) as u64)
+                            .unwrap();
                         fs::rename(&name, dir.join(format!("{mine}+{n}"))).unwrap();
                         if n % 3 == 0 {
                             fs::remove_file(dir.join(format!("{mine}+{n}"))).unwrap();
                         }
-                        // Locks of directories and files, one after the other: across directories and back,
-                        // and of a file that others sync. One thread of each mount: in a kernel that asks for
-                        // attributes while another removes a name, the count of links is wrong for a moment.
+                        // Locks of directories and files, one after the other: across directories
+                        // and back, and of a file that others sync. One thread of each mount: in a
+                        // kernel that asks for attributes while another removes a name, the count
+                        // of links is wrong for a moment.
                         if worker == 0 {
                             let link = dir.join(format!("l{mine}"));
                             let moved = dir.join(format!("sub/m{mine}"));

@@ -1,5 +1,5 @@
-//! Pictures look the same in a browser and in a renderer that knows little of style sheets: the colours that they name
-//! are there, and nothing is cut off.
+//! Pictures look the same in a browser and in a renderer that knows little of style sheets: the
+//! colours that they name are there, and nothing is cut off.
 
 mod common;
 
@@ -66,14 +66,16 @@ impl Drawing {
     /// The colours of its areas, as far as nothing shines through them.
     fn fills(&self) -> BTreeSet<Rgb> {
         let areas = self.text.split('<').filter(|e| e.starts_with("path") || e.starts_with("rect"));
-        let tags = areas.filter_map(|e| e.split('>').next()).filter(|t| !t.contains("fill-opacity"));
+        let tags =
+            areas.filter_map(|e| e.split('>').next()).filter(|t| !t.contains("fill-opacity"));
         tags.filter_map(|t| rgb(t.split_once("fill=\"#")?.1.split('"').next()?)).collect()
     }
 }
 
 /// `0072b2` or `fff`.
 fn rgb(hex: &str) -> Option<Rgb> {
-    let digits: Vec<u8> = hex.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
+    let digits: Vec<u8> =
+        hex.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
     match digits[..] {
         [r, g, b] => Some([r * 17, g * 17, b * 17]),
         [a, b, c, d, e, f] => Some([a * 16 + b, c * 16 + d, e * 16 + f]),
@@ -99,7 +101,8 @@ fn by_browser(drawings: &[Drawing], dir: &Path, dark: bool) -> Vec<Picture> {
     for drawing in drawings {
         let (w, h) = drawing.size();
         page += &format!(
-            "<img src='file://{}' width={w} height={h} style='position:absolute;left:0;top:{height}px'>",
+            "<img src='file://{}' width={w} height={h} \
+                style='position:absolute;left:0;top:{height}px'>",
             drawing.path.display()
         );
         (width, height) = (width.max(w), height + h);
@@ -108,7 +111,14 @@ fn by_browser(drawings: &[Drawing], dir: &Path, dark: bool) -> Vec<Picture> {
     std::fs::write(&html, page).expect("write");
     // It draws nothing but our own files, and root has no other way to start it.
     run(Command::new("timeout")
-        .args(["120", "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .args([
+            "120",
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+        ])
         .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
         .arg(format!("--user-data-dir={}", dir.join("browser").display()))
         .arg(format!("--window-size={width},{height}"))
@@ -143,8 +153,10 @@ fn pictures_are_drawn_alike_by_a_browser_and_by_another_renderer() {
     let dir = scratch();
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let docs = docs.canonicalize().expect("the documents");
-    let files = std::fs::read_dir(docs).expect("the documents").map(|e| e.expect("an entry").path());
-    let mut paths: Vec<PathBuf> = files.filter(|p| p.extension().is_some_and(|e| e == "svg")).collect();
+    let files =
+        std::fs::read_dir(docs).expect("the documents").map(|e| e.expect("an entry").path());
+    let mut paths: Vec<PathBuf> =
+        files.filter(|p| p.extension().is_some_and(|e| e == "svg")).collect();
     assert!(paths.len() > 5, "{paths:?}");
     paths.push(map_of_a_made_image(dir.path()));
     let drawings: Vec<Drawing> = paths.into_iter().map(Drawing::read).collect();
@@ -156,7 +168,8 @@ fn pictures_are_drawn_alike_by_a_browser_and_by_another_renderer() {
         assert!(fills.len() >= least, "{name} has only {fills:?}");
         let counts = [&browser, &rsvg].map(Picture::colours);
         for fill in fills {
-            let [ours, theirs] = counts.each_ref().map(|c| c.get(&fill).copied().unwrap_or_default());
+            let [ours, theirs] =
+                counts.each_ref().map(|c| c.get(&fill).copied().unwrap_or_default());
             let alike = ours > 20 && theirs > 20 && ours.abs_diff(theirs) <= ours.max(theirs) / 4;
             assert!(alike, "{name}: {ours} pixels of {fill:x?} in the browser, {theirs} otherwise");
         }
@@ -177,7 +190,8 @@ fn maps_have_a_dark_form() {
     }
     let dir = scratch();
     let drawings = [Drawing::read(map_of_a_made_image(dir.path()))];
-    let [light, dark] = [false, true].map(|dark| by_browser(&drawings, dir.path(), dark)[0].colours());
+    let [light, dark] =
+        [false, true].map(|dark| by_browser(&drawings, dir.path(), dark)[0].colours());
     let most = |counts: &BTreeMap<Rgb, usize>| counts.iter().max_by_key(|c| c.1).map(|c| *c.0);
     assert_eq!([most(&light), most(&dark)], [rgb("fff"), rgb("14171c")], "the ground");
     // The colours of age are the last that a rule could miss.

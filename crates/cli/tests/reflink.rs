@@ -3,7 +3,9 @@
 mod common;
 
 use common::{command, inside, larder};
-use larder_simtest::oracle::{KernelMount, Need, btrfs_check, enter_private_namespace, need, scratch};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs_check, enter_private_namespace, need, scratch,
+};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -104,7 +106,9 @@ fn on_a_mount() {
     assert_eq!(at("new").metadata().unwrap().mode() & 0o777, 0o640);
     for n in 0..5 {
         let copy = at(&format!("copy {n}"));
-        assert!(std::process::Command::new("cp").arg(at("a")).arg(&copy).status().unwrap().success());
+        assert!(
+            std::process::Command::new("cp").arg(at("a")).arg(&copy).status().unwrap().success()
+        );
         assert!(fs::read(&copy).unwrap() == data(5_000_000));
     }
     larder(args!["sync", &mnt]).ok();
@@ -170,7 +174,10 @@ fn a_snapshot_by_descriptor() {
     assert_eq!(take(outside.as_raw_fd().into(), 0, "no"), Err(libc::EXDEV));
     fs::write(mnt.join("snap/file"), b"changed").unwrap();
     assert_eq!(fs::read(mnt.join("sub/file")).unwrap(), b"content");
-    assert_eq!(fs::write(mnt.join("frozen/file"), b"no").unwrap_err().raw_os_error(), Some(libc::EROFS));
+    assert_eq!(
+        fs::write(mnt.join("frozen/file"), b"no").unwrap_err().raw_os_error(),
+        Some(libc::EROFS)
+    );
     drop((source, top, inside));
     larder(args!["umount", &mnt]).ok();
     drop(unmount);

@@ -60,7 +60,8 @@ fn a_sound_image_and_one_without_its_superblock() {
 fn a_part_of_it_now_and_earlier() {
     let dir = scratch();
     let (tree, image) = sample(dir.path());
-    let generation = larder(args!["inspect", "super", "--json", &image]).ok().json()[0]["generation"].clone();
+    let generation =
+        larder(args!["inspect", "super", "--json", &image]).ok().json()[0]["generation"].clone();
     // Without giving freed space back, which would take the earlier state with it.
     let device = FileDevice::open(&image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, discard: false, ..OpenOptions::default() };
@@ -73,7 +74,10 @@ fn a_part_of_it_now_and_earlier() {
     larder(args!["restore", "--path", "/tree/deep/", &image, &dest]).ok();
     // A link less than there was.
     let different = tree_compare(&tree.join("deep"), &dest.join("tree/deep")).unwrap();
-    assert!(different.iter().all(|d| d.path == b"again" && d.what.contains("link")), "{different:?}");
+    assert!(
+        different.iter().all(|d| d.path == b"again" && d.what.contains("link")),
+        "{different:?}"
+    );
     assert!(!dest.join("tree/link").exists());
     let dest = dir.path().join("then");
     larder(args!["restore", "--generation", generation.to_string(), &image, &dest]).ok();
@@ -95,15 +99,23 @@ fn a_part_of_it_now_and_earlier() {
 fn losses_are_listed_and_are_an_exit_code() {
     let dir = scratch();
     let (_, image) = sample(dir.path());
-    let file = larder(args!["inspect", "inode", "--json", inside(&image, "/tree/deep/er/file")]).ok().json();
+    let file = larder(args!["inspect", "inode", "--json", inside(&image, "/tree/deep/er/file")])
+        .ok()
+        .json();
     let at = file["extents"][0]["stripes"][0]["offset"].as_u64().unwrap();
-    std::fs::File::options().write(true).open(&image).unwrap().write_all_at(b"bad", at + 4096).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .write_all_at(b"bad", at + 4096)
+        .unwrap();
     let dest = dir.path().join("dest");
     let run = larder(args!["restore", &image, &dest])
         .fails(1, "lost: /tree/deep/er/file: 4096 bytes have a wrong checksum");
     assert!(run.err.contains("1 loss:"), "{}", run.err);
     assert_eq!(std::fs::metadata(dest.join("tree/deep/er/file")).unwrap().len(), 100_000);
-    let run = larder(args!["restore", "--dry-run", "--skip-bad", "--json", &image]).fails(1, "1 loss:");
+    let run =
+        larder(args!["restore", "--dry-run", "--skip-bad", "--json", &image]).fails(1, "1 loss:");
     assert_eq!(run.json()["lost"][0]["path"], "/tree/deep/er/file");
     assert_eq!(run.json()["files"], 1);
     let text = dir.path().join("text");

@@ -1,5 +1,6 @@
-//! The mount daemon in its sandbox, and the process beside it: what the daemon has given up, that it works as without,
-//! and what happens when either is killed. What is forbidden is tried in `crates/fuse/tests/sandbox.rs`, from inside.
+//! The mount daemon in its sandbox, and the process beside it: what the daemon has given up, that
+//! it works as without, and what happens when either is killed. What is forbidden is tried in
+//! `crates/fuse/tests/sandbox.rs`, from inside.
 
 mod common;
 
@@ -76,7 +77,10 @@ fn assert_undisturbed(s: &Scene) {
     let stats = larder(args!["stats", "--json", s.point()]).ok().json();
     let sandbox = &stats["sandbox"];
     assert_eq!(sandbox["refused_system_calls"], serde_json::json!([]), "{sandbox}");
-    assert_eq!((&sandbox["seccomp"], &sandbox["capabilities_dropped"]), (&true.into(), &true.into()));
+    assert_eq!(
+        (&sandbox["seccomp"], &sandbox["capabilities_dropped"]),
+        (&true.into(), &true.into())
+    );
     assert!(stats["memory"]["anonymous"].as_u64() > Some(0), "its own memory can be read");
 }
 
@@ -90,7 +94,11 @@ fn the_daemon_has_given_up_what_it_does_not_need() {
         assert_confined(daemon);
         assert_undisturbed(&s);
         let porter = porter_of(daemon);
-        assert!(memory_kib(porter) < 2048, "{options}: the porter takes {} KiB", memory_kib(porter));
+        assert!(
+            memory_kib(porter) < 2048,
+            "{options}: the porter takes {} KiB",
+            memory_kib(porter)
+        );
         larder(args!["umount", s.point()]).ok();
         assert!(!is_alive(daemon) && !is_alive(porter), "{options}: both have gone");
         larder(args!["umount", s.point()]).fails(2, "not mounted");
@@ -168,7 +176,10 @@ fn without_its_porter_a_daemon_ends_cleanly() {
     kill_process(daemon, Signal::TERM).unwrap();
     wait_for_end(daemon);
     assert!(s.is_mounted(), "nobody could unmount");
-    assert!(larder_fuse::mount::is_dead(&s.point()), "whoever enters gets an error, and does not hang");
+    assert!(
+        larder_fuse::mount::is_dead(&s.point()),
+        "whoever enters gets an error, and does not hang"
+    );
     assert_eq!(larder(args!["cat", inside(&s.image(), "second")]).ok().text(), "second");
     larder(args!["umount", s.point()]).ok();
     assert!(!s.is_mounted());
@@ -184,7 +195,10 @@ fn a_killed_daemon_takes_its_porter_along() {
     wait_for_end(daemon);
     wait_for_end(porter);
     assert!(s.is_mounted(), "dead, but there: nobody shall write beneath it unawares");
-    assert!(larder_fuse::mount::is_dead(&s.point()), "whoever enters gets an error, and does not hang");
+    assert!(
+        larder_fuse::mount::is_dead(&s.point()),
+        "whoever enters gets an error, and does not hang"
+    );
     larder(args!["umount", s.point()]).fails(1, "had been killed");
     assert!(!s.is_mounted());
 }

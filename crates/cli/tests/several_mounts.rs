@@ -33,7 +33,10 @@ fn each_mount_has_its_subvolume_and_its_options() {
     assert_eq!(p.daemon(), daemon, "one daemon");
     assert!(p.shown(0).starts_with("rw,noatime ") && p.shown(2).starts_with("ro,noatime "));
     let shown = p.shown(1);
-    assert!(shown.starts_with("rw,nosuid,nodev,noexec,noatime ") && shown.contains(" elsewhere "), "{shown}");
+    assert!(
+        shown.starts_with("rw,nosuid,nodev,noexec,noatime ") && shown.contains(" elsewhere "),
+        "{shown}"
+    );
     assert!(shown.contains("allow_other") && !p.shown(0).contains("allow_other"));
     fs::write(root.join("r"), "in @").unwrap();
     fs::write(home.join("h"), "in @home").unwrap();
@@ -51,8 +54,11 @@ fn each_mount_has_its_subvolume_and_its_options() {
         let list = larder(args!["subvolume", "list", place]).ok().text();
         assert!(list.contains("path @home\n"), "{list}");
         let stats = larder(args!["stats", "--json", place]).ok().json();
-        assert!(stats["requests"]["total"].as_u64().unwrap() > 0 && stats["engine"]["commits"].is_u64());
-        let points = stats["mounts"].as_array().unwrap().iter().map(|m| m["mountpoint"].as_str().unwrap());
+        assert!(
+            stats["requests"]["total"].as_u64().unwrap() > 0 && stats["engine"]["commits"].is_u64()
+        );
+        let points =
+            stats["mounts"].as_array().unwrap().iter().map(|m| m["mountpoint"].as_str().unwrap());
         assert_eq!(points.collect::<Vec<_>>(), [root, home, both].map(|p| p.to_str().unwrap()));
     }
     let requests = |place: &Path| -> u64 {
@@ -245,14 +251,21 @@ fn options_of_the_whole_file_system_are_those_of_the_first_mount() {
         ("tuning=log-alone", "Tuning", "Tuning"),
     ] {
         let run = p.try_mount(1, &format!("subvol=@home,{options}")).fails(2, said);
-        assert!(run.err.contains(&format!("with {is}")) && run.err.contains("hint: leave"), "{}", run.err);
+        assert!(
+            run.err.contains(&format!("with {is}")) && run.err.contains("hint: leave"),
+            "{}",
+            run.err
+        );
         assert!(run.err.contains(p.place(0).to_str().unwrap()), "where it is mounted: {}", run.err);
         assert!(!p.is_mounted(1));
     }
     let cache = larder(args!["mount", "--cache-size", "32M", p.image(), p.place(1)]);
     cache.fails(2, "cache_size=32M");
     // The same may be said again, and what is of a mount is each one's own.
-    p.mount(1, "subvol=@home,commit=7,compress=zstd:3,cache_size=65536K,datacow,nosuid,transport=dev");
+    p.mount(
+        1,
+        "subvol=@home,commit=7,compress=zstd:3,cache_size=65536K,datacow,nosuid,transport=dev",
+    );
     p.mount(2, "ro");
     assert_eq!(p.daemon(), daemon);
     fs::write(p.at(1, "file"), "through another transport").unwrap();
@@ -308,7 +321,8 @@ fn read_only_is_a_matter_of_each_mount_but_for_the_first() {
     assert!(forgets.success());
     refused();
     let remount = [Path::new("-o"), Path::new("remount,rw")];
-    helper("mount.fuse.larder", &[&p.image(), &ro, remount[0], remount[1]]).fails(2, "for reading only");
+    helper("mount.fuse.larder", &[&p.image(), &ro, remount[0], remount[1]])
+        .fails(2, "for reading only");
     fs::write(p.at(0, "@/file"), "new").unwrap();
     assert_eq!(fs::read_to_string(ro.join("file")).unwrap(), "new");
     p.umount(0);
@@ -355,8 +369,9 @@ fn one_mount_lies_within_another() {
 fn whoever_comes_at_the_wrong_moment_gets_its_mount() {
     let Some(p) = Places::new() else { return };
     for round in 0..3 {
-        let all: Vec<_> =
-            (0..6).map(|n| command().args(args!["mount", p.image(), p.place(n)]).spawn().unwrap()).collect();
+        let all: Vec<_> = (0..6)
+            .map(|n| command().args(args!["mount", p.image(), p.place(n)]).spawn().unwrap())
+            .collect();
         all.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
         let daemon = p.daemon();
         fs::write(p.at(round, &format!("r{round}")), vec![7; 1 << 20]).unwrap();
@@ -384,7 +399,8 @@ fn whoever_comes_at_the_wrong_moment_gets_its_mount() {
 fn traces(places: &Places) -> Vec<PathBuf> {
     let image = places.image();
     let all = fs::read_dir("/run/larder").into_iter().flatten().flatten().map(|f| f.path());
-    all.filter(|f| fs::read_to_string(f).is_ok_and(|text| text.contains(image.to_str().unwrap()))).collect()
+    all.filter(|f| fs::read_to_string(f).is_ok_and(|text| text.contains(image.to_str().unwrap())))
+        .collect()
 }
 
 #[test]
@@ -445,7 +461,8 @@ fn a_block_device_is_mounted_several_times() {
     let mount = |n: usize, options: &str| {
         larder(args!["mount", "-o", options, device.path(), p.place(n)]).ok();
     };
-    let read = |path: &str| larder(args!["cat", "--force", inside(device.path(), path)]).ok().text();
+    let read =
+        |path: &str| larder(args!["cat", "--force", inside(device.path(), path)]).ok().text();
     for first_goes in [true, false] {
         mount(0, "subvol=@");
         mount(1, "subvol=@home");
@@ -487,8 +504,9 @@ fn an_ordinary_user_has_several_mounts_and_nobody_elses() {
         c.output().unwrap().into()
     };
     let (image, word) = (p.image(), Path::new);
-    let mount =
-        |n: usize, options: &str| as_user(&[word("mount"), word("-o"), word(options), &image, p.place(n)]);
+    let mount = |n: usize, options: &str| {
+        as_user(&[word("mount"), word("-o"), word(options), &image, p.place(n)])
+    };
     let run = mount(0, "subvolid=5");
     if run.code != 0 && ["fusermount3", "/dev/fuse"].iter().any(|w| run.err.contains(w)) {
         assert!(!larder_simtest::oracle::required(), "{}", run.err);
@@ -518,7 +536,8 @@ fn an_ordinary_user_has_several_mounts_and_nobody_elses() {
 fn a_mount_in_another_namespace_is_of_the_same_daemon() {
     let Some(p) = Places::new() else { return };
     p.mount(0, "subvol=@");
-    let script = "\"$0\" mount -o subvol=@home \"$1\" \"$2\" && echo inside > \"$2/f\" && cat \"$2/f\" \
+    let script = "\"$0\" mount -o subvol=@home \"$1\" \"$2\" && echo inside > \"$2/f\" && \
+        cat \"$2/f\" \
                   && \"$0\" umount \"$2\" && echo gone";
     let run: Run = Command::new("unshare")
         .args(["-m", "sh", "-c", script])

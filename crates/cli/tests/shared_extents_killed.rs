@@ -1,5 +1,6 @@
-//! Files that share extents of the running transaction, `fsync`, and a daemon that is killed: after the log was replayed, by Larder
-//! and by Linux, no checksum is missing, none is there twice, and every block is as it was acknowledged or was written later.
+//! Files that share extents of the running transaction, `fsync`, and a daemon that is killed: after
+//! the log was replayed, by Larder and by Linux, no checksum is missing, none is there twice, and
+//! every block is as it was acknowledged or was written later.
 //!
 //! `LARDER_SCALE=20` kills at 20 different points.
 
@@ -34,7 +35,8 @@ impl Dice {
         self.0 ^= self.0 << 17;
         self.0 % n
     }
-    /// A range of blocks: mostly short, sometimes long enough that its extent would be joined with what is before it.
+    /// A range of blocks: mostly short, sometimes long enough that its extent would be joined with
+    /// what is before it.
     fn range(&mut self) -> (u64, u64) {
         let len = if self.below(4) == 0 { 64 + self.below(100) } else { 1 + self.below(12) };
         (self.below(BLOCKS - len), len)
@@ -61,7 +63,8 @@ struct Model {
 impl Model {
     fn open(stage: &Stage, number: u64) -> Self {
         let file = File::options().read(true).write(true).open(stage.at(&name(number))).unwrap();
-        let first = Block { now: number + 1, possible: BTreeSet::from([number + 1]), unknown: false };
+        let first =
+            Block { now: number + 1, possible: BTreeSet::from([number + 1]), unknown: false };
         Self { number, file, blocks: vec![first; BLOCKS as usize] }
     }
     fn part(&mut self, (at, len): (u64, u64)) -> &mut [Block] {
@@ -83,9 +86,15 @@ impl Model {
         clone(from, at * BLOCK, &self.file, to * BLOCK, len * BLOCK)?;
         let mut bytes = vec![0; (len * BLOCK) as usize];
         self.file.read_exact_at(&mut bytes, to * BLOCK)?;
-        for (block, found) in self.part((to, len)).iter_mut().zip(bytes.chunks_exact(BLOCK as usize)) {
+        for (block, found) in
+            self.part((to, len)).iter_mut().zip(bytes.chunks_exact(BLOCK as usize))
+        {
             let number = number_of(found).expect("a block is of one piece");
-            *block = Block { now: number, unknown: false, possible: std::mem::take(&mut block.possible) };
+            *block = Block {
+                now: number,
+                unknown: false,
+                possible: std::mem::take(&mut block.possible),
+            };
             block.possible.insert(number);
         }
         Ok(())
@@ -101,7 +110,9 @@ impl Model {
     fn compare(&self, top: &Path) {
         let bytes = fs::read(top.join(name(self.number))).unwrap();
         assert_eq!(bytes.len() as u64, BLOCKS * BLOCK);
-        for (n, (block, found)) in self.blocks.iter().zip(bytes.chunks_exact(BLOCK as usize)).enumerate() {
+        for (n, (block, found)) in
+            self.blocks.iter().zip(bytes.chunks_exact(BLOCK as usize)).enumerate()
+        {
             let place = || format!("block {n} of {}", name(self.number));
             let number = number_of(found).unwrap_or_else(|| panic!("{} is of two pieces", place()));
             let fits = block.unknown || block.possible.contains(&number);
@@ -154,8 +165,10 @@ fn share(threads: u64, at: u64) {
         let work = |thread: u64| {
             let (stage, acknowledged) = (&stage, &acknowledged);
             move || {
-                let mut own: Vec<Model> =
-                    (0..FILES).filter(|n| n % threads == thread).map(|n| Model::open(stage, n)).collect();
+                let mut own: Vec<Model> = (0..FILES)
+                    .filter(|n| n % threads == thread)
+                    .map(|n| Model::open(stage, n))
+                    .collect();
                 let all: Vec<File> = (0..FILES).map(|n| Model::open(stage, n).file).collect();
                 let mut dice = Dice(at * 1000 + thread * 77 + 5);
                 acknowledged.until_the_end(|step| {

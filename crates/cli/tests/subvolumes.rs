@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Run, command, inside, larder};
-use larder_simtest::oracle::{KernelMount, Need, btrfs, btrfs_check, enter_private_namespace, need, scratch};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs, btrfs_check, enter_private_namespace, need, scratch,
+};
 use std::path::Path;
 
 #[track_caller]
@@ -52,7 +54,10 @@ fn subvolumes_in_an_image() {
     larder(args!["subvolume", "delete", at("/srv")]).ok();
     assert_eq!(paths(&img), ["monday"]);
     let list = larder(args!["subvolume", "list", &img]).ok().text();
-    assert!(list.starts_with("ID 259 gen ") && list.ends_with("top level 5 path monday\n"), "{list}");
+    assert!(
+        list.starts_with("ID 259 gen ") && list.ends_with("top level 5 path monday\n"),
+        "{list}"
+    );
     check(&img);
 }
 
@@ -87,7 +92,8 @@ fn subvolumes_on_a_mount() {
     for n in 0..100 {
         std::fs::write(at(&format!("home/{n}")), vec![n; 5000]).unwrap();
     }
-    larder(args!["subvolume", "snapshot", at("nowhere"), at("monday")]).fails(2, "nowhere: No such file");
+    larder(args!["subvolume", "snapshot", at("nowhere"), at("monday")])
+        .fails(2, "nowhere: No such file");
     larder(args!["subvolume", "snapshot", "-r", at("home"), at("monday")]).ok();
     std::fs::write(at("home/7"), b"changed").unwrap();
     for n in 0..100 {
@@ -171,20 +177,23 @@ fn what_was_written_is_found_as_by_linux() {
     larder(args!["subvolume", "create", at("sub")]).ok();
     std::fs::create_dir(at("sub/dir")).unwrap();
     for n in 0..300 {
-        std::fs::write(at(&format!("sub/dir/a file with a name, number {n}")), vec![1; n * 100]).unwrap();
+        std::fs::write(at(&format!("sub/dir/a file with a name, number {n}")), vec![1; n * 100])
+            .unwrap();
     }
     let list = |since: u64, path: &Path| -> (Vec<serde_json::Value>, u64) {
         let run = larder(args!["subvolume", "find-new", "--json", path, since.to_string()]).ok();
         let all = run.text().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         let text = larder(args!["subvolume", "find-new", path, since.to_string()]).ok().text();
-        let upto = text.lines().last().unwrap().strip_prefix("up to gen ").unwrap().parse().unwrap();
+        let upto =
+            text.lines().last().unwrap().strip_prefix("up to gen ").unwrap().parse().unwrap();
         (all, upto)
     };
     let (all, upto) = list(0, &at("sub"));
     assert_eq!(all.len(), 299, "all but the empty one");
     assert_eq!(list(upto + 1, &at("sub")).0.len(), 0);
     for n in (0..300).step_by(10) {
-        std::fs::write(at(&format!("sub/dir/a file with a name, number {n}")), vec![2; 9000]).unwrap();
+        std::fs::write(at(&format!("sub/dir/a file with a name, number {n}")), vec![2; 9000])
+            .unwrap();
     }
     let (new, _) = list(upto + 1, &at("sub"));
     assert_eq!(new.len(), 30, "{new:?}");
@@ -196,15 +205,23 @@ fn what_was_written_is_found_as_by_linux() {
     assert_eq!(as_text(&here), as_text(&new));
     let kernel = KernelMount::image_read_only(&img, "").unwrap();
     let sub = kernel.join("sub");
-    let text = btrfs(&["subvolume", "find-new", sub.to_str().unwrap(), &(upto + 1).to_string()]).unwrap();
+    let text =
+        btrfs(&["subvolume", "find-new", sub.to_str().unwrap(), &(upto + 1).to_string()]).unwrap();
     let theirs: Vec<String> = text
         .lines()
         .filter(|l| l.starts_with("inode"))
         .map(|l| {
             let w: Vec<&str> = l.split_whitespace().collect();
-            let word = |name: &str, skip: usize| w[w.iter().position(|x| *x == name).unwrap() + skip];
+            let word =
+                |name: &str, skip: usize| w[w.iter().position(|x| *x == name).unwrap() + skip];
             let path = l.split("NONE ").nth(1).unwrap();
-            format!("{} {} {} {} {path}", word("inode", 1), word("file", 2), word("len", 1), word("gen", 1))
+            format!(
+                "{} {} {} {} {path}",
+                word("inode", 1),
+                word("file", 2),
+                word("len", 1),
+                word("gen", 1)
+            )
         })
         .collect();
     assert_eq!(as_text(&here), theirs);

@@ -1,4 +1,5 @@
-//! What the command says when it is used well, badly, or on things that are no images: texts and exit codes.
+//! What the command says when it is used well, badly, or on things that are no images: texts and
+//! exit codes.
 
 mod common;
 
@@ -32,7 +33,8 @@ fn wrong_usage_is_exit_code_2() {
     larder(["mkfs"]).fails(2, "TARGET");
     larder(args!["mkfs", "--size", "12X", s.path("b")]).fails(2, "not a size");
     larder(args!["mkfs", "--csum", "md5", &image]).fails(2, "md5");
-    larder(args!["mount", "-o", "ro,compress=best", &image, s.dir.path()]).fails(2, "compress=best");
+    larder(args!["mount", "-o", "ro,compress=best", &image, s.dir.path()])
+        .fails(2, "compress=best");
     larder(args!["mount", "--cache-size", "1K", &image, s.dir.path()]).fails(2, "too small");
     larder(args!["ls", "--subvolid", "x", &image]).fails(2, "not the number");
     larder(args!["cp", s.path("x"), s.path("y")]).fails(2, "neither side");
@@ -46,7 +48,8 @@ fn wrong_usage_is_exit_code_2() {
 #[test]
 fn every_subcommand_helps_with_an_example() {
     for c in
-        "mkfs mount umount sync stats ls cat cp rm mkdir label df trim inspect map restore check".split(' ')
+        "mkfs mount umount sync stats ls cat cp rm mkdir label df trim inspect map restore check"
+            .split(' ')
     {
         let text = larder([c, "--help"]).ok().text();
         assert!(text.contains("Example") && text.contains(&format!("larder {c}")), "{c}: {text}");
@@ -93,7 +96,8 @@ fn mkfs_makes_refuses_and_overwrites() {
     larder(args!["mkfs", &image]).fails(2, "--size");
     larder(args!["mkfs", "--size", "10M", &image]).fails(2, "too small");
     assert!(!image.exists(), "what was not there is not left behind");
-    let made = larder(args!["mkfs", "--json", "--size", "8G", "--label", "pantry", &image]).ok().json();
+    let made =
+        larder(args!["mkfs", "--json", "--size", "8G", "--label", "pantry", &image]).ok().json();
     assert_eq!(made["total_bytes"], 8u64 << 30);
     assert_eq!(made["metadata"], "dup");
     let meta = std::fs::metadata(&image).unwrap();
@@ -110,13 +114,22 @@ fn mkfs_makes_refuses_and_overwrites() {
         larder(args!["mkfs", "-f", "-O", both, &image]).fails(2, &format!("needs {missing}"));
         let made = larder(args!["mkfs", "-f", "--json", "-O", without, &image]).ok();
         let features = made.json()["features"].to_string();
-        assert!(!features.contains(missing) && !features.contains("block-group-tree"), "{features}");
-        assert!(made.err.contains("note: ") && made.err.contains("block-group-tree"), "{:?}", made.err);
-        let quiet = larder(args!["mkfs", "-f", "-O", format!("{without},^block-group-tree"), &image]).ok();
+        assert!(
+            !features.contains(missing) && !features.contains("block-group-tree"),
+            "{features}"
+        );
+        assert!(
+            made.err.contains("note: ") && made.err.contains("block-group-tree"),
+            "{:?}",
+            made.err
+        );
+        let quiet =
+            larder(args!["mkfs", "-f", "-O", format!("{without},^block-group-tree"), &image]).ok();
         assert_eq!(quiet.err, "");
     }
     larder(args!["mkfs", "-f", "--mixed", "-n", "16K", &image]).fails(2, "nodes of 4096");
-    larder(args!["mkfs", "-f", "--mixed", "-m", "dup", "-d", "single", &image]).fails(2, "equal profiles");
+    larder(args!["mkfs", "-f", "--mixed", "-m", "dup", "-d", "single", &image])
+        .fails(2, "equal profiles");
     larder(args!["mkfs", "-f", "--mixed", &image]).ok();
     // An empty file or one of zeros needs no force, other file systems do.
     let other = s.path("b.img");
@@ -156,7 +169,8 @@ fn the_root_directory_has_the_owner_that_was_asked_for() {
     let s = Scene::new();
     let image = s.path("a.img");
     for wrong in ["7", "7:", "me:us", "4294967295:0"] {
-        larder(args!["mkfs", "--size", "128M", "--root-owner", wrong, &image]).fails(2, "like 1000:1000");
+        larder(args!["mkfs", "--size", "128M", "--root-owner", wrong, &image])
+            .fails(2, "like 1000:1000");
     }
     larder(args!["mkfs", "--size", "128M", "--root-owner", "7:8", &image]).ok();
     let shown = larder(args!["inspect", "tree", "--tree", "fs", &image, "--json"]).ok().text();
@@ -188,15 +202,26 @@ fn structures_can_be_looked_at() {
     let supers = larder(args!["inspect", "super", "--json", &image]).ok().json();
     let supers = supers.as_array().unwrap();
     assert_eq!(supers.len(), 2);
-    assert_eq!((&supers[0]["label"], &supers[1]["bytenr"]), (&"scene".into(), &(64u64 << 20).into()));
+    assert_eq!(
+        (&supers[0]["label"], &supers[1]["bytenr"]),
+        (&"scene".into(), &(64u64 << 20).into())
+    );
     let chunks = larder(args!["inspect", "chunks", "--json", &image]).ok().json();
-    let kinds: Vec<&str> = chunks.as_array().unwrap().iter().map(|c| c["type"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> =
+        chunks.as_array().unwrap().iter().map(|c| c["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["Data single", "System dup", "Metadata dup"]);
     let root = larder(args!["inspect", "tree", "--json", &image]).ok().json();
     assert_eq!(root[0]["owner"], 1);
     let bytenr = root[0]["bytenr"].as_u64().unwrap();
-    for tree in "root extent chunk dev fs csum uuid free-space block-group data-reloc 5 -9".split(' ') {
-        assert!(larder(args!["inspect", "tree", "--tree", tree, &image]).ok().text().starts_with("leaf "));
+    for tree in
+        "root extent chunk dev fs csum uuid free-space block-group data-reloc 5 -9".split(' ')
+    {
+        assert!(
+            larder(args!["inspect", "tree", "--tree", tree, &image])
+                .ok()
+                .text()
+                .starts_with("leaf ")
+        );
     }
     larder(args!["inspect", "tree", "--tree", "300", &image]).fails(2, "no tree 300");
     let one = larder(args!["inspect", "tree", "--block", bytenr.to_string(), &image]).ok().text();
@@ -237,8 +262,12 @@ fn what_is_installed_can_be_made() {
     larder(args!["assets", s.dir.path()]).ok();
     let page = std::fs::read_to_string(s.path("man/larder-mount.1")).unwrap();
     assert!(page.contains("subvol") && page.contains("cache"), "{page}");
-    for name in ["man/larder.1", "completions/larder.bash", "completions/_larder", "completions/larder.fish"]
-    {
+    for name in [
+        "man/larder.1",
+        "completions/larder.bash",
+        "completions/_larder",
+        "completions/larder.fish",
+    ] {
         assert!(std::fs::metadata(s.path(name)).unwrap().len() > 100, "{name}");
     }
 }

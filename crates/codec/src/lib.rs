@@ -1,12 +1,13 @@
 //! Packing and unpacking compressed extents.
 //!
-//! A crate of its own because two readers need it that must not share more: the engine, and the tools that read images
-//! which the engine refuses.
+//! A crate of its own because two readers need it that must not share more: the engine, and the
+//! tools that read images which the engine refuses.
 //!
-//! Hidden here: what the three methods do with a stream that is shorter than its extent (the rest is zero), that has
-//! padding behind it (ignored), or that lies. Output never exceeds the buffer given, and a decoder never takes more
-//! memory than the format's window of 128 KiB asks for. On the other side ([`Packer`]): what a stream must look like so
-//! that Linux reads it, which levels there are, and ([`promising`]) what is not worth an attempt.
+//! Hidden here: what the three methods do with a stream that is shorter than its extent (the rest
+//! is zero), that has padding behind it (ignored), or that lies. Output never exceeds the buffer
+//! given, and a decoder never takes more memory than the format's window of 128 KiB asks for. On
+//! the other side ([`Packer`]): what a stream must look like so that Linux reads it, which levels
+//! there are, and ([`promising`]) what is not worth an attempt.
 
 mod lzo;
 mod lzo_pack;
@@ -121,7 +122,10 @@ mod tests {
             let data = text(50_000);
             let stream = compress(method, &data);
             let mut out = vec![0; data.len()];
-            assert!(decompress(method, &stream[..stream.len() / 2], &mut out).is_err(), "{method:?}");
+            assert!(
+                decompress(method, &stream[..stream.len() / 2], &mut out).is_err(),
+                "{method:?}"
+            );
             assert!(decompress(method, &[], &mut out).is_err(), "{method:?}");
         }
     }

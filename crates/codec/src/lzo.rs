@@ -1,8 +1,9 @@
 //! The framing that btrfs puts around LZO1X data.
 //!
-//! A stream is a total length (which counts itself), then segments: a length and LZO1X data that unpacks to at most one
-//! sector. What must be known and is hidden here: a segment's length never straddles a sector boundary of the stream;
-//! where fewer than four bytes are left, they are skipped.
+//! A stream is a total length (which counts itself), then segments: a length and LZO1X data that
+//! unpacks to at most one sector. What must be known and is hidden here: a segment's length never
+//! straddles a sector boundary of the stream; where fewer than four bytes are left, they are
+//! skipped.
 
 use super::CodecError;
 use super::lzo_pack::{Table, pack};
@@ -59,7 +60,8 @@ fn unpack(segment: &[u8], out: &mut [u8]) -> Result<usize, CodecError> {
     Ok(n)
 }
 
-/// Packs `data` into `out`, framed; false, with something in `out`, when it would become longer than `limit`.
+/// Packs `data` into `out`, framed; false, with something in `out`, when it would become longer
+/// than `limit`.
 pub(super) fn compress(data: &[u8], limit: usize, out: &mut Vec<u8>, table: &mut Table) -> bool {
     out.clear();
     out.extend([0; LEN]);
@@ -98,7 +100,8 @@ mod tests {
 
     #[test]
     fn lengths_never_straddle_a_sector() {
-        // Lengths are made to end at every distance from a boundary by varying what does not shrink.
+        // Lengths are made to end at every distance from a boundary by varying what does not
+        // shrink.
         let mut hit = [false; LEN];
         let mut seed = 1u32;
         let mut step = || {

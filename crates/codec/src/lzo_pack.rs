@@ -1,12 +1,13 @@
 //! LZO1X, the packing side.
 //!
-//! Written from the description of the stream (instructions of literals and of matches, told apart by the first byte),
-//! for what btrfs packs: at most one sector at a time. Hidden here: how matches are found — greedily, with a table of
-//! the last place of each hash of four bytes, in longer steps the longer nothing is found — and that two bits of each
-//! match say how many single bytes follow it.
+//! Written from the description of the stream (instructions of literals and of matches, told apart
+//! by the first byte), for what btrfs packs: at most one sector at a time. Hidden here: how matches
+//! are found — greedily, with a table of the last place of each hash of four bytes, in longer steps
+//! the longer nothing is found — and that two bits of each match say how many single bytes follow
+//! it.
 //!
-//! Only what pays within a sector is written: matches near (up to 2 KiB back, up to 8 bytes) in two bytes, all others in
-//! three and more.
+//! Only what pays within a sector is written: matches near (up to 2 KiB back, up to 8 bytes) in two
+//! bytes, all others in three and more.
 
 /// Shortest match that is looked for.
 const MIN_MATCH: usize = 4;

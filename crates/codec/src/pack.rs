@@ -1,8 +1,8 @@
 //! The packing side: methods, their levels, and the streams that Linux reads.
 //!
-//! What must hold of a stream and is seen to here: zstd frames have a window of at most 128 KiB, lzo segments are framed
-//! by sectors, and nothing is given out that is not shorter than the caller wants. A [`Packer`] keeps what is costly to set
-//! up, and is meant to be used again.
+//! What must hold of a stream and is seen to here: zstd frames have a window of at most 128 KiB,
+//! lzo segments are framed by sectors, and nothing is given out that is not shorter than the caller
+//! wants. A [`Packer`] keeps what is costly to set up, and is meant to be used again.
 
 use crate::lzo;
 use crate::lzo_pack::Table;
@@ -33,8 +33,8 @@ pub enum PackingError {
 const DEFAULT_LEVEL: i32 = 3;
 
 impl Packing {
-    /// A method at a level; `None` for no compression. Levels beyond what the method has become the nearest that it has,
-    /// 0 the default, as in Linux.
+    /// A method at a level; `None` for no compression. Levels beyond what the method has become the
+    /// nearest that it has, 0 the default, as in Linux.
     #[must_use]
     pub fn new(method: Compression, level: Option<i32>) -> Option<Self> {
         let level = level.filter(|l| *l != 0).unwrap_or(DEFAULT_LEVEL);
@@ -100,7 +100,8 @@ impl fmt::Display for Packing {
     }
 }
 
-/// Packs, and keeps what that takes for the next time: some hundred KiB, some MiB after high levels.
+/// Packs, and keeps what that takes for the next time: some hundred KiB, some MiB after high
+/// levels.
 #[derive(Default)]
 pub struct Packer {
     out: Vec<u8>,
@@ -117,7 +118,8 @@ impl fmt::Debug for Packer {
 }
 
 impl Packer {
-    /// Packs `data`; `None` when that does not fit into `limit` bytes. An inline extent's stream is the same as any other.
+    /// Packs `data`; `None` when that does not fit into `limit` bytes. An inline extent's stream is
+    /// the same as any other.
     ///
     /// # Panics
     /// If `data` is empty.
@@ -154,8 +156,8 @@ impl Packer {
             self.zstd = CCtx::try_create();
         }
         let Some(context) = &mut self.zstd else { return false };
-        // None of these can fail for what a packing allows; if one did, the data would be left as it is. What did not fit
-        // the last time left the context in the middle.
+        // None of these can fail for what a packing allows; if one did, the data would be left as
+        // it is. What did not fit the last time left the context in the middle.
         let set = context
             .reset(ResetDirective::SessionOnly)
             .and_then(|_| context.set_parameter(CParameter::CompressionLevel(level)))

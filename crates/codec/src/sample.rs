@@ -1,9 +1,10 @@
 //! Is it worth trying to compress this?
 //!
-//! Most data that does not shrink is recognised from a few samples, which costs a hundredth of the attempt. Two
-//! measures, both from the literature on real-time compression (Harnik et al., "To Zip or not to Zip", FAST '13): the
-//! entropy of single bytes, which bounds what a Huffman coder can save, and how many short strings occur again, which
-//! is what the others live on. Data is given up only where both say no.
+//! Most data that does not shrink is recognised from a few samples, which costs a hundredth of the
+//! attempt. Two measures, both from the literature on real-time compression (Harnik et al., "To Zip
+//! or not to Zip", FAST '13): the entropy of single bytes, which bounds what a Huffman coder can
+//! save, and how many short strings occur again, which is what the others live on. Data is given up
+//! only where both say no.
 
 /// Bytes that are looked at in one place.
 const SAMPLE: usize = 16;

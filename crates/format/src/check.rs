@@ -20,8 +20,8 @@ pub use space::check_chunk;
 
 use crate::node::{BACKREF_REV, FLAG_WRITTEN, ITEM_SIZE, NodeView, leaf_capacity, max_pointers};
 use crate::{
-    CsumType, FormatError, FormatResult, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, SECTOR_SIZE,
-    TreeId,
+    CsumType, FormatError, FormatResult, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId,
+    SECTOR_SIZE, TreeId,
 };
 
 /// What the one who holds a pointer to a node knows about it.
@@ -47,8 +47,8 @@ pub struct Expect {
     pub csum: Option<CsumType>,
     /// Last generation that can be referred to is the one after this.
     pub super_generation: Generation,
-    /// May names be others than those that the keys of their entries were made from? So it is in metadata dumps that were made to
-    /// hide names.
+    /// May names be others than those that the keys of their entries were made from? So it is in
+    /// metadata dumps that were made to hide names.
     pub names_hidden: bool,
 }
 
@@ -67,8 +67,8 @@ pub fn check_node(bytes: &[u8], expect: &Expect) -> FormatResult<()> {
 }
 
 /// As [`check_node`], for a node that is about to be written and has no checksum yet: neither it
-/// nor the flag that goes with it is looked at (`expect.csum` counts as `None`), but items that hold
-/// checksums of the given type are.
+/// nor the flag that goes with it is looked at (`expect.csum` counts as `None`), but items that
+/// hold checksums of the given type are.
 ///
 /// # Errors
 /// As [`check_node`].
@@ -92,7 +92,11 @@ fn check(bytes: &[u8], expect: &Expect, csum: Option<CsumType>) -> FormatResult<
         csum_size: csum.map(CsumType::size),
         names_hidden: expect.names_hidden,
     };
-    if node.level() == 0 { check_leaf(node, expect, &cx) } else { check_interior(node, expect, &cx) }
+    if node.level() == 0 {
+        check_leaf(node, expect, &cx)
+    } else {
+        check_interior(node, expect, &cx)
+    }
 }
 
 fn check_header(node: NodeView<'_>, expect: &Expect) -> FormatResult<()> {
@@ -194,7 +198,10 @@ fn check_interior(node: NodeView<'_>, expect: &Expect, cx: &Context) -> FormatRe
         previous = Some(key);
         let (child, generation) = (pointer.blockptr.get(), pointer.generation.get());
         if child == 0 || !aligned(child) {
-            bad!("pointer {slot} {key}: child at {child}, expected a multiple of {SECTOR_SIZE}, not 0");
+            bad!(
+                "pointer {slot} {key}: child at {child}, expected a multiple of {SECTOR_SIZE}, \
+                    not 0"
+            );
         }
         if generation > cx.newest {
             bad!("pointer {slot} {key}: generation {generation}, expected at most {}", cx.newest);
@@ -228,7 +235,10 @@ fn check_leaf(node: NodeView<'_>, expect: &Expect, cx: &Context) -> FormatResult
             bad!("item {slot} {key}: {size} bytes of data at {offset}, expected to end at {end}");
         }
         if offset < headers {
-            bad!("item {slot} {key}: data at {offset} overlaps the item headers, which end at {headers}");
+            bad!(
+                "item {slot} {key}: data at {offset} overlaps the item headers, which end at \
+                    {headers}"
+            );
         }
         end = offset;
         let Some(data) = node.data(slot) else {
@@ -332,7 +342,9 @@ fn size_is(data: &[u8], expected: usize) -> FormatResult<()> {
 fn bytes_at<const N: usize>(data: &[u8], at: usize) -> FormatResult<[u8; N]> {
     match data.get(at..).and_then(<[u8]>::first_chunk) {
         Some(b) => Ok(*b),
-        None => Err(FormatError::new(format!("size is {}, expected at least {}", data.len(), at + N))),
+        None => {
+            Err(FormatError::new(format!("size is {}, expected at least {}", data.len(), at + N)))
+        }
     }
 }
 fn u8_at(data: &[u8], at: usize) -> FormatResult<u8> {

@@ -2,7 +2,8 @@
 //!
 //! The decision hidden here is only the numbering: which bit means what, and what `mkfs.btrfs` and
 //! this project's messages call it. What Larder does about a feature is decided in
-//! [`crate::superblock`]. Unknown bits are kept, never dropped, so that they can be named by number.
+//! [`crate::superblock`]. Unknown bits are kept, never dropped, so that they can be named by
+//! number.
 
 use bitflags::bitflags;
 

@@ -48,7 +48,8 @@ unit!(
 );
 
 impl Logical {
-    /// The address `bytes` further on. Wraps never: saturates, and a saturated address maps nowhere.
+    /// The address `bytes` further on. Wraps never: saturates, and a saturated address maps
+    /// nowhere.
     #[must_use]
     pub fn plus(self, bytes: u64) -> Self {
         Self(self.0.saturating_add(bytes))
@@ -81,7 +82,11 @@ impl fmt::Debug for ObjectId {
 impl fmt::Display for ObjectId {
     /// Reserved negative ids print as negative numbers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 > u64::MAX - 256 { write!(f, "{}", self.0.cast_signed()) } else { write!(f, "{}", self.0) }
+        if self.0 > u64::MAX - 256 {
+            write!(f, "{}", self.0.cast_signed())
+        } else {
+            write!(f, "{}", self.0)
+        }
     }
 }
 
@@ -122,7 +127,8 @@ impl ObjectId {
     pub fn is_subvolume(self) -> bool {
         self == Self::FS_TREE || (self >= Self::FIRST_FREE && self <= Self::LAST_FREE)
     }
-    /// Is this tree made of subvolume-like leaves (subvolumes, relocation trees, the data reloc tree)?
+    /// Is this tree made of subvolume-like leaves (subvolumes, relocation trees, the data reloc
+    /// tree)?
     #[must_use]
     pub fn holds_files(self) -> bool {
         self.is_subvolume() || self == Self::DATA_RELOC_TREE || self == Self::TREE_RELOC
@@ -138,7 +144,8 @@ pub const DEVICE_RESERVED: u64 = 1 << 20;
 /// Levels of a tree: 0 (leaf) up to 7.
 pub const MAX_LEVEL: u8 = 8;
 /// Offsets of the superblock and its mirrors on each device, as far as it reaches.
-pub const SUPER_OFFSETS: [Physical; 3] = [Physical(64 << 10), Physical(64 << 20), Physical(256 << 30)];
+pub const SUPER_OFFSETS: [Physical; 3] =
+    [Physical(64 << 10), Physical(64 << 20), Physical(256 << 30)];
 /// Size of a superblock in bytes.
 pub const SUPER_SIZE: usize = 4096;
 /// Longest name of a directory entry or extended attribute, in bytes.

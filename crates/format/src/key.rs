@@ -78,7 +78,8 @@ impl Key {
     /// The smallest key.
     pub const MIN: Self = Self { objectid: ObjectId(0), kind: KeyType(0), offset: 0 };
     /// The largest key.
-    pub const MAX: Self = Self { objectid: ObjectId(u64::MAX), kind: KeyType(u8::MAX), offset: u64::MAX };
+    pub const MAX: Self =
+        Self { objectid: ObjectId(u64::MAX), kind: KeyType(u8::MAX), offset: u64::MAX };
 
     /// A key from its three parts.
     #[must_use]

@@ -144,7 +144,8 @@ impl<'a> NodeView<'a> {
     pub fn pointers(self) -> &'a [KeyPointer] {
         let body = &self.0[HEADER_SIZE..];
         let n = self.nritems().min(body.len() / POINTER_SIZE);
-        <[KeyPointer]>::ref_from_bytes(&body[..n * POINTER_SIZE]).expect("a multiple of the pointer size")
+        <[KeyPointer]>::ref_from_bytes(&body[..n * POINTER_SIZE])
+            .expect("a multiple of the pointer size")
     }
     /// Key at a slot of a leaf or interior node.
     #[must_use]

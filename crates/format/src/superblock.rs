@@ -12,8 +12,8 @@
 use crate::dev_item::DevItem;
 use crate::features::{CompatRo, Incompat, SuperFlags};
 use crate::{
-    Checksum, CsumType, DeviceId, FormatError, FormatResult, Generation, Logical, MAX_LEVEL, Physical,
-    SECTOR_SIZE, SUPER_SIZE,
+    Checksum, CsumType, DeviceId, FormatError, FormatResult, Generation, Logical, MAX_LEVEL,
+    Physical, SECTOR_SIZE, SUPER_SIZE,
 };
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -32,7 +32,9 @@ pub const SYS_CHUNK_MIN: usize = 97;
 pub const LABEL_SIZE: usize = 256;
 
 /// One of the four sets of roots kept from recent commits, 168 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct BackupRoot {
@@ -184,11 +186,12 @@ pub enum Support {
     },
 }
 
-/// A metadata dump that was restored to an image (`btrfs-image -r`): the form says where its nodes lie.
+/// A metadata dump that was restored to an image (`btrfs-image -r`): the form says where its nodes
+/// lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataDump {
-    /// Where chunks say, as in any image. They are those of the device that was dumped, or, where that was several, were
-    /// rewritten for one.
+    /// Where chunks say, as in any image. They are those of the device that was dumped, or, where
+    /// that was several, were rewritten for one.
     Mapped,
     /// At their logical addresses. Chunks still describe the device that was dumped.
     Flat,
@@ -222,7 +225,11 @@ impl Superblock {
             return Err(FormatError::new(if self.magic == MAGIC_UNFINISHED {
                 "magic says that mkfs did not finish".to_owned()
             } else {
-                format!("magic is \"{}\", expected \"{}\"", self.magic.escape_ascii(), MAGIC.escape_ascii())
+                format!(
+                    "magic is \"{}\", expected \"{}\"",
+                    self.magic.escape_ascii(),
+                    MAGIC.escape_ascii()
+                )
             }));
         }
         let csum = CsumType::from_disk(self.csum_type.get())?;
@@ -254,12 +261,17 @@ impl Superblock {
         require("sectorsize", sector, sector == SECTOR_SIZE, || {
             format!("{SECTOR_SIZE}, the only sector size that Larder supports")
         })?;
-        require("nodesize", node, node.is_power_of_two() && (4096..=65536).contains(&node), || {
-            "a power of two from 4096 to 65536".into()
-        })?;
+        require(
+            "nodesize",
+            node,
+            node.is_power_of_two() && (4096..=65536).contains(&node),
+            || "a power of two from 4096 to 65536".into(),
+        )?;
         let leaf = self.leafsize.get();
         require("leafsize", leaf, leaf == node, || format!("{node}, the node size"))?;
-        require("stripesize", self.stripesize.get(), self.stripesize.get() != 0, || "not 0".into())?;
+        require("stripesize", self.stripesize.get(), self.stripesize.get() != 0, || {
+            "not 0".into()
+        })?;
         let sys = self.sys_chunk_array_size.get();
         require(
             "sys_chunk_array_size",
@@ -273,9 +285,12 @@ impl Superblock {
         let least = 6 * u64::from(node);
         require("bytes_used", used, used >= least, || format!("at least {least}, six nodes"))?;
         let (total, dev_total) = (self.total_bytes.get(), self.dev_item.total_bytes.get());
-        // A dump of several devices is restored to one, and the superblock keeps the item of its device.
+        // A dump of several devices is restored to one, and the superblock keeps the item of its
+        // device.
         let fits = total >= dev_total || self.metadata_dump().is_some();
-        require("total_bytes", total, fits, || format!("at least {dev_total}, the size of this device"))?;
+        require("total_bytes", total, fits, || {
+            format!("at least {dev_total}, the size of this device")
+        })?;
         let dev_used = self.dev_item.bytes_used.get();
         require("dev_item.bytes_used", dev_used, dev_used <= dev_total, || {
             format!("at most {dev_total}, the size of this device")
@@ -289,7 +304,9 @@ impl Superblock {
             ("log_root", self.log_root.get(), true),
         ] {
             let sector = u64::from(SECTOR_SIZE);
-            require(name, address, address.is_multiple_of(sector), || format!("a multiple of {sector}"))?;
+            require(name, address, address.is_multiple_of(sector), || {
+                format!("a multiple of {sector}")
+            })?;
             require(name, address, address != 0 || may_be_zero, || "an address".into())?;
         }
         for (name, level) in [
@@ -301,7 +318,9 @@ impl Superblock {
         }
         // The engine counts on from here: a number at the end of its range would overflow.
         let generation = self.generation.get();
-        require("generation", generation, (1..1 << 62).contains(&generation), || "1 to 2^62".into())?;
+        require("generation", generation, (1..1 << 62).contains(&generation), || {
+            "1 to 2^62".into()
+        })?;
         let chunk_generation = self.chunk_root_generation.get();
         require("chunk_root_generation", chunk_generation, chunk_generation <= generation, || {
             format!("at most {generation}, the generation")
@@ -319,8 +338,8 @@ impl Superblock {
         }
     }
 
-    /// What Larder can do with this image. Refusals win over reasons to stay read-only, of which all
-    /// are given.
+    /// What Larder can do with this image. Refusals win over reasons to stay read-only, of which
+    /// all are given.
     #[must_use]
     pub fn support(&self) -> Support {
         if let Some(why) = self.reason_to_refuse() {
@@ -397,7 +416,10 @@ impl Superblock {
                 ((CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID) - compat_ro).names();
             missing.extend((Incompat::NO_HOLES - incompat).names());
             if !missing.is_empty() {
-                return Some(format!("block-group-tree needs {}, which is not set", missing.join(" and ")));
+                return Some(format!(
+                    "block-group-tree needs {}, which is not set",
+                    missing.join(" and ")
+                ));
             }
         }
         None
@@ -471,7 +493,11 @@ impl Superblock {
     /// The uuid that node headers and device items carry.
     #[must_use]
     pub fn metadata_fsid(&self) -> [u8; 16] {
-        if self.incompat().contains(Incompat::METADATA_UUID) { self.metadata_uuid } else { self.fsid }
+        if self.incompat().contains(Incompat::METADATA_UUID) {
+            self.metadata_uuid
+        } else {
+            self.fsid
+        }
     }
 
     /// Checksum type of superblocks, nodes and data.

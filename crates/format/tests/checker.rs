@@ -5,7 +5,9 @@ use larder_format::check::{Expect, check_node, check_unsealed};
 use larder_format::csum::{data_ref_hash, name_hash};
 use larder_format::node::{HEADER_SIZE, ITEM_SIZE, NodeView, POINTER_SIZE};
 use larder_format::{CsumType, Generation, Key, KeyType, Logical, ObjectId, TreeId};
-use proptest::prelude::*;
+
+#[path = "checker/hostile.rs"]
+mod hostile;
 
 const SIZE: usize = 4096;
 const GENERATION: u64 = 10;
@@ -37,7 +39,8 @@ fn leaf(tree: TreeId, items: &[Item]) -> Vec<u8> {
         let at = HEADER_SIZE + slot * ITEM_SIZE;
         end -= data.len();
         put_key(&mut b[at..], key);
-        b[at + 17..at + 21].copy_from_slice(&u32::try_from(end - HEADER_SIZE).unwrap().to_le_bytes());
+        b[at + 17..at + 21]
+            .copy_from_slice(&u32::try_from(end - HEADER_SIZE).unwrap().to_le_bytes());
         b[at + 21..at + 25].copy_from_slice(&u32::try_from(data.len()).unwrap().to_le_bytes());
         b[end..end + data.len()].copy_from_slice(data);
     }
@@ -206,7 +209,8 @@ fn names() {
     let subvolume = key(300, KeyType::ROOT_ITEM, u64::MAX);
     let index = (key(257, KeyType::DIR_INDEX, 2), dir_entry(&subvolume, 2, b"sub", b""));
     rules(tree, &[inode(257)], &index, &[(U64(0, 7), "entry points to (7 ROOT_ITEM ")]);
-    let both = [dir_entry(&file, 1, b"TTqGO4p", b""), dir_entry(&file, 2, b"snNzDoq", b"")].concat();
+    let both =
+        [dir_entry(&file, 1, b"TTqGO4p", b""), dir_entry(&file, 2, b"snNzDoq", b"")].concat();
     rules(tree, &[inode(257)], &(dir(b"snNzDoq"), both), &[(Byte(37 + 30, b'x'), "has hash")]);
 
     let xattr = dir_entry(&Key::MIN, 8, b"user.x", b"value");
@@ -239,7 +243,12 @@ fn names() {
         ],
     );
     let extref = (key(257, KeyType::INODE_EXTREF, 1), [&[0; 16][..], &[2, 0], b"ab"].concat());
-    rules(tree, &[inode(257)], &extref, &[(Size(19), "name ends 1 bytes"), (Size(17), "size is 17")]);
+    rules(
+        tree,
+        &[inode(257)],
+        &extref,
+        &[(Size(19), "name ends 1 bytes"), (Size(17), "size is 17")],
+    );
     let root_ref = (key(5, KeyType::ROOT_REF, 257), [&[0; 16][..], &[2, 0], b"ab"].concat());
     rules(
         ObjectId::ROOT_TREE,
@@ -252,7 +261,14 @@ fn names() {
 fn extent(fields: &[(usize, &[u8])]) -> Vec<u8> {
     let mut d = body(
         53,
-        &[(0, &le(9)), (8, &le(8192)), (20, &[1]), (21, &le(1 << 30)), (29, &le(8192)), (45, &le(8192))],
+        &[
+            (0, &le(9)),
+            (8, &le(8192)),
+            (20, &[1]),
+            (21, &le(1 << 30)),
+            (29, &le(8192)),
+            (45, &le(8192)),
+        ],
     );
     for (at, bytes) in fields {
         d[*at..at + bytes.len()].copy_from_slice(bytes);
@@ -363,7 +379,10 @@ fn roots() {
         &(at(ObjectId(256), 0), root.clone()),
         &[
             (Change::Key(at(ObjectId(0), 0)), "tree id is 0"),
-            (Change::Key(at(ObjectId::TREE_RELOC, 7)), "relocation tree of 7, which is no subvolume"),
+            (
+                Change::Key(at(ObjectId::TREE_RELOC, 7)),
+                "relocation tree of 7, which is no subvolume",
+            ),
             (Size(438), "size is 438, expected 439 or 239"),
             (U64(160, 11), "generation is 11, expected at most 10"),
             (U64(200, 11), "last_snapshot is 11, expected at most 10"),
@@ -403,13 +422,17 @@ fn extents() {
             (Change::Key(data_key(8192)), "overlaps the extent before it, which ends at 12288"),
             (Change::Key(data_key(12289)), "address is 12289, expected a multiple"),
             (Change::Key(key(12288, KeyType::EXTENT_ITEM, 0)), "length is 0"),
-            (Change::Key(key(12288, KeyType::EXTENT_ITEM, 77)), "length is 77, expected a multiple"),
+            (
+                Change::Key(key(12288, KeyType::EXTENT_ITEM, 77)),
+                "length is 77, expected a multiple",
+            ),
             (Change::Key(key(12288, KeyType::METADATA_ITEM, 0)), "data in an item for a node"),
             (Size(23), "size is 23, expected at least 24"),
             (Size(24 + 29 + 28), "size is 27, expected at least 28"),
         ],
     );
-    let with = |list: &[&[u8]]| check_items(ObjectId::EXTENT_TREE, &[(data_key(12288), body_with(list))]);
+    let with =
+        |list: &[&[u8]]| check_items(ObjectId::EXTENT_TREE, &[(data_key(12288), body_with(list))]);
     let fails = |list: &[&[u8]], message: &str| {
         let error = with(list).expect_err(message);
         assert!(error.contains(message), "\"{error}\" instead of \"{message}\"");
@@ -439,7 +462,8 @@ fn extents() {
         (3, "flags are 0x3, expected exactly one"),
         (0x101, "data extent with full back references"),
     ] {
-        let error = check_items(ObjectId::EXTENT_TREE, &[(data_key(4096), head(1, flags))]).unwrap_err();
+        let error =
+            check_items(ObjectId::EXTENT_TREE, &[(data_key(4096), head(1, flags))]).unwrap_err();
         assert!(error.contains(message), "{error}");
     }
     let end_of_space = key(u64::MAX - 4095, KeyType::EXTENT_ITEM, 8192);
@@ -534,9 +558,11 @@ fn block_groups_and_free_space() {
     assert_eq!(check_items(ObjectId::BLOCK_GROUP_TREE, &[(group(0, 4096), mixed)]), Ok(()));
 
     let free = |kind, start: u64, length| key(start, kind, length);
-    for (kind, size) in
-        [(KeyType::FREE_SPACE_INFO, 8), (KeyType::FREE_SPACE_EXTENT, 0), (KeyType::FREE_SPACE_BITMAP, 2)]
-    {
+    for (kind, size) in [
+        (KeyType::FREE_SPACE_INFO, 8),
+        (KeyType::FREE_SPACE_EXTENT, 0),
+        (KeyType::FREE_SPACE_BITMAP, 2),
+    ] {
         rules(
             ObjectId::FREE_SPACE_TREE,
             &[],
@@ -546,7 +572,10 @@ fn block_groups_and_free_space() {
                 (Change::Key(free(kind, 1 << 20, 0)), "length is 0"),
                 (Change::Key(free(kind, 1 << 20, 5)), "length is 5, expected a multiple"),
                 (Change::Key(free(kind, u64::MAX - 4095, 9 * 4096)), "overflow"),
-                (Size(size + 1), if size == 2 { "bitmap has 3 bytes, expected 2" } else { "expected" }),
+                (
+                    Size(size + 1),
+                    if size == 2 { "bitmap has 3 bytes, expected 2" } else { "expected" },
+                ),
             ],
         );
     }
@@ -593,14 +622,27 @@ fn chunks_and_devices() {
             (U64(24, 0x102), "type 0x102 with 2 stripes"),
         ],
     );
-    for (stripes, kind) in
-        [(1, 1), (1, 5), (3, 0x9), (2, 0x11), (4, 0x41), (2, 0x81), (3, 0x101), (3, 0x201), (4, 0x401)]
-    {
+    for (stripes, kind) in [
+        (1, 1),
+        (1, 5),
+        (3, 0x9),
+        (2, 0x11),
+        (4, 0x41),
+        (2, 0x81),
+        (3, 0x101),
+        (3, 0x201),
+        (4, 0x401),
+    ] {
         let item = (at(0), chunk(stripes, kind));
         assert_eq!(check_items(ObjectId::CHUNK_TREE, &[item]), Ok(()), "{kind:#x}");
     }
     let raid10 = (at(0), chunk(4, 0x41));
-    rules(ObjectId::CHUNK_TREE, &[], &raid10, &[(Byte(46, 1), "type 0x41 with 4 stripes and 1 sub-stripes")]);
+    rules(
+        ObjectId::CHUNK_TREE,
+        &[],
+        &raid10,
+        &[(Byte(46, 1), "type 0x41 with 4 stripes and 1 sub-stripes")],
+    );
 
     let device = body(98, &[(0, &le(1)), (8, &le(1 << 30)), (16, &le(1 << 20))]);
     rules(
@@ -653,7 +695,11 @@ fn layout_of_leaves() {
     let second = HEADER_SIZE + ITEM_SIZE;
     fails(second + 9, &[1], "item 1: key (1 UUID_SUBVOL 1) does not follow (1 UUID_SUBVOL 1)");
     fails(second + 9, &[0], "item 1: key (1 UUID_SUBVOL 0) does not follow (1 UUID_SUBVOL 1)");
-    fails(second + 17, &[0], "item 1 (1 UUID_SUBVOL 2): 8 bytes of data at 3840, expected to end at 3987");
+    fails(
+        second + 17,
+        &[0],
+        "item 1 (1 UUID_SUBVOL 2): 8 bytes of data at 3840, expected to end at 3987",
+    );
     fails(second + 21, &[9], "9 bytes of data at 3979, expected to end at 3987");
     fails(second + 21, &[0xff; 4], "4294967295 bytes of data at 3979");
     fails(second + 17, &[0xff; 8], "4294967295 bytes of data at 4294967295");
@@ -665,7 +711,8 @@ fn layout_of_leaves() {
     assert_eq!(check(big(room), &expect()), Ok(()));
     let mut over = big(room);
     over[HEADER_SIZE + 17..HEADER_SIZE + 21].copy_from_slice(&24u32.to_le_bytes());
-    over[HEADER_SIZE + 21..HEADER_SIZE + 25].copy_from_slice(&u32::try_from(room + 1).unwrap().to_le_bytes());
+    over[HEADER_SIZE + 21..HEADER_SIZE + 25]
+        .copy_from_slice(&u32::try_from(room + 1).unwrap().to_le_bytes());
     let error = check(over, &expect()).unwrap_err();
     assert!(error.contains("data at 24 overlaps the item headers, which end at 25"), "{error}");
 }
@@ -691,7 +738,10 @@ fn interior_nodes() {
         (&[(k(256), 0, 1)], "child at 0, expected a multiple of 4096, not 0"),
         (&[(k(256), 4097, 1)], "child at 4097"),
         (&[(k(256), 4096, 11)], "generation 11, expected at most 10"),
-        (&[(k(256), 4096, 1), (k(256), 8192, 1)], "pointer 1: key (256 INODE_ITEM 0) does not follow"),
+        (
+            &[(k(256), 4096, 1), (k(256), 8192, 1)],
+            "pointer 1: key (256 INODE_ITEM 0) does not follow",
+        ),
     ] {
         let error = check_pointers(pointers).expect_err(message);
         assert!(error.contains(message), "\"{error}\" instead of \"{message}\"");
@@ -739,7 +789,9 @@ fn what_the_parent_knows() {
     for tree in [ObjectId::FS_TREE, ObjectId(300)] {
         assert_eq!(owned(tree, false), Ok(()));
         assert!(
-            owned(tree, true).unwrap_err().contains("owner is tree 257, which cannot have nodes in tree")
+            owned(tree, true)
+                .unwrap_err()
+                .contains("owner is tree 257, which cannot have nodes in tree")
         );
     }
     assert_eq!(owned(ObjectId::TREE_RELOC, true), Ok(()));
@@ -759,105 +811,4 @@ fn what_the_parent_knows() {
     assert_eq!(check_unsealed(&sums, &expect(), CsumType::Sha256), Ok(()));
     let error = check_unsealed(&sums, &expect(), CsumType::Crc32c).unwrap_err().to_string();
     assert!(error.contains("overlaps the checksums before it, which end at 65536"), "{error}");
-}
-
-/// Leaves with something of everything.
-fn samples() -> Vec<Vec<u8>> {
-    let file = key(258, KeyType::INODE_ITEM, 0);
-    let subvolume = leaf(
-        ObjectId::FS_TREE,
-        &[
-            inode(257),
-            (key(257, KeyType::INODE_REF, 256), [&le(2)[..], &[4, 0], b"name"].concat()),
-            (key(257, KeyType::INODE_EXTREF, 1), [&[0; 16][..], &[2, 0], b"ab"].concat()),
-            (key(257, KeyType::XATTR_ITEM, name_hash(b"user.x")), dir_entry(&Key::MIN, 8, b"user.x", b"v")),
-            (key(257, KeyType::DIR_ITEM, name_hash(b"name")), dir_entry(&file, 1, b"name", b"")),
-            (key(257, KeyType::EXTENT_DATA, 0), extent(&[])),
-            (key(257, KeyType::EXTENT_DATA, 8192), extent(&[])),
-        ],
-    );
-    let head = body(24, &[(0, &le(4)), (8, &le(9)), (16, &le(1))]);
-    let node = body(24, &[(0, &le(4)), (8, &le(9)), (16, &le(2))]);
-    let space = leaf(
-        ObjectId::EXTENT_TREE,
-        &[
-            (key(4096, KeyType::EXTENT_ITEM, 4096), [&head[..], &data_ref(5, 257, 0, 2)].concat()),
-            (key(8192, KeyType::METADATA_ITEM, 0), [&node[..], &[176], &le(5), &[182], &le(4096)].concat()),
-            (key(8192, KeyType::SHARED_BLOCK_REF, 4096), vec![]),
-            (key(8192, KeyType::FREE_SPACE_BITMAP, 32768), vec![3]),
-            (key(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, 0), vec![1; 40]),
-        ],
-    );
-    let k = |n| key(n, KeyType::INODE_ITEM, 0);
-    vec![subvolume, space, interior(ObjectId::FS_TREE, &[(k(256), 4096, 10), (k(300), 8192, 1)])]
-}
-
-#[test]
-fn samples_are_good() {
-    for bytes in samples() {
-        assert_eq!(check(bytes, &expect()), Ok(()));
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
-    /// Whatever stands in a node with a right checksum, the checker ends without panic, and what it
-    /// lets through has all its items within the block, in order and apart.
-    #[test]
-    fn no_bytes_panic(
-        sample in 0usize..3,
-        // Most changes hit headers and items; some of them set whole fields to their ends.
-        changes in prop::collection::vec((0usize..SIZE, any::<u8>(), 0usize..9), 0..6),
-        near in prop::collection::vec((80usize..330, any::<u8>()), 0..3),
-        tail in prop::collection::vec((SIZE - 600..SIZE, any::<u8>()), 0..3),
-        csum in prop::bool::ANY,
-    ) {
-        let mut bytes = samples().swap_remove(sample);
-        for (at, value, run) in changes {
-            let end = (at + run).min(SIZE);
-            bytes[at.min(end)..end].fill(value);
-        }
-        for (at, value) in near.into_iter().chain(tail) {
-            bytes[at] = value;
-        }
-        let e = Expect { csum: csum.then_some(CsumType::Crc32c), ..expect() };
-        if check(bytes.clone(), &e).is_ok() {
-            let node = NodeView(&bytes);
-            let mut end = SIZE - HEADER_SIZE;
-            for slot in 0..node.nritems() {
-                let k = node.key(slot).unwrap();
-                prop_assert_eq!(node.search(&k), Ok(slot));
-                if node.level() == 0 {
-                    let data = node.data(slot).unwrap();
-                    let item = node.items()[slot];
-                    prop_assert_eq!(item.offset.get() as usize + data.len(), end);
-                    end = item.offset.get() as usize;
-                }
-            }
-        }
-    }
-
-    /// Pure garbage of any length, and garbage behind a right header.
-    #[test]
-    fn no_garbage_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..=SIZE), n in 0u8..200, level in 0u8..3) {
-        let e = Expect { csum: None, ..expect() };
-        let _ = check_node(&bytes, &e);
-        bytes.resize(SIZE, 0xa5);
-        let head = header(ObjectId::FS_TREE, level, n.into());
-        bytes[..HEADER_SIZE].copy_from_slice(&head[..HEADER_SIZE]);
-        let _ = check_node(&bytes, &e);
-    }
-
-    /// One item of random bytes of every kind that has rules.
-    #[test]
-    fn no_item_panics(
-        kind in any::<u8>(),
-        objectid in prop_oneof![Just(256u64), Just(1), Just(4096), any::<u64>()],
-        offset in prop_oneof![Just(0u64), Just(4096), any::<u64>()],
-        data in prop::collection::vec(prop_oneof![2 => Just(0u8), 1 => Just(0xff), 3 => any::<u8>()], 0..500),
-        tree in prop_oneof![Just(5u64), Just(2)],
-    ) {
-        let item = (key(objectid, KeyType(kind), offset), data);
-        let _ = check_items(ObjectId(tree), &[item]);
-    }
 }

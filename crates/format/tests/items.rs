@@ -1,15 +1,16 @@
-//! Items against random ones and random bytes: what is encoded parses back equal and encodes equal; what is not an item
-//! gives an error, never a panic; an accepted item encodes to the bytes it came from.
+//! Items against random ones and random bytes: what is encoded parses back equal and encodes equal;
+//! what is not an item gives an error, never a panic; an accepted item encodes to the bytes it came
+//! from.
 
 mod reencode;
 
 use larder_format::items::dir::{find_entry, remove_entry};
 use larder_format::items::inode_ref::{find_extref, find_ref, remove_extref, remove_ref};
 use larder_format::items::{
-    BlockGroupFlags, Chunk, Compression, DevStats, DirEntries, DirEntryRef, ExtRef, ExtRefs, ExtentFlags,
-    ExtentItem, ExtentKind, ExtentRecord, ExtentRef, FileExtent, FileType, InlineExtent, InodeRef, InodeRefs,
-    Profile, RootItem, RootRef, Stripe, TreeBlockInfo, encode_sys_array, keys, parse_keyed_refs,
-    parse_sys_array,
+    BlockGroupFlags, Chunk, Compression, DevStats, DirEntries, DirEntryRef, ExtRef, ExtRefs,
+    ExtentFlags, ExtentItem, ExtentKind, ExtentRecord, ExtentRef, FileExtent, FileType,
+    InlineExtent, InodeRef, InodeRefs, Profile, RootItem, RootRef, Stripe, TreeBlockInfo,
+    encode_sys_array, keys, parse_keyed_refs, parse_sys_array,
 };
 use larder_format::{DeviceId, DiskKey, Generation, Key, KeyType, Logical, ObjectId, Physical};
 use proptest::collection::vec;
@@ -68,24 +69,28 @@ fn stored() -> impl Strategy<Value = ExtentRecord> {
         Just(Compression::Zstd)
     ];
     let fields = (any::<u64>(), 1u64..=32, any::<bool>(), 1u64..1 << 40, 0u64..32, 1u64..=32);
-    (compression, fields).prop_map(|(compression, (generation, total, prealloc, at, offset, num))| {
-        let offset = offset % total;
-        ExtentRecord {
-            generation: Generation(generation),
-            ram_bytes: total * 4096,
-            compression,
-            kind: if prealloc { ExtentKind::Prealloc } else { ExtentKind::Regular },
-            disk_bytenr: Logical(at * 4096),
-            disk_num_bytes: if compression == Compression::None { total * 4096 } else { 4096 },
-            offset: offset * 4096,
-            num_bytes: num.min(total - offset) * 4096,
-        }
-    })
+    (compression, fields).prop_map(
+        |(compression, (generation, total, prealloc, at, offset, num))| {
+            let offset = offset % total;
+            ExtentRecord {
+                generation: Generation(generation),
+                ram_bytes: total * 4096,
+                compression,
+                kind: if prealloc { ExtentKind::Prealloc } else { ExtentKind::Regular },
+                disk_bytenr: Logical(at * 4096),
+                disk_num_bytes: if compression == Compression::None { total * 4096 } else { 4096 },
+                offset: offset * 4096,
+                num_bytes: num.min(total - offset) * 4096,
+            }
+        },
+    )
 }
 
 fn data_refs() -> impl Strategy<Value = Vec<(ExtentRef, u32)>> {
-    let data = (any::<u64>(), any::<u64>(), sectors(1 << 52))
-        .prop_map(|(root, objectid, offset)| ExtentRef::Data { root: ObjectId(root), objectid, offset });
+    let data =
+        (any::<u64>(), any::<u64>(), sectors(1 << 52)).prop_map(|(root, objectid, offset)| {
+            ExtentRef::Data { root: ObjectId(root), objectid, offset }
+        });
     let shared = sectors(1 << 52).prop_map(|p| ExtentRef::SharedData { parent: Logical(p) });
     let owner = any::<u64>().prop_map(|r| ExtentRef::Owner { root: ObjectId(r) });
     vec((prop_oneof![data, shared, owner], 1..u32::MAX), 0..6).prop_map(|mut refs| {
@@ -104,25 +109,25 @@ fn block_refs() -> impl Strategy<Value = Vec<(ExtentRef, u32)>> {
 }
 
 fn chunk() -> impl Strategy<Value = Chunk> {
-    let stripe = (any::<u64>(), 0u64..1 << 40, any::<[u8; 16]>()).prop_map(|(devid, at, dev_uuid)| Stripe {
-        devid: DeviceId(devid),
-        offset: Physical(at * 4096),
-        dev_uuid,
-    });
+    let stripe =
+        (any::<u64>(), 0u64..1 << 40, any::<[u8; 16]>()).prop_map(|(devid, at, dev_uuid)| Stripe {
+            devid: DeviceId(devid),
+            offset: Physical(at * 4096),
+            dev_uuid,
+        });
     let kind = prop_oneof![
         Just(BlockGroupFlags::DATA),
         Just(BlockGroupFlags::METADATA),
         Just(BlockGroupFlags::SYSTEM),
         Just(BlockGroupFlags::DATA | BlockGroupFlags::METADATA),
     ];
-    (1u64..1 << 36, kind, prop::sample::select(Profile::ALL.to_vec()), vec(stripe, 12), 0u16..3).prop_map(
-        |(length, kind, profile, mut stripes, extra)| {
+    (1u64..1 << 36, kind, prop::sample::select(Profile::ALL.to_vec()), vec(stripe, 12), 0u16..3)
+        .prop_map(|(length, kind, profile, mut stripes, extra)| {
             let least = (1..).find(|n| profile.fits_stripes(*n)).unwrap();
             let n = if profile.fits_stripes(least + 2 * extra) { least + 2 * extra } else { least };
             stripes.truncate(n.into());
             Chunk::new(length * 4096, kind | profile.flag(), stripes)
-        },
-    )
+        })
 }
 
 const KINDS: [KeyType; 23] = [
@@ -155,7 +160,8 @@ fn check_bytes(key_offset: u64, bytes: &[u8]) -> Result<(), TestCaseError> {
     for kind in KINDS {
         let key = Key::new(4096, kind, key_offset);
         if let Ok(back) = reencode(&key, bytes).expect("every kind has a parser") {
-            // Equal references may stand in any order among themselves: sequences collide only for hashes.
+            // Equal references may stand in any order among themselves: sequences collide only for
+            // hashes.
             prop_assert_eq!(&back, bytes, "{} accepted but not understood", kind);
         }
     }

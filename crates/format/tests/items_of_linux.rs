@@ -1,8 +1,9 @@
 //! Items that Linux wrote: every item of every leaf parses, and encodes to the bytes it came from.
 //!
-//! `mkfs.btrfs` and the kernel make images with files of every shape; the reader below, which shares nothing with
-//! the engine, walks all trees, the log trees of an image copied in mid-transaction included. A list of things that must have
-//! been seen keeps the test from passing on an image that holds less than it should.
+//! `mkfs.btrfs` and the kernel make images with files of every shape; the reader below, which
+//! shares nothing with the engine, walks all trees, the log trees of an image copied in
+//! mid-transaction included. A list of things that must have been seen keeps the test from passing
+//! on an image that holds less than it should.
 
 mod common;
 mod reencode;
@@ -10,8 +11,8 @@ mod reencode;
 use common::{has, missing, mkfs, run};
 use larder_format::csum::{data_ref_hash, extref_hash, name_hash};
 use larder_format::items::{
-    Chunk, Compression, DirEntries, ExtRefs, ExtentFlags, ExtentItem, ExtentKind, ExtentRef, FileExtent,
-    RootItem, parse_keyed_refs, parse_sys_array,
+    Chunk, Compression, DirEntries, ExtRefs, ExtentFlags, ExtentItem, ExtentKind, ExtentRef,
+    FileExtent, RootItem, parse_keyed_refs, parse_sys_array,
 };
 use larder_format::node::NodeView;
 use larder_format::{Key, KeyType, Logical};
@@ -25,7 +26,8 @@ use std::process::Command;
 
 /// Is everything here that the test needs?
 fn oracle() -> bool {
-    let root = fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
+    let root =
+        fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
     let kernel = fs::read_to_string("/proc/filesystems").is_ok_and(|s| s.contains("\tbtrfs"));
     for (there, what) in [
         (root, "root"),
@@ -67,7 +69,9 @@ fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     (0..len)
         .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             state.to_be_bytes()[0]
         })
         .collect()
@@ -133,7 +137,8 @@ fn populate(dir: &Path, snapshots: usize) {
     shared(dir, snapshots);
 }
 
-/// Snapshots, of which the source changes afterwards: shared nodes and data, in numbers that an extent's item has no room for.
+/// Snapshots, of which the source changes afterwards: shared nodes and data, in numbers that an
+/// extent's item has no room for.
 fn shared(dir: &Path, snapshots: usize) {
     let source = dir.join("subvolume");
     run("btrfs", &["-q", "subvolume", "create", text(&source)]);
@@ -151,13 +156,17 @@ fn shared(dir: &Path, snapshots: usize) {
     run("btrfs", &["-q", "subvolume", "snapshot", text(&source), text(&dir.join("snapshot"))]);
     run("btrfs", &["-q", "subvolume", "snapshot", "-r", text(&source), text(&dir.join("fixed"))]);
     for n in 0..snapshots {
-        run("btrfs", &["-q", "subvolume", "snapshot", text(&source), text(&dir.join(format!("more{n}")))]);
+        run(
+            "btrfs",
+            &["-q", "subvolume", "snapshot", text(&source), text(&dir.join(format!("more{n}")))],
+        );
     }
     for n in 0..200 {
         fs::write(source.join(format!("file{n}")), b"changed").unwrap();
     }
     for n in 0..400 {
-        fs::set_permissions(source.join(format!("clone{n}")), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::set_permissions(source.join(format!("clone{n}")), fs::Permissions::from_mode(0o600))
+            .unwrap();
     }
     fs::write(dir.join("snapshot/second"), b"changed").unwrap();
     run("sync", &["-f", text(dir)]);
@@ -237,11 +246,16 @@ impl Seen {
                 }
             }
             KeyType::EXTENT_DATA => match FileExtent::parse(data).unwrap() {
-                FileExtent::Inline(e) => drop(self.what.insert(format!("inline {}", e.compression.name()))),
+                FileExtent::Inline(e) => {
+                    self.what.insert(format!("inline {}", e.compression.name()));
+                }
                 FileExtent::Stored(e) if e.is_hole() => drop(self.what.insert("hole".into())),
                 FileExtent::Stored(e) => {
                     self.what.insert(format!("{:?} {}", e.kind, e.compression.name()));
-                    if e.kind == ExtentKind::Regular && e.offset > 0 && e.compression == Compression::None {
+                    if e.kind == ExtentKind::Regular
+                        && e.offset > 0
+                        && e.compression == Compression::None
+                    {
                         self.what.insert("window inside an extent".into());
                     }
                 }
@@ -263,7 +277,9 @@ impl Seen {
             }
             KeyType::EXTENT_DATA_REF => {
                 for (r, _) in parse_keyed_refs(&key, data).unwrap() {
-                    let ExtentRef::Data { root, objectid, offset } = r else { panic!("{key} is {r:?}") };
+                    let ExtentRef::Data { root, objectid, offset } = r else {
+                        panic!("{key} is {r:?}")
+                    };
                     assert_eq!(data_ref_hash(root.0, objectid, offset), key.offset);
                 }
             }
@@ -282,7 +298,8 @@ fn check_image(path: &Path) -> Seen {
 
     let array = &sb[0x32b..0x32b + u32_at(0xa0)];
     let system = parse_sys_array(array).unwrap();
-    let again = larder_format::items::encode_sys_array(system.iter().map(|(k, c)| (*k, c))).unwrap();
+    let again =
+        larder_format::items::encode_sys_array(system.iter().map(|(k, c)| (*k, c))).unwrap();
     assert_eq!(again, array);
     let chunks = system.into_iter().map(|(k, c)| (k.offset, c)).collect();
     let mut image = Image { bytes, nodesize: u32_at(0x94), chunks };

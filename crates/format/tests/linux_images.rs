@@ -140,7 +140,8 @@ fn mirror_is_the_same(image: &Image) {
     // A copy that was read from the wrong place is not taken.
     let error = Superblock::parse(&bytes, SUPER_OFFSETS[0]).unwrap_err().to_string();
     assert_eq!(error, "superblock at 65536: bytenr is 67108864, expected 65536");
-    let error = Superblock::parse(&image.superblock_bytes(Physical(1 << 20)), SUPER_OFFSETS[0]).unwrap_err();
+    let error = Superblock::parse(&image.superblock_bytes(Physical(1 << 20)), SUPER_OFFSETS[0])
+        .unwrap_err();
     assert!(error.to_string().contains("magic"), "{error}");
 }
 
@@ -168,10 +169,18 @@ fn planted_bytes_are_found(image: &Image) {
         plant(56, &[0], "lacks the flag WRITTEN");
         plant(63, &[0], "back reference revision 0, expected 1");
         plant(80, &[0xff; 8], "generation is 18446744073709551615, expected");
-        plant(88, &7u64.to_le_bytes(), &format!("owner is tree 7, which cannot have nodes in tree {tree}"));
+        plant(
+            88,
+            &7u64.to_le_bytes(),
+            &format!("owner is tree 7, which cannot have nodes in tree {tree}"),
+        );
         plant(100, &[8], "level is 8, expected less than 8");
         plant(100, &[7], &format!("level is 7, expected {}", expect.level.unwrap()));
-        plant(96, &[0; 4], if expect.level == Some(0) { "leaf is empty" } else { "has 0 pointers" });
+        plant(
+            96,
+            &[0; 4],
+            if expect.level == Some(0) { "leaf is empty" } else { "has 0 pointers" },
+        );
         plant(96, &[0xff; 4], "4294967295");
         if expect.level == Some(0) {
             plant(HEADER_SIZE + 17, &[0xff; 4], "bytes of data at 4294967295, expected to end at");
@@ -285,8 +294,9 @@ fn what_the_kernel_writes() {
         log_of_the_kernel(&path, &mnt);
         drop(guard);
         let mut image = verify_image(&path);
-        let caches =
-            |nodes: &Nodes| items(nodes).filter(|(_, k, _)| k.objectid == ObjectId::FREE_SPACE).count();
+        let caches = |nodes: &Nodes| {
+            items(nodes).filter(|(_, k, _)| k.objectid == ObjectId::FREE_SPACE).count()
+        };
         assert_eq!(caches(&image.walk()) > 0, !cache.is_empty());
         assert!(image.sb.incompat().contains(Incompat::COMPRESS_ZSTD | Incompat::DEFAULT_SUBVOL));
     }

@@ -50,7 +50,10 @@ fn sealed_copies_parse_at_their_own_address() {
             assert_eq!(parsed.sys_chunk_bytes(), [1; 129]);
             assert_eq!(parsed.support(), Support::ReadWrite);
             let wrong = Superblock::parse(&bytes, Physical(at.0 + 4096)).unwrap_err().to_string();
-            assert!(wrong.contains(&format!("bytenr is {at}, expected {}", at.0 + 4096)), "{wrong}");
+            assert!(
+                wrong.contains(&format!("bytenr is {at}, expected {}", at.0 + 4096)),
+                "{wrong}"
+            );
         }
     }
 }
@@ -73,8 +76,14 @@ fn each_broken_field_is_named() {
         (|s| s.sys_chunk_array_size.set(u32::MAX), "sys_chunk_array_size is 4294967295"),
         (|s| s.num_devices.set(0), "num_devices is 0, expected at least 1"),
         (|s| s.set_bytes_used(98_303), "bytes_used is 98303, expected at least 98304, six nodes"),
-        (|s| s.set_total_bytes(1), "total_bytes is 1, expected at least 1073741824, the size of this device"),
-        (|s| s.dev_item.bytes_used.set(1 << 31), "dev_item.bytes_used is 2147483648, expected at most"),
+        (
+            |s| s.set_total_bytes(1),
+            "total_bytes is 1, expected at least 1073741824, the size of this device",
+        ),
+        (
+            |s| s.dev_item.bytes_used.set(1 << 31),
+            "dev_item.bytes_used is 2147483648, expected at most",
+        ),
         (|s| s.set_root(Logical(0), 0), "root is 0, expected an address"),
         (|s| s.set_root(Logical(5), 0), "root is 5, expected a multiple of 4096"),
         (|s| s.chunk_root.set(0), "chunk_root is 0, expected an address"),
@@ -85,7 +94,10 @@ fn each_broken_field_is_named() {
         (|s| s.set_generation(Generation(0)), "generation is 0, expected 1 to 2^62"),
         (|s| s.set_generation(Generation(u64::MAX)), "generation is 18446744073709551615"),
         (|s| s.chunk_root_generation.set(8), "chunk_root_generation is 8, expected at most 7"),
-        (|s| s.dev_item.fsid = [0; 16], "dev_item.fsid is 00000000-0000-0000-0000-000000000000, expected"),
+        (
+            |s| s.dev_item.fsid = [0; 16],
+            "dev_item.fsid is 00000000-0000-0000-0000-000000000000, expected",
+        ),
         (
             |s| s.set_incompat(s.incompat() | Incompat::METADATA_UUID),
             "expected 00000000-0000-0000-0000-000000000000",
@@ -127,7 +139,10 @@ fn what_is_supported_and_why_not() {
         other => panic!("{other:?} instead of read-only over {word}"),
     };
 
-    assert_eq!(add(Incompat::RAID56 | Incompat::RAID1C34 | Incompat::COMPRESS_LZO), Support::ReadWrite);
+    assert_eq!(
+        add(Incompat::RAID56 | Incompat::RAID1C34 | Incompat::COMPRESS_LZO),
+        Support::ReadWrite
+    );
     assert_eq!(support(|s| s.compat_flags.set(u64::MAX)), Support::ReadWrite);
     assert_eq!(support(|s| s.set_compat_ro(CompatRo::empty())), Support::ReadWrite);
     assert_eq!(support(|s| s.set_compat_ro(CompatRo::FREE_SPACE_TREE)), Support::ReadWrite);
@@ -142,16 +157,23 @@ fn what_is_supported_and_why_not() {
     ] {
         refused(add(bit), name);
     }
-    refused(support(|s| s.num_devices.set(3)), "3 devices, and several devices are not supported yet");
+    refused(
+        support(|s| s.num_devices.set(3)),
+        "3 devices, and several devices are not supported yet",
+    );
     for flag in [SuperFlags::METADUMP, SuperFlags::METADUMP_V2] {
         match support(|s| s.set_super_flags(flag)) {
             Support::MetadataOnly { why } => assert!(why.contains("metadata dump"), "{why}"),
             other => panic!("{other:?}"),
         }
     }
-    for flag in
-        ["CHANGING_FSID", "CHANGING_FSID_V2", "CHANGING_BG_TREE", "CHANGING_DATA_CSUM", "CHANGING_META_CSUM"]
-    {
+    for flag in [
+        "CHANGING_FSID",
+        "CHANGING_FSID_V2",
+        "CHANGING_BG_TREE",
+        "CHANGING_DATA_CSUM",
+        "CHANGING_META_CSUM",
+    ] {
         let bit = SuperFlags::from_name(flag).unwrap();
         refused(support(|s| s.set_super_flags(bit)), &flag.to_lowercase().replace('_', "-"));
     }
@@ -160,7 +182,10 @@ fn what_is_supported_and_why_not() {
         (CompatRo::FREE_SPACE_TREE, "free-space-tree,"),
         (CompatRo::FREE_SPACE_TREE_VALID, "free-space-tree-valid,"),
     ] {
-        refused(support(|s| s.set_compat_ro(s.compat_ro() - bit)), &format!("block-group-tree needs {name}"));
+        refused(
+            support(|s| s.set_compat_ro(s.compat_ro() - bit)),
+            &format!("block-group-tree needs {name}"),
+        );
     }
     refused(
         support(|s| s.set_incompat(s.incompat() - Incompat::NO_HOLES)),

@@ -1,5 +1,5 @@
-//! How fast data is written and read: `data IMAGE FILES MIB THREADS`. Makes a file system on IMAGE; then FILES files with
-//! the sizes of a source tree, and one of MIB MiB, are written and read back.
+//! How fast data is written and read: `data IMAGE FILES MIB THREADS`. Makes a file system on IMAGE;
+//! then FILES files with the sizes of a source tree, and one of MIB MiB, are written and read back.
 
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
@@ -8,8 +8,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-const NEW: NewInode<'static> =
-    NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+const NEW: NewInode<'static> = NewInode {
+    kind: FileKind::Regular,
+    perm: 0o644,
+    uid: 0,
+    gid: 0,
+    rdev: 0,
+    target: b"",
+    xattrs: &[],
+};
 
 fn open(image: &Path) -> Arc<Filesystem> {
     let device = Arc::new(FileDevice::open(image, OpenMode::Write).unwrap());
@@ -26,7 +33,9 @@ fn size(n: u64) -> usize {
 fn cpu() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after = text.rsplit(')').next().unwrap_or_default();
-    let ticks = |i: usize| after.split_whitespace().nth(i).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0);
+    let ticks = |i: usize| {
+        after.split_whitespace().nth(i).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0)
+    };
     (ticks(11) + ticks(12)) / 100.0
 }
 
@@ -36,7 +45,10 @@ fn timed<T>(what: &str, count: u64, bytes: u64, f: impl FnOnce() -> T) -> T {
     let s = since.elapsed().as_secs_f64();
     let mib = bytes as f64 / 1_048_576.0 / s;
     let each = s / count as f64 * 1e6;
-    println!("{what:12} {s:6.2} s, cpu {:6.2} s, {each:8.1} µs each, {mib:7.0} MiB/s", cpu() - before);
+    println!(
+        "{what:12} {s:6.2} s, cpu {:6.2} s, {each:8.1} µs each, {mib:7.0} MiB/s",
+        cpu() - before
+    );
     out
 }
 
@@ -49,7 +61,8 @@ fn main() {
     mkfs(&device, &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
     drop(device);
     let fs = open(image);
-    let source: Vec<u8> = (0..4 << 20u32).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let source: Vec<u8> =
+        (0..4 << 20u32).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let total: u64 = (0..files).map(|n| size(n) as u64).sum();
     let dirs: Vec<InodeId> = (0..threads)
         .map(|t| {
@@ -67,7 +80,8 @@ fn main() {
     if files > 0 {
         timed("create+write", files, total, || {
             each(&|t, n| {
-                let id = fs.create(dirs[t as usize], format!("file{n}").as_bytes(), &NEW).unwrap().id;
+                let id =
+                    fs.create(dirs[t as usize], format!("file{n}").as_bytes(), &NEW).unwrap().id;
                 let mut at = 0;
                 // As tar writes them.
                 for piece in source[..size(n)].chunks(10 << 10) {
@@ -93,8 +107,9 @@ fn main() {
     drop(fs);
     let fs = open(image);
     if files > 0 {
-        let dirs: Vec<_> =
-            (0..threads).map(|t| fs.lookup(fs.root(), format!("d{t}").as_bytes()).unwrap().id).collect();
+        let dirs: Vec<_> = (0..threads)
+            .map(|t| fs.lookup(fs.root(), format!("d{t}").as_bytes()).unwrap().id)
+            .collect();
         timed("read files", files, total, || {
             each(&|t, n| {
                 let id = fs.lookup(dirs[t as usize], format!("file{n}").as_bytes()).unwrap().id;

@@ -1,4 +1,5 @@
-//! How fast names are made and removed: `names IMAGE FILES THREADS`. Makes a file system on IMAGE first.
+//! How fast names are made and removed: `names IMAGE FILES THREADS`. Makes a file system on IMAGE
+//! first.
 
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
@@ -13,9 +14,12 @@ fn main() {
     let device = Arc::new(FileDevice::create(image, 4 << 30).unwrap());
     mkfs(device.as_ref(), &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
     let fs = Filesystem::open(device, OpenOptions::default()).unwrap();
-    let new = |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let new =
+        |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
     let dirs: Vec<_> = (0..threads)
-        .map(|t| fs.create(fs.root(), format!("d{t}").as_bytes(), &new(FileKind::Directory)).unwrap().id)
+        .map(|t| {
+            fs.create(fs.root(), format!("d{t}").as_bytes(), &new(FileKind::Directory)).unwrap().id
+        })
         .collect();
     let timed = |what: &str, f: &(dyn Fn(u64) + Sync)| {
         let since = Instant::now();
@@ -29,7 +33,8 @@ fn main() {
     };
     timed("create", &|t| {
         for n in 0..files {
-            fs.create(dirs[t as usize], format!("file-{n}").as_bytes(), &new(FileKind::Regular)).unwrap();
+            fs.create(dirs[t as usize], format!("file-{n}").as_bytes(), &new(FileKind::Regular))
+                .unwrap();
         }
     });
     timed("lookup", &|t| {

@@ -1,14 +1,17 @@
-//! Flushes ahead of need: the device does not keep a commit waiting for what was written seconds before.
+//! Flushes ahead of need: the device does not keep a commit waiting for what was written seconds
+//! before.
 //!
-//! A flush takes as long as what was written since the last one: a disk's cache, a hypervisor's, the page cache that an image
-//! lies in are in no hurry to empty themselves. After a gigabyte written within one commit interval the commit, or whoever
-//! calls `fsync` next, would wait for all of it. So the device is flushed whenever [`MOST`] bytes have gathered, by a thread of
-//! its own, while whoever writes goes on.
+//! A flush takes as long as what was written since the last one: a disk's cache, a hypervisor's,
+//! the page cache that an image lies in are in no hurry to empty themselves. After a gigabyte
+//! written within one commit interval the commit, or whoever calls `fsync` next, would wait for all
+//! of it. So the device is flushed whenever [`MOST`] bytes have gathered, by a thread of its own,
+//! while whoever writes goes on.
 //!
-//! Such a flush promises nothing to anybody; what must be durable is still flushed by who needs it. But a failed one is as final
-//! as any other ([`larder_volume::Device::flush`]): what it should have covered may be lost, although the next one succeeds, and a
-//! superblock would lead to what is not there. So it ends writing, and nobody's flush counts as one that succeeded while
-//! one of these is on its way that may have been told of a failure in its place ([`Core::flush`]).
+//! Such a flush promises nothing to anybody; what must be durable is still flushed by who needs it.
+//! But a failed one is as final as any other ([`larder_volume::Device::flush`]): what it should
+//! have covered may be lost, although the next one succeeds, and a superblock would lead to what is
+//! not there. So it ends writing, and nobody's flush counts as one that succeeded while one of
+//! these is on its way that may have been told of a failure in its place ([`Core::flush`]).
 
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -16,8 +19,9 @@ use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that wait for a flush at most, as long as the device keeps up: a twentieth of a second for a disk that writes a
-/// gigabyte and more in one. Few enough flushes that it does not matter if one takes ten milliseconds by itself.
+/// Bytes that wait for a flush at most, as long as the device keeps up: a twentieth of a second for
+/// a disk that writes a gigabyte and more in one. Few enough flushes that it does not matter if one
+/// takes ten milliseconds by itself.
 pub(crate) const MOST: u64 = 64 << 20;
 
 /// Between those who write and the thread that flushes.
@@ -98,12 +102,15 @@ impl Flushes {
 /// What the thread does.
 pub(crate) fn run(core: &Core) {
     while core.flushes.begin() {
-        // Somebody may have done it meanwhile; who does it now sees that this one has begun, and waits.
+        // Somebody may have done it meanwhile; who does it now sees that this one has begun, and
+        // waits.
         let flush = || if core.much_unflushed() { core.volume.flush() } else { Ok(()) };
         let why = match catch_unwind(AssertUnwindSafe(flush)) {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(format!("what was written could not be made durable: {e}")),
-            Err(_) => Some("making durable what was written hit a broken invariant; see the log".into()),
+            Err(_) => {
+                Some("making durable what was written hit a broken invariant; see the log".into())
+            }
         };
         if let Some(why) = &why {
             core.txns.fail(why);

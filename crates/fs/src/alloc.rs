@@ -1,13 +1,14 @@
 //! Allocation: block groups, accounts and the device behind them, put together.
 //!
-//! [`Allocator`] hides when a new chunk is made and what then has to be known where: the map of the volume, the
-//! allocator's groups, the accounts of the reservations, and the transaction whose commit writes its items. A group
-//! made in transaction N+1 must not be used by the commit of N, whose chunk tree does not have it; groups know their
-//! transaction for that.
+//! [`Allocator`] hides when a new chunk is made and what then has to be known where: the map of the
+//! volume, the allocator's groups, the accounts of the reservations, and the transaction whose
+//! commit writes its items. A group made in transaction N+1 must not be used by the commit of N,
+//! whose chunk tree does not have it; groups know their transaction for that.
 //!
-//! Between a look that finds no space and the chunk that is made for it others look, too, and find none. So chunks are
-//! counted, who looks remembers the count ([`Seen`]), and nobody makes a chunk while there is one that he has not seen:
-//! one that nobody needed is not given back before the commit after the next, and a device has room for a few only.
+//! Between a look that finds no space and the chunk that is made for it others look, too, and find
+//! none. So chunks are counted, who looks remembers the count ([`Seen`]), and nobody makes a chunk
+//! while there is one that he has not seen: one that nobody needed is not given back before the
+//! commit after the next, and a device has room for a few only.
 
 use crate::core::{Core, Roots};
 use crate::discard::Discards;
@@ -38,8 +39,8 @@ pub(crate) struct NewGroup {
     pub(crate) chunk: Chunk,
 }
 
-/// Blocks that a commit may need beyond copies and what grows by bytes: splits up to the root of each global tree, and
-/// what its purse holds.
+/// Blocks that a commit may need beyond copies and what grows by bytes: splits up to the root of
+/// each global tree, and what its purse holds.
 const SLACK_BLOCKS: u64 = 40;
 
 /// How many chunks had been made when somebody looked for space. To be asked for *before* looking.
@@ -49,7 +50,8 @@ pub(crate) struct Seen(u64);
 /// What becomes of the wish for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// There is one that the caller has not seen, made by itself or by somebody else: it is to look again.
+    /// There is one that the caller has not seen, made by itself or by somebody else: it is to look
+    /// again.
     Granted,
     /// The device has room for one, which was promised to metadata.
     Promised,
@@ -75,8 +77,8 @@ impl DeviceSpace {
         let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
         usable.saturating_sub(self.taken.values().sum())
     }
-    /// Bytes that can still become chunks, once `plan` is made if there is one: what is left between chunks and too short for
-    /// a stripe does not count.
+    /// Bytes that can still become chunks, once `plan` is made if there is one: what is left
+    /// between chunks and too short for a stripe does not count.
     fn usable(&self, plan: Option<&ChunkPlan>) -> u64 {
         let mut taken: Vec<(Physical, u64)> = self.taken.iter().map(|(a, l)| (*a, *l)).collect();
         if let Some(plan) = plan {
@@ -86,8 +88,8 @@ impl DeviceSpace {
         let holes = device_holes(&taken, self.size);
         holes.iter().map(|h| h.1).filter(|len| *len >= MIN_STRIPE).sum()
     }
-    /// Every stripe must have a device extent of its own and every device extent a stripe: space for a new chunk is what
-    /// no device extent takes.
+    /// Every stripe must have a device extent of its own and every device extent a stripe: space
+    /// for a new chunk is what no device extent takes.
     fn check(&self) -> Result<()> {
         let wrong = |at: Physical, what: &str| {
             let key = Key::new(ObjectId(self.id.0), KeyType::DEV_EXTENT, at.0);
@@ -108,7 +110,10 @@ impl DeviceSpace {
             for stripe in chunk.stripes.iter().filter(|s| s.devid == self.id) {
                 stripes += 1;
                 if self.taken.get(&stripe.offset) != Some(&chunk.length) {
-                    return Err(wrong(stripe.offset, "chunk's stripe has no device extent of its length"));
+                    return Err(wrong(
+                        stripe.offset,
+                        "chunk's stripe has no device extent of its length",
+                    ));
                 }
             }
         }
@@ -129,8 +134,8 @@ pub(crate) struct Allocator {
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) groups: Groups,
     device: Mutex<DeviceSpace>,
-    /// Chunks made for data, metadata and the chunk tree (where data and metadata are mixed the second counts both), and
-    /// chunks given back. They change with `device` locked.
+    /// Chunks made for data, metadata and the chunk tree (where data and metadata are mixed the
+    /// second counts both), and chunks given back. They change with `device` locked.
     made: [AtomicU64; 3],
     given_back: AtomicU64,
     total_bytes: u64,
@@ -154,10 +159,16 @@ fn corrupt_key(tree: ObjectId, key: Key) -> impl Fn(larder_format::FormatError) 
 
 impl Allocator {
     /// Reads chunks, device extents, block groups and free space.
-    pub(crate) fn load(sb: &Superblock, volume: &Volume, roots: &Roots, epoch: &Epoch) -> Result<Self> {
+    pub(crate) fn load(
+        sb: &Superblock,
+        volume: &Volume,
+        roots: &Roots,
+        epoch: &Epoch,
+    ) -> Result<Self> {
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
         let nodesize = sb.nodesize.get();
-        let features = ExtentFeatures { skinny: incompat.contains(Incompat::SKINNY_METADATA), nodesize };
+        let features =
+            ExtentFeatures { skinny: incompat.contains(Incompat::SKINNY_METADATA), nodesize };
         let id = DeviceId(sb.dev_item.devid.get());
         let mut device = DeviceSpace {
             id,
@@ -170,13 +181,15 @@ impl Allocator {
         let all = |id: ObjectId, kind| (Key::new(id, kind, 0), Key::new(id, kind, u64::MAX));
         let (from, to) = all(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM);
         roots.chunk.version(epoch.clone()).scan(&from, &to, |item| {
-            let chunk = Chunk::parse(item.data()).map_err(corrupt_key(ObjectId::CHUNK_TREE, item.key))?;
+            let chunk =
+                Chunk::parse(item.data()).map_err(corrupt_key(ObjectId::CHUNK_TREE, item.key))?;
             device.chunks.insert(Logical(item.key.offset), chunk);
             Ok(true)
         })?;
         let (from, to) = all(ObjectId(id.0), KeyType::DEV_EXTENT);
         roots.dev.version(epoch.clone()).scan(&from, &to, |item| {
-            let extent = DevExtent::parse(item.data()).map_err(corrupt_key(ObjectId::DEV_TREE, item.key))?;
+            let extent =
+                DevExtent::parse(item.data()).map_err(corrupt_key(ObjectId::DEV_TREE, item.key))?;
             device.taken.insert(Physical(item.key.offset), extent.length.get());
             Ok(true)
         })?;
@@ -193,8 +206,14 @@ impl Allocator {
                 Some(tree) => FreeSource::Tree(tree as &mut dyn TreeOps),
                 None => FreeSource::Extents,
             };
-            let loaded =
-                groups::load(&chunk, &mut items, items_tree.id(), &mut source, &mut extents, nodesize)?;
+            let loaded = groups::load(
+                &chunk,
+                &mut items,
+                items_tree.id(),
+                &mut source,
+                &mut extents,
+                nodesize,
+            )?;
             if loaded.rebuild_free_space {
                 rebuild.push(loaded.group.run());
             }
@@ -304,19 +323,28 @@ impl Allocator {
     }
 
     /// Makes a chunk for `kind` in `txn`, unless there is one that the caller has not seen.
-    fn new_chunk(&self, core: &Core, txn: &Txn, kind: SpaceKind, seen: Option<Seen>) -> Result<Wish> {
+    fn new_chunk(
+        &self,
+        core: &Core,
+        txn: &Txn,
+        kind: SpaceKind,
+        seen: Option<Seen>,
+    ) -> Result<Wish> {
         let flags = self.flags(kind);
         #[cfg(test)]
         self.at_the_door.fetch_add(1, Ordering::AcqRel);
-        // Until the group is there: nobody sees the device without the space and the accounts without the group.
+        // Until the group is there: nobody sees the device without the space and the accounts
+        // without the group.
         let mut device = self.device.lock();
         if seen.is_some_and(|seen| seen != self.seen(kind)) {
             return Ok(Wish::Granted);
         }
         let Some(plan) = self.plan(&device, kind) else { return Ok(Wish::NoRoom) };
         let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
-        let start = end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
-        let Some(start) = start.filter(|start| start.checked_add(plan.len).is_some()).map(Logical) else {
+        let start =
+            end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
+        let Some(start) = start.filter(|start| start.checked_add(plan.len).is_some()).map(Logical)
+        else {
             return Ok(Wish::NoRoom);
         };
         let stripes = plan
@@ -329,7 +357,8 @@ impl Allocator {
         let excluded = in_map.superblock_ranges();
         let left = device.usable(Some(&plan));
         let overcommit = self.overcommit(left);
-        // What metadata was promised must stay possible. A chunk for metadata turns one into the other, further down.
+        // What metadata was promised must stay possible. A chunk for metadata turns one into the
+        // other, further down.
         let for_metadata = match kind {
             SpaceKind::Metadata => true,
             SpaceKind::Data => self.accounts.is_mixed(),
@@ -357,15 +386,17 @@ impl Allocator {
         tracing::debug!(?kind, %start, len = plan.len, "new chunk");
         txn.new_groups.lock().push(NewGroup { run, chunk });
         txn.touch();
-        self.groups.add_new(BlockGroup::empty(run, flags, txn.generation, &excluded), overcommit)?;
+        self.groups
+            .add_new(BlockGroup::empty(run, flags, txn.generation, &excluded), overcommit)?;
         self.counter(kind).fetch_add(1, Ordering::AcqRel);
         drop(device);
         self.size_global_reserve();
         Ok(Wish::Granted)
     }
 
-    /// Leaves to the commit on its way what it was promised, in groups that it may use: where `bytes` would come out of
-    /// that, a chunk is made first, if the device has room for one. Without room, what is free now is not promised twice.
+    /// Leaves to the commit on its way what it was promised, in groups that it may use: where
+    /// `bytes` would come out of that, a chunk is made first, if the device has room for one.
+    /// Without room, what is free now is not promised twice.
     fn spare_the_commit(&self, core: &Core, bytes: u64) -> Result<()> {
         let seen = self.seen(SpaceKind::Metadata);
         let kept = self.kept_by_commit.load(Ordering::Acquire);
@@ -387,9 +418,16 @@ impl Allocator {
         let mut squeezed = false;
         loop {
             let seen = self.seen(SpaceKind::Metadata);
-            match self.groups.allocate_blocks(ClusterUser::Running, count, Generation(u64::MAX), from) {
+            match self.groups.allocate_blocks(
+                ClusterUser::Running,
+                count,
+                Generation(u64::MAX),
+                from,
+            ) {
                 Ok(blocks) => return Ok(blocks),
-                Err(_) if self.chunk_in_running(core, SpaceKind::Metadata, seen)? == Wish::Granted => {}
+                Err(_)
+                    if self.chunk_in_running(core, SpaceKind::Metadata, seen)? == Wish::Granted => {
+                }
                 // What was promised is somewhere.
                 Err(_) if !squeezed => {
                     squeezed = true;
@@ -401,11 +439,17 @@ impl Allocator {
         }
     }
 
-    /// A new chunk whose items the running transaction will write, unless there is one that the caller has not seen.
+    /// A new chunk whose items the running transaction will write, unless there is one that the
+    /// caller has not seen.
     ///
     /// # Errors
     /// `ReadOnly`; broken accounts.
-    pub(crate) fn chunk_in_running(&self, core: &Core, kind: SpaceKind, seen: Seen) -> Result<Wish> {
+    pub(crate) fn chunk_in_running(
+        &self,
+        core: &Core,
+        kind: SpaceKind,
+        seen: Seen,
+    ) -> Result<Wish> {
         let pin = core.txns.pin_running()?;
         self.new_chunk(core, &pin.txn, kind, Some(seen))
     }
@@ -449,13 +493,15 @@ impl Allocator {
         let pots = self.accounts.pots(kind);
         let global = self.accounts.global_reserve();
         let unallocated = self.device.lock().unallocated();
-        tracing::error!(?kind, %committing, reserved, ?pots, ?global, unallocated, "a commit finds no space");
+        tracing::error!(?kind, %committing, reserved, ?pots, ?global, unallocated, "a commit \
+            finds no space");
         for group in self.groups.all().iter().filter(|g| g.kind() == kind) {
             tracing::error!(at = %group.run().start, created_in = %group.created_in(), usage = ?group.usage(), "block group");
         }
     }
 
-    /// Space for data: `want` bytes in one piece or the longest piece of at least `min`. Multiples of 4096.
+    /// Space for data: `want` bytes in one piece or the longest piece of at least `min`. Multiples
+    /// of 4096.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -496,8 +542,8 @@ impl Allocator {
         self.groups.find(a).is_some_and(|g| b < g.run().end() && b >= g.run().start)
     }
 
-    /// Takes block groups out of service in which nothing is left, but for the last of each kind and those of this
-    /// transaction.
+    /// Takes block groups out of service in which nothing is left, but for the last of each kind
+    /// and those of this transaction.
     pub(crate) fn take_empty_groups(&self, generation: Generation) -> Vec<(Run, Chunk)> {
         let mut out = Vec::new();
         let device = self.device.lock();
@@ -506,7 +552,9 @@ impl Allocator {
                 .groups
                 .all()
                 .iter()
-                .filter(|g| g.flags() == group.flags() && g.run() != group.run() && !g.usage().read_only)
+                .filter(|g| {
+                    g.flags() == group.flags() && g.run() != group.run() && !g.usage().read_only
+                })
                 .count();
             if group.created_in() >= generation || kept == 0 {
                 continue;
@@ -523,8 +571,8 @@ impl Allocator {
         out
     }
 
-    /// Is there a chunk for something else than `kind` in which nothing is left, and which the next commits would give back
-    /// once what is promised in it has come to its end?
+    /// Is there a chunk for something else than `kind` in which nothing is left, and which the next
+    /// commits would give back once what is promised in it has come to its end?
     pub(crate) fn has_idle_chunks(&self, kind: SpaceKind) -> bool {
         let all = self.groups.all();
         let account = |kind| match kind {
@@ -534,24 +582,32 @@ impl Allocator {
         all.iter().any(|group| {
             let now = group.usage();
             let theirs = account(group.kind());
-            if theirs == account(kind) || theirs == SpaceKind::System || now.allocated > 0 || now.read_only {
+            if theirs == account(kind)
+                || theirs == SpaceKind::System
+                || now.allocated > 0
+                || now.read_only
+            {
                 return false;
             }
-            let keep = if theirs == SpaceKind::Metadata { self.accounts.global_reserve().0 } else { 0 };
+            let keep =
+                if theirs == SpaceKind::Metadata { self.accounts.global_reserve().0 } else { 0 };
             let rest = self.accounts.pots(theirs).free().checked_sub(now.free);
-            let another = |g: &&Arc<BlockGroup>| g.flags() == group.flags() && g.run() != group.run();
+            let another =
+                |g: &&Arc<BlockGroup>| g.flags() == group.flags() && g.run() != group.run();
             rest.is_some_and(|rest| rest >= keep) && all.iter().any(|g| another(&g))
         })
     }
 
-    /// The removed groups are gone from the durable superblock: their device space may be used again.
+    /// The removed groups are gone from the durable superblock: their device space may be used
+    /// again.
     pub(crate) fn forget_removed(&self, core: &Core, removed: &[(Run, Chunk)]) {
         if removed.is_empty() {
             return;
         }
         if core.discards() {
-            for stripe in
-                removed.iter().flat_map(|(_, chunk)| chunk.stripes.iter().map(|s| (s, chunk.length)))
+            for stripe in removed
+                .iter()
+                .flat_map(|(_, chunk)| chunk.stripes.iter().map(|s| (s, chunk.length)))
             {
                 core.discard_stripe(stripe.0.devid, stripe.0.offset, stripe.1);
             }
@@ -569,8 +625,8 @@ impl Allocator {
         self.note_device_space();
     }
 
-    /// Discards what no chunk takes on the device and what it was not told of yet, `most` bytes at a time. No chunk is
-    /// made meanwhile. Returns the bytes.
+    /// Discards what no chunk takes on the device and what it was not told of yet, `most` bytes at
+    /// a time. No chunk is made meanwhile. Returns the bytes.
     ///
     /// # Errors
     /// What the device said.
@@ -581,7 +637,9 @@ impl Allocator {
             let taken = device.taken.iter().map(|(at, len)| (*at, *len));
             let mut taken: Vec<(Physical, u64)> = taken.chain(device.told.stretches()).collect();
             taken.sort_unstable();
-            let Some((at, len)) = device_gaps(&taken, device.size).first().copied() else { return Ok(done) };
+            let Some((at, len)) = device_gaps(&taken, device.size).first().copied() else {
+                return Ok(done);
+            };
             let len = len.min(most);
             done += core.volume.discard_on(device.id, at, len)?;
             device.told.add(at, len);
@@ -597,10 +655,11 @@ impl Allocator {
     pub(crate) fn system_chunk_array(&self, removed: &[(Run, Chunk)]) -> Result<Vec<u8>> {
         let device = self.device.lock();
         let system = device.chunks.iter().filter(|(at, c)| {
-            c.flags.contains(BlockGroupFlags::SYSTEM) && !removed.iter().any(|(run, _)| run.start == **at)
+            c.flags.contains(BlockGroupFlags::SYSTEM)
+                && !removed.iter().any(|(run, _)| run.start == **at)
         });
-        let keyed =
-            system.map(|(at, c)| (Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, at.0), c));
+        let keyed = system
+            .map(|(at, c)| (Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, at.0), c));
         encode_sys_array(keyed).map_err(|e| Error::corrupt(Place::default(), e.0))
     }
 
@@ -628,7 +687,8 @@ impl Allocator {
         let copies = self.copies(SpaceKind::Data);
         let unallocated = self.device.lock().unallocated() / copies;
         let data = self.accounts.pots(SpaceKind::Data);
-        let free = data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
+        let free =
+            data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
         (self.total_bytes / copies, free + unallocated)
     }
 }

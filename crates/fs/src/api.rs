@@ -85,7 +85,8 @@ pub struct Attr {
     pub flags: u64,
 }
 
-/// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field alone; ctime always advances.
+/// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field alone; ctime
+/// always advances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct SetAttr {
@@ -252,7 +253,8 @@ pub enum Deduped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Fallocate {
-    /// Reserve space on the device for what has none; the file grows to the end of the range unless `keep_size`.
+    /// Reserve space on the device for what has none; the file grows to the end of the range unless
+    /// `keep_size`.
     Allocate { keep_size: bool },
     /// The range reads as zeros, with space reserved for it; sizes as above.
     Zero { keep_size: bool },
@@ -286,9 +288,11 @@ pub struct Compress {
 pub struct OpenOptions {
     /// Never write to the device.
     pub read_only: bool,
-    /// With `read_only`: show the committed state of an image that has a log to replay, instead of refusing.
+    /// With `read_only`: show the committed state of an image that has a log to replay, instead of
+    /// refusing.
     pub no_log_replay: bool,
-    /// With `read_only`: open a metadata dump, too. Names and attributes can be read; data and targets of links are zeros.
+    /// With `read_only`: open a metadata dump, too. Names and attributes can be read; data and
+    /// targets of links are zeros.
     pub metadata_dump: bool,
     /// Root of the mount.
     pub subvol: SubvolChoice,
@@ -334,8 +338,8 @@ impl Default for OpenOptions {
 
 /// Internal switches, reachable from benchmarks and tests only.
 ///
-/// The `break_*` fields damage the engine on purpose: the must-fail suite of the simulation turns each on and demands
-/// that the damage is noticed.
+/// The `break_*` fields damage the engine on purpose: the must-fail suite of the simulation turns
+/// each on and demands that the damage is noticed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Tuning {
@@ -381,7 +385,8 @@ pub struct Tuning {
     pub break_log_no_deletions: bool,
     /// Do not log who loses a name to what is logged.
     pub break_log_no_conflicts: bool,
-    /// Log of the checksums that were noted together only those that begin with an extent of the file.
+    /// Log of the checksums that were noted together only those that begin with an extent of the
+    /// file.
     pub break_log_part_csums: bool,
     /// Log data that another file wrote into space that it had preallocated.
     pub break_log_preallocated: bool,
@@ -391,7 +396,8 @@ pub struct Tuning {
     pub break_log_extents_grow: bool,
     /// Let extents grow that another file has had a share of.
     pub break_log_shared_grow: bool,
-    /// Log what a file that was cut and logged has become since, but not the hole behind its old end.
+    /// Log what a file that was cut and logged has become since, but not the hole behind its old
+    /// end.
     pub break_log_no_holes: bool,
     /// Hang a log on the superblock that there is, although another is to come before.
     pub break_log_early_super: bool,
@@ -423,25 +429,32 @@ pub struct Tuning {
     pub no_log: bool,
     /// Discard whatever is freed, metadata and single sectors too, as soon as it may be.
     pub discard_everything: bool,
-    /// Changed inodes from which on the commit writes their items before it seals; `None`: the usual number.
+    /// Changed inodes from which on the commit writes their items before it seals; `None`: the
+    /// usual number.
     pub seal_ahead: Option<usize>,
-    /// Bytes written that nobody has flushed from which on the device is flushed ahead of need; `None`: the usual number.
+    /// Bytes written that nobody has flushed from which on the device is flushed ahead of need;
+    /// `None`: the usual number.
     pub flush_ahead: Option<u64>,
-    /// Commit after each step of an operation that takes several transactions: cutting, deleting or punching many extents.
+    /// Commit after each step of an operation that takes several transactions: cutting, deleting or
+    /// punching many extents.
     pub commit_steps: bool,
-    /// Changes of references after which dropping a deleted subvolume commits and waits; `None`: the usual, and no wait.
+    /// Changes of references after which dropping a deleted subvolume commits and waits; `None`:
+    /// the usual, and no wait.
     pub drop_step: Option<u64>,
-    /// Where space is short, write whole files back rather than as much as is needed: what Linux once did.
+    /// Where space is short, write whole files back rather than as much as is needed: what Linux
+    /// once did.
     pub reclaim_whole_inodes: bool,
-    /// While an inode is logged, copy the leaves that have its items into new memory under the lock of its tree: what
-    /// Linux once did.
+    /// While an inode is logged, copy the leaves that have its items into new memory under the lock
+    /// of its tree: what Linux once did.
     pub log_copies_leaves_locked: bool,
-    /// Log nothing while a commit is on its way, until its superblock is durable: what Linux once did.
+    /// Log nothing while a commit is on its way, until its superblock is durable: what Linux once
+    /// did.
     pub log_waits_for_commit: bool,
-    /// Have each caller of `fsync` bring what it has into the log itself, one at a time, deleting the range of its checksums
-    /// first whether or not extents are shared: what Linux once did.
+    /// Have each caller of `fsync` bring what it has into the log itself, one at a time, deleting
+    /// the range of its checksums first whether or not extents are shared: what Linux once did.
     pub log_alone: bool,
-    /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the system's.
+    /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the
+    /// system's.
     pub fake_clock: bool,
 }
 
@@ -483,8 +496,8 @@ thread_local! {
     static NO_WAIT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` on a thread that must not wait: engine calls inside return [`crate::Error::WouldBlock`] instead of
-/// waiting for a device, a commit or space — always before they have changed anything.
+/// Runs `f` on a thread that must not wait: engine calls inside return [`crate::Error::WouldBlock`]
+/// instead of waiting for a device, a commit or space — always before they have changed anything.
 pub fn no_wait<T>(f: impl FnOnce() -> T) -> T {
     struct Reset(bool);
     impl Drop for Reset {

@@ -1,24 +1,29 @@
 //! How the memory that the engine may use is divided.
 //!
-//! One number is given, the cache size. Thirteen thirty-seconds of it are for delayed data, one for what writing it back
-//! takes meanwhile, a quarter is for clean nodes, and five thirty-seconds each are for what the running and the sealed transaction
-//! have changed: dirty nodes, and the notes for the commit. Each part is bounded by itself, so that none can starve another:
+//! One number is given, the cache size. Thirteen thirty-seconds of it are for delayed data, one for
+//! what writing it back takes meanwhile, a quarter is for clean nodes, and five thirty-seconds each
+//! are for what the running and the sealed transaction have changed: dirty nodes, and the notes for
+//! the commit. Each part is bounded by itself, so that none can starve another:
 //!
 //! - *delayed data*: who wants to write more waits, and writes back what is oldest meanwhile;
-//! - *writing back*: what a batch holds beside the bytes themselves — sectors made whole, compressed pieces — is counted
-//!   before it begins, and it waits for others that have it; alone it always goes on;
+//! - *writing back*: what a batch holds beside the bytes themselves — sectors made whole,
+//!   compressed pieces — is counted before it begins, and it waits for others that have it; alone
+//!   it always goes on;
 //! - *clean nodes*: the cache lets go of those that are used least;
-//! - *transactions*: from two thirds of its part on, and from 32 MiB on, a transaction is committed; when its part is full
-//!   operations wait until it is sealed. There is at most one sealed transaction, and the next is not sealed before that one is published.
+//! - *transactions*: from two thirds of its part on, and from 32 MiB on, a transaction is
+//!   committed; when its part is full operations wait until it is sealed. There is at most one
+//!   sealed transaction, and the next is not sealed before that one is published.
 //!
-//! So there is always room to make room: an extent is written from where its bytes lie or from what was counted, nodes leave
-//! a megabyte at a time. Blocks of the global trees that one commit
+//! So there is always room to make room: an extent is written from where its bytes lie or from what
+//! was counted, nodes leave a megabyte at a time. Blocks of the global trees that one commit
 //! changes are not bounded by this; they are few where extents lie beside each other.
 
-/// Least cache size that is not taken for a mistake: below, parts would be smaller than what one operation needs.
+/// Least cache size that is not taken for a mistake: below, parts would be smaller than what one
+/// operation needs.
 const LEAST: u64 = 8 << 20;
 
-/// Memory that one note of a transaction takes: a change of an extent's references, its checksums' head.
+/// Memory that one note of a transaction takes: a change of an extent's references, its checksums'
+/// head.
 const NOTE: u64 = 192;
 /// Memory of an inode that a transaction has changed.
 const INODE: u64 = 768;

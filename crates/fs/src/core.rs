@@ -1,8 +1,9 @@
 //! What all parts of an open file system share.
 //!
-//! [`Core`] owns the layers from the bottom up — volume, node store, roots, space, transactions, subvolumes — and the
-//! few services that join them: entering an epoch, reserving, filling purses, checking whether writing is still
-//! allowed. The parts themselves live in their modules and extend `Core` there.
+//! [`Core`] owns the layers from the bottom up — volume, node store, roots, space, transactions,
+//! subvolumes — and the few services that join them: entering an epoch, reserving, filling purses,
+//! checking whether writing is still allowed. The parts themselves live in their modules and extend
+//! `Core` there.
 
 use crate::alloc::Allocator;
 use crate::api::{OpenOptions, Timestamp};
@@ -140,7 +141,8 @@ impl Core {
             },
         }
     }
-    /// Joins the running transaction to change up to `items` items. Waits for space and for a seal in progress.
+    /// Joins the running transaction to change up to `items` items. Waits for space and for a seal
+    /// in progress.
     pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
         Handle::join(self, items, false)
     }
@@ -156,8 +158,8 @@ impl Core {
     pub(crate) fn budget(&self) -> Budget {
         Budget::of(self.options.cache_size)
     }
-    /// Keeps the memory of what a transaction has changed bounded: from some size on a commit is asked for, later on
-    /// operations wait until that commit has sealed what there is.
+    /// Keeps the memory of what a transaction has changed bounded: from some size on a commit is
+    /// asked for, later on operations wait until that commit has sealed what there is.
     pub(crate) fn bound_dirty_nodes(&self) -> Result<()> {
         let running = self.txns.running();
         let (bytes, budget) = (running.memory(self.nodesize()), self.budget());
@@ -171,15 +173,20 @@ impl Core {
         crate::api::may_wait()?;
         self.txns.wait_sealed(running.generation)
     }
-    /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and splits for as many of them
-    /// as grow. What is over comes back when the handle goes.
+    /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and
+    /// splits for as many of them as grow. What is over comes back when the handle goes.
     pub(crate) fn item_cost(&self, items: u64, growing: u64) -> u64 {
         let level = self.tree_stats.tallest.load(Ordering::Relaxed);
         let copies = items * level.max(1) + 1;
         (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
     }
     /// Reserves what `items` item changes can cost and `more` bytes, for an operation that passes.
-    pub(crate) fn reserve_items(&self, items: u64, deleting: bool, more: u64) -> Result<Reservation> {
+    pub(crate) fn reserve_items(
+        &self,
+        items: u64,
+        deleting: bool,
+        more: u64,
+    ) -> Result<Reservation> {
         let accounts = &self.space.accounts;
         if deleting {
             // An entry for what is left to do and a counter that becomes longer: no more grows.
@@ -188,7 +195,8 @@ impl Core {
             accounts.reserve_passing(self.item_cost(items, items) + more)
         }
     }
-    /// Adds to the reservation of an operation that has joined: it cannot wait any more, so it goes past those who do.
+    /// Adds to the reservation of an operation that has joined: it cannot wait any more, so it goes
+    /// past those who do.
     pub(crate) fn top_up(&self, reserved: &mut Reservation, bytes: u64, deleting: bool) -> bool {
         let more = || self.space.accounts.reserve_inside(bytes, deleting);
         let got = more().or_else(|| {
@@ -198,16 +206,17 @@ impl Core {
         });
         got.map(|more| reserved.merge(more)).is_some()
     }
-    /// Adds what `items` item changes can cost, up to where there is that much, without waiting. False when it is not
-    /// there.
+    /// Adds what `items` item changes can cost, up to where there is that much, without waiting.
+    /// False when it is not there.
     pub(crate) fn top_up_for(&self, reserved: &mut Reservation, items: u64) -> bool {
         let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
         lacking == 0 || self.top_up(reserved, lacking, false)
     }
-    /// Keeps space, until the transaction is published, for what its commit will do with an operation's notes: `bytes`
-    /// by which trees may grow, or that the seal copies. That the global trees' blocks are copied is what the global
-    /// reserve is for; only where they are so large that it does not hold them all is something kept for that, too:
-    /// leaves of three trees for each note.
+    /// Keeps space, until the transaction is published, for what its commit will do with an
+    /// operation's notes: `bytes` by which trees may grow, or that the seal copies. That the global
+    /// trees' blocks are copied is what the global reserve is for; only where they are so large
+    /// that it does not hold them all is something kept for that, too: leaves of three trees for
+    /// each note.
     pub(crate) fn keep_for_notes(
         &self,
         txn: &Txn,
@@ -217,7 +226,8 @@ impl Core {
         deleting: bool,
     ) {
         let notes = txn.notes.fetch_add(notes, Ordering::Relaxed) + notes;
-        let copies = notes.saturating_mul(3 * u64::from(self.nodesize())).min(self.space.global_trees());
+        let copies =
+            notes.saturating_mul(3 * u64::from(self.nodesize())).min(self.space.global_trees());
         let beyond = copies.saturating_sub(MAX_COPIES_IN_RESERVE);
         let before = txn.kept_for_copies.fetch_max(beyond, Ordering::Relaxed);
         let owed = bytes + beyond.saturating_sub(before);
@@ -228,7 +238,8 @@ impl Core {
         }
         txn.keep(from.split(owed));
     }
-    /// Keeps addresses that an operation did not need for the next one; only a few small sets, the rest is free again.
+    /// Keeps addresses that an operation did not need for the next one; only a few small sets, the
+    /// rest is free again.
     pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {
         // Addresses are taken from the end, so the highest go back.
         let mut surplus = purse.drain(..purse.len().saturating_sub(PURSE)).collect::<Vec<_>>();
@@ -262,7 +273,8 @@ impl Core {
         }
         Timestamp::now()
     }
-    /// The uuid of a new subvolume: a random one; with the fake clock one that follows from the transaction and the time.
+    /// The uuid of a new subvolume: a random one; with the fake clock one that follows from the
+    /// transaction and the time.
     pub(crate) fn new_uuid(&self) -> [u8; 16] {
         if !self.options.tuning.fake_clock {
             return *uuid::Uuid::new_v4().as_bytes();
@@ -278,10 +290,13 @@ impl Core {
         bytes[8..].copy_from_slice(&half(1));
         *uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes()
     }
-    /// Makes everything durable that was changed before the call. Delayed data must have been written before.
+    /// Makes everything durable that was changed before the call. Delayed data must have been
+    /// written before.
     pub(crate) fn commit(&self) -> Result<()> {
         match self.txns.request() {
-            Some(generation) if !self.options.tuning.break_fsync_does_not_wait => self.txns.wait(generation),
+            Some(generation) if !self.options.tuning.break_fsync_does_not_wait => {
+                self.txns.wait(generation)
+            }
             _ => match self.txns.failure() {
                 Some(why) => Err(Error::ReadOnly(Some(why))),
                 None => Ok(()),

@@ -1,19 +1,22 @@
 //! Discarding: telling the device which space holds nothing any more.
 //!
-//! An image file gets a hole there, a block device may forget the bytes. This module hides when that is done:
+//! An image file gets a hole there, a block device may forget the bytes. This module hides when
+//! that is done:
 //!
-//! - never before the superblock that frees the space is durable and the last version that can reach it is gone: what
-//!   is discarded is what would be free to be overwritten the next moment;
+//! - never before the superblock that frees the space is durable and the last version that can
+//!   reach it is gone: what is discarded is what would be free to be overwritten the next moment;
 //! - never while somebody may be given the space: it stays pinned until the device has answered;
-//! - space of data behind the publication, by the committer, in whole granules of [`GRANULE`] bytes and the largest
-//!   [`MOST_PER_COMMIT`] of them only, so that a commit that frees a million small files takes no longer for it;
+//! - space of data behind the publication, by the committer, in whole granules of [`GRANULE`] bytes
+//!   and the largest [`MOST_PER_COMMIT`] of them only, so that a commit that frees a million small
+//!   files takes no longer for it;
 //! - chunks that were given back as a whole;
-//! - space of tree blocks when the file system is closed. It is freed and taken again with every commit; discarding it
-//!   each time would cost every `fsync` for a few MiB. The same goes for mixed groups, and for what a commit left out;
+//! - space of tree blocks when the file system is closed. It is freed and taken again with every
+//!   commit; discarding it each time would cost every `fsync` for a few MiB. The same goes for
+//!   mixed groups, and for what a commit left out;
 //! - everything, when somebody asks for it ([`crate::trim`]).
 //!
-//! Who is short of space does not wait for freed space to be discarded ([`Core::hurry`]), only for what the device has in
-//! its hands.
+//! Who is short of space does not wait for freed space to be discarded ([`Core::hurry`]), only for
+//! what the device has in its hands.
 //!
 //! A discard that fails is no reason to fail anything else; after the first one no more are tried.
 
@@ -35,7 +38,8 @@ const MOST_AT_CLOSE: usize = 16384;
 pub(crate) struct Discards {
     /// Freed data, pinned still.
     queue: Mutex<Vec<Run>>,
-    /// Held while space is given back that no version can reach any more: who comes second finds it free.
+    /// Held while space is given back that no version can reach any more: who comes second finds it
+    /// free.
     releasing: Mutex<()>,
     /// Held while the device discards. Who holds it waits for the device and for nobody else.
     pub(crate) busy: Mutex<()>,
@@ -49,8 +53,8 @@ impl Core {
         self.options.discard && !self.space.discards.given_up.load(Ordering::Relaxed)
     }
 
-    /// Gives space back that no version can reach any more. Data that is to be discarded first waits for the committer,
-    /// or for [`Core::hurry`].
+    /// Gives space back that no version can reach any more. Data that is to be discarded first
+    /// waits for the committer, or for [`Core::hurry`].
     pub(crate) fn release_expired(&self) {
         let _releasing = self.space.discards.releasing.lock();
         for pinned in self.epochs.expired() {
@@ -76,7 +80,8 @@ impl Core {
         let mixed = self.space.accounts.is_mixed();
         !mixed && self.space.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
     }
-    /// Space is short: gives back what can be given back without discarding it, and waits for what is being discarded.
+    /// Space is short: gives back what can be given back without discarding it, and waits for what
+    /// is being discarded.
     pub(crate) fn hurry(&self) {
         self.release_expired();
         let runs = std::mem::take(&mut *self.space.discards.queue.lock());
@@ -103,7 +108,8 @@ impl Core {
         let groups = &self.space.groups;
         if self.options.tuning.break_discard_beyond {
             for (_, run) in whole {
-                let (start, end) = (run.start.0 / GRANULE * GRANULE, run.end().0.next_multiple_of(GRANULE));
+                let (start, end) =
+                    (run.start.0 / GRANULE * GRANULE, run.end().0.next_multiple_of(GRANULE));
                 self.discard_run(Run::new(Logical(start), end - start));
                 groups.unpin(run);
             }

@@ -26,7 +26,8 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(String),
     /// The file system has turned read-only because of an earlier failure, or was opened so.
-    #[error("file system is read-only{}", .0.as_deref().map(|w| format!(": {w}")).unwrap_or_default())]
+    #[error("file system is read-only{}", .0.as_deref().map(|w| format!(": \
+        {w}")).unwrap_or_default())]
     ReadOnly(Option<String>),
     /// No such entry, inode, xattr or subvolume.
     #[error("no such file or directory")]
@@ -85,8 +86,8 @@ pub enum Error {
     /// An earlier write of this inode's data failed and was not yet redone.
     #[error("an earlier write of this file's data failed")]
     DataLost,
-    /// Would have to wait, and the caller said that it must not (see [`crate::api::no_wait`]). Nothing has been
-    /// changed; call again from a thread that may wait.
+    /// Would have to wait, and the caller said that it must not (see [`crate::api::no_wait`]).
+    /// Nothing has been changed; call again from a thread that may wait.
     #[error("would block")]
     WouldBlock,
 }

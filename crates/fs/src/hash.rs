@@ -1,7 +1,8 @@
 //! Hashing numbers of inodes and trees, which nearly every operation does several times.
 //!
-//! The numbers come from images, whose makers must not be able to choose ones that collide: each map has secrets of its
-//! own, drawn by the standard library. Otherwise as little as spreads them: a multiplication whose halves are folded.
+//! The numbers come from images, whose makers must not be able to choose ones that collide: each
+//! map has secrets of its own, drawn by the standard library. Otherwise as little as spreads them:
+//! a multiplication whose halves are folded.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
@@ -63,8 +64,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Numbers in a row and numbers that differ in high bits only fill the low bits and the high ones, which are what a
-    /// table uses, nearly as chance would.
+    /// Numbers in a row and numbers that differ in high bits only fill the low bits and the high
+    /// ones, which are what a table uses, nearly as chance would.
     #[test]
     fn numbers_are_spread() {
         let numbers = Numbers::default();
@@ -77,6 +78,10 @@ mod tests {
             // Chance fills 63 %.
             assert!(low > 2000 && high > 2000, "step {step}: {low}, {high}");
         }
-        assert_ne!(numbers.hash_one(7u64), Numbers::default().hash_one(7u64), "each map has its own");
+        assert_ne!(
+            numbers.hash_one(7u64),
+            Numbers::default().hash_one(7u64),
+            "each map has its own"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The engine: a btrfs file system on a [`larder_volume::Device`], as a library.
 //!
-//! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths and
-//! not FUSE. Everything behind it is private to the crate's modules.
+//! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths
+//! and not FUSE. Everything behind it is private to the crate's modules.
 
 mod ahead;
 mod alloc;

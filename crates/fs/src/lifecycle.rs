@@ -74,8 +74,8 @@ pub struct Stats {
     pub device_discarded_bytes: u64,
     /// Bytes written by callers that are not in extents yet.
     pub delayed_bytes: u64,
-    /// Bytes that were compressed, and what became of them; bytes that were tried and did not shrink, and those that did
-    /// not look promising.
+    /// Bytes that were compressed, and what became of them; bytes that were tried and did not
+    /// shrink, and those that did not look promising.
     pub compress_in_bytes: u64,
     pub compress_out_bytes: u64,
     pub compress_failed_bytes: u64,
@@ -85,14 +85,15 @@ pub struct Stats {
     pub inodes_in_memory: u64,
     /// Parts of the cache size.
     pub memory: MemoryStats,
-    /// Bytes of data and metadata that running operations and the next commit have reserved; without the global
-    /// reserve. 0 when nothing is left to commit.
+    /// Bytes of data and metadata that running operations and the next commit have reserved;
+    /// without the global reserve. 0 when nothing is left to commit.
     pub data_reserved: u64,
     pub metadata_reserved: u64,
     /// Bytes of data and metadata that were freed and wait for a commit or a reader.
     pub data_pinned: u64,
     pub metadata_pinned: u64,
-    /// Bytes of metadata that were allocated beyond what was reserved; what commits take of the global reserve included.
+    /// Bytes of metadata that were allocated beyond what was reserved; what commits take of the
+    /// global reserve included.
     pub metadata_overdrawn: u64,
     /// Requests that had to wait for space, and those that were refused.
     pub space_waits: u64,
@@ -113,8 +114,9 @@ pub struct Stats {
 pub struct ReclaimStats {
     /// Calls of the reclaimer.
     pub rounds: u64,
-    /// Rounds of writing delayed data, and how much they were asked for and wrote: bytes where data was short, runs of
-    /// files where metadata was, which delayed data reserves for each of its files.
+    /// Rounds of writing delayed data, and how much they were asked for and wrote: bytes where data
+    /// was short, runs of files where metadata was, which delayed data reserves for each of its
+    /// files.
     pub writes: u64,
     pub asked_bytes: u64,
     pub written_bytes: u64,
@@ -145,16 +147,18 @@ pub struct MemoryStats {
     pub write_back: MemoryUse,
     /// Nodes that could be read again.
     pub clean_nodes: MemoryUse,
-    /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed one may take as much.
+    /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed one
+    /// may take as much.
     pub transaction: MemoryUse,
 }
 
 impl Filesystem {
-    /// Opens the file system on `device`. When it may be written, orphans are cleaned up and the threads that commit
-    /// and write back are started; [`Filesystem::close`] ends them.
+    /// Opens the file system on `device`. When it may be written, orphans are cleaned up and the
+    /// threads that commit and write back are started; [`Filesystem::close`] ends them.
     ///
     /// # Errors
-    /// Not btrfs, damaged, unsupported (with the feature named), in need of a log replay, or a device error.
+    /// Not btrfs, damaged, unsupported (with the feature named), in need of a log replay, or a
+    /// device error.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let core = Core::open(device, options)?;
         if !core.options.no_log_replay {
@@ -168,7 +172,8 @@ impl Filesystem {
         }
         let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(body);
-            let thread = thread.map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
+            let thread =
+                thread.map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
             fs.engine.threads.lock().push(thread);
             Ok::<_, Error>(())
         };
@@ -201,7 +206,12 @@ impl Filesystem {
     pub fn another(&self, subvol: &SubvolChoice) -> Result<Arc<Self>> {
         let root = self.core.mount_root(subvol)?;
         let front = self.core.fronts.join(root);
-        Ok(Arc::new(Self { core: self.core.clone(), root, front, engine: Arc::clone(&self.engine) }))
+        Ok(Arc::new(Self {
+            core: self.core.clone(),
+            root,
+            front,
+            engine: Arc::clone(&self.engine),
+        }))
     }
 
     /// This front end goes, and others stay: gives everything back that it holds. What only that
@@ -250,7 +260,8 @@ impl Filesystem {
     /// Makes everything durable that was done before the call.
     ///
     /// # Errors
-    /// `ReadOnly` after a failed commit (with its reason), `DataLost` when data of some file could not be written.
+    /// `ReadOnly` after a failed commit (with its reason), `DataLost` when data of some file could
+    /// not be written.
     pub fn sync(&self) -> Result<()> {
         if self.core.read_only.is_some() {
             return Ok(());
@@ -263,8 +274,8 @@ impl Filesystem {
         flushed
     }
 
-    /// Begins to make durable what was done before the call, and does not wait for it: who is about to [`Self::close`] has
-    /// something else to do first.
+    /// Begins to make durable what was done before the call, and does not wait for it: who is about
+    /// to [`Self::close`] has something else to do first.
     pub fn start_sync(&self) {
         self.core.txns.hasten();
     }
@@ -286,13 +297,14 @@ impl Filesystem {
             total_bytes: sb.total_bytes.get(),
             bytes_used: sb.bytes_used.get(),
             read_only: core.read_only.is_some() || core.txns.failure().is_some(),
-            has_unreplayed_log: sb.log_root.get() != 0 && !core.log_replayed.load(Ordering::Relaxed),
+            has_unreplayed_log: sb.log_root.get() != 0
+                && !core.log_replayed.load(Ordering::Relaxed),
             metadata_dump: sb.metadata_dump().is_some(),
         }
     }
 
-    /// Space as `df` wants it: what data can still be written, through its profile. Nothing is available while metadata
-    /// is full, although data may have room.
+    /// Space as `df` wants it: what data can still be written, through its profile. Nothing is
+    /// available while metadata is full, although data may have room.
     ///
     /// # Errors
     /// None at present.
@@ -359,7 +371,10 @@ impl Filesystem {
                     delayed_data: of(core.data.memory(), budget.data),
                     write_back: of(core.data.scratch.most(), budget.scratch),
                     clean_nodes: of(core.store.cached_bytes(), budget.nodes),
-                    transaction: of(core.txns.running().memory(core.nodesize()), budget.transaction),
+                    transaction: of(
+                        core.txns.running().memory(core.nodesize()),
+                        budget.transaction,
+                    ),
                 }
             },
             inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
@@ -389,11 +404,12 @@ impl Filesystem {
         }
     }
 
-    /// Discards all free space, that of deleted files included, or that of a range of addresses. See
-    /// [`crate::TrimRange`].
+    /// Discards all free space, that of deleted files included, or that of a range of addresses.
+    /// See [`crate::TrimRange`].
     ///
     /// # Errors
-    /// `ReadOnly`; `NotSupported` where the device takes no discards; as [`Filesystem::sync`]; what the device said.
+    /// `ReadOnly`; `NotSupported` where the device takes no discards; as [`Filesystem::sync`]; what
+    /// the device said.
     pub fn trim(&self, range: crate::TrimRange) -> Result<crate::Trimmed> {
         self.core.check_writable()?;
         self.sync()?;
@@ -426,7 +442,9 @@ impl Filesystem {
         let done = match (&self.core.read_only, self.core.txns.failure()) {
             (Some(_), _) => Ok(()),
             (None, Some(why)) => Err(Error::ReadOnly(Some(why))),
-            (None, None) => crate::inode::orphan::delete_held(&self.core).and_then(|()| self.sync()),
+            (None, None) => {
+                crate::inode::orphan::delete_held(&self.core).and_then(|()| self.sync())
+            }
         };
         if done.is_ok() && self.core.read_only.is_none() {
             self.core.discard_left();

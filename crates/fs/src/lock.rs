@@ -1,16 +1,18 @@
 //! Locks that know their place in the order.
 //!
-//! Every lock that can be held while another is taken has a [`Rank`], and ranks are taken in ascending order only: that
-//! is what rules deadlocks out. Builds with debug assertions keep, per thread, what is held, and panic at the first
-//! lock that is taken out of order — whether or not anybody else is there to deadlock with. Other builds pay nothing:
-//! the bookkeeping has no size and no code.
+//! Every lock that can be held while another is taken has a [`Rank`], and ranks are taken in
+//! ascending order only: that is what rules deadlocks out. Builds with debug assertions keep, per
+//! thread, what is held, and panic at the first lock that is taken out of order — whether or not
+//! anybody else is there to deadlock with. Other builds pay nothing: the bookkeeping has no size
+//! and no code.
 //!
-//! The order is the one of `ARCHITECTURE.md`, "Lock order". Two locks of one rank may be held together only where they
-//! have an order among themselves, which they are made with ([`RwLock::ordered`]). Being in a transaction is a place in
-//! the order, too, although it is no lock: a seal waits for whoever is in it ([`enter`]).
+//! The order is the one of `ARCHITECTURE.md`, "Lock order". Two locks of one rank may be held
+//! together only where they have an order among themselves, which they are made with
+//! ([`RwLock::ordered`]). Being in a transaction is a place in the order, too, although it is no
+//! lock: a seal waits for whoever is in it ([`enter`]).
 //!
-//! The same notes say whether a thread holds a lock across something that takes long: [`before_waiting_for_a_device`],
-//! [`holds_tree`], and what [`crate::watch`] makes of them.
+//! The same notes say whether a thread holds a lock across something that takes long:
+//! [`before_waiting_for_a_device`], [`holds_tree`], and what [`crate::watch`] makes of them.
 
 use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt;
@@ -63,7 +65,8 @@ ranks! {
     TreeRoot = 100, "a tree";
     /// What reference counts are computed from.
     View = 110, "the view of references";
-    /// The state machine of transactions. The notes of a transaction stand before it, but they are never held together.
+    /// The state machine of transactions. The notes of a transaction stand before it, but they are
+    /// never held together.
     Transactions = 120, "the state of transactions";
     /// Where the next allocation comes from.
     Hint = 130, "an allocation hint";
@@ -100,9 +103,11 @@ mod held {
     pub(crate) fn holds_tree() -> bool {
         TREES.try_with(|n| n.get() > 0).unwrap_or(false)
     }
-    /// Panics if the thread holds what nobody may hold who waits for a device: an inode's state or anything behind it.
+    /// Panics if the thread holds what nobody may hold who waits for a device: an inode's state or
+    /// anything behind it.
     pub(crate) fn before_waiting_for_a_device() {
-        let found = HELD.with_borrow(|(held, _)| held.iter().copied().find(|e| e.rank >= InodeState::RANK));
+        let found =
+            HELD.with_borrow(|(held, _)| held.iter().copied().find(|e| e.rank >= InodeState::RANK));
         if let Some(e) = found {
             panic!("lock order: a device is waited for while {} {:?} is held", e.name, e.order);
         }
@@ -125,7 +130,8 @@ mod held {
             Self::check::<R>(|e| (e.rank, e.order) >= (R::RANK, order));
             Self::push::<R>(order)
         }
-        /// The same, where one of its kind may be held: then there is nothing to wait for, whatever came after it.
+        /// The same, where one of its kind may be held: then there is nothing to wait for, whatever
+        /// came after it.
         #[track_caller]
         pub(crate) fn note_again<R: Rank>() -> Self {
             if !HELD.with_borrow(|(held, _)| held.iter().any(|e| e.rank == R::RANK)) {
@@ -155,10 +161,11 @@ mod held {
         }
         /// Forgets the last place of this rank that was kept.
         pub(crate) fn forget<R: Rank>() {
-            let number =
-                HELD.with_borrow(|(held, _)| held.iter().rev().find(|e| e.rank == R::RANK).map(|e| e.number));
-            let number =
-                number.unwrap_or_else(|| panic!("lock order: {} ends where it did not begin", R::NAME));
+            let number = HELD.with_borrow(|(held, _)| {
+                held.iter().rev().find(|e| e.rank == R::RANK).map(|e| e.number)
+            });
+            let number = number
+                .unwrap_or_else(|| panic!("lock order: {} ends where it did not begin", R::NAME));
             drop(Self { number, tree: false, thread: PhantomData });
         }
         /// It is held until it is forgotten.
@@ -246,8 +253,8 @@ pub(crate) fn leave<R: Rank>() {
     Held::forget::<R>();
 }
 
-/// What the thread is about to wait for needs others to pass `R` and what comes after: panics, in builds that check, if it
-/// holds anything of that.
+/// What the thread is about to wait for needs others to pass `R` and what comes after: panics, in
+/// builds that check, if it holds anything of that.
 #[track_caller]
 pub(crate) fn must_hold_none_from<R: Rank>() {
     Held::none_from::<R>();
@@ -429,8 +436,8 @@ mod tests {
 
     #[test]
     fn locks_of_one_rank_have_an_order_of_their_own() {
-        let [dir, a, b] =
-            [(false, 5, 300), (true, 5, 257), (true, 5, 258)].map(|o| RwLock::<(), Op>::ordered((), o));
+        let [dir, a, b] = [(false, 5, 300), (true, 5, 257), (true, 5, 258)]
+            .map(|o| RwLock::<(), Op>::ordered((), o));
         let held = (dir.write(), a.read(), b.write());
         drop(held);
         let _b = b.read();

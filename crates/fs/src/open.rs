@@ -1,8 +1,9 @@
 //! Opening a file system: from a superblock to a [`Core`] with everything in place.
 //!
-//! The order is forced by what maps what: the superblock has the system chunks, those lead to the chunk tree, that
-//! maps everything else; the root tree names the other roots. Whatever would make writing unsafe is found here, and
-//! turns into a refusal or a read-only file system with the reason said.
+//! The order is forced by what maps what: the superblock has the system chunks, those lead to the
+//! chunk tree, that maps everything else; the root tree names the other roots. Whatever would make
+//! writing unsafe is found here, and turns into a refusal or a read-only file system with the
+//! reason said.
 
 use crate::alloc::Allocator;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
@@ -65,20 +66,29 @@ pub(crate) fn mapped(start: Logical, chunk: &Chunk) -> MappedChunk {
 }
 
 /// Decides whether the image may be opened as asked; the reason why not to write, if any.
-fn writability(device: &dyn Device, sb: &Superblock, options: &OpenOptions) -> Result<Option<String>> {
+fn writability(
+    device: &dyn Device,
+    sb: &Superblock,
+    options: &OpenOptions,
+) -> Result<Option<String>> {
     let mut read_only = None;
     match sb.support() {
         Support::ReadWrite => {}
         Support::ReadOnly { why } => read_only = Some(why),
-        Support::MetadataOnly { why } if options.metadata_dump && options.read_only => read_only = Some(why),
+        Support::MetadataOnly { why } if options.metadata_dump && options.read_only => {
+            read_only = Some(why)
+        }
         Support::MetadataOnly { why } => {
             return Err(Error::Unsupported(format!("{}: {why}", device.name())));
         }
-        Support::Refused { why } => return Err(Error::Unsupported(format!("{}: {why}", device.name()))),
+        Support::Refused { why } => {
+            return Err(Error::Unsupported(format!("{}: {why}", device.name())));
+        }
     }
     if sb.log_root.get() != 0 && options.no_log_replay && !options.read_only {
         return Err(Error::Unsupported(format!(
-            "{}: a log waits to be replayed; without replaying it the file system can only be opened read-only",
+            "{}: a log waits to be replayed; without replaying it the file system can only be \
+                opened read-only",
             device.name()
         )));
     }
@@ -109,27 +119,31 @@ impl Core {
         let sb = read_superblock(device.as_ref())?;
         let read_only = writability(device.as_ref(), &sb, &options)?;
         let is_dump = sb.metadata_dump().is_some();
-        // A dump of several devices is as long as what was made of it; chunks beyond that are refused.
+        // A dump of several devices is as long as what was made of it; chunks beyond that are
+        // refused.
         if sb.dev_item.total_bytes.get() > device.size() && !is_dump {
             return Err(superblock_error(
                 device.as_ref(),
                 format!(
-                    "the file system is {} bytes long but the device only {}: is the image truncated?",
+                    "the file system is {} bytes long but the device only {}: is the image \
+                        truncated?",
                     sb.dev_item.total_bytes,
                     device.size()
                 ),
             ));
         }
-        let csum =
-            CsumType::from_disk(sb.csum_type.get()).map_err(|e| superblock_error(device.as_ref(), e))?;
-        let volume = Arc::new(Volume::new(vec![(DeviceId(sb.dev_item.devid.get()), device.clone())])?);
-        let system =
-            parse_sys_array(sb.sys_chunk_bytes()).map_err(|e| superblock_error(device.as_ref(), e))?;
+        let csum = CsumType::from_disk(sb.csum_type.get())
+            .map_err(|e| superblock_error(device.as_ref(), e))?;
+        let volume =
+            Arc::new(Volume::new(vec![(DeviceId(sb.dev_item.devid.get()), device.clone())])?);
+        let system = parse_sys_array(sb.sys_chunk_bytes())
+            .map_err(|e| superblock_error(device.as_ref(), e))?;
         for (key, chunk) in &system {
             add_chunk(&volume, Logical(key.offset), chunk)?;
         }
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
-        let fsid = if incompat.contains(Incompat::METADATA_UUID) { sb.metadata_uuid } else { sb.fsid };
+        let fsid =
+            if incompat.contains(Incompat::METADATA_UUID) { sb.metadata_uuid } else { sb.fsid };
         let chunk_root = Pointer {
             at: Logical(sb.chunk_root.get()),
             generation: Generation(sb.chunk_root_generation.get()),
@@ -168,7 +182,12 @@ impl Core {
         read_chunks(&volume, &chunk.version(epochs.enter()))?;
         let root = tree(
             ObjectId::ROOT_TREE,
-            Pointer { at: Logical(sb.root.get()), generation, level: sb.root_level, first_key: None },
+            Pointer {
+                at: Logical(sb.root.get()),
+                generation,
+                level: sb.root_level,
+                first_key: None,
+            },
         );
         let names = root.version(epochs.enter());
         let optional = |id| -> Result<Option<Tree>> {
@@ -176,7 +195,10 @@ impl Core {
         };
         let required = |id| -> Result<Tree> {
             optional(id)?.ok_or_else(|| {
-                Error::corrupt(Place::tree(ObjectId::ROOT_TREE), format!("the root of tree {id} is missing"))
+                Error::corrupt(
+                    Place::tree(ObjectId::ROOT_TREE),
+                    format!("the root of tree {id} is missing"),
+                )
             })
         };
         let compat_ro = CompatRo::from_bits_retain(sb.compat_ro_flags.get());
@@ -185,7 +207,9 @@ impl Core {
             dev: required(ObjectId::DEV_TREE)?,
             csum: required(ObjectId::CSUM_TREE)?,
             uuid: optional(ObjectId::UUID_TREE)?,
-            free_space: if compat_ro.contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID) {
+            free_space: if compat_ro
+                .contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
+            {
                 Some(required(ObjectId::FREE_SPACE_TREE)?)
             } else {
                 None
@@ -271,8 +295,9 @@ impl Core {
         let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, csum::name_hash(b"default"));
         let Some(item) = roots.get(&key)? else { return Ok(ObjectId::FS_TREE) };
         for entry in DirEntries::new(item.data()) {
-            let entry =
-                entry.map_err(|e| Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.to_string()))?;
+            let entry = entry.map_err(|e| {
+                Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.to_string())
+            })?;
             if entry.name == b"default" {
                 return Ok(entry.location.objectid);
             }
@@ -282,8 +307,12 @@ impl Core {
 
     /// Walks a path of names from the top-level subvolume; it must end at a subvolume.
     fn resolve_subvol(&self, path: &[u8]) -> Result<InodeId> {
-        let missing =
-            || Error::Unsupported(format!("there is no subvolume at {}", String::from_utf8_lossy(path)));
+        let missing = || {
+            Error::Unsupported(format!(
+                "there is no subvolume at {}",
+                String::from_utf8_lossy(path)
+            ))
+        };
         let top = self.subvol(ObjectId::FS_TREE)?;
         let mut at = InodeId { subvol: top.id, ino: top.root_dir };
         for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty()) {
@@ -315,7 +344,11 @@ fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
 }
 
 /// Work that Linux left half done and Larder cannot continue, or accounting that it does not keep.
-fn unfinished(names: &Version, roots: &Roots, epoch: &crate::tree::Epoch) -> Result<Option<String>> {
+fn unfinished(
+    names: &Version,
+    roots: &Roots,
+    epoch: &crate::tree::Epoch,
+) -> Result<Option<String>> {
     let first = |version: &Version, id: ObjectId, kind: KeyType| -> Result<bool> {
         let item = version.at_or_after(&Key::new(id, kind, 0))?;
         Ok(item.is_some_and(|i| i.key.objectid == id && i.key.kind == kind))
@@ -337,8 +370,10 @@ fn unfinished(names: &Version, roots: &Roots, epoch: &crate::tree::Epoch) -> Res
     let dev = roots.dev.version(epoch.clone());
     if let Some(item) = dev.get(&Key::new(ObjectId(0), KeyType::DEV_REPLACE, 0))? {
         // The state is the fourth word; 1 started, 4 suspended.
-        let state =
-            item.data().get(24..32).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
+        let state = item
+            .data()
+            .get(24..32)
+            .map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
         if state == 1 || state == 4 {
             return Ok(Some("a device replacement was interrupted; let Linux finish it".into()));
         }

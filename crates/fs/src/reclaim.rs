@@ -1,19 +1,22 @@
 //! Reclaim: what is done when space is short, cheapest first.
 //!
-//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps: what nobody holds any more; for
-//! metadata a commit where promises to it are all that stands in the way, and delayed data, whose reservations for items
-//! are many times what they take; a chunk; delayed data, for what it has reserved beyond its needs; a commit.
+//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps: what nobody
+//! holds any more; for metadata a commit where promises to it are all that stands in the way, and
+//! delayed data, whose reservations for items are many times what they take; a chunk; delayed data,
+//! for what it has reserved beyond its needs; a commit.
 //!
-//! Delayed data is written by amount, oldest first: what is asked for and at most a piece of a file more, never whole
-//! files, never everything at once. A small request on a machine with little memory must not write hundreds of MiB that
-//! would have grown to larger extents. Where a round does not yield enough, what is on its way already is waited for —
-//! compressed data says only when it arrives how little it needs — and the next round writes twice as much. Before
-//! anybody is refused everything has been written.
+//! Delayed data is written by amount, oldest first: what is asked for and at most a piece of a file
+//! more, never whole files, never everything at once. A small request on a machine with little
+//! memory must not write hundreds of MiB that would have grown to larger extents. Where a round
+//! does not yield enough, what is on its way already is waited for — compressed data says only when
+//! it arrives how little it needs — and the next round writes twice as much. Before anybody is
+//! refused everything has been written.
 //!
-//! "There is nothing left" must not be true for a moment only. Others commit, make chunks and give them back all the
-//! time, and what was looked at first may have changed when the last step has failed. So after each step a chunk is asked for
-//! once more; chunks in which nothing is left are given back, which takes two commits, before they are counted as
-//! taken; and if anything was published, made or given back since the round began, it was not the last.
+//! "There is nothing left" must not be true for a moment only. Others commit, make chunks and give
+//! them back all the time, and what was looked at first may have changed when the last step has
+//! failed. So after each step a chunk is asked for once more; chunks in which nothing is left are
+//! given back, which takes two commits, before they are counted as taken; and if anything was
+//! published, made or given back since the round began, it was not the last.
 
 use crate::alloc::Wish;
 use crate::core::Core;
@@ -43,7 +46,8 @@ impl Reclaim for Reclaimer {
         let begun = moment();
         let before = core.space.accounts.unheld(kind);
         let accounts = &core.space.accounts;
-        let enough = || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
+        let enough =
+            || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
         core.hurry();
         core.empty_purses();
         if enough() {
@@ -63,8 +67,8 @@ impl Reclaim for Reclaimer {
         };
         let stats = &core.space.reclaims;
         if kind == SpaceKind::Metadata {
-            // A chunk for metadata is never given to data again while anything is left in it. Where promises are all that
-            // stands in the way, and a commit ends them, none is made.
+            // A chunk for metadata is never given to data again while anything is left in it. Where
+            // promises are all that stands in the way, and a commit ends them, none is made.
             let pots = accounts.pots(kind);
             let scarce = pots.used >= pots.total / 4 * 3;
             let promises = || core.txns.running().kept() + accounts.pots(kind).pinned;
@@ -75,8 +79,8 @@ impl Reclaim for Reclaimer {
                     return Ok(true);
                 }
             }
-            // What delayed data has reserved for its items, many times what they take. What was written leaves notes,
-            // which the commit ends.
+            // What delayed data has reserved for its items, many times what they take. What was
+            // written leaves notes, which the commit ends.
             if !scarce {
                 let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
                 if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
@@ -107,9 +111,10 @@ impl Reclaim for Reclaimer {
         if wish == Wish::Granted {
             return Ok(true);
         }
-        // Operations on metadata promise themselves many times what they take: with those under way at their end, delayed
-        // data written and a commit, nothing is left of it. And the first commit shows which chunks are empty, those of
-        // its own transaction too; the second gives them back.
+        // Operations on metadata promise themselves many times what they take: with those under way
+        // at their end, delayed data written and a commit, nothing is left of it. And the first
+        // commit shows which chunks are empty, those of its own transaction too; the second gives
+        // them back.
         if wish == Wish::Promised || core.space.has_idle_chunks(kind) {
             let after_commits = || -> Result<bool> {
                 for _ in 0..2 {
@@ -123,8 +128,9 @@ impl Reclaim for Reclaimer {
                 Ok(false)
             };
             let files = Delayed { bytes: u64::MAX, flights: index(FEWEST_FILES) };
-            let made =
-                || -> Result<bool> { Ok(after_commits()? || write_delayed(&core, files, after_commits)?) };
+            let made = || -> Result<bool> {
+                Ok(after_commits()? || write_delayed(&core, files, after_commits)?)
+            };
             // Who waits for metadata stands in that line already.
             let made = if kind == SpaceKind::Data && !accounts.is_mixed() {
                 accounts.alone(SpaceKind::Metadata, made)
@@ -157,7 +163,8 @@ impl Reclaim for Reclaimer {
         if moment() != begun {
             return Ok(true);
         }
-        tracing::debug!(?kind, bytes, pots = ?accounts.pots(kind), "nothing is left to be reclaimed");
+        tracing::debug!(?kind, bytes, pots = ?accounts.pots(kind), "nothing is left to be \
+            reclaimed");
         Ok(false)
     }
 }
@@ -166,15 +173,17 @@ impl Reclaim for Reclaimer {
 const FEWEST_FILES: u64 = 64;
 /// Bytes of delayed data that are written at least where data is short.
 const LEAST_BYTES: u64 = 1 << 20;
-/// Rounds of writing delayed data, each of twice as much as the one before: all there is, if need be.
+/// Rounds of writing delayed data, each of twice as much as the one before: all there is, if need
+/// be.
 const ROUNDS: u32 = 24;
 
 fn index(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// Writes delayed data, oldest first, until `enough`: at first what is wanted and no more, then twice as much ... After
-/// each round what is on its way already is waited for. True when it is enough, false when nothing is delayed any more.
+/// Writes delayed data, oldest first, until `enough`: at first what is wanted and no more, then
+/// twice as much ... After each round what is on its way already is waited for. True when it is
+/// enough, false when nothing is delayed any more.
 fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>) -> Result<bool> {
     let stats = &core.space.reclaims;
     let mut wanted = wanted;
@@ -208,7 +217,8 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
 pub(crate) struct ReclaimCounters {
     /// Rounds of writing delayed data.
     pub(crate) writes: AtomicU64,
-    /// Runs of files that they were asked for, and that they wrote; where bytes were asked for, those.
+    /// Runs of files that they were asked for, and that they wrote; where bytes were asked for,
+    /// those.
     pub(crate) asked_runs: AtomicU64,
     /// See `asked_runs`.
     pub(crate) written_runs: AtomicU64,

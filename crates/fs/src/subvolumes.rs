@@ -13,24 +13,33 @@ impl Filesystem {
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
         subvolume::create(&self.core, dir, name, new)
     }
-    /// Makes a snapshot of a subvolume: all that was done in it before the call, and of what is done meanwhile a moment. It
-    /// is durable when the call returns. Subvolumes inside are not in it.
+    /// Makes a snapshot of a subvolume: all that was done in it before the call, and of what is
+    /// done meanwhile a moment. It is durable when the call returns. Subvolumes inside are not in
+    /// it.
     ///
     /// # Errors
-    /// As making a directory; `NotFound` for the source; `DataLost` when data in it could not be written.
-    pub fn snapshot(&self, source: TreeId, dir: InodeId, name: &[u8], read_only: bool) -> Result<TreeId> {
+    /// As making a directory; `NotFound` for the source; `DataLost` when data in it could not be
+    /// written.
+    pub fn snapshot(
+        &self,
+        source: TreeId,
+        dir: InodeId,
+        name: &[u8],
+        read_only: bool,
+    ) -> Result<TreeId> {
         subvolume::snapshot(&self.core, source, dir, name, read_only)
     }
     /// Deletes a subvolume with everything in it. What it took comes back in the background
     /// ([`Filesystem::wait_for_drops`]).
     ///
     /// # Errors
-    /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it; `NotPermitted` for the default
-    /// one; `Busy` for the root of a mount.
+    /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it;
+    /// `NotPermitted` for the default one; `Busy` for the root of a mount.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<TreeId> {
         subvolume::delete(&self.core, dir, name, Deletes::Full)
     }
-    /// Waits until deleted subvolumes take no space any more, but for what the next commit gives back.
+    /// Waits until deleted subvolumes take no space any more, but for what the next commit gives
+    /// back.
     ///
     /// # Errors
     /// `ReadOnly` when writing has ended; `Corrupt` when some deleted tree is damaged.
@@ -63,15 +72,16 @@ impl Filesystem {
     pub fn subvolume_path(&self, id: TreeId) -> Result<Vec<u8>> {
         self.core.subvol_path(id)
     }
-    /// Path of a directory within its subvolume, with a slash at the end; empty for the root directory.
+    /// Path of a directory within its subvolume, with a slash at the end; empty for the root
+    /// directory.
     ///
     /// # Errors
     /// `NotFound` for a directory without a name.
     pub fn path_in_subvolume(&self, dir: InodeId) -> Result<Vec<u8>> {
         crate::inode::path_within(&self.core, dir.subvol, dir.ino)
     }
-    /// Makes a subvolume read-only or writable. One that was received becomes writable only with `forget`, and then is no
-    /// longer known as received.
+    /// Makes a subvolume read-only or writable. One that was received becomes writable only with
+    /// `forget`, and then is no longer known as received.
     ///
     /// # Errors
     /// `NotFound`; `Busy` for a received one.
@@ -85,8 +95,9 @@ impl Filesystem {
     pub fn set_subvolume_received(&self, id: TreeId, received: Received) -> Result<Generation> {
         self.core.set_subvol_received(id, received)
     }
-    /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or later, by rising inode
-    /// and offset from (`ino`, `offset`) on, until it returns false. What is in memory only is not among them: sync first.
+    /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
+    /// later, by rising inode and offset from (`ino`, `offset`) on, until it returns false. What is
+    /// in memory only is not among them: sync first.
     ///
     /// # Errors
     /// `NotFound`.
@@ -99,7 +110,8 @@ impl Filesystem {
     ) -> Result<()> {
         crate::root::find_new::find_new(&self.core, subvol, since, from, each)
     }
-    /// A path to an inode within its subvolume, without a slash at either end; of several names one.
+    /// A path to an inode within its subvolume, without a slash at either end; of several names
+    /// one.
     ///
     /// # Errors
     /// `NotFound` for one without a name.

@@ -1,20 +1,21 @@
 //! Trimming: telling the device of all free space, or of that in a range, because somebody asks.
 //!
-//! [`crate::discard`] tells the device what is freed as it is freed; a trim goes through what is free
-//! now. This module hides which space that is. It is what `FITRIM` takes on Linux:
+//! [`crate::discard`] tells the device what is freed as it is freed; a trim goes through what is
+//! free now. This module hides which space that is. It is what `FITRIM` takes on Linux:
 //!
 //! - Addresses are logical. They have nothing to do with the size of the device, so no start lies
-//!   behind the end of the file system; only the last address of all is refused, and a range of less
-//!   than a sector.
-//! - Of a block group in which the range begins, nothing is trimmed. One in which it ends is trimmed
-//!   up to there.
-//! - A free run stays where less of it lies in the range than `min_len`, or than the device says that
-//!   it discards at once.
-//! - What belongs to no chunk has no logical address. It is trimmed whatever the range is, once: it is
-//!   not told again before a chunk has lain there.
+//!   behind the end of the file system; only the last address of all is refused, and a range of
+//!   less than a sector.
+//! - Of a block group in which the range begins, nothing is trimmed. One in which it ends is
+//!   trimmed up to there.
+//! - A free run stays where less of it lies in the range than `min_len`, or than the device says
+//!   that it discards at once.
+//! - What belongs to no chunk has no logical address. It is trimmed whatever the range is, once: it
+//!   is not told again before a chunk has lain there.
 //! - All copies count.
 //!
-//! What is being discarded is pinned meanwhile, in pieces, so that nobody finds the disk full for it.
+//! What is being discarded is pinned meanwhile, in pieces, so that nobody finds the disk full for
+//! it.
 
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -68,8 +69,13 @@ impl Told {
     /// A chunk takes this stretch.
     pub(crate) fn take(&mut self, at: Physical, len: u64) {
         let end = at.plus(len);
-        let hit: Vec<(Physical, u64)> =
-            self.0.range(..end).rev().map(|(a, l)| (*a, *l)).take_while(|(a, l)| a.plus(*l) > at).collect();
+        let hit: Vec<(Physical, u64)> = self
+            .0
+            .range(..end)
+            .rev()
+            .map(|(a, l)| (*a, *l))
+            .take_while(|(a, l)| a.plus(*l) > at)
+            .collect();
         for (start, len) in hit {
             self.0.remove(&start);
             for (from, to) in [(start, at), (end, start.plus(len))] {
@@ -85,8 +91,8 @@ impl Core {
     /// Discards the free space that the module's text describes.
     ///
     /// # Errors
-    /// `ReadOnly`; `NotSupported` where no device takes discards; `Invalid` for a range without a whole
-    /// sector; `WouldBlock`; what the device said.
+    /// `ReadOnly`; `NotSupported` where no device takes discards; `Invalid` for a range without a
+    /// whole sector; `WouldBlock`; what the device said.
     pub(crate) fn trim(&self, range: TrimRange) -> Result<Trimmed> {
         self.check_writable()?;
         crate::api::may_wait()?;
@@ -111,7 +117,8 @@ impl Core {
         if self.volume.can_discard() { Ok(Trimmed { bytes, min_len }) } else { Err(unsupported()) }
     }
 
-    /// Discards the free runs of a group as far as they lie in `within`, if that is `min_len` bytes.
+    /// Discards the free runs of a group as far as they lie in `within`, if that is `min_len`
+    /// bytes.
     fn trim_group(&self, group: &BlockGroup, within: Run, min_len: u64) -> Result<u64> {
         let groups = &self.space.groups;
         let behind = |at: Logical, range: Run| Run::new(at, range.end().0.saturating_sub(at.0));

@@ -1,8 +1,9 @@
 //! Where the space is: figures for people who want to know what is full.
 //!
-//! btrfs divides a device into chunks for data and chunks for metadata, and a chunk is for one of them as long as anything
-//! is in it. So there are two ways to be full, and the one number that `statfs` has room for hides which it is. This
-//! module collects the figures; front ends find the words.
+//! btrfs divides a device into chunks for data and chunks for metadata, and a chunk is for one of
+//! them as long as anything is in it. So there are two ways to be full, and the one number that
+//! `statfs` has room for hides which it is. This module collects the figures; front ends find the
+//! words.
 
 use crate::core::Core;
 use crate::space::{Run, SpaceKind};
@@ -31,7 +32,8 @@ pub struct KindUsage {
     pub available: u64,
     /// Chunks.
     pub chunks: u64,
-    /// Chunks less than half used, and the bytes free in them: what a balance could give back to the device.
+    /// Chunks less than half used, and the bytes free in them: what a balance could give back to
+    /// the device.
     pub sparse_chunks: u64,
     /// See `sparse_chunks`.
     pub sparse_free: u64,
@@ -80,7 +82,8 @@ impl Core {
         let accounts = &self.space.accounts;
         let pots = accounts.pots(kind);
         let mixed = accounts.is_mixed() && kind != SpaceKind::System;
-        let kept = if kind == SpaceKind::Metadata || mixed { accounts.global_reserve().0 } else { 0 };
+        let kept =
+            if kind == SpaceKind::Metadata || mixed { accounts.global_reserve().0 } else { 0 };
         let reserved = accounts.reserved_by_operations(kind);
         let mut usage = KindUsage {
             profile: self.space.profile_name(kind),
@@ -110,8 +113,8 @@ impl Core {
         usage
     }
 
-    /// Is there neither room in metadata for another file nor room for another chunk of it? Pinned space counts as
-    /// room: who needs it gets it.
+    /// Is there neither room in metadata for another file nor room for another chunk of it? Pinned
+    /// space counts as room: who needs it gets it.
     pub(crate) fn metadata_is_full(&self) -> bool {
         let accounts = &self.space.accounts;
         let pots = accounts.pots(SpaceKind::Metadata);

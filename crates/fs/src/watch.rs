@@ -1,20 +1,23 @@
 //! What must never happen under a lock, watched where debug assertions are on: in all tests.
 //!
-//! - Nobody waits for a device who holds an inode's state, a tree, or anything behind them in the order of locks. The
-//!   devices of a file system are wrapped (`device`): each access looks at what its thread holds, and panics.
-//! - While an inode is logged, nobody allocates who holds a tree: on other file systems exactly that, copying leaves under
-//!   their lock, has held up everybody else. Only an allocator sees every allocation, and a library has none; one that
-//!   asks [`is_logging_under_a_tree`] is in `crates/simtest/tests/log_locks.rs`.
+//! - Nobody waits for a device who holds an inode's state, a tree, or anything behind them in the
+//!   order of locks. The devices of a file system are wrapped (`device`): each access looks at what
+//!   its thread holds, and panics.
+//! - While an inode is logged, nobody allocates who holds a tree: on other file systems exactly
+//!   that, copying leaves under their lock, has held up everybody else. Only an allocator sees
+//!   every allocation, and a library has none; one that asks [`is_logging_under_a_tree`] is in
+//!   `crates/simtest/tests/log_locks.rs`.
 //!
-//! That both are noticed is shown by doing them on purpose (`provoke`). Other builds have nothing of this.
+//! That both are noticed is shown by doing them on purpose (`provoke`). Other builds have nothing
+//! of this.
 
 use crate::core::Core;
 use crate::inode::Inode;
 use larder_volume::Device;
 use std::sync::Arc;
 
-/// Is the calling thread logging an inode while it holds the lock of a tree? For allocators: allocates nothing. Always
-/// false without debug assertions.
+/// Is the calling thread logging an inode while it holds the lock of a tree? For allocators:
+/// allocates nothing. Always false without debug assertions.
 #[doc(hidden)]
 #[must_use]
 pub fn is_logging_under_a_tree() -> bool {
@@ -174,7 +177,10 @@ pub(crate) fn device(device: Arc<dyn Device>) -> Arc<dyn Device> {
 pub(crate) fn provoke(core: &Core, inode: &Inode) -> crate::error::Result<()> {
     let tuning = &core.options.tuning;
     if tuning.break_log_copies_locked {
-        inode.subvol.tree.locked(|| drop(std::hint::black_box(vec![0u8; core.nodesize() as usize])));
+        inode
+            .subvol
+            .tree
+            .locked(|| drop(std::hint::black_box(vec![0u8; core.nodesize() as usize])));
     }
     if tuning.break_log_waits_locked {
         inode.subvol.tree.locked(|| core.volume.flush())?;

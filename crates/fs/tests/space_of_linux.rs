@@ -1,11 +1,13 @@
-//! Space as Linux records it: extent items, free space, checksums and block groups of images that the kernel wrote
-//! are understood, and written again to the same bytes.
+//! Space as Linux records it: extent items, free space, checksums and block groups of images that
+//! the kernel wrote are understood, and written again to the same bytes.
 
 #[path = "../../format/tests/common/mod.rs"]
 mod common;
 
 use common::{Image, has, items, missing, mkfs, run};
-use larder_format::items::{BlockGroupItem, Chunk, ExtentFlags, ExtentItem, ExtentRef, parse_keyed_refs};
+use larder_format::items::{
+    BlockGroupItem, Chunk, ExtentFlags, ExtentItem, ExtentRef, parse_keyed_refs,
+};
 use larder_format::{CompatRo, CsumType, Incompat, Key, KeyType, Logical, ObjectId, TreeId};
 use larder_fs::error::{Error, Place, Result};
 use larder_fs::space::extent_tree::{ExtentFeatures, apply, extent_info, extent_of};
@@ -52,10 +54,12 @@ impl TreeOps for Map {
 }
 
 fn oracle() -> bool {
-    let root = fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
+    let root =
+        fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
     let kernel = fs::read_to_string("/proc/filesystems").is_ok_and(|s| s.contains("\tbtrfs"));
     let loops = Path::new("/dev/loop-control").exists();
-    for (there, what) in [(root, "root"), (loops, "loop devices"), (kernel, "btrfs in the kernel")] {
+    for (there, what) in [(root, "root"), (loops, "loop devices"), (kernel, "btrfs in the kernel")]
+    {
         if !there {
             missing(what);
             return false;
@@ -82,7 +86,10 @@ impl Drop for Mount {
 /// Has the kernel fragment the free space and share data and nodes in every way.
 fn populate(image: &Path, at: &Path) {
     fs::create_dir_all(at).unwrap();
-    run("mount", &["-t", "btrfs", "-o", "loop,commit=300,noatime,max_inline=0", text(image), text(at)]);
+    run(
+        "mount",
+        &["-t", "btrfs", "-o", "loop,commit=300,noatime,max_inline=0", text(image), text(at)],
+    );
     let mount = Mount(at.to_path_buf());
     let source = at.join("source");
     run("btrfs", &["-q", "subvolume", "create", text(&source)]);
@@ -96,10 +103,20 @@ fn populate(image: &Path, at: &Path) {
     }
     fs::write(source.join("large"), block.repeat(600)).unwrap();
     for n in 0..160 {
-        run("cp", &["--reflink=always", text(&source.join("large")), text(&source.join(format!("copy{n}")))]);
+        run(
+            "cp",
+            &[
+                "--reflink=always",
+                text(&source.join("large")),
+                text(&source.join(format!("copy{n}"))),
+            ],
+        );
     }
     for n in 0..3 {
-        run("btrfs", &["-q", "subvolume", "snapshot", text(&source), text(&at.join(format!("snap{n}")))]);
+        run(
+            "btrfs",
+            &["-q", "subvolume", "snapshot", text(&source), text(&at.join(format!("snap{n}")))],
+        );
         for k in (n * 100 + 1..n * 100 + 40).step_by(2) {
             fs::write(source.join(k.to_string()), &block).unwrap();
         }
@@ -128,7 +145,8 @@ impl Trees {
         for (tree, key, data) in items(&nodes) {
             let map = maps.entry(tree).or_default();
             map.1 = larder_format::node::max_item_size(nodesize);
-            // Leaves that snapshots share come up once: only trees that nothing shares are looked at here.
+            // Leaves that snapshots share come up once: only trees that nothing shares are looked
+            // at here.
             map.0.insert(key, data.to_vec());
         }
         let sb = &image.sb;
@@ -137,7 +155,8 @@ impl Trees {
         Self {
             maps,
             nodesize,
-            skinny: Incompat::from_bits_retain(sb.incompat_flags.get()).contains(Incompat::SKINNY_METADATA),
+            skinny: Incompat::from_bits_retain(sb.incompat_flags.get())
+                .contains(Incompat::SKINNY_METADATA),
             csum: sb.csum_type(),
             has_free_space_tree: compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID),
             group_tree: if own_tree { ObjectId::BLOCK_GROUP_TREE } else { ObjectId::EXTENT_TREE },
@@ -152,7 +171,8 @@ impl Trees {
             .filter(|(key, _)| key.kind == KeyType::CHUNK_ITEM)
             .map(|(key, data)| {
                 let chunk = Chunk::parse(&data).unwrap();
-                let stripes = chunk.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset });
+                let stripes =
+                    chunk.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset });
                 MappedChunk {
                     start: Logical(key.offset),
                     length: chunk.length,
@@ -164,7 +184,8 @@ impl Trees {
     }
 }
 
-/// Every extent of the tree with all its references, added one head each to an empty tree, gives Linux's items.
+/// Every extent of the tree with all its references, added one head each to an empty tree, gives
+/// Linux's items.
 fn rebuild_extents(trees: &Trees) {
     let linux = trees.tree(ObjectId::EXTENT_TREE);
     let features = ExtentFeatures { skinny: trees.skinny, nodesize: trees.nodesize };
@@ -181,7 +202,9 @@ fn rebuild_extents(trees: &Trees) {
             (false, None) => ExtentKind::TreeBlock { level: u8::try_from(key.offset).unwrap() },
         };
         let mut refs = item.inline.clone();
-        let keyed = linux.0.range(Key::new(at, KeyType(170), 0)..Key::new(at, KeyType::BLOCK_GROUP_ITEM, 0));
+        let keyed = linux
+            .0
+            .range(Key::new(at, KeyType(170), 0)..Key::new(at, KeyType::BLOCK_GROUP_ITEM, 0));
         for (k, d) in keyed.clone() {
             refs.extend(parse_keyed_refs(k, d).unwrap());
         }
@@ -198,25 +221,34 @@ fn rebuild_extents(trees: &Trees) {
         if keyed.clone().next().is_none() {
             assert_eq!(mine.0[key], *data, "{key}");
         } else {
-            // Which references are inline depends on when they came, and inline ones that went left room. A new item
-            // is as full as Linux would have made it.
+            // Which references are inline depends on when they came, and inline ones that went left
+            // room. A new item is as full as Linux would have made it.
             overflowing += 1;
             let range = Key::new(at, KeyType(170), 0)..Key::new(at, KeyType::BLOCK_GROUP_ITEM, 0);
             let (inline, more) = (mine.0[key].len(), mine.0.range(range).count());
-            assert!(inline >= data.len() && more <= keyed.count() && more > 0, "{key}: {inline} {more}");
+            assert!(
+                inline >= data.len() && more <= keyed.count() && more > 0,
+                "{key}: {inline} {more}"
+            );
             assert!(inline <= limit && inline + 29 > limit, "{key}: {inline} bytes of {limit}");
         }
         // And away again, the references in another order.
         let mut head = RefHead::existing(num_bytes, kind);
         refs.iter().rev().for_each(|(r, n)| head.add(*r, -i64::from(*n)));
         let mut copy = Map(
-            linux.0.range(Key::new(at, KeyType(0), 0)..).take(200).map(|(k, d)| (*k, d.clone())).collect(),
+            linux
+                .0
+                .range(Key::new(at, KeyType(0), 0)..)
+                .take(200)
+                .map(|(k, d)| (*k, d.clone()))
+                .collect(),
             linux.1,
         );
         let before = copy.0.len();
         apply(&mut copy, features, at, &head).unwrap();
-        let gone =
-            refs.iter().filter(|(r, _)| item.inline_count(r) == 0 && !matches!(r, ExtentRef::Owner { .. }));
+        let gone = refs
+            .iter()
+            .filter(|(r, _)| item.inline_count(r) == 0 && !matches!(r, ExtentRef::Owner { .. }));
         assert_eq!(copy.0.len(), before - 1 - gone.count(), "{key}");
     }
     assert!(all > 200 && overflowing > 0 && full > 0, "{all} extents, {overflowing} {full}");
@@ -259,11 +291,16 @@ fn check_csums(trees: &Trees) {
         csum_tree::insert(&mut mine, trees.csum, Logical(key.offset), data).unwrap();
         let len = (data.len() / trees.csum.size()) as u64 * 4096;
         let mut at = 0;
-        csum_tree::read(&mut mine, trees.csum, Run::new(Logical(key.offset), len), &mut |_, sum| {
-            assert_eq!(sum.unwrap(), &data[at..at + trees.csum.size()]);
-            at += trees.csum.size();
-            sectors += 1;
-        })
+        csum_tree::read(
+            &mut mine,
+            trees.csum,
+            Run::new(Logical(key.offset), len),
+            &mut |_, sum| {
+                assert_eq!(sum.unwrap(), &data[at..at + trees.csum.size()]);
+                at += trees.csum.size();
+                sectors += 1;
+            },
+        )
         .unwrap();
     }
     assert!(sectors > 400, "{sectors} sectors with checksums");
@@ -297,9 +334,15 @@ fn what_the_kernel_wrote_is_understood_and_written_alike() {
         for chunk in trees.chunks() {
             let run = Run::new(chunk.start, chunk.length);
             let mut one = |source: &mut FreeSource<'_>| {
-                let loaded =
-                    load(&chunk, &mut groups, trees.group_tree, source, &mut extents, trees.nodesize)
-                        .unwrap();
+                let loaded = load(
+                    &chunk,
+                    &mut groups,
+                    trees.group_tree,
+                    source,
+                    &mut extents,
+                    trees.nodesize,
+                )
+                .unwrap();
                 assert!(!loaded.rebuild_free_space, "{args:?} {run:?}");
                 (loaded.group.usage(), loaded.group.free_runs())
             };
@@ -310,7 +353,10 @@ fn what_the_kernel_wrote_is_understood_and_written_alike() {
                 bitmaps += usize::from(check_free_space(&trees, run, &used));
             }
             let item = groups.0[&Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len)].clone();
-            assert_eq!(BlockGroupItem::parse(run.len, &item).unwrap().used.get(), scanned.0.allocated);
+            assert_eq!(
+                BlockGroupItem::parse(run.len, &item).unwrap().used.get(),
+                scanned.0.allocated
+            );
         }
         assert_eq!(bitmaps > 0, trees.has_free_space_tree, "{args:?}");
         fs::remove_file(&path).unwrap();

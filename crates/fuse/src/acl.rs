@@ -1,9 +1,10 @@
 //! POSIX access control lists: their bytes, their relation to the mode, and inheritance.
 //!
-//! An ACL is stored as the value of `system.posix_acl_access` or `…_default`: version 2, then entries of tag, permission and
-//! id, all little-endian. Three rules tie it to the mode. The owner's and others' entries *are* those bits of the
-//! mode; the mode's group bits are the mask where there is one, else the group's entry; an ACL that says nothing
-//! beyond a mode is not stored. With default ACLs the umask does not apply.
+//! An ACL is stored as the value of `system.posix_acl_access` or `…_default`: version 2, then
+//! entries of tag, permission and id, all little-endian. Three rules tie it to the mode. The
+//! owner's and others' entries *are* those bits of the mode; the mode's group bits are the mask
+//! where there is one, else the group's entry; an ACL that says nothing beyond a mode is not
+//! stored. With default ACLs the umask does not apply.
 
 use crate::errno::Errno;
 
@@ -36,21 +37,30 @@ impl Acl {
     /// From the attribute's value.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for another version, `EINVAL` if it is not a well-formed list: entries in order, the three base
-    /// entries once each, a mask where users or groups are named.
+    /// `EOPNOTSUPP` for another version, `EINVAL` if it is not a well-formed list: entries in
+    /// order, the three base entries once each, a mask where users or groups are named.
     pub fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         let (version, mut rest) = bytes.split_first_chunk::<4>().ok_or(Errno::INVAL)?;
         if u32::from_le_bytes(*version) != VERSION {
             return Err(Errno::OPNOTSUPP);
         }
-        let mut acl =
-            Self { owner: 0, users: Vec::new(), group: 0, groups: Vec::new(), mask: None, other: 0 };
+        let mut acl = Self {
+            owner: 0,
+            users: Vec::new(),
+            group: 0,
+            groups: Vec::new(),
+            mask: None,
+            other: 0,
+        };
         let mut last: Option<(u16, u32)> = None;
         let mut base = 0;
         while let Some((entry, tail)) = rest.split_first_chunk::<8>() {
             let [t0, t1, p0, p1, id @ ..] = *entry;
-            let (tag, perm, id) =
-                (u16::from_le_bytes([t0, t1]), u16::from_le_bytes([p0, p1]), u32::from_le_bytes(id));
+            let (tag, perm, id) = (
+                u16::from_le_bytes([t0, t1]),
+                u16::from_le_bytes([p0, p1]),
+                u32::from_le_bytes(id),
+            );
             let perm = u8::try_from(perm).ok().filter(|p| *p <= 7).ok_or(Errno::INVAL)?;
             // The id counts for named entries only.
             let rank = (tag, if matches!(tag, USER | GROUP) { id } else { NO_ID });
@@ -101,7 +111,9 @@ impl Acl {
     /// The nine mode bits that the list amounts to.
     #[must_use]
     pub fn mode(&self) -> u32 {
-        u32::from(self.owner) << 6 | u32::from(self.mask.unwrap_or(self.group)) << 3 | u32::from(self.other)
+        u32::from(self.owner) << 6
+            | u32::from(self.mask.unwrap_or(self.group)) << 3
+            | u32::from(self.other)
     }
 
     /// Does it say nothing that [`mode`](Self::mode) does not?
@@ -117,8 +129,8 @@ impl Acl {
         self.other = bits(mode, 0);
     }
 
-    /// Makes a directory's default list the access list of a new inode that was asked for with `mode`: nobody gets
-    /// more than either allows.
+    /// Makes a directory's default list the access list of a new inode that was asked for with
+    /// `mode`: nobody gets more than either allows.
     pub fn limit(&mut self, mode: u32) {
         self.owner &= bits(mode, 6);
         *self.mask.as_mut().unwrap_or(&mut self.group) &= bits(mode, 3);
@@ -172,7 +184,12 @@ pub struct Inherited {
 ///
 /// # Errors
 /// As [`Acl::parse`], if what is stored is no list.
-pub fn inherit(default: Option<&[u8]>, mode: u32, umask: u32, directory: bool) -> Result<Inherited, Errno> {
+pub fn inherit(
+    default: Option<&[u8]>,
+    mode: u32,
+    umask: u32,
+    directory: bool,
+) -> Result<Inherited, Errno> {
     let Some(default) = default else {
         return Ok(Inherited { perm: mode & 0o7777 & !(umask & 0o777), xattrs: Vec::new() });
     };
@@ -274,6 +291,9 @@ mod tests {
         let made = inherit(Some(&plain.to_bytes()), 0o666, 0o022, false).unwrap();
         assert_eq!((made.perm, made.xattrs.len()), (0o640, 0));
         // No default list: the umask.
-        assert_eq!(inherit(None, 0o4777, 0o027, false).unwrap(), Inherited { perm: 0o4750, xattrs: vec![] });
+        assert_eq!(
+            inherit(None, 0o4777, 0o027, false).unwrap(),
+            Inherited { perm: 0o4750, xattrs: vec![] }
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Talking to a live mount from another process: the ioctls that a Larder mount answers on any of its files and
-//! directories, and functions that send them.
+//! Talking to a live mount from another process: the ioctls that a Larder mount answers on any of
+//! its files and directories, and functions that send them.
 //!
 //! | request | number | payload |
 //! |---|---|---|
@@ -10,10 +10,12 @@
 //! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
 //! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
 //!
-//! Those that wait until the kernel has written its pages, syncs and snapshots, fail with `EAGAIN` where dozens wait already.
+//! Those that wait until the kernel has written its pages, syncs and snapshots, fail with `EAGAIN`
+//! where dozens wait already.
 //!
-//! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr` and `chattr` are answered as
-//! Linux's btrfs does. The numbers are stable: a newer daemon answers an older client.
+//! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr`
+//! and `chattr` are answered as Linux's btrfs does. The numbers are stable: a newer daemon answers
+//! an older client.
 
 use larder_fs::{TrimRange, Trimmed};
 use rustix::fs::{Mode, OFlags};
@@ -45,7 +47,8 @@ pub const IOC_SYNC: u32 = ioc(NONE, LARDER, 2, 0);
 pub const IOC_DF: u32 = ioc(READ, LARDER, 3, TEXT_LEN);
 /// Begin to make everything durable.
 pub const IOC_START_SYNC: u32 = ioc(NONE, LARDER, 4, 0);
-/// Discard free space: `struct fstrim_range` of Linux, start, length and shortest run, 8 bytes each.
+/// Discard free space: `struct fstrim_range` of Linux, start, length and shortest run, 8 bytes
+/// each.
 pub const FITRIM: u32 = ioc(READ | WRITE, b'X', 121, 24);
 pub(crate) const GET_LABEL: u32 = ioc(READ, 0x94, 49, LABEL_LEN);
 pub(crate) const SET_LABEL: u32 = ioc(WRITE, 0x94, 50, LABEL_LEN);
@@ -60,8 +63,8 @@ pub fn sync(path: &Path) -> io::Result<()> {
     call(&fd, IOC_SYNC, &mut [])
 }
 
-/// Begins to make durable what the daemon behind `path` has, and does not wait: for who is about to unmount. What only the kernel
-/// has is not meant.
+/// Begins to make durable what the daemon behind `path` has, and does not wait: for who is about to
+/// unmount. What only the kernel has is not meant.
 ///
 /// # Errors
 /// `Unsupported` if `path` is not on a Larder mount, or one of an older daemon.
@@ -93,11 +96,12 @@ pub fn is_served(path: &Path) -> io::Result<()> {
     df(path).map(drop)
 }
 
-/// Discards the free space in `range` of the file system that `path` is on (a kernel file system answers too).
+/// Discards the free space in `range` of the file system that `path` is on (a kernel file system
+/// answers too).
 ///
 /// # Errors
-/// `Unsupported` if that file system or its device does not discard, `PermissionDenied` for anybody but root and the
-/// mount's owner, `InvalidInput` for a range without a whole sector.
+/// `Unsupported` if that file system or its device does not discard, `PermissionDenied` for anybody
+/// but root and the mount's owner, `InvalidInput` for a range without a whole sector.
 pub fn trim(path: &Path, range: TrimRange) -> io::Result<Trimmed> {
     let mut words = [0; 24];
     for (word, value) in words.chunks_mut(8).zip([range.start, range.len, range.min_len]) {
@@ -122,7 +126,8 @@ pub fn label(path: &Path) -> io::Result<Vec<u8>> {
 /// Sets the label of the file system that `path` is on, up to 255 bytes without a zero.
 ///
 /// # Errors
-/// `InvalidInput` for a label that does not fit, `PermissionDenied` for anybody but root and the mount's owner.
+/// `InvalidInput` for a label that does not fit, `PermissionDenied` for anybody but root and the
+/// mount's owner.
 pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
     if label.len() >= LABEL_LEN || label.contains(&0) {
         return Err(io::Error::new(
@@ -135,10 +140,11 @@ pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
     call(&open(path)?, SET_LABEL, &mut buffer)
 }
 
-/// Has the kernel write what only it has yet: pages that were changed through a mapping, and delayed writes where they are delayed.
+/// Has the kernel write what only it has yet: pages that were changed through a mapping, and
+/// delayed writes where they are delayed.
 ///
-/// The requests are on their way when this returns; the daemon waits for them where it matters. Does nothing on other file systems
-/// than those of FUSE.
+/// The requests are on their way when this returns; the daemon waits for them where it matters.
+/// Does nothing on other file systems than those of FUSE.
 pub(crate) fn hand_over(fd: &OwnedFd) -> io::Result<()> {
     /// `FUSE_SUPER_MAGIC` of Linux.
     const FUSE: rustix::fs::FsWord = 0x6573_5546;
@@ -164,11 +170,13 @@ pub(crate) fn call(fd: &impl AsRawFd, request: u32, buffer: &mut [u8]) -> io::Re
     assert_eq!(size, buffer.len(), "the number of an ioctl carries its size");
     let error = loop {
         // SAFETY: the kernel reads and writes at most `size` bytes of the buffer, which is as long.
-        if unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, buffer.as_mut_ptr()) } == 0 {
+        if unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, buffer.as_mut_ptr()) } == 0
+        {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // As many wait for a sync or a snapshot as may. The daemon works for them meanwhile; nothing tells when it has.
+        // As many wait for a sync or a snapshot as may. The daemon works for them meanwhile;
+        // nothing tells when it has.
         if error.kind() != io::ErrorKind::WouldBlock {
             break error;
         }
@@ -203,6 +211,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(sync(dir.path()).unwrap_err().kind(), io::ErrorKind::Unsupported);
         assert_eq!(stats(dir.path()).unwrap_err().kind(), io::ErrorKind::Unsupported);
-        assert_eq!(set_label(dir.path(), &[b'x'; 256]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            set_label(dir.path(), &[b'x'; 256]).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 }

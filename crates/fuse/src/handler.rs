@@ -1,8 +1,9 @@
 //! The seam between transports and servers: one request in, one reply out.
 //!
-//! A transport reads requests, hands each to a [`Handler`], and sends what it left in the [`Reply`]. It decides on
-//! which thread that happens; the handler only says when it cannot finish without waiting. So the same server runs over
-//! `/dev/fuse` and over io_uring, and the same transports carry the engine's server and the benchmark's in-memory one.
+//! A transport reads requests, hands each to a [`Handler`], and sends what it left in the
+//! [`Reply`]. It decides on which thread that happens; the handler only says when it cannot finish
+//! without waiting. So the same server runs over `/dev/fuse` and over io_uring, and the same
+//! transports carry the engine's server and the benchmark's in-memory one.
 
 use crate::errno::Errno;
 use crate::later::Later;
@@ -84,13 +85,13 @@ pub type Outcome = Result<usize, Failure>;
 pub enum Patience {
     /// A queue's own thread: answer without waiting, or say [`Failure::Wait`].
     Queue,
-    /// A worker: wait as long as it takes, but not for the kernel, which may be waiting for another request that no worker
-    /// would be left for.
+    /// A worker: wait as long as it takes, but not for the kernel, which may be waiting for another
+    /// request that no worker would be left for.
     Worker,
     /// A thread that other requests do not need: wait for whatever it is.
     Kernel,
-    /// A worker, instead of such a thread, for as many requests wait for the kernel as may: what the kernel must be told, it is told
-    /// after the answer.
+    /// A worker, instead of such a thread, for as many requests wait for the kernel as may: what
+    /// the kernel must be told, it is told after the answer.
     Afterwards,
 }
 
@@ -136,7 +137,11 @@ impl<'a> Reply<'a> {
     ///
     /// # Errors
     /// `ERANGE` if they do not fit.
-    pub fn value_and_bytes<T: IntoBytes + Immutable>(&mut self, value: &T, bytes: &[u8]) -> Outcome {
+    pub fn value_and_bytes<T: IntoBytes + Immutable>(
+        &mut self,
+        value: &T,
+        bytes: &[u8],
+    ) -> Outcome {
         let head = self.value(value)?;
         self.out.get_mut(head..head + bytes.len()).ok_or(Errno::RANGE)?.copy_from_slice(bytes);
         Ok(head + bytes.len())
@@ -152,10 +157,12 @@ impl<'a> Reply<'a> {
 
 /// A file system at the level of requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers a request. Must not wait with [`Patience::Queue`]; may be called from any number of threads.
+    /// Answers a request. Must not wait with [`Patience::Queue`]; may be called from any number of
+    /// threads.
     ///
     /// # Errors
-    /// An errno for the caller, or, where `patience` is not enough, [`Failure::Wait`] or [`Failure::WaitForKernel`].
+    /// An errno for the caller, or, where `patience` is not enough, [`Failure::Wait`] or
+    /// [`Failure::WaitForKernel`].
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome;
 
     /// Are requests of this kind, which waits and has no reply but an errno, answered by
@@ -164,24 +171,26 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
 
-    /// Answers a request through `later`, now or when there is an answer; called on a worker, and for kinds of which
-    /// [`answers_later`](Self::answers_later) says so.
+    /// Answers a request through `later`, now or when there is an answer; called on a worker, and
+    /// for kinds of which [`answers_later`](Self::answers_later) says so.
     fn handle_later(&self, _: &Request<'_>, later: Later) {
         later.answer(Err(Errno::NOSYS));
     }
 
-    /// Must the handler know, for this request, of all look-ups that the kernel gave back before it? They come another way.
+    /// Must the handler know, for this request, of all look-ups that the kernel gave back before
+    /// it? They come another way.
     fn comes_after_forgets(&self, _: &Request<'_>) -> bool {
         false
     }
 
-    /// Must all contents of files have come that the kernel was sending before this request? Asked of requests that were told to
-    /// [wait](Failure::Wait).
+    /// Must all contents of files have come that the kernel was sending before this request? Asked
+    /// of requests that were told to [wait](Failure::Wait).
     fn comes_after_writes(&self, _: &Request<'_>) -> bool {
         false
     }
 
-    /// Up to `most` nodes, of any kind, that the kernel has looked up and not given back; all of them if they are fewer.
+    /// Up to `most` nodes, of any kind, that the kernel has looked up and not given back; all of
+    /// them if they are fewer.
     fn nodes_in_use(&self, _most: usize) -> Vec<u64> {
         Vec::new()
     }
@@ -219,7 +228,10 @@ mod tests {
         let mut reply = Reply::new(&mut buffer);
         assert_eq!(reply.value(&WriteOut { size: 1, padding: 0 }), Ok(8));
         assert_eq!(reply.value_and_bytes(&WriteOut::default(), b"ab"), Ok(10));
-        assert_eq!(reply.value_and_bytes(&WriteOut::default(), b"abc"), Err(Failure::Errno(Errno::RANGE)));
+        assert_eq!(
+            reply.value_and_bytes(&WriteOut::default(), b"abc"),
+            Err(Failure::Errno(Errno::RANGE))
+        );
         assert!(reply.buffer(11).is_err());
     }
 }

@@ -1,7 +1,8 @@
 //! How long something takes, counted so that percentiles can be told.
 //!
-//! Times fall into classes, four to each doubling from 1 µs on: a percentile is known to a fifth of its value, and a time is counted
-//! by three relaxed atomic additions, whatever it is. Nothing is forgotten: it is about the whole life of a mount.
+//! Times fall into classes, four to each doubling from 1 µs on: a percentile is known to a fifth of
+//! its value, and a time is counted by three relaxed atomic additions, whatever it is. Nothing is
+//! forgotten: it is about the whole life of a mount.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -86,7 +87,11 @@ mod tests {
         for us in (0..5000).chain([1 << 20, (1 << 20) + 1, 3_000_000_000]) {
             let class = class(us);
             assert!(end(class) >= us, "{us} is beyond class {class}");
-            assert!(end(class) <= us.max(1) * 5 / 4, "class {class} is too wide for {us}: {}", end(class));
+            assert!(
+                end(class) <= us.max(1) * 5 / 4,
+                "class {class} is too wide for {us}: {}",
+                end(class)
+            );
         }
         assert_eq!(class(u64::MAX >> FINE), CLASSES - 1);
     }

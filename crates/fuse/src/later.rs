@@ -1,7 +1,8 @@
 //! Answers that come when nobody waits for them any more.
 //!
-//! A request that waits keeps a thread, which is put to sleep and woken for nothing but to send the reply. A handler that knows who will
-//! be able to answer gives that one the [`Later`] of the request instead, and its thread goes on with other work.
+//! A request that waits keeps a thread, which is put to sleep and woken for nothing but to send the
+//! reply. A handler that knows who will be able to answer gives that one the [`Later`] of the
+//! request instead, and its thread goes on with other work.
 
 use crate::errno::Errno;
 use crate::stats::Stats;
@@ -95,7 +96,9 @@ mod tests {
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
         let (worked, answers) = later(&workers, &stats);
         let here = std::thread::current().id();
-        worked.work(move || if std::thread::current().id() == here { Ok(()) } else { Err(Errno::NOENT) });
+        worked.work(
+            move || if std::thread::current().id() == here { Ok(()) } else { Err(Errno::NOENT) },
+        );
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::NOENT)], "on another thread");
         let (panicking, answers) = later(&workers, &stats);
         panicking.work(|| panic!("as a test"));

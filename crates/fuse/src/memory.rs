@@ -1,13 +1,15 @@
 //! How much memory a mount takes where nobody says so.
 //!
-//! An eighth of what there is to this process, within bounds: enough that small writes at random places find neighbours
-//! before they are written, little enough that several mounts and everything else have room. What there is to the process
-//! is the machine's memory or what the memory cgroups above it allow, whichever is least. It is asked once, before the
-//! sandbox is entered, and does not follow later changes.
+//! An eighth of what there is to this process, within bounds: enough that small writes at random
+//! places find neighbours before they are written, little enough that several mounts and everything
+//! else have room. What there is to the process is the machine's memory or what the memory cgroups
+//! above it allow, whichever is least. It is asked once, before the sandbox is entered, and does
+//! not follow later changes.
 //!
-//! The memory itself comes in pages of the usual size. A huge page is made zero by the thread that first touches it, and takes
-//! a hundred times as long; where a hypervisor has taken the machine's free memory back, longer still. A thread that does this
-//! with a tree locked keeps all others waiting.
+//! The memory itself comes in pages of the usual size. A huge page is made zero by the thread that
+//! first touches it, and takes a hundred times as long; where a hypervisor has taken the machine's
+//! free memory back, longer still. A thread that does this with a tree locked keeps all others
+//! waiting.
 
 use std::path::{Path, PathBuf};
 
@@ -19,15 +21,16 @@ const UNKNOWN: u64 = 256 << 20;
 /// Share of what there is: one of so many parts.
 const SHARE: u64 = 8;
 
-/// Bytes for the cache of a mount that was not told how many: an eighth of the memory that this process may use, but no
-/// less than 64 MiB and no more than 1 GiB.
+/// Bytes for the cache of a mount that was not told how many: an eighth of the memory that this
+/// process may use, but no less than 64 MiB and no more than 1 GiB.
 #[must_use]
 pub fn default_cache_size() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
 }
 
-/// This process, and those that it starts, get no huge pages any more. Where the kernel refuses, all goes on as before.
+/// This process, and those that it starts, get no huge pages any more. Where the kernel refuses,
+/// all goes on as before.
 pub fn without_huge_pages() {
     // SAFETY: sets a flag of this process; no memory is passed.
     let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
@@ -57,12 +60,15 @@ fn cgroups(read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
         let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
         let (root, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.max"),
-            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            c if c.split(',').any(|c| c == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
             _ => continue,
         };
         let group = PathBuf::from(root).join(group.trim_start_matches('/'));
         for above in group.ancestors().take_while(|dir| dir.starts_with(root)) {
-            // "max" is no limit; neither is the huge number of the first version, which the least of all does not see.
+            // "max" is no limit; neither is the huge number of the first version, which the least
+            // of all does not see.
             limits.extend(read(&above.join(file)).and_then(|text| text.trim().parse::<u64>().ok()));
         }
     }
@@ -81,7 +87,8 @@ mod tests {
         share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
     }
 
-    const MEMINFO: (&str, &str) = ("/proc/meminfo", "MemTotal:        4194304 kB\nMemFree:   17 kB\n");
+    const MEMINFO: (&str, &str) =
+        ("/proc/meminfo", "MemTotal:        4194304 kB\nMemFree:   17 kB\n");
 
     #[test]
     fn an_eighth_of_the_machine_within_bounds() {

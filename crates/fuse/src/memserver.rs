@@ -1,11 +1,12 @@
 //! A file system in memory, as small as one can be: the ceiling of what a mount can reach.
 //!
-//! It answers the same requests over the same transports as the engine's server and does next to no work, so a benchmark can say
-//! how much of a mount's time is FUSE. It is also what the transports are tested with. File contents are kept or, for
-//! benchmarks larger than memory, thrown away (reads then give zeros).
+//! It answers the same requests over the same transports as the engine's server and does next to no
+//! work, so a benchmark can say how much of a mount's time is FUSE. It is also what the transports
+//! are tested with. File contents are kept or, for benchmarks larger than memory, thrown away
+//! (reads then give zeros).
 //!
-//! Each inode has a lock of its own; a rename takes the file system's rename lock first, so two directories can be locked in either
-//! order without deadlock.
+//! Each inode has a lock of its own; a rename takes the file system's rename lock first, so two
+//! directories can be locked in either order without deadlock.
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
@@ -192,7 +193,13 @@ impl MemServer {
         }
     }
 
-    fn create(&self, request: &Request<'_>, name: &[u8], new: NewNode<'_>, reply: &mut Reply<'_>) -> Outcome {
+    fn create(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        new: NewNode<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let parent = request.header.nodeid;
         let dir = self.get(parent)?;
         let mut dir = dir.lock();
@@ -400,12 +407,22 @@ impl Handler for MemServer {
             },
             Opcode::Symlink => {
                 let (name, target) = request.two_names()?;
-                self.create(request, name, NewNode { mode: libc::S_IFLNK | 0o777, rdev: 0, target }, reply)
+                self.create(
+                    request,
+                    name,
+                    NewNode { mode: libc::S_IFLNK | 0o777, rdev: 0, target },
+                    reply,
+                )
             }
             Opcode::Mknod => {
                 let new: proto::MknodIn = request.arg()?;
                 let mode = new.mode & !(new.umask & 0o777);
-                self.create(request, request.name()?, NewNode { mode, rdev: new.rdev, target: b"" }, reply)
+                self.create(
+                    request,
+                    request.name()?,
+                    NewNode { mode, rdev: new.rdev, target: b"" },
+                    reply,
+                )
             }
             Opcode::Mkdir => {
                 let new: proto::MkdirIn = request.arg()?;
@@ -444,7 +461,11 @@ impl Handler for MemServer {
                 frsize: 4096,
                 ..proto::StatfsOut::default()
             }),
-            Opcode::Fsync | Opcode::Fsyncdir | Opcode::Syncfs | Opcode::Destroy | Opcode::Access => Ok(0),
+            Opcode::Fsync
+            | Opcode::Fsyncdir
+            | Opcode::Syncfs
+            | Opcode::Destroy
+            | Opcode::Access => Ok(0),
             Opcode::Readdir => self.readdir(request, reply, false),
             Opcode::Readdirplus => self.readdir(request, reply, true),
             Opcode::Setxattr => {
@@ -485,7 +506,8 @@ impl Handler for MemServer {
         let mut found = Vec::new();
         for shard in &self.inodes {
             let shard = shard.read();
-            let used = shard.iter().filter(|(_, inode)| inode.lock().lookups > 0).map(|(node, _)| *node);
+            let used =
+                shard.iter().filter(|(_, inode)| inode.lock().lookups > 0).map(|(node, _)| *node);
             found.extend(used.take(most - found.len()));
         }
         found

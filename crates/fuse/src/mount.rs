@@ -1,8 +1,10 @@
 //! Getting a `/dev/fuse` descriptor with a mount behind it, and getting rid of the mount.
 //!
-//! Root mounts with mount(2): type `fuse.larder`, or `fuseblk.larder` when the source is a block device — only then do
-//! `sync`, `syncfs` and `umount` reach the daemon and wait for it. Everybody else goes through the setuid helper
-//! `fusermount3` (module `helper`). A daemon in a [sandbox](crate::sandbox) has its [`Porter`] do both. What may be missing on a machine is said with what to do about it.
+//! Root mounts with mount(2): type `fuse.larder`, or `fuseblk.larder` when the source is a block
+//! device — only then do `sync`, `syncfs` and `umount` reach the daemon and wait for it. Everybody
+//! else goes through the setuid helper `fusermount3` (module `helper`). A daemon in a
+//! [sandbox](crate::sandbox) has its [`Porter`] do both. What may be missing on a machine is said
+//! with what to do about it.
 
 pub(crate) mod backing;
 mod helper;
@@ -42,7 +44,8 @@ pub struct MountOptions {
     pub dirsync: bool,
     /// Write files at once (`sync` of mount(8)).
     pub synchronous: bool,
-    /// The kernel may delay writes in its page cache. As root, as many as for other file systems; otherwise few.
+    /// The kernel may delay writes in its page cache. As root, as many as for other file systems;
+    /// otherwise few.
     pub writeback: bool,
     /// Which transport to use.
     pub transport: Transport,
@@ -79,10 +82,13 @@ impl Default for MountOptions {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum MountError {
-    #[error("/dev/fuse is missing: load the module (`modprobe fuse`), or run where FUSE is available")]
+    #[error(
+        "/dev/fuse is missing: load the module (`modprobe fuse`), or run where FUSE is available"
+    )]
     NoFuse,
     #[error(
-        "no permission for /dev/fuse: ordinary users need it readable and writable (`chmod 0666 /dev/fuse` as root)"
+        "no permission for /dev/fuse: ordinary users need it readable and writable (`chmod 0666 \
+            /dev/fuse` as root)"
     )]
     FuseNotPermitted,
     #[error("opening /dev/fuse: {0}")]
@@ -90,7 +96,8 @@ pub enum MountError {
     #[error("fusermount3 is missing: install the package `fuse3`, or mount as root")]
     NoHelper,
     #[error(
-        "allow_other is not permitted to ordinary users here: put the line `user_allow_other` into /etc/fuse.conf, or mount as root"
+        "allow_other is not permitted to ordinary users here: put the line `user_allow_other` \
+            into /etc/fuse.conf, or mount as root"
     )]
     AllowOther,
     #[error("fusermount3 refused: {0}")]
@@ -126,7 +133,8 @@ pub struct Mounted {
     pub(crate) kernel_permissions: bool,
     /// Mounted as `fuseblk`: `umount` waits for DESTROY.
     pub fuseblk: bool,
-    /// FUSE over io_uring was off and has been turned on, for the whole machine and until it is turned off.
+    /// FUSE over io_uring was off and has been turned on, for the whole machine and until it is
+    /// turned off.
     pub enabled_uring: bool,
     pub(crate) porter: Porter,
 }
@@ -168,8 +176,8 @@ impl Unmounter {
         self.run(UnmountFlags::NOFOLLOW, false)
     }
 
-    /// Takes the mount out of the tree now; it ends when nobody uses it any more. Also clears the mount of a daemon
-    /// that is gone.
+    /// Takes the mount out of the tree now; it ends when nobody uses it any more. Also clears the
+    /// mount of a daemon that is gone.
     ///
     /// # Errors
     /// What umount(2) or the helper said.
@@ -177,8 +185,9 @@ impl Unmounter {
         self.run(UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, true)
     }
 
-    /// As [`Unmounter::detach`], for the mount of a daemon that was killed and cannot come to its end, because it waits for a
-    /// lock that a request to itself holds. All requests are answered with an error first.
+    /// As [`Unmounter::detach`], for the mount of a daemon that was killed and cannot come to its
+    /// end, because it waits for a lock that a request to itself holds. All requests are answered
+    /// with an error first.
     ///
     /// # Errors
     /// What umount(2) or the helper said.
@@ -198,21 +207,29 @@ impl Unmounter {
     }
 }
 
-/// Is `path` the mount of a FUSE daemon that is gone? (Everything that is not cached fails with ENOTCONN.)
+/// Is `path` the mount of a FUSE daemon that is gone? (Everything that is not cached fails with
+/// ENOTCONN.)
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
     use rustix::io::Errno;
-    // Attributes may still be cached; this is always asked. A moment after the death there are other words for it.
+    // Attributes may still be cached; this is always asked. A moment after the death there are
+    // other words for it.
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED))
 }
 
-/// Mounts `source` (a device or an image; it only names the mount unless it is a block device) on `mountpoint`.
+/// Mounts `source` (a device or an image; it only names the mount unless it is a block device) on
+/// `mountpoint`.
 ///
-/// The kernel then waits for [`serve`](crate::serve): until that runs, whoever enters the mount point hangs.
+/// The kernel then waits for [`serve`](crate::serve): until that runs, whoever enters the mount
+/// point hangs.
 ///
 /// # Errors
 /// See [`MountError`].
-pub fn mount(source: &Path, mountpoint: &Path, options: MountOptions) -> Result<Mounted, MountError> {
+pub fn mount(
+    source: &Path,
+    mountpoint: &Path,
+    options: MountOptions,
+) -> Result<Mounted, MountError> {
     if is_dead(mountpoint) {
         return Err(MountError::DeadMount(mountpoint.to_owned()));
     }
@@ -223,8 +240,9 @@ pub fn mount(source: &Path, mountpoint: &Path, options: MountOptions) -> Result<
         return Err(MountError::NotDirectory(mountpoint));
     }
     let root = rustix::process::geteuid().is_root();
-    // Without OPEN requests there is no moment at which the daemon could refuse to open a file: where anybody but root can
-    // enter, the kernel has to check. Root alone needs no checks, and saves a request for each of them.
+    // Without OPEN requests there is no moment at which the daemon could refuse to open a file:
+    // where anybody but root can enter, the kernel has to check. Root alone needs no checks, and
+    // saves a request for each of them.
     let kernel_permissions = options.default_permissions.unwrap_or(options.allow_other || !root);
     let enabled_uring =
         root && options.enable_uring && options.transport != Transport::DevFuse && enable_uring();
@@ -233,20 +251,22 @@ pub fn mount(source: &Path, mountpoint: &Path, options: MountOptions) -> Result<
     } else {
         OsString::from(&options.fsname)
     };
-    let request = Request { fsname, kernel_permissions, options: &options, mountpoint: &mountpoint };
+    let request =
+        Request { fsname, kernel_permissions, options: &options, mountpoint: &mountpoint };
     let block_device =
         std::fs::metadata(source).is_ok_and(|m| m.file_type().is_block_device()) && options.fuseblk;
     let fuse = open_fuse()?;
-    let (fuse, fuseblk) = match request.as_root(&fuse, block_device.then_some(source), metadata.mode()) {
-        Ok(()) => {
-            if options.writeback {
-                backing::share_dirty_pages(&mountpoint);
+    let (fuse, fuseblk) =
+        match request.as_root(&fuse, block_device.then_some(source), metadata.mode()) {
+            Ok(()) => {
+                if options.writeback {
+                    backing::share_dirty_pages(&mountpoint);
+                }
+                (fuse, block_device)
             }
-            (fuse, block_device)
-        }
-        Err(rustix::io::Errno::PERM) => (helper::mount(&request)?, false),
-        Err(e) => return Err(MountError::Mount { path: mountpoint, source: e.into() }),
-    };
+            Err(rustix::io::Errno::PERM) => (helper::mount(&request)?, false),
+            Err(e) => return Err(MountError::Mount { path: mountpoint, source: e.into() }),
+        };
     let porter = Porter::here(&mountpoint);
     Ok(Mounted { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring, options, porter })
 }
@@ -258,11 +278,15 @@ fn enable_uring() -> bool {
 }
 
 fn open_fuse() -> Result<OwnedFd, MountError> {
-    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| match e {
-        rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => MountError::NoFuse,
-        rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => MountError::FuseNotPermitted,
-        e => MountError::OpenFuse(e.into()),
-    })
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(
+        |e| match e {
+            rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => {
+                MountError::NoFuse
+            }
+            rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => MountError::FuseNotPermitted,
+            e => MountError::OpenFuse(e.into()),
+        },
+    )
 }
 
 /// What is to be mounted how.
@@ -302,7 +326,13 @@ impl Request<'_> {
         }
         let kind = format!("{kind}.{}", self.options.subtype);
         let data = CString::new(data).map_err(|_| rustix::io::Errno::INVAL)?;
-        rustix::mount::mount(name, self.mountpoint, kind.as_str(), self.flags(), Some(data.as_c_str()))
+        rustix::mount::mount(
+            name,
+            self.mountpoint,
+            kind.as_str(),
+            self.flags(),
+            Some(data.as_c_str()),
+        )
     }
 
     fn flags(&self) -> MountFlags {
@@ -336,7 +366,11 @@ impl Request<'_> {
             quoted.push(*b);
         }
         text.push(std::ffi::OsStr::from_bytes(&quoted));
-        text.push(format!(",subtype={},noatime,{}", o.subtype, if o.read_only { "ro" } else { "rw" }));
+        text.push(format!(
+            ",subtype={},noatime,{}",
+            o.subtype,
+            if o.read_only { "ro" } else { "rw" }
+        ));
         for (set, word) in [
             (o.allow_other, ",allow_other"),
             (self.kernel_permissions, ",default_permissions"),

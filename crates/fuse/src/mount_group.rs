@@ -7,9 +7,9 @@
 //! other:
 //!
 //! - **Coming and going.** A mount [joins](MountGroup::join) before it is made, and
-//!   [leaves](MountGroup::leave) when its session has ended. When the last one leaves, no other can join
-//!   any more, so that the engine can be closed. A mount that comes too late waits for the daemon's
-//!   end and becomes a first one.
+//!   [leaves](MountGroup::leave) when its session has ended. When the last one leaves, no other can
+//!   join any more, so that the engine can be closed. A mount that comes too late waits for the
+//!   daemon's end and becomes a first one.
 //! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. What
 //!   one of them changes, the kernel of the other may have cached: see `server::changes`. Mounts of
 //!   different subvolumes, like `@` and `@home`, have no inode in common. They pay for all this
@@ -99,7 +99,8 @@ pub enum JoinError {
     Closing,
     /// It overlaps with another, and this cannot be: `-o writeback`.
     #[error(
-        "{} shows files that this mount would show, too, and a mount with -o writeback shares its files with no other",
+        "{} shows files that this mount would show, too, and a mount with -o writeback shares its \
+            files with no other",
         mountpoint.display()
     )]
     Writeback {
@@ -196,7 +197,8 @@ impl MountGroup {
     }
 
     fn look_for_overlap(&self, list: &[Arc<Member>]) {
-        let pairs = || list.iter().enumerate().flat_map(|(n, a)| list[n + 1..].iter().map(move |b| (a, b)));
+        let pairs =
+            || list.iter().enumerate().flat_map(|(n, a)| list[n + 1..].iter().map(move |b| (a, b)));
         self.overlap.store(pairs().any(|(a, b)| overlap(&a.fs, &b.fs)), Ordering::Release);
     }
 
@@ -204,7 +206,8 @@ impl MountGroup {
     /// waits about it already.
     pub(crate) fn begin_to_wait(&self, member: &Member, about: InodeId) -> bool {
         let mut waited_for = self.waited_for.lock();
-        let waiting = waited_for.entry(about).or_insert(Waiting { number: member.number, requests: 0 });
+        let waiting =
+            waited_for.entry(about).or_insert(Waiting { number: member.number, requests: 0 });
         let may = waiting.number == member.number;
         waiting.requests += u32::from(may);
         may

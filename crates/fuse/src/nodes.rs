@@ -1,11 +1,12 @@
 //! Inode numbers of a mount.
 //!
-//! A mount has one device number however many subvolumes it shows, so inode numbers must be unique across them: programs tell
-//! hard links by (device, number). The same number is the node id by which the kernel names an inode to us, except for
-//! the root of the mount, whose node id is 1.
+//! A mount has one device number however many subvolumes it shows, so inode numbers must be unique
+//! across them: programs tell hard links by (device, number). The same number is the node id by
+//! which the kernel names an inode to us, except for the root of the mount, whose node id is 1.
 //!
 //! - The top-level subvolume: as on disk, below 2^48.
-//! - Any other: subvolume << 40 | number, which begins at 2^48, while the one is below 2^23 and the other below 2^40.
+//! - Any other: subvolume << 40 | number, which begins at 2^48, while the one is below 2^23 and the
+//!   other below 2^40.
 //! - What does not fit gets the next number from 2^63 on and keeps it as long as the mount lives.
 
 use larder_format::TreeId;

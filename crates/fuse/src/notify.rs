@@ -149,7 +149,8 @@ impl Notifier {
         store.push(byte);
         let _ = self.way.send(STORE, &store);
     }
-    /// The mount is gone: waits for what is being told, which may hold references to the mount itself.
+    /// The mount is gone: waits for what is being told, which may hold references to the mount
+    /// itself.
     pub(crate) fn finish(&self) {
         self.way.over.store(true, Ordering::Release);
         self.teller.finish();
@@ -182,7 +183,8 @@ impl Way {
         let Some(fd) = self.fd.get() else { return Ok(()) };
         let len = (size_of::<OutHeader>() + body.len()) as u32;
         let head = OutHeader { len, error: code, unique: 0 };
-        let sent = rustix::io::writev(fd, &[IoSlice::new(head.as_bytes()), IoSlice::new(body)]).map(drop);
+        let sent =
+            rustix::io::writev(fd, &[IoSlice::new(head.as_bytes()), IoSlice::new(body)]).map(drop);
         // ENOENT: the kernel did not know it.
         if let Err(e) = sent
             && e != Errno::NOENT

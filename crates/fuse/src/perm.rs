@@ -1,9 +1,10 @@
 //! Permission checks in the daemon.
 //!
-//! Where anybody but root can enter a mount the kernel checks permissions: files are opened without asking us, so there
-//! is no moment at which we could refuse. Where only root can enter, the kernel is spared the requests that its checks
-//! cost, and what is left is to check callers that act as somebody else (`setfsuid`) — here. That is manners, not a border:
-//! names and attributes that the kernel has cached it uses without asking.
+//! Where anybody but root can enter a mount the kernel checks permissions: files are opened without
+//! asking us, so there is no moment at which we could refuse. Where only root can enter, the kernel
+//! is spared the requests that its checks cost, and what is left is to check callers that act as
+//! somebody else (`setfsuid`) — here. That is manners, not a border: names and attributes that the
+//! kernel has cached it uses without asking.
 
 use crate::acl::Acl;
 use crate::errno::Errno;
@@ -40,7 +41,8 @@ impl Caller {
     pub fn is_root(self) -> bool {
         self.uid == 0
     }
-    /// Is the caller in this group? Supplementary groups come from `/proc`; a caller that cannot be found has none.
+    /// Is the caller in this group? Supplementary groups come from `/proc`; a caller that cannot be
+    /// found has none.
     #[must_use]
     pub fn is_in(self, group: u32) -> bool {
         self.gid == group
@@ -81,7 +83,10 @@ pub fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -> bool 
 /// May the caller take the name of `victim` out of `dir`, as far as the sticky bit goes?
 #[must_use]
 pub fn may_remove(caller: Caller, dir: &Attr, victim: &Attr) -> bool {
-    dir.perm & libc::S_ISVTX == 0 || caller.is_root() || caller.uid == victim.uid || caller.uid == dir.uid
+    dir.perm & libc::S_ISVTX == 0
+        || caller.is_root()
+        || caller.uid == victim.uid
+        || caller.uid == dir.uid
 }
 
 /// Is the caller the owner, or root?
@@ -92,7 +97,8 @@ pub fn owns(caller: Caller, attr: &Attr) -> Result<(), Errno> {
     if caller.is_root() || caller.uid == attr.uid { Ok(()) } else { Err(Errno::PERM) }
 }
 
-/// The permission bits that chmod by this caller leaves: set-group-id only for members of the group.
+/// The permission bits that chmod by this caller leaves: set-group-id only for members of the
+/// group.
 #[must_use]
 pub fn chmod(caller: Caller, attr: &Attr, perm: u32) -> u32 {
     let keeps = perm & libc::S_ISGID == 0 || caller.is_root() || caller.is_in(attr.gid);
@@ -108,13 +114,13 @@ pub fn may_chown(caller: Caller, attr: &Attr, uid: Option<u32>, gid: Option<u32>
             && gid.is_none_or(|g| g == attr.gid || caller.is_in(g)))
 }
 
-/// What is left of permission bits when `caller` writes, truncates or gives away the file: no set-user-id, and no
-/// set-group-id where the group may execute or the caller is not in it.
+/// What is left of permission bits when `caller` writes, truncates or gives away the file: no
+/// set-user-id, and no set-group-id where the group may execute or the caller is not in it.
 #[must_use]
 pub fn without_suid(caller: Caller, perm: u32, group: u32) -> u32 {
     let kept = perm & !libc::S_ISUID;
-    let keeps_sgid =
-        kept & libc::S_ISGID == 0 || (kept & libc::S_IXGRP == 0 && (caller.is_root() || caller.is_in(group)));
+    let keeps_sgid = kept & libc::S_ISGID == 0
+        || (kept & libc::S_IXGRP == 0 && (caller.is_root() || caller.is_in(group)));
     if keeps_sgid { kept } else { kept & !libc::S_ISGID }
 }
 
@@ -151,10 +157,16 @@ mod tests {
     #[test]
     fn classes_do_not_add_up() {
         let f = attr(FileKind::Regular, 0o046);
-        assert!(!allows(caller(1000, 100), &f, None, READ), "the owner has nothing, whatever the group has");
+        assert!(
+            !allows(caller(1000, 100), &f, None, READ),
+            "the owner has nothing, whatever the group has"
+        );
         assert!(allows(caller(1, 100), &f, None, READ) && !allows(caller(1, 100), &f, None, WRITE));
         assert!(allows(caller(1, 1), &f, None, READ | WRITE));
-        assert!(allows(caller(0, 0), &f, None, READ | WRITE) && !allows(caller(0, 0), &f, None, EXECUTE));
+        assert!(
+            allows(caller(0, 0), &f, None, READ | WRITE)
+                && !allows(caller(0, 0), &f, None, EXECUTE)
+        );
         assert!(allows(caller(0, 0), &attr(FileKind::Directory, 0), None, EXECUTE));
         assert!(allows(caller(0, 0), &attr(FileKind::Regular, 0o010), None, EXECUTE));
     }
@@ -164,8 +176,12 @@ mod tests {
         let mut dir = attr(FileKind::Directory, 0o1777);
         dir.uid = 1;
         let victim = attr(FileKind::Regular, 0o666);
-        assert!(may_remove(caller(1000, 0), &dir, &victim) && may_remove(caller(1, 0), &dir, &victim));
-        assert!(may_remove(caller(0, 0), &dir, &victim) && !may_remove(caller(2, 0), &dir, &victim));
+        assert!(
+            may_remove(caller(1000, 0), &dir, &victim) && may_remove(caller(1, 0), &dir, &victim)
+        );
+        assert!(
+            may_remove(caller(0, 0), &dir, &victim) && !may_remove(caller(2, 0), &dir, &victim)
+        );
         dir.perm = 0o777;
         assert!(may_remove(caller(2, 0), &dir, &victim));
     }
@@ -174,12 +190,17 @@ mod tests {
     fn owners_give_away_groups_only() {
         let f = attr(FileKind::Regular, 0o666);
         assert!(
-            may_chown(caller(1000, 5), &f, None, Some(5)) && may_chown(caller(1000, 5), &f, None, Some(100))
+            may_chown(caller(1000, 5), &f, None, Some(5))
+                && may_chown(caller(1000, 5), &f, None, Some(100))
         );
         assert!(
-            !may_chown(caller(1000, 5), &f, None, Some(6)) && !may_chown(caller(1000, 5), &f, Some(1), None)
+            !may_chown(caller(1000, 5), &f, None, Some(6))
+                && !may_chown(caller(1000, 5), &f, Some(1), None)
         );
-        assert!(may_chown(caller(0, 0), &f, Some(1), Some(1)) && !may_chown(caller(7, 7), &f, None, Some(7)));
+        assert!(
+            may_chown(caller(0, 0), &f, Some(1), Some(1))
+                && !may_chown(caller(7, 7), &f, None, Some(7))
+        );
         assert_eq!(chmod(caller(1000, 5), &f, 0o2755), 0o755);
         assert_eq!(chmod(caller(1000, 100), &f, 0o2755), 0o2755);
     }
@@ -192,12 +213,18 @@ mod tests {
             assert_eq!(without_suid(who, 0o1777, 100), 0o1777);
         }
         // Without execution by the group it is a mark that its members may leave there.
-        assert_eq!([root, member, other].map(|who| without_suid(who, 0o6745, 100)), [0o2745, 0o2745, 0o745]);
+        assert_eq!(
+            [root, member, other].map(|who| without_suid(who, 0o6745, 100)),
+            [0o2745, 0o2745, 0o745]
+        );
     }
 
     #[test]
     fn groups_are_read_from_status() {
-        assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(
+            groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(),
+            [4, 24, 1000]
+        );
         assert_eq!(groups("").count(), 0);
         let me = Caller { uid: 1, gid: u32::MAX, pid: std::process::id() };
         for group in rustix::process::getgroups().unwrap() {

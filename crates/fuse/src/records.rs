@@ -1,5 +1,5 @@
-//! Replies that both servers put together the same way: entries, directory records, xattr values, and the answers by
-//! which the kernel learns which requests it can spare us.
+//! Replies that both servers put together the same way: entries, directory records, xattr values,
+//! and the answers by which the kernel learns which requests it can spare us.
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Reply};
@@ -36,7 +36,8 @@ pub fn attributes(attr: proto::Attr) -> AttrOut {
     AttrOut { attr_valid: TIMEOUT, attr_valid_nsec: 0, dummy: 0, attr }
 }
 
-/// A value of variable length (an xattr, a list of names): its length if the caller has no room yet.
+/// A value of variable length (an xattr, a list of names): its length if the caller has no room
+/// yet.
 ///
 /// # Errors
 /// `ERANGE` if it is longer than the caller's `room`.
@@ -50,12 +51,13 @@ pub fn sized(reply: &mut Reply<'_>, room: u32, value: &[u8]) -> Outcome {
     reply.bytes(value)
 }
 
-/// The answer to requests that are settled for every server: what the kernel shall not ask again (ENOSYS is remembered
-/// for the connection), and what needs no work.
+/// The answer to requests that are settled for every server: what the kernel shall not ask again
+/// (ENOSYS is remembered for the connection), and what needs no work.
 #[must_use]
 pub fn settled(opcode: Opcode) -> Option<Outcome> {
     match opcode {
-        // No handles: files and directories are opened without asking. Files are created with MKNOD.
+        // No handles: files and directories are opened without asking. Files are created with
+        // MKNOD.
         Opcode::Open | Opcode::Opendir | Opcode::Create | Opcode::Flush => {
             Some(Err(Failure::Errno(Errno::NOSYS)))
         }
@@ -96,8 +98,16 @@ impl<'a> Records<'a> {
         let entry = if plus { size_of::<EntryOut>() } else { 0 };
         entry + align_record(size_of::<Dirent>() + name_len)
     }
-    /// Adds a record; false if it does not fit. `typ` is the file type in the form of `S_IFMT >> 12`.
-    pub fn push(&mut self, entry: Option<&EntryOut>, ino: u64, next: u64, typ: u32, name: &[u8]) -> bool {
+    /// Adds a record; false if it does not fit. `typ` is the file type in the form of `S_IFMT >>
+    /// 12`.
+    pub fn push(
+        &mut self,
+        entry: Option<&EntryOut>,
+        ino: u64,
+        next: u64,
+        typ: u32,
+        name: &[u8],
+    ) -> bool {
         if !self.fits(name.len(), entry.is_some()) {
             return false;
         }
@@ -142,7 +152,8 @@ mod tests {
         assert!(records.push(None, 0x103, 8, 8, b"12345678"));
         assert!(!records.push(None, 1, 9, 8, b""), "full");
         assert_eq!(records.len(), 64);
-        let mut expected = vec![2, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0];
+        let mut expected =
+            vec![2, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0];
         expected.extend(b"sub\0\0\0\0\0");
         assert_eq!(&buffer[..32], expected);
         assert_eq!(&buffer[56..64], b"12345678");
@@ -168,6 +179,9 @@ mod tests {
         assert_eq!(sized(&mut Reply::new(&mut buffer), 0, b"value"), Ok(8));
         assert_eq!(buffer[0], 5);
         assert_eq!(sized(&mut Reply::new(&mut buffer), 5, b"value"), Ok(5));
-        assert_eq!(sized(&mut Reply::new(&mut buffer), 4, b"value"), Err(Failure::Errno(Errno::RANGE)));
+        assert_eq!(
+            sized(&mut Reply::new(&mut buffer), 4, b"value"),
+            Err(Failure::Errno(Errno::RANGE))
+        );
     }
 }

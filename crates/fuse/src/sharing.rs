@@ -1,5 +1,5 @@
-//! Sharing extents on a mount, for other processes: Linux passes none of its own requests for that (`FICLONERANGE`,
-//! `FIDEDUPERANGE`) on to FUSE, so these are Larder's.
+//! Sharing extents on a mount, for other processes: Linux passes none of its own requests for that
+//! (`FICLONERANGE`, `FIDEDUPERANGE`) on to FUSE, so these are Larder's.
 //!
 //! | request | number | words of 8 bytes |
 //! |---|---|---|
@@ -38,7 +38,8 @@ pub(crate) fn encode(extent: &MappedExtent) -> [u64; WORDS] {
     match extent.place {
         ExtentPlace::Leaf => [extent.start, extent.len, 0, 0, 0, IN_LEAF],
         ExtentPlace::Device { at, len, offset, written, compressed, shared } => {
-            let flags = flag(written, WRITTEN) | flag(compressed, COMPRESSED) | flag(shared, SHARED);
+            let flags =
+                flag(written, WRITTEN) | flag(compressed, COMPRESSED) | flag(shared, SHARED);
             [extent.start, extent.len, at.0, len, offset, flags]
         }
     }
@@ -91,8 +92,9 @@ pub fn is_shareable(file: &File) -> bool {
 
 /// What the kernel keeps of a file, written by a mount with write-back caching, goes to the daemon.
 fn hand_over(file: &File) {
-    const ALL: libc::c_uint =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    const ALL: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: takes numbers only. If it fails, the write that failed says so at the next fsync.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, ALL) };
 }
@@ -105,12 +107,14 @@ fn word(bytes: &[u8], n: usize) -> u64 {
     bytes[8 * n..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b))
 }
 
-/// Gives `to` what `from` has in a range by sharing extents, as Linux's `FICLONERANGE`: offsets are multiples of 4096, and so
-/// is `len` unless the range ends where both files do. `len` 0: up to the source's end.
+/// Gives `to` what `from` has in a range by sharing extents, as Linux's `FICLONERANGE`: offsets are
+/// multiples of 4096, and so is `len` unless the range ends where both files do. `len` 0: up to the
+/// source's end.
 ///
 /// # Errors
-/// `Unsupported` if `to` is not on a Larder mount, `CrossesDevices` if `from` is not on the same; `InvalidInput` for ranges
-/// that cannot be shared; what the engine says otherwise. A first part of the range may be done then.
+/// `Unsupported` if `to` is not on a Larder mount, `CrossesDevices` if `from` is not on the same;
+/// `InvalidInput` for ranges that cannot be shared; what the engine says otherwise. A first part of
+/// the range may be done then.
 pub fn clone(from: &File, from_offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<()> {
     hand_over(from);
     hand_over(to);
@@ -131,11 +135,18 @@ pub enum Deduped {
     Differs,
 }
 
-/// Gives a range of `to` the extents of a range of `from` if both have the same bytes, as Linux's `FIDEDUPERANGE`.
+/// Gives a range of `to` the extents of a range of `from` if both have the same bytes, as Linux's
+/// `FIDEDUPERANGE`.
 ///
 /// # Errors
 /// As [`clone`]; `PermissionDenied` for who may not write to `to` and does not own it.
-pub fn dedupe(from: &File, from_offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<Deduped> {
+pub fn dedupe(
+    from: &File,
+    from_offset: u64,
+    to: &File,
+    to_offset: u64,
+    len: u64,
+) -> io::Result<Deduped> {
     hand_over(from);
     hand_over(to);
     let target = to.as_raw_fd().cast_unsigned().into();

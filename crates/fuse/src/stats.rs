@@ -1,7 +1,7 @@
 //! Counters of requests: how many of each kind, and what became of them.
 //!
-//! Requests per operation explain more of a mount's speed than times do, so they are always counted. Every counter is
-//! a relaxed atomic: exact in sum, not a snapshot across counters.
+//! Requests per operation explain more of a mount's speed than times do, so they are always
+//! counted. Every counter is a relaxed atomic: exact in sum, not a snapshot across counters.
 
 use crate::latency::Latency;
 use crate::proto::Opcode;

@@ -1,5 +1,5 @@
-//! Subvolumes of a mount, for other processes: the ioctls of Linux's btrfs that fit FUSE, two of Larder's own, and functions
-//! that send them.
+//! Subvolumes of a mount, for other processes: the ioctls of Linux's btrfs that fit FUSE, two of
+//! Larder's own, and functions that send them.
 //!
 //! | request | number |
 //! |---|---|
@@ -86,7 +86,8 @@ pub fn delete(path: &Path) -> io::Result<()> {
 /// Makes a snapshot of the subvolume whose root `source` is at `path`.
 ///
 /// # Errors
-/// As [`create`]; `CrossesDevices` between mounts; `PermissionDenied` for somebody else's subvolume.
+/// As [`create`]; `CrossesDevices` between mounts; `PermissionDenied` for somebody else's
+/// subvolume.
 pub fn snapshot(source: &Path, path: &Path, read_only: bool) -> io::Result<()> {
     let (dir, name) = split(path)?;
     let (source, target) = (source.metadata()?, dir.metadata()?);
@@ -104,7 +105,8 @@ pub fn snapshot(source: &Path, path: &Path, read_only: bool) -> io::Result<()> {
 /// Is the subvolume of `path` read-only?
 ///
 /// # Errors
-/// `Unsupported` if it is not on a Larder mount; `InvalidInput` for anything but a subvolume's root.
+/// `Unsupported` if it is not on a Larder mount; `InvalidInput` for anything but a subvolume's
+/// root.
 pub fn is_read_only(path: &Path) -> io::Result<bool> {
     let mut flags = [0; 8];
     call(&open(path)?, GETFLAGS, &mut flags)?;
@@ -114,7 +116,8 @@ pub fn is_read_only(path: &Path) -> io::Result<bool> {
 /// Makes a subvolume read-only or writable.
 ///
 /// # Errors
-/// As [`is_read_only`]; `PermissionDenied` for somebody else's subvolume; `ResourceBusy` for one that was received.
+/// As [`is_read_only`]; `PermissionDenied` for somebody else's subvolume; `ResourceBusy` for one
+/// that was received.
 pub fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
     let flags = if read_only { RDONLY } else { 0u64 };
     let fd = open(path)?;
@@ -144,7 +147,8 @@ pub fn id_of(path: &Path) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(*id))
 }
 
-/// All subvolumes of the file system that `path` is on, as [`describe`] shows them, and the id of the default one.
+/// All subvolumes of the file system that `path` is on, as [`describe`] shows them, and the id of
+/// the default one.
 ///
 /// # Errors
 /// `Unsupported` if it is not on a Larder mount.
@@ -166,11 +170,12 @@ pub fn list(path: &Path) -> io::Result<(Vec<Value>, u64)> {
     Ok((all, default))
 }
 
-/// Calls `each` for the extents that were written to the subvolume of `path` in transaction `since` or later, as
-/// [`describe_new`] shows them. Returns the transaction up to which that is all.
+/// Calls `each` for the extents that were written to the subvolume of `path` in transaction `since`
+/// or later, as [`describe_new`] shows them. Returns the transaction up to which that is all.
 ///
 /// # Errors
-/// `Unsupported` if it is not on a Larder mount; `PermissionDenied` for anybody but root and the mount's owner.
+/// `Unsupported` if it is not on a Larder mount; `PermissionDenied` for anybody but root and the
+/// mount's owner.
 pub fn find_new(path: &Path, since: u64, each: &mut dyn FnMut(&Value)) -> io::Result<u64> {
     let fd = open(path)?;
     let mut from = [0u64; 2];

@@ -1,10 +1,11 @@
 //! Threads for requests that have to wait.
 //!
-//! A pool grows with the requests that are waiting at the same time and shrinks when they are gone; it is bounded, and
-//! whoever finds it full, and as many in line as there may be, runs the job itself, so that memory stays bounded too.
+//! A pool grows with the requests that are waiting at the same time and shrinks when they are gone;
+//! it is bounded, and whoever finds it full, and as many in line as there may be, runs the job
+//! itself, so that memory stays bounded too.
 //!
-//! Of those without work the one who had some last gets the next: its stack and what it has looked at are still in the caches, and the others
-//! get to leave.
+//! Of those without work the one who had some last gets the next: its stack and what it has looked
+//! at are still in the caches, and the others get to leave.
 
 use crate::transport::priority;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -47,14 +48,21 @@ impl std::fmt::Debug for Workers {
 }
 
 impl Workers {
-    /// A pool of up to `max_threads` threads, none of which is started yet, with up to `max_jobs` in line.
+    /// A pool of up to `max_threads` threads, none of which is started yet, with up to `max_jobs`
+    /// in line.
     pub(crate) fn new(max_threads: usize, max_jobs: usize) -> Self {
         Self {
-            shared: Arc::new(Shared { state: Mutex::default(), gone: Condvar::new(), max_threads, max_jobs }),
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                gone: Condvar::new(),
+                max_threads,
+                max_jobs,
+            }),
         }
     }
 
-    /// Runs `job` on a thread of the pool, or at once on this one if as many are in line as there may be.
+    /// Runs `job` on a thread of the pool, or at once on this one if as many are in line as there
+    /// may be.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let state = self.shared.state.lock();
         if state.closed || state.jobs.len() >= self.shared.max_jobs {
@@ -64,8 +72,8 @@ impl Workers {
         self.push(state, Box::new(job));
     }
 
-    /// Runs `job` on another thread of the pool, however many are in line, and as long as there are any: for a thread that must
-    /// not wait.
+    /// Runs `job` on another thread of the pool, however many are in line, and as long as there are
+    /// any: for a thread that must not wait.
     pub(crate) fn run_elsewhere(&self, job: impl FnOnce() + Send + 'static) {
         let state = self.shared.state.lock();
         if state.closed && state.threads == 0 {
@@ -87,7 +95,8 @@ impl Workers {
         }
         state.threads += 1;
         let shared = Arc::clone(&self.shared);
-        let started = std::thread::Builder::new().name("larder-worker".into()).spawn(move || work(&shared));
+        let started =
+            std::thread::Builder::new().name("larder-worker".into()).spawn(move || work(&shared));
         if started.is_err() {
             // No thread to be had: the jobs wait for another, or are done here if there is none.
             state.threads -= 1;
@@ -129,7 +138,8 @@ fn work(shared: &Shared) {
 }
 
 impl Workers {
-    /// Waits for every job and ends the threads. Jobs that come later run at once on their caller's thread.
+    /// Waits for every job and ends the threads. Jobs that come later run at once on their caller's
+    /// thread.
     pub(crate) fn finish(&self) {
         let mut state = self.shared.state.lock();
         state.closed = true;

@@ -1,5 +1,5 @@
-//! Writes past the page cache that the kernel does not wait for, beside reads through it: what it keeps of a file is what was
-//! written last.
+//! Writes past the page cache that the kernel does not wait for, beside reads through it: what it
+//! keeps of a file is what was written last.
 
 mod common;
 
@@ -67,7 +67,8 @@ impl<'a> Submitted<'a> {
             ..Control::default()
         };
         let mut list = [&raw mut control];
-        // SAFETY: the control block is read during the call; the page outlives the write, which `drop` waits for.
+        // SAFETY: the control block is read during the call; the page outlives the write, which
+        // `drop` waits for.
         let got = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, list.as_mut_ptr()) };
         assert_eq!(got, 1);
         self.under_way += 1;
@@ -127,12 +128,14 @@ impl Gate {
     fn wait_for(&self, count: usize) {
         let state = self.state.lock().unwrap();
         let long = Duration::from_secs(30);
-        let (state, late) = self.changed.wait_timeout_while(state, long, |state| state.1 < count).unwrap();
+        let (state, late) =
+            self.changed.wait_timeout_while(state, long, |state| state.1 < count).unwrap();
         assert!(!late.timed_out(), "{} of {count} have come", state.1);
     }
 }
 
-/// Direct writes come to a gate before they are done, reads through the page cache when they have been.
+/// Direct writes come to a gate before they are done, reads through the page cache when they have
+/// been.
 struct Staged {
     server: Server,
     writes: Gate,
@@ -235,7 +238,8 @@ fn what_was_read_during_a_write_past_the_cache_does_not_stay() {
             assert_eq!((read(0), read(2 * PAGE)), (1, 1));
         }
 
-        // More writes than there are buffers, and all of them wait for a page that the kernel keeps locked for a reader.
+        // More writes than there are buffers, and all of them wait for a page that the kernel keeps
+        // locked for a reader.
         const MANY: usize = 40;
         let page = Page([9; PAGE]);
         staged.writes.close();
@@ -243,7 +247,8 @@ fn what_was_read_during_a_write_past_the_cache_does_not_stay() {
         let mut writes = Submitted::new(MANY, &page);
         let opened = Opened(&staged);
         for n in 1..=MANY {
-            // One after the other: what comes when there is no buffer left waits until another is done, even if more are made.
+            // One after the other: what comes when there is no buffer left waits until another is
+            // done, even if more are made.
             writes.submit(&direct, PAGE);
             staged.writes.wait_for(n);
         }

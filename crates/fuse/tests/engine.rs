@@ -1,4 +1,5 @@
-//! The engine behind a mount, compared with the kernel's btrfs: the same commands must say the same.
+//! The engine behind a mount, compared with the kernel's btrfs: the same commands must say the
+//! same.
 
 mod common;
 
@@ -44,7 +45,8 @@ impl Mount {
         let counters = Arc::clone(&stats);
         let (tell, ready) = mpsc::channel();
         let server = std::thread::spawn(move || {
-            let served = serve(Arc::clone(&fs), mounted, counters, |_| tell.send(()).unwrap()).unwrap();
+            let served =
+                serve(Arc::clone(&fs), mounted, counters, |_| tell.send(()).unwrap()).unwrap();
             served.closed.unwrap_or_else(|| fs.close()).unwrap();
         });
         ready.recv_timeout(Duration::from_secs(20)).expect("served within 20 s");
@@ -74,8 +76,8 @@ impl Drop for Mount {
     }
 }
 
-/// What these tests need, and their turn: one at a time, because the programs that one starts inherit, for a moment, what another
-/// has open, and loop devices then stay attached.
+/// What these tests need, and their turn: one at a time, because the programs that one starts
+/// inherit, for a moment, what another has open, and loop devices then stay attached.
 fn everything() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +107,12 @@ fn has_tools() -> bool {
     let missing: Vec<_> = ["bash", "python3", "setfacl", "setfattr", "chattr", "setpriv"]
         .into_iter()
         .filter(|tool| {
-            Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err()
+            Command::new(tool)
+                .arg("--version")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .is_err()
         })
         .collect();
     if missing.is_empty() {
@@ -159,7 +166,12 @@ fn commands_say_what_they_say_on_the_kernels_btrfs() {
         let said = probe(m.path());
         m.finish();
         let differences = differences(&expected, &said);
-        assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
+        assert!(
+            differences.is_empty(),
+            "{} differences:\n{}",
+            differences.len(),
+            differences.join("\n")
+        );
         btrfs_check(&path, true).assert_clean("after the probe");
     }
 }
@@ -226,8 +238,11 @@ fn inode_numbers_are_unique_across_subvolumes() {
     let path = image(dir.path(), "image");
     let k = KernelMount::image(&path, "").unwrap();
     for sub in ["s1", "s1/nested", "s2"] {
-        let status =
-            Command::new("btrfs").args(["-q", "subvolume", "create"]).arg(k.join(sub)).status().unwrap();
+        let status = Command::new("btrfs")
+            .args(["-q", "subvolume", "create"])
+            .arg(k.join(sub))
+            .status()
+            .unwrap();
         assert!(status.success());
         fs::write(k.join(format!("{sub}/file")), sub).unwrap();
     }
@@ -264,7 +279,8 @@ fn control_requests_answer() {
     let m = Mount::new(&path, MountOptions::default());
     fs::write(m.join("f"), b"content").unwrap();
     control::sync(m.path()).unwrap();
-    let stats: serde_json::Value = serde_json::from_str(&control::stats(&m.join("f")).unwrap()).unwrap();
+    let stats: serde_json::Value =
+        serde_json::from_str(&control::stats(&m.join("f")).unwrap()).unwrap();
     assert!(stats["requests"]["by_kind"]["mknod"].as_u64() >= Some(1), "{stats}");
     assert!(stats["engine"]["commits"].as_u64() >= Some(1), "{stats}");
     let df: serde_json::Value = serde_json::from_str(&control::df(m.path()).unwrap()).unwrap();
@@ -351,7 +367,8 @@ fn an_unlinked_file_lives_until_it_is_closed_and_no_longer() {
         df["file_system"]["bytes_used"].as_u64().unwrap()
     };
     let empty = used();
-    let mut file = File::options().create_new(true).read(true).write(true).open(m.join("f")).unwrap();
+    let mut file =
+        File::options().create_new(true).read(true).write(true).open(m.join("f")).unwrap();
     file.write_all(&vec![1; 10 << 20]).unwrap();
     fs::remove_file(m.join("f")).unwrap();
     file.sync_all().unwrap();
@@ -406,7 +423,8 @@ fn callers_that_act_as_somebody_else_are_checked() {
     acting_as(65_534, || {
         let at = |name: &str| m.join(name);
         assert_eq!(errno(fs::create_dir(at("new"))), Some(libc::EACCES));
-        // A name that the kernel does not know yet; about those that it knows, and about opening, it asks nobody.
+        // A name that the kernel does not know yet; about those that it knows, and about opening,
+        // it asks nobody.
         assert_eq!(errno(fs::metadata(at("closed/unknown")).map(drop)), Some(libc::EACCES));
         assert_eq!(
             errno(fs::read_dir(at("closed")).and_then(|mut l| l.next().transpose()).map(drop)),
@@ -468,7 +486,12 @@ fn file_handles_outlive_the_kernels_memory_of_an_inode() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     // SAFETY: the handle is one that the kernel filled in.
     let fd = unsafe {
-        libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &raw mut handle, libc::O_RDONLY)
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            root.as_raw_fd(),
+            &raw mut handle,
+            libc::O_RDONLY,
+        )
     };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: a descriptor that was just opened, and is nobody else's.

@@ -56,8 +56,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Counts the bytes that the kernel has written by itself, and notes how many they were when an ioctl came. Every second such
-/// write takes its time.
+/// Counts the bytes that the kernel has written by itself, and notes how many they were when an
+/// ioctl came. Every second such write takes its time.
 #[derive(Default)]
 struct Counting {
     inner: Option<MemServer>,
@@ -101,8 +101,8 @@ impl Handler for Counting {
     }
 }
 
-/// Every page in a request of its own, and far more of them than the kernel lets be under way; on a mount that is at rest, and on
-/// one that is written and read all the time.
+/// Every page in a request of its own, and far more of them than the kernel lets be under way; on a
+/// mount that is at rest, and on one that is written and read all the time.
 #[test]
 fn an_ioctl_after_syncfs_comes_after_every_page() {
     const PAGES: usize = 1000;
@@ -110,9 +110,18 @@ fn an_ioctl_after_syncfs_comes_after_every_page() {
         return;
     }
     for (transport, busy) in TRANSPORTS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
-        let counting = Arc::new(Counting { inner: Some(MemServer::new(true)), ..Counting::default() });
-        let m = Mount::new(Arc::clone(&counting), MountOptions { transport, ..MountOptions::default() });
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.join("mapped")).unwrap();
+        let counting =
+            Arc::new(Counting { inner: Some(MemServer::new(true)), ..Counting::default() });
+        let m = Mount::new(
+            Arc::clone(&counting),
+            MountOptions { transport, ..MountOptions::default() },
+        );
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(m.join("mapped"))
+            .unwrap();
         file.set_len((2 * PAGES * PAGE) as u64).unwrap();
         let mut mapping = Mapping::of(&file);
         let stop = AtomicBool::new(false);
@@ -120,12 +129,14 @@ fn an_ioctl_after_syncfs_comes_after_every_page() {
             if busy {
                 s.spawn(|| {
                     let mut how = OpenOptions::new();
-                    let other = how.read(true).write(true).create_new(true).open(m.join("other")).unwrap();
+                    let other =
+                        how.read(true).write(true).create_new(true).open(m.join("other")).unwrap();
                     let mut block = [7; 10_000];
                     for n in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
                         other.write_all_at(&block, n % 1000 * 10_000).unwrap();
                         if n % 100 == 0 {
-                            rustix::fs::fadvise(&other, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+                            rustix::fs::fadvise(&other, 0, None, rustix::fs::Advice::DontNeed)
+                                .unwrap();
                         }
                         other.read_exact_at(&mut block, 0).unwrap();
                     }
@@ -160,7 +171,8 @@ fn nobody_waits_for_a_mount_that_is_gone() {
         let path = m.path().to_owned();
         std::thread::scope(|s| {
             for _ in 0..4 {
-                // MemServer knows no ioctl, and after the detaching there is no mount: any error is right.
+                // MemServer knows no ioctl, and after the detaching there is no mount: any error is
+                // right.
                 s.spawn(|| (0..50).for_each(|_| drop(control::sync(&path))));
             }
             larder_fuse::Unmounter::new(&path).detach().unwrap();
@@ -200,10 +212,12 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
         larder_fs::mkfs::mkfs(&device, &larder_fs::mkfs::MkfsOptions::default()).unwrap();
         let engine = Filesystem::open(Arc::new(device), EngineOptions::default()).unwrap();
         let server = Arc::new(Server::new(Arc::clone(&engine), true, Arc::new(Stats::default())));
-        let m = Mount::new(server, MountOptions { transport, writeback, ..MountOptions::default() });
+        let m =
+            Mount::new(server, MountOptions { transport, writeback, ..MountOptions::default() });
         subvolumes::create(&m.join("s")).unwrap();
         let create = |name: &str| {
-            let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.join(name));
+            let file =
+                OpenOptions::new().read(true).write(true).create_new(true).open(m.join(name));
             let file = file.unwrap();
             file.set_len(LEN as u64).unwrap();
             file
@@ -215,7 +229,10 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
             in_s.fill(0, &data);
             let name = format!("snap{seed}");
             subvolumes::snapshot(&m.join("s"), &m.join(&name), seed % 2 == 0).unwrap();
-            assert!(fs::read(m.join(&name).join("f")).unwrap() == data, "{transport:?}, {writeback}, {seed}");
+            assert!(
+                fs::read(m.join(&name).join("f")).unwrap() == data,
+                "{transport:?}, {writeback}, {seed}"
+            );
             at_top.fill(0, &data);
             // Behind the kernel's cache also what was written.
             outside.write_all_at(b"written", 0).unwrap();
@@ -238,14 +255,16 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
     }
 }
 
-/// More than the kernel's queues have room for: each waits in one of the places that the marks come through.
+/// More than the kernel's queues have room for: each waits in one of the places that the marks come
+/// through.
 #[test]
 fn hundreds_who_sync_at_once_do_not_block_each_other() {
     if !can_mount() {
         return;
     }
     for transport in TRANSPORTS {
-        let counting = Arc::new(Counting { inner: Some(MemServer::new(true)), ..Counting::default() });
+        let counting =
+            Arc::new(Counting { inner: Some(MemServer::new(true)), ..Counting::default() });
         let m = Mount::new(counting, MountOptions { transport, ..MountOptions::default() });
         fs::write(m.join("f"), b"a file that the kernel knows").unwrap();
         std::thread::scope(|s| {

@@ -1,6 +1,8 @@
-//! The process beside a daemon, for real: it mounts, resolves descriptors of the mount's clients, unmounts, tidies up.
+//! The process beside a daemon, for real: it mounts, resolves descriptors of the mount's clients,
+//! unmounts, tidies up.
 //!
-//! The test is the daemon; the porter is this test program once more, in the role that `porter_role` plays.
+//! The test is the daemon; the porter is this test program once more, in the role that
+//! `porter_role` plays.
 
 mod common;
 
@@ -26,7 +28,8 @@ fn options() -> MountOptions {
 #[test]
 fn porter_role() {
     let Some(mountpoint) = std::env::var_os(ROLE).map(PathBuf::from) else { return };
-    let duties = Duties { source: "in memory".into(), mountpoint: mountpoint.clone(), options: options() };
+    let duties =
+        Duties { source: "in memory".into(), mountpoint: mountpoint.clone(), options: options() };
     attend(rustix::stdio::stdin(), &duties, |_| {
         fs::write(mountpoint.with_extension("tidied"), b"").unwrap();
     })
@@ -35,11 +38,14 @@ fn porter_role() {
 
 fn start(mountpoint: &Path) -> Porter {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["porter_role", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, mountpoint);
+    command
+        .args(["porter_role", "--exact", "--nocapture", "--test-threads=1"])
+        .env(ROLE, mountpoint);
     Porter::start(&mut command, mountpoint).unwrap()
 }
 
-/// A process that holds a descriptor, its standard input, and never looks at it. Ended when dropped.
+/// A process that holds a descriptor, its standard input, and never looks at it. Ended when
+/// dropped.
 struct Client(Child);
 
 impl Client {
@@ -65,13 +71,18 @@ fn a_porter_mounts_resolves_and_unmounts() {
     fs::create_dir(&point).unwrap();
     let porter = start(&point);
     // Before there is a mount nothing is told and nothing unmounted.
-    assert_eq!(porter.resolve_fd(std::process::id(), 0).unwrap_err().raw_os_error(), Some(libc::ENODEV));
+    assert_eq!(
+        porter.resolve_fd(std::process::id(), 0).unwrap_err().raw_os_error(),
+        Some(libc::ENODEV)
+    );
     assert_eq!(porter.unmount().unwrap_err().raw_os_error(), Some(libc::ENODEV));
     let mounted = porter.mount(options()).unwrap();
     assert!(porter.mount(options()).unwrap_err().to_string().contains("mounted already"), "once");
     let (tell, ready) = std::sync::mpsc::channel();
     let server = std::thread::spawn(move || {
-        serve_handler(Arc::new(MemServer::new(true)), mounted, Arc::default(), |_| tell.send(()).unwrap())
+        serve_handler(Arc::new(MemServer::new(true)), mounted, Arc::default(), |_| {
+            tell.send(()).unwrap()
+        })
     });
     ready.recv().unwrap();
 
@@ -86,7 +97,10 @@ fn a_porter_mounts_resolves_and_unmounts() {
     assert_ne!(thread, me);
     assert_eq!(porter.resolve_fd(thread, fd).unwrap(), number);
     let directory = File::open(&point).unwrap();
-    assert_eq!(porter.resolve_fd(me, directory.as_raw_fd()).unwrap(), fs::metadata(&point).unwrap().ino());
+    assert_eq!(
+        porter.resolve_fd(me, directory.as_raw_fd()).unwrap(),
+        fs::metadata(&point).unwrap().ino()
+    );
     // The same in this process.
     assert_eq!(Porter::here(&point).resolve_fd(me, fd).unwrap(), number);
     // Another process, of the mount and not.

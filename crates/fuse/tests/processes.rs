@@ -113,7 +113,8 @@ fn ordinary_users_mount_through_the_helper() {
         Command::new(std::env::current_exe().unwrap()).arg("--list").uid(NOBODY).output().is_ok();
     if !exe_is_reachable {
         eprintln!(
-            "skipped: ordinary_users_mount_through_the_helper needs a build directory that all can read"
+            "skipped: ordinary_users_mount_through_the_helper needs a build directory that all \
+                can read"
         );
         return;
     }
@@ -134,11 +135,24 @@ fn ordinary_users_mount_through_the_helper() {
     // Not even root enters somebody else's mount.
     assert_eq!(fs::read_dir(dir.path()).unwrap_err().raw_os_error(), Some(libc::EACCES));
     let as_owner = |script: &str| {
-        Command::new("sh").args(["-c", script]).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap()
+        Command::new("sh")
+            .args(["-c", script])
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .unwrap()
     };
     let m = dir.path().display();
-    let out = as_owner(&format!("cd {m} && echo hello > f && chmod 0 f && ! cat f && chmod 600 f && cat f"));
-    assert_eq!(String::from_utf8_lossy(&out.stdout), "hello\n", "{}", String::from_utf8_lossy(&out.stderr));
+    let out = as_owner(&format!(
+        "cd {m} && echo hello > f && chmod 0 f && ! cat f && chmod 600 f && cat f"
+    ));
+    assert_eq!(
+        String::from_utf8_lossy(&out.stdout),
+        "hello\n",
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     assert!(as_owner(&format!("fusermount3 -u {m}")).status.success());
     assert_eq!(daemon.says(), "ended");
 }
@@ -150,7 +164,12 @@ fn others_enter_only_if_allowed_and_are_checked() {
     }
     let run = |m: &Mount, script: &str| {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).env("M", m.path()).uid(NOBODY).gid(NOBODY).stderr(Stdio::null());
+        command
+            .args(["-c", script])
+            .env("M", m.path())
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .stderr(Stdio::null());
         command.stdout(Stdio::null()).status().unwrap().success()
     };
     let m = Mount::over(MemServer::new(true), Transport::Auto);

@@ -1,7 +1,7 @@
 //! Trying the forbidden, from inside.
 //!
-//! The sandbox has no way back, so every attempt is made by this test program once more, as a child that confines itself
-//! exactly as the mount daemon does and then says what came of it.
+//! The sandbox has no way back, so every attempt is made by this test program once more, as a child
+//! that confines itself exactly as the mount daemon does and then says what came of it.
 
 use larder_fuse::sandbox;
 use larder_simtest::oracle::{Need, need};
@@ -89,10 +89,16 @@ fn attempts_role() {
             said.insert("symlink", plain(std::os::unix::fs::symlink("a", scratch.join("link"))));
             said.insert("read another's memory", plain(fs::read("/proc/1/environ").map(drop)));
             // What is open stays usable, and what is needed can be read.
-            said.insert("use what is open", plain(own.write_all_at(b"x", 3).and_then(|()| own.sync_data())));
+            said.insert(
+                "use what is open",
+                plain(own.write_all_at(b"x", 3).and_then(|()| own.sync_data())),
+            );
             said.insert("groups", plain(fs::read("/proc/1/status").map(drop)));
             said.insert("own status", plain(fs::read("/proc/self/status").map(drop)));
-            said.insert("number of CPUs", plain(fs::read("/sys/devices/system/cpu/possible").map(drop)));
+            said.insert(
+                "number of CPUs",
+                plain(fs::read("/sys/devices/system/cpu/possible").map(drop)),
+            );
             said.insert(
                 "/dev/fuse",
                 plain(File::options().read(true).write(true).open("/dev/fuse").map(drop)),
@@ -116,12 +122,30 @@ fn attempts_role() {
                 ("capset", libc::SYS_capset, 0, 0, 0),
                 ("dumpable", libc::SYS_prctl, libc::PR_SET_DUMPABLE as usize, 0, 0),
                 ("terminal input", libc::SYS_ioctl, 0, libc::TIOCSTI as usize, nul),
-                ("executable memory", libc::SYS_mmap, 0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as usize),
+                (
+                    "executable memory",
+                    libc::SYS_mmap,
+                    0,
+                    4096,
+                    (libc::PROT_READ | libc::PROT_EXEC) as usize,
+                ),
                 ("make executable", libc::SYS_mprotect, 0, 4096, libc::PROT_EXEC as usize),
                 ("memory file", libc::SYS_memfd_create, nul, 0, 0),
                 ("new ring", libc::SYS_io_uring_setup, 1, 0, 0),
-                ("owner of signals", libc::SYS_fcntl, own.as_raw_fd() as usize, libc::F_SETOWN as usize, 1),
-                ("nice", libc::SYS_setpriority, 0, std::os::unix::process::parent_id() as usize, 19),
+                (
+                    "owner of signals",
+                    libc::SYS_fcntl,
+                    own.as_raw_fd() as usize,
+                    libc::F_SETOWN as usize,
+                    1,
+                ),
+                (
+                    "nice",
+                    libc::SYS_setpriority,
+                    0,
+                    std::os::unix::process::parent_id() as usize,
+                    19,
+                ),
                 ("nice for all", libc::SYS_setpriority, libc::PRIO_USER as usize, 0, 19),
                 ("precedence", libc::SYS_setpriority, 0, 0, usize::MAX),
                 ("raise a limit", libc::SYS_prlimit64, 1, 0, 0),
@@ -138,7 +162,8 @@ fn attempts_role() {
             // By the kernel's asking, which only the sandbox's own process can do.
             said.insert("process noted", noted(libc::SYS_clone).to_string());
         }
-        // The ring's operations would pass no filter, so none may be made later; but at the start they can.
+        // The ring's operations would pass no filter, so none may be made later; but at the start
+        // they can.
         "unsealed" => {
             said.insert("new ring", raw(libc::SYS_io_uring_setup, 1, 0, 0));
         }
@@ -179,7 +204,8 @@ fn scratch() -> tempfile::TempDir {
 /// What a role said, as text.
 fn report(role: &str, dir: &Path) -> (BTreeMap<String, String>, String) {
     let output = confined(role, dir);
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{role}: {}\n{out}\n{err}", output.status);
     let lines = out.lines().filter_map(|l| l.strip_prefix('<')?.strip_suffix('>')?.split_once(':'));
     (lines.map(|(a, b)| (a.to_owned(), b.trim().to_owned())).collect(), err.into_owned())
@@ -280,7 +306,8 @@ fn rings_are_made_at_the_start_only() {
     let (said, _) = report("unsealed", scratch().path());
     // It came as far as looking at its parameters, or io_uring is switched off on this machine.
     let efault = libc::EFAULT.to_string();
-    let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() != "0");
+    let off =
+        fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() != "0");
     assert!(said["new ring"] == efault || off, "{said:?}");
 }
 

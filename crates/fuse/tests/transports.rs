@@ -17,7 +17,8 @@ use std::sync::{Arc, Barrier};
 
 const TRANSPORTS: [Transport; 2] = [Transport::DevFuse, Transport::Uring];
 
-/// Lets every second request of a kind that may be repeated wait, so that the workers' paths are used.
+/// Lets every second request of a kind that may be repeated wait, so that the workers' paths are
+/// used.
 struct Slow(MemServer, AtomicU64);
 
 impl Slow {
@@ -49,7 +50,8 @@ fn exercise(m: &Mount) {
     // Data of several requests, read back past the cache.
     let data = pattern(3 << 20);
     fs::write(m.join("big"), &data).unwrap();
-    let direct = rustix::fs::open(m.join("big"), OFlags::RDWR | OFlags::DIRECT, Mode::empty()).unwrap();
+    let direct =
+        rustix::fs::open(m.join("big"), OFlags::RDWR | OFlags::DIRECT, Mode::empty()).unwrap();
     let mut direct = File::from(direct);
     let mut back = Vec::new();
     direct.read_to_end(&mut back).unwrap();
@@ -91,7 +93,8 @@ fn exercise(m: &Mount) {
     assert_eq!(fs::read_link(m.join("sym")).unwrap().to_str(), Some(&target[..]));
 
     // Unlinked but open.
-    let mut open = OpenOptions::new().read(true).write(true).create_new(true).open(m.join("gone")).unwrap();
+    let mut open =
+        OpenOptions::new().read(true).write(true).create_new(true).open(m.join("gone")).unwrap();
     open.write_all(b"still here").unwrap();
     fs::remove_file(m.join("gone")).unwrap();
     open.seek(SeekFrom::Start(0)).unwrap();
@@ -121,7 +124,8 @@ fn exercise(m: &Mount) {
 
 /// A shared mapping reads and writes the file.
 fn mapped(m: &Mount) {
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.join("mapped")).unwrap();
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).open(m.join("mapped")).unwrap();
     file.set_len(8192).unwrap();
     // SAFETY: a new mapping of a file that stays open and as long as it is, unmapped below.
     unsafe {
@@ -149,10 +153,13 @@ fn many_entries(m: &Mount, count: usize) {
     for i in 0..count {
         File::create(m.join(&format!("entry-{i}"))).unwrap();
     }
-    let names: BTreeSet<String> =
-        fs::read_dir(m.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let names: BTreeSet<String> = fs::read_dir(m.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     assert_eq!(names.len(), count);
-    let total: u64 = fs::read_dir(m.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    let total: u64 =
+        fs::read_dir(m.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert_eq!(total, 0);
 }
 
@@ -231,7 +238,8 @@ fn large_directories_and_few_requests() {
     for transport in TRANSPORTS {
         let m = Mount::over(MemServer::new(true), transport);
         many_entries(&m, 20_000);
-        // A file is made with LOOKUP and MKNOD, without OPEN, FLUSH, RELEASE or GETATTR of its directory.
+        // A file is made with LOOKUP and MKNOD, without OPEN, FLUSH, RELEASE or GETATTR of its
+        // directory.
         assert_eq!(m.stats.of(Opcode::Mknod), 20_000);
         assert!(m.stats.of(Opcode::Lookup) <= 20_000 + 10);
         for op in [Opcode::Create, Opcode::Open, Opcode::Opendir, Opcode::Flush] {
@@ -377,7 +385,8 @@ fn a_panic_is_an_io_error_and_no_more() {
     }
 }
 
-/// Forgets nothing before it is asked how full it is, then slowly; and is told of what the kernel forgot before it answers.
+/// Forgets nothing before it is asked how full it is, then slowly; and is told of what the kernel
+/// forgot before it answers.
 struct Forgetful {
     server: MemServer,
     asked: AtomicBool,
@@ -470,7 +479,8 @@ fn those_who_were_waiting_for_the_mount_are_served() {
                 .collect();
             let server = std::thread::spawn(move || {
                 let handler = std::sync::Arc::new(MemServer::new(true));
-                larder_fuse::serve_handler(handler, mounted, std::sync::Arc::default(), |_| {}).unwrap();
+                larder_fuse::serve_handler(handler, mounted, std::sync::Arc::default(), |_| {})
+                    .unwrap();
             });
             for one in waiting {
                 assert_eq!(one.join().unwrap(), Some(libc::ENOENT));

@@ -1,18 +1,21 @@
 //! Where addresses lie, by whatever still says so.
 //!
-//! In order: the system chunks of the superblock and the chunk tree they lead to; chunk trees that backup roots name;
-//! chunk items in nodes that a scan finds, newest first; device extents joined with block groups, which together say
-//! the same as a chunk. Where the newest chunk tree is damaged all of these are asked, for an older one lacks the newest
-//! chunks. A chunk that contradicts one already taken is dropped. Nodes need none of this once they are
-//! found: the scan knows their places. Data does.
+//! In order: the system chunks of the superblock and the chunk tree they lead to; chunk trees that
+//! backup roots name; chunk items in nodes that a scan finds, newest first; device extents joined
+//! with block groups, which together say the same as a chunk. Where the newest chunk tree is
+//! damaged all of these are asked, for an older one lacks the newest chunks. A chunk that
+//! contradicts one already taken is dropped. Nodes need none of this once they are found: the scan
+//! knows their places. Data does.
 //!
-//! Also hidden here: what is done with chunks that this device has only a part of. A mirrored chunk is whole on any
-//! of its devices; what reaches past the end of a truncated image is cut off.
+//! Also hidden here: what is done with chunks that this device has only a part of. A mirrored chunk
+//! is whole on any of its devices; what reaches past the end of a truncated image is cut off.
 
 use crate::reader::Reader;
 use crate::scan::{Found, Scan};
 use crate::tree::{Gap, RootPointer, Tree};
-use larder_format::items::{BlockGroupFlags, BlockGroupItem, Chunk, DevExtent, Profile, parse_sys_array};
+use larder_format::items::{
+    BlockGroupFlags, BlockGroupItem, Chunk, DevExtent, Profile, parse_sys_array,
+};
 use larder_format::node::NodeView;
 use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical};
 use larder_volume::{MappedChunk, Stripe, Stripes};
@@ -44,7 +47,10 @@ pub(crate) fn load(reader: &Reader<'_>) -> Option<Scan> {
                 return None;
             }
             // Of an older commit: chunks that were made since are not in it.
-            observer.note(&format!("chunk tree: {}; {what} is used, and what else is found", why.join("; ")));
+            observer.note(&format!(
+                "chunk tree: {}; {what} is used, and what else is found",
+                why.join("; ")
+            ));
             return elsewhere(reader);
         }
         why.extend(gaps.into_iter().map(|g| g.why));
@@ -64,7 +70,8 @@ fn elsewhere(reader: &Reader<'_>) -> Option<Scan> {
     let from_nodes = from_chunk_nodes(reader, &scan);
     let from_extents = from_device_extents(reader, &scan);
     observer.note(&format!(
-        "chunks: {} known, {from_nodes} of them from found nodes, {from_extents} from device extents",
+        "chunks: {} known, {from_nodes} of them from found nodes, {from_extents} from device \
+            extents",
         reader.volume().map().len()
     ));
     Some(scan)
@@ -87,9 +94,12 @@ fn roots(reader: &Reader<'_>) -> Vec<(String, RootPointer)> {
         }
     }
     backups.sort_by_key(|r| std::cmp::Reverse(r.generation));
-    let named =
-        |r: RootPointer| (format!("the backup of generation {}", r.generation.unwrap_or_default()), r);
-    std::iter::once(("the superblock's".to_owned(), first)).chain(backups.into_iter().map(named)).collect()
+    let named = |r: RootPointer| {
+        (format!("the backup of generation {}", r.generation.unwrap_or_default()), r)
+    };
+    std::iter::once(("the superblock's".to_owned(), first))
+        .chain(backups.into_iter().map(named))
+        .collect()
 }
 
 /// Adds what a chunk tree holds.
@@ -110,8 +120,12 @@ fn tree(reader: &Reader<'_>, root: RootPointer) -> Vec<Gap> {
 /// Adds as much of a chunk as this device has.
 fn add(reader: &Reader<'_>, at: Logical, chunk: &Chunk) -> Result<(), String> {
     let device = reader.superblock().device_id();
-    let here: Stripes =
-        chunk.stripes.iter().filter(|s| s.devid == device).map(|s| Stripe { device, at: s.offset }).collect();
+    let here: Stripes = chunk
+        .stripes
+        .iter()
+        .filter(|s| s.devid == device)
+        .map(|s| Stripe { device, at: s.offset })
+        .collect();
     let fail = |why: String| Err(format!("chunk at {at} (+{}): {why}", chunk.length));
     let profile = chunk.profile().map_err(|e| format!("chunk at {at}: {e}"))?;
     if here.is_empty() {
@@ -151,13 +165,19 @@ fn map(
 
 /// Found leaves of some trees, newest first.
 fn leaves<'a>(scan: &'a Scan, owners: &[ObjectId]) -> Vec<&'a Found> {
-    let mut all: Vec<&Found> = owners.iter().flat_map(|o| scan.of(*o)).filter(|f| f.level == 0).collect();
+    let mut all: Vec<&Found> =
+        owners.iter().flat_map(|o| scan.of(*o)).filter(|f| f.level == 0).collect();
     all.sort_by_key(|f| std::cmp::Reverse(f.generation));
     all
 }
 
 /// Items of found leaves, newest first; of items with the same key only the newest.
-fn newest_items(reader: &Reader<'_>, leaves: &[&Found], kind: KeyType, each: &mut dyn FnMut(Key, &[u8])) {
+fn newest_items(
+    reader: &Reader<'_>,
+    leaves: &[&Found],
+    kind: KeyType,
+    each: &mut dyn FnMut(Key, &[u8]),
+) {
     let mut seen = BTreeSet::new();
     for leaf in leaves {
         let Some(bytes) = reader.found(leaf) else { continue };
@@ -174,12 +194,17 @@ fn newest_items(reader: &Reader<'_>, leaves: &[&Found], kind: KeyType, each: &mu
 /// Chunk items of found nodes. Returns how many were new.
 fn from_chunk_nodes(reader: &Reader<'_>, scan: &Scan) -> usize {
     let before = reader.volume().map().len();
-    newest_items(reader, &leaves(scan, &[ObjectId::CHUNK_TREE]), KeyType::CHUNK_ITEM, &mut |key, data| {
-        if let Ok(chunk) = Chunk::parse(data) {
-            // What contradicts a newer chunk is left out without a word: it is old.
-            let _ = add(reader, Logical(key.offset), &chunk);
-        }
-    });
+    newest_items(
+        reader,
+        &leaves(scan, &[ObjectId::CHUNK_TREE]),
+        KeyType::CHUNK_ITEM,
+        &mut |key, data| {
+            if let Ok(chunk) = Chunk::parse(data) {
+                // What contradicts a newer chunk is left out without a word: it is old.
+                let _ = add(reader, Logical(key.offset), &chunk);
+            }
+        },
+    );
     reader.volume().map().len() - before
 }
 
@@ -200,8 +225,9 @@ fn from_device_extents(reader: &Reader<'_>, scan: &Scan) -> usize {
         if let Ok(extent) = DevExtent::parse(data)
             && DeviceId(key.objectid.0) == device
         {
-            let (length, places) =
-                stripes.entry(extent.chunk_offset.get()).or_insert((extent.length.get(), Stripes::new()));
+            let (length, places) = stripes
+                .entry(extent.chunk_offset.get())
+                .or_insert((extent.length.get(), Stripes::new()));
             if *length == extent.length.get() {
                 places.push(Stripe { device, at: Physical(key.offset) });
             }

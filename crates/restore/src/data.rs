@@ -1,8 +1,8 @@
 //! Bytes of extents: from whichever copy is right, sector by sector.
 //!
-//! A sector is right if its checksum says so. Where there is none, the first copy that can be read is taken and the
-//! bytes count as unverified. A sector that no copy has right is given as the first readable copy has it, or as zeros,
-//! and counted.
+//! A sector is right if its checksum says so. Where there is none, the first copy that can be read
+//! is taken and the bytes count as unverified. A sector that no copy has right is given as the
+//! first readable copy has it, or as zeros, and counted.
 
 use crate::reader::Reader;
 use crate::tree::Tree;
@@ -14,7 +14,8 @@ use std::ops::ControlFlow;
 const SECTOR: usize = 4096;
 /// Longest piece that is read at once.
 pub(crate) const PIECE: u64 = 1 << 20;
-/// A compressed extent takes no more than its uncompressed bytes, 128 KiB; anything beyond twice that is a lie.
+/// A compressed extent takes no more than its uncompressed bytes, 128 KiB; anything beyond twice
+/// that is a lie.
 const MOST_COMPRESSED: u64 = 256 << 10;
 
 /// How well a read went, in bytes.
@@ -58,7 +59,8 @@ impl<'a, 'o> Data<'a, 'o> {
     fn csum(&mut self, at: u64) -> Option<&[u8]> {
         let size = self.kind.size();
         let covers = |start: u64, len: usize| {
-            let i = usize::try_from(at.checked_sub(start)? / SECTOR as u64).ok()?.checked_mul(size)?;
+            let i =
+                usize::try_from(at.checked_sub(start)? / SECTOR as u64).ok()?.checked_mul(size)?;
             (i + size <= len).then_some(i)
         };
         let known = self.last.as_ref().and_then(|(start, bytes)| covers(*start, bytes.len()));
@@ -89,8 +91,9 @@ impl<'a, 'o> Data<'a, 'o> {
             let here = at.plus((i * SECTOR) as u64);
             let len = sector.len() as u64;
             let stored = if verify { self.csum(here.0).map(<[u8]>::to_vec) } else { None };
-            let right =
-                |bytes: &[u8]| stored.as_ref().is_none_or(|s| kind.compute(bytes)[..kind.size()] == s[..]);
+            let right = |bytes: &[u8]| {
+                stored.as_ref().is_none_or(|s| kind.compute(bytes)[..kind.size()] == s[..])
+            };
             let mut readable = whole || (copies > 0 && volume.read(here, sector, 0).is_ok());
             if !readable {
                 sector.fill(0);
@@ -135,9 +138,11 @@ impl<'a, 'o> Data<'a, 'o> {
         let mut packed = vec![0; len(record.disk_num_bytes)?];
         let verdict = self.read(record.disk_bytenr, &mut packed, verify);
         let mut out = vec![0; len(record.ram_bytes)?];
-        larder_codec::decompress(record.compression, &packed, &mut out)
-            .map_err(|e| format!("{e}{}", if verdict.is_bad() { " (its bytes are damaged)" } else { "" }))?;
-        let (from, to) = (len(record.offset)?, len(record.offset.saturating_add(record.num_bytes))?);
+        larder_codec::decompress(record.compression, &packed, &mut out).map_err(|e| {
+            format!("{e}{}", if verdict.is_bad() { " (its bytes are damaged)" } else { "" })
+        })?;
+        let (from, to) =
+            (len(record.offset)?, len(record.offset.saturating_add(record.num_bytes))?);
         let window = out.get(from..to).ok_or("a window leaves its extent")?.to_vec();
         Ok((window, verdict))
     }

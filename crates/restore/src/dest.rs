@@ -1,11 +1,12 @@
 //! Writing below a directory, with names that an enemy may have chosen.
 //!
-//! Every path is gone along name by name from the directory that was opened at the start, without following a symbolic
-//! link: what an image calls `a/b` cannot lead out of the destination, even if the image (or somebody else, meanwhile)
-//! made `a` a link. Names themselves were looked at by [`crate::names`].
+//! Every path is gone along name by name from the directory that was opened at the start, without
+//! following a symbolic link: what an image calls `a/b` cannot lead out of the destination, even if
+//! the image (or somebody else, meanwhile) made `a` a link. Names themselves were looked at by
+//! [`crate::names`].
 //!
-//! What belongs to root alone (owners, devices, some attributes) is tried and remembered when refused; a file whose
-//! owner could not be set loses its set-id bits.
+//! What belongs to root alone (owners, devices, some attributes) is tried and remembered when
+//! refused; a file whose owner could not be set loses its set-id bits.
 
 use crate::{Error, Result};
 use larder_format::items::inode::split_rdev;
@@ -64,7 +65,8 @@ impl Dest {
     /// # Errors
     /// It cannot be made, is no directory, or is not empty without `force`.
     pub(crate) fn open(path: &Path, force: bool) -> Result<Self> {
-        let fail = |source: io::Error| Error::Destination { path: path.display().to_string(), source };
+        let fail =
+            |source: io::Error| Error::Destination { path: path.display().to_string(), source };
         let made = match std::fs::create_dir(path) {
             Ok(()) => Some(path.to_owned()),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => None,
@@ -91,7 +93,10 @@ impl Dest {
 
     /// An error of the destination as a whole.
     pub(crate) fn fatal(&self, path: &[u8], source: io::Error) -> Error {
-        Error::Destination { path: format!("{}/{}", self.shown, String::from_utf8_lossy(path)), source }
+        Error::Destination {
+            path: format!("{}/{}", self.shown, String::from_utf8_lossy(path)),
+            source,
+        }
     }
 
     /// A directory below the destination, made with everything above it where it is not there.
@@ -126,7 +131,8 @@ impl Dest {
         Ok(rustix::fs::fchmod(&*dir, Mode::from_raw_mode(0o755))?)
     }
 
-    /// Runs something that makes an entry; with `force`, once more after removing what stands in its way.
+    /// Runs something that makes an entry; with `force`, once more after removing what stands in
+    /// its way.
     fn make<T>(
         &mut self,
         path: &[u8],
@@ -146,7 +152,8 @@ impl Dest {
 
     /// Makes an empty file.
     pub(crate) fn file(&mut self, path: &[u8]) -> io::Result<File> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         self.make(path, |dir, name| rustix::fs::openat(dir, name, flags, mode)).map(File::from)
     }
@@ -174,7 +181,9 @@ impl Dest {
         };
         let (major, minor) = split_rdev(rdev);
         let dev = rustix::fs::makedev(major, minor);
-        self.make(path, |dir, name| rustix::fs::mknodat(dir, name, host, Mode::RUSR | Mode::WUSR, dev))
+        self.make(path, |dir, name| {
+            rustix::fs::mknodat(dir, name, host, Mode::RUSR | Mode::WUSR, dev)
+        })
     }
 
     /// Removes a file again.
@@ -185,22 +194,31 @@ impl Dest {
     }
 
     /// Gives what lies at a path the attributes of an inode, times last.
-    pub(crate) fn attributes(&mut self, path: &[u8], inode: &InodeItem, xattrs: &[Xattr]) -> io::Result<()> {
+    pub(crate) fn attributes(
+        &mut self,
+        path: &[u8],
+        inode: &InodeItem,
+        xattrs: &[Xattr],
+    ) -> io::Result<()> {
         let (dir, last) = split(path);
         // The destination itself stands for the root directory.
-        let (dir, last) =
-            if last.is_empty() { (self.top.clone(), &b"."[..]) } else { (self.directory(dir)?, last) };
+        let (dir, last) = if last.is_empty() {
+            (self.top.clone(), &b"."[..])
+        } else {
+            (self.directory(dir)?, last)
+        };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&*dir, name(last), flags, Mode::empty())?;
-        // Through this link operations reach the very inode that is open, whatever has become of its name.
+        // Through this link operations reach the very inode that is open, whatever has become of
+        // its name.
         let through = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let symlink = HostType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) == HostType::Symlink;
         let owner = rustix::fs::Uid::from_raw(inode.uid.get());
         let group = rustix::fs::Gid::from_raw(inode.gid.get());
         // All ones would mean "leave it" to the host.
         let valid = inode.uid.get() != u32::MAX && inode.gid.get() != u32::MAX;
-        let owned =
-            valid && rustix::fs::chownat(&fd, "", Some(owner), Some(group), AtFlags::EMPTY_PATH).is_ok();
+        let owned = valid
+            && rustix::fs::chownat(&fd, "", Some(owner), Some(group), AtFlags::EMPTY_PATH).is_ok();
         if !owned {
             self.refused.owners += 1;
         }
@@ -219,7 +237,8 @@ impl Dest {
             tv_sec: t.sec.get(),
             tv_nsec: i64::from(t.nsec.get().min(999_999_999)),
         };
-        let times = Timestamps { last_access: time(inode.atime), last_modification: time(inode.mtime) };
+        let times =
+            Timestamps { last_access: time(inode.atime), last_modification: time(inode.mtime) };
         rustix::fs::utimensat(&*dir, name(last), &times, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Reading what is left of an image: the trees without the engine, and out of them the files.
 //!
-//! The engine refuses what it cannot trust; this crate asks how much can still be believed. It reads only, knows
-//! nothing of transactions, and never gives up at the first bad block. What it hides, from the ground up:
+//! The engine refuses what it cannot trust; this crate asks how much can still be believed. It
+//! reads only, knows nothing of transactions, and never gives up at the first bad block. What it
+//! hides, from the ground up:
 //!
 //! | module | decision |
 //! |---|---|
@@ -20,8 +21,9 @@
 //!
 //! Metadata dumps can be read, too; of them nothing can be restored.
 //!
-//! Everything read is hostile: work is bounded by the size of the image, recursion by the height of a tree, memory by
-//! the number of inodes and of nodes found (about 100 bytes each), never by what a field says.
+//! Everything read is hostile: work is bounded by the size of the image, recursion by the height of
+//! a tree, memory by the number of inodes and of nodes found (about 100 bytes each), never by what
+//! a field says.
 
 mod chunks;
 mod data;

@@ -1,8 +1,9 @@
 //! Paths, from references in both directions.
 //!
-//! A name stands three times in a tree: twice in its directory and once with its inode. Whichever is left serves. A
-//! name that two inodes claim goes to the one that the directory names. What has no place is put into
-//! [`LOST_AND_FOUND`], and so is what has a name that no host may be given, or that is its own ancestor.
+//! A name stands three times in a tree: twice in its directory and once with its inode. Whichever
+//! is left serves. A name that two inodes claim goes to the one that the directory names. What has
+//! no place is put into [`LOST_AND_FOUND`], and so is what has a name that no host may be given, or
+//! that is its own ancestor.
 
 use crate::tree::Item;
 use larder_format::KeyType;
@@ -100,7 +101,9 @@ impl Collector {
                             inode.kind = inode.kind.or(Some(e.kind));
                             self.claim(object, e.name, Leads::Inode(to.0), true);
                         }
-                        KeyType::ROOT_ITEM => self.claim(object, e.name, Leads::Subvolume(to), true),
+                        KeyType::ROOT_ITEM => {
+                            self.claim(object, e.name, Leads::Subvolume(to), true)
+                        }
                         _ => {}
                     }
                 }
@@ -233,7 +236,8 @@ mod tests {
 
     #[test]
     fn names_become_paths() {
-        let n = names(&[(256, b"a", 257), (257, b"b", 258), (258, b"c", 259), (256, b"again", 259)]);
+        let n =
+            names(&[(256, b"a", 257), (257, b"b", 258), (258, b"c", 259), (256, b"again", 259)]);
         assert_eq!(paths(&n, 259), ["again", "a/b/c"]);
         assert_eq!(paths(&n, 256), [""]);
     }

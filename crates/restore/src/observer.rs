@@ -1,7 +1,8 @@
 //! How those who asked learn what happens.
 //!
-//! Losses come one by one, as they are found, so that nothing has to be kept: an image may have millions. The rest of
-//! the crate decides *what* is lost; how it is shown, and whether it is remembered, is the observer's.
+//! Losses come one by one, as they are found, so that nothing has to be kept: an image may have
+//! millions. The rest of the crate decides *what* is lost; how it is shown, and whether it is
+//! remembered, is the observer's.
 
 use larder_format::TreeId;
 

@@ -1,11 +1,13 @@
 //! The moments that an image can be read at, and the trees at each.
 //!
-//! A commit leaves behind the root of the root tree. The superblock has the last one; four *backup roots* have those
-//! before it, as long as nothing has overwritten them; and a scan finds whatever else is left. A [`Point`] is one of
-//! these. [`Trees`] is what its root tree says: every tree's root, and how subvolumes hang together.
+//! A commit leaves behind the root of the root tree. The superblock has the last one; four *backup
+//! roots* have those before it, as long as nothing has overwritten them; and a scan finds whatever
+//! else is left. A [`Point`] is one of these. [`Trees`] is what its root tree says: every tree's
+//! root, and how subvolumes hang together.
 //!
-//! Hidden here besides: what happens when the newest root tree is lost. The backup before it is whole, but a commit
-//! old; so the newest roots of the trees themselves are looked for, and taken where they are certain to be roots.
+//! Hidden here besides: what happens when the newest root tree is lost. The backup before it is
+//! whole, but a commit old; so the newest roots of the trees themselves are looked for, and taken
+//! where they are certain to be roots.
 
 use crate::reader::{Reader, Want};
 use crate::restore::When;
@@ -100,8 +102,8 @@ pub fn points(reader: &Reader<'_>, scan: bool) -> Vec<Point> {
     all
 }
 
-/// The highest nodes of each generation. Usually there is one; but a root may have been written more than once within
-/// its transaction, and each is then of the same generation.
+/// The highest nodes of each generation. Usually there is one; but a root may have been written
+/// more than once within its transaction, and each is then of the same generation.
 type Tops<'a> = BTreeMap<Generation, Vec<&'a Found>>;
 
 fn top<'a>(tops: &mut Tops<'a>, node: &'a Found) {
@@ -115,8 +117,9 @@ fn top<'a>(tops: &mut Tops<'a>, node: &'a Found) {
     }
 }
 
-/// How late a root of a subvolume was written: the latest time of change in what is new in its generation. What does not
-/// have times (other trees) is judged by the address, which grows within a transaction unless the space is fragmented.
+/// How late a root of a subvolume was written: the latest time of change in what is new in its
+/// generation. What does not have times (other trees) is judged by the address, which grows within
+/// a transaction unless the space is fragmented.
 fn lateness(reader: &Reader<'_>, scan: &Scan, root: &Found) -> (i64, u32, u64) {
     let mut latest = (i64::MIN, 0);
     let mut todo = vec![*root];
@@ -134,7 +137,9 @@ fn lateness(reader: &Reader<'_>, scan: &Scan, root: &Found) -> (i64, u32, u64) {
             let fresh = view.pointers().iter().filter(|p| p.generation.get() == root.generation.0);
             let found = fresh.filter_map(|p| {
                 scan.at(Logical(p.blockptr.get())).iter().find(|f| {
-                    f.generation == root.generation && f.level + 1 == node.level && f.first == p.key.into()
+                    f.generation == root.generation
+                        && f.level + 1 == node.level
+                        && f.first == p.key.into()
                 })
             });
             todo.extend(found);
@@ -180,12 +185,14 @@ pub fn choose(reader: &Reader<'_>, when: When) -> Result<Point> {
             }
             let newest = reader.superblock().generation();
             let Some(best) = all.first() else {
-                observer.note("no root of the root tree can be read; using the leaves that are left");
+                observer
+                    .note("no root of the root tree can be read; using the leaves that are left");
                 return Ok(Point { generation: newest, source: PointSource::Nothing, root: None });
             };
             if best.generation != newest {
                 observer.note(&format!(
-                    "the root tree of generation {newest} cannot be read; using that of generation {}",
+                    "the root tree of generation {newest} cannot be read; using that of \
+                        generation {}",
                     best.generation
                 ));
             }
@@ -207,8 +214,9 @@ pub fn choose(reader: &Reader<'_>, when: When) -> Result<Point> {
                 all = readable(true);
             }
             let found = all.iter().find(|p| p.generation == g).copied();
-            found
-                .ok_or_else(|| Error::NotFound(format!("generation {g} cannot be read any more; see --list")))
+            found.ok_or_else(|| {
+                Error::NotFound(format!("generation {g} cannot be read any more; see --list"))
+            })
         }
     }
 }
@@ -230,14 +238,20 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// Reads the root tree at a point. With `salvage`, what is missing is replaced by what a scan finds, in the root
-    /// tree and in every tree that comes out of it; where the root tree is older than `newest`, or not whole, newer roots
-    /// of its trees are looked for, too.
+    /// Reads the root tree at a point. With `salvage`, what is missing is replaced by what a scan
+    /// finds, in the root tree and in every tree that comes out of it; where the root tree is older
+    /// than `newest`, or not whole, newer roots of its trees are looked for, too.
     #[must_use]
     pub fn open(reader: &Reader<'_>, point: Point, newest: Generation, salvage: bool) -> Self {
-        let owners = if salvage { vec![(ObjectId::ROOT_TREE, point.generation)] } else { Vec::new() };
-        let root_tree =
-            Tree { id: ObjectId::ROOT_TREE, root: point.root, owners, live: None, pieces: Mutex::default() };
+        let owners =
+            if salvage { vec![(ObjectId::ROOT_TREE, point.generation)] } else { Vec::new() };
+        let root_tree = Tree {
+            id: ObjectId::ROOT_TREE,
+            root: point.root,
+            owners,
+            live: None,
+            pieces: Mutex::default(),
+        };
         let mut items: BTreeMap<TreeId, RootItem> = BTreeMap::new();
         let mut hangs: BTreeMap<TreeId, (TreeId, u64, Vec<u8>)> = BTreeMap::new();
         let gaps = root_tree.walk(reader, Key::MIN, Key::MAX, &mut |item| {
@@ -272,8 +286,11 @@ impl Trees {
             upgraded: None,
         };
         for (id, item) in &items {
-            let root =
-                RootPointer { at: item.root(), generation: Some(item.root_generation()), level: item.level };
+            let root = RootPointer {
+                at: item.root(),
+                generation: Some(item.root_generation()),
+                level: item.level,
+            };
             trees.roots.insert(*id, root);
             if !id.is_subvolume() {
                 continue;
@@ -288,12 +305,19 @@ impl Trees {
             trees.upgrade(reader, scan, newest);
         }
         // An extent tree that is older than the trees would call live nodes dead.
-        let extents = trees.roots.get(&ObjectId::EXTENT_TREE).filter(|r| r.generation >= trees.upgraded);
-        trees.live = extents.map(|r| Arc::new(LiveSource::new(Tree::plain(ObjectId::EXTENT_TREE, *r))));
+        let extents =
+            trees.roots.get(&ObjectId::EXTENT_TREE).filter(|r| r.generation >= trees.upgraded);
+        trees.live =
+            extents.map(|r| Arc::new(LiveSource::new(Tree::plain(ObjectId::EXTENT_TREE, *r))));
         trees
     }
 
-    fn subvolume(&self, id: TreeId, item: &RootItem, hangs: Option<(TreeId, u64, Vec<u8>)>) -> Subvolume {
+    fn subvolume(
+        &self,
+        id: TreeId,
+        item: &RootItem,
+        hangs: Option<(TreeId, u64, Vec<u8>)>,
+    ) -> Subvolume {
         let (parent, dir, name) = hangs.map_or((None, 0, Vec::new()), |(p, d, n)| (Some(p), d, n));
         Subvolume {
             id,
@@ -309,8 +333,9 @@ impl Trees {
         }
     }
 
-    /// Takes newer roots than the root tree knows, where they are certain to be roots: every change of a tree makes a
-    /// new root, so the highest node of a generation is one, unless the tree was higher before.
+    /// Takes newer roots than the root tree knows, where they are certain to be roots: every change
+    /// of a tree makes a new root, so the highest node of a generation is one, unless the tree was
+    /// higher before.
     fn upgrade(&mut self, reader: &Reader<'_>, scan: &Scan, newest: Generation) {
         for owner in scan.owners().filter(|o| o.is_subvolume() || is_global(*o)) {
             let known = self.roots.get(&owner).copied();
@@ -320,17 +345,21 @@ impl Trees {
                 top(&mut tops, node);
             }
             let Some((generation, all)) = tops.last_key_value() else { continue };
-            // A tree that a whole root tree did not have was deleted before, unless it was made since.
-            let deleted = known.is_none() && self.gaps.is_empty() && *generation <= self.point.generation;
+            // A tree that a whole root tree did not have was deleted before, unless it was made
+            // since.
+            let deleted =
+                known.is_none() && self.gaps.is_empty() && *generation <= self.point.generation;
             if deleted || owner == ObjectId::EXTENT_TREE && all.len() > 1 {
                 continue;
             }
-            let late = |f: &&&Found| if all.len() > 1 { lateness(reader, scan, f) } else { (0, 0, 0) };
+            let late =
+                |f: &&&Found| if all.len() > 1 { lateness(reader, scan, f) } else { (0, 0, 0) };
             let Some(best) = all.iter().max_by_key(late) else { continue };
             if known.is_some_and(|r| best.level < r.level) {
                 continue;
             }
-            let root = RootPointer { at: best.at, generation: Some(*generation), level: best.level };
+            let root =
+                RootPointer { at: best.at, generation: Some(*generation), level: best.level };
             let was = known.map_or("its root item is lost".to_owned(), |_| {
                 format!("its root item is of generation {floor}")
             });
@@ -377,7 +406,8 @@ impl Trees {
             // A snapshot shares leaves with what it was made from, as they were then.
             let mut at = self.subvolumes.get(&id);
             while let Some(s) = at.filter(|s| s.snapshot && owners.len() < ANCESTORS) {
-                let above = self.subvolumes.values().find(|p| p.uuid == s.parent_uuid && p.uuid != [0; 16]);
+                let above =
+                    self.subvolumes.values().find(|p| p.uuid == s.parent_uuid && p.uuid != [0; 16]);
                 if let Some(p) = above.filter(|p| owners.iter().all(|(o, _)| *o != p.id)) {
                     owners.push((p.id, s.made.min(newest)));
                     at = Some(p);

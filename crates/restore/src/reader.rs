@@ -1,14 +1,14 @@
 //! One node: from every place where it may lie, judged by how good it is.
 //!
-//! The decision hidden here is when a node is good enough. In order of preference: it passes every rule; its checksum
-//! says that it is what was written, though some item breaks a rule (each item is judged again by who uses it); it
-//! passes every rule but for its checksum, which happens when a bit of a name or number has rotted. The last is
-//! reported as a loss, for something in it is not what was written. Whatever is taken has the address, level and
-//! generation that were asked for, and keys in order between those of its neighbours, so that no walk can run in
-//! circles.
+//! The decision hidden here is when a node is good enough. In order of preference: it passes every
+//! rule; its checksum says that it is what was written, though some item breaks a rule (each item
+//! is judged again by who uses it); it passes every rule but for its checksum, which happens when a
+//! bit of a name or number has rotted. The last is reported as a loss, for something in it is not
+//! what was written. Whatever is taken has the address, level and generation that were asked for,
+//! and keys in order between those of its neighbours, so that no walk can run in circles.
 //!
-//! Places are the copies that the chunk map gives, then those that a scan of the device found. The scan is made when
-//! it is first needed.
+//! Places are the copies that the chunk map gives, then those that a scan of the device found. The
+//! scan is made when it is first needed.
 
 use crate::chunks;
 use crate::scan::{Found, Looks, Scan};
@@ -91,7 +91,11 @@ impl<'o> Reader<'o> {
     ///
     /// # Errors
     /// [`crate::Error::NoSuperblock`]; nothing else stops it.
-    pub fn open(device: Arc<dyn Device>, options: Options, observer: &'o dyn Observer) -> Result<Self> {
+    pub fn open(
+        device: Arc<dyn Device>,
+        options: Options,
+        observer: &'o dyn Observer,
+    ) -> Result<Self> {
         let device = unflattened(device);
         let chosen = supers::choose(&*device, options.super_copy, observer)?;
         let volume = Volume::new(vec![(chosen.superblock.device_id(), device.clone())])?;
@@ -240,11 +244,16 @@ impl<'o> Reader<'o> {
         };
         let scan = if want.scan { self.scan() } else { self.scan.get() };
         if let Some(scan) = scan {
-            let places =
-                scan.at(want.at).iter().filter(|f| want.generation.is_none_or(|g| g == f.generation));
+            let places = scan
+                .at(want.at)
+                .iter()
+                .filter(|f| want.generation.is_none_or(|g| g == f.generation));
             let tries = places.map(|f| {
                 let mut bytes = vec![0; self.superblock.nodesize() as usize];
-                self.device.read_at(f.physical, &mut bytes).map(|()| bytes).map_err(|e| e.to_string())
+                self.device
+                    .read_at(f.physical, &mut bytes)
+                    .map(|()| bytes)
+                    .map_err(|e| e.to_string())
             });
             match self.best(tries, want) {
                 Ok(bytes) => return Ok(bytes),
@@ -280,15 +289,19 @@ impl<'o> Reader<'o> {
         }
         if let Some((bytes, why)) = written {
             if self.tell(want.at) {
-                self.observer
-                    .note(&format!("block {} breaks a rule and is used all the same: {why}", want.at));
+                self.observer.note(&format!(
+                    "block {} breaks a rule and is used all the same: {why}",
+                    want.at
+                ));
             }
             return Ok(self.keep(bytes));
         }
         if let Some((bytes, why)) = rotten {
             if self.tell(want.at) {
-                let what =
-                    format!("block {}: {why}; it is used all the same, something in it is wrong", want.at);
+                let what = format!(
+                    "block {}: {why}; it is used all the same, something in it is wrong",
+                    want.at
+                );
                 self.observer.loss(&Loss { tree: want.tree, inode: None, path: None, what });
             }
             return Ok(self.keep(bytes));
@@ -345,7 +358,8 @@ impl<'o> Reader<'o> {
     }
 }
 
-/// Are level and generation those that were asked for, and the keys in order and within their bounds?
+/// Are level and generation those that were asked for, and the keys in order and within their
+/// bounds?
 fn fits(view: NodeView<'_>, want: &Want) -> bool {
     let n = view.nritems();
     want.level.is_none_or(|l| l == view.level())

@@ -1,12 +1,13 @@
 //! The order of it all: choose a moment, read names, write files.
 //!
-//! Each subvolume is walked twice. The first walk collects names, the second meets every inode with its extents beside
-//! it, in the order of the tree, and writes it at once: nothing but names is kept in memory. Directories get their
-//! attributes at the end, when nothing is made in them any more.
+//! Each subvolume is walked twice. The first walk collects names, the second meets every inode with
+//! its extents beside it, in the order of the tree, and writes it at once: nothing but names is
+//! kept in memory. Directories get their attributes at the end, when nothing is made in them any
+//! more.
 //!
-//! What is lost is found by redundancy. A name whose inode never comes up is a file that is gone; an inode's `nbytes`
-//! says how much its extents must add up to, a directory's size how long its names are. These are held against what was
-//! found wherever part of the tree could not be read.
+//! What is lost is found by redundancy. A name whose inode never comes up is a file that is gone;
+//! an inode's `nbytes` says how much its extents must add up to, a directory's size how long its
+//! names are. These are held against what was found wherever part of the tree could not be read.
 
 use crate::data::{Data, PIECE, Verdict};
 use crate::dest::{Dest, Xattr};
@@ -17,8 +18,8 @@ use crate::tree::{Gap, Item, Tree};
 use crate::{Entry, Error, Loss, Result, Step};
 use larder_format::items::inode::{S_IFDIR, S_IFREG};
 use larder_format::items::{
-    Compression, DirEntries, ExtentKind, ExtentRecord, FileExtent, FileType, InlineExtent, InodeFlags,
-    InodeItem,
+    Compression, DirEntries, ExtentKind, ExtentRecord, FileExtent, FileType, InlineExtent,
+    InodeFlags, InodeItem,
 };
 use larder_format::{Generation, Key, KeyType, MAX_COMPRESSED_EXTENT, ObjectId, TreeId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -42,7 +43,8 @@ pub enum When {
 /// Where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A directory of the host; it must be empty unless `force`, and then what is in the way is replaced.
+    /// A directory of the host; it must be empty unless `force`, and then what is in the way is
+    /// replaced.
     Directory {
         /// The directory, made if it is not there.
         path: PathBuf,
@@ -100,9 +102,9 @@ pub struct Report {
 /// Restores what was asked for, as far as there is anything left of it.
 ///
 /// # Errors
-/// Nothing could be tried: the image is a metadata dump, the moment, the subvolume or the path is not there, or the
-/// destination cannot be written. It could not be done to its end: the destination is full, or the observer has had enough;
-/// then no part of a file is left behind.
+/// Nothing could be tried: the image is a metadata dump, the moment, the subvolume or the path is
+/// not there, or the destination cannot be written. It could not be done to its end: the
+/// destination is full, or the observer has had enough; then no part of a file is left behind.
 /// Losses are no errors; they go to the reader's observer.
 pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
     if reader.superblock().metadata_dump().is_some() {
@@ -126,11 +128,13 @@ pub fn restore(reader: &Reader<'_>, request: &Request) -> Result<Report> {
         Target::DryRun => None,
     };
     if reader.superblock().log_root().is_some() && request.when == When::Newest {
-        let text = "there is a log that was not replayed: what was synced after the last commit is not restored (as long as the \
+        let text = "there is a log that was not replayed: what was synced after the last commit \
+            is not restored (as long as the \
              image mounts, -o ro shows it)";
         reader.observer().note(text);
     }
-    let mut job = Job { reader, request, trees: &trees, dest, report: Report::default(), matched: false };
+    let mut job =
+        Job { reader, request, trees: &trees, dest, report: Report::default(), matched: false };
     job.report.generation = point.generation.0;
     job.root_tree(&point);
     let mut queue = VecDeque::from([(start, Vec::new())]);
@@ -187,7 +191,12 @@ impl<'a, 'o> Job<'a, 'o> {
         let trees = self.trees;
         for gap in &trees.gaps {
             if gap.salvaged == 0 && point.root.is_some() {
-                self.lose(ObjectId::ROOT_TREE, None, None, format!("part of the root tree: {}", gap.why));
+                self.lose(
+                    ObjectId::ROOT_TREE,
+                    None,
+                    None,
+                    format!("part of the root tree: {}", gap.why),
+                );
             } else {
                 self.reader
                     .observer()
@@ -209,7 +218,9 @@ impl<'a, 'o> Job<'a, 'o> {
     fn wants(&self, path: &[u8], is_dir: bool) -> bool {
         let Some(only) = &self.request.path else { return true };
         let below = |a: &[u8], b: &[u8]| {
-            b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.first() == Some(&b'/'))
+            b.is_empty()
+                || a == b
+                || a.strip_prefix(b).is_some_and(|rest| rest.first() == Some(&b'/'))
         };
         below(path, only) || is_dir && below(only, path)
     }
@@ -236,7 +247,8 @@ impl<'a, 'o> Job<'a, 'o> {
             self.tell_gap(id, gap);
         }
         if names.conflicts > 0 {
-            observer.note(&format!("tree {id}: {} names have more than one inode", names.conflicts));
+            observer
+                .note(&format!("tree {id}: {} names have more than one inode", names.conflicts));
         }
         let (mut below, mut empty) = (Vec::new(), Vec::new());
         for (dir, name, to) in &names.mounts {
@@ -246,12 +258,18 @@ impl<'a, 'o> Job<'a, 'o> {
                 continue;
             }
             match self.trees.subvolumes.get(to) {
-                // A snapshot has the names of the subvolumes that hung in its source, but not the subvolumes.
+                // A snapshot has the names of the subvolumes that hung in its source, but not the
+                // subvolumes.
                 Some(s) if s.parent.is_some_and(|p| p != id) => empty.push(path),
                 Some(_) if self.wants_subvolume(*to) => below.push((*to, path)),
                 Some(_) => {}
                 None if self.trees.gaps.iter().any(|g| !g.complete) => {
-                    self.lose(*to, None, Some(&path), "the subvolume: its root item is lost".into());
+                    self.lose(
+                        *to,
+                        None,
+                        Some(&path),
+                        "the subvolume: its root item is lost".into(),
+                    );
                 }
                 None => empty.push(path),
             }
@@ -300,7 +318,8 @@ impl<'a, 'o> Job<'a, 'o> {
             self.lose(id, None, None, what);
         } else {
             let all = if gap.complete { "all that there were" } else { "perhaps not all" };
-            let note = format!("tree {id}: {}; {} nodes found instead, {all}", gap.why, gap.salvaged);
+            let note =
+                format!("tree {id}: {}; {} nodes found instead, {all}", gap.why, gap.salvaged);
             self.reader.observer().note(&note);
         }
     }
@@ -353,7 +372,8 @@ struct Writer<'a, 'j, 'o> {
 }
 
 impl Writer<'_, '_, '_> {
-    /// Writes everything; `hanging` are paths that nested subvolumes, or empty directories in their stead, will have.
+    /// Writes everything; `hanging` are paths that nested subvolumes, or empty directories in their
+    /// stead, will have.
     fn run<'p>(&mut self, tree: &Tree, hanging: impl Iterator<Item = &'p Vec<u8>>) -> Result<()> {
         let reader = self.job.reader;
         let mut failed = None;
@@ -393,8 +413,8 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
-    /// There is no going on: half a file would look like a whole one, and directories that have been made get their attributes,
-    /// as far as that still works.
+    /// There is no going on: half a file would look like a whole one, and directories that have
+    /// been made get their attributes, as far as that still works.
     fn leave(&mut self) {
         let Some(dest) = &mut self.job.dest else { return };
         if let Some(begun) = self.current.take().filter(|c| c.file.is_some()) {
@@ -408,7 +428,8 @@ impl Writer<'_, '_, '_> {
     /// An error of the host: of this one entry, unless there is no going on.
     fn host(&mut self, path: &[u8], what: &str, error: io::Error) -> Result<()> {
         use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-        if let (StorageFull | QuotaExceeded | ReadOnlyFilesystem, Some(dest)) = (error.kind(), &self.job.dest)
+        if let (StorageFull | QuotaExceeded | ReadOnlyFilesystem, Some(dest)) =
+            (error.kind(), &self.job.dest)
         {
             return Err(dest.fatal(path, error));
         }
@@ -463,11 +484,15 @@ impl Writer<'_, '_, '_> {
             self.seen.insert(ino);
         }
         // Deleted while it was open: nobody misses it.
-        if item.is_some_and(|i| i.nlink.get() == 0) || known.is_none_or(|k| !k.has_item && k.names.is_empty())
+        if item.is_some_and(|i| i.nlink.get() == 0)
+            || known.is_none_or(|k| !k.has_item && k.names.is_empty())
         {
             return;
         }
-        let Some(kind) = item.and_then(|i| i.file_type().ok()).or(known.and_then(|k| k.kind)) else { return };
+        let Some(kind) = item.and_then(|i| i.file_type().ok()).or(known.and_then(|k| k.kind))
+        else {
+            return;
+        };
         let is_dir = kind == FileType::Directory;
         let all = self.names.paths(ino).into_iter().map(|p| join(&self.prefix, &p));
         let mut paths: Vec<Vec<u8>> = all.filter(|p| self.job.wants(p, is_dir)).collect();
@@ -564,9 +589,10 @@ impl Writer<'_, '_, '_> {
                     self.judge(verdict);
                     self.put(at, &bytes)?;
                 }
-                Err(e) => {
-                    self.error(format!("bytes {at} to {}: {e}", at.saturating_add(record.num_bytes) - 1))
-                }
+                Err(e) => self.error(format!(
+                    "bytes {at} to {}: {e}",
+                    at.saturating_add(record.num_bytes) - 1
+                )),
             }
             return Ok(());
         }
@@ -580,8 +606,11 @@ impl Writer<'_, '_, '_> {
             buf.resize(usize::try_from(n).unwrap_or(0), 0);
             let from = record.disk_bytenr.plus(record.offset + done);
             if self.job.reader.volume().copies(from).is_err() {
-                let why =
-                    format!("bytes {} to {}: address {from} is in no known chunk", at + done, at + len - 1);
+                let why = format!(
+                    "bytes {} to {}: address {from} is in no known chunk",
+                    at + done,
+                    at + len - 1
+                );
                 self.error(why);
                 self.judge(Verdict { unreadable: len - done, ..Verdict::default() });
                 break;
@@ -630,7 +659,8 @@ impl Writer<'_, '_, '_> {
             self.job.lose(self.tree, Some(c.ino), Some(&path), what);
         }
         let item = c.item.unwrap_or_else(|| InodeItem {
-            mode: (if c.kind == FileType::Directory { S_IFDIR | 0o700 } else { S_IFREG | 0o600 }).into(),
+            mode: (if c.kind == FileType::Directory { S_IFDIR | 0o700 } else { S_IFREG | 0o600 })
+                .into(),
             size: c.end.into(),
             ..InodeItem::default()
         });
@@ -651,20 +681,25 @@ impl Writer<'_, '_, '_> {
     /// Finds out what an inode lacks that did not come up as an error.
     fn complain(&mut self, c: &mut Current) {
         let Some(item) = c.item else {
-            c.errors.push("its inode item is lost: size, owner, permissions and times are made up".into());
+            c.errors.push(
+                "its inode item is lost: size, owner, permissions and times are made up".into(),
+            );
             return;
         };
         if c.stale {
             c.errors.push("part of it comes from an older version of the tree".into());
         }
         let gap = || {
-            let (low, high) = (Key::new(c.ino, KeyType(0), 0), Key::new(c.ino, KeyType(u8::MAX), u64::MAX));
+            let (low, high) =
+                (Key::new(c.ino, KeyType(0), 0), Key::new(c.ino, KeyType(u8::MAX), u64::MAX));
             self.gaps.iter().any(|g| g.low <= high && g.high >= low)
         };
         match c.kind {
             FileType::Regular if c.nbytes != item.nbytes.get() && gap() => {
-                c.errors
-                    .push(format!("extents are missing: {} bytes of {} are there", c.nbytes, item.nbytes));
+                c.errors.push(format!(
+                    "extents are missing: {} bytes of {} are there",
+                    c.nbytes, item.nbytes
+                ));
             }
             FileType::Directory if gap() => {
                 let names = self.names.inodes.get(&c.ino).map_or(0, |i| i.name_bytes);
@@ -729,7 +764,9 @@ impl Writer<'_, '_, '_> {
             let inode = &self.names.inodes[&ino];
             let is_dir = inode.kind == Some(FileType::Directory);
             let Some((dir, name)) = inode.names.first() else { continue };
-            let Some(path) = self.names.in_dir(*dir, name).map(|p| join(&self.prefix, &p)) else { continue };
+            let Some(path) = self.names.in_dir(*dir, name).map(|p| join(&self.prefix, &p)) else {
+                continue;
+            };
             if !self.job.wants(&path, is_dir) {
                 continue;
             }

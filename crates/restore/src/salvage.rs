@@ -1,19 +1,22 @@
 //! Which found nodes stand in for a missing part of a tree.
 //!
-//! A copy-on-write tree leaves older versions of its leaves behind, so there are usually several for the same keys, and
-//! those of a range that was emptied since. Three things tell them apart, the best that is there being used:
+//! A copy-on-write tree leaves older versions of its leaves behind, so there are usually several
+//! for the same keys, and those of a range that was emptied since. Three things tell them apart,
+//! the best that is there being used:
 //!
-//! - the extent tree, where it can be read, lists every node in use with its generation: exact ([`Live`]);
-//! - interior nodes that were found: a leaf below the newest of them that it does not point to, though it is not older
-//!   than the leaf, is not in use;
-//! - generations: of two leaves that begin with the same key the newer one has replaced the other, and where leaves
-//!   overlap the newer one is right.
+//! - the extent tree, where it can be read, lists every node in use with its generation: exact
+//!   ([`Live`]);
+//! - interior nodes that were found: a leaf below the newest of them that it does not point to,
+//!   though it is not older than the leaf, is not in use;
+//! - generations: of two leaves that begin with the same key the newer one has replaced the other,
+//!   and where leaves overlap the newer one is right.
 //!
-//! In use does not mean in use *by this tree*: a snapshot keeps leaves that its source has replaced, and they name the
-//! source as their owner. References tell: a node's children are referred to by its tree, or by the node itself.
+//! In use does not mean in use *by this tree*: a snapshot keeps leaves that its source has
+//! replaced, and they name the source as their owner. References tell: a node's children are
+//! referred to by its tree, or by the node itself.
 //!
-//! Only when the extent tree says that leaves are missing are those no longer in use put into what remains, marked as
-//! stale: a file as it was is better than none.
+//! Only when the extent tree says that leaves are missing are those no longer in use put into what
+//! remains, marked as stale: a file as it was is better than none.
 
 use crate::reader::Reader;
 use crate::scan::{Found, Scan};
@@ -79,7 +82,8 @@ struct Live {
 }
 
 impl Live {
-    /// Reads the extent tree; `None` if any of it cannot be read, for half the truth would pass live nodes for dead.
+    /// Reads the extent tree; `None` if any of it cannot be read, for half the truth would pass
+    /// live nodes for dead.
     fn read(reader: &Reader<'_>, extents: &Tree) -> Option<Self> {
         let mut live = Self::default();
         let mut whole = true;
@@ -103,8 +107,12 @@ impl Live {
             // File data.
             _ => return true,
         };
-        let mut node =
-            InUse { generation: extent.generation, level, trees: SmallVec::new(), parents: SmallVec::new() };
+        let mut node = InUse {
+            generation: extent.generation,
+            level,
+            trees: SmallVec::new(),
+            parents: SmallVec::new(),
+        };
         for (r, _) in &extent.inline {
             match r {
                 ExtentRef::TreeBlock { root } => node.trees.push(*root),
@@ -169,13 +177,14 @@ pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filli
         // The very children of the missing node, whatever their level; then those that may be.
         let children = candidates(scan, tree, missing, level);
         let mine = |f: &&Found| {
-            live.get(f).is_some_and(|n| n.trees.contains(&tree.id) || n.parents.contains(&missing.at))
+            live.get(f)
+                .is_some_and(|n| n.trees.contains(&tree.id) || n.parents.contains(&missing.at))
         };
         let perhaps = |f: &&Found| {
             f.owner != tree.id
-                && live
-                    .get(f)
-                    .is_some_and(|n| n.trees.iter().any(|t| tree.owners.iter().any(|(o, _)| o == t)))
+                && live.get(f).is_some_and(|n| {
+                    n.trees.iter().any(|t| tree.owners.iter().any(|(o, _)| o == t))
+                })
         };
         for child in children.iter().filter(mine).chain(children.iter().filter(perhaps)) {
             cover.add(child, last_below(reader, scan, child), false);
@@ -189,7 +198,8 @@ pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filli
     let below = missing.level != Some(0);
     match live {
         Some(live) => {
-            let mine = |f: &&Found| below && live.get(f).is_some_and(|n| n.trees.contains(&tree.id));
+            let mine =
+                |f: &&Found| below && live.get(f).is_some_and(|n| n.trees.contains(&tree.id));
             for leaf in leaves.iter().filter(mine) {
                 cover.add(leaf, leaf.last, false);
             }
@@ -230,7 +240,9 @@ fn last_below(reader: &Reader<'_>, scan: &Scan, node: &Found) -> Key {
         let Some(bytes) = reader.found(&at) else { break };
         let Some(last) = NodeView(&bytes).pointers().last().copied() else { break };
         let child = scan.at(Logical(last.blockptr.get())).iter().find(|f| {
-            f.generation.0 == last.generation.get() && f.level + 1 == at.level && f.first >= last.key.into()
+            f.generation.0 == last.generation.get()
+                && f.level + 1 == at.level
+                && f.first >= last.key.into()
         });
         match child {
             Some(c) => at = *c,
@@ -303,13 +315,15 @@ impl Authorities {
     fn new(reader: &Reader<'_>, found: &[Found]) -> Self {
         let mut nodes: BTreeMap<Key, Above> = BTreeMap::new();
         for f in found {
-            let covered = nodes.range(..=f.last).next_back().is_some_and(|(_, (last, ..))| *last >= f.first);
+            let covered =
+                nodes.range(..=f.last).next_back().is_some_and(|(_, (last, ..))| *last >= f.first);
             if covered {
                 continue;
             }
             if let Some(bytes) = reader.found(f) {
                 let pointers = NodeView(&bytes).pointers();
-                let leaves = pointers.iter().map(|p| (p.blockptr.get(), p.generation.get())).collect();
+                let leaves =
+                    pointers.iter().map(|p| (p.blockptr.get(), p.generation.get())).collect();
                 nodes.insert(f.first, (f.last, f.generation, leaves));
             }
         }
@@ -319,8 +333,8 @@ impl Authorities {
     /// Nothing newer says that this leaf is not in use.
     fn allow(&self, leaf: &Found) -> bool {
         let above = self.nodes.range(..=leaf.first).next_back().map(|(_, n)| n);
-        let above =
-            above.filter(|(last, generation, _)| *last >= leaf.first && *generation >= leaf.generation);
+        let above = above
+            .filter(|(last, generation, _)| *last >= leaf.first && *generation >= leaf.generation);
         above.is_none_or(|(_, _, leaves)| leaves.contains(&(leaf.at.0, leaf.generation.0)))
     }
 }

@@ -1,16 +1,19 @@
 //! Finding nodes when nothing leads to them: every block of the device is looked at.
 //!
-//! A node says itself which file system, tree, address and generation it belongs to, and carries a checksum. That is
-//! enough to find all there ever were and nobody has overwritten. It is *not* enough to believe them: file data can
-//! hold a copy of a node, put there by somebody who wishes it found. [`Scan::keep_at_home`] therefore drops, once
-//! chunks are known, what lies where it says it does not belong.
+//! A node says itself which file system, tree, address and generation it belongs to, and carries a
+//! checksum. That is enough to find all there ever were and nobody has overwritten. It is *not*
+//! enough to believe them: file data can hold a copy of a node, put there by somebody who wishes it
+//! found. [`Scan::keep_at_home`] therefore drops, once chunks are known, what lies where it says it
+//! does not belong.
 //!
-//! Nodes lie on sector boundaries. Windows of the device are read by several threads; memory is about 100 bytes for
-//! each node found.
+//! Nodes lie on sector boundaries. Windows of the device are read by several threads; memory is
+//! about 100 bytes for each node found.
 
 use crate::{Observer, Step};
 use larder_format::node::NodeView;
-use larder_format::{CsumType, DeviceId, Generation, Key, Logical, MAX_LEVEL, Physical, SECTOR_SIZE, TreeId};
+use larder_format::{
+    CsumType, DeviceId, Generation, Key, Logical, MAX_LEVEL, Physical, SECTOR_SIZE, TreeId,
+};
 use larder_volume::{ChunkMap, Device};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -79,7 +82,9 @@ impl Scan {
                         let n = done.fetch_add(WINDOW, Ordering::Relaxed) + WINDOW;
                         observer.progress(Step::Scan, n.min(size), size);
                     }
-                    all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).append(&mut found);
+                    all.lock()
+                        .unwrap_or_else(std::sync::PoisonError::into_inner)
+                        .append(&mut found);
                 });
             }
         });
@@ -112,10 +117,13 @@ impl Scan {
         let home = |n: &Found| match map.lookup(n.at, 1) {
             Ok(located) => located.stripes.iter().any(|s| s.device == device && s.at == n.physical),
             Err(_) => {
-                // Not in a known chunk: then at least not in one that holds only data, or another's metadata.
+                // Not in a known chunk: then at least not in one that holds only data, or another's
+                // metadata.
                 let i = taken.partition_point(|(at, ..)| *at <= n.physical);
-                let covering =
-                    i.checked_sub(1).map(|i| taken[i]).filter(|(at, len, _)| n.physical.0 - at.0 < *len);
+                let covering = i
+                    .checked_sub(1)
+                    .map(|i| taken[i])
+                    .filter(|(at, len, _)| n.physical.0 - at.0 < *len);
                 covering.is_none()
             }
         };
@@ -141,8 +149,8 @@ impl Scan {
         levels.flat_map(|(_, list)| list).map(|i| &self.nodes[*i as usize])
     }
 
-    /// Nodes of an owner and level with keys between `low` and `high`. Of those that begin before `low`, which may be
-    /// any number, only the nearest are looked at.
+    /// Nodes of an owner and level with keys between `low` and `high`. Of those that begin before
+    /// `low`, which may be any number, only the nearest are looked at.
     pub(crate) fn between(
         &self,
         owner: TreeId,
@@ -155,7 +163,8 @@ impl Scan {
         let from = list.partition_point(|i| first(i) < low);
         let to = list.partition_point(|i| first(i) <= high).max(from);
         let before = list[from.saturating_sub(NEAREST)..from].iter();
-        let reaches = before.map(|i| &self.nodes[*i as usize]).filter(move |f| f.last >= low || level > 0);
+        let reaches =
+            before.map(|i| &self.nodes[*i as usize]).filter(move |f| f.last >= low || level > 0);
         reaches.chain(list[from..to].iter().map(|i| &self.nodes[*i as usize]))
     }
 

@@ -1,7 +1,8 @@
 //! Which superblock to start from.
 //!
-//! The first copy counts if it is intact, as for mounting: mirrors may be older by design. When it is not, the intact
-//! copy with the highest generation is the best that there is. People may choose another.
+//! The first copy counts if it is intact, as for mounting: mirrors may be older by design. When it
+//! is not, the intact copy with the highest generation is the best that there is. People may choose
+//! another.
 
 use crate::{Error, Observer, Result};
 use larder_format::{Superblock, Support};
@@ -17,7 +18,11 @@ pub(crate) struct Chosen {
 }
 
 /// Chooses: copy number `wanted`, or the best.
-pub(crate) fn choose(device: &dyn Device, wanted: Option<usize>, observer: &dyn Observer) -> Result<Chosen> {
+pub(crate) fn choose(
+    device: &dyn Device,
+    wanted: Option<usize>,
+    observer: &dyn Observer,
+) -> Result<Chosen> {
     let mut intact = Vec::new();
     let mut why = Vec::new();
     let mut foreign = true;
@@ -28,7 +33,8 @@ pub(crate) fn choose(device: &dyn Device, wanted: Option<usize>, observer: &dyn 
                 intact.push((i, sb));
             }
             Err(e) => {
-                foreign &= matches!(&e, VolumeError::Corrupt { what, .. } if what.contains("not a btrfs"));
+                foreign &=
+                    matches!(&e, VolumeError::Corrupt { what, .. } if what.contains("not a btrfs"));
                 why.push((i, e.to_string()));
             }
         }
@@ -59,11 +65,16 @@ pub(crate) fn choose(device: &dyn Device, wanted: Option<usize>, observer: &dyn 
                 observer.note(&format!("first superblock: {e}"));
             }
         }
-        observer.note(&format!("using superblock copy {copy}, of generation {}", superblock.generation()));
+        observer.note(&format!(
+            "using superblock copy {copy}, of generation {}",
+            superblock.generation()
+        ));
     }
     if let Support::Refused { why } = superblock.support() {
-        observer.note(&format!("this file system is not fully supported: {why}; trying all the same"));
+        observer
+            .note(&format!("this file system is not fully supported: {why}; trying all the same"));
     }
-    let others = intact.into_iter().map(|(_, sb)| sb).filter(|sb| sb.fsid == superblock.fsid).collect();
+    let others =
+        intact.into_iter().map(|(_, sb)| sb).filter(|sb| sb.fsid == superblock.fsid).collect();
     Ok(Chosen { superblock, copy, others })
 }

@@ -1,11 +1,11 @@
 //! Every item of a range of keys, in order, with what was found put where nodes are missing.
 //!
-//! A walk goes down from a root. Where a node cannot be had, leaves that a scan found take its place
-//! (`salvage`), and the range is remembered as a [`Gap`], with how well it was filled. Users see items, not
-//! nodes; whether an item comes from where it should is a flag of the item.
+//! A walk goes down from a root. Where a node cannot be had, leaves that a scan found take its
+//! place (`salvage`), and the range is remembered as a [`Gap`], with how well it was filled. Users
+//! see items, not nodes; whether an item comes from where it should is a flag of the item.
 //!
-//! The range of keys of a child is cut by its neighbours', and a node with keys outside its range is not believed:
-//! therefore no node is visited twice, whatever pointers say.
+//! The range of keys of a child is cut by its neighbours', and a node with keys outside its range
+//! is not believed: therefore no node is visited twice, whatever pointers say.
 
 use crate::reader::{Bytes, NodeError, Reader, Want};
 use crate::salvage::{self, LiveSource, Missing, Piece};
@@ -98,8 +98,8 @@ impl Tree {
         Self { id, root: Some(root), owners: Vec::new(), live: None, pieces: Mutex::default() }
     }
 
-    /// Calls `each` with the items from `low` to `high`, both included, until it says to stop. Returns what could not be
-    /// read on the way.
+    /// Calls `each` with the items from `low` to `high`, both included, until it says to stop.
+    /// Returns what could not be read on the way.
     pub fn walk(
         &self,
         reader: &Reader<'_>,
@@ -146,7 +146,8 @@ impl Tree {
             }
             None => {
                 let newest = reader.superblock().generation();
-                let missing = Missing { at: Logical(0), level: None, low: Key::MIN, high: Key::MAX, newest };
+                let missing =
+                    Missing { at: Logical(0), level: None, low: Key::MIN, high: Key::MAX, newest };
                 walker.fill(&missing, NodeError(format!("the root of tree {} is unknown", self.id)))
             }
         };
@@ -170,7 +171,8 @@ impl Tree {
         }
     }
 
-    /// Calls `each` with every node, parents before their children, and returns what could not be read.
+    /// Calls `each` with every node, parents before their children, and returns what could not be
+    /// read.
     pub fn nodes(
         &self,
         reader: &Reader<'_>,
@@ -296,7 +298,13 @@ impl Walker<'_, '_> {
             let (Some(key), Some(data)) = (view.key(i), view.data(i)) else {
                 return ControlFlow::Continue(());
             };
-            (self.each)(Item { leaf: view.bytenr(), generation: view.generation(), key, data, stale })
+            (self.each)(Item {
+                leaf: view.bytenr(),
+                generation: view.generation(),
+                key,
+                data,
+                stale,
+            })
         };
         match self.order {
             Order::Forward => (from..to).try_for_each(&mut one),

@@ -1,15 +1,16 @@
 //! Images that the kernel filled, damaged in one place or several, and what can be had from them.
 //!
-//! Two questions are asked of each: is everything back that must be (for the roots of trees: everything), and is
-//! whatever is not as it was *listed*? The second is asked of random damage, too.
+//! Two questions are asked of each: is everything back that must be (for the roots of trees:
+//! everything), and is whatever is not as it was *listed*? The second is asked of random damage,
+//! too.
 
 use larder_format::{Generation, Logical, ObjectId};
 use larder_restore::{
     Loss, Observer, Options, Reader, Report, Request, Target, Tree, Trees, When, points, restore,
 };
 use larder_simtest::oracle::{
-    Aspects, Fixture, KernelMount, Manifest, Need, StdTree, btrfs, copy_image, manifest, mkfs_btrfs, need,
-    populate, scratch,
+    Aspects, Fixture, KernelMount, Manifest, Need, StdTree, btrfs, copy_image, manifest,
+    mkfs_btrfs, need, populate, scratch,
 };
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::collections::BTreeSet;
@@ -78,7 +79,8 @@ fn run(image: &Path, request: &Request) -> (larder_restore::Result<Report>, Ears
     (report, ears)
 }
 
-/// An image and what is in it. The file has no name any more: samples are kept in statics, which nobody drops.
+/// An image and what is in it. The file has no name any more: samples are kept in statics, which
+/// nobody drops.
 struct Sample {
     _file: std::fs::File,
     image: PathBuf,
@@ -161,7 +163,11 @@ fn nodes(image: &Path, id: ObjectId) -> Vec<(Logical, u8)> {
             let generation = Some(sb.chunk_root_generation());
             Tree::plain(
                 id,
-                larder_restore::RootPointer { at: sb.chunk_root(), generation, level: sb.chunk_root_level },
+                larder_restore::RootPointer {
+                    at: sb.chunk_root(),
+                    generation,
+                    level: sb.chunk_root_level,
+                },
             )
         }
         id => trees.tree(id).unwrap(),
@@ -181,7 +187,9 @@ fn root(image: &Path, id: ObjectId) -> Logical {
 /// Differences between what was there and what was restored, without what no copy keeps.
 fn differences(sample: &Sample, dest: &Path) -> Vec<(Shown, String)> {
     let restored = manifest(&StdTree::new(dest)).unwrap();
-    let all = sample.manifest.differences(&restored, Aspects { ignore_top_mtime: false, ..Aspects::copy() });
+    let all = sample
+        .manifest
+        .differences(&restored, Aspects { ignore_top_mtime: false, ..Aspects::copy() });
     // A property of btrfs, which no other file system takes.
     all.into_iter()
         .filter(|d| !d.what.contains("btrfs.compression"))
@@ -238,13 +246,19 @@ fn roots_may_be_destroyed() {
         .map(|id| vec![id])
         .to_vec();
         cases.extend(subvolumes.iter().map(|id| vec![*id]));
-        cases.push(vec![ObjectId::CHUNK_TREE, ObjectId::ROOT_TREE, ObjectId::FS_TREE, ObjectId::CSUM_TREE]);
+        cases.push(vec![
+            ObjectId::CHUNK_TREE,
+            ObjectId::ROOT_TREE,
+            ObjectId::FS_TREE,
+            ObjectId::CSUM_TREE,
+        ]);
         for case in cases {
             let (_dir, image, dest) = work(sample);
             let blocks: Vec<Logical> = case.iter().map(|id| root(&image, *id)).collect();
             let level = case.iter().map(|id| nodes(&image, *id)[0].1).collect::<Vec<_>>();
             destroy(&image, &blocks);
-            // A tree of one leaf has lost everything with its root; the older one that is left is not the same.
+            // A tree of one leaf has lost everything with its root; the older one that is left is
+            // not the same.
             if case.iter().zip(&level).any(|(id, l)| id.is_subvolume() && *l == 0) {
                 let (report, ears) = run(&image, &everything(&dest));
                 report.unwrap();
@@ -255,8 +269,9 @@ fn roots_may_be_destroyed() {
             let report = report.unwrap();
             let mut different = differences(sample, &dest);
             if case.len() > 1 {
-                // With the root tree and a subvolume's newest root gone, another version from the same last transaction
-                // is the best there is; nothing says that it was not the last.
+                // With the root tree and a subvolume's newest root gone, another version from the
+                // same last transaction is the best there is; nothing says that it was not the
+                // last.
                 different.retain(|(path, _)| !matches!(&path.0[..], b"" | b"last"));
             }
             assert!(
@@ -270,7 +285,8 @@ fn roots_may_be_destroyed() {
     }
 }
 
-/// The chunk tree of mkfs is whole, and a backup root names it; it lacks the chunk that the first mount made.
+/// The chunk tree of mkfs is whole, and a backup root names it; it lacks the chunk that the first
+/// mount made.
 #[test]
 fn chunks_are_found_that_an_older_chunk_tree_lacks() {
     if !ready() {
@@ -348,12 +364,16 @@ fn nothing_is_lost_in_silence() {
                 .filter(|(Shown(path), _)| {
                     !losses.iter().any(|l| match &l.path {
                         Some(p) => {
-                            p.is_empty() || path == p || path.starts_with(p) || same_file(sample, path, p)
+                            p.is_empty()
+                                || path == p
+                                || path.starts_with(p)
+                                || same_file(sample, path, p)
                         }
                         None => false,
                     })
                 })
-                // A directory whose entries are lost, or whose time is that of an older version, is named by them.
+                // A directory whose entries are lost, or whose time is that of an older version, is
+                // named by them.
                 .collect();
             // What a destroyed leaf held can be known only as a range of inodes.
             let ranges: Vec<_> = losses.iter().filter(|l| l.path.is_none()).collect();
@@ -407,7 +427,12 @@ fn damaged_data_is_written_and_listed_or_left_out() {
     let at = extent.unwrap().disk_bytenr;
     let place = reader.volume().map().lookup(at.plus(8192), 4096).unwrap().stripes[0].at;
     drop(reader);
-    std::fs::File::options().write(true).open(&image).unwrap().write_all_at(&[0x11; 100], place.0).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .write_all_at(&[0x11; 100], place.0)
+        .unwrap();
     let request = Request { path: Some(b"victim".to_vec()), ..everything(&dest) };
     let (report, ears) = run(&image, &request);
     let report = report.unwrap();
@@ -423,7 +448,8 @@ fn damaged_data_is_written_and_listed_or_left_out() {
     let (report, ears) = run(&image, &request);
     assert_eq!(report.unwrap().files, 0);
     assert!(ears.losses()[0].what.contains("left out") && !second.join("victim").exists());
-    let request = Request { path: Some(b"nowhere".to_vec()), target: Target::DryRun, ..everything(&second) };
+    let request =
+        Request { path: Some(b"nowhere".to_vec()), target: Target::DryRun, ..everything(&second) };
     assert!(run(&image, &request).0.unwrap_err().to_string().contains("there is no /nowhere"));
 }
 
@@ -477,7 +503,10 @@ fn a_restore_that_is_stopped_leaves_whole_files() {
             assert_eq!(len(file), len(&complete), "{file:?} is not whole");
             // One is a hole that is larger than memory.
             if len(file) < 16 << 20 {
-                assert!(std::fs::read(file).unwrap() == std::fs::read(complete).unwrap(), "{file:?}");
+                assert!(
+                    std::fs::read(file).unwrap() == std::fs::read(complete).unwrap(),
+                    "{file:?}"
+                );
             }
         }
         most = most.max(some.len());
@@ -542,7 +571,8 @@ fn names_do_not_lead_out() {
     let mut changed = 0;
     for at in (0..bytes.len() - node).step_by(4096) {
         let block = &mut bytes[at..at + node];
-        let hits: Vec<usize> = (101..node - 13).filter(|i| &block[*i..*i + 13] == b"EVILEVILEVIL!").collect();
+        let hits: Vec<usize> =
+            (101..node - 13).filter(|i| &block[*i..*i + 13] == b"EVILEVILEVIL!").collect();
         if hits.is_empty() || u64::from_le_bytes(block[48..56].try_into().unwrap()) == 0 {
             continue;
         }
@@ -610,7 +640,8 @@ fn nodes_in_file_data_are_not_believed() {
     assert!(!dest.join("Last").exists());
 }
 
-/// A few fields changed at random, checksums redone: whatever the bytes say, restoring ends, and without a panic.
+/// A few fields changed at random, checksums redone: whatever the bytes say, restoring ends, and
+/// without a panic.
 #[test]
 fn mutated_nodes_do_no_harm() {
     if !ready() {
@@ -624,7 +655,9 @@ fn mutated_nodes_do_no_harm() {
     let fsid = Reader::open(device(&sample.image), OPTIONS, &ears).unwrap().superblock().fsid;
     let places: Vec<usize> = (0..original.len() - node)
         .step_by(4096)
-        .filter(|at| original[at + 32..at + 48] == fsid && original[at + 64..at + 72] != *b"_BHRfS_M")
+        .filter(|at| {
+            original[at + 32..at + 48] == fsid && original[at + 64..at + 72] != *b"_BHRfS_M"
+        })
         .collect();
     assert!(places.len() > 500);
     let mut restored = 0;

@@ -1,10 +1,11 @@
-//! Workloads on extents that share and logs: files that clone from each other what was written just now, and are synced one
-//! by one while no commit comes between.
+//! Workloads on extents that share and logs: files that clone from each other what was written just
+//! now, and are synced one by one while no commit comes between.
 //!
-//! [`cloning`] is a seeded walk over three files. It lives from what a log has to get right and a commit does not: sectors
-//! that were written back together and became several files', extents that could still grow when a log, or another file, had
-//! them, bytes that are overwritten in place although an earlier log shows them elsewhere. So a clone must not commit by
-//! itself: these walks are for [`Config::whole`](crate::runner::Config::whole). They begin with a data chunk that is
+//! [`cloning`] is a seeded walk over three files. It lives from what a log has to get right and a
+//! commit does not: sectors that were written back together and became several files', extents that
+//! could still grow when a log, or another file, had them, bytes that are overwritten in place
+//! although an earlier log shows them elsewhere. So a clone must not commit by itself: these walks
+//! are for [`Config::whole`](crate::runner::Config::whole). They begin with a data chunk that is
 //! committed, without which every `fsync` of data commits.
 
 use crate::data::SETTINGS;
@@ -24,8 +25,8 @@ const PIECE: u64 = 256 << 10;
 /// Longer files are only cut.
 const MOST: u64 = 3 << 19;
 
-/// A walk of `length` operations; every second one on plain data, the others with the [`crate::data::settings`] in their
-/// name.
+/// A walk of `length` operations; every second one on plain data, the others with the
+/// [`crate::data::settings`] in their name.
 #[must_use]
 pub fn cloning(seed: u64, length: usize) -> Workload {
     let mut rng = StdRng::seed_from_u64(seed ^ 0x636c_6f6e);
@@ -100,8 +101,9 @@ fn scattered(rng: &mut StdRng, name: &str, fill: u8) -> Vec<Op> {
     (0..3).map(&mut write).collect()
 }
 
-/// All of a file or some sectors become another's, too, at the same place or elsewhere. What is shared may have been written
-/// just now; one of the two is synced, most of the time; the other file may go again, and the first one be changed.
+/// All of a file or some sectors become another's, too, at the same place or elsewhere. What is
+/// shared may have been written just now; one of the two is synced, most of the time; the other
+/// file may go again, and the first one be changed.
 fn shared(rng: &mut StdRng, world: &World, name: &str, size: u64) -> Vec<Op> {
     let others: Vec<&str> = NAMES.into_iter().filter(|n| *n != name).collect();
     let to = (*others.choose(rng).expect("not empty")).to_owned();
@@ -179,7 +181,8 @@ mod tests {
             }
         }
         assert!(fresh > 100, "{fresh}");
-        for word in ["copy", "nocow", "rm", "F", "FD", "trunc", "alloc", "zero", "punch", "COMMIT"] {
+        for word in ["copy", "nocow", "rm", "F", "FD", "trunc", "alloc", "zero", "punch", "COMMIT"]
+        {
             assert!(done.get(word).is_some_and(|n| *n > 3), "{word}: {done:?}");
         }
     }

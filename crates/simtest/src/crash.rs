@@ -1,21 +1,25 @@
-//! Which disks a power cut can leave, worked out from what a [`SimDevice`](crate::device::SimDevice) recorded.
+//! Which disks a power cut can leave, worked out from what a
+//! [`SimDevice`](crate::device::SimDevice) recorded.
 //!
-//! At a cut some writes are *durable*: a flush that was submitted after their completion has returned (or they were
-//! written with FUA and have returned). All others that were submitted are *open*: each may be there, not there, or
-//! torn at 512 bytes, independently. What is durable changes only when a flush or FUA write returns, so time falls into
-//! *epochs* between these moments, and all cuts of one epoch can be treated at once: a state made of a subset of the
-//! epoch's open writes can appear from the moment the last of them was submitted until the epoch ends. A
-//! [`CrashState`] therefore carries an interval of the clock. Whoever checks it must demand what was promised by its
-//! *latest* moment, and may accept only what had begun by its *earliest*: both hold for these same bytes.
+//! At a cut some writes are *durable*: a flush that was submitted after their completion has
+//! returned (or they were written with FUA and have returned). All others that were submitted are
+//! *open*: each may be there, not there, or torn at 512 bytes, independently. What is durable
+//! changes only when a flush or FUA write returns, so time falls into *epochs* between these
+//! moments, and all cuts of one epoch can be treated at once: a state made of a subset of the
+//! epoch's open writes can appear from the moment the last of them was submitted until the epoch
+//! ends. A [`CrashState`] therefore carries an interval of the clock. Whoever checks it must demand
+//! what was promised by its *latest* moment, and may accept only what had begun by its *earliest*:
+//! both hold for these same bytes.
 //!
-//! Of the subsets of an epoch, these are made: none, all, every prefix (in order of submission and in order of
-//! address), all but one, only one, every subset where at most eight writes are open; beyond that a seeded sample.
-//! Prefixes come with their last write torn, samples with any of them torn. Overlapping writes that were in flight
-//! together appear in both orders. Superblock writes (4096 bytes at their fixed places) never tear. Equal disks are
-//! one state: their intervals are joined, which is sound for the same reason.
+//! Of the subsets of an epoch, these are made: none, all, every prefix (in order of submission and
+//! in order of address), all but one, only one, every subset where at most eight writes are open;
+//! beyond that a seeded sample. Prefixes come with their last write torn, samples with any of them
+//! torn. Overlapping writes that were in flight together appear in both orders. Superblock writes
+//! (4096 bytes at their fixed places) never tear. Equal disks are one state: their intervals are
+//! joined, which is sound for the same reason.
 //!
-//! A write that failed may have done anything; it stays open for ever. So does a write that a failed flush should have
-//! covered.
+//! A write that failed may have done anything; it stays open for ever. So does a write that a
+//! failed flush should have covered.
 
 use crate::device::{Op, OpKind, Recording, Seq};
 use crate::image::{Image, Piece};
@@ -66,7 +70,8 @@ pub struct Limits {
     pub exhaustive: usize,
     /// Random subsets of each epoch beyond that.
     pub samples: usize,
-    /// Most states of one epoch before duplicates are removed; chosen at random, "none" and "all" always among them.
+    /// Most states of one epoch before duplicates are removed; chosen at random, "none" and "all"
+    /// always among them.
     pub per_epoch: usize,
     /// Seed of everything random.
     pub seed: u64,
@@ -105,7 +110,8 @@ struct Epoch {
     base: Image,
     /// Open writes in order of submission: indices into the recording.
     open: Vec<u32>,
-    /// Parts of open writes that a later durable write has covered for good: (index in `open`, pages).
+    /// Parts of open writes that a later durable write has covered for good: (index in `open`,
+    /// pages).
     covered: HashMap<u32, Vec<u64>>,
     /// Do any two open writes overlap in time and place?
     racing: bool,
@@ -131,7 +137,8 @@ pub struct CrashState {
 pub struct Crashes {
     ops: Vec<Op>,
     epochs: Vec<Epoch>,
-    /// The states, without duplicates, in the order they were found (which only depends on recording and limits).
+    /// The states, without duplicates, in the order they were found (which only depends on
+    /// recording and limits).
     pub states: Vec<CrashState>,
 }
 
@@ -143,13 +150,16 @@ impl Crashes {
         let mut crashes = Self { ops: recording.ops.clone(), epochs, states: Vec::new() };
         let mut known: HashMap<u64, usize> = HashMap::new();
         for index in 0..crashes.epochs.len() {
-            let mut rng =
-                StdRng::seed_from_u64(limits.seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let mut rng = StdRng::seed_from_u64(
+                limits.seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            );
             for choice in crashes.choices(&crashes.epochs[index], limits, &mut rng) {
                 let epoch = &crashes.epochs[index];
                 let id = crashes.build(epoch, &choice).content_hash();
-                let last =
-                    choice.chosen.iter().map(|c| crashes.ops[epoch.open[*c as usize] as usize].submitted);
+                let last = choice
+                    .chosen
+                    .iter()
+                    .map(|c| crashes.ops[epoch.open[*c as usize] as usize].submitted);
                 let earliest = last.max().unwrap_or(epoch.from).max(epoch.from);
                 if let Some(old) = known.get(&id) {
                     let old = &mut crashes.states[*old];
@@ -248,7 +258,8 @@ impl Crashes {
             let op = &self.ops[epoch.open[c as usize] as usize];
             let covered = epoch.covered.get(&c);
             let tear = choice.torn.and_then(|(t, tear)| (t == c).then_some(tear));
-            let (OpKind::Write { at, pieces, .. } | OpKind::Discard { at, pieces, .. }) = &op.kind else {
+            let (OpKind::Write { at, pieces, .. } | OpKind::Discard { at, pieces, .. }) = &op.kind
+            else {
                 continue;
             };
             for piece in pieces.iter().filter(|p| covered.is_none_or(|c| !c.contains(&p.page))) {
@@ -262,7 +273,10 @@ impl Crashes {
     }
 
     fn concurrent(&self, epoch: &Epoch, a: u32, b: u32) -> bool {
-        let (a, b) = (&self.ops[epoch.open[a as usize] as usize], &self.ops[epoch.open[b as usize] as usize]);
+        let (a, b) = (
+            &self.ops[epoch.open[a as usize] as usize],
+            &self.ops[epoch.open[b as usize] as usize],
+        );
         in_flight_together(a, b)
     }
 
@@ -280,7 +294,8 @@ impl Crashes {
         by_address.sort_by_key(|c| extent_of(&self.ops[epoch.open[*c as usize] as usize]).0);
         if n as usize <= limits.exhaustive {
             out.extend(
-                (1..(1u32 << n) - 1).map(|bits| plain((0..n).filter(|c| bits >> c & 1 == 1).collect())),
+                (1..(1u32 << n) - 1)
+                    .map(|bits| plain((0..n).filter(|c| bits >> c & 1 == 1).collect())),
             );
         } else {
             for i in 0..n {
@@ -301,7 +316,11 @@ impl Crashes {
         let ways = (limits.samples / n as usize).clamp(1, 6);
         for i in (0..n).flat_map(|i| std::iter::repeat_n(i, ways)) {
             if let Some(tear) = self.tear(epoch, i, rng) {
-                out.push(Choice { chosen: (0..=i).collect(), torn: Some((i, tear)), reversed: false });
+                out.push(Choice {
+                    chosen: (0..=i).collect(),
+                    torn: Some((i, tear)),
+                    reversed: false,
+                });
             }
         }
         for _ in 0..limits.samples.min(n as usize) {
@@ -437,9 +456,12 @@ fn epochs(recording: &Recording) -> Vec<Epoch> {
         for index in becoming.remove(&from).unwrap_or_default() {
             pending.remove(&(index as u32));
             let op = &ops[index];
-            let (OpKind::Write { pieces, .. } | OpKind::Discard { pieces, .. }) = &op.kind else { continue };
+            let (OpKind::Write { pieces, .. } | OpKind::Discard { pieces, .. }) = &op.kind else {
+                continue;
+            };
             for piece in pieces.iter() {
-                let newer = owner.get(&piece.page).is_some_and(|o| ops[*o].submitted > op.submitted);
+                let newer =
+                    owner.get(&piece.page).is_some_and(|o| ops[*o].submitted > op.submitted);
                 if !newer {
                     base.put(piece);
                     owner.insert(piece.page, index);
@@ -473,11 +495,13 @@ fn covered_parts(ops: &[Op], open: &[u32], owner: &HashMap<u64, usize>) -> HashM
     let mut out: HashMap<u32, Vec<u64>> = HashMap::new();
     for (c, index) in open.iter().enumerate() {
         let op = &ops[*index as usize];
-        let (OpKind::Write { pieces, .. } | OpKind::Discard { pieces, .. }) = &op.kind else { continue };
+        let (OpKind::Write { pieces, .. } | OpKind::Discard { pieces, .. }) = &op.kind else {
+            continue;
+        };
         for piece in pieces.iter() {
-            let replaced = owner
-                .get(&piece.page)
-                .is_some_and(|o| ops[*o].submitted > op.submitted && !in_flight_together(op, &ops[*o]));
+            let replaced = owner.get(&piece.page).is_some_and(|o| {
+                ops[*o].submitted > op.submitted && !in_flight_together(op, &ops[*o])
+            });
             if replaced {
                 out.entry(c as u32).or_default().push(piece.page);
             }

@@ -1,9 +1,11 @@
-//! Workloads on what files hold: writes, appends, truncations and fallocate, with every way there is of storing it.
+//! Workloads on what files hold: writes, appends, truncations and fallocate, with every way there
+//! is of storing it.
 //!
-//! [`data`] is a seeded walk over few files, with hardly anything but operations on their contents, many of them into what
-//! an operation before has left: reserved space, the middle of compressed extents, a last sector that is half full, a file
-//! just small enough for its leaf. [`settings`] are the ways of storing: each method of compression, files in leaves or
-//! never, no checksums, space discarded to the last sector.
+//! [`data`] is a seeded walk over few files, with hardly anything but operations on their contents,
+//! many of them into what an operation before has left: reserved space, the middle of compressed
+//! extents, a last sector that is half full, a file just small enough for its leaf. [`settings`]
+//! are the ways of storing: each method of compression, files in leaves or never, no checksums,
+//! space discarded to the last sector.
 
 use crate::ops::{Alloc, Bytes, Move, Op};
 use crate::workload::Workload;
@@ -62,12 +64,16 @@ fn data_op(rng: &mut StdRng, world: &World) -> Op {
     const NAMES: [&str; 4] = ["f", "g", "h", "i"];
     let name = |rng: &mut StdRng| (*NAMES.choose(rng).expect("not empty")).to_owned();
     let path = name(rng);
-    let node: Option<&Node> = world.resolve(&path).ok().and_then(|ino| world.node(ino)).map(|n| &**n);
+    let node: Option<&Node> =
+        world.resolve(&path).ok().and_then(|ino| world.node(ino)).map(|n| &**n);
     let Some(Node { body: Body::File(content), nocow, .. }) = node else { return Op::Create(path) };
     let size = content.size;
     // Bytes that shrink and bytes that do not.
-    let fill =
-        if rng.random_bool(0.6) { rng.random_range(b'a'..=b'z') } else { rng.random_range(b'A'..=b'Z') };
+    let fill = if rng.random_bool(0.6) {
+        rng.random_range(b'a'..=b'z')
+    } else {
+        rng.random_range(b'A'..=b'Z')
+    };
     let len = |rng: &mut StdRng| match rng.random_range(0..6) {
         0 => rng.random_range(1..300),
         1 => rng.random_range(1..5000),
@@ -120,15 +126,21 @@ mod tests {
             assert_eq!(workload, data(seed, 40));
             let ops = &workload.segments[0].threads[0];
             assert_eq!(ops.len(), 40);
-            words
-                .extend(ops.iter().map(|op| op.to_string().split(' ').next().unwrap_or_default().to_owned()));
+            words.extend(
+                ops.iter()
+                    .map(|op| op.to_string().split(' ').next().unwrap_or_default().to_owned()),
+            );
             let mut options = OpenOptions::default();
             settings(seed, &mut options);
-            stored.insert(format!("{:?} {} {}", options.compress, options.max_inline, options.no_data_sum));
+            stored.insert(format!(
+                "{:?} {} {}",
+                options.compress, options.max_inline, options.no_data_sum
+            ));
         }
-        for word in
-            ["nocow", "trunc", "alloc", "alloc=", "zero", "zero=", "punch", "F", "FD", "COMMIT", "copy"]
-        {
+        for word in [
+            "nocow", "trunc", "alloc", "alloc=", "zero", "zero=", "punch", "F", "FD", "COMMIT",
+            "copy",
+        ] {
             assert!(words.contains(word), "{word} is never done");
         }
         assert_eq!(stored.len() as u64, SETTINGS);

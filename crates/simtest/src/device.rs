@@ -1,15 +1,16 @@
 //! A disk in memory that remembers in which order things happened to it, and fails when told to.
 //!
-//! [`SimDevice`] keeps the contract of [`larder_volume::Device`] and no more than it: what a call returns says nothing
-//! about what survives a power cut. It records the *submission* and the *completion* of every write, flush and
-//! discard as separate moments of one global clock ([`Seq`]), because the contract is about exactly these: a flush
-//! covers what completed before it was submitted. Callers on several threads really overlap; the only thing that they
-//! share is a short look at the clock. What can be left after a power cut is worked out afterwards from the
+//! [`SimDevice`] keeps the contract of [`larder_volume::Device`] and no more than it: what a call
+//! returns says nothing about what survives a power cut. It records the *submission* and the
+//! *completion* of every write, flush and discard as separate moments of one global clock
+//! ([`Seq`]), because the contract is about exactly these: a flush covers what completed before it
+//! was submitted. Callers on several threads really overlap; the only thing that they share is a
+//! short look at the clock. What can be left after a power cut is worked out afterwards from the
 //! [`Recording`], by [`crate::crash`].
 //!
-//! Tests steer it in two ways. A [`Fault`] makes chosen accesses fail, before or half-way through their effect. A
-//! [`Gate`] holds chosen accesses between submission and effect until the test opens it, which forces two operations
-//! to overlap without sleeping.
+//! Tests steer it in two ways. A [`Fault`] makes chosen accesses fail, before or half-way through
+//! their effect. A [`Gate`] holds chosen accesses between submission and effect until the test
+//! opens it, which forces two operations to overlap without sleeping.
 
 use crate::image::{Image, PAGE, Page, Piece, pieces};
 use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
@@ -23,7 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A moment on the device's clock. Every submission, every completion and every [`SimDevice::mark`] has its own.
+/// A moment on the device's clock. Every submission, every completion and every [`SimDevice::mark`]
+/// has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Seq(pub u64);
 
@@ -392,9 +394,12 @@ impl SimDevice {
         self.off.store(true, Ordering::SeqCst);
     }
 
-    /// Holds accesses that match, after their submission was recorded and before they take effect, until the gate is
-    /// opened or dropped.
-    pub fn gate(self: &Arc<Self>, matches: impl Fn(&Access) -> bool + Send + Sync + 'static) -> Gate {
+    /// Holds accesses that match, after their submission was recorded and before they take effect,
+    /// until the gate is opened or dropped.
+    pub fn gate(
+        self: &Arc<Self>,
+        matches: impl Fn(&Access) -> bool + Send + Sync + 'static,
+    ) -> Gate {
         let state = Arc::new(GateState {
             matches: Arc::new(matches),
             inner: Mutex::new(GateInner { open: false, waiting: 0, passed: 0 }),
@@ -420,7 +425,10 @@ impl SimDevice {
     fn check_writable(&self) -> io::Result<()> {
         if self.read_only {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the simulated device is read-only"));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the simulated device is read-only",
+            ));
         }
         Ok(())
     }
@@ -445,7 +453,8 @@ impl SimDevice {
 
     /// Waits at gates, then says whether a fault strikes.
     fn pass(&self, access: &Access) -> Option<Strike> {
-        let gates: Vec<_> = self.gates.read().iter().filter(|g| (g.matches)(access)).cloned().collect();
+        let gates: Vec<_> =
+            self.gates.read().iter().filter(|g| (g.matches)(access)).cloned().collect();
         for gate in gates {
             gate.wait();
         }
@@ -455,8 +464,13 @@ impl SimDevice {
             if state.seen > state.fault.skip {
                 state.spent = state.fault.lasting == Lasting::Once;
                 self.counters.faults.fetch_add(1, Ordering::Relaxed);
-                let error = io::Error::new(state.fault.error, format!("injected failure of {access:?}"));
-                return Some(Strike { effect: state.fault.effect, error, panics: state.fault.panics });
+                let error =
+                    io::Error::new(state.fault.error, format!("injected failure of {access:?}"));
+                return Some(Strike {
+                    effect: state.fault.effect,
+                    error,
+                    panics: state.fault.panics,
+                });
             }
         }
         None
@@ -560,7 +574,8 @@ impl Device for SimDevice {
     }
 
     fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
-        // All are on their way before the first takes effect, and the last one submitted completes first.
+        // All are on their way before the first takes effect, and the last one submitted completes
+        // first.
         let begun: Vec<io::Result<Begun>> = writes
             .iter()
             .map(|w| {
@@ -568,7 +583,8 @@ impl Device for SimDevice {
                 self.begin_write(AccessKind::Write, w.at.0, &all)
             })
             .collect();
-        let mut ended: Vec<_> = begun.into_iter().rev().map(|b| b.and_then(|b| self.end_write(b))).collect();
+        let mut ended: Vec<_> =
+            begun.into_iter().rev().map(|b| b.and_then(|b| self.end_write(b))).collect();
         ended.reverse();
         ended
     }
@@ -611,7 +627,8 @@ impl Device for SimDevice {
     }
 }
 
-/// Pieces that fill a range with one byte. Pages that were never written stay so: nobody can miss what was not there.
+/// Pieces that fill a range with one byte. Pages that were never written stay so: nobody can miss
+/// what was not there.
 fn filled(at: u64, len: u64, byte: u8, image: &Image) -> Vec<Piece> {
     let data = Page::new([byte; PAGE]);
     let end = at + len;
@@ -663,7 +680,8 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// Waits until `n` accesses in all have arrived at the gate. `false` if that takes longer than `patience`.
+    /// Waits until `n` accesses in all have arrived at the gate. `false` if that takes longer than
+    /// `patience`.
     #[must_use]
     pub fn wait_for(&self, n: u64, patience: Duration) -> bool {
         let until = Instant::now() + patience;
@@ -729,7 +747,8 @@ mod tests {
     #[test]
     fn a_vectored_write_is_one_operation_and_discarded_pages_are_poisoned() {
         let d = device();
-        d.write_vectored_at(Physical(100), &[io::IoSlice::new(b"ab"), io::IoSlice::new(b"cd")]).unwrap();
+        d.write_vectored_at(Physical(100), &[io::IoSlice::new(b"ab"), io::IoSlice::new(b"cd")])
+            .unwrap();
         assert_eq!(read(&d, 100, 4), b"abcd");
         assert_eq!(d.recording().ops.len(), 1);
         d.discard(Physical(0), 8192).unwrap();
@@ -747,7 +766,9 @@ mod tests {
         assert_eq!(read(&d, 4096, 2048), [2; 2048]);
         assert_eq!(read(&d, 4096 + 2048, 2048), [0; 2048]);
         d.heal();
-        d.inject(Fault::nth(0, |a| a.kind == AccessKind::Read && a.overlaps(&(4096..4097))).forever());
+        d.inject(
+            Fault::nth(0, |a| a.kind == AccessKind::Read && a.overlaps(&(4096..4097))).forever(),
+        );
         let mut buf = [0; 4096];
         for _ in 0..3 {
             assert!(d.read_at(Physical(4096), &mut buf).is_err());

@@ -1,9 +1,10 @@
 //! Workloads on a device that fails, and what must hold all the same.
 //!
-//! Whatever fails, nothing panics and nothing hangs; what a sync acknowledged is there in every crash state
-//! afterwards; a metadata write or flush that failed turns the file system read-only and is told to the sync that
-//! needed it; a data write that failed is told to the next fsync of its file. A panic in the midst of writing is no
-//! different: a broken invariant turns the file system read-only, and nobody waits for ever for who has gone.
+//! Whatever fails, nothing panics and nothing hangs; what a sync acknowledged is there in every
+//! crash state afterwards; a metadata write or flush that failed turns the file system read-only
+//! and is told to the sync that needed it; a data write that failed is told to the next fsync of
+//! its file. A panic in the midst of writing is no different: a broken invariant turns the file
+//! system read-only, and nobody waits for ever for who has gone.
 
 use crate::crash::{Crashes, Limits, WriteClass};
 use crate::device::{Counts, Fault, INJECTED_PANIC, OpKind, SimDevice};
@@ -35,13 +36,15 @@ pub struct FaultReport {
     pub states: u64,
 }
 
-/// How many reads, writes and flushes the workload makes where nothing fails, mount and close included.
+/// How many reads, writes and flushes the workload makes where nothing fails, mount and close
+/// included.
 ///
 /// # Errors
 /// The workload fails without a fault.
 pub fn accesses(config: &Config, ops: &[Op]) -> Result<Counts, String> {
     let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
-    let fs = Filesystem::open(device.clone(), config.options.clone()).map_err(|e| format!("open: {e}"))?;
+    let fs = Filesystem::open(device.clone(), config.options.clone())
+        .map_err(|e| format!("open: {e}"))?;
     let mut handles = Handles::new();
     for op in ops {
         run_op(&fs, &mut handles, op).map_err(|e| format!("{op}: {e}"))?;
@@ -50,7 +53,8 @@ pub fn accesses(config: &Config, ops: &[Op]) -> Result<Counts, String> {
     Ok(device.counts())
 }
 
-/// Runs the workload with faults and judges the crash states afterwards. A run that takes too long is an error.
+/// Runs the workload with faults and judges the crash states afterwards. A run that takes too long
+/// is an error.
 ///
 /// # Errors
 /// What must not be.
@@ -61,7 +65,9 @@ pub fn run(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport,
         // Nobody listens any more only after the patience has run out, and that has been reported.
         let _ = sender.send(quietly(|| run_here(&config, &ops, &faults)));
     });
-    receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(format!("hangs: not done after {PATIENCE:?}")))
+    receiver
+        .recv_timeout(PATIENCE)
+        .unwrap_or_else(|_| Err(format!("hangs: not done after {PATIENCE:?}")))
 }
 
 fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport, String> {
@@ -83,8 +89,10 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
     device.heal();
     let recording = device.recording();
     consequences(&recording.base, &recording.ops, &report)?;
-    let crashes =
-        Crashes::of(&recording, &Limits { per_epoch: 12, samples: 2, exhaustive: 3, ..config.limits });
+    let crashes = Crashes::of(
+        &recording,
+        &Limits { per_epoch: 12, samples: 2, exhaustive: 3, ..config.limits },
+    );
     let judge = Judge {
         history: &history,
         mode: config.mode,
@@ -92,7 +100,8 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
         depth: config.depth,
         seed: config.limits.seed,
     };
-    // The states around the fault and at the end say most; the ones long before it are those of every other run.
+    // The states around the fault and at the end say most; the ones long before it are those of
+    // every other run.
     for state in crashes.states.iter().rev().take(config.max_states) {
         let image = crashes.image(state);
         judge
@@ -103,8 +112,8 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
     Ok(report)
 }
 
-/// Calls the engine where a panic may have been injected: a caller of a server would get an error, too. Any other panic
-/// goes on.
+/// Calls the engine where a panic may have been injected: a caller of a server would get an error,
+/// too. Any other panic goes on.
 fn calmly<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| match panic.downcast_ref::<String>() {
         Some(text) if text.starts_with(INJECTED_PANIC) => Err(Error::Unsupported(text.clone())),
@@ -123,7 +132,8 @@ fn operate(
     let domain = &mut history.domains[0];
     for op in ops {
         let mut after = domain.now().clone();
-        let touched = after.apply(op).map_err(|e| format!("the workload is impossible: {op}: {e:?}"))?;
+        let touched =
+            after.apply(op).map_err(|e| format!("the workload is impossible: {op}: {e:?}"))?;
         let begin = device.mark();
         let result = calmly(|| run_op(fs, &mut handles, op));
         let end = device.mark();
@@ -149,7 +159,9 @@ fn operate(
     if report.turned_read_only {
         match calmly(|| fs.setxattr(fs.root(), b"user.late", b"x", larder_fs::XattrMode::Set)) {
             Err(Error::ReadOnly(_)) => {}
-            other => return Err(format!("read-only after a failure, but a change answers {other:?}")),
+            other => {
+                return Err(format!("read-only after a failure, but a change answers {other:?}"));
+            }
         }
     }
     let begin = device.mark();
@@ -180,7 +192,11 @@ fn operate(
 }
 
 /// What the failed accesses of a recording must have led to.
-fn consequences(base: &Image, ops: &[crate::device::Op], report: &FaultReport) -> Result<(), String> {
+fn consequences(
+    base: &Image,
+    ops: &[crate::device::Op],
+    report: &FaultReport,
+) -> Result<(), String> {
     for op in ops.iter().filter(|o| o.completed.is_some_and(|c| !c.ok)) {
         let (what, fatal) = match &op.kind {
             OpKind::Flush => ("flush", true),
@@ -196,7 +212,9 @@ fn consequences(base: &Image, ops: &[crate::device::Op], report: &FaultReport) -
         };
         let during_close = report.failed.as_ref().is_none_or(|f| f.0 == "close" || f.0 == "open");
         if fatal && !report.turned_read_only && !during_close {
-            return Err(format!("a {what} failed, and the file system is still writable: {report:?}"));
+            return Err(format!(
+                "a {what} failed, and the file system is still writable: {report:?}"
+            ));
         }
         if (fatal || what == "data write") && report.failed.is_none() {
             return Err(format!("a {what} failed, and nobody was told"));

@@ -1,15 +1,18 @@
-//! Filling, emptying and refilling a file system from many threads: what `make fill` does for minutes and tests do for
-//! seconds.
+//! Filling, emptying and refilling a file system from many threads: what `make fill` does for
+//! minutes and tests do for seconds.
 //!
-//! Each thread has a directory of its own and knows what is in each of its files. It makes files — inline, of some sectors,
-//! of some MiB, compressible or not, with attributes that take most of their metadata — until there is no space, looks
-//! whether what was accepted is there, deletes some or all of it, and goes on. What must hold:
+//! Each thread has a directory of its own and knows what is in each of its files. It makes files —
+//! inline, of some sectors, of some MiB, compressible or not, with attributes that take most of
+//! their metadata — until there is no space, looks whether what was accepted is there, deletes some
+//! or all of it, and goes on. What must hold:
 //!
 //! - no operation fails with anything but "no space", and none that gives space back fails at all;
-//! - what was accepted is there, and as it was written: at once, after a sync, and after opening again;
+//! - what was accepted is there, and as it was written: at once, after a sync, and after opening
+//!   again;
 //! - reservations are zero when nothing runs, and the space of what was deleted is there again.
 //!
-//! The same workload runs on the engine ([`EngineDisk`]) and on a mounted directory ([`MountedDisk`]).
+//! The same workload runs on the engine ([`EngineDisk`]) and on a mounted directory
+//! ([`MountedDisk`]).
 
 use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, XattrMode};
 use rand::rngs::StdRng;
@@ -161,7 +164,8 @@ impl Disk for MountedDisk {
         let file = std::fs::File::create_new(self.path(dir, name))?;
         if attribute > 0 {
             let value = vec![b'x'; attribute];
-            let done = rustix::fs::fsetxattr(&file, "user.fill", &value, rustix::fs::XattrFlags::empty());
+            let done =
+                rustix::fs::fsetxattr(&file, "user.fill", &value, rustix::fs::XattrFlags::empty());
             done.map_err(io::Error::from)?;
         }
         Ok(())
@@ -275,13 +279,19 @@ impl<D: Disk> Worker<'_, D> {
     fn add(&mut self) -> Result<bool, String> {
         if !self.files.is_empty() && self.rng.random_ratio(1, 5) {
             let which = self.rng.random_range(0..self.files.len());
-            let end = self.files[which].data.iter().map(|(at, len, _)| at + *len as u64).max().unwrap_or(0);
+            let end = self.files[which]
+                .data
+                .iter()
+                .map(|(at, len, _)| at + *len as u64)
+                .max()
+                .unwrap_or(0);
             let at = self.rng.random_range(0..=end);
             return self.write(which, at);
         }
         let name = format!("file-{:06}", self.next);
         self.next += 1;
-        let attribute = if self.rng.random_ratio(1, 4) { self.rng.random_range(1..3000) } else { 0 };
+        let attribute =
+            if self.rng.random_ratio(1, 4) { self.rng.random_range(1..3000) } else { 0 };
         match self.disk.create(self.dir, &name, attribute) {
             Ok(()) => {}
             Err(Refusal::NoSpace) => {
@@ -413,7 +423,8 @@ pub fn run(disk: &impl Disk, plan: &Plan, done: &Done) -> Result<Left, String> {
     for dir in 0..plan.threads {
         disk.make_dir(dir).map_err(|e| unexpected("mkdir", &e))?;
     }
-    let (until, failed, over) = (Instant::now() + plan.time, AtomicBool::new(false), AtomicBool::new(false));
+    let (until, failed, over) =
+        (Instant::now() + plan.time, AtomicBool::new(false), AtomicBool::new(false));
     let dirs: Result<Vec<_>, String> = std::thread::scope(|s| {
         let syncs = s.spawn(|| {
             let mut count = 0u64;
@@ -429,7 +440,8 @@ pub fn run(disk: &impl Disk, plan: &Plan, done: &Done) -> Result<Left, String> {
                 let (failed, plan) = (&failed, *plan);
                 s.spawn(move || {
                     let rng = StdRng::seed_from_u64(plan.seed << 8 | dir as u64);
-                    let mut worker = Worker { disk, dir, rng, next: 0, files: Vec::new(), plan, done };
+                    let mut worker =
+                        Worker { disk, dir, rng, next: 0, files: Vec::new(), plan, done };
                     loop {
                         if let Err(e) = worker.round(failed) {
                             failed.store(true, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! Kinds of image that workloads run on beside the usual one.
 //!
-//! What a log has to say depends on the format: without `no-holes` every hole is an item, small nodes split where large
-//! ones have room, mixed groups take data and nodes from the same space. So each workload is worth running on each kind.
-//! The choice hidden here is which kinds those are: every option that Linux's users have is in one of them.
+//! What a log has to say depends on the format: without `no-holes` every hole is an item, small
+//! nodes split where large ones have room, mixed groups take data and nodes from the same space. So
+//! each workload is worth running on each kind. The choice hidden here is which kinds those are:
+//! every option that Linux's users have is in one of them.
 
 use larder_format::CsumType;
 use larder_fs::mkfs::{Features, MkfsOptions};
@@ -21,7 +22,10 @@ pub const ALL: [Format; 6] = [
     Format { name: "small-nodes", options: || nodes_of(4096) },
     Format { name: "large-nodes", options: || nodes_of(65536) },
     Format { name: "mixed", options: mixed },
-    Format { name: "xxhash", options: || MkfsOptions { csum: CsumType::XxHash64, ..MkfsOptions::default() } },
+    Format {
+        name: "xxhash",
+        options: || MkfsOptions { csum: CsumType::XxHash64, ..MkfsOptions::default() },
+    },
     Format { name: "no-free-space-tree", options: no_free_space_tree },
 ];
 

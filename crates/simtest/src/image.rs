@@ -1,12 +1,13 @@
 //! What a simulated disk holds: a sparse map of pages that costs next to nothing to copy.
 //!
-//! The decision hidden here is how thousands of almost equal disks are kept. A crash simulation makes one disk per
-//! crash state, and they differ in a handful of pages. So pages are immutable and shared by reference count, an image
-//! is a frozen map plus a small overlay, and copying an image copies the overlay only. A page that is absent reads as
-//! zeros; a page of zeros counts as absent when images are compared.
+//! The decision hidden here is how thousands of almost equal disks are kept. A crash simulation
+//! makes one disk per crash state, and they differ in a handful of pages. So pages are immutable
+//! and shared by reference count, an image is a frozen map plus a small overlay, and copying an
+//! image copies the overlay only. A page that is absent reads as zeros; a page of zeros counts as
+//! absent when images are compared.
 //!
-//! Each page remembers a hash of its content once somebody asked for it, so that the hash of a whole image is a sum
-//! over its pages, and that of a crash state costs the pages that it changed.
+//! Each page remembers a hash of its content once somebody asked for it, so that the hash of a
+//! whole image is a sum over its pages, and that of a crash state costs the pages that it changed.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -104,7 +105,8 @@ impl Image {
             let Some(data) = next_data(&file, at)? else { break };
             at = data - data % PAGE as u64;
             file.seek(SeekFrom::Start(at))?;
-            // One stretch at a time: a page of data, then ask again, costs a call per page but is simple.
+            // One stretch at a time: a page of data, then ask again, costs a call per page but is
+            // simple.
             let mut bytes = [0; PAGE];
             let len = usize::try_from(size - at).unwrap_or(PAGE).min(PAGE);
             file.read_exact(&mut bytes[..len])?;
@@ -137,7 +139,8 @@ impl Image {
         self.over.insert(number, page);
     }
 
-    /// Fills `buf` from `at`; beyond what was written there are zeros. The caller has checked the bounds.
+    /// Fills `buf` from `at`; beyond what was written there are zeros. The caller has checked the
+    /// bounds.
     pub fn read(&self, at: u64, buf: &mut [u8]) {
         let mut done = 0;
         while done < buf.len() {
@@ -166,7 +169,8 @@ impl Image {
             self.set_page(piece.page, piece.data.clone());
         } else {
             let mut bytes = self.page(piece.page).map_or([0; PAGE], |p| p.bytes);
-            bytes[piece.start..piece.end].copy_from_slice(&piece.data.bytes[piece.start..piece.end]);
+            bytes[piece.start..piece.end]
+                .copy_from_slice(&piece.data.bytes[piece.start..piece.end]);
             self.set_page(piece.page, Page::new(bytes));
         }
     }
@@ -238,7 +242,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The piece without what lies outside of `from..to` (addresses on the disk); `None` if nothing is left.
+    /// The piece without what lies outside of `from..to` (addresses on the disk); `None` if nothing
+    /// is left.
     #[must_use]
     pub fn clip(&self, from: u64, to: u64) -> Option<Self> {
         let page = self.page * PAGE as u64;
@@ -264,7 +269,12 @@ pub fn pieces(at: u64, data: &[u8]) -> Vec<Piece> {
         let len = (PAGE - start).min(data.len() - done);
         let mut bytes = [0; PAGE];
         bytes[start..start + len].copy_from_slice(&data[done..done + len]);
-        out.push(Piece { page: pos / PAGE as u64, start, end: start + len, data: Page::new(bytes) });
+        out.push(Piece {
+            page: pos / PAGE as u64,
+            start,
+            end: start + len,
+            data: Page::new(bytes),
+        });
         done += len;
     }
     out

@@ -1,9 +1,10 @@
 //! Looks at one crash state from all sides.
 //!
-//! Every state is opened read-only — which must write nothing — and read-write, and must show each time what the
-//! model allows. Shares of the states, chosen by their hash so that a rerun chooses the same ones, go further: new
-//! files are made and fsynced and everything is removed down to an empty root; the power is cut again while the
-//! recovery runs; `btrfs check` looks at the image before and after; the kernel mounts it and must see the same tree.
+//! Every state is opened read-only — which must write nothing — and read-write, and must show each
+//! time what the model allows. Shares of the states, chosen by their hash so that a rerun chooses
+//! the same ones, go further: new files are made and fsynced and everything is removed down to an
+//! empty root; the power is cut again while the recovery runs; `btrfs check` looks at the image
+//! before and after; the kernel mounts it and must see the same tree.
 
 use crate::crash::{Crashes, Limits};
 use crate::device::{Seq, SimDevice};
@@ -72,7 +73,8 @@ impl Done {
     }
 }
 
-/// Two images with one file system's id must not be mounted at the same time: not by threads, not by processes.
+/// Two images with one file system's id must not be mounted at the same time: not by threads, not
+/// by processes.
 static KERNEL: Mutex<()> = Mutex::new(());
 
 fn lock_for_processes() -> Result<std::fs::File, String> {
@@ -95,7 +97,13 @@ impl Judge<'_> {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn state(&self, id: u64, image: &Image, earliest: Seq, latest: Seq) -> Result<Done, String> {
+    pub fn state(
+        &self,
+        id: u64,
+        image: &Image,
+        earliest: Seq,
+        latest: Seq,
+    ) -> Result<Done, String> {
         let mut done = Done::default();
         let moments = if earliest == latest { vec![latest] } else { vec![latest, earliest] };
         self.read_only(image, &moments)?;
@@ -138,21 +146,22 @@ impl Judge<'_> {
     }
 
     fn verify(&self, world: &World, moments: &[Seq], how: &str) -> Result<(), String> {
-        moments
-            .iter()
-            .try_for_each(|at| self.history.verify(world, *at, self.mode).map_err(|e| format!("{how}: {e}")))
+        moments.iter().try_for_each(|at| {
+            self.history.verify(world, *at, self.mode).map_err(|e| format!("{how}: {e}"))
+        })
     }
 
     fn open(&self, device: &Arc<SimDevice>) -> Result<Arc<Filesystem>, String> {
-        Filesystem::open(device.clone(), self.options.clone()).map_err(|e| format!("read-write open: {e}"))
+        Filesystem::open(device.clone(), self.options.clone())
+            .map_err(|e| format!("read-write open: {e}"))
     }
 
     /// Opens read-only, reads everything, and makes sure that nothing was written.
     fn look(&self, image: &Image, how: &str) -> Result<World, String> {
         let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
         let options = OpenOptions { read_only: true, ..self.options.clone() };
-        let fs =
-            Filesystem::open(device.clone(), options).map_err(|e| format!("{how}: read-only open: {e}"))?;
+        let fs = Filesystem::open(device.clone(), options)
+            .map_err(|e| format!("{how}: read-only open: {e}"))?;
         let world = walk(&fs).map_err(|e| format!("{how}, read-only: {e}"))?;
         fs.close().map_err(|e| format!("{how}: read-only close: {e}"))?;
         let counts = device.counts();
@@ -174,8 +183,9 @@ impl Judge<'_> {
         let mut count = 0;
         for state in crashes.states.iter().filter(|s| s.id != id) {
             let image = crashes.image(state);
-            let again =
-                |e| format!("after a second crash, during recovery: {e}\n{}", crashes.describe(state));
+            let again = |e| {
+                format!("after a second crash, during recovery: {e}\n{}", crashes.describe(state))
+            };
             self.read_only(&image, moments).map_err(again)?;
             let fs = self.open(&Arc::new(SimDevice::new(image).unrecorded())).map_err(again)?;
             let world = walk(&fs).map_err(again)?;
@@ -193,11 +203,14 @@ impl Judge<'_> {
         let (_dir, path) = to_file(image)?;
         let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
         let mut options = OpenOptions { read_only: true, ..self.options.clone() };
-        // So that the time of a replay is known to be that; Linux's clock for times goes by ticks, and is behind.
+        // So that the time of a replay is known to be that; Linux's clock for times goes by ticks,
+        // and is behind.
         options.tuning.fake_clock = false;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
-        let mount = KernelMount::image(&path, "subvolid=5").map_err(|e| format!("the kernel: {e:#}"))?;
+        let mount =
+            KernelMount::image(&path, "subvolid=5").map_err(|e| format!("the kernel: {e:#}"))?;
         let mut aspects = Aspects::same_image();
         aspects.replayed_since =
             has_log(image).then(|| (now.as_secs().cast_signed() - 1, now.subsec_nanos()));
@@ -244,10 +257,13 @@ fn check(image: &Image, when: &str) -> Result<(), String> {
     if report.is_clean() { Ok(()) } else { Err(format!("btrfs check {when}: {report}")) }
 }
 
-/// New files can be made, written and fsynced, get numbers of their own, and then everything can be removed.
+/// New files can be made, written and fsynced, get numbers of their own, and then everything can be
+/// removed.
 fn use_and_empty(fs: &Filesystem, world: &World) -> Result<(), String> {
-    let fail = |what: &str, e: larder_fs::Error| format!("{what} on the recovered file system: {e}");
-    fs.set_default_subvolume(fs.root().subvol).map_err(|e| fail("setting the default subvolume", e))?;
+    let fail =
+        |what: &str, e: larder_fs::Error| format!("{what} on the recovered file system: {e}");
+    fs.set_default_subvolume(fs.root().subvol)
+        .map_err(|e| fail("setting the default subvolume", e))?;
     let taken: BTreeSet<u64> = world.nodes().map(|(_, n)| n.real).collect();
     for (i, dir) in directories(fs, world)?.into_iter().enumerate().take(4) {
         let kind = FileKind::Regular;
@@ -303,7 +319,8 @@ fn directories(fs: &Filesystem, world: &World) -> Result<Vec<InodeId>, String> {
     Ok(out)
 }
 
-/// Removes everything below a directory, subvolumes included; those that are read-only are deleted as they are.
+/// Removes everything below a directory, subvolumes included; those that are read-only are deleted
+/// as they are.
 ///
 /// # Errors
 /// What cannot be removed, and why.
@@ -331,7 +348,8 @@ pub fn empty(fs: &Filesystem, dir: InodeId, depth: u32) -> Result<(), String> {
             if !info.read_only {
                 empty(fs, id, depth + 1)?;
             }
-            fs.delete_subvolume(dir, &name).map_err(|e| format!("deleting subvolume {shown}: {e}"))?;
+            fs.delete_subvolume(dir, &name)
+                .map_err(|e| format!("deleting subvolume {shown}: {e}"))?;
         } else {
             fs.unlink(dir, &name).map_err(|e| format!("unlink {shown}: {e}"))?;
         }

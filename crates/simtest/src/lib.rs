@@ -1,16 +1,21 @@
-//! Crash simulation: a disk in memory, the states that a power cut can leave on it, and what each of them must show.
+//! Crash simulation: a disk in memory, the states that a power cut can leave on it, and what each
+//! of them must show.
 //!
 //! Nothing in the product depends on this crate. It stands in for the disk at the seam
-//! ([`larder_volume::Device`]), runs workloads on the engine, takes the power away at every point, and looks whether
-//! what a completed `fsync` or `sync` promised is there:
+//! ([`larder_volume::Device`]), runs workloads on the engine, takes the power away at every point,
+//! and looks whether what a completed `fsync` or `sync` promised is there:
 //!
-//! - [`image`]: what a disk holds, cheap to copy; [`device`]: the disk, which records, fails and waits as told;
-//! - [`ops`]: operations and the notation for workloads; [`world`]: a tree of files, and what operations do to it;
-//! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does show;
+//! - [`image`]: what a disk holds, cheap to copy; [`device`]: the disk, which records, fails and
+//!   waits as told;
+//! - [`ops`]: operations and the notation for workloads; [`world`]: a tree of files, and what
+//!   operations do to it;
+//! - [`model`]: what was promised when, and what a disk must therefore show; [`walk`]: what it does
+//!   show;
 //! - [`crash`]: from a recording to the disks that a power cut can leave;
-//! - [`workload`], [`scenarios`], [`data`], [`sharing`], [`cloning`]: what is tried; [`runner`]: tries it, and has each crash state
-//!   looked at by [`judge`];
-//! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are known as well;
+//! - [`workload`], [`scenarios`], [`data`], [`sharing`], [`cloning`]: what is tried; [`runner`]:
+//!   tries it, and has each crash state looked at by [`judge`];
+//! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are
+//!   known as well;
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;

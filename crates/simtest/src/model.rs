@@ -1,27 +1,29 @@
 //! What a disk must show after a power cut, given what was done and which syncs had returned.
 //!
-//! A [`History`] keeps, per thread of the workload (its *domain*: the names in the root that begin with the thread's
-//! prefix), the world after every operation and the moments at which the operation began and returned. For a cut at a
-//! moment it follows which operations *may* be there — those that had begun — and which *must* be — those that a
-//! returned sync covers:
+//! A [`History`] keeps, per thread of the workload (its *domain*: the names in the root that begin
+//! with the thread's prefix), the world after every operation and the moments at which the
+//! operation began and returned. For a cut at a moment it follows which operations *may* be there —
+//! those that had begun — and which *must* be — those that a returned sync covers:
 //!
 //! - `sync` covers everything that had returned when it began;
-//! - `fsync` of an inode covers its content, attributes and names, and each directory needed to find it; no name that
-//!   it had lost comes back, and where the last commit still knew it by that name, who has the name at the first such
-//!   `fsync` has it; of a directory, its entries too;
+//! - `fsync` of an inode covers its content, attributes and names, and each directory needed to
+//!   find it; no name that it had lost comes back, and where the last commit still knew it by that
+//!   name, who has the name at the first such `fsync` has it; of a directory, its entries too;
 //! - `fdatasync` the same without the attributes;
 //! - a snapshot covers itself and its source, with everything in them.
 //!
-//! **Strict** is what holds while commits are the only way to become durable: the names and inodes found equal the
-//! world after some prefix of the operations between the two. **Weak** is what any log may do: every directory slot has
-//! a value, and every inode attributes and a link count, that it had at or after the moment its own promise was given. The
-//! count is that of the names that are there; it may be newer than the attributes, since replaying a removed name counts
-//! its inode again and leaves the rest of it alone.
+//! **Strict** is what holds while commits are the only way to become durable: the names and inodes
+//! found equal the world after some prefix of the operations between the two. **Weak** is what any
+//! log may do: every directory slot has a value, and every inode attributes and a link count, that
+//! it had at or after the moment its own promise was given. The count is that of the names that are
+//! there; it may be newer than the attributes, since replaying a removed name counts its inode
+//! again and leaves the rest of it alone.
 //!
-//! Contents are the same in both. Buffered data may reach the disk before or after the names around them, so each byte
-//! is one that it was at or after the last promise for that file, zero if it was a hole at some
-//! such time (in a file that is overwritten in place also one from any operation that had begun: such bytes need no commit);
-//! the size is one that the file had, or lies on the way from one to a larger one that a write made.
+//! Contents are the same in both. Buffered data may reach the disk before or after the names around
+//! them, so each byte is one that it was at or after the last promise for that file, zero if it was
+//! a hole at some such time (in a file that is overwritten in place also one from any operation
+//! that had begun: such bytes need no commit); the size is one that the file had, or lies on the
+//! way from one to a larger one that a write made.
 
 mod linux;
 #[cfg(test)]
@@ -78,8 +80,9 @@ impl Domain {
         self.worlds.last().expect("there is a first world")
     }
 
-    /// Records an operation that the model has applied: `after` is the world with it. `end` is when it returned with
-    /// success; `None` when it failed on the way, so that it may be there but promises nothing.
+    /// Records an operation that the model has applied: `after` is the world with it. `end` is when
+    /// it returned with success; `None` when it failed on the way, so that it may be there but
+    /// promises nothing.
     pub fn push(&mut self, op: &Op, after: World, touched: Touched, begin: Seq, end: Option<Seq>) {
         let target = match op {
             Op::Fsync(path) | Op::Fdatasync(path) => self.now().resolve(path).ok(),
@@ -89,8 +92,8 @@ impl Domain {
         self.worlds.push(after);
     }
 
-    /// Records that the last operation was not a sync of everything, but came with a commit: in one of its steps, or as an
-    /// `fsync` that no log could do.
+    /// Records that the last operation was not a sync of everything, but came with a commit: in one
+    /// of its steps, or as an `fsync` that no log could do.
     pub fn has_committed(&mut self) {
         if let Some(last) = self.done.last_mut() {
             last.committed = true;
@@ -115,8 +118,9 @@ impl Domain {
         self.done.iter().take_while(|d| d.end.is_some_and(|e| e <= at)).count()
     }
 
-    /// The first index from which the world holds everything that mattered to an fsync of `ino` at `index`.
-    /// Attributes of the directories above are not needed to find it; `data_only`: nor are its own.
+    /// The first index from which the world holds everything that mattered to an fsync of `ino` at
+    /// `index`. Attributes of the directories above are not needed to find it; `data_only`: nor are
+    /// its own.
     fn fsync_floor(&self, index: usize, ino: Ino, data_only: bool) -> usize {
         let world = &self.worlds[index];
         let parents = parents(world);
@@ -130,7 +134,8 @@ impl Domain {
             }
         }
         let matters = |d: &Done| {
-            let attributes = matches!(d.op, Op::Chmod { .. } | Op::SetXattr { .. } | Op::RemoveXattr { .. });
+            let attributes =
+                matches!(d.op, Op::Chmod { .. } | Op::SetXattr { .. } | Op::RemoveXattr { .. });
             let touches = |i: &Ino| needed.contains(i) && (!attributes || *i == ino && !data_only);
             d.touched.inodes.iter().any(touches) || d.touched.dirs.contains(&ino)
         };
@@ -201,7 +206,8 @@ impl History {
         Bounds { lo, hi: domain.begun(at), inodes, data, all }
     }
 
-    /// Is this exactly what a file system shows on which everything has returned and nothing has crashed?
+    /// Is this exactly what a file system shows on which everything has returned and nothing has
+    /// crashed?
     ///
     /// # Errors
     /// Where it differs.
@@ -209,13 +215,15 @@ impl History {
         for domain in &self.domains {
             let n = domain.done.len();
             let pairs = same_tree(domain, domain.now(), found)?;
-            let all = Bounds { lo: n, hi: n, inodes: BTreeMap::new(), data: BTreeMap::new(), all: n };
+            let all =
+                Bounds { lo: n, hi: n, inodes: BTreeMap::new(), data: BTreeMap::new(), all: n };
             contents(domain, &all, n, &pairs, found)?;
         }
         Ok(())
     }
 
-    /// Records that the file system was closed, which makes everything durable and lets all handles go.
+    /// Records that the file system was closed, which makes everything durable and lets all handles
+    /// go.
     pub fn close(&mut self, begin: Seq, end: Seq) {
         for domain in &mut self.domains {
             let mut after = domain.now().clone();
@@ -236,11 +244,13 @@ impl History {
         }
     }
 
-    /// Are the syncs of everything that a domain knows all commits that there were? Snapshots, and syncs in new subvolumes,
-    /// commit.
+    /// Are the syncs of everything that a domain knows all commits that there were? Snapshots, and
+    /// syncs in new subvolumes, commit.
     fn is_alone(&self, domain: &Domain) -> bool {
         let commits = |d: &Done| matches!(d.op, Op::Snapshot { .. } | Op::Subvolume(_));
-        self.domains.len() == 1 && !domain.now().has_nested(ROOT) && !domain.done.iter().any(commits)
+        self.domains.len() == 1
+            && !domain.now().has_nested(ROOT)
+            && !domain.done.iter().any(commits)
     }
 
     /// Is what was found on a disk allowed, if the power was cut at `at`?
@@ -255,13 +265,17 @@ impl History {
             let all = self.domains.len() > 1;
             let fits = match mode {
                 Mode::Strict => strict(domain, &bounds, found, all),
-                Mode::Weak => weak(domain, &bounds, self.is_alone(domain), found).map(|()| Vec::new()),
+                Mode::Weak => {
+                    weak(domain, &bounds, self.is_alone(domain), found).map(|()| Vec::new())
+                }
             };
             fitting.push(fits.map_err(|e| {
                 let sync = |d: &&Done| d.op.is_sync() && d.end.is_some_and(|e| e <= at);
-                let last = domain.done.iter().rfind(sync).map_or("none".into(), |d| d.op.to_string());
+                let last =
+                    domain.done.iter().rfind(sync).map_or("none".into(), |d| d.op.to_string());
                 format!(
-                    "{e}\n  (operations {}..{} of {} must / may be there; last sync that had returned: {last})",
+                    "{e}\n  (operations {}..{} of {} must / may be there; last sync that had \
+                        returned: {last})",
                     bounds.lo,
                     bounds.hi,
                     domain.done.len(),
@@ -274,11 +288,12 @@ impl History {
         }
     }
 
-    /// Commits are of everything: where an operation is there, so is each of other threads that had returned before it
-    /// began. `fitting` has the numbers of operations that each domain can show, ascending.
+    /// Commits are of everything: where an operation is there, so is each of other threads that had
+    /// returned before it began. `fitting` has the numbers of operations that each domain can show,
+    /// ascending.
     fn in_real_time(&self, fitting: &[Vec<usize>]) -> Result<(), String> {
-        // All demands have the form "if so many there, then so many here": raising the least solution step by step
-        // finds one if there is any.
+        // All demands have the form "if so many there, then so many here": raising the least
+        // solution step by step finds one if there is any.
         let mut shown: Vec<usize> = fitting.iter().map(|f| f[0]).collect();
         loop {
             let mut changed = false;
@@ -305,9 +320,14 @@ impl History {
     }
 }
 
-/// After how many operations the domain's worlds look like this, ascending; one of them is enough unless `all` are
-/// wanted.
-fn strict(domain: &Domain, bounds: &Bounds, found: &World, all: bool) -> Result<Vec<usize>, String> {
+/// After how many operations the domain's worlds look like this, ascending; one of them is enough
+/// unless `all` are wanted.
+fn strict(
+    domain: &Domain,
+    bounds: &Bounds,
+    found: &World,
+    all: bool,
+) -> Result<Vec<usize>, String> {
     let mut fits = Vec::new();
     let mut reasons: Vec<(usize, String)> = Vec::new();
     for p in (bounds.lo..=bounds.hi.max(bounds.lo)).rev() {
@@ -356,18 +376,23 @@ fn same_tree(domain: &Domain, world: &World, found: &World) -> Result<BTreeMap<I
     }
     for (path, ino) in &ours {
         let other = theirs[path];
-        if *pairs.entry(*ino).or_insert(other) != other || *back.entry(other).or_insert(*ino) != *ino {
+        if *pairs.entry(*ino).or_insert(other) != other
+            || *back.entry(other).or_insert(*ino) != *ino
+        {
             return Err(format!("{path} is not a link of the same inode"));
         }
     }
     for (a, b) in &pairs {
         let (a, b) = (world.node(*a).expect("named"), found.node(*b).expect("named"));
         same_node(a, b, true).map_err(|e| {
-            let path = ours.iter().find(|(_, i)| world.node(**i).is_some_and(|n| Arc::ptr_eq(n, a)));
+            let path =
+                ours.iter().find(|(_, i)| world.node(**i).is_some_and(|n| Arc::ptr_eq(n, a)));
             format!("{}: {e}", path.map_or("/", |p| p.0))
         })?;
     }
-    if domain.prefix.is_empty() && pairs.get(&world.default_subvolume()) != Some(&found.default_subvolume()) {
+    if domain.prefix.is_empty()
+        && pairs.get(&world.default_subvolume()) != Some(&found.default_subvolume())
+    {
         return Err("another subvolume is the default one".into());
     }
     Ok(pairs)
@@ -396,7 +421,9 @@ fn same_node(ours: &Node, found: &Node, links: bool) -> Result<(), String> {
         return Err(format!("xattrs {:?}, not {:?}", found.xattrs.keys(), ours.xattrs.keys()));
     }
     match (&ours.body, &found.body) {
-        (Body::Symlink(a), Body::Symlink(b)) if a != b => Err(format!("points to {b:?}, not {a:?}")),
+        (Body::Symlink(a), Body::Symlink(b)) if a != b => {
+            Err(format!("points to {b:?}, not {a:?}"))
+        }
         (Body::Special(_, a), Body::Special(_, b)) if a != b => Err(format!("device {b}, not {a}")),
         _ => Ok(()),
     }
@@ -425,8 +452,9 @@ fn contents(
 /// Blocks of a file from which on it may have more extents than one transaction drops.
 const MANY_EXTENTS: usize = 16;
 
-/// Is this content one that the inode can have, if everything up to operation `from` is there, everything up to `to`
-/// may be, and nothing later is but for bytes that were overwritten in place up to operation `begun`?
+/// Is this content one that the inode can have, if everything up to operation `from` is there,
+/// everything up to `to` may be, and nothing later is but for bytes that were overwritten in place
+/// up to operation `begun`?
 fn content(
     domain: &Domain,
     ino: Ino,
@@ -441,13 +469,15 @@ fn content(
         if let Some(last) = versions.last()
             && domain.worlds[k - 1].node(ino).is_some()
         {
-            // Growing by a write: bytes hold the size on the disk back until they are there. Setting the size is all
-            // or nothing.
+            // Growing by a write: bytes hold the size on the disk back until they are there.
+            // Setting the size is all or nothing.
             let set = matches!(domain.done[k - 1].op, Op::Truncate { .. } | Op::Allocate { .. });
             size_fits |= !set && (last.size..=c.size).contains(&found.size);
-            // Cutting off many extents takes steps, each of which leaves a shorter file that ends with a sector.
-            let steps =
-                set && last.page_numbers().nth(MANY_EXTENTS).is_some() && found.size.is_multiple_of(4096);
+            // Cutting off many extents takes steps, each of which leaves a shorter file that ends
+            // with a sector.
+            let steps = set
+                && last.page_numbers().nth(MANY_EXTENTS).is_some()
+                && found.size.is_multiple_of(4096);
             size_fits |= steps && (c.size..last.size).contains(&found.size);
         }
         if versions.last().is_none_or(|last| !Arc::ptr_eq(last, c)) {
@@ -457,7 +487,8 @@ fn content(
     if versions.is_empty() {
         return Ok(());
     }
-    // Also where the file is gone by then: what deleted it need not be there, what wrote in place before it may be.
+    // Also where the file is gone by then: what deleted it need not be there, what wrote in place
+    // before it may be.
     let nocow = domain.worlds[from..=to].iter().filter_map(|w| w.node(ino)).any(|n| n.nocow);
     if nocow {
         for k in to + 1..=begun.min(domain.worlds.len() - 1) {
@@ -474,7 +505,10 @@ fn content(
     let mut pages: BTreeSet<u64> = found.page_numbers().collect();
     versions.iter().for_each(|v| pages.extend(v.page_numbers()));
     for n in pages.into_iter().filter(|n| n * 4096 < found.size) {
-        if versions.iter().any(|v| v.page(n) == found.page(n) && v.size >= found.size.min((n + 1) * 4096)) {
+        if versions
+            .iter()
+            .any(|v| v.page(n) == found.page(n) && v.size >= found.size.min((n + 1) * 4096))
+        {
             continue;
         }
         let zeros = [0; 4096];
@@ -482,17 +516,24 @@ fn content(
         let len = (found.size - n * 4096).min(4096) as usize;
         for (i, byte) in there[..len].iter().enumerate() {
             let at = n * 4096 + i as u64;
-            // A version that ended before it says nothing: the size on the disk never covers what is still to come. But
-            // what was reported as lost is a hole, and zeros behind a new end may be written in place before it is.
-            let there = |v: &&Arc<Content>| v.page(n).filter(|_| v.size > at).map_or(0, |page| page[i]);
+            // A version that ended before it says nothing: the size on the disk never covers what
+            // is still to come. But what was reported as lost is a hole, and zeros behind a new end
+            // may be written in place before it is.
+            let there =
+                |v: &&Arc<Content>| v.page(n).filter(|_| v.size > at).map_or(0, |page| page[i]);
             let mut telling = versions
                 .iter()
                 .filter(|v| lost || v.size > at || nocow && v.size.next_multiple_of(4096) > at);
             let allowed = telling.any(|v| there(v) == *byte);
             if !allowed {
-                let had: BTreeSet<u8> =
-                    versions.iter().filter(|v| v.size > at).map(|v| v.page(n).map_or(0, |p| p[i])).collect();
-                return Err(format!("byte {at} is {byte:#04x}, but only ever was one of {had:02x?}"));
+                let had: BTreeSet<u8> = versions
+                    .iter()
+                    .filter(|v| v.size > at)
+                    .map(|v| v.page(n).map_or(0, |p| p[i]))
+                    .collect();
+                return Err(format!(
+                    "byte {at} is {byte:#04x}, but only ever was one of {had:02x?}"
+                ));
             }
         }
     }
@@ -512,9 +553,12 @@ fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<
     let mut there: HashMap<(Ino, String), Ino> = HashMap::new();
     let mut found_inodes: BTreeMap<Ino, Ino> = BTreeMap::new();
     let mut links: HashMap<Ino, u32> = HashMap::new();
-    for (path, dir, name, ino) in found.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix)) {
+    for (path, dir, name, ino) in
+        found.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix))
+    {
         let model = |i: Ino| by_real.get(&found.node(i).expect("named").real).copied();
-        let dir = if dir == ROOT { ROOT } else { model(dir).ok_or("a directory that nobody made")? };
+        let dir =
+            if dir == ROOT { ROOT } else { model(dir).ok_or("a directory that nobody made")? };
         let ino_model = model(ino).ok_or_else(|| format!("{path} is an inode that nobody made"))?;
         slots.insert((dir, name.clone()));
         there.insert((dir, name), ino_model);
@@ -526,7 +570,8 @@ fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<
         slots.extend(mine.map(|n| (n.1, n.2)));
     }
     weak_default(domain, bounds, hi, found)?;
-    let slot_at = |k: usize, dir: Ino, name: &str| match domain.worlds[k].node(dir).map(|n| &n.body) {
+    let slot_at = |k: usize, dir: Ino, name: &str| match domain.worlds[k].node(dir).map(|n| &n.body)
+    {
         Some(Body::Dir(entries)) => entries.get(name).copied(),
         _ => None,
     };
@@ -536,21 +581,26 @@ fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<
         let floor = floor.max(floors.dirs.get(dir).copied().unwrap_or(0));
         if !(floor..=hi).any(|k| slot_at(k, *dir, name) == now) {
             return Err(format!(
-                "entry {name} of inode {dir} leads to {now:?}, which it did at no time since it was promised"
+                "entry {name} of inode {dir} leads to {now:?}, which it did at no time since it \
+                    was promised"
             ));
         }
         let lost = floors.lost.get(&(*dir, name.clone())).into_iter().flatten();
         for (ino, k) in lost.filter(|(ino, _)| now == Some(*ino)) {
             if !(*k..=hi).any(|k| slot_at(k, *dir, name) == now) {
                 return Err(format!(
-                    "entry {name} of inode {dir} leads to {ino}, which a sync after operation {k} says it has lost"
+                    "entry {name} of inode {dir} leads to {ino}, which a sync after operation {k} \
+                        says it has lost"
                 ));
             }
         }
     }
-    for ino in domain.worlds[..=hi].iter().flat_map(|w| w.nodes().map(|n| n.0)).collect::<BTreeSet<_>>() {
+    for ino in
+        domain.worlds[..=hi].iter().flat_map(|w| w.nodes().map(|n| n.0)).collect::<BTreeSet<_>>()
+    {
         let floor = bounds.inodes.get(&ino).copied().unwrap_or(0).max(bounds.all);
-        let versions: Vec<Option<&Arc<Node>>> = (floor..=hi).map(|k| domain.worlds[k].node(ino)).collect();
+        let versions: Vec<Option<&Arc<Node>>> =
+            (floor..=hi).map(|k| domain.worlds[k].node(ino)).collect();
         let Some(other) = found_inodes.get(&ino).map(|o| found.node(*o).expect("found")) else {
             if ino != ROOT && versions.iter().all(|v| v.is_some_and(|n| n.nlink > 0)) {
                 return Err(format!("inode {ino} had a name all the time and is gone"));
@@ -564,20 +614,26 @@ fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<
         let fits = |v: &Arc<Node>| same_node(v, other, false).is_ok();
         if !versions.iter().flatten().any(|v| fits(v)) {
             let newest = versions.iter().flatten().next_back();
-            let reason = newest
-                .map_or_else(|| "is not there".to_owned(), |n| format!("{:?}", same_node(n, other, false)));
-            return Err(format!("inode {ino} is in no state that it had since its promise: {reason}"));
+            let reason = newest.map_or_else(
+                || "is not there".to_owned(),
+                |n| format!("{:?}", same_node(n, other, false)),
+            );
+            return Err(format!(
+                "inode {ino} is in no state that it had since its promise: {reason}"
+            ));
         }
         if !versions.iter().flatten().any(|v| v.nlink == other.nlink) {
             let newest = versions.iter().flatten().next_back().map_or(0, |v| v.nlink);
             return Err(format!(
-                "inode {ino} has link count {}, not {newest}, which it had at no time since its promise",
+                "inode {ino} has link count {}, not {newest}, which it had at no time since its \
+                    promise",
                 other.nlink
             ));
         }
         if let Body::File(there) = &other.body {
             let floor = bounds.data.get(&ino).copied().unwrap_or(0).max(bounds.all);
-            content(domain, ino, (floor, hi, hi), there).map_err(|e| format!("inode {ino}: {e}"))?;
+            content(domain, ino, (floor, hi, hi), there)
+                .map_err(|e| format!("inode {ino}: {e}"))?;
         }
     }
     Ok(())
@@ -603,8 +659,11 @@ struct Floors {
 /// `alone`: nobody else commits, so that the last commit is known to be the one that must be there.
 fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
     let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new(), lost: HashMap::new() };
-    let committed: HashMap<(Ino, String), Ino> =
-        domain.worlds[bounds.all].names().into_iter().map(|(_, dir, name, i)| ((dir, name), i)).collect();
+    let committed: HashMap<(Ino, String), Ino> = domain.worlds[bounds.all]
+        .names()
+        .into_iter()
+        .map(|(_, dir, name, i)| ((dir, name), i))
+        .collect();
     // A snapshot promises much at once.
     let mut promised: BTreeMap<usize, Vec<Ino>> = BTreeMap::new();
     for (ino, k) in &bounds.data {
@@ -627,7 +686,8 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 floors.dirs.insert(*ino, k);
             }
         }
-        // Names that these inodes have, and names that they had and lost: when they were seen there last.
+        // Names that these inodes have, and names that they had and lost: when they were seen there
+        // last.
         let mut seen: HashMap<((Ino, String), Ino), usize> = HashMap::new();
         for (at, world) in domain.worlds[..=k].iter().enumerate() {
             let names = world.names().into_iter().filter(|n| needed.contains(&n.3));
@@ -643,11 +703,13 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 continue;
             }
             if committed.get(&slot) == Some(&i) {
-                // The first sync has freed it, and gave it to who had it then. Another commit may have come between: then
-                // the name is free, or somebody's since.
-                let syncs = |d: &Done| d.end.is_some() && d.target.is_some_and(|t| inodes.contains(&t));
+                // The first sync has freed it, and gave it to who had it then. Another commit may
+                // have come between: then the name is free, or somebody's since.
+                let syncs =
+                    |d: &Done| d.end.is_some() && d.target.is_some_and(|t| inodes.contains(&t));
                 let first = domain.done[at..k].iter().position(syncs).map_or(k, |n| at + n);
-                let alone = alone && !domain.done[bounds.all.min(first)..first].iter().any(|d| d.committed);
+                let alone =
+                    alone && !domain.done[bounds.all.min(first)..first].iter().any(|d| d.committed);
                 promise(if alone { first } else { at + 1 });
             }
             floors.lost.entry(slot).or_default().push((i, k));

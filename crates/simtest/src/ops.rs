@@ -1,22 +1,25 @@
 //! The operations that workloads are made of, and the notation they are written in.
 //!
-//! The notation is that of the log scenarios in `docs/LOG.md`: `mk A; new A/f; A/f[0,12K)=a; F A/f`. Every operation
-//! prints in it and every printed operation parses, so that a failing workload is reported as a line that can be run
-//! again. Small additions: `mode f 640` sets permission bits, `fifo p`, `sock p` and `dev p` make special files,
-//! `mv= a b` swaps, `mv! a b` leaves a whiteout, `copy s[a,b)>t@o` copies a range, `open f h` and `tmp h` give a
-//! handle on a file (`h` then stands for it as `@h`), `close h` takes it away. `alloc f[a,b)`, `zero f[a,b)` and
-//! `punch f[a,b)` are fallocate's, the first two with `=` at the end of the word where the size stays; `nocow f` has an empty
-//! file overwritten in place from then on. `dedupe s[a,b)>t@o` shares what is the same, `sub p` makes a subvolume, `snap s>p`
-//! and `snap= s>p` snapshots of one, the second read-only, `sub- p` deletes one, `default p` has it mounted where none is named.
+//! The notation is that of the log scenarios in `docs/LOG.md`: `mk A; new A/f; A/f[0,12K)=a; F
+//! A/f`. Every operation prints in it and every printed operation parses, so that a failing
+//! workload is reported as a line that can be run again. Small additions: `mode f 640` sets
+//! permission bits, `fifo p`, `sock p` and `dev p` make special files, `mv= a b` swaps, `mv! a b`
+//! leaves a whiteout, `copy s[a,b)>t@o` copies a range, `open f h` and `tmp h` give a handle on a
+//! file (`h` then stands for it as `@h`), `close h` takes it away. `alloc f[a,b)`, `zero f[a,b)`
+//! and `punch f[a,b)` are fallocate's, the first two with `=` at the end of the word where the size
+//! stays; `nocow f` has an empty file overwritten in place from then on. `dedupe s[a,b)>t@o` shares
+//! what is the same, `sub p` makes a subvolume, `snap s>p` and `snap= s>p` snapshots of one, the
+//! second read-only, `sub- p` deletes one, `default p` has it mounted where none is named.
 //!
-//! What is written is never constant: each byte depends on the letter given *and* on its place, so that a block which
-//! turns up in the wrong place or the wrong file is noticed. Small letters give bytes that compress well, capitals such
-//! that do not.
+//! What is written is never constant: each byte depends on the letter given *and* on its place, so
+//! that a block which turns up in the wrong place or the wrong file is noticed. Small letters give
+//! bytes that compress well, capitals such that do not.
 
 use larder_fs::Fallocate;
 use std::fmt;
 
-/// A path below the root, components separated by `/`; empty for the root itself. `@h` names a handle.
+/// A path below the root, components separated by `/`; empty for the root itself. `@h` names a
+/// handle.
 pub type Path = String;
 
 /// Half-open range of bytes.
@@ -79,7 +82,9 @@ impl Alloc {
     #[must_use]
     pub fn engine(self) -> Fallocate {
         match self {
-            Self::Reserve | Self::ReserveKeepSize => Fallocate::Allocate { keep_size: !self.grows() },
+            Self::Reserve | Self::ReserveKeepSize => {
+                Fallocate::Allocate { keep_size: !self.grows() }
+            }
             Self::Zero | Self::ZeroKeepSize => Fallocate::Zero { keep_size: !self.grows() },
             Self::Punch => Fallocate::Punch,
         }
@@ -238,7 +243,9 @@ impl fmt::Display for Op {
             Self::Write { path, range, fill } => {
                 write!(f, "{path}[{},{})={}", Size(range.from), Size(range.to), char::from(*fill))
             }
-            Self::Append { path, len, fill } => write!(f, "{path}+{}={}", Size(*len), char::from(*fill)),
+            Self::Append { path, len, fill } => {
+                write!(f, "{path}+{}={}", Size(*len), char::from(*fill))
+            }
             Self::Truncate { path, size } => write!(f, "trunc {path} {}", Size(*size)),
             Self::Allocate { path, how, range } => {
                 write!(f, "{} {path}[{},{})", how.word(), Size(range.from), Size(range.to))
@@ -251,7 +258,13 @@ impl fmt::Display for Op {
                 write!(f, "copy {from}[{},{})>{to}@{}", Size(range.from), Size(range.to), Size(*at))
             }
             Self::Dedupe { from, range, to, at } => {
-                write!(f, "dedupe {from}[{},{})>{to}@{}", Size(range.from), Size(range.to), Size(*at))
+                write!(
+                    f,
+                    "dedupe {from}[{},{})>{to}@{}",
+                    Size(range.from),
+                    Size(range.to),
+                    Size(*at)
+                )
             }
             Self::Subvolume(p) => write!(f, "sub {p}"),
             Self::Snapshot { from, to, read_only: false } => write!(f, "snap {}>{to}", Shown(from)),
@@ -347,7 +360,11 @@ fn one(text: &str) -> Result<Option<Op>, String> {
             let (from, range, rest) = ranged(what).ok_or("it needs s[a,b)>t@o")??;
             let (to, at) = rest.trim_start_matches('>').rsplit_once('@').ok_or("it needs >t@o")?;
             let (to, at) = (path(to), size(at)?);
-            if word == "copy" { Op::Copy { from, range, to, at } } else { Op::Dedupe { from, range, to, at } }
+            if word == "copy" {
+                Op::Copy { from, range, to, at }
+            } else {
+                Op::Dedupe { from, range, to, at }
+            }
         }
         ["sub", p] => Op::Subvolume(path(p)),
         ["sub-", p] => Op::DeleteSubvolume(path(p)),
@@ -372,8 +389,9 @@ fn one(text: &str) -> Result<Option<Op>, String> {
     Ok(Some(op))
 }
 
-/// Reads a workload. `✂` (also written `CUT`) ends a segment; `replay` after it, which opens the next one, may be left
-/// out. Segments run one after the other, each on a disk that the power cut after the one before has left.
+/// Reads a workload. `✂` (also written `CUT`) ends a segment; `replay` after it, which opens the
+/// next one, may be left out. Segments run one after the other, each on a disk that the power cut
+/// after the one before has left.
 ///
 /// # Errors
 /// The part that is not understood.
@@ -398,10 +416,14 @@ mod tests {
 
     #[test]
     fn what_is_printed_parses_to_the_same() {
-        let text = "mk A; new A/f; A/f[0,12K)=a; A/f+100=b; trunc A/f 3000; ln A/f g; mv g h; mv= h A/f; mv! h i; \
-                    sym A/f l; fifo p; sock s; dev d; xa h user.k=v; xa- h user.k; mode / 711; copy A/f[0,4K)>h@8K; \
-                    open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; rm i; rmdir A; nocow q; alloc q[0,4K); \
-                    alloc= q[1,2); zero q[5,8K); zero= q[5,9); punch q[0,1M); sub S; snap S>T; snap= />S/U; \
+        let text = "mk A; new A/f; A/f[0,12K)=a; A/f+100=b; trunc A/f 3000; ln A/f g; mv g h; mv= \
+            h A/f; mv! h i; \
+                    sym A/f l; fifo p; sock s; dev d; xa h user.k=v; xa- h user.k; mode / 711; \
+                    copy A/f[0,4K)>h@8K; \
+                    open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; rm i; rmdir A; \
+                    nocow q; alloc q[0,4K); \
+                    alloc= q[1,2); zero q[5,8K); zero= q[5,9); punch q[0,1M); sub S; snap S>T; \
+                    snap= />S/U; \
                     default T; default /; dedupe q[0,4K)>h@8K; sub- S";
         let ops = parse(text).unwrap();
         assert_eq!(ops.len(), 1);

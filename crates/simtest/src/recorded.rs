@@ -1,14 +1,18 @@
 //! A disk for the system's own file systems that remembers what happens to it.
 //!
-//! [`RecordedDisk`] is a file of a FUSE mount of this process, in front of a [`SimDevice`]. Behind a loop device every
-//! write and flush of whatever is mounted there becomes a call of the device, so that [`crate::crash`] can work out what a
-//! power cut of *Linux's* btrfs leaves, in the same way as of ours. What makes that sound:
+//! [`RecordedDisk`] is a file of a FUSE mount of this process, in front of a [`SimDevice`]. Behind
+//! a loop device every write and flush of whatever is mounted there becomes a call of the device,
+//! so that [`crate::crash`] can work out what a power cut of *Linux's* btrfs leaves, in the same
+//! way as of ours. What makes that sound:
 //!
-//! - the mount has no write-back cache: a write of the loop device returns when the device has completed it;
-//! - a flush of the block device is an FSYNC here, and loop devices have no FUA: such a write is a write and a flush;
+//! - the mount has no write-back cache: a write of the loop device returns when the device has
+//!   completed it;
+//! - a flush of the block device is an FSYNC here, and loop devices have no FUA: such a write is a
+//!   write and a flush;
 //! - there is no FALLOCATE, so that nothing is discarded.
 //!
-//! A long write may arrive in several requests; each counts as a write of its own, which only adds states.
+//! A long write may arrive in several requests; each counts as a write of its own, which only adds
+//! states.
 
 use crate::device::SimDevice;
 use crate::oracle::enter_private_namespace;
@@ -88,8 +92,8 @@ impl Handler for Server {
     fn forget(&self, _: u64, _: u64) {}
 }
 
-/// The file, served until this is dropped. Whoever uses it must have let go by then. The mount is the calling
-/// thread's own.
+/// The file, served until this is dropped. Whoever uses it must have let go by then. The mount is
+/// the calling thread's own.
 #[derive(Debug)]
 pub struct RecordedDisk {
     dir: tempfile::TempDir,
@@ -105,7 +109,8 @@ impl RecordedDisk {
         Self::with(Server { device, slow: false })
     }
 
-    /// Serves a device whose flushes take long, and which need not remember anything: what comes meanwhile is served meanwhile.
+    /// Serves a device whose flushes take long, and which need not remember anything: what comes
+    /// meanwhile is served meanwhile.
     ///
     /// # Errors
     /// No mount can be made here.
@@ -115,7 +120,8 @@ impl RecordedDisk {
 
     fn with(server: Server) -> Result<Self> {
         enter_private_namespace().context("cannot make a private mount namespace")?;
-        let dir = tempfile::Builder::new().prefix("larder-disk-").tempdir().context("no mount point")?;
+        let dir =
+            tempfile::Builder::new().prefix("larder-disk-").tempdir().context("no mount point")?;
         let options = MountOptions { transport: Transport::DevFuse, ..MountOptions::default() };
         let mounted = mount(Path::new("recorded"), dir.path(), options)?;
         let (tell, ready) = mpsc::channel();
@@ -129,7 +135,9 @@ impl RecordedDisk {
         let mut this = Self { dir, server: Some(server) };
         match ready.recv() {
             Ok(()) => Ok(this),
-            Err(_) => this.stop().and(Err(anyhow!("the server of a recorded disk ended before it began"))),
+            Err(_) => {
+                this.stop().and(Err(anyhow!("the server of a recorded disk ended before it began")))
+            }
         }
     }
 

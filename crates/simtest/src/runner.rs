@@ -1,11 +1,14 @@
-//! Runs a workload on the engine over a simulated device, takes the power away everywhere, and has each state judged.
+//! Runs a workload on the engine over a simulated device, takes the power away everywhere, and has
+//! each state judged.
 //!
-//! A run depends on its [`Config`] alone: the file system is made with fixed uuid and time, the engine counts time
-//! instead of reading it, and everything random comes from the seed. Where a workload has several threads the engine's
-//! answers still depend on how they were scheduled; a failure then names the state that it found, and the image is
-//! kept where `LARDER_KEEP_STATES` points.
+//! A run depends on its [`Config`] alone: the file system is made with fixed uuid and time, the
+//! engine counts time instead of reading it, and everything random comes from the seed. Where a
+//! workload has several threads the engine's answers still depend on how they were scheduled; a
+//! failure then names the state that it found, and the image is kept where `LARDER_KEEP_STATES`
+//! points.
 //!
-//! Checks of different states run on all processors; results are put together in the order of the states.
+//! Checks of different states run on all processors; results are put together in the order of the
+//! states.
 
 use crate::crash::{Crashes, Kind, Limits};
 use crate::device::{DiscardEffect, Recording, Seq, SimDevice};
@@ -60,7 +63,8 @@ pub const SIZE: u64 = 256 << 20;
 /// # Errors
 /// What mkfs says.
 pub fn fresh(size: u64, options: &MkfsOptions) -> Result<Image, larder_fs::Error> {
-    let device = SimDevice::new(Image::zeroed(size)).unrecorded().with_discard(DiscardEffect::Ignore);
+    let device =
+        SimDevice::new(Image::zeroed(size)).unrecorded().with_discard(DiscardEffect::Ignore);
     let fixed = MkfsOptions {
         uuid: options.uuid.or(Some(*b"larder-simulator")),
         time: Some(Timestamp { sec: 1_700_000_000, nsec: 0 }),
@@ -73,9 +77,9 @@ pub fn fresh(size: u64, options: &MkfsOptions) -> Result<Image, larder_fs::Error
 }
 
 impl Config {
-    /// The same with every operation in as few transactions as it takes. A commit after each step, which is the usual here,
-    /// gives a cut everything to fall between, but also makes durable at once what an `fsync` would have to log: clones above
-    /// all.
+    /// The same with every operation in as few transactions as it takes. A commit after each step,
+    /// which is the usual here, gives a cut everything to fall between, but also makes durable at
+    /// once what an `fsync` would have to log: clones above all.
     #[must_use]
     pub fn whole(mut self) -> Self {
         self.options.tuning.commit_steps = false;
@@ -202,7 +206,10 @@ impl fmt::Display for Outcome {
             write!(f, " {kind} {n}")?;
         }
         let Done { emptied, recovered, checked, kernel } = self.done;
-        write!(f, "; emptied {emptied}, crashed again {recovered}, btrfs check {checked}, kernel {kernel}")?;
+        write!(
+            f,
+            "; emptied {emptied}, crashed again {recovered}, btrfs check {checked}, kernel {kernel}"
+        )?;
         write!(f, "; failures {}", self.failures.len())
     }
 }
@@ -236,8 +243,14 @@ pub struct Run {
 /// Runs one segment on a disk, without any crash.
 ///
 /// # Errors
-/// The engine refuses what is possible, does what is not, fails, panics, or shows another tree than the model.
-pub fn execute(config: &Config, base: &Image, world: &World, segment: &Segment) -> Result<Run, String> {
+/// The engine refuses what is possible, does what is not, fails, panics, or shows another tree than
+/// the model.
+pub fn execute(
+    config: &Config,
+    base: &Image,
+    world: &World,
+    segment: &Segment,
+) -> Result<Run, String> {
     let device = Arc::new(SimDevice::new(base.clone()));
     let fs = quietly(|| {
         Filesystem::open(device.clone(), config.options.clone()).map_err(|e| format!("open: {e}"))
@@ -271,7 +284,8 @@ pub fn execute(config: &Config, base: &Image, world: &World, segment: &Segment) 
     Ok(Run { recording: device.recording(), history })
 }
 
-/// Does operations of one thread, each first on the model, then on the engine. Returns the domain with them.
+/// Does operations of one thread, each first on the model, then on the engine. Returns the domain
+/// with them.
 ///
 /// # Errors
 /// The engine refuses what is possible, does what is not, or fails.
@@ -300,11 +314,15 @@ pub fn perform(
                 }
             }
             (Err(Refusal::NotModelled), _) => {
-                return Err(format!("operation {index}, {op}: the model does not know what it does"));
+                return Err(format!(
+                    "operation {index}, {op}: the model does not know what it does"
+                ));
             }
             (Err(_), Err(e)) if refusal(&e).is_some() => {}
             (Err(reason), Ok(_)) => {
-                return Err(format!("operation {index}, {op}: done, but must be refused ({reason:?})"));
+                return Err(format!(
+                    "operation {index}, {op}: done, but must be refused ({reason:?})"
+                ));
             }
             (_, Err(e)) => return Err(format!("operation {index}, {op}: {e}")),
         }
@@ -327,7 +345,9 @@ pub fn mirrors(image: &Image) -> Result<(), String> {
     let primary = copy(SUPER_OFFSETS[0].0);
     let fits = |at: &&Physical| at.0 + SUPER_SIZE as u64 <= image.size();
     match SUPER_OFFSETS[1..].iter().filter(fits).find(|at| copy(at.0) != primary) {
-        Some(at) => Err(format!("after a clean close the superblock at {at} is not like the first one")),
+        Some(at) => {
+            Err(format!("after a clean close the superblock at {at} is not like the first one"))
+        }
         None => Ok(()),
     }
 }
@@ -374,9 +394,10 @@ pub fn run(config: &Config, workload: &Workload) -> Outcome {
                 }
                 Ok(run) => {
                     let crashes = judge_all(config, workload, &run, &mut outcome);
-                    // The next segment begins where a cut after the last operation can leave the disk, but for the
-                    // one after the close.
-                    let late = crashes.states.iter().rev().filter(|s| s.earliest < run.recording.end);
+                    // The next segment begins where a cut after the last operation can leave the
+                    // disk, but for the one after the close.
+                    let late =
+                        crashes.states.iter().rev().filter(|s| s.earliest < run.recording.end);
                     next.extend(late.take(2).map(|s| crashes.image(s)));
                 }
             }
@@ -440,7 +461,8 @@ fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outc
                 }
                 let state = &crashes.states[order[at]];
                 let image = crashes.image(state);
-                let verdict = quietly(|| judge.state(state.id, &image, state.earliest, state.latest));
+                let verdict =
+                    quietly(|| judge.state(state.id, &image, state.earliest, state.latest));
                 if verdict.is_err() {
                     failed.fetch_add(1, Ordering::Relaxed);
                 }
@@ -465,7 +487,10 @@ fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outc
                 outcome.failures.push(Failure {
                     workload: title(config, workload),
                     state: Some(state.id),
-                    what: format!("{what}\n{}cut in [{earliest}, {latest}]", crashes.describe(state)),
+                    what: format!(
+                        "{what}\n{}cut in [{earliest}, {latest}]",
+                        crashes.describe(state)
+                    ),
                 });
             }
         }

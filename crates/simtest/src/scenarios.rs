@@ -1,8 +1,8 @@
 //! Sequences that have broken the durability of some file system, by name.
 //!
-//! They are those of `docs/LOG.md` that need nothing but the operations of [`crate::ops`]: what must and may be there
-//! afterwards follows from the model, at the end as at every earlier cut. A few that need many names or steps are made
-//! by code.
+//! They are those of `docs/LOG.md` that need nothing but the operations of [`crate::ops`]: what
+//! must and may be there afterwards follows from the model, at the end as at every earlier cut. A
+//! few that need many names or steps are made by code.
 
 use crate::workload::Workload;
 
@@ -22,10 +22,17 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-N06", "mk T; mk T/A; new T/f; new T/A/f; F T/A/f; F T"),
     // An ancestor's attributes that are not in the tree yet, beside others that are.
     ("N-mode-of-ancestor", "mk A; mode A 441; xa A user.1=v; new A/x; F A/x"),
-    ("N-mode-of-ancestor-committed", "mk A; COMMIT; mk B; mv A B/A; mode B 441; xa B user.1=v; F B/A"),
-    // The same of inodes that the last commit or an earlier fsync has, of which only the names are logged by now.
+    (
+        "N-mode-of-ancestor-committed",
+        "mk A; COMMIT; mk B; mv A B/A; mode B 441; xa B user.1=v; F B/A",
+    ),
+    // The same of inodes that the last commit or an earlier fsync has, of which only the names are
+    // logged by now.
     ("N-attributes-of-ancestor", "mk B; COMMIT; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f"),
-    ("N-attributes-of-ancestor-synced", "mk B; F B; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f"),
+    (
+        "N-attributes-of-ancestor-synced",
+        "mk B; F B; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f",
+    ),
     (
         "N-attributes-of-ancestor-removed",
         "mk B; xa B user.1=v; COMMIT; mode B 564; xa- B user.1; mv B g; new g/f; F g/f",
@@ -34,9 +41,13 @@ pub const LINES: &[(&str, &str)] = &[
         "N-attributes-of-ancestor-later",
         "mk B; COMMIT; mode B 564; xa B user.1=v; mv B g; new g/f; F g/f; F g; F g/f",
     ),
-    ("N-attributes-of-another", "new f; new g; COMMIT; mode f 600; xa f user.1=v; mv f h; mv g f; F f"),
+    (
+        "N-attributes-of-another",
+        "new f; new g; COMMIT; mode f 600; xa f user.1=v; mv f h; mv g f; F f",
+    ),
     ("N-attributes-of-root", "new f; COMMIT; mode / 711; xa / user.1=v; mv f g; F g; F /"),
-    // A name that is gone is logged with its directory: the inode is counted again, and is else as it was.
+    // A name that is gone is logged with its directory: the inode is counted again, and is else as
+    // it was.
     ("N-attributes-of-loser", "mk B; new x; ln x B/h; COMMIT; mode x 127; rm B/h; F B"),
     // A name that it had, lost and has again: elsewhere in the directory.
     ("N-name-again", "mk A; new A/f; A/f[0,8K)=i; COMMIT; mv A/f A/g; mv A/g A/f; F A/f"),
@@ -70,9 +81,13 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-R05", "mk A; mk B; mk C; new A/f; ln A/f B/l; new B/g; COMMIT; rm B/l; mv B/g C/g; F A/f"),
     (
         "L-R06",
-        "mk A; mk A/X; new A/X/f; A/X/f[0,9000)=f; new A/X/g; A/X/g[0,300)=g; COMMIT; mv A/X A/Y; mk A/X; F A/X",
+        "mk A; mk A/X; new A/X/f; A/X/f[0,9000)=f; new A/X/g; A/X/g[0,300)=g; COMMIT; mv A/X A/Y; \
+            mk A/X; F A/X",
     ),
-    ("L-R07", "mk X; mk Y; new X/f; mk Y/Z; new Y/g; COMMIT; ln X/f X/l; mv Y/Z X/Z; mv Y/g X/g; F X/l"),
+    (
+        "L-R07",
+        "mk X; mk Y; new X/f; mk Y/Z; new Y/g; COMMIT; ln X/f X/l; mv Y/Z X/Z; mv Y/g X/g; F X/l",
+    ),
     ("L-R08", "mk A; COMMIT; mv A B; new B/f; F B/f; F B"),
     ("L-R09", "mk A; mk B; new B/f; COMMIT; mv B/f A/f; mv A B; F B/f"),
     ("L-R09-new", "mk A; mk A/C; mk B; new B/f; F B/f; mv B/f A/C/f; mv A/C B; F B/f"),
@@ -80,11 +95,17 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-R11", "new f; f[0,9000)=o; COMMIT; new t; t[0,12000)=n; F t; mv t f"),
     ("L-R11-synced", "new f; f[0,9000)=o; COMMIT; new t; t[0,12000)=n; F t; mv t f; F f"),
     ("L-R12", "new f; f[0,5000)=a; F f; mv f g; F g; mv g h; F h; mv h f; F f"),
-    ("L-R12-commits", "new f; f[0,5000)=a; F f; mv f g; COMMIT; F g; mv g h; F h; COMMIT; mv h f; F f"),
+    (
+        "L-R12-commits",
+        "new f; f[0,5000)=a; F f; mv f g; COMMIT; F g; mv g h; F h; COMMIT; mv h f; F f",
+    ),
     ("L-R13", "mk D; new D/f; F D/f; mv D E; F E/f"),
     ("L-R13-deep", "mk D; mk D/a; mk D/a/b; new D/a/b/f; F D/a/b/f; mv D E; F E/a/b/f"),
     ("L-R14", "new f; f[0,8000)=a; F f; trunc f 3000; mv f g; F g"),
-    ("L-R15", "new f; f[0,8K)=a; F f; mk A; new A/x; mk B; COMMIT; f[8K,16K)=b; mv A/x B/x; F A; F f"),
+    (
+        "L-R15",
+        "new f; f[0,8K)=a; F f; mk A; new A/x; mk B; COMMIT; f[8K,16K)=b; mv A/x B/x; F A; F f",
+    ),
     ("L-R16", "new f; COMMIT; mk D; f[0,64K)=a; F f; ln f D/l; F /"),
     ("L-R17", "new f; COMMIT; mv! f g; F g"),
     ("L-C01", "mk A; new A/f; A/f[0,16K)=o; COMMIT; mv A/f A/g; new A/f; A/f[0,16K)=n; F A/f"),
@@ -92,12 +113,14 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-C03", "mk A; new A/f; ln A/f A/g; COMMIT; mv A/f A/h; mv A/g A/f; new A/g; F A/g"),
     (
         "L-C04",
-        "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; mv A/2 A/4; ln A/3 A/2; new A/1; \
+        "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; mv A/2 A/4; ln A/3 \
+            A/2; new A/1; \
          A/1+100=b; F A/1",
     ),
     (
         "L-C05",
-        "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; rm A/2; ln A/3 A/2; new A/1; \
+        "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; rm A/2; ln A/3 A/2; \
+            new A/1; \
          A/1+100=b; F A/1",
     ),
     ("L-C06", "mk A; new A/f; ln A/f A/g; COMMIT; rm A/g; new A/g; F A/g"),
@@ -105,12 +128,14 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-C07-back", "mk A; new A/x; COMMIT; rm A/x; mk A/x; new A/x/1; new A/x/2; F A/x/1"),
     (
         "L-C08",
-        "new 1; 1+100=1; new 2; 2+200=2; new 3; 3+300=3; new 4; 4+400=4; new 5; 5+500=5; COMMIT; mv 1 s; mv 2 1; \
+        "new 1; 1+100=1; new 2; 2+200=2; new 3; 3+300=3; new 4; 4+400=4; new 5; 5+500=5; COMMIT; \
+            mv 1 s; mv 2 1; \
          mv 3 2; mv 4 3; mv 5 4; mv s 5; F 3",
     ),
     (
         "L-K01",
-        "mk A; mk A/B; new A/B/f; A/B/f+5000=x; ln A/B/f A/B/g; COMMIT; rm A/B/g; F A/B/f; rm A/B/f; rmdir A/B; \
+        "mk A; mk A/B; new A/B/f; A/B/f+5000=x; ln A/B/f A/B/g; COMMIT; rm A/B/g; F A/B/f; rm \
+            A/B/f; rmdir A/B; \
          rmdir A",
     ),
     ("L-K04", "new f; f[0,4K)=a; F f; ln f l; new g; F g"),
@@ -124,10 +149,14 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-K12", "mk A; mk B; mk A/C; new B/f; F B/f; ln B/f A/C/f; F A"),
     (
         "L-K14",
-        "mk A; mk B; mk C; mk D; mk E; new A/f; ln A/f B/f; ln A/f C/f; ln A/f D/f; ln A/f E/f; COMMIT; rm D/f; \
+        "mk A; mk B; mk C; mk D; mk E; new A/f; ln A/f B/f; ln A/f C/f; ln A/f D/f; ln A/f E/f; \
+            COMMIT; rm D/f; \
          F A/f; rm B/f; F A/f; rm C/f; F A/f",
     ),
-    ("L-D01", "mk A; new A/f; new A/g; A/g[0,4K)=g; open A x; evict; F A/f; mv A/g A/h; F A/h; close x"),
+    (
+        "L-D01",
+        "mk A; new A/f; new A/g; A/g[0,4K)=g; open A x; evict; F A/f; mv A/g A/h; F A/h; close x",
+    ),
     ("L-D02", "mk A; new A/f; new A/g; COMMIT; rm A/f; F A"),
     ("L-D02-dir", "mk A; mk A/f; new A/g; COMMIT; rmdir A/f; F A"),
     ("L-D02-symlink", "mk A; sym t A/f; new A/g; COMMIT; rm A/f; F A"),
@@ -137,23 +166,33 @@ pub const LINES: &[(&str, &str)] = &[
     ("L-D07", "mk A; new A/f; COMMIT; mode A 700; F A; xa A user.k=v; F A; mode A/f 600; F A/f"),
     (
         "L-E03",
-        "new f; f[0,64K)=a; f[64K,125K)=b; COMMIT; trunc f 64K; trunc f 125K; F f; trunc f 0; trunc f 253K; F f",
+        "new f; f[0,64K)=a; f[64K,125K)=b; COMMIT; trunc f 64K; trunc f 125K; F f; trunc f 0; \
+            trunc f 253K; F f",
     ),
-    ("L-E16", "new f; f+700=a; F f; f+700=b; FD f; f+700=c; F f; f+700=d; FD f; f+700=e; F f; f+700=f; FD f"),
+    (
+        "L-E16",
+        "new f; f+700=a; F f; f+700=b; FD f; f+700=c; F f; f+700=d; FD f; f+700=e; F f; f+700=f; \
+            FD f",
+    ),
     (
         "L-X01",
-        "new f; xa f user.1=a; xa f user.2=b; xa f user.3=c; COMMIT; xa- f user.2; F f; ✂ replay; f+13=x; F f; \
+        "new f; xa f user.1=a; xa f user.2=b; xa f user.3=c; COMMIT; xa- f user.2; F f; ✂ replay; \
+            f+13=x; F f; \
          xa- f user.1; ln f l; new g; F g",
     ),
     ("L-X02", "new f; xa f user.1=a; xa f user.2=b; xa f user.3=c; F f; COMMIT; f[0,64K)=a; F f"),
     ("L-X04", "new f; xa f user.1=a; COMMIT; xa- f user.1; F f"),
     ("L-S01", "mk A; COMMIT; sym t A/l; F A; mk B; sym u B/l; F B"),
-    ("L-S02-symlink", "mk A; sym t A/s; COMMIT; new A/f; F A/f; mv A/s A/t; ln A/t A/s; new g; F g"),
+    (
+        "L-S02-symlink",
+        "mk A; sym t A/s; COMMIT; new A/f; F A/f; mv A/s A/t; ln A/t A/s; new g; F g",
+    ),
     ("L-S02-fifo", "mk A; fifo A/s; COMMIT; new A/f; F A/f; mv A/s A/t; ln A/t A/s; new g; F g"),
     ("L-S02-device", "mk A; dev A/s; COMMIT; new A/f; F A/f; mv A/s A/t; ln A/t A/s; new g; F g"),
     ("L-S03", "mk A; COMMIT; new A/f; F A; sym A/f A/l; mv A/l A/m; F A"),
     ("L-S04", "mk A; dev A/d; fifo A/p; sock A/s; F A"),
-    // What was cut off by the time of the first fsync is a hole by that of the second, and in the last commit.
+    // What was cut off by the time of the first fsync is a hole by that of the second, and in the
+    // last commit.
     ("E-cut-logged-grown", "new f; f[0,16K)=a; COMMIT; trunc f 0; F f; trunc f 32K; F f"),
     ("E-cut-logged-written", "new f; f[0,16K)=a; COMMIT; trunc f 3000; F f; f[20K,32K)=b; F f"),
     (
@@ -167,16 +206,19 @@ pub const LINES: &[(&str, &str)] = &[
     // Some of what one item has of a preallocated extent is in the last commit, some is new.
     (
         "E-reserved-filled",
-        "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; F h; h[24K,28K)=c; F h; h[16K,24K)=d; FD h",
+        "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; F h; h[24K,28K)=c; F h; \
+            h[16K,24K)=d; FD h",
     ),
     (
         "E-reserved-filled-twice",
-        "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h; h[68K,72K)=c; F h",
+        "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h; \
+            h[68K,72K)=c; F h",
     ),
     // Holes in front of what is written behind the end: where they have items, a log needs these.
     (
         "H-beyond",
-        "new f; f[0,4K)=a; COMMIT; f[512K,516K)=b; F f; f[128K,132K)=c; FD f; f[1M,1028K)=d; F f; f[700K,704K)=e; F f",
+        "new f; f[0,4K)=a; COMMIT; f[512K,516K)=b; F f; f[128K,132K)=c; FD f; f[1M,1028K)=d; F f; \
+            f[700K,704K)=e; F f",
     ),
     (
         "H-beyond-new",
@@ -184,34 +226,43 @@ pub const LINES: &[(&str, &str)] = &[
     ),
     (
         "H-reserved",
-        "new f; alloc= f[0,1M); COMMIT; f[512K,516K)=a; FD f; f[128K,132K)=b; FD f; f[960K,964K)=c; FD f; \
+        "new f; alloc= f[0,1M); COMMIT; f[512K,516K)=a; FD f; f[128K,132K)=b; FD f; \
+            f[960K,964K)=c; FD f; \
          f[300K,308K)=d; FD f",
     ),
     (
         "H-reserved-apart",
-        "new f; f[0,5000)=a; alloc= f[256K,512K); COMMIT; f[300K,304K)=b; F f; f[700K,704K)=c; F f; trunc f 1M; F f",
+        "new f; f[0,5000)=a; alloc= f[256K,512K); COMMIT; f[300K,304K)=b; F f; f[700K,704K)=c; F \
+            f; trunc f 1M; F f",
     ),
     (
         "H-cloned-reserved",
-        "new f; alloc f[0,64K); f[0,16K)=a; COMMIT; copy f[32K,48K)>f@256K; F f; copy f[0,16K)>f@512K; F f; \
+        "new f; alloc f[0,64K); f[0,16K)=a; COMMIT; copy f[32K,48K)>f@256K; F f; copy \
+            f[0,16K)>f@512K; F f; \
          copy f[8K,40K)>f@900K; F f",
     ),
     (
         "H-cloned-behind-reserved",
-        "new f; f[0,64K)=a; alloc= f[64K,256K); COMMIT; copy f[0,32K)>f@512K; F f; copy f[0,64K)>f@100K; F f",
+        "new f; f[0,64K)=a; alloc= f[64K,256K); COMMIT; copy f[0,32K)>f@512K; F f; copy \
+            f[0,64K)>f@100K; F f",
     ),
     (
         "H-cloned-elsewhere",
-        "new f; f[0,64K)=a; new g; COMMIT; copy f[4K,20K)>g@128K; F g; copy g[128K,140K)>f@300K; F f; F g",
+        "new f; f[0,64K)=a; new g; COMMIT; copy f[4K,20K)>g@128K; F g; copy g[128K,140K)>f@300K; \
+            F f; F g",
     ),
-    ("H-grown", "new f; f[0,5000)=a; COMMIT; trunc f 1M; F f; f[2M,2052K)=b; F f; punch f[0,8K); F f"),
+    (
+        "H-grown",
+        "new f; f[0,5000)=a; COMMIT; trunc f 1M; F f; f[2M,2052K)=b; F f; punch f[0,8K); F f",
+    ),
     (
         "H-grown-again",
         "new f; f[0,64K)=a; F f; trunc f 20K; f[100K,104K)=b; F f; trunc f 30K; trunc f 90K; F f",
     ),
     (
         "H-tree",
-        "mk A; mk A/B; new A/f; A/f[40K,41K)=a; new A/B/g; A/B/g[4K,70000)=b; COMMIT; new A/B/h; A/B/h[1M,1028K)=c; \
+        "mk A; mk A/B; new A/f; A/f[40K,41K)=a; new A/B/g; A/B/g[4K,70000)=b; COMMIT; new A/B/h; \
+            A/B/h[1M,1028K)=c; \
          A/f[100K,120K)=d; trunc A/B/g 300K; F A/B; F A/f; F A/B/g; F A/B/h",
     ),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
@@ -225,7 +276,11 @@ pub const LINES: &[(&str, &str)] = &[
         "new f; F f; open f h; rm f; F @h; new g; F g; open g i; rm g; F @i; F @h",
     ),
     ("L-O03", "new f; f[0,1M)=a; COMMIT; open f h; rm f; COMMIT; new g; F g; close h; COMMIT"),
-    ("L-O05", "new f; f[0,8K)=a; f[1M,1052672)=b; f[2M,2101248)=c; COMMIT; trunc f 5000; COMMIT; trunc f 0"),
+    (
+        "L-O05",
+        "new f; f[0,8K)=a; f[1M,1052672)=b; f[2M,2101248)=c; COMMIT; trunc f 5000; COMMIT; trunc \
+            f 0",
+    ),
     ("L-Y01", "new f; f+4K=a; FD f; f[0,4K)=b; FD f"),
     ("L-Y03", "mk A; mk A/B; new A/B/f; A/B/f[0,70000)=a; xa A/B/f user.k=v; mode A/B 711; COMMIT"),
     ("L-Y05", "new f; f[0,4K)=a; F f; F f; F f; ln f g; F f"),
@@ -235,21 +290,25 @@ pub const LINES: &[(&str, &str)] = &[
 const SHARED: &[(&str, &str)] = &[
     (
         "L-F07",
-        "sub S; sub U; new S/f; new U/f; new z; z[0,64K)=z; COMMIT; S/f[0,64K)=a; copy S/f[32K,64K)>U/f@32K; U/f[0,4K)=b; F S/f; F U/f",
+        "sub S; sub U; new S/f; new U/f; new z; z[0,64K)=z; COMMIT; S/f[0,64K)=a; copy \
+            S/f[32K,64K)>U/f@32K; U/f[0,4K)=b; F S/f; F U/f",
     ),
     (
         "L-F07-back",
-        "sub S; sub U; new S/f; new U/f; new z; z[0,64K)=z; COMMIT; U/f[0,64K)=a; copy U/f[32K,64K)>S/f@32K; S/f[0,4K)=b; F U/f; F S/f",
+        "sub S; sub U; new S/f; new U/f; new z; z[0,64K)=z; COMMIT; U/f[0,64K)=a; copy \
+            U/f[32K,64K)>S/f@32K; S/f[0,4K)=b; F U/f; F S/f",
     ),
     ("L-V01", "sub S; new S/f; COMMIT; mv S T; T/f[0,9000)=a; F T/f; rm T/f; F T"),
     ("L-V01-unchanged", "sub S; new S/f; S/f[0,9000)=a; COMMIT; mv S T; F T/f"),
     (
         "L-V02",
-        "mk A; mk A/B; sub A/B/S; new A/B/S/f; COMMIT; mv A B; B/B/S/f[0,9000)=a; F B/B/S/f; new g; F g",
+        "mk A; mk A/B; sub A/B/S; new A/B/S/f; COMMIT; mv A B; B/B/S/f[0,9000)=a; F B/B/S/f; new \
+            g; F g",
     ),
     (
         "L-V03",
-        "sub S; new S/f; S/f[0,44K)=a; xa S/f user.k=v; snap S>T; rm T/f; new T/g; T/g[8K,9K)=b; F T/g",
+        "sub S; new S/f; S/f[0,44K)=a; xa S/f user.k=v; snap S>T; rm T/f; new T/g; T/g[8K,9K)=b; \
+            F T/g",
     ),
     (
         "L-V03-mount",
@@ -257,42 +316,54 @@ const SHARED: &[(&str, &str)] = &[
     ),
     (
         "L-V04",
-        "sub S; new S/f; S/f[0,64K)=a; F S/f; snap= S>T; S/f[0,8K)=b; F S/f; F T/f; snap S>U; U/f+9K=c; F U/f",
+        "sub S; new S/f; S/f[0,64K)=a; F S/f; snap= S>T; S/f[0,8K)=b; F S/f; F T/f; snap S>U; \
+            U/f+9K=c; F U/f",
     ),
     (
         "L-V05",
-        "sub S; new S/f; S/f[0,64K)=a; snap S>T; S/f[0,8K)=b; F S/f; T/f[8K,16K)=c; F T/f; sub- S; F T/f",
+        "sub S; new S/f; S/f[0,64K)=a; snap S>T; S/f[0,8K)=b; F S/f; T/f[8K,16K)=c; F T/f; sub- \
+            S; F T/f",
     ),
     (
         "V-logged-then-nameless",
-        "sub S; COMMIT; new S/f; F S/f; new g; F g; open S/f h; rm S/f; F @h; new k; F k; open g i; rm g; F @i",
+        "sub S; COMMIT; new S/f; F S/f; new g; F g; open S/f h; rm S/f; F @h; new k; F k; open g \
+            i; rm g; F @i",
     ),
     ("L-V06", "sub S; new S/f; snap= S>T; COMMIT; new f; F f; sub- T; sub- S; F f"),
-    ("L-V07", "sub S; new S/f; COMMIT; sub S/T; new S/T/g; F S/T/g; mv S/T T; T/g+9K=a; F T/g; F S/f"),
+    (
+        "L-V07",
+        "sub S; new S/f; COMMIT; sub S/T; new S/T/g; F S/T/g; mv S/T T; T/g+9K=a; F T/g; F S/f",
+    ),
     (
         "V-nested",
-        "mk A; sub A/S; new A/S/f; sub S; mk S/d; sub S/d/N; new S/f; COMMIT; snap />T; new T/A/g; F T/A/g; snap S>U; \
+        "mk A; sub A/S; new A/S/f; sub S; mk S/d; sub S/d/N; new S/f; COMMIT; snap />T; new \
+            T/A/g; F T/A/g; snap S>U; \
          rmdir U/d/N; F U/d; snap T>S/W; rmdir S/W/A/S; F S/W/A; mv T/A T/B; F T/B; sub- U",
     ),
     (
         "L-W01",
-        "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; g[0,4K)=b; F g; rm f; COMMIT",
+        "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; g[0,4K)=b; F g; \
+            rm f; COMMIT",
     ),
     (
         "L-W02",
-        "new f; f[0,64K)=a; new g; g[0,64K)=a; dedupe f[0,64K)>g@0; F g; dedupe g[8K,32K)>f@8K; F f; F g",
+        "new f; f[0,64K)=a; new g; g[0,64K)=a; dedupe f[0,64K)>g@0; F g; dedupe g[8K,32K)>f@8K; F \
+            f; F g",
     ),
     (
         "L-W03",
-        "new f; f[0,9000)=a; new g; g[0,9000)=a; F g; dedupe f[0,9000)>g@0; F g; g+100=b; F g; trunc f 5000; F f",
+        "new f; f[0,9000)=a; new g; g[0,9000)=a; F g; dedupe f[0,9000)>g@0; F g; g+100=b; F g; \
+            trunc f 5000; F f",
     ),
     (
         "L-W04",
-        "new f; f[0,16K)=A; copy f[0,16K)>f@32K; copy f[0,16K)>f@64K; COMMIT; dedupe f[32K,48K)>f@0; F f; rm f",
+        "new f; f[0,16K)=A; copy f[0,16K)>f@32K; copy f[0,16K)>f@64K; COMMIT; dedupe \
+            f[32K,48K)>f@0; F f; rm f",
     ),
     (
         "L-W05",
-        "sub S; new S/f; S/f[0,40K)=a; new f; f[0,40K)=a; snap= S>T; dedupe f[0,40K)>T/f@0; F T/f; F f; sub- S",
+        "sub S; new S/f; S/f[0,40K)=a; new f; f[0,40K)=a; snap= S>T; dedupe f[0,40K)>T/f@0; F \
+            T/f; F f; sub- S",
     ),
 ];
 
@@ -302,21 +373,25 @@ const SHARED: &[(&str, &str)] = &[
 /// A scenario is not in the notation.
 #[must_use]
 pub fn shared() -> Vec<Workload> {
-    let script =
-        |(name, text): &(&str, &str)| Workload::script(*name, text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let script = |(name, text): &(&str, &str)| {
+        Workload::script(*name, text).unwrap_or_else(|e| panic!("{name}: {e}"))
+    };
     SHARED.iter().map(script).collect()
 }
 
 fn matrix_of_links() -> Vec<(String, String)> {
     let mut out = Vec::new();
-    for (source, link) in [("f", "g"), ("f", "A/f"), ("A/f", "f"), ("A/f", "A/g"), ("A/f", "g"), ("f", "A/g")]
+    for (source, link) in
+        [("f", "g"), ("f", "A/f"), ("A/f", "f"), ("A/f", "A/g"), ("A/f", "g"), ("f", "A/g")]
     {
         for sync in ["A", "/", source, link, "n", "A/n"] {
-            let neighbour = if sync.ends_with('n') { format!("new {sync}; ") } else { String::new() };
+            let neighbour =
+                if sync.ends_with('n') { format!("new {sync}; ") } else { String::new() };
             out.push((
                 format!("L-K13 {source} {link} {sync}"),
                 format!(
-                    "mk A; new {source}; {source}+5000=a; COMMIT; ln {source} {link}; {neighbour}F {sync}"
+                    "mk A; new {source}; {source}+5000=a; COMMIT; ln {source} {link}; \
+                        {neighbour}F {sync}"
                 ),
             ));
         }
@@ -339,7 +414,9 @@ fn many_names() -> Vec<(String, String)> {
         format!("mk A; {}COMMIT; ", names(0, 40).map(|n| format!("new {n}; ")).collect::<String>());
     for round in 0..5 {
         rounds += &names(round * 7, round * 7 + 5).map(|n| format!("rm {n}; ")).collect::<String>();
-        rounds += &names(40 + round * 5, 45 + round * 5).map(|n| format!("new {n}; ")).collect::<String>();
+        rounds += &names(40 + round * 5, 45 + round * 5)
+            .map(|n| format!("new {n}; "))
+            .collect::<String>();
         rounds += "F A; ";
     }
     out.push(("L-D04".into(), rounds));
@@ -350,7 +427,8 @@ fn many_names() -> Vec<(String, String)> {
     out.push((
         "L-K03".into(),
         format!(
-            "new f; {}COMMIT; rm a-link-with-a-long-name-00001; rm a-link-with-a-long-name-00002; {}{}{}F f",
+            "new f; {}COMMIT; rm a-link-with-a-long-name-00001; rm a-link-with-a-long-name-00002; \
+                {}{}{}F f",
             links(0, 300),
             links(300, 301),
             links(1, 2),
@@ -362,9 +440,11 @@ fn many_names() -> Vec<(String, String)> {
 
 /// Files of many extents that are cut, and what was reserved and is written in place.
 fn many_extents() -> Vec<(String, String)> {
-    let blocks =
-        |step: usize| (0..60).map(|i| format!("f[{}K,{}K)=a; ", i * step, i * step + 4)).collect::<String>();
-    let with = |name: &str, end: &str| (name.to_owned(), format!("new f; {}COMMIT; {end}", blocks(8)));
+    let blocks = |step: usize| {
+        (0..60).map(|i| format!("f[{}K,{}K)=a; ", i * step, i * step + 4)).collect::<String>()
+    };
+    let with =
+        |name: &str, end: &str| (name.to_owned(), format!("new f; {}COMMIT; {end}", blocks(8)));
     let mut out = vec![
         with("E-cut", "trunc f 0; COMMIT"),
         with("E-cut-part", "trunc f 100000; F f; f[0,4K)=b; F f"),
@@ -375,16 +455,27 @@ fn many_extents() -> Vec<(String, String)> {
         with("E-fill", "alloc f[0,1M); F f; f[1000,300000)=c; F f"),
     ];
     let lines = [
-        ("E-reserved", "new f; alloc f[0,64K); COMMIT; f[0,16K)=a; F f; f[4K,8K)=b; f[30K,50001)=c; F f"),
-        ("E-reserved-end", "new f; alloc= f[0,64K); F f; f+100=a; F f; f+30000=b; COMMIT; trunc f 200; F f"),
-        ("E-reserved-cut", "new f; f[0,20K)=a; alloc= f[0,64K); F f; trunc f 5000; F f; f[0,64K)=b; F f"),
+        (
+            "E-reserved",
+            "new f; alloc f[0,64K); COMMIT; f[0,16K)=a; F f; f[4K,8K)=b; f[30K,50001)=c; F f",
+        ),
+        (
+            "E-reserved-end",
+            "new f; alloc= f[0,64K); F f; f+100=a; F f; f+30000=b; COMMIT; trunc f 200; F f",
+        ),
+        (
+            "E-reserved-cut",
+            "new f; f[0,20K)=a; alloc= f[0,64K); F f; trunc f 5000; F f; f[0,64K)=b; F f",
+        ),
         (
             "E-nocow",
-            "new f; nocow f; f[0,64K)=a; COMMIT; f[1000,20001)=b; F f; f[0,64K)=c; COMMIT; f[3,9K)=d",
+            "new f; nocow f; f[0,64K)=a; COMMIT; f[1000,20001)=b; F f; f[0,64K)=c; COMMIT; \
+                f[3,9K)=d",
         ),
         (
             "E-nocow-cut",
-            "new f; nocow f; f[0,64K)=a; F f; f[0,30K)=b; trunc f 10001; F f; trunc f 64K; f[9K,20K)=c; F f",
+            "new f; nocow f; f[0,64K)=a; F f; f[0,30K)=b; trunc f 10001; F f; trunc f 64K; \
+                f[9K,20K)=c; F f",
         ),
         (
             "E-nocow-punch",
@@ -392,7 +483,8 @@ fn many_extents() -> Vec<(String, String)> {
         ),
         (
             "E-small",
-            "new f; f[0,300)=a; COMMIT; alloc= f[0,20K); F f; f[100,200)=b; F f; zero f[50,9000); F f",
+            "new f; f[0,300)=a; COMMIT; alloc= f[0,20K); F f; f[100,200)=b; F f; zero f[50,9000); \
+                F f",
         ),
     ];
     out.extend(lines.map(|(name, text)| (name.to_owned(), text.to_owned())));
@@ -411,7 +503,9 @@ pub fn all(many: bool) -> Vec<Workload> {
         .chain(many_extents())
         .chain(matrix_of_links())
         .chain(more)
-        .map(|(name, text)| Workload::script(&name, &text).unwrap_or_else(|e| panic!("{name}: {e}")))
+        .map(|(name, text)| {
+            Workload::script(&name, &text).unwrap_or_else(|e| panic!("{name}: {e}"))
+        })
         .collect()
 }
 

@@ -1,8 +1,10 @@
-//! Workloads on what shares: subvolumes, snapshots, clones, deduplication, and syncs of files on either side of a snapshot.
+//! Workloads on what shares: subvolumes, snapshots, clones, deduplication, and syncs of files on
+//! either side of a snapshot.
 //!
-//! [`sharing`] is a seeded walk over a handful of subvolumes and the files in them. What is deduplicated is what the model
-//! knows to be the same, most of the time; files come to hold the same by copies, and because what is written depends on
-//! letter and place alone. A third of the operations are those of [`crate::workload::random`].
+//! [`sharing`] is a seeded walk over a handful of subvolumes and the files in them. What is
+//! deduplicated is what the model knows to be the same, most of the time; files come to hold the
+//! same by copies, and because what is written depends on letter and place alone. A third of the
+//! operations are those of [`crate::workload::random`].
 
 use crate::ops::{Bytes, Move, Op};
 use crate::workload::{Workload, random_op};
@@ -77,7 +79,8 @@ fn same(rng: &mut StdRng, world: &World) -> Option<Op> {
     let (a, b) = (*places.choose(rng)?, *places.choose(rng)?);
     let ((from, _, here), (to, _, there)) = (&files[a.0], &files[b.0]);
     let most = rng.random_range(1..40);
-    let is_same = |n: &u64| here.page(a.1 + n).is_some() && here.page(a.1 + n) == there.page(b.1 + n);
+    let is_same =
+        |n: &u64| here.page(a.1 + n).is_some() && here.page(a.1 + n) == there.page(b.1 + n);
     let pages = (0..most).take_while(is_same).count() as u64;
     let range = Bytes { from: a.1 * PAGE, to: ((a.1 + pages) * PAGE).min(here.size) };
     let at = b.1 * PAGE;
@@ -96,16 +99,21 @@ fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
     let new_top = |rng: &mut StdRng| (*TOPS.choose(rng).expect("not empty")).to_owned();
     let top = |rng: &mut StdRng| tops.choose(rng).cloned().unwrap_or_else(|| "S".into());
     let all = files(world);
-    let shared: Vec<&String> =
-        all.iter().filter(|f| world.node(f.1).is_some_and(|n| n.home != ROOT)).map(|f| &f.0).collect();
-    let inside = |rng: &mut StdRng| format!("{}/{}", top(rng), NAMES.choose(rng).expect("not empty"));
+    let shared: Vec<&String> = all
+        .iter()
+        .filter(|f| world.node(f.1).is_some_and(|n| n.home != ROOT))
+        .map(|f| &f.0)
+        .collect();
+    let inside =
+        |rng: &mut StdRng| format!("{}/{}", top(rng), NAMES.choose(rng).expect("not empty"));
     let file = |rng: &mut StdRng| match shared.choose(rng) {
         Some(path) if rng.random_ratio(4, 5) => (*path).clone(),
         _ => inside(rng),
     };
     let placeholder = |rng: &mut StdRng| {
         let is_one = |ino| world.node(ino).is_some_and(|n| n.placeholder);
-        let all: Vec<String> = world.names().into_iter().filter(|n| is_one(n.3)).map(|n| n.0).collect();
+        let all: Vec<String> =
+            world.names().into_iter().filter(|n| is_one(n.3)).map(|n| n.0).collect();
         all.choose(rng).cloned().unwrap_or_else(|| "A".into())
     };
     // Few letters and places: what is written in two files is often the same.
@@ -119,7 +127,9 @@ fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
     match rng.random_range(0..100) {
         0..18 if tops.len() >= MOST => Op::DeleteSubvolume(top(rng)),
         0..3 => Op::Subvolume(new_top(rng)),
-        3..18 => Op::Snapshot { from: top(rng), to: new_top(rng), read_only: rng.random_ratio(1, 3) },
+        3..18 => {
+            Op::Snapshot { from: top(rng), to: new_top(rng), read_only: rng.random_ratio(1, 3) }
+        }
         18..24 => Op::DeleteSubvolume(top(rng)),
         24..26 => Op::Rename { from: top(rng), to: new_top(rng), mode: Move::Replace },
         26..28 => Op::DefaultSubvolume(if rng.random() { String::new() } else { top(rng) }),
@@ -128,7 +138,11 @@ fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
         30..37 => Op::Create(inside(rng)),
         37..49 => {
             let from = if rng.random() { 0 } else { place(rng) };
-            Op::Write { path: file(rng), range: Bytes { from, to: from + len(rng) }, fill: letter(rng) }
+            Op::Write {
+                path: file(rng),
+                range: Bytes { from, to: from + len(rng) },
+                fill: letter(rng),
+            }
         }
         49..51 => Op::Append { path: file(rng), len: len(rng), fill: letter(rng) },
         51..53 => Op::Truncate { path: file(rng), size: place(rng) + rng.random_range(0..2) * 777 },
@@ -173,7 +187,8 @@ mod tests {
                     fsynced_beside.insert(world.node(node.home).map(|n| n.top == Top::ReadOnly));
                 }
                 if let Op::Snapshot { from, .. } = op {
-                    nested += usize::from(world.resolve(from).is_ok_and(|top| world.has_nested(top)));
+                    nested +=
+                        usize::from(world.resolve(from).is_ok_and(|top| world.has_nested(top)));
                 }
                 if world.apply(op).is_ok() {
                     *done.entry(word).or_default() += 1;

@@ -1,15 +1,17 @@
 //! Operations on the engine, and what the engine shows of a file system.
 //!
-//! [`run_op`] does with a [`Filesystem`] what [`World::apply`] does with the model. [`walk`] reads a whole file system
-//! back as a [`World`], and on the way checks what must hold of any tree whatever the model says: no name twice, none
-//! without its inode, look-ups agree with the listing, link counts equal the names.
+//! [`run_op`] does with a [`Filesystem`] what [`World::apply`] does with the model. [`walk`] reads
+//! a whole file system back as a [`World`], and on the way checks what must hold of any tree
+//! whatever the model says: no name twice, none without its inode, look-ups agree with the listing,
+//! link counts equal the names.
 
 use crate::ops::{Bytes, Move, Op, filled};
 use crate::world::{Body, Content, Ino, Node, ROOT, Refusal, Top, World, new_perm, special_kind};
 use larder_format::ObjectId;
 use larder_format::items::InodeFlags;
 use larder_fs::{
-    Deduped, Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, Synced, XattrMode,
+    Deduped, Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, Synced,
+    XattrMode,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -54,7 +56,8 @@ fn is_top(id: InodeId) -> bool {
     id.ino == ObjectId::FIRST_FREE.0
 }
 
-/// Makes an inode durable; every other one as a mount does it, which waits in no thread of the engine's.
+/// Makes an inode durable; every other one as a mount does it, which waits in no thread of the
+/// engine's.
 fn fsync(fs: &Filesystem, id: InodeId, data_only: bool) -> Result<(), Error> {
     if id.ino.is_multiple_of(2) {
         return fs.fsync(id, data_only);
@@ -83,7 +86,11 @@ pub fn resolve(fs: &Filesystem, handles: &Handles, path: &str) -> Result<InodeId
     Ok(at)
 }
 
-fn parent<'p>(fs: &Filesystem, handles: &Handles, path: &'p str) -> Result<(InodeId, &'p [u8]), Error> {
+fn parent<'p>(
+    fs: &Filesystem,
+    handles: &Handles,
+    path: &'p str,
+) -> Result<(InodeId, &'p [u8]), Error> {
     let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
     Ok((resolve(fs, handles, dir)?, name.as_bytes()))
 }
@@ -96,7 +103,8 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
     let make = |path: &str, kind: FileKind, rdev: u64, target: &str, handles: &Handles| {
         let (dir, name) = parent(fs, handles, path)?;
         let perm = new_perm(kind);
-        let new = NewInode { kind, perm, uid: 0, gid: 0, rdev, target: target.as_bytes(), xattrs: &[] };
+        let new =
+            NewInode { kind, perm, uid: 0, gid: 0, rdev, target: target.as_bytes(), xattrs: &[] };
         fs.create(dir, name, &new).map(|attr| Some(real(attr.id)))
     };
     match op {
@@ -178,7 +186,8 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
             // What the copy itself adds to the file is not copied again.
             let len = range.to.min(fs.getattr(source)?.size).saturating_sub(range.from);
             let mut done = 0;
-            // Asked for even if there is nothing to copy: what may not be copied is refused all the same.
+            // Asked for even if there is nothing to copy: what may not be copied is refused all the
+            // same.
             loop {
                 match fs.copy_range(source, range.from + done, target, at + done, len - done)? {
                     0 => break,
@@ -230,7 +239,8 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
         }
         Op::Unnamed { handle } => {
             let kind = FileKind::Regular;
-            let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+            let new =
+                NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
             let id = fs.create_unnamed(fs.root(), &new)?.id;
             handles.insert(handle.clone(), id);
             return Ok(Some(real(id)));
@@ -260,12 +270,19 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
         for (name, id, kind) in list(fs, dir, &path)? {
             let full = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
             let attr = fs.getattr(id).map_err(|e| format!("getattr of {full}: {e}"))?;
-            let found = fs.lookup(dir, name.as_bytes()).map_err(|e| format!("lookup of {full}: {e}"))?;
+            let found =
+                fs.lookup(dir, name.as_bytes()).map_err(|e| format!("lookup of {full}: {e}"))?;
             if found.id != id {
-                return Err(format!("{full}: readdir shows inode {}, lookup {}", id.ino, found.id.ino));
+                return Err(format!(
+                    "{full}: readdir shows inode {}, lookup {}",
+                    id.ino, found.id.ino
+                ));
             }
             if attr.kind != kind || attr.id != id {
-                return Err(format!("{full}: the entry says {kind:?} {}, the inode {:?}", id.ino, attr));
+                return Err(format!(
+                    "{full}: the entry says {kind:?} {}, the inode {:?}",
+                    id.ino, attr
+                ));
             }
             if world.entries(dir_ino).contains_key(&name) {
                 return Err(format!("{full} is listed twice"));
@@ -287,7 +304,11 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
             };
             let ino = world.insert(dir_ino, &name, old, || node.expect("new inodes have a node"));
             known.insert(id, ino);
-            let home = if id.subvol == dir.subvol { world.node(dir_ino).expect("listed").home } else { ino };
+            let home = if id.subvol == dir.subvol {
+                world.node(dir_ino).expect("listed").home
+            } else {
+                ino
+            };
             world.node_mut(ino).home = home;
             *names.entry(ino).or_default() += 1;
             if kind == FileKind::Directory {
@@ -303,7 +324,10 @@ pub fn walk(fs: &Filesystem) -> Result<World, String> {
     for (ino, node) in world.nodes().filter(|(ino, _)| *ino != ROOT) {
         let names = names.get(&ino).copied().unwrap_or(0);
         if node.nlink != if node.placeholder { 1 } else { names } {
-            return Err(format!("inode {}: link count {}, but {names} names", node.real, node.nlink));
+            return Err(format!(
+                "inode {}: link count {}, but {names} names",
+                node.real, node.nlink
+            ));
         }
     }
     Ok(world)
@@ -321,7 +345,11 @@ fn top(fs: &Filesystem, dir: InodeId, id: InodeId, path: &str) -> Result<Top, St
     Ok(if info.read_only { Top::ReadOnly } else { Top::Writable })
 }
 
-fn list(fs: &Filesystem, dir: InodeId, path: &str) -> Result<Vec<(String, InodeId, FileKind)>, String> {
+fn list(
+    fs: &Filesystem,
+    dir: InodeId,
+    path: &str,
+) -> Result<Vec<(String, InodeId, FileKind)>, String> {
     let mut out = Vec::new();
     let mut dots = Vec::new();
     fs.readdir(dir, 0, &mut |e| {
@@ -359,7 +387,11 @@ fn body(fs: &Filesystem, id: InodeId, attr: &larder_fs::Attr, path: &str) -> Res
         FileKind::Symlink => {
             let target = fs.readlink(id).map_err(|e| format!("readlink of {path}: {e}"))?;
             if attr.size != target.len() as u64 {
-                return Err(format!("{path}: size {} of a target of {} bytes", attr.size, target.len()));
+                return Err(format!(
+                    "{path}: size {} of a target of {} bytes",
+                    attr.size,
+                    target.len()
+                ));
             }
             Body::Symlink(String::from_utf8_lossy(&target).into_owned())
         }

@@ -1,14 +1,16 @@
 //! Which operations are tried: every short sequence, named scenarios, and random long ones.
 //!
-//! A [`Workload`] is a list of segments with a power cut after each; a segment is one list of operations for each of
-//! its threads. Four sources:
+//! A [`Workload`] is a list of segments with a power cut after each; a segment is one list of
+//! operations for each of its threads. Four sources:
 //!
-//! - [`Sequences`]: all sequences of one, two or three *core operations* over a few names (directories A, B, A/C, files f,
-//!   g, A/f, A/g, fixed arguments), with what they need made before them — committed or not — and every choice of a
-//!   sync after every operation. Sequences that are equal up to swapping f and g are one;
+//! - [`Sequences`]: all sequences of one, two or three *core operations* over a few names
+//!   (directories A, B, A/C, files f, g, A/f, A/g, fixed arguments), with what they need made
+//!   before them — committed or not — and every choice of a sync after every operation. Sequences
+//!   that are equal up to swapping f and g are one;
 //! - [`scenarios`](crate::scenarios): shapes that broke file systems before;
 //! - [`random`]: a seeded walk over everything the model can do;
-//! - [`threads`]: several of those at the same time, each thread under names of its own in the same directory.
+//! - [`threads`]: several of those at the same time, each thread under names of its own in the same
+//!   directory.
 
 use crate::ops::{Alloc, Bytes, Move, Op, Special, line, parse};
 use crate::world::{Body, ROOT, Refusal, World};
@@ -20,7 +22,8 @@ use std::collections::HashSet;
 /// What runs between two power cuts: the operations of each thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// One list per thread. With more than one, thread `i` works on names in the root that begin with [`prefix`]`(i)`.
+    /// One list per thread. With more than one, thread `i` works on names in the root that begin
+    /// with [`prefix`]`(i)`.
     pub threads: Vec<Vec<Op>>,
 }
 
@@ -55,10 +58,12 @@ impl Workload {
         Ok(Self { name: name.into(), segments })
     }
 
-    /// The operations in the notation; threads are separated by `|`, which the notation cannot express.
+    /// The operations in the notation; threads are separated by `|`, which the notation cannot
+    /// express.
     #[must_use]
     pub fn text(&self) -> String {
-        let segment = |s: &Segment| s.threads.iter().map(|t| line(t)).collect::<Vec<_>>().join(" | ");
+        let segment =
+            |s: &Segment| s.threads.iter().map(|t| line(t)).collect::<Vec<_>>().join(" | ");
         self.segments.iter().map(segment).collect::<Vec<_>>().join("; ✂; ")
     }
 
@@ -77,7 +82,8 @@ fn p(path: &str) -> String {
 #[must_use]
 pub fn core_ops() -> Vec<Op> {
     const FILES: [&str; 4] = ["f", "g", "A/f", "A/g"];
-    let write = |path: &str, from, to, fill| Op::Write { path: p(path), range: Bytes { from, to }, fill };
+    let write =
+        |path: &str, from, to, fill| Op::Write { path: p(path), range: Bytes { from, to }, fill };
     let mut ops = Vec::new();
     for file in FILES {
         ops.push(Op::Create(p(file)));
@@ -119,7 +125,12 @@ pub fn core_ops() -> Vec<Op> {
         ops.push(Op::SetXattr { path: p(file), name: p("user.k"), value: p("v") });
         ops.push(Op::RemoveXattr { path: p(file), name: p("user.k") });
         ops.push(Op::Chmod { path: p(file), perm: 0o600 });
-        ops.push(Op::Copy { from: p(file), range: Bytes { from: 0, to: 8192 }, to: p("g"), at: 4096 });
+        ops.push(Op::Copy {
+            from: p(file),
+            range: Bytes { from: 0, to: 8192 },
+            to: p("g"),
+            at: 4096,
+        });
     }
     ops.push(Op::SetXattr { path: p("A"), name: p("user.k"), value: p("v") });
     ops.push(Op::Chmod { path: p("A"), perm: 0o700 });
@@ -242,7 +253,8 @@ fn renamings() -> [fn(&str) -> String; 3] {
 }
 
 fn canonical(ops: &[Op]) -> String {
-    let renamed = |r: fn(&str) -> String| line(&ops.iter().map(|op| op.map_paths(&r)).collect::<Vec<_>>());
+    let renamed =
+        |r: fn(&str) -> String| line(&ops.iter().map(|op| op.map_paths(&r)).collect::<Vec<_>>());
     renamings().into_iter().map(renamed).chain([line(ops)]).min().expect("at least itself")
 }
 
@@ -286,8 +298,9 @@ impl Sequences {
             if skeletons.len() == count {
                 break;
             }
-            let core: Vec<Op> =
-                (0..length).map(|_| ops.choose(&mut rng).expect("there are operations").clone()).collect();
+            let core: Vec<Op> = (0..length)
+                .map(|_| ops.choose(&mut rng).expect("there are operations").clone())
+                .collect();
             if let Some(skeleton) = complete(&core)
                 && seen.insert(canonical(&core))
             {
@@ -344,7 +357,8 @@ impl Sequences {
     }
 }
 
-/// The syncs that can follow an operation: of everything, of each file it names, of each directory around them.
+/// The syncs that can follow an operation: of everything, of each file it names, of each directory
+/// around them.
 fn sync_choices(world: &World, op: &Op) -> Vec<Option<Op>> {
     let (mut paths, more) = needs(op);
     paths.extend(more);
@@ -359,8 +373,10 @@ fn sync_choices(world: &World, op: &Op) -> Vec<Option<Op>> {
             if matches!(node.body, Body::File(_) | Body::Dir(_)) {
                 add(Op::Fsync(p(path)));
             }
-            if matches!(op, Op::Write { .. } | Op::Append { .. } | Op::Truncate { .. } | Op::Allocate { .. })
-            {
+            if matches!(
+                op,
+                Op::Write { .. } | Op::Append { .. } | Op::Truncate { .. } | Op::Allocate { .. }
+            ) {
                 add(Op::Fdatasync(p(path)));
             }
         }
@@ -396,11 +412,16 @@ pub fn random_ops(seed: u64, length: usize, prefix: &str, base: &World) -> Vec<O
 
 pub(crate) fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
     const DIRS: [&str; 4] = ["A", "B", "A/C", "B/D"];
-    const NAMES: [&str; 5] = ["f", "g", "h", "a-rather-long-name-that-makes-items-of-other-sizes", "x"];
+    const NAMES: [&str; 5] =
+        ["f", "g", "h", "a-rather-long-name-that-makes-items-of-other-sizes", "x"];
     let dir = |rng: &mut StdRng| format!("{prefix}{}", DIRS.choose(rng).expect("not empty"));
     let fresh = |rng: &mut StdRng| {
         let name = *NAMES.choose(rng).expect("not empty");
-        if rng.random_bool(0.4) { format!("{prefix}{name}") } else { format!("{}/{name}", dir(rng)) }
+        if rng.random_bool(0.4) {
+            format!("{prefix}{name}")
+        } else {
+            format!("{}/{name}", dir(rng))
+        }
     };
     let mine: Vec<_> = world.names().into_iter().filter(|n| n.0.starts_with(prefix)).collect();
     let is_file = |ino| matches!(world.node(ino).map(|n| &n.body), Some(Body::File(_)));
@@ -451,7 +472,11 @@ pub(crate) fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
         }
         42..57 => {
             let from = if rng.random_bool(0.4) { 0 } else { size(rng) - 1 };
-            Op::Write { path: file(rng), range: Bytes { from, to: from + size(rng) }, fill: letter(rng) }
+            Op::Write {
+                path: file(rng),
+                range: Bytes { from, to: from + size(rng) },
+                fill: letter(rng),
+            }
         }
         57..60 => {
             let from = if rng.random_bool(0.4) { 0 } else { size(rng) - 1 };
@@ -459,16 +484,22 @@ pub(crate) fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
             Op::Allocate { path: file(rng), how, range: Bytes { from, to: from + size(rng) } }
         }
         60..62 => Op::Append { path: file(rng), len: size(rng), fill: letter(rng) },
-        62..68 => Op::Truncate { path: file(rng), size: if rng.random_bool(0.2) { 0 } else { size(rng) } },
+        62..68 => {
+            Op::Truncate { path: file(rng), size: if rng.random_bool(0.2) { 0 } else { size(rng) } }
+        }
         68..72 => {
             // Linux has no user xattrs on anything but files and directories.
-            let can = |ino| matches!(world.node(ino).map(|n| &n.body), Some(Body::File(_) | Body::Dir(_)));
+            let can = |ino| {
+                matches!(world.node(ino).map(|n| &n.body), Some(Body::File(_) | Body::Dir(_)))
+            };
             let able: Vec<_> = mine.iter().filter(|n| can(n.3)).collect();
             let path = able.choose(rng).map_or_else(|| fresh(rng), |n| n.0.clone());
             let name = format!("user.{}", rng.random_range(0..3));
             Op::SetXattr { path, name, value: "v".repeat(rng.random_range(0..400)) }
         }
-        72..74 => Op::RemoveXattr { path: any(rng), name: format!("user.{}", rng.random_range(0..3)) },
+        72..74 => {
+            Op::RemoveXattr { path: any(rng), name: format!("user.{}", rng.random_range(0..3)) }
+        }
         74..77 => Op::Chmod { path: any(rng), perm: rng.random_range(0..0o1000) },
         77..79 => {
             // Whole sectors share their extents, others are copied.
@@ -508,10 +539,14 @@ pub fn random(seed: u64, length: usize) -> Workload {
 #[must_use]
 pub fn threads(seed: u64, count: usize, length: usize) -> Workload {
     let base = World::empty(0o755, 256);
-    let ops =
-        |i: usize| random_ops(seed.wrapping_mul(1000).wrapping_add(i as u64), length, &prefix(i), &base);
+    let ops = |i: usize| {
+        random_ops(seed.wrapping_mul(1000).wrapping_add(i as u64), length, &prefix(i), &base)
+    };
     let threads = (0..count).map(ops).collect();
-    Workload { name: format!("threads-{seed}-{count}-{length}"), segments: vec![Segment { threads }] }
+    Workload {
+        name: format!("threads-{seed}-{count}-{length}"),
+        segments: vec![Segment { threads }],
+    }
 }
 
 /// Is nothing but the root there?
@@ -537,7 +572,9 @@ mod tests {
                 assert!(ops.last().unwrap().is_sync());
                 let mut world = World::empty(0o755, 256);
                 for op in ops {
-                    world.apply(op).unwrap_or_else(|e| panic!("{op} in {}: {e:?}", workload.text()));
+                    world
+                        .apply(op)
+                        .unwrap_or_else(|e| panic!("{op} in {}: {e:?}", workload.text()));
                 }
                 assert_eq!(parse(&workload.text()).unwrap().remove(0), *ops);
             }

@@ -1,8 +1,9 @@
-//! A tree of files as the model sees it: names, inodes, contents, and what each operation does to them.
+//! A tree of files as the model sees it: names, inodes, contents, and what each operation does to
+//! them.
 //!
-//! A [`World`] is a value. Nodes are shared between versions, so a history keeps one world per operation and any two
-//! can be compared. The same type holds what was *found* on a disk ([`crate::walk`]), which makes a comparison one of
-//! like with like.
+//! A [`World`] is a value. Nodes are shared between versions, so a history keeps one world per
+//! operation and any two can be compared. The same type holds what was *found* on a disk
+//! ([`crate::walk`]), which makes a comparison one of like with like.
 
 mod sharing;
 
@@ -87,8 +88,9 @@ impl Content {
             if let Some(page) = self.page(n) {
                 let from = range.from.max(n * PAGE);
                 let until = to.min((n + 1) * PAGE);
-                out[(from - range.from) as usize..(until - range.from) as usize]
-                    .copy_from_slice(&page[(from - n * PAGE) as usize..(until - n * PAGE) as usize]);
+                out[(from - range.from) as usize..(until - range.from) as usize].copy_from_slice(
+                    &page[(from - n * PAGE) as usize..(until - n * PAGE) as usize],
+                );
             }
         }
         out
@@ -140,7 +142,8 @@ pub struct Node {
     pub nocow: bool,
     /// Is it the root directory of a subvolume?
     pub top: Top,
-    /// Is it the empty directory that a snapshot shows in the place of its source's subvolumes? All of a snapshot are one inode.
+    /// Is it the empty directory that a snapshot shows in the place of its source's subvolumes? All
+    /// of a snapshot are one inode.
     pub placeholder: bool,
     /// The root directory of the subvolume that it is in.
     pub home: Ino,
@@ -234,8 +237,11 @@ impl World {
     /// A root directory with nothing in it.
     #[must_use]
     pub fn empty(perm: u32, real_root: u64) -> Self {
-        let root =
-            Node { top: Top::Writable, real: real_root, ..Node::new(Body::Dir(BTreeMap::new()), perm) };
+        let root = Node {
+            top: Top::Writable,
+            real: real_root,
+            ..Node::new(Body::Dir(BTreeMap::new()), perm)
+        };
         Self {
             nodes: BTreeMap::from([(ROOT, Arc::new(root))]),
             handles: BTreeMap::new(),
@@ -271,7 +277,13 @@ impl World {
         }
     }
     /// Adds an inode under a name: for worlds that are found, not made.
-    pub fn insert(&mut self, dir: Ino, name: &str, ino: Option<Ino>, node: impl FnOnce() -> Node) -> Ino {
+    pub fn insert(
+        &mut self,
+        dir: Ino,
+        name: &str,
+        ino: Option<Ino>,
+        node: impl FnOnce() -> Node,
+    ) -> Ino {
         let ino = ino.unwrap_or_else(|| {
             self.next += 1;
             self.nodes.insert(self.next - 1, Arc::new(node()));
@@ -280,7 +292,8 @@ impl World {
         self.dir_mut(dir).insert(name.to_owned(), ino);
         ino
     }
-    /// Remembers the file system's number of an inode; of a subvolume's root directory, those of all in it.
+    /// Remembers the file system's number of an inode; of a subvolume's root directory, those of
+    /// all in it.
     pub fn set_real(&mut self, ino: Ino, real: u64) {
         self.node_mut(ino).real = real;
         if self.nodes[&ino].top != Top::No {
@@ -325,7 +338,9 @@ impl World {
         }
         let mut at = ROOT;
         for name in path.split('/').filter(|n| !n.is_empty()) {
-            let Body::Dir(entries) = &self.nodes[&at].body else { return Err(Refusal::NotDirectory) };
+            let Body::Dir(entries) = &self.nodes[&at].body else {
+                return Err(Refusal::NotDirectory);
+            };
             at = *entries.get(name).ok_or(Refusal::NotFound)?;
         }
         Ok(at)
@@ -349,7 +364,9 @@ impl World {
     /// User attributes are for files and directories.
     fn may_have(&self, ino: Ino, name: &str) -> Result<(), Refusal> {
         match self.nodes[&ino].body {
-            Body::Symlink(_) | Body::Special(..) if name.starts_with("user.") => Err(Refusal::NotPermitted),
+            Body::Symlink(_) | Body::Special(..) if name.starts_with("user.") => {
+                Err(Refusal::NotPermitted)
+            }
             _ => Ok(()),
         }
     }
@@ -432,7 +449,8 @@ impl World {
         if mode == Move::Whiteout {
             let home = self.nodes[&from_dir].home;
             let body = Body::Special(FileKind::CharDevice, 0);
-            let ino = self.insert(from_dir, from_name, None, || Node { home, ..Node::new(body, 0) });
+            let ino =
+                self.insert(from_dir, from_name, None, || Node { home, ..Node::new(body, 0) });
             touched.inodes.push(ino);
             touched.made = Some(ino);
         }
@@ -628,10 +646,11 @@ mod tests {
 
     #[test]
     fn refusals_are_those_of_posix() {
-        let (_, r) = run(
-            "mk A; mk A/B; new f; sym f s; new f; mv A A/B/C; mv f A; mv A f; rmdir A; rm A; rmdir f; \
-                          ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s user.x; xa- s trusted.x",
-        );
+        let (_, r) =
+            run("mk A; mk A/B; new f; sym f s; new f; mv A A/B/C; mv f A; mv A f; rmdir A; rm A; \
+                rmdir f; \
+                          ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s \
+                          user.x; xa- s trusted.x");
         let errors: Vec<_> = r.into_iter().skip(4).map(Result::unwrap_err).collect();
         use Refusal::*;
         assert_eq!(
@@ -658,7 +677,8 @@ mod tests {
 
     #[test]
     fn contents_grow_shrink_and_leave_zeros() {
-        let (w, _) = run("new f; f[0,8000)=a; trunc f 3000; trunc f 9000; f+100=b; copy f[8990,9050)>f@0");
+        let (w, _) =
+            run("new f; f[0,8000)=a; trunc f 3000; trunc f 9000; f+100=b; copy f[8990,9050)>f@0");
         let Body::File(c) = &w.node(w.resolve("f").unwrap()).unwrap().body else { panic!() };
         assert_eq!(c.size, 9100);
         let bytes = c.read(Bytes { from: 0, to: u64::MAX });
@@ -675,7 +695,11 @@ mod tests {
         assert!(r.iter().all(Result::is_ok), "{r:?}");
         assert_eq!(w.nodes().count(), 3);
         let (_, r) = run("tmp t; ln @t f; ln f g; rm f; rm g; ln @t h");
-        assert_eq!(r[5], Err(Refusal::NotFound), "an inode that lost its last name gets no new one");
+        assert_eq!(
+            r[5],
+            Err(Refusal::NotFound),
+            "an inode that lost its last name gets no new one"
+        );
         let (w, _) = run("new f; open f h; rm f; close h");
         assert_eq!(w.nodes().count(), 1);
     }

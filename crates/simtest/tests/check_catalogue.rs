@@ -1,8 +1,10 @@
-//! A catalogue of damage: each entry changes one thing of a sound image, and `larder check` has to find and name it.
+//! A catalogue of damage: each entry changes one thing of a sound image, and `larder check` has to
+//! find and name it.
 //!
-//! The decision hidden here is what counts as found. An entry names the kinds of findings that must be reported; more
-//! may be, for damage has consequences. And it says whether Linux's `btrfs check` complains, which is asked where it is
-//! installed: that every entry is real damage, and that ours finds all that theirs does.
+//! The decision hidden here is what counts as found. An entry names the kinds of findings that must
+//! be reported; more may be, for damage has consequences. And it says whether Linux's `btrfs check`
+//! complains, which is asked where it is installed: that every entry is real damage, and that ours
+//! finds all that theirs does.
 
 #[path = "check_catalogue/bases.rs"]
 mod bases;
@@ -92,7 +94,12 @@ fn keep(entry: &Entry, base: Base, image: &Image) {
 }
 
 fn report(failures: Vec<String>, of: usize) {
-    assert!(failures.is_empty(), "{} of {of} entries fail:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {of} entries fail:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 #[test]
@@ -104,8 +111,9 @@ fn the_catalogue_is_large_and_its_names_are_unique() {
     assert!(entries.iter().all(|e| !e.kinds.is_empty()));
 }
 
-/// What the catalogue does not plant: what is wrong with a device and not with an image, what an image may be in the midst
-/// of, what a metadata dump lacks (`check_dumps.rs`), and what is said about the check itself.
+/// What the catalogue does not plant: what is wrong with a device and not with an image, what an
+/// image may be in the midst of, what a metadata dump lacks (`check_dumps.rs`), and what is said
+/// about the check itself.
 const NOT_PLANTED: [Kind; 7] = [
     Kind::NodeUnreadable,
     Kind::DataUnreadable,
@@ -119,8 +127,11 @@ const NOT_PLANTED: [Kind; 7] = [
 #[test]
 fn every_kind_of_finding_is_planted() {
     let planted: BTreeSet<Kind> = catalogue().iter().flat_map(|e| e.kinds).copied().collect();
-    let missing: Vec<Kind> =
-        Kind::ALL.iter().copied().filter(|k| !planted.contains(k) && !NOT_PLANTED.contains(k)).collect();
+    let missing: Vec<Kind> = Kind::ALL
+        .iter()
+        .copied()
+        .filter(|k| !planted.contains(k) && !NOT_PLANTED.contains(k))
+        .collect();
     assert_eq!(missing, []);
     assert!(NOT_PLANTED.iter().all(|k| !planted.contains(k)));
 }
@@ -139,7 +150,8 @@ fn btrfs_check_says_what_the_catalogue_claims() {
         }
     });
     // The same damage on the first image that it is planted on: one is enough.
-    let planted: Vec<_> = planted().into_iter().filter(|(entry, base, _)| entry.bases[0] == *base).collect();
+    let planted: Vec<_> =
+        planted().into_iter().filter(|(entry, base, _)| entry.bases[0] == *base).collect();
     let of = planted.len();
     let judge = |(entry, base, image): (&Entry, Base, Result<Image, String>)| {
         let image = match image {
@@ -152,7 +164,9 @@ fn btrfs_check_says_what_the_catalogue_claims() {
         let plain = btrfs_check(&path, false);
         let with_data = if plain.is_clean() { btrfs_check(&path, true) } else { plain.clone() };
         let progs = match (plain.is_clean(), with_data.is_clean()) {
-            (false, _) if plain.code == Some(0) && entry.progs == Progs::Mentions => Progs::Mentions,
+            (false, _) if plain.code == Some(0) && entry.progs == Progs::Mentions => {
+                Progs::Mentions
+            }
             (false, _) => Progs::Sees,
             (true, false) => Progs::SeesWithData,
             (true, true) => Progs::Misses,
@@ -160,7 +174,10 @@ fn btrfs_check_says_what_the_catalogue_claims() {
         (progs != entry.progs).then(|| {
             keep(entry, base, &image);
             let said = with_data.complaints.first().map_or("", String::as_str);
-            format!("{} on {base:?}: {:?} is claimed, but {progs:?}: {said}", entry.name, entry.progs)
+            format!(
+                "{} on {base:?}: {:?} is claimed, but {progs:?}: {said}",
+                entry.name, entry.progs
+            )
         })
     };
     let differences: Vec<String> = planted.into_par_iter().filter_map(judge).collect();
@@ -180,7 +197,8 @@ fn check(device: SimDevice) -> Result<Report, larder_check::Error> {
 
 /// What a report says, in a line.
 fn summary(report: &Report) -> String {
-    let count = |(kind, count): (&Kind, &larder_check::Count)| match (count.found, count.follow_ups) {
+    let count = |(kind, count): (&Kind, &larder_check::Count)| match (count.found, count.follow_ups)
+    {
         (0, n) => format!("{kind} ({n} follow)"),
         (n, 0) => format!("{kind} ({n})"),
         (n, m) => format!("{kind} ({n}, {m} follow)"),
@@ -189,7 +207,8 @@ fn summary(report: &Report) -> String {
     format!("{}; first: {first}", report.counts.iter().map(count).collect::<Vec<_>>().join(", "))
 }
 
-/// Kinds of errors that one damage may show as, apart from what is marked as a follow-up: a report is to be read.
+/// Kinds of errors that one damage may show as, apart from what is marked as a follow-up: a report
+/// is to be read.
 const MOST_KINDS: usize = 8;
 
 /// What is wrong with what the checker says to a planted damage.
@@ -202,7 +221,11 @@ fn complaint(entry: &Entry, image: &Image) -> Option<String> {
     if !missed.is_empty() {
         return Some(format!("{missed:?} is not among {}", summary(&report)));
     }
-    let own = report.counts.iter().filter(|(k, c)| k.severity() == Severity::Error && c.found > 0).count();
+    let own = report
+        .counts
+        .iter()
+        .filter(|(k, c)| k.severity() == Severity::Error && c.found > 0)
+        .count();
     if own > MOST_KINDS {
         return Some(format!("{own} kinds of findings for one damage: {}", summary(&report)));
     }
@@ -240,7 +263,11 @@ fn sound_images_have_no_findings() {
         for kind in [Kind::LogPresent, Kind::SubvolumeBeingDropped] {
             assert!(base != Base::Pending || report.found(kind), "{}", summary(&report));
         }
-        assert!(report.stats.inodes > 400 && report.stats.data_bytes > 1 << 16, "{:?}", report.stats);
+        assert!(
+            report.stats.inodes > 400 && report.stats.data_bytes > 1 << 16,
+            "{:?}",
+            report.stats
+        );
     }
 }
 
@@ -270,14 +297,25 @@ fn what_a_device_cannot_read_is_named() {
         check(device).unwrap()
     };
     let both = failing(leaf, 2);
-    assert!(both.found(Kind::NodeUnreadable) && both.found(Kind::SubtreeLost), "{}", summary(&both));
+    assert!(
+        both.found(Kind::NodeUnreadable) && both.found(Kind::SubtreeLost),
+        "{}",
+        summary(&both)
+    );
     let first = failing(leaf, 1);
-    assert!(first.found(Kind::NodeUnreadable) && !first.found(Kind::SubtreeLost), "{}", summary(&first));
+    assert!(
+        first.found(Kind::NodeUnreadable) && !first.found(Kind::SubtreeLost),
+        "{}",
+        summary(&first)
+    );
     // Where nothing at all can be read, nothing can be said about the file system.
     let device = SimDevice::new(image.clone());
     device.inject(Fault::nth(0, |a| a.kind == AccessKind::Read).forever());
     let refused = check(device);
-    assert!(matches!(refused, Err(larder_check::Error::Volume(VolumeError::Io { .. }))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(larder_check::Error::Volume(VolumeError::Io { .. }))),
+        "{refused:?}"
+    );
     let data = failing(record.disk_bytenr, 1);
     assert!(data.found(Kind::DataUnreadable), "{}", summary(&data));
 }

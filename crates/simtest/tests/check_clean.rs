@@ -1,15 +1,17 @@
-//! `larder check` has nothing to say against sound images: of every kind that Linux makes, populated, with snapshots, and in
-//! the midst of things — a deleted subvolume half removed, a file without a name, a log that waits to be replayed.
+//! `larder check` has nothing to say against sound images: of every kind that Linux makes,
+//! populated, with snapshots, and in the midst of things — a deleted subvolume half removed, a file
+//! without a name, a log that waits to be replayed.
 //!
-//! A checker that cries wolf is not believed when there is one. Where the image is at rest, `btrfs check` has to agree.
+//! A checker that cries wolf is not believed when there is one. Where the image is at rest, `btrfs
+//! check` has to agree.
 
 use anyhow::{Context, Result};
 use larder_check::{Kind, Options, Report, Severity};
 use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
 use larder_simtest::oracle::{
-    Fixture, KernelMount, Need, btrfs, btrfs_check, copy_image, kernel_images, mkfs_btrfs, need, populate,
-    scratch,
+    Fixture, KernelMount, Need, btrfs, btrfs_check, copy_image, kernel_images, mkfs_btrfs, need,
+    populate, scratch,
 };
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::fs::File;
@@ -19,7 +21,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 fn check(image: &Path) -> Report {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read).expect("an image"));
+    let device: Arc<dyn Device> =
+        Arc::new(FileDevice::open(image, OpenMode::Read).expect("an image"));
     larder_check::check(&[device], &Options { data: true, ..Options::default() }, &|_| ())
         .expect("it can be checked")
 }
@@ -49,8 +52,11 @@ fn subvolume(args: &[&str], paths: &[&Path]) -> Result<()> {
 }
 
 fn freeze(top: &Path, what: &str) {
-    let done =
-        std::process::Command::new("fsfreeze").arg(what).arg(top).status().expect("fsfreeze of util-linux");
+    let done = std::process::Command::new("fsfreeze")
+        .arg(what)
+        .arg(top)
+        .status()
+        .expect("fsfreeze of util-linux");
     assert!(done.success(), "fsfreeze {what}");
 }
 
@@ -75,7 +81,11 @@ fn images_of_linux_are_sound() {
         let report = check(&image);
         assert_sound(&report, &variant.name);
         let s = report.stats;
-        assert!(s.inodes > 100 && s.extents > 100 && s.data_bytes > 1 << 20, "{}: {s:?}", variant.name);
+        assert!(
+            s.inodes > 100 && s.extents > 100 && s.data_bytes > 1 << 20,
+            "{}: {s:?}",
+            variant.name
+        );
     }
 }
 
@@ -96,13 +106,15 @@ fn snapshots_and_quotas() {
         std::fs::write(top.join(format!("s0/file-{n:04}")), vec![b'x'; n * 37]).unwrap();
     }
     for generation in 1..12usize {
-        let (from, to) = (top.join(format!("s{}", generation / 2)), top.join(format!("s{generation}")));
+        let (from, to) =
+            (top.join(format!("s{}", generation / 2)), top.join(format!("s{generation}")));
         subvolume(&["snapshot"], &[&from, &to]).unwrap();
         for n in 0..30 {
             let name = format!("file-{:04}", (n * 19 + generation * 7) % 600);
             let _ = std::fs::remove_file(from.join(&name));
             std::fs::write(to.join(&name), format!("{generation} {n}").repeat(n * 20)).unwrap();
-            std::fs::hard_link(to.join(&name), to.join(format!("{name}-{generation}-{n}"))).unwrap();
+            std::fs::hard_link(to.join(&name), to.join(format!("{name}-{generation}-{n}")))
+                .unwrap();
         }
     }
     mount.sync().unwrap();
@@ -186,8 +198,8 @@ fn images_in_the_midst_of_things() {
     assert_sound(&check(&image), "at the end");
 }
 
-/// Power cuts while Linux moves everything: relocation trees, half-moved block groups. The image lies on a file system that
-/// can clone it, so each copy is what was there in one moment.
+/// Power cuts while Linux moves everything: relocation trees, half-moved block groups. The image
+/// lies on a file system that can clone it, so each copy is what was there in one moment.
 #[test]
 fn interrupted_balances_are_sound() {
     if !needs_linux() {
@@ -212,7 +224,8 @@ fn interrupted_balances_are_sound() {
             std::fs::write(first.join(format!("file-{n}")), vec![b'x'; 200 + n % 900]).unwrap();
         }
         for n in 0..20u32 {
-            let noise: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(n + 77) >> 7) as u8).collect();
+            let noise: Vec<u8> =
+                (0..300_000u32).map(|i| (i.wrapping_mul(n + 77) >> 7) as u8).collect();
             std::fs::write(first.join(format!("large-{n}")), noise).unwrap();
         }
         for n in 1..6 {
@@ -262,7 +275,8 @@ fn interrupted_balances_are_sound() {
     outer.unmount_clean().unwrap();
 }
 
-/// Several devices: what cannot be checked is refused by name, and what is given whole is either checked or refused.
+/// Several devices: what cannot be checked is refused by name, and what is given whole is either
+/// checked or refused.
 #[test]
 fn several_devices_are_refused_by_name_or_checked() {
     if !needs_linux() {
@@ -275,9 +289,10 @@ fn several_devices_are_refused_by_name_or_checked() {
     let check = |devices: &[Arc<dyn Device>]| {
         larder_check::check(devices, &Options { data: true, ..Options::default() }, &|_| ())
     };
-    for (n, profiles) in [["single", "raid1"], ["raid1", "raid1"], ["raid0", "raid0"], ["single", "single"]]
-        .into_iter()
-        .enumerate()
+    for (n, profiles) in
+        [["single", "raid1"], ["raid1", "raid1"], ["raid0", "raid0"], ["single", "single"]]
+            .into_iter()
+            .enumerate()
     {
         let (a, b) = (2 * n as u32, 2 * n as u32 + 1);
         let paths = [a, b].map(|n| dir.path().join(format!("device-{n}")));
@@ -294,13 +309,18 @@ fn several_devices_are_refused_by_name_or_checked() {
                 Err(e) => assert!(e.to_string().contains("2 devices"), "{profiles:?}: {e}"),
                 Ok(report) => {
                     assert!(!report.is_clean(), "{profiles:?}: half of it is not all of it");
-                    let named = [Kind::DeviceMissing, Kind::SuperNumDevices].iter().any(|k| report.found(*k));
+                    let named = [Kind::DeviceMissing, Kind::SuperNumDevices]
+                        .iter()
+                        .any(|k| report.found(*k));
                     assert!(named, "{profiles:?}: {:?}", report.counts);
                 }
             }
         }
         match check(&[open(a), open(b)]) {
-            Err(e) => assert!(e.to_string().contains("profile") || e.to_string().contains("devices"), "{e}"),
+            Err(e) => assert!(
+                e.to_string().contains("profile") || e.to_string().contains("devices"),
+                "{e}"
+            ),
             Ok(report) => assert_sound(&report, &format!("{profiles:?}")),
         }
     }
@@ -315,7 +335,11 @@ fn images_of_larder_are_sound() {
         make_with_larder(&image, nodesize, mixed).unwrap();
         let report = check(&image);
         assert_sound(&report, &format!("nodes of {nodesize}, mixed {mixed}"));
-        assert!(report.stats.inodes >= 700 && report.stats.data_bytes > 1 << 20, "{:?}", report.stats);
+        assert!(
+            report.stats.inodes >= 700 && report.stats.data_bytes > 1 << 20,
+            "{:?}",
+            report.stats
+        );
     }
 }
 
@@ -326,7 +350,8 @@ fn make_with_larder(image: &Path, nodesize: u32, mixed: bool) -> Result<()> {
     mkfs(&*device, &options).context("mkfs")?;
     let fs = Filesystem::open(device, OpenOptions::default())?;
     let root = fs.root();
-    let new = |kind, target| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target, xattrs: &[] };
+    let new =
+        |kind, target| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target, xattrs: &[] };
     for n in 0..20u32 {
         let name = format!("directory-{n}");
         let dir = fs.create(root, name.as_bytes(), &new(FileKind::Directory, b""))?.id;
@@ -360,7 +385,8 @@ fn data_is_read_only_when_asked_for() {
     std::fs::write(mount.join("file"), &pattern).unwrap();
     mount.unmount_clean().unwrap();
     let bytes = std::fs::read(&image).unwrap();
-    let at = bytes.windows(31).position(|w| w == &pattern[..31]).expect("the data in the image") as u64;
+    let at =
+        bytes.windows(31).position(|w| w == &pattern[..31]).expect("the data in the image") as u64;
     File::options().write(true).open(&image).unwrap().write_all_at(b"B", at + 5000).unwrap();
     let report = check(&image);
     assert!(report.found(Kind::DataChecksum) && report.errors() == 1, "{:?}", report.counts);

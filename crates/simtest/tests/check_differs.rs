@@ -1,11 +1,14 @@
-//! `larder check` beside `btrfs check`, on damage that nobody thought of: where Linux's checker reports an error, so does ours.
+//! `larder check` beside `btrfs check`, on damage that nobody thought of: where Linux's checker
+//! reports an error, so does ours.
 //!
-//! Each number stands for one change of one sound image ([`larder_simtest::damage::random`]). Whatever it is, ours returns
-//! soon, takes no more memory than a hostile image may cost, and finds something wherever theirs does. What only ours finds is
-//! counted by kind: most of it is what theirs does not look at, and the catalogue has it.
+//! Each number stands for one change of one sound image ([`larder_simtest::damage::random`]).
+//! Whatever it is, ours returns soon, takes no more memory than a hostile image may cost, and finds
+//! something wherever theirs does. What only ours finds is counted by kind: most of it is what
+//! theirs does not look at, and the catalogue has it.
 //!
-//! `make test` tries a few on the fuzzer's small images of Linux, which never change. The long form adds those that are made
-//! anew each time, the engine's and the catalogue's, and says what both found:
+//! `make test` tries a few on the fuzzer's small images of Linux, which never change. The long form
+//! adds those that are made anew each time, the engine's and the catalogue's, and says what both
+//! found:
 //!
 //! ```sh
 //! LARDER_SCALE=50 LARDER_SEED=1000 cargo test -p larder-simtest --test check_differs -- --nocapture
@@ -23,8 +26,8 @@ use larder_simtest::hostile::limits::{self, CountingAllocator, HEAP, PanicLog};
 use larder_simtest::hostile::seeds;
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{
-    self, Fixture, ImageVariant, KernelMount, Need, btrfs, btrfs_check_within, kernel_images, need, populate,
-    scratch,
+    self, Fixture, ImageVariant, KernelMount, Need, btrfs, btrfs_check_within, kernel_images, need,
+    populate, scratch,
 };
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -85,8 +88,8 @@ fn ours(image: &Image) -> Result<Report, larder_check::Error> {
     larder_check::check(&[device], &Options { data: true, threads: 1, keep: 20 }, &|_| ())
 }
 
-/// What theirs says: without data first, for damage there hides nothing else. In the long form also what its other
-/// implementation says where this one is content.
+/// What theirs says: without data first, for damage there hides nothing else. In the long form also
+/// what its other implementation says where this one is content.
 fn theirs(image: &Image, long: bool) -> (oracle::Report, Option<oracle::Report>) {
     /// Seconds; most take hundredths.
     const TIME: u32 = 10;
@@ -118,7 +121,8 @@ impl Case {
     /// Does theirs report something that ours passes over?
     fn only_theirs(&self) -> bool {
         let warned = self.ours.as_ref().is_ok_and(|r| r.count(Severity::Warning) > 0);
-        // It only warned, or gave up for another reason than the image's, or a signal ended it after a warning.
+        // It only warned, or gave up for another reason than the image's, or a signal ended it
+        // after a warning.
         let mild = matches!(self.theirs.code, Some(0 | 134) | None) && warned;
         !self.theirs.is_clean() && !self.theirs.timed_out() && !self.ours_errs() && !mild
     }
@@ -153,7 +157,10 @@ impl Case {
     fn keep(&self) {
         if let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") {
             let path = std::path::Path::new(&dir).join(format!("{}.img", self.name));
-            self.wounded.image.write_sparse(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            self.wounded
+                .image
+                .write_sparse(&path)
+                .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         }
     }
 }
@@ -187,7 +194,8 @@ fn ours_reports_wherever_theirs_does() {
     let mut missed = Vec::new();
     for chunk in all.chunks(64) {
         let wounded: Vec<_> = chunk.par_iter().copied().map(wound).collect();
-        // Ours one by one, to know what one takes: a thread that waits for a check would begin another meanwhile.
+        // Ours one by one, to know what one takes: a thread that waits for a check would begin
+        // another meanwhile.
         let measured = |(_, w): &(String, Wounded)| {
             limits::reset_peak();
             let before = limits::live();
@@ -247,7 +255,12 @@ fn ours_reports_wherever_theirs_does() {
     // Other versions of btrfs-progs see a little more or less.
     let asked = btrfs(&["--version"]).is_ok_and(|v| v.contains("v6.14"));
     let allowed = if asked { 0 } else { of / 20 };
-    assert!(missed.len() <= allowed, "{} of {of} were missed:\n{}", missed.len(), missed.join("\n"));
+    assert!(
+        missed.len() <= allowed,
+        "{} of {of} were missed:\n{}",
+        missed.len(),
+        missed.join("\n")
+    );
     let found: u32 = classes.values().map(|c| c[1]).sum();
     assert!(found as usize > of / 2, "only {found} of {of} were noticed at all");
 }

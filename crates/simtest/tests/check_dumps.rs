@@ -1,7 +1,8 @@
-//! `larder check` of metadata dumps: it checks everything that they have, and says what it cannot judge.
+//! `larder check` of metadata dumps: it checks everything that they have, and says what it cannot
+//! judge.
 //!
-//! A sound image's dump has nothing wrong, in every form in which btrfs-image restores one; what is wrong with an image is found in
-//! its dump as well. `btrfs check` looks at the same dumps.
+//! A sound image's dump has nothing wrong, in every form in which btrfs-image restores one; what is
+//! wrong with an image is found in its dump as well. `btrfs check` looks at the same dumps.
 
 use anyhow::Result;
 use larder_check::{Kind, Options, Report, Severity};
@@ -11,8 +12,8 @@ use larder_simtest::damage::Damage;
 use larder_simtest::device::SimDevice;
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{
-    Fixture, KernelMount, LoopDevice, Need, btrfs, btrfs_check, flat_dump, metadata_dump, mkfs_btrfs, need,
-    populate, scratch,
+    Fixture, KernelMount, LoopDevice, Need, btrfs, btrfs_check, flat_dump, metadata_dump,
+    mkfs_btrfs, need, populate, scratch,
 };
 use std::fs::File;
 use std::path::Path;
@@ -51,12 +52,20 @@ fn assert_sound(report: &Report, form: MetadataDump, what: &str) {
 fn make(path: &Path, args: &[&str], options: &str, with_log: bool) -> Result<Image> {
     mkfs_btrfs(path, 256 << 20, args)?;
     let mount = KernelMount::image(path, &format!("commit=300,{options}"))?;
-    populate(mount.path(), &Fixture { entries: 40, large_file: 1 << 20, fragments: 300, links: 30 })?;
+    populate(
+        mount.path(),
+        &Fixture { entries: 40, large_file: 1 << 20, fragments: 300, links: 30 },
+    )?;
     let (tree, nested) = (mount.join("tree"), mount.join("tree/nested"));
     for subvolume in [&tree, &nested] {
         btrfs(&["subvolume".as_ref(), "create".as_ref(), subvolume.as_os_str()])?;
     }
-    btrfs(&["subvolume".as_ref(), "snapshot".as_ref(), tree.as_os_str(), mount.join("copy").as_os_str()])?;
+    btrfs(&[
+        "subvolume".as_ref(),
+        "snapshot".as_ref(),
+        tree.as_os_str(),
+        mount.join("copy").as_os_str(),
+    ])?;
     mount.sync()?;
     if with_log {
         for name in ["one", "two"] {
@@ -122,7 +131,10 @@ fn hidden_names_are_not_judged() {
         let report = check(restored.clone());
         assert_sound(&report, MetadataDump::Mapped, args);
         let dump = report.dump.unwrap();
-        assert!(dump.names_hidden && dump.not_judged().iter().any(|n| n.starts_with("names")), "{args}");
+        assert!(
+            dump.names_hidden && dump.not_judged().iter().any(|n| n.starts_with("names")),
+            "{args}"
+        );
 
         let mut d = Damage::on(&restored).unwrap();
         let (entry, _) = d.first(FS, |key, _| key.kind == KeyType::DIR_INDEX).unwrap();
@@ -135,7 +147,10 @@ fn hidden_names_are_not_judged() {
     d.item(FS, larder_format::items::keys::inode_ref_key(ObjectId(256), ObjectId(256)))
         .set(10, b"xx")
         .unwrap();
-    d.edit_super(|sb| sb.set_super_flags(sb.super_flags() | larder_format::SuperFlags::METADUMP_V2)).unwrap();
+    d.edit_super(|sb| {
+        sb.set_super_flags(sb.super_flags() | larder_format::SuperFlags::METADUMP_V2)
+    })
+    .unwrap();
     assert!(check(d.into_image()).found(Kind::RootDirectory));
 }
 
@@ -162,7 +177,8 @@ fn damage_is_found_in_dumps() {
             d.item(ObjectId::CSUM_TREE, key).delete()
         }),
         (Kind::ExtentItemMissing, &|d| {
-            let (key, _) = d.first(ObjectId::EXTENT_TREE, |key, _| key.kind == KeyType::EXTENT_ITEM)?;
+            let (key, _) =
+                d.first(ObjectId::EXTENT_TREE, |key, _| key.kind == KeyType::EXTENT_ITEM)?;
             d.item(ObjectId::EXTENT_TREE, key).delete()
         }),
     ];
@@ -176,7 +192,11 @@ fn damage_is_found_in_dumps() {
         let itself: Vec<_> = check(damaged).counts.into_keys().collect();
         for dump in [&mapped, &flat] {
             let kinds = dump.counts.keys().filter(|k| **k != Kind::DumpWithoutMirror);
-            assert!(kinds.clone().eq(&itself), "{kind}: {:?}, in the image {itself:?}", dump.counts);
+            assert!(
+                kinds.clone().eq(&itself),
+                "{kind}: {:?}, in the image {itself:?}",
+                dump.counts
+            );
         }
     }
 }
@@ -194,7 +214,11 @@ fn a_dump_of_two_devices_is_sound() {
     let other = second.path().display().to_string();
     mkfs_btrfs(&first, 256 << 20, &["-f", "-m", "single", "-d", "single", &other]).unwrap();
     let mount = KernelMount::image(&first, &format!("device={other}")).unwrap();
-    populate(mount.path(), &Fixture { entries: 40, large_file: 1 << 20, fragments: 300, links: 30 }).unwrap();
+    populate(
+        mount.path(),
+        &Fixture { entries: 40, large_file: 1 << 20, fragments: 300, links: 30 },
+    )
+    .unwrap();
     mount.unmount_clean().unwrap();
     let device = LoopDevice::attach(&first).unwrap();
     let node = dir.path().join("node");

@@ -1,8 +1,10 @@
-//! `larder check` on images that were made to hurt it: whatever the bytes, it returns, soon, and without a panic.
+//! `larder check` on images that were made to hurt it: whatever the bytes, it returns, soon, and
+//! without a panic.
 //!
-//! Nodes and superblocks are changed at random and their checksums made right again, so that the changes are looked at. Some
-//! changes are blind, others hit what hurts: pointers that lead to other nodes (loops, shared subtrees, wrong trees), counts
-//! and lengths at the ends of their range.
+//! Nodes and superblocks are changed at random and their checksums made right again, so that the
+//! changes are looked at. Some changes are blind, others hit what hurts: pointers that lead to
+//! other nodes (loops, shared subtrees, wrong trees), counts and lengths at the ends of their
+//! range.
 
 use larder_check::Options;
 use larder_format::node::{NodeView, POINTER_SIZE};
@@ -21,20 +23,27 @@ use std::time::{Duration, Instant};
 /// A small image with trees of two levels and more.
 fn sound() -> Image {
     let device = Arc::new(SimDevice::new(Image::zeroed(128 << 20)).unrecorded());
-    mkfs(&*device, &MkfsOptions { nodesize: Some(4096), uuid: Some([7; 16]), ..MkfsOptions::default() })
-        .unwrap();
+    mkfs(
+        &*device,
+        &MkfsOptions { nodesize: Some(4096), uuid: Some([7; 16]), ..MkfsOptions::default() },
+    )
+    .unwrap();
     let tuning = Tuning { fake_clock: true, ..Tuning::default() };
     let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
     let fs = Filesystem::open(device.clone(), options).unwrap();
-    let new = |kind, target| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target, xattrs: &[] };
+    let new =
+        |kind, target| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target, xattrs: &[] };
     for n in 0..150u64 {
-        let file =
-            fs.create(fs.root(), format!("file-{n}").as_bytes(), &new(FileKind::Regular, b"")).unwrap().id;
+        let file = fs
+            .create(fs.root(), format!("file-{n}").as_bytes(), &new(FileKind::Regular, b""))
+            .unwrap()
+            .id;
         for piece in 0..n % 5 {
             fs.write(file, piece * 16384, &vec![b'x'; 100 + 3000 * piece as usize]).unwrap();
         }
         if n % 10 == 0 {
-            fs.create(fs.root(), format!("dir-{n}").as_bytes(), &new(FileKind::Directory, b"")).unwrap();
+            fs.create(fs.root(), format!("dir-{n}").as_bytes(), &new(FileKind::Directory, b""))
+                .unwrap();
             fs.link(file, fs.root(), format!("link-{n}").as_bytes()).unwrap();
         }
     }
@@ -60,7 +69,8 @@ fn nodes(image: &Image) -> Vec<Logical> {
 }
 
 fn mutate(image: &Image, nodes: &[Logical], seed: u64) -> Image {
-    const EXTREME: [u64; 10] = [0, 1, 255, 256, 4096, 1 << 31, 1 << 47, 1 << 63, u64::MAX, u64::MAX - 4095];
+    const EXTREME: [u64; 10] =
+        [0, 1, 255, 256, 4096, 1 << 31, 1 << 47, 1 << 63, u64::MAX, u64::MAX - 4095];
     let mut rng = StdRng::seed_from_u64(seed);
     let mut damage = Damage::on(image).unwrap();
     for _ in 0..rng.random_range(1..4) {
@@ -92,7 +102,9 @@ fn mutate(image: &Image, nodes: &[Logical], seed: u64) -> Image {
                         .filter_map(|slot| NodeView(bytes).items().get(slot))
                         .map(|i| (101 + i.offset.get() as usize, i.size.get() as usize))
                         .collect();
-                    let Some((from, size)) = data.get(rng.random_range(0..items)).copied() else { return };
+                    let Some((from, size)) = data.get(rng.random_range(0..items)).copied() else {
+                        return;
+                    };
                     let last = (from + size).min(bytes.len());
                     for byte in bytes.get_mut(from..last).into_iter().flatten() {
                         if rng.random_range(0..8) == 0 {
@@ -127,14 +139,20 @@ fn whatever_the_bytes_it_returns() {
     let found: usize = (0..400u64)
         .into_par_iter()
         .map(|seed| {
-            let device = Arc::new(SimDevice::new(mutate(&image, &nodes, seed)).read_only().unrecorded());
+            let device =
+                Arc::new(SimDevice::new(mutate(&image, &nodes, seed)).read_only().unrecorded());
             let one = Instant::now();
             let options = Options { data: true, threads: 2, keep: 10 };
             let result = larder_check::check(&[device], &options, &|_| ());
-            assert!(one.elapsed() < Duration::from_secs(60), "seed {seed} took {:?}", one.elapsed());
+            assert!(
+                one.elapsed() < Duration::from_secs(60),
+                "seed {seed} took {:?}",
+                one.elapsed()
+            );
             usize::from(!result.is_ok_and(|report| report.is_clean()))
         })
         .sum();
-    // A change can be harmless — a node of an older transaction, a byte of free space in a leaf — but most are not.
+    // A change can be harmless — a node of an older transaction, a byte of free space in a leaf —
+    // but most are not.
     assert!(found > 200, "{found} of 400 were noticed, in {:?}", begun.elapsed());
 }

@@ -1,8 +1,10 @@
-//! Snapshots as old kernels made them: `larder check` believes the entries of subvolumes in them, and no others.
+//! Snapshots as old kernels made them: `larder check` believes the entries of subvolumes in them,
+//! and no others.
 //!
-//! A snapshot has the entries of the subvolumes that hung in its source, and nothing hangs there. Today's root items say what is a
-//! snapshot; those of kernels before 3.6 do not. What such kernels left is made here from what Linux leaves now, by taking
-//! away what they did not know. `btrfs check` is the judge of each form, and the damage is added to each.
+//! A snapshot has the entries of the subvolumes that hung in its source, and nothing hangs there.
+//! Today's root items say what is a snapshot; those of kernels before 3.6 do not. What such kernels
+//! left is made here from what Linux leaves now, by taking away what they did not know. `btrfs
+//! check` is the judge of each form, and the damage is added to each.
 
 use anyhow::{Context, Result};
 use larder_check::{Kind, Options, Report, Severity};
@@ -31,8 +33,8 @@ fn subvolume(args: &[&str], paths: &[&Path]) -> Result<()> {
     btrfs(&all).map(drop)
 }
 
-/// A tree that holds its own snapshots, as backup programs of the time did it; one of a snapshot; one of a tree from which
-/// a subvolume was deleted, another renamed, another moved to a snapshot.
+/// A tree that holds its own snapshots, as backup programs of the time did it; one of a snapshot;
+/// one of a tree from which a subvolume was deleted, another renamed, another moved to a snapshot.
 fn make() -> Result<Image> {
     let dir = scratch();
     let path = dir.path().join("image");
@@ -82,7 +84,9 @@ fn image() -> Option<&'static Image> {
 fn subvolumes(d: &Damage) -> Result<Vec<Key>> {
     let items = d.items(ROOTS)?;
     let wanted = |key: &Key| {
-        key.kind == KeyType::ROOT_ITEM && key.objectid.is_subvolume() && key.objectid != ObjectId::FS_TREE
+        key.kind == KeyType::ROOT_ITEM
+            && key.objectid.is_subvolume()
+            && key.objectid != ObjectId::FS_TREE
     };
     Ok(items.into_iter().map(|(key, _)| key).filter(wanted).collect())
 }
@@ -165,7 +169,8 @@ fn add_entry(
     d.item(tree, inode_key(dir)).add_u64(16, 2 * i64::try_from(name.len())?)
 }
 
-/// Where the entry was made before the tree was copied, a snapshot of a tree into itself has an entry of itself.
+/// Where the entry was made before the tree was copied, a snapshot of a tree into itself has an
+/// entry of itself.
 fn entries_of_themselves(d: &mut Damage) -> Result<()> {
     short_items(d)?;
     for key in snapshots(d)? {
@@ -237,7 +242,8 @@ fn entries_in_snapshots_of_old_kernels_are_right() {
     }
 }
 
-/// An entry that is younger than its snapshot cannot come from the source; nor can any in what is no snapshot.
+/// An entry that is younger than its snapshot cannot come from the source; nor can any in what is
+/// no snapshot.
 #[test]
 fn entries_that_were_made_later_are_wrong_in_every_form() {
     let Some(image) = image() else { return };
@@ -245,7 +251,8 @@ fn entries_that_were_made_later_are_wrong_in_every_form() {
         let image = planted(image, form).unwrap();
         let stray = |tree: TreeId, made: u64| {
             let image =
-                planted(&image, |d| add_entry(d, tree, ObjectId(4000), (b"stray", 6000), made)).unwrap();
+                planted(&image, |d| add_entry(d, tree, ObjectId(4000), (b"stray", 6000), made))
+                    .unwrap();
             check(image).found(Kind::EntryWithoutSubvolume)
         };
         let d = Damage::on(&image).unwrap();

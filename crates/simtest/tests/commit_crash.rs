@@ -7,7 +7,8 @@ use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
 use larder_simtest::runner::Config;
 use std::sync::Arc;
 
-/// Commits labels "1", "2" and so on; returns how many crash states there were, and what was wrong first.
+/// Commits labels "1", "2" and so on; returns how many crash states there were, and what was wrong
+/// first.
 fn commits(commits: u64, tuning: Tuning) -> (usize, Option<String>) {
     let config = Config::new(1).expect("a new file system");
     let options = OpenOptions { tuning: Tuning { fake_clock: true, ..tuning }, ..config.options };
@@ -32,9 +33,11 @@ fn commits(commits: u64, tuning: Tuning) -> (usize, Option<String>) {
         let begun = times.iter().filter(|t| t.0 < state.earliest).count();
         let device = Arc::new(SimDevice::new(image.clone()).unrecorded());
         let verdict = (|| {
-            let fs = Filesystem::open(device.clone(), options.clone()).map_err(|e| e.to_string())?;
+            let fs =
+                Filesystem::open(device.clone(), options.clone()).map_err(|e| e.to_string())?;
             let label = String::from_utf8(fs.info().label).map_err(|e| e.to_string())?;
-            let label: usize = if label.is_empty() { 0 } else { label.parse().map_err(|_| label)? };
+            let label: usize =
+                if label.is_empty() { 0 } else { label.parse().map_err(|_| label)? };
             if label < promised || label > begun {
                 return Err(format!("label {label}, promised {promised}, begun {begun}"));
             }

@@ -1,11 +1,13 @@
-//! Compressed data: what is written with every method and level reads equal here, after a remount and in Linux, whatever
-//! is overwritten, cut or left out in between; what is compressed and how it lies is what Linux does with the same steps;
-//! and power cuts break none of it.
+//! Compressed data: what is written with every method and level reads equal here, after a remount
+//! and in Linux, whatever is overwritten, cut or left out in between; what is compressed and how it
+//! lies is what Linux does with the same steps; and power cuts break none of it.
 
 use larder_fs::{
     Compress, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Packing, SetAttr, XattrMode,
 };
-use larder_simtest::oracle::{KernelMount, Need, btrfs_check, dump_tree, mkfs_btrfs, need, scratch};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs_check, dump_tree, mkfs_btrfs, need, scratch,
+};
 use larder_simtest::runner::{Config, run};
 use larder_simtest::workload::{random, threads};
 use larder_volume::{FileDevice, OpenMode};
@@ -29,7 +31,8 @@ fn open(image: &Path, compress: Option<Compress>) -> Arc<Filesystem> {
 }
 
 fn mkfs(image: &Path) {
-    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(image);
+    let file =
+        std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(image);
     file.unwrap().set_len(512 << 20).unwrap();
     let device = FileDevice::open(image, OpenMode::Write).unwrap();
     larder_fs::mkfs::mkfs(&device, &larder_fs::mkfs::MkfsOptions::default()).unwrap();
@@ -87,8 +90,8 @@ impl Files {
             }
             1 => fs.fsync(id, false).unwrap(),
             2 => {
-                let value: &[u8] =
-                    [&b"zstd"[..], b"lzo", b"zlib:1", b"none", b"", b"zstd:-9"][rng.random_range(0..6)];
+                let value: &[u8] = [&b"zstd"[..], b"lzo", b"zlib:1", b"none", b"", b"zstd:-9"]
+                    [rng.random_range(0..6)];
                 fs.setxattr(id, b"btrfs.compression", value, XattrMode::Set).unwrap();
             }
             _ => {
@@ -130,8 +133,15 @@ impl Files {
     }
 }
 
-/// Changes, a sync now and then, a remount, and everything compared; the bytes that were compressed.
-fn exercise(image: &Path, compress: Option<Compress>, seed: u64, steps: usize, files: &mut Files) -> u64 {
+/// Changes, a sync now and then, a remount, and everything compared; the bytes that were
+/// compressed.
+fn exercise(
+    image: &Path,
+    compress: Option<Compress>,
+    seed: u64,
+    steps: usize,
+    files: &mut Files,
+) -> u64 {
     let mut rng = StdRng::seed_from_u64(seed);
     let fs = open(image, compress);
     for (name, (id, _)) in &mut files.0 {
@@ -158,7 +168,8 @@ fn exercise(image: &Path, compress: Option<Compress>, seed: u64, steps: usize, f
 
 fn methods() -> Vec<String> {
     let zlib = (1..=9).map(|l| format!("zlib:{l}"));
-    let zstd = [-15, -7, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].map(|l| format!("zstd:{l}"));
+    let zstd = [-15, -7, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+        .map(|l| format!("zstd:{l}"));
     zlib.chain(zstd).chain(["lzo".into()]).collect()
 }
 
@@ -182,7 +193,10 @@ fn all_methods_read_equal_here_and_in_linux() {
         let mut rng = StdRng::seed_from_u64(77 + i as u64);
         for (name, (_, model)) in &mut files.0 {
             let path = mount.join(name);
-            assert!(std::fs::read(&path).unwrap() == *model, "{method}: Linux reads another {name}");
+            assert!(
+                std::fs::read(&path).unwrap() == *model,
+                "{method}: Linux reads another {name}"
+            );
             let file = std::fs::File::options().write(true).open(&path).unwrap();
             let bytes = data(&mut rng, 70_000);
             let at = model.len() / 2;
@@ -201,11 +215,12 @@ fn all_methods_read_equal_here_and_in_linux() {
     }
 }
 
-/// Extents of files as `dump-tree` shows them: file offset, and kind, length in the file and compression. How long they
-/// are on the device depends on the encoder.
+/// Extents of files as `dump-tree` shows them: file offset, and kind, length in the file and
+/// compression. How long they are on the device depends on the encoder.
 fn layout(image: &Path, inos: &BTreeMap<String, u64>) -> BTreeMap<String, Vec<String>> {
     let names: BTreeMap<u64, &String> = inos.iter().map(|(n, i)| (*i, n)).collect();
-    let mut out: BTreeMap<String, Vec<String>> = inos.keys().map(|n| (n.clone(), Vec::new())).collect();
+    let mut out: BTreeMap<String, Vec<String>> =
+        inos.keys().map(|n| (n.clone(), Vec::new())).collect();
     let mut at: Option<(&String, String)> = None;
     for line in dump_tree(image, &["-t", "5"]).unwrap().lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -224,7 +239,9 @@ fn layout(image: &Path, inos: &BTreeMap<String, u64>) -> BTreeMap<String, Vec<St
             ["extent", "data", "offset", skip, "nr", len, "ram", ram] => {
                 offset.push_str(&format!(" extent {skip} {len} of {ram}"));
             }
-            ["extent", "compression", _, how] => out.get_mut(*name).unwrap().push(format!("{offset} {how}")),
+            ["extent", "compression", _, how] => {
+                out.get_mut(*name).unwrap().push(format!("{offset} {how}"))
+            }
             _ => {}
         }
     }
@@ -238,7 +255,8 @@ type Pieces = Vec<(u64, Vec<u8>)>;
 fn contents() -> Vec<(&'static str, Pieces)> {
     let mut rng = StdRng::seed_from_u64(5);
     let mut noise = |len: usize| -> Vec<u8> { (0..len).map(|_| rng.random()).collect() };
-    let text = |len: usize| -> Vec<u8> { b"abcdefgh\n".iter().copied().cycle().take(len).collect() };
+    let text =
+        |len: usize| -> Vec<u8> { b"abcdefgh\n".iter().copied().cycle().take(len).collect() };
     let mut out: Vec<(&str, Pieces)> = vec![
         ("t100", vec![(0, text(100))]),
         ("t2048", vec![(0, text(2048))]),
@@ -256,7 +274,8 @@ fn contents() -> Vec<(&'static str, Pieces)> {
     let mut half = text(128 << 10);
     half.extend(noise(128 << 10));
     out.push(("half", vec![(0, half)]));
-    // One sector in the middle of a compressed extent; a hole behind the end; a file that grows out of its leaf.
+    // One sector in the middle of a compressed extent; a hole behind the end; a file that grows out
+    // of its leaf.
     out.push(("over", vec![(0, text(12_288)), (4096, text(4096))]));
     out.push(("hole", vec![(0, text(49_152)), (200_000, text(10_000))]));
     out.push(("grow", vec![(0, text(3000)), (3000, text(20_000))]));
@@ -299,7 +318,8 @@ fn extents_lie_as_those_of_linux() {
             let (a, b) = (layout(&ours, &our_inos), layout(&theirs, &their_inos));
             for (name, _) in &steps {
                 assert!(!a[*name].is_empty());
-                // What lzo makes of a few bytes of noise is longer than they are; Linux stores it all the same.
+                // What lzo makes of a few bytes of noise is longer than they are; Linux stores it
+                // all the same.
                 if (*name, method) == ("n100", "lzo") {
                     continue;
                 }
@@ -324,7 +344,9 @@ fn what_does_not_shrink_is_marked_unless_somebody_insists() {
         deceiving[to..to + 24].copy_from_slice(&word);
     }
     assert!(larder_codec::promising(&deceiving));
-    for (force, property, marked) in [(false, false, true), (false, true, false), (true, false, false)] {
+    for (force, property, marked) in
+        [(false, false, true), (false, true, false), (true, false, false)]
+    {
         let fs = open(&image, option("zstd", force));
         let f = create(&fs, fs.root(), &format!("f{force}{property}"));
         if property {

@@ -18,8 +18,15 @@ static IMAGE: LazyLock<Image> = LazyLock::new(|| {
     mkfs(&*device, &MkfsOptions::default()).unwrap();
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let fs = Filesystem::open(device.clone(), options).unwrap();
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+        xattrs: &[],
+    };
     for n in 0..600 {
         fs.create(fs.root(), format!("file-{n}").as_bytes(), &new).unwrap();
     }
@@ -57,7 +64,9 @@ fn assert_sound(damage: &Damage) {
         let node = damage.node(at).unwrap();
         let view = NodeView(&node);
         if view.level() > 0 {
-            todo.extend(view.pointers().iter().map(|p| (Logical(p.blockptr.get()), Some(Key::from(p.key)))));
+            todo.extend(
+                view.pointers().iter().map(|p| (Logical(p.blockptr.get()), Some(Key::from(p.key)))),
+            );
         }
     }
     assert!(seen > 10, "{seen} nodes");
@@ -67,7 +76,8 @@ fn assert_sound(damage: &Damage) {
 fn fields_change_and_nothing_else_does() {
     let mut damage = Damage::on(&IMAGE).unwrap();
     let before = damage.items(FS).unwrap();
-    let (key, old) = damage.first(FS, |k, _| k.kind == KeyType::INODE_ITEM && k.objectid.0 > 300).unwrap();
+    let (key, old) =
+        damage.first(FS, |k, _| k.kind == KeyType::INODE_ITEM && k.objectid.0 > 300).unwrap();
     damage.item(FS, key).set_u32(40, 7).unwrap();
     damage.item(FS, key).add_u64(72, -1).unwrap();
     let new = damage.get(FS, key).unwrap();
@@ -94,7 +104,8 @@ fn items_come_and_go_with_the_keys_above_them() {
     assert_eq!(damage.items(FS).unwrap().len(), before.len() - 1);
     assert!(damage.get(FS, first).is_err());
     assert_sound(&damage);
-    // It comes back in the leaf before, whose range it is in now, or its own: where look-ups find it.
+    // It comes back in the leaf before, whose range it is in now, or its own: where look-ups find
+    // it.
     damage.insert(FS, first, &data).unwrap();
     assert_eq!(damage.items(FS).unwrap(), before);
     assert_sound(&damage);
@@ -127,7 +138,10 @@ fn copies_and_checksums_are_damaged_as_told() {
     damage.edit_super_copy(1, |s| s.generation.set(1)).unwrap();
     let reopened = Damage::on(&damage.into_image()).unwrap();
     assert_eq!(reopened.superblock().bytes_used(), 1 << 20);
-    assert_eq!(reopened.superblock().generation(), Damage::on(&IMAGE).unwrap().superblock().generation());
+    assert_eq!(
+        reopened.superblock().generation(),
+        Damage::on(&IMAGE).unwrap().superblock().generation()
+    );
     let mut damage = reopened;
     damage.edit_super_bytes(0, |b| b[100] ^= 1).unwrap();
     assert!(Damage::on(&damage.into_image()).is_err());
@@ -138,14 +152,16 @@ fn a_full_leaf_shares_with_the_one_beside_it() {
     let mut damage = Damage::on(&IMAGE).unwrap();
     let before = damage.items(FS).unwrap();
     let leaves = damage.nodes(FS, 0).unwrap();
-    let free: Vec<usize> = leaves.iter().map(|at| NodeView(&damage.node(*at).unwrap()).leaf_free()).collect();
+    let free: Vec<usize> =
+        leaves.iter().map(|at| NodeView(&damage.node(*at).unwrap()).leaf_free()).collect();
     // Three items that one leaf has no room for, but the one beside it has.
     let beside = |i: usize| free[i.saturating_sub(1)].max(free[(i + 1).min(free.len() - 1)]);
     let (full, size) = [3000, 1500, 700, 300, 100]
         .iter()
         .find_map(|size| {
             let wanted = 3 * (size + 25);
-            let full = (1..leaves.len() - 1).find(|i| free[*i] < wanted && beside(*i) >= 2 * wanted)?;
+            let full =
+                (1..leaves.len() - 1).find(|i| free[*i] < wanted && beside(*i) >= 2 * wanted)?;
             Some((full, *size))
         })
         .expect("a full leaf beside one with room");
@@ -159,7 +175,10 @@ fn a_full_leaf_shares_with_the_one_beside_it() {
     let after = damage.items(FS).unwrap();
     assert_eq!(after.len(), before.len() + 3);
     assert!(after.is_sorted_by(|a, b| a.0 < b.0));
-    assert_eq!(after.into_iter().filter(|(k, _)| k.kind != KeyType(99)).collect::<Vec<_>>(), before);
+    assert_eq!(
+        after.into_iter().filter(|(k, _)| k.kind != KeyType(99)).collect::<Vec<_>>(),
+        before
+    );
     assert_eq!(damage.nodes(FS, 0).unwrap(), leaves);
     assert_sound(&damage);
 }

@@ -1,5 +1,5 @@
-//! A damaged block is read from its other copy, and mended where the file system may be written; with no good copy left the
-//! call fails and nothing else does.
+//! A damaged block is read from its other copy, and mended where the file system may be written;
+//! with no good copy left the call fails and nothing else does.
 
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};
 use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions};
@@ -26,13 +26,23 @@ fn contents() -> Vec<u8> {
 /// An image with both metadata and data twice, a file with data and some names.
 fn make(image: &Path) {
     let device = FileDevice::create(image, 256 << 20).unwrap();
-    let options =
-        MkfsOptions { data: Some(Profile::Dup), metadata: Some(Profile::Dup), ..MkfsOptions::default() };
+    let options = MkfsOptions {
+        data: Some(Profile::Dup),
+        metadata: Some(Profile::Dup),
+        ..MkfsOptions::default()
+    };
     mkfs(&device, &options).unwrap();
     drop(device);
     let fs = open(image, false);
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+        xattrs: &[],
+    };
     for n in 0..2000 {
         fs.create(fs.root(), format!("name-{n}").as_bytes(), &new).unwrap();
     }
@@ -58,7 +68,8 @@ fn copies(bytes: &[u8]) -> Vec<Vec<usize>> {
             found.push(at);
         }
     }
-    let out: Vec<_> = nodes.into_values().chain(sectors.into_values()).filter(|c| c.len() == 2).collect();
+    let out: Vec<_> =
+        nodes.into_values().chain(sectors.into_values()).filter(|c| c.len() == 2).collect();
     assert!(out.len() > 300, "{} things with two copies", out.len());
     out
 }
@@ -127,8 +138,10 @@ fn without_a_good_copy_only_the_call_fails() {
     let mut bytes = std::fs::read(&image).unwrap();
     // One sector of the file, in both copies.
     let victim = &CONTENTS[40 * SECTOR..41 * SECTOR];
-    let hit: Vec<usize> =
-        (1 << 20..bytes.len()).step_by(SECTOR).filter(|at| bytes[*at..at + SECTOR] == *victim).collect();
+    let hit: Vec<usize> = (1 << 20..bytes.len())
+        .step_by(SECTOR)
+        .filter(|at| bytes[*at..at + SECTOR] == *victim)
+        .collect();
     assert_eq!(hit.len(), 2);
     for at in hit {
         bytes[at] ^= 1;

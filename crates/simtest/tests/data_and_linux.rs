@@ -1,10 +1,11 @@
-//! File data in both directions: what Linux wrote reads equal here, holes included; and what is changed here on top of
-//! it — inline, compressed, preallocated and shared extents cut to pieces — the kernel reads equal, with a clean check.
+//! File data in both directions: what Linux wrote reads equal here, holes included; and what is
+//! changed here on top of it — inline, compressed, preallocated and shared extents cut to pieces —
+//! the kernel reads equal, with a clean check.
 
 use larder_fs::{FileKind, Filesystem, InodeId, OpenOptions, SetAttr};
 use larder_simtest::oracle::{
-    Aspects, EngineTree, Fixture, KernelMount, Manifest, Need, StdTree, btrfs_check, kernel_images, manifest,
-    need, populate, scratch,
+    Aspects, EngineTree, Fixture, KernelMount, Manifest, Need, StdTree, btrfs_check, kernel_images,
+    manifest, need, populate, scratch,
 };
 use larder_volume::{FileDevice, OpenMode};
 use std::path::Path;
@@ -40,10 +41,17 @@ fn files(fs: &Filesystem, dir: InodeId, out: &mut Vec<InodeId>) {
 /// Fails where the two differ.
 fn assert_same(what: &str, ours: &Manifest, theirs: &Manifest, aspects: Aspects) {
     let mut differences = ours.differences(theirs, aspects);
-    // Linux takes a file with as many bytes allocated as it is long for one without holes, unless its flags say that it was
-    // preallocated; a clone of a preallocated file lacks the flag. Its unwritten part is a hole here.
-    differences.retain(|d| d.path != b"reflink/prealloc-copy" || !d.what.starts_with("data ranges"));
-    assert!(differences.is_empty(), "{what}: {} differ, first {}", differences.len(), differences[0]);
+    // Linux takes a file with as many bytes allocated as it is long for one without holes, unless
+    // its flags say that it was preallocated; a clone of a preallocated file lacks the flag. Its
+    // unwritten part is a hole here.
+    differences
+        .retain(|d| d.path != b"reflink/prealloc-copy" || !d.what.starts_with("data ranges"));
+    assert!(
+        differences.is_empty(),
+        "{what}: {} differ, first {}",
+        differences.len(),
+        differences[0]
+    );
 }
 
 /// Changes a file in one of several ways, and checks that it reads as bytes would.

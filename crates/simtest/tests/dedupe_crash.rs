@@ -1,10 +1,12 @@
-//! Deduplication under power cuts, and on an image that lacks what it needs: whatever is left when it is interrupted, both files
-//! have their bytes, each extent is one's own or the other's, and what was synced is shared.
+//! Deduplication under power cuts, and on an image that lacks what it needs: whatever is left when
+//! it is interrupted, both files have their bytes, each extent is one's own or the other's, and
+//! what was synced is shared.
 
 use larder_check::{Finding, Kind, Options, Severity};
 use larder_format::{KeyType, ObjectId};
 use larder_fs::{
-    Deduped, Error, ExtentPlace, FileKind, Filesystem, InodeId, MappedExtent, NewInode, OpenOptions, Tuning,
+    Deduped, Error, ExtentPlace, FileKind, Filesystem, InodeId, MappedExtent, NewInode,
+    OpenOptions, Tuning,
 };
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::damage::Damage;
@@ -55,13 +57,19 @@ fn read(fs: &Filesystem, id: InodeId) -> Result<Vec<u8>, String> {
 
 fn complaints(device: Arc<SimDevice>) -> Result<(), String> {
     let options = Options { data: true, ..Options::default() };
-    let report = larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
-    let matters = |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
-    report.findings.iter().find(matters).map_or(Ok(()), |f| Err(format!("check: {}: {}", f.kind, f.what)))
+    let report =
+        larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
+    let matters =
+        |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
+    report
+        .findings
+        .iter()
+        .find(matters)
+        .map_or(Ok(()), |f| Err(format!("check: {}: {}", f.kind, f.what)))
 }
 
-/// Deduplicates a file whose extents are older, newer or still in memory, and looks at every state that a power cut leaves
-/// from there on: how many there were, and in how many a part was shared.
+/// Deduplicates a file whose extents are older, newer or still in memory, and looks at every state
+/// that a power cut leaves from there on: how many there were, and in how many a part was shared.
 fn interrupted(committed: bool, tuning: Tuning) -> (usize, usize) {
     let config = Config::new(3).expect("a new file system");
     let options = OpenOptions {
@@ -93,7 +101,8 @@ fn interrupted(committed: bool, tuning: Tuning) -> (usize, usize) {
     fs.write(other, 0, &vec![0xee; 2 * LEN as usize]).expect("write");
     fs.sync().expect("sync");
     fs.close().expect("close");
-    let crashes = Crashes::of(&device.recording(), &Limits { samples: 2, per_epoch: 8, ..Limits::default() });
+    let crashes =
+        Crashes::of(&device.recording(), &Limits { samples: 2, per_epoch: 8, ..Limits::default() });
     let dir = scratch();
     let path = dir.path().join("state.img");
     let can_check = need(&[Need::BtrfsProgs]);
@@ -103,14 +112,17 @@ fn interrupted(committed: bool, tuning: Tuning) -> (usize, usize) {
         let judged = (|| {
             let device = Arc::new(SimDevice::new(image.clone()).unrecorded());
             complaints(device.clone())?;
-            let fs = Filesystem::open(device.clone(), config.options.clone()).map_err(|e| e.to_string())?;
+            let fs = Filesystem::open(device.clone(), config.options.clone())
+                .map_err(|e| e.to_string())?;
             let (source, target) = (find(&fs, "source"), find(&fs, "target"));
             if read(&fs, source)? != data || read(&fs, target)? != data {
                 return Err("the bytes are others".into());
             }
             let now = places(&fs, target)?;
             let shared = (0..own.len()).filter(|n| now.get(*n) == Some(&theirs[*n])).count();
-            if now.len() != own.len() || (0..own.len()).any(|n| now[n] != own[n] && now[n] != theirs[n]) {
+            if now.len() != own.len()
+                || (0..own.len()).any(|n| now[n] != own[n] && now[n] != theirs[n])
+            {
                 return Err(format!("the target lies at {now:x?}"));
             }
             if state.earliest >= synced && shared < own.len() {
@@ -139,7 +151,9 @@ fn an_interrupted_dedupe_changes_no_byte() {
     for committed in [false, true] {
         for no_log in [false, true] {
             let (states, parts) = interrupted(committed, Tuning { no_log, ..Tuning::default() });
-            println!("committed {committed}, no log {no_log}: {states} states, {parts} different shares");
+            println!(
+                "committed {committed}, no log {no_log}: {states} states, {parts} different shares"
+            );
             assert!(states > 20 && parts > 2, "{states} states, {parts} shares");
         }
     }
@@ -161,7 +175,9 @@ fn an_extent_that_is_nowhere_recorded_is_not_cloned() {
     drop(fs);
     let mut damage = Damage::on(&device.image()).expect("a sound image");
     let (key, _) = damage
-        .first(ObjectId::EXTENT_TREE, |key, _| key.kind == KeyType::EXTENT_ITEM && key.objectid.0 == at)
+        .first(ObjectId::EXTENT_TREE, |key, _| {
+            key.kind == KeyType::EXTENT_ITEM && key.objectid.0 == at
+        })
         .expect("the extent's item");
     damage.item(ObjectId::EXTENT_TREE, key).delete().expect("delete");
     let device = Arc::new(SimDevice::new(damage.into_image()).unrecorded());
@@ -173,13 +189,19 @@ fn an_extent_that_is_nowhere_recorded_is_not_cloned() {
         fs.dedupe_range(source, 0, equal, 0, LEN).map(drop),
     ] {
         let error = outcome.expect_err("nobody knows that extent");
-        assert!(matches!(&error, Error::Corrupt { what, .. } if what.contains("extent tree")), "{error}");
+        assert!(
+            matches!(&error, Error::Corrupt { what, .. } if what.contains("extent tree")),
+            "{error}"
+        );
     }
     // The damage is nobody else's.
     fs.sync().expect("sync");
     assert!(!fs.info().read_only);
     assert_eq!(read(&fs, source).expect("read"), bytes());
-    assert!(matches!(fs.dedupe_range(equal, 0, source, 4 * SECTOR, 4 * SECTOR), Ok(Deduped::Differs)));
+    assert!(matches!(
+        fs.dedupe_range(equal, 0, source, 4 * SECTOR, 4 * SECTOR),
+        Ok(Deduped::Differs)
+    ));
     fs.clone_range(equal, 0, new, 0, 0).expect("a sound one");
     fs.sync().expect("sync");
 }

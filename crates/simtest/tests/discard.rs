@@ -42,12 +42,20 @@ fn makes_holes(path: &Path) -> bool {
 
 fn fresh_file(path: &Path, size: u64, metadata: Profile) {
     let device = FileDevice::create(path, size).expect("create");
-    mkfs(&device, &MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() }).expect("mkfs");
+    mkfs(&device, &MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() })
+        .expect("mkfs");
 }
 
 fn write(fs: &Filesystem, name: &str, len: usize) -> InodeId {
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: &[],
+        xattrs: &[],
+    };
     let id = fs.create(fs.root(), name.as_bytes(), &new).expect("create").id;
     let data: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8 + 1).collect();
     fs.write(id, 0, &data).expect("write");
@@ -58,7 +66,9 @@ fn write(fs: &Filesystem, name: &str, len: usize) -> InodeId {
 fn deleted_files_become_holes() {
     let dir = scratch();
     if !makes_holes(&dir.path().join("probe")) {
-        println!("deleted_files_become_holes: skipped: needs a temporary directory that makes holes");
+        println!(
+            "deleted_files_become_holes: skipped: needs a temporary directory that makes holes"
+        );
         return;
     }
     for (name, discard) in [("with", true), ("without", false)] {
@@ -97,11 +107,18 @@ fn deleted_files_become_holes() {
             }
             let told = fs.trim(TrimRange::default()).expect("trim").bytes;
             assert!(told > GIB - 64 * MIB && told < GIB, "{told} bytes trimmed");
-            assert!(allocated(&path) < full - 22 * MIB, "{full} bytes full, {} trimmed", allocated(&path));
+            assert!(
+                allocated(&path) < full - 22 * MIB,
+                "{full} bytes full, {} trimmed",
+                allocated(&path)
+            );
         }
         let mut back = vec![0; 300_001];
         assert_eq!(fs.read(kept, 0, &mut back).expect("read"), 300_000);
-        assert!((0..300_000).all(|i| back[i] == (i * 31 % 251) as u8 + 1), "what was kept is there");
+        assert!(
+            (0..300_000).all(|i| back[i] == (i * 31 % 251) as u8 + 1),
+            "what was kept is there"
+        );
         fs.close().expect("close");
         drop(fs);
         mirrors(&Image::from_file(&path).expect("read the image")).expect("mirrors");
@@ -114,8 +131,8 @@ fn deleted_files_become_holes() {
 /// Tree blocks are discarded at the end, chunks that were given back at once, of both copies.
 #[test]
 fn chunks_and_tree_blocks_are_given_back() {
-    let base =
-        fresh(GIB, &MkfsOptions { metadata: Some(Profile::Dup), ..MkfsOptions::default() }).expect("mkfs");
+    let base = fresh(GIB, &MkfsOptions { metadata: Some(Profile::Dup), ..MkfsOptions::default() })
+        .expect("mkfs");
     let device = Arc::new(SimDevice::new(base).unrecorded());
     let fs = Filesystem::open(device.clone(), options(true)).expect("open");
     let unallocated = fs.space_usage().unallocated;
@@ -211,11 +228,14 @@ fn a_device_that_fails_to_discard_fails_nothing_else() {
     fs.close().expect("close");
 }
 
-/// Discarded space turns to poison at any moment from its discard on; nothing that a superblock reaches may.
+/// Discarded space turns to poison at any moment from its discard on; nothing that a superblock
+/// reaches may.
 #[test]
 fn no_crash_state_misses_what_was_discarded() {
-    let text = "mk A; new A/f; A/f[0,400K)=a; COMMIT; A/f[0,400K)=b; new A/g; A/g[0,100K)=c; F A/g; rm A/f; \
-                new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; F A/h; new i; i[0,600K)=e; F i; rm i; COMMIT; rm A/g; \
+    let text = "mk A; new A/f; A/f[0,400K)=a; COMMIT; A/f[0,400K)=b; new A/g; A/g[0,100K)=c; F \
+        A/g; rm A/f; \
+                new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; F A/h; new i; i[0,600K)=e; F i; rm \
+                i; COMMIT; rm A/g; \
                 COMMIT; new j; j[0,300K)=f; F j";
     for everything in [false, true] {
         let mut config = Config::new(1).expect("a new file system");
@@ -250,7 +270,8 @@ fn no_crash_state_misses_what_was_discarded() {
 fn nothing_is_discarded_unless_asked() {
     let tuning = Tuning { discard_everything: true, ..Tuning::default() };
     let device = Arc::new(SimDevice::new(fresh(256 << 20, &MkfsOptions::default()).expect("mkfs")));
-    let fs = Filesystem::open(device.clone(), OpenOptions { tuning, ..options(false) }).expect("open");
+    let fs =
+        Filesystem::open(device.clone(), OpenOptions { tuning, ..options(false) }).expect("open");
     write(&fs, "f", 4 << 20);
     fs.sync().expect("sync");
     fs.unlink(fs.root(), b"f").expect("unlink");

@@ -1,5 +1,5 @@
-//! Commits on images that Linux made: each kind of image is opened, changed in the least way there is, and committed
-//! several times; then the kernel and `btrfs check` say what they think of it.
+//! Commits on images that Linux made: each kind of image is opened, changed in the least way there
+//! is, and committed several times; then the kernel and `btrfs check` say what they think of it.
 
 use larder_fs::{Filesystem, OpenOptions};
 use larder_simtest::oracle::{

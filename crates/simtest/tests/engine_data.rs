@@ -1,5 +1,6 @@
-//! File data against a model of plain bytes: random writes, truncations, copies and look-ups of holes, with write-back,
-//! commits and reopening in between; then `btrfs check` goes over all of it, and the kernel reads the same bytes.
+//! File data against a model of plain bytes: random writes, truncations, copies and look-ups of
+//! holes, with write-back, commits and reopening in between; then `btrfs check` goes over all of
+//! it, and the kernel reads the same bytes.
 
 use larder_format::Physical;
 use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
@@ -88,7 +89,12 @@ fn check_holes(fs: &Filesystem, id: InodeId, want: &[u8]) {
     assert_eq!(fs.seek(id, want.len() as u64, Seek::Data).unwrap(), None);
 }
 
-fn torture(image: &Path, options: &MkfsOptions, seed: u64, steps: u32) -> BTreeMap<String, Vec<u8>> {
+fn torture(
+    image: &Path,
+    options: &MkfsOptions,
+    seed: u64,
+    steps: u32,
+) -> BTreeMap<String, Vec<u8>> {
     make(image, 1 << 30, options);
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut fs = open(image, 16 << 20);
@@ -121,7 +127,8 @@ fn torture(image: &Path, options: &MkfsOptions, seed: u64, steps: u32) -> BTreeM
                 let from = model[i].clone();
                 let n = len.min(from.len().saturating_sub(at));
                 if to == i && n > 0 && at < to_at + n && to_at < at + n {
-                    let refused = fs.copy_range(id, at as u64, ids[to], to_at as u64, n as u64).unwrap_err();
+                    let refused =
+                        fs.copy_range(id, at as u64, ids[to], to_at as u64, n as u64).unwrap_err();
                     assert!(matches!(refused, larder_fs::Error::Invalid(_)), "{refused}");
                     continue;
                 }
@@ -174,7 +181,10 @@ fn judge(image: &Path, files: &BTreeMap<String, Vec<u8>>) {
     if oracle::need(&[Need::KernelBtrfs]) {
         let mount = KernelMount::image_read_only(image, "").unwrap();
         for (name, want) in files {
-            assert!(std::fs::read(mount.join(name)).unwrap() == *want, "the kernel reads {name} otherwise");
+            assert!(
+                std::fs::read(mount.join(name)).unwrap() == *want,
+                "the kernel reads {name} otherwise"
+            );
         }
         mount.unmount_clean().unwrap();
     }
@@ -207,7 +217,8 @@ fn bytes_match_a_model_in_mixed_groups_and_small_nodes() {
     let dir = scratch();
     let image = dir.path().join("img");
     let features = Features { mixed: true, ..Features::default() };
-    let options = MkfsOptions { features, csum: larder_format::CsumType::Blake2b, ..MkfsOptions::default() };
+    let options =
+        MkfsOptions { features, csum: larder_format::CsumType::Blake2b, ..MkfsOptions::default() };
     let files = torture(&image, &options, seed() + 2000, 800);
     judge(&image, &files);
 }
@@ -248,7 +259,10 @@ fn threads_write_one_file_and_their_own_while_others_sync() {
                             let mut back = vec![0; BLOCK];
                             let at = ((check * THREADS + who) * BLOCK) as u64;
                             assert_eq!(fs.read(shared, at, &mut back).unwrap(), BLOCK);
-                            assert!(back.iter().all(|b| *b == last[check]), "block {check} of {who}");
+                            assert!(
+                                back.iter().all(|b| *b == last[check]),
+                                "block {check} of {who}"
+                            );
                             if rng.random_ratio(1, 60) {
                                 fs.fsync(if round % 2 == 0 { own } else { shared }, false).unwrap();
                             }
@@ -348,16 +362,21 @@ fn a_cut_writes_nothing_and_what_it_cut_off_never_shows() {
         ("reserved", b"", &|id| {
             fs.fallocate(id, Fallocate::Allocate { keep_size: false }, 0, 9000).unwrap();
         }),
-        ("zeroed", b"", &|id| fs.fallocate(id, Fallocate::Zero { keep_size: false }, 8995, 5).unwrap()),
+        ("zeroed", b"", &|id| {
+            fs.fallocate(id, Fallocate::Zero { keep_size: false }, 8995, 5).unwrap()
+        }),
         ("little by little", b"", &|id| {
-            (fs.getattr(id).unwrap().size..=9000).step_by(31).for_each(|size| set_size(&fs, id, size));
+            (fs.getattr(id).unwrap().size..=9000)
+                .step_by(31)
+                .for_each(|size| set_size(&fs, id, size));
         }),
         ("by a clone", &[b's'; 8192], &|id| {
             fs.clone_range(source, 0, id, 8192, 8192).unwrap();
         }),
     ];
     let mut files = BTreeMap::from([("source".to_owned(), vec![b's'; 8192])]);
-    // Within what a leaf could hold, too; and where something of it is delayed, which may go to a leaf at any time.
+    // Within what a leaf could hold, too; and where something of it is delayed, which may go to a
+    // leaf at any time.
     let cuts = [(5000, false), (5000, true), (1000, false), (1000, true)];
     for ((way, end, grow), (cut, delayed)) in ways.into_iter().flat_map(|w| cuts.map(|c| (w, c))) {
         let name = format!("{way} from {cut}{}", if delayed { ", delayed" } else { "" });
@@ -367,7 +386,11 @@ fn a_cut_writes_nothing_and_what_it_cut_off_never_shows() {
         let before = extents(id);
         set_size(&fs, id, cut);
         fs.sync().unwrap();
-        assert_eq!(extents(id), [MappedExtent { len: cut.next_multiple_of(4096), ..before[0] }], "{name}");
+        assert_eq!(
+            extents(id),
+            [MappedExtent { len: cut.next_multiple_of(4096), ..before[0] }],
+            "{name}"
+        );
         let mut want = vec![b'a'; cut as usize];
         if delayed {
             fs.write(id, 500, b"new").unwrap();
@@ -542,8 +565,8 @@ fn lost_data_is_told_until_it_is_rewritten() {
     judge(&image, &BTreeMap::from([("bad".to_owned(), want), ("good".to_owned(), old)]));
 }
 
-/// Single blocks, many times more than fit into the memory for delayed data, each place several times: write-back goes round
-/// the file again and again, past extents and holes.
+/// Single blocks, many times more than fit into the memory for delayed data, each place several
+/// times: write-back goes round the file again and again, past extents and holes.
 #[test]
 fn blocks_at_random_places_are_all_there() {
     const BLOCKS: u64 = 3000;

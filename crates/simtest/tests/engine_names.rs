@@ -1,7 +1,10 @@
-//! Names under load: several threads make, link, rename and remove entries in subvolumes that share their blocks with
-//! snapshots, while commits run; then the kernel and `btrfs check` have their say, and the kernel sees what we saw.
+//! Names under load: several threads make, link, rename and remove entries in subvolumes that share
+//! their blocks with snapshots, while commits run; then the kernel and `btrfs check` have their
+//! say, and the kernel sees what we saw.
 
-use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, XattrMode};
+use larder_fs::{
+    Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, XattrMode,
+};
 use larder_simtest::oracle::{
     self, Fixture, KernelMount, Need, kernel_images, kernel_verdict, populate, scratch,
 };
@@ -106,8 +109,8 @@ fn names_change_under_load_beside_snapshots() {
         populate(mount.path(), &Fixture::small()).unwrap();
         mount.unmount_clean().unwrap();
         let fs = open(&image);
-        let tops =
-            ["", "volumes/origin", "volumes/copy", "volumes/copy-of-copy", "many"].map(|p| find(&fs, p));
+        let tops = ["", "volumes/origin", "volumes/copy", "volumes/copy-of-copy", "many"]
+            .map(|p| find(&fs, p));
         std::thread::scope(|s| {
             for t in 0..4 {
                 let (fs, tops) = (&fs, &tops);

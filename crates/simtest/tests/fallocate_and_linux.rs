@@ -1,9 +1,11 @@
-//! Reserving, punching and zeroing beside the kernel: the same random operations on a btrfs of Linux and on one of the
-//! engine, then bytes, sizes, allocated blocks and the map of data and holes compared. Each goes on with the other's image,
-//! and `btrfs check` finds nothing in either.
+//! Reserving, punching and zeroing beside the kernel: the same random operations on a btrfs of
+//! Linux and on one of the engine, then bytes, sizes, allocated blocks and the map of data and
+//! holes compared. Each goes on with the other's image, and `btrfs check` finds nothing in either.
 
 use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
-use larder_fs::{Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Seek, SetAttr};
+use larder_fs::{
+    Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Seek, SetAttr,
+};
 use larder_simtest::oracle::{self, KernelMount, Need, btrfs, btrfs_check, mkfs_btrfs, scratch};
 use larder_volume::{FileDevice, OpenMode};
 use rand::rngs::SmallRng;
@@ -96,8 +98,9 @@ fn do_there(mount: &KernelMount, file: &File, op: &Op) {
         Op::Write(at, data) => file.write_all_at(data, *at).unwrap(),
         Op::Truncate(size) => file.set_len(*size).unwrap(),
         Op::Fallocate(how, at, len) => {
-            let keep =
-                |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+            let keep = |keep_size| {
+                if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() }
+            };
             let mode = match *how {
                 Fallocate::Allocate { keep_size } => keep(keep_size),
                 Fallocate::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
@@ -123,13 +126,16 @@ impl std::fmt::Debug for Seen {
 }
 
 impl Seen {
-    /// Is this what Linux shows? It writes a sector of zeros where the file ends within a hole and then grows; the engine
-    /// leaves a hole. Up to `spare` sectors may be data on one side, and allocated, only.
+    /// Is this what Linux shows? It writes a sector of zeros where the file ends within a hole and
+    /// then grows; the engine leaves a hole. Up to `spare` sectors may be data on one side, and
+    /// allocated, only.
     fn is_as(&self, theirs: &Self, spare: u64) -> bool {
         let data = |s: &Self, at: usize| s.map.iter().any(|(a, b)| (*a..*b).contains(&(at as u64)));
         let sectors = (0..self.bytes.len()).step_by(4096);
-        let differ: Vec<usize> = sectors.filter(|at| data(self, *at) != data(theirs, *at)).collect();
-        let zero = |at: &usize| self.bytes[*at..self.bytes.len().min(at + 4096)].iter().all(|b| *b == 0);
+        let differ: Vec<usize> =
+            sectors.filter(|at| data(self, *at) != data(theirs, *at)).collect();
+        let zero =
+            |at: &usize| self.bytes[*at..self.bytes.len().min(at + 4096)].iter().all(|b| *b == 0);
         let count = differ.len() as u64;
         // The borders, too, not only the sectors.
         let exact = count > 0 || self.map == theirs.map;
@@ -164,7 +170,11 @@ fn seen_there(path: &Path) -> Seen {
         };
         rustix::fs::seek(&file, from).ok()
     };
-    Seen { bytes: fs::read(path).unwrap(), blocks: file.metadata().unwrap().blocks(), map: map(seek) }
+    Seen {
+        bytes: fs::read(path).unwrap(),
+        blocks: file.metadata().unwrap().blocks(),
+        map: map(seek),
+    }
 }
 
 /// Runs one sequence of operations on both, and compares now and then.
@@ -190,7 +200,8 @@ fn run(fs: &Filesystem, mount: &KernelMount, rng: &mut SmallRng, steps: u32, spa
                 let same = ours.bytes == theirs.bytes;
                 assert!(
                     ours.is_as(&theirs, spare + u64::from(step / 20)),
-                    "step {step}, f{i}: bytes equal: {same}\nhere  {ours:?}\nthere {theirs:?}\nafter {:#?}",
+                    "step {step}, f{i}: bytes equal: {same}\nhere  {ours:?}\nthere \
+                        {theirs:?}\nafter {:#?}",
                     done[i]
                 );
             }
@@ -234,7 +245,8 @@ fn beside_linux(options: &MkfsOptions, linux: &[&str], mount_options: &str, seed
     for image in [&ours, &theirs] {
         btrfs_check(image, true).assert_clean("after one half");
     }
-    // Each goes on with the other's image; copies, because a loop device may be let go of a moment late.
+    // Each goes on with the other's image; copies, because a loop device may be let go of a moment
+    // late.
     let (ours, theirs) = (copy_of(&theirs), copy_of(&ours));
     let fs = open(&ours);
     let mount = KernelMount::image(&theirs, mount_options).unwrap();
@@ -259,7 +271,8 @@ fn the_same_operations_show_the_same_where_holes_have_items() {
     beside_linux(&options, &["-O", "^no-holes,^block-group-tree"], "noatime", seed() + 100, 400);
 }
 
-/// Overwriting in place must not show in a snapshot, and preallocated space may be written in place by one only.
+/// Overwriting in place must not show in a snapshot, and preallocated space may be written in place
+/// by one only.
 #[test]
 fn what_a_snapshot_of_linux_shares_is_copied() {
     if !oracle::need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
@@ -280,9 +293,19 @@ fn what_a_snapshot_of_linux_shares_is_copied() {
     btrfs(&["subvolume", "snapshot", &from, to.to_str().unwrap()]).unwrap();
     // A clone shares one extent with a file of the same subvolume.
     fs::write(mount.join("g"), "").unwrap();
-    assert!(std::process::Command::new("chattr").arg("+C").arg(mount.join("g")).status().unwrap().success());
-    let clone =
-        std::process::Command::new("cp").arg("--reflink=always").arg(&path).arg(mount.join("g")).status();
+    assert!(
+        std::process::Command::new("chattr")
+            .arg("+C")
+            .arg(mount.join("g"))
+            .status()
+            .unwrap()
+            .success()
+    );
+    let clone = std::process::Command::new("cp")
+        .arg("--reflink=always")
+        .arg(&path)
+        .arg(mount.join("g"))
+        .status();
     assert!(clone.unwrap().success());
     mount.unmount_clean().unwrap();
 
@@ -342,8 +365,10 @@ fn writes_go_where_they_were_reserved_and_over_what_is_not_copied() {
     drop(fs);
     if oracle::need(&[Need::BtrfsProgs]) {
         btrfs_check(&image, true).assert_clean("after writing in place");
-        let extents: std::collections::BTreeSet<String> =
-            places(&image).iter().map(|l| l.split("disk byte").nth(1).unwrap().to_owned()).collect();
+        let extents: std::collections::BTreeSet<String> = places(&image)
+            .iter()
+            .map(|l| l.split("disk byte").nth(1).unwrap().to_owned())
+            .collect();
         assert_eq!(extents.len(), 2, "one extent each: {extents:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Scenarios and a share of the random walks on other kinds of image, with `btrfs check` as the judge after replay.
+//! Scenarios and a share of the random walks on other kinds of image, with `btrfs check` as the
+//! judge after replay.
 
 use larder_simtest::cloning::cloning;
 use larder_simtest::crash::Limits;
@@ -16,14 +17,16 @@ fn config(format: &Format, max_states: usize, checked: f64) -> Option<Config> {
     if !need(&[Need::BtrfsProgs]) {
         return None;
     }
-    let mut config = Config::new(1).and_then(|config| config.on(format)).expect("a new file system");
+    let mut config =
+        Config::new(1).and_then(|config| config.on(format)).expect("a new file system");
     config.limits = Limits { samples: 4, seed: 1, ..Limits::default() };
     config.max_states = max_states;
     config.depth = Depth { emptied: 0.1, recovered: 0.02, checked, kernel: 0.0 };
     Some(config)
 }
 
-/// Every second workload commits after each step of an operation, the others where the workload does.
+/// Every second workload commits after each step of an operation, the others where the workload
+/// does.
 fn run_all(config: &Config, workloads: impl IntoIterator<Item = Workload>) -> Outcome {
     run_in_turn(&[config.clone().whole(), config.clone()], workloads)
 }

@@ -1,5 +1,5 @@
-//! A full disk: `NoSpace` at the call that needs the space, deletes go on, nothing acknowledged is lost, and the space
-//! comes back without a remount.
+//! A full disk: `NoSpace` at the call that needs the space, deletes go on, nothing acknowledged is
+//! lost, and the space comes back without a remount.
 
 use larder_fs::mkfs::{MkfsOptions, Profile, minimum_size};
 use larder_fs::{Error, FileKind, Filesystem, NewInode, OpenOptions, XattrMode};
@@ -21,7 +21,8 @@ fn check(image: &Image, when: &str) {
     }
 }
 
-/// Makes files with an xattr that takes most of their metadata until there is no space; returns how many.
+/// Makes files with an xattr that takes most of their metadata until there is no space; returns how
+/// many.
 fn fill(fs: &Filesystem, from: usize) -> usize {
     let kind = FileKind::Regular;
     let new = NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
@@ -72,12 +73,16 @@ fn metadata_fill_the_disk_and_go_again() {
     fs.sync().expect("commit");
     fs.sync().expect("commit");
     let after = fs.info().bytes_used;
-    assert!(after <= before + (1 << 20), "{before} bytes used at first, {after} after removing everything");
+    assert!(
+        after <= before + (1 << 20),
+        "{before} bytes used at first, {after} after removing everything"
+    );
     assert!(fill(&fs, 0) > count * 9 / 10, "the space is there again, without a remount");
     fs.close().expect("close");
     mirrors(&device.image()).expect("mirrors");
     check(&device.image(), "at the end");
-    // Some of the crash states after it was full: the files that were synced are there, or were removed later.
+    // Some of the crash states after it was full: the files that were synced are there, or were
+    // removed later.
     let limits = Limits { samples: 2, per_epoch: 6, exhaustive: 2, seed: 1 };
     let crashes = Crashes::of(&device.recording(), &limits);
     let late: Vec<_> = crashes.states.iter().filter(|s| s.earliest > full).collect();
@@ -91,19 +96,28 @@ fn metadata_fill_the_disk_and_go_again() {
     }
 }
 
-/// Who finds no space has delayed data written: what is asked for and at most a piece of a file more, not everything that
-/// is delayed, although a request of a few KiB finds tens of MiB of it.
+/// Who finds no space has delayed data written: what is asked for and at most a piece of a file
+/// more, not everything that is delayed, although a request of a few KiB finds tens of MiB of it.
 #[test]
 fn delayed_data_is_written_by_amount() {
     let size = minimum_size(Profile::Single, Profile::Single, false).max(96 << 20);
     let options = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
     let base = fresh(size, &options).expect("mkfs");
     let device = Arc::new(SimDevice::new(base).unrecorded());
-    let options = OpenOptions { commit_interval: None, cache_size: 256 << 20, ..OpenOptions::default() };
+    let options =
+        OpenOptions { commit_interval: None, cache_size: 256 << 20, ..OpenOptions::default() };
     let fs = Filesystem::open(device.clone(), options).expect("open");
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
-    // Small enough for their leaves, which is known only when they are written: their sectors are reserved until then.
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: &[],
+        xattrs: &[],
+    };
+    // Small enough for their leaves, which is known only when they are written: their sectors are
+    // reserved until then.
     let mut made = 0u32;
     let refused = loop {
         let name = format!("file-{made:06}");

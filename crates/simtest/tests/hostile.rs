@@ -1,8 +1,9 @@
-//! What fuzzing found, and what it has not: every input that was kept goes through its target once more.
+//! What fuzzing found, and what it has not: every input that was kept goes through its target once
+//! more.
 //!
-//! The inputs lie in `fuzz/corpus/TARGET`, one file each, those of findings under a name that says what they found. Beside
-//! them a fixed number of images is made up here, so that the bodies are tried on the engine as it is today even where the
-//! corpus was collected on an older one.
+//! The inputs lie in `fuzz/corpus/TARGET`, one file each, those of findings under a name that says
+//! what they found. Beside them a fixed number of images is made up here, so that the bodies are
+//! tried on the engine as it is today even where the corpus was collected on an older one.
 
 use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::{self, CountingAllocator, PanicLog};
@@ -93,7 +94,8 @@ fn kept_messages() {
     replay("requests");
 }
 
-/// Without a change every seed is read and written without an error: what the exercise asks reaches the engine.
+/// Without a change every seed is read and written without an error: what the exercise asks reaches
+/// the engine.
 #[test]
 fn sound_images_are_exercised_to_the_end() {
     let _alone = alone();
@@ -124,7 +126,8 @@ fn made_up_images_do_no_harm() {
         // All seeds alike; those that came later are chosen by high numbers.
         let mut input = vec![(round * 101) as u8, rng() as u8];
         // Few changes leave most of the image within reach, many meet in the same place.
-        let steps = if round.is_multiple_of(3) { 8 + rng() as usize % 60 } else { 4 + rng() as usize % 8 };
+        let steps =
+            if round.is_multiple_of(3) { 8 + rng() as usize % 60 } else { 4 + rng() as usize % 8 };
         input.extend((0..steps).map(|_| rng() as u8));
         let found = panics(&log, || hostile::image(&input));
         assert!(found.is_empty(), "{:?} of {input:?}: {found:#?}", mutate::mutate(&input).steps);
@@ -132,8 +135,8 @@ fn made_up_images_do_no_harm() {
     assert!(limits::requests() > 10_000, "{} requests", limits::requests());
 }
 
-/// Images with one thing wrong, which go unnoticed longer than those with many: mounted, changed, checked and restored.
-/// `LARDER_SCALE=50` tries 50 times as many.
+/// Images with one thing wrong, which go unnoticed longer than those with many: mounted, changed,
+/// checked and restored. `LARDER_SCALE=50` tries 50 times as many.
 #[test]
 fn wounded_images_do_no_harm() {
     let _alone = alone();
@@ -158,7 +161,8 @@ fn wounded_images_do_no_harm() {
     assert!(opened > tried / 2, "{opened} of {tried} could be mounted");
 }
 
-/// Every interior block in turn contains every block of its tree at its first place, itself included.
+/// Every interior block in turn contains every block of its tree at its first place, itself
+/// included.
 #[test]
 fn trees_that_contain_themselves_are_refused() {
     let _alone = alone();

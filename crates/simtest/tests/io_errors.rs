@@ -1,4 +1,5 @@
-//! Every read, write and flush of a workload fails in turn: nothing panics or hangs, nothing acknowledged is lost.
+//! Every read, write and flush of a workload fails in turn: nothing panics or hangs, nothing
+//! acknowledged is lost.
 
 use larder_fs::{Error, FileKind, Filesystem, NewInode};
 use larder_simtest::data;
@@ -12,8 +13,10 @@ use larder_simtest::runner::Config;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-const WORKLOAD: &str = "mk A; new A/f; A/f[0,20K)=a; F A/f; new g; g[0,100K)=b; xa g user.k=v; mv A/f A/h; F g; \
-                        A/h[4K,12K)=c; rm g; COMMIT; new A/i; A/i+300=d; ln A/i j; trunc A/h 5000; F A/i; mk B; \
+const WORKLOAD: &str = "mk A; new A/f; A/f[0,20K)=a; F A/f; new g; g[0,100K)=b; xa g user.k=v; mv \
+    A/f A/h; F g; \
+                        A/h[4K,12K)=c; rm g; COMMIT; new A/i; A/i+300=d; ln A/i j; trunc A/h \
+                        5000; F A/i; mk B; \
                         mv A/h B/h; COMMIT";
 
 fn config() -> Config {
@@ -54,7 +57,8 @@ fn each_of(
                 })
                 .collect::<Vec<_>>()
         };
-        let running: Vec<_> = halves.into_iter().map(|part| scope.spawn(move || work(part))).collect();
+        let running: Vec<_> =
+            halves.into_iter().map(|part| scope.spawn(move || work(part))).collect();
         running.into_iter().flat_map(|t| t.join().expect("no panic")).collect()
     })
 }
@@ -83,25 +87,37 @@ fn what_could_not_be_written_is_a_sound_hole() {
     let mut config = config().on(&format).expect("a new file system");
     config.depth = Depth { checked: 1.0, ..Depth::LOOK };
     config.max_states = 4;
-    let ops = "new f; f[0,64K)=a; COMMIT; f[64K,128K)=b; F f; f[200K,300K)=c; COMMIT; new g; g[5000,9000)=d; \
+    let ops = "new f; f[0,64K)=a; COMMIT; f[64K,128K)=b; F f; f[200K,300K)=c; COMMIT; new g; \
+        g[5000,9000)=d; \
                g[100K,120K)=e; COMMIT; g[120K,130K)=f; F g; trunc g 1M; COMMIT";
     let ops = parse(ops).expect("a workload").remove(0);
     let writes = faults::accesses(&config, &ops).expect("runs without faults").writes;
-    let reports =
-        each_of(&config, &ops, writes, |n| Fault::nth(n, Access::is_write).with_effect(Effect::None), 1);
+    let reports = each_of(
+        &config,
+        &ops,
+        writes,
+        |n| Fault::nth(n, Access::is_write).with_effect(Effect::None),
+        1,
+    );
     assert!(reports.iter().all(|r| r.struck));
 }
 
-/// In-place writes, reserved space and every method of compression: each access fails in turn, or panics.
+/// In-place writes, reserved space and every method of compression: each access fails in turn, or
+/// panics.
 #[test]
 fn every_access_fails_however_data_is_stored() {
-    let in_place = "new f; nocow f; f[0,64K)=a; F f; f[5000,30K)=b; F f; new g; alloc g[0,100K); F g; g[0,20K)=c; F g; \
-                    g[9K,50001)=D; F g; alloc= f[64K,128K); f+9000=e; F f; zero g[4K,80K); g[0,30K)=f; COMMIT; \
+    let in_place = "new f; nocow f; f[0,64K)=a; F f; f[5000,30K)=b; F f; new g; alloc g[0,100K); \
+        F g; g[0,20K)=c; F g; \
+                    g[9K,50001)=D; F g; alloc= f[64K,128K); f+9000=e; F f; zero g[4K,80K); \
+                    g[0,30K)=f; COMMIT; \
                     punch g[5000,20K); trunc f 12K; F f; g[0,100K)=h; rm f; COMMIT";
-    let packed = "new f; f[0,200K)=a; F f; f[100K,180K)=B; f[50K,60K)=c; F f; new g; g[0,3000)=d; F g; g+3000=e; F g; \
-                  trunc f 148K; F f; trunc g 4K; F g; f[10,20)=g; punch f[30K,140K); F f; rm g; COMMIT";
+    let packed = "new f; f[0,200K)=a; F f; f[100K,180K)=B; f[50K,60K)=c; F f; new g; g[0,3000)=d; \
+        F g; g+3000=e; F g; \
+                  trunc f 148K; F f; trunc g 4K; F g; f[10,20)=g; punch f[30K,140K); F f; rm g; \
+                  COMMIT";
     let mut failed = 0;
-    for (text, settings) in [(in_place, 0), (in_place, 3), (packed, 1), (packed, 2), (packed, 3), (packed, 5)]
+    for (text, settings) in
+        [(in_place, 0), (in_place, 3), (packed, 1), (packed, 2), (packed, 3), (packed, 5)]
     {
         let mut config = config();
         data::settings(settings, &mut config.options);
@@ -111,7 +127,13 @@ fn every_access_fails_however_data_is_stored() {
         let mut reports = each_of(&config, &ops, counts.writes, |n| nth(n, Effect::None), 1);
         reports.extend(each_of(&config, &ops, counts.writes, |n| nth(n, Effect::Half), 3));
         reports.extend(each_of(&config, &ops, counts.writes, |n| nth(n, Effect::All), 3));
-        reports.extend(each_of(&config, &ops, counts.writes, |n| nth(n, Effect::None).panicking(), 2));
+        reports.extend(each_of(
+            &config,
+            &ops,
+            counts.writes,
+            |n| nth(n, Effect::None).panicking(),
+            2,
+        ));
         assert!(reports.iter().all(|r| r.struck));
         let is = |kind: AccessKind| move |a: &Access| a.kind == kind;
         each_of(&config, &ops, counts.reads, |n| Fault::nth(n, is(AccessKind::Read)), 3);
@@ -138,8 +160,9 @@ fn a_flush_ahead_that_fails_is_final_too() {
     let is_flush = |a: &Access| a.kind == AccessKind::Flush;
     let needed = faults::accesses(&self::config(), &ops()).expect("runs without faults").flushes;
     // How many there are depends on how fast the thread is that flushes ahead.
-    let counts: Vec<u64> =
-        (0..5).map(|_| faults::accesses(&config, &ops()).expect("runs without faults").flushes).collect();
+    let counts: Vec<u64> = (0..5)
+        .map(|_| faults::accesses(&config, &ops()).expect("runs without faults").flushes)
+        .collect();
     let most = *counts.iter().max().expect("five");
     assert!(most > needed, "none was ahead: {counts:?}, {needed} needed");
     let mut reports = each_of(&config, &ops(), most, |n| Fault::nth(n, is_flush), 1);
@@ -158,15 +181,17 @@ fn every_read_fails_once_or_for_ever() {
     each(reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read).forever(), step * 2);
 }
 
-/// A panic anywhere — in write-back, in the committer, in a caller — ends like a failure: who waits is told, what was
-/// acknowledged is there, and after a write that panicked nothing is written any more.
+/// A panic anywhere — in write-back, in the committer, in a caller — ends like a failure: who waits
+/// is told, what was acknowledged is there, and after a write that panicked nothing is written any
+/// more.
 #[test]
 fn every_access_may_panic() {
     let counts = faults::accesses(&config(), &ops()).expect("runs without faults");
     let writes = each(counts.writes, |n| Fault::nth(n, Access::is_write).panicking(), 1);
     assert!(writes.iter().all(|r| r.struck && r.failed.is_some()));
     assert!(writes.iter().filter(|r| r.turned_read_only).count() > writes.len() / 2);
-    let flushes = each(counts.flushes, |n| Fault::nth(n, |a| a.kind == AccessKind::Flush).panicking(), 1);
+    let flushes =
+        each(counts.flushes, |n| Fault::nth(n, |a| a.kind == AccessKind::Flush).panicking(), 1);
     assert!(flushes.iter().all(|r| r.struck && r.failed.is_some()));
     let step = usize::try_from(counts.reads / 60).expect("small") + 1;
     each(counts.reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read).panicking(), step);

@@ -1,9 +1,10 @@
 //! Crashes of Linux's own btrfs, replayed by Larder and by Linux.
 //!
-//! Workloads run on a mount of the kernel whose disk is a [`RecordedDisk`], so that all its writes and flushes are known. From
-//! these come the disks that a power cut can leave, as from ours: everything that a returned flush covers, and any part of the
-//! rest. Of each that is chosen there are two results, the kernel's and ours, read-only and read-write; they must be the same
-//! tree, keep what the syncs promised, and check clean.
+//! Workloads run on a mount of the kernel whose disk is a [`RecordedDisk`], so that all its writes
+//! and flushes are known. From these come the disks that a power cut can leave, as from ours:
+//! everything that a returned flush covers, and any part of the rest. Of each that is chosen there
+//! are two results, the kernel's and ours, read-only and read-write; they must be the same tree,
+//! keep what the syncs promised, and check clean.
 //!
 //! Our model asks for more than Linux's log has: see [`History::verify_linux`].
 //!
@@ -17,7 +18,8 @@ use larder_simtest::image::Image;
 use larder_simtest::model::{Domain, History};
 use larder_simtest::ops::{Move, Op};
 use larder_simtest::oracle::{
-    EngineTree, KernelMount, Need, PathRunner, StdTree, kernel_verdict, manifest, mkfs_btrfs, need, scratch,
+    EngineTree, KernelMount, Need, PathRunner, StdTree, kernel_verdict, manifest, mkfs_btrfs, need,
+    scratch,
 };
 use larder_simtest::recorded::RecordedDisk;
 use larder_simtest::runner::{Run, show};
@@ -46,7 +48,8 @@ fn first() -> String {
     workload::prefix(0) + "first"
 }
 
-/// A file system that Linux made and has changed once: the first change makes a chunk, which a log could not be hung on.
+/// A file system that Linux made and has changed once: the first change makes a chunk, which a log
+/// could not be hung on.
 fn fresh(mkfs: &'static [&'static str]) -> Result<Image> {
     let dir = scratch();
     let path = dir.path().join("fresh.img");
@@ -64,7 +67,8 @@ fn run(base: &Image, threads: &[Vec<Op>], mount: &str) -> Result<Run> {
     let world = show(base, &options(true)).map_err(|e| anyhow!(e))?;
     let device = Arc::new(SimDevice::new(base.clone()));
     let disk = RecordedDisk::serve(Arc::clone(&device))?;
-    let mount = KernelMount::image(&disk.path(), &format!("noatime,commit=300,ssd,nodiscard{mount}"))?;
+    let mount =
+        KernelMount::image(&disk.path(), &format!("noatime,commit=300,ssd,nodiscard{mount}"))?;
     let top = mount.path();
     let domains = std::thread::scope(|scope| {
         let mut running = Vec::new();
@@ -105,16 +109,23 @@ fn perform(top: &Path, device: &SimDevice, mut domain: Domain, ops: &[Op]) -> Re
                 domain.push(op, after, touched, begin, Some(end));
             }
             (Err(_), Err(_)) => {}
-            (Err(reason), Ok(())) => anyhow::bail!("{op}: done, but the model refuses it ({reason:?})"),
+            (Err(reason), Ok(())) => {
+                anyhow::bail!("{op}: done, but the model refuses it ({reason:?})")
+            }
             (Ok(_), Err(e)) => return Err(e),
         }
     }
     Ok(domain)
 }
 
-/// Replays a state on both sides; the promise that both have not kept, because Linux's log keeps less. `deep`: the kernel
-/// also reads and changes what we replayed.
-fn judge(image: &Image, state: &CrashState, history: &History, deep: bool) -> Result<Option<String>> {
+/// Replays a state on both sides; the promise that both have not kept, because Linux's log keeps
+/// less. `deep`: the kernel also reads and changes what we replayed.
+fn judge(
+    image: &Image,
+    state: &CrashState,
+    history: &History,
+    deep: bool,
+) -> Result<Option<String>> {
     let dir = scratch();
     let path = dir.path().join("linux.img");
     image.write_sparse(&path)?;
@@ -172,7 +183,8 @@ struct Setup {
 const PLAIN: Setup = Setup { mkfs: &["-q"], mount: "" };
 /// A hole is an item, and leaves split soon.
 const OLD: Setup = Setup { mkfs: &["-q", "-O", "^no-holes", "-n", "4096"], mount: "" };
-const COMPRESSED: Setup = Setup { mkfs: &["-q", "--csum", "xxhash"], mount: ",compress-force=zstd" };
+const COMPRESSED: Setup =
+    Setup { mkfs: &["-q", "--csum", "xxhash"], mount: ",compress-force=zstd" };
 
 /// What was judged.
 #[derive(Default)]
@@ -185,8 +197,8 @@ struct Tally {
     failures: Vec<String>,
 }
 
-/// Runs workloads up to their first power cut, and judges `most` states of each that come with a log and `most / 4`
-/// others.
+/// Runs workloads up to their first power cut, and judges `most` states of each that come with a
+/// log and `most / 4` others.
 fn crash(workloads: &[Workload], setup: Setup, most: usize) -> Tally {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let base = fresh(setup.mkfs).expect("a fresh file system");
@@ -272,25 +284,42 @@ fn sequences(length: usize, seed: u64) -> Vec<Workload> {
 /// Extents: what is reserved, punched, zeroed, cloned, overwritten and cut off, around `fsync`s.
 const EXTENTS: &[(&str, &str)] = &[
     ("L-E01", "new f; f[0,16K)=a; F f; COMMIT; punch f[8000,12096); punch f[15000,15100); F f"),
-    ("L-E02", "new f; f[0,128K)=a; F f; punch f[96K,128K); punch f[64K,192K); punch f[32K,128K); F f"),
+    (
+        "L-E02",
+        "new f; f[0,128K)=a; F f; punch f[96K,128K); punch f[64K,192K); punch f[32K,128K); F f",
+    ),
     ("L-E05", "new f; f[0,16K)=a; F f; alloc= f[16K,20K); F f; zero= f[16K,24K); F f"),
-    ("L-E06", "new f; f[0,16K)=a; COMMIT; alloc= f[16K,64K); F f; trunc f 8K; alloc= f[32K,128K); F f"),
+    (
+        "L-E06",
+        "new f; f[0,16K)=a; COMMIT; alloc= f[16K,64K); F f; trunc f 8K; alloc= f[32K,128K); F f",
+    ),
     ("L-E07", "new f; f[0,21)=a; alloc f[40,80); F f"),
     ("L-E09", "new f; trunc f 12M; f[2M,10M)=a; COMMIT; punch f[2M,4M); punch f[8M,10M); F f"),
     (
         "L-E10",
-        "new f; alloc= f[0,128K); alloc= f[128K,256K); F f; alloc f[0,64K); F f; trunc f 256K; F f; f[0,128K)=a; F f",
+        "new f; alloc= f[0,128K); alloc= f[128K,256K); F f; alloc f[0,64K); F f; trunc f 256K; F \
+            f; f[0,128K)=a; F f",
     ),
-    ("L-E14", "new f; f[0,2M)=a; alloc f[2M,4M); f[4M,6M)=b; F f; f[2052K,2056K)=c; F f; f[3M,3076K)=d; F f"),
-    ("L-F01", "new f; f[0,256K)=a; F f; f[256K,512K)=b; F f; copy f[0,64K)>f@320K; F f; f[256K,320K)=c; F f"),
+    (
+        "L-E14",
+        "new f; f[0,2M)=a; alloc f[2M,4M); f[4M,6M)=b; F f; f[2052K,2056K)=c; F f; f[3M,3076K)=d; \
+            F f",
+    ),
+    (
+        "L-F01",
+        "new f; f[0,256K)=a; F f; f[256K,512K)=b; F f; copy f[0,64K)>f@320K; F f; f[256K,320K)=c; \
+            F f",
+    ),
     ("L-F02", "new s; new t; s[0,2M)=a; t[0,20M)=b; COMMIT; copy s[0,2M)>t@19M; F t"),
     (
         "L-F04",
-        "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; t[512K,768K)=c; F t",
+        "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; \
+            t[512K,768K)=c; F t",
     ),
     (
         "L-F05",
-        "new f; f[0,1M)=a; COMMIT; copy f[64K,128K)>f@2M; F f; copy f[0,64K)>f@3M; F f; punch f[3M,3088K); F f",
+        "new f; f[0,1M)=a; COMMIT; copy f[64K,128K)>f@2M; F f; copy f[0,64K)>f@3M; F f; punch \
+            f[3M,3088K); F f",
     ),
 ];
 
@@ -313,7 +342,8 @@ fn extents_crashed_by_linux() {
     if !need(&NEEDS) {
         return;
     }
-    let workload = |(name, text): &(&str, &str)| Workload::script(*name, text).expect("the notation");
+    let workload =
+        |(name, text): &(&str, &str)| Workload::script(*name, text).expect("the notation");
     let all: Vec<Workload> = EXTENTS.iter().map(workload).collect();
     // Each is long: a few of them with each setup, all with all in the long form.
     for (i, setup) in [PLAIN, OLD, COMPRESSED].into_iter().enumerate() {
@@ -323,11 +353,12 @@ fn extents_crashed_by_linux() {
     }
 }
 
-/// Paths of the system follow symlinks and open devices, which the notation does not: without those. What names them later is
-/// refused by the kernel and by the model.
+/// Paths of the system follow symlinks and open devices, which the notation does not: without
+/// those. What names them later is refused by the kernel and by the model.
 fn without_special_files(mut w: Workload) -> Workload {
-    let special =
-        |op: &Op| matches!(op, Op::Symlink { .. } | Op::Mknod(..) | Op::Rename { mode: Move::Whiteout, .. });
+    let special = |op: &Op| {
+        matches!(op, Op::Symlink { .. } | Op::Mknod(..) | Op::Rename { mode: Move::Whiteout, .. })
+    };
     for ops in w.segments.iter_mut().flat_map(|s| &mut s.threads) {
         ops.retain(|op| !special(op));
     }
@@ -343,12 +374,15 @@ fn sequences_crashed_by_linux() {
     workloads.push(without_special_files(workload::threads(1, 4, 10)));
     if scale() > 1 {
         workloads.extend(some(sequences(2, 1), 10 * scale(), 3));
-        workloads.extend((1..=2 * scale() as u64).map(|seed| without_special_files(random(seed, 30))));
+        workloads
+            .extend((1..=2 * scale() as u64).map(|seed| without_special_files(random(seed, 30))));
         let eight = |seed| without_special_files(workload::threads(seed, 8, 12));
         workloads.extend((2..=2 * scale() as u64).map(eight));
     }
-    let (plain, old): (Vec<_>, Vec<_>) = workloads.into_iter().enumerate().partition(|(i, _)| i % 2 == 0);
-    let strip = |numbered: Vec<(usize, Workload)>| numbered.into_iter().map(|(_, w)| w).collect::<Vec<_>>();
+    let (plain, old): (Vec<_>, Vec<_>) =
+        workloads.into_iter().enumerate().partition(|(i, _)| i % 2 == 0);
+    let strip =
+        |numbered: Vec<(usize, Workload)>| numbered.into_iter().map(|(_, w)| w).collect::<Vec<_>>();
     let (plain, old) = (crash(&strip(plain), PLAIN, most()), crash(&strip(old), OLD, most()));
     sound(&plain, 0);
     sound(&old, 0);
@@ -369,7 +403,8 @@ fn a_workload_is_recorded_whole() {
     let all = crashes.everything();
     let world = show(&all, &options(true)).expect("it opens");
     ran.history.verify_now(&world).expect("it shows what was done");
-    // Superblocks of logs and of commits are on their way by themselves, with what they need on the disk.
+    // Superblocks of logs and of commits are on their way by themselves, with what they need on the
+    // disk.
     let kinds = crashes.by_kind();
     for kind in [Kind::Log, Kind::Commit] {
         assert!(kinds.contains_key(&kind), "{kinds:?}");

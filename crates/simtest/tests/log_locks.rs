@@ -1,7 +1,8 @@
 //! While an inode is logged no tree's lock is held across an allocation or an access to a device.
 //!
-//! `larder_fs::watch` looks at the second in every build with debug assertions, and knows what this program's allocator needs
-//! for the first. The log's workloads run under it: the scenarios, random walks, and eight threads at once.
+//! `larder_fs::watch` looks at the second in every build with debug assertions, and knows what this
+//! program's allocator needs for the first. The log's workloads run under it: the scenarios, random
+//! walks, and eight threads at once.
 #![cfg(debug_assertions)]
 
 use larder_fs::watch::{is_logging_under_a_tree, trees_locked_while_logging};

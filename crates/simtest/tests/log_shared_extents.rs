@@ -1,8 +1,9 @@
-//! Files that share extents made in the running transaction, and logs: whatever a log has of one of them, it has their
-//! checksums, and nothing in it contradicts what it has of the others.
+//! Files that share extents made in the running transaction, and logs: whatever a log has of one of
+//! them, it has their checksums, and nothing in it contradicts what it has of the others.
 //!
-//! Each operation is one transaction's here as on a mount: the simulation's habit of committing between the steps of a
-//! clone would leave nothing new to share. `LARDER_SCALE=20` judges 20 times as many states.
+//! Each operation is one transaction's here as on a mount: the simulation's habit of committing
+//! between the steps of a clone would leave nothing new to share. `LARDER_SCALE=20` judges 20 times
+//! as many states.
 
 use larder_check::{Kind, Options, Severity};
 use larder_fs::{FileKind, Filesystem, InodeId, LogStats, NewInode, OpenOptions, Tuning};
@@ -46,35 +47,57 @@ const SEQUENTIAL: &[(&str, &str)] = &[
     ("target first", "new f; new g; f[0,1M)=A; copy f[64K,256K)>g@1M; F g; F f"),
     (
         "one by one",
-        "new f; new g; f[0,256K)=A; F f; copy f[0,256K)>g@0; F g; f[64K,128K)=B; F f; copy f[0,256K)>g@0; F g",
+        "new f; new g; f[0,256K)=A; F f; copy f[0,256K)>g@0; F g; f[64K,128K)=B; F f; copy \
+            f[0,256K)>g@0; F g",
     ),
     // Extents that were written back together, and have become somebody else's one by one.
-    ("a part", "new f; new g; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; copy f[8K,12K)>g@0; F g"),
-    ("what is left", "new f; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; rm h; f[0,4K)=C; F f"),
+    (
+        "a part",
+        "new f; new g; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; copy f[8K,12K)>g@0; F g",
+    ),
+    (
+        "what is left",
+        "new f; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; rm h; f[0,4K)=C; F f",
+    ),
     (
         "what is left, punched",
         "new f; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; punch f[0,4K); F f; F h",
     ),
     // Extents that could grow, had a log not been told of them.
     ("grown", "new f; new g; f[0,512K)=A; F f; f[512K,1M)=B; copy f[0,1M)>g@0; F g"),
-    ("grown, both", "new f; new g; f[0,512K)=A; F f; f[512K,1M)=B; copy f[0,1M)>g@0; F g; F f; rm f; F g"),
+    (
+        "grown, both",
+        "new f; new g; f[0,512K)=A; F f; f[512K,1M)=B; copy f[0,1M)>g@0; F g; F f; rm f; F g",
+    ),
     (
         "grown when alone again",
-        "new f; new g; f[0,512K)=A; copy f[0,512K)>g@0; F g; rm g; f[512K,1M)=B; F f; f[1M,2M)=C; F f",
+        "new f; new g; f[0,512K)=A; copy f[0,512K)>g@0; F g; rm g; f[512K,1M)=B; F f; f[1M,2M)=C; \
+            F f",
     ),
-    ("grown in the target", "new f; new g; f[0,512K)=A; copy f[0,512K)>g@0; F f; rm f; g[512K,1M)=B; F g"),
+    (
+        "grown in the target",
+        "new f; new g; f[0,512K)=A; copy f[0,512K)>g@0; F f; rm f; g[512K,1M)=B; F g",
+    ),
     // What was reserved: in a log as such, then written in place, and shared.
     ("reserved", "new f; new g; alloc f[0,64K); F f; f[0,16K)=B; copy f[0,64K)>g@0; F g"),
-    ("reserved before", "new f; new g; alloc f[0,64K); COMMIT; copy f[0,64K)>g@0; F g; f[0,16K)=B; F f; F g"),
-    ("reserved, alone again", "new f; new g; alloc f[0,64K); copy f[0,64K)>g@0; F g; rm g; f[0,16K)=B; F f"),
+    (
+        "reserved before",
+        "new f; new g; alloc f[0,64K); COMMIT; copy f[0,64K)>g@0; F g; f[0,16K)=B; F f; F g",
+    ),
+    (
+        "reserved, alone again",
+        "new f; new g; alloc f[0,64K); copy f[0,64K)>g@0; F g; rm g; f[0,16K)=B; F f",
+    ),
     (
         "reserved before, alone again",
         "new f; new g; alloc f[0,64K); copy f[0,64K)>g@0; COMMIT; rm g; f[0,16K)=B; F f",
     ),
-    // Written in place, but not what a commit or a log gave to another file, although that one is gone since.
+    // Written in place, but not what a commit or a log gave to another file, although that one is
+    // gone since.
     (
         "in place",
-        "new f; nocow f; new g; nocow g; f[0,64K)=a; copy f[0,64K)>g@0; COMMIT; rm g; f[0,64K)=b; F f",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; copy f[0,64K)>g@0; COMMIT; rm g; f[0,64K)=b; \
+            F f",
     ),
     (
         "in place, logged",
@@ -82,11 +105,13 @@ const SEQUENTIAL: &[(&str, &str)] = &[
     ),
     (
         "in place, both logged",
-        "new f; nocow f; new g; nocow g; f[0,64K)=a; F f; copy f[0,64K)>g@0; F g; g[0,64K)=c; f[0,64K)=b; F f",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; F f; copy f[0,64K)>g@0; F g; g[0,64K)=c; \
+            f[0,64K)=b; F f",
     ),
     (
         "in place, the target",
-        "new f; nocow f; new g; nocow g; f[0,64K)=a; F f; copy f[0,64K)>g@0; F f; rm f; g[0,64K)=b; F g",
+        "new f; nocow f; new g; nocow g; f[0,64K)=a; F f; copy f[0,64K)>g@0; F f; rm f; \
+            g[0,64K)=b; F g",
     ),
 ];
 
@@ -95,7 +120,8 @@ fn what_is_cloned_and_synced_is_whole_after_every_cut() {
     let config = config();
     let mut outcome = Outcome::default();
     for (name, text) in SEQUENTIAL {
-        let one = run(&config, &Workload::script(*name, &format!("{BEGIN}{text}")).expect("a workload"));
+        let one =
+            run(&config, &Workload::script(*name, &format!("{BEGIN}{text}")).expect("a workload"));
         println!("{name}: {one}");
         outcome.add(one);
     }
@@ -145,12 +171,22 @@ impl Shared {
         self.steps.push(Step::Changed(begin, at, numbers));
     }
     /// Writes, gets ranges of others, syncs.
-    fn work(&mut self, fs: &Filesystem, device: &SimDevice, others: &[InodeId], thread: u64, steps: u64) {
+    fn work(
+        &mut self,
+        fs: &Filesystem,
+        device: &SimDevice,
+        others: &[InodeId],
+        thread: u64,
+        steps: u64,
+    ) {
         let mut rng = StdRng::seed_from_u64(thread);
         for step in 0..steps {
             let mut range = || {
-                let len =
-                    if rng.random_ratio(1, 4) { rng.random_range(64..150) } else { rng.random_range(1..9) };
+                let len = if rng.random_ratio(1, 4) {
+                    rng.random_range(64..150)
+                } else {
+                    rng.random_range(1..9)
+                };
                 (rng.random_range(0..BLOCKS - len), len)
             };
             let (at, len) = range();
@@ -171,7 +207,10 @@ impl Shared {
     }
     /// What is wrong with it after a cut in between these.
     fn judge(&self, fs: &Filesystem, earliest: Seq, latest: Seq) -> Result<(), String> {
-        let id = fs.lookup(fs.root(), self.name.as_bytes()).map_err(|e| format!("{}: {e}", self.name))?.id;
+        let id = fs
+            .lookup(fs.root(), self.name.as_bytes())
+            .map_err(|e| format!("{}: {e}", self.name))?
+            .id;
         let synced = |step: &Step| matches!(step, Step::Synced(by) if *by <= earliest);
         let durable = self.steps.iter().rposition(synced).unwrap_or(0);
         let mut possible = vec![BTreeSet::new(); BLOCKS as usize];
@@ -188,7 +227,8 @@ impl Shared {
         }
         let mut bytes = vec![0; (BLOCKS * BLOCK) as usize];
         fs.read(id, 0, &mut bytes).map_err(|e| format!("reading {}: {e}", self.name))?;
-        for (n, (block, possible)) in bytes.chunks_exact(BLOCK as usize).zip(&possible).enumerate() {
+        for (n, (block, possible)) in bytes.chunks_exact(BLOCK as usize).zip(&possible).enumerate()
+        {
             if !number(block).is_some_and(|n| possible.contains(&n)) {
                 return Err(format!(
                     "block {n} of {} is {:?}, not of {possible:?}",
@@ -209,7 +249,10 @@ fn number(block: &[u8]) -> Option<u64> {
 fn numbers(fs: &Filesystem, id: InodeId, at: u64, len: u64) -> Vec<u64> {
     let mut bytes = vec![0; (len * BLOCK) as usize];
     fs.read(id, at * BLOCK, &mut bytes).expect("read");
-    bytes.chunks_exact(BLOCK as usize).map(|b| number(b).expect("a block is of one piece")).collect()
+    bytes
+        .chunks_exact(BLOCK as usize)
+        .map(|b| number(b).expect("a block is of one piece"))
+        .collect()
 }
 
 /// Checksum items of a tree, of the log's too, do not overlap; how many there are in the log.
@@ -224,7 +267,8 @@ fn checksums_of_the_log(image: &Image) -> usize {
             (reached, in_log) = (0, line.contains("TREE_LOG"));
         }
         if let Some(range) = line.strip_prefix("range start ") {
-            let mut words = range.split(' ').step_by(2).map(|w| w.parse::<u64>().expect("a number"));
+            let mut words =
+                range.split(' ').step_by(2).map(|w| w.parse::<u64>().expect("a number"));
             let (start, end) = (words.next().expect("start"), words.next().expect("end"));
             assert!(start >= reached, "checksums from {start} on come again:\n{text}");
             reached = end;
@@ -249,12 +293,14 @@ fn judge(
     files.iter().try_for_each(|f| f.judge(&fs, earliest, latest))?;
     fs.close().map_err(|e| format!("close: {e}"))?;
     let options = Options { data: true, ..Options::default() };
-    let report = larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
+    let report =
+        larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
     let found = report
         .findings
         .iter()
         .find(|f| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration);
-    found.map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    found
+        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
 }
 
 #[test]
@@ -276,7 +322,8 @@ fn eight_threads_share_and_sync_and_every_cut_leaves_what_was_synced() {
     let LogStats { fsyncs_logged, csum_items, csum_ranges_searched, csum_ranges_present, .. } =
         fs.stats().log;
     println!(
-        "{fsyncs_logged} logged, checksums: {csum_items} items, {csum_ranges_searched} searched, {csum_ranges_present} present"
+        "{fsyncs_logged} logged, checksums: {csum_items} items, {csum_ranges_searched} searched, \
+            {csum_ranges_present} present"
     );
     assert!(fsyncs_logged > 0 && csum_ranges_searched > 0 && csum_ranges_present > 0);
     let end = device.mark();
@@ -294,7 +341,11 @@ fn eight_threads_share_and_sync_and_every_cut_leaves_what_was_synced() {
             in_logs += checksums_of_the_log(&image);
         }
         if let Err(what) = judge(&files, image, &config.options, state.earliest, state.latest) {
-            panic!("{what}\n{}cut in {:?}", crashes.describe(state), (state.earliest, state.latest));
+            panic!(
+                "{what}\n{}cut in {:?}",
+                crashes.describe(state),
+                (state.earliest, state.latest)
+            );
         }
     }
     println!(

@@ -1,5 +1,5 @@
-//! Power cuts while a file system is made: afterwards there is none, or a whole one — never half of one, and never the
-//! old one's superblock over the new one's blocks.
+//! Power cuts while a file system is made: afterwards there is none, or a whole one — never half of
+//! one, and never the old one's superblock over the new one's blocks.
 
 use larder_format::SUPER_OFFSETS;
 use larder_fs::Timestamp;
@@ -22,7 +22,8 @@ fn fsid(image: &Image) -> [u8; 16] {
     fsid
 }
 
-/// Makes a file system on `base` and looks at every crash state; returns how many had none, the old, the new one.
+/// Makes a file system on `base` and looks at every crash state; returns how many had none, the
+/// old, the new one.
 fn crash_mkfs(base: Image, old: Option<[u8; 16]>) -> [usize; 3] {
     let device = SimDevice::new(base).with_discard(DiscardEffect::Poison);
     let options = MkfsOptions {
@@ -79,7 +80,8 @@ fn a_crash_of_mkfs_over_an_old_file_system_never_mixes_the_two() {
     if !need(&[Need::BtrfsProgs]) {
         return;
     }
-    let old = fresh(SIZE, &MkfsOptions { uuid: Some(*b"the old one's id"), ..MkfsOptions::default() });
+    let old =
+        fresh(SIZE, &MkfsOptions { uuid: Some(*b"the old one's id"), ..MkfsOptions::default() });
     let [none, old, new] = crash_mkfs(old.expect("mkfs"), Some(*b"the old one's id"));
     assert!(none >= 40 && old >= 1 && new >= 2, "none {none}, old {old}, new {new}");
 }

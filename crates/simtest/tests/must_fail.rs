@@ -1,7 +1,9 @@
-//! The simulation itself is tested: an engine that is broken on purpose must be caught, and within few states.
+//! The simulation itself is tested: an engine that is broken on purpose must be caught, and within
+//! few states.
 //!
-//! Each test turns one switch of `Tuning` on, runs workloads that depend on what it breaks, and demands a failure. The
-//! same workloads on the engine as it is must pass, so that the failure is the switch's doing.
+//! Each test turns one switch of `Tuning` on, runs workloads that depend on what it breaks, and
+//! demands a failure. The same workloads on the engine as it is must pass, so that the failure is
+//! the switch's doing.
 
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, SetAttr, Tuning};
 use larder_simtest::cloning::cloning;
@@ -29,11 +31,15 @@ const LOOK: Depth = Depth::LOOK;
 const CHECK: Depth = Depth { emptied: 0.2, recovered: 0.0, checked: 0.3, kernel: 0.0 };
 
 /// Makes and removes enough that freed blocks would be taken again at once.
-const CHURN: &str = "mk A; new A/f; A/f[0,200K)=a; COMMIT; A/f[0,200K)=b; new A/g; A/g[0,100K)=c; F A/g; rm A/f; \
-                     new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; A/g[0,100K)=e; F A/g; A/h[0,150K)=f; F A/h; \
-                     new i; i[0,300K)=g; COMMIT; rm i; new j; j[0,300K)=h; F j; rm A/g; new k; k[0,100K)=i; F k";
+const CHURN: &str = "mk A; new A/f; A/f[0,200K)=a; COMMIT; A/f[0,200K)=b; new A/g; A/g[0,100K)=c; \
+    F A/g; rm A/f; \
+                     new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; A/g[0,100K)=e; F A/g; \
+                     A/h[0,150K)=f; F A/h; \
+                     new i; i[0,300K)=g; COMMIT; rm i; new j; j[0,300K)=h; F j; rm A/g; new k; \
+                     k[0,100K)=i; F k";
 
-const NAMES: &str = "mk A; new A/f; xa A/f user.k=v; F A/f; mv A/f g; F g; new A/f; COMMIT; ln g A/g; F A; \
+const NAMES: &str = "mk A; new A/f; xa A/f user.k=v; F A/f; mv A/f g; F g; new A/f; COMMIT; ln g \
+    A/g; F A; \
                      xa g user.k=w; F g; rm A/f; COMMIT";
 
 fn config(base: Option<&Image>, depth: Depth, tuning: Tuning) -> Config {
@@ -41,7 +47,8 @@ fn config(base: Option<&Image>, depth: Depth, tuning: Tuning) -> Config {
     if let Some(base) = base {
         config.base = base.clone();
     }
-    config.options = OpenOptions { tuning: Tuning { fake_clock: true, ..tuning }, ..config.options };
+    config.options =
+        OpenOptions { tuning: Tuning { fake_clock: true, ..tuning }, ..config.options };
     config.limits = Limits { samples: 16, per_epoch: 120, ..config.limits };
     config.max_states = 600;
     config.max_failures = 1;
@@ -107,10 +114,12 @@ fn a_log_with_a_part_of_the_checksums() {
 #[test]
 fn a_log_with_new_checksums_only() {
     let broken = Tuning { break_log_older_csums: true, ..Tuning::default() };
-    // A clone has both parts at once; of a file that is written in more places than are kept apart all is logged.
+    // A clone has both parts at once; of a file that is written in more places than are kept apart
+    // all is logged.
     let given = "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h";
     let scattered: String = (0..520).map(|n| format!("h[{}K,{}K)=b; ", 8 * n, 8 * n + 4)).collect();
-    let scattered = format!("new h; alloc h[0,8M); h[4K,8K)=a; h[12K,16K)=a; COMMIT; {scattered}F h");
+    let scattered =
+        format!("new h; alloc h[0,8M); h[4K,8K)=a; h[12K,16K)=a; COMMIT; {scattered}F h");
     let depth = Depth { checked: 1.0, ..LOOK };
     caught(depth, &[given], broken.clone());
     caught(depth, &[&scattered], broken);
@@ -121,7 +130,8 @@ fn a_log_with_what_another_file_has_preallocated() {
     let broken = Tuning { break_log_preallocated: true, ..Tuning::default() };
     let depth = Depth { checked: 1.0, recovered: 1.0, ..LOOK };
     let committed = "new h; alloc h[0,64K); new g; COMMIT; h[8K,16K)=b; copy h[4K,16K)>g@4K; F g";
-    let logged = "new z; COMMIT; new h; alloc h[0,64K); F h; new g; h[8K,16K)=b; copy h[4K,16K)>g@4K; F g";
+    let logged =
+        "new z; COMMIT; new h; alloc h[0,64K); F h; new g; h[8K,16K)=b; copy h[4K,16K)>g@4K; F g";
     caught(depth, &[committed], broken.clone());
     caught(depth, &[logged], broken);
 }
@@ -141,12 +151,16 @@ fn in_place_writes_of_what_comes_back_elsewhere() {
     caught_walking(Tuning { break_in_place_shared_before: true, ..Tuning::default() });
 }
 
-/// Data that is durable, data of the running transaction, and data that was written just now, cloned.
-const CLONES: &str = "new f; f[0,64K)=a; COMMIT; new g; copy f[0,64K)>g@0; F g; f[64K,128K)=b; copy f[32K,96K)>g@64K; \
-                      F g; rm f; COMMIT; new h; h[0,128K)=c; F h; copy g[4K,40K)>h@8K; rm g; COMMIT; new i; \
+/// Data that is durable, data of the running transaction, and data that was written just now,
+/// cloned.
+const CLONES: &str = "new f; f[0,64K)=a; COMMIT; new g; copy f[0,64K)>g@0; F g; f[64K,128K)=b; \
+    copy f[32K,96K)>g@64K; \
+                      F g; rm f; COMMIT; new h; h[0,128K)=c; F h; copy g[4K,40K)>h@8K; rm g; \
+                      COMMIT; new i; \
                       i[0,64K)=d; F i";
 
-const DEDUPES: &str = "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; rm f; COMMIT; new h; \
+const DEDUPES: &str = "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; rm \
+    f; COMMIT; new h; \
                        h[0,128K)=c; F h; rm g; COMMIT; new i; i[0,64K)=d; F i";
 
 #[test]
@@ -181,8 +195,9 @@ fn superblock_before_the_nodes() {
     caught(LOOK, &[NAMES], Tuning { break_super_first: true, ..Tuning::default() });
 }
 
-/// Two threads. The first one's last operations are held at the first access that matches; meanwhile the second one
-/// works until `waits` says that it is waiting for the first, or to its end. Judges all crash states.
+/// Two threads. The first one's last operations are held at the first access that matches;
+/// meanwhile the second one works until `waits` says that it is waiting for the first, or to its
+/// end. Judges all crash states.
 fn overlapped(
     tuning: &Tuning,
     before: &str,
@@ -223,11 +238,12 @@ fn overlapped(
 
 #[test]
 fn freed_space_is_used_at_once() {
-    // While the commit that frees the file is not durable, another one of its size is written. The rest of the block
-    // group is full but for less than that: how much fills it is found by trying.
+    // While the commit that frees the file is not durable, another one of its size is written. The
+    // rest of the block group is full but for less than that: how much fills it is found by trying.
     let run = |filler: u64, tuning: &Tuning| {
-        let before =
-            format!("new t0_f; t0_f[0,2M)=a; F t0_f; new t0_z; t0_z[0,{filler}M)=z; COMMIT; rm t0_f");
+        let before = format!(
+            "new t0_f; t0_f[0,2M)=a; F t0_f; new t0_z; t0_z[0,{filler}M)=z; COMMIT; rm t0_f"
+        );
         overlapped(
             tuning,
             &before,
@@ -250,7 +266,12 @@ fn extents_before_their_data() {
     // While the file's data are on their way, another file's fsync commits.
     let run = |tuning: &Tuning| {
         let data = |a: &Access| a.is_write() && !a.is_superblock();
-        overlapped(tuning, "new t0_f; t0_f[0,100K)=a", ("F t0_f", data), ("new t1_g; F t1_g", false))
+        overlapped(
+            tuning,
+            "new t0_f; t0_f[0,100K)=a",
+            ("F t0_f", data),
+            ("new t1_g; F t1_g", false),
+        )
     };
     let commits = Tuning { no_log: true, ..Tuning::default() };
     let found = run(&Tuning { break_extent_before_data: true, ..commits.clone() });
@@ -309,7 +330,8 @@ fn a_log_that_overwrites_itself() {
 #[test]
 fn discards_of_more_than_was_freed() {
     // Four files share a granule; some of them go.
-    let text = "new e; e[0,20K)=e; new f; f[0,20K)=a; new g; g[0,20K)=b; new h; h[0,20K)=c; COMMIT; rm f; COMMIT; \
+    let text = "new e; e[0,20K)=e; new f; f[0,20K)=a; new g; g[0,20K)=b; new h; h[0,20K)=c; \
+        COMMIT; rm f; COMMIT; \
                 trunc h 5000; COMMIT; rm e; COMMIT";
     caught(LOOK, &[text], Tuning { break_discard_beyond: true, ..Tuning::default() });
 }
@@ -318,17 +340,29 @@ fn discards_of_more_than_was_freed() {
 fn a_size_that_covers_what_is_not_there_yet() {
     // Nothing writes the appended bytes back before the other file's fsync commits.
     let text = "new f; f[0,8K)=a; new g; F f; f+20K=b; F g; f+300=c; g[0,100)=d; F g; F f";
-    caught(LOOK, &[text], Tuning { break_size_before_data: true, no_log: true, ..Tuning::default() });
+    caught(
+        LOOK,
+        &[text],
+        Tuning { break_size_before_data: true, no_log: true, ..Tuning::default() },
+    );
 }
 
-/// Overwrites a NODATACOW file of which there is a snapshot, and looks at the snapshot in every crash state.
+/// Overwrites a NODATACOW file of which there is a snapshot, and looks at the snapshot in every
+/// crash state.
 fn written_under_a_snapshot(tuning: &Tuning) -> Result<usize, String> {
     let config = config(None, LOOK, tuning.clone());
     let device = Arc::new(SimDevice::new(config.base.clone()));
     let options = OpenOptions { no_data_cow: true, ..config.options };
     let fs = Filesystem::open(device.clone(), options.clone()).expect("open");
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: &[],
+        xattrs: &[],
+    };
     let root = fs.root();
     let file = fs.create(root, b"f", &new).expect("create").id;
     let (old, new) = (vec![b'a'; 64 << 10], vec![b'b'; 64 << 10]);
@@ -369,14 +403,22 @@ fn in_place_writes_of_what_a_snapshot_shares() {
     assert!(seen > 10, "{seen} states");
 }
 
-/// Cuts a file of many extents to nothing, in many transactions, and makes it grow again in every crash state.
+/// Cuts a file of many extents to nothing, in many transactions, and makes it grow again in every
+/// crash state.
 fn cut_and_grown(tuning: &Tuning) -> Result<usize, String> {
     const BLOCKS: u64 = 400;
     let config = config(None, LOOK, Tuning { commit_steps: true, ..tuning.clone() });
     let device = Arc::new(SimDevice::new(config.base.clone()));
     let fs = Filesystem::open(device.clone(), config.options.clone()).expect("open");
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: &[],
+        xattrs: &[],
+    };
     let file = fs.create(fs.root(), b"f", &new).expect("create").id;
     for n in 0..BLOCKS {
         fs.write(file, n * 8192, &[b'x'; 4096]).expect("write");
@@ -391,7 +433,8 @@ fn cut_and_grown(tuning: &Tuning) -> Result<usize, String> {
     let mut cut = 0;
     for state in crashes.states.iter().filter(|s| s.earliest >= begin && s.latest <= end) {
         let device = Arc::new(SimDevice::new(crashes.image(state)));
-        let fs = Filesystem::open(device, config.options.clone()).map_err(|e| format!("open: {e}"))?;
+        let fs =
+            Filesystem::open(device, config.options.clone()).map_err(|e| format!("open: {e}"))?;
         let attr = fs.lookup(fs.root(), b"f").map_err(|e| format!("lookup: {e}"))?;
         if attr.size < (BLOCKS - 1) * 8192 {
             let len = attr.size as usize;
@@ -433,8 +476,9 @@ fn reserved_space_that_becomes_data_before_it_is_written() {
         config
     };
     let writes = faults::accesses(&config(false), &ops).expect("runs without faults").writes;
-    let fails =
-        |early: bool, n: u64| faults::run(&config(early), &ops, &[Fault::nth(n, Access::is_write)]).is_err();
+    let fails = |early: bool, n: u64| {
+        faults::run(&config(early), &ops, &[Fault::nth(n, Access::is_write)]).is_err()
+    };
     assert!(
         (0..writes).any(|n| fails(true, n)),
         "{writes} writes failed, each once, and nothing was noticed"
@@ -454,7 +498,8 @@ fn fsync_that_does_not_wait() {
     let world = show(&config.base, &config.options).expect("a fresh file system");
     let device = Arc::new(SimDevice::new(config.base.clone()));
     let fs = Filesystem::open(device.clone(), config.options.clone()).expect("open");
-    // No flush ends before the fsync has returned: an engine that waits for one would wait for ever.
+    // No flush ends before the fsync has returned: an engine that waits for one would wait for
+    // ever.
     let gate = device.gate(|a| a.kind == AccessKind::Flush);
     let ops = parse("new f; F f").expect("a workload").remove(0);
     let (done, ended) = mpsc::channel();
@@ -507,7 +552,8 @@ fn with_snapshot() -> Image {
     mkfs_btrfs(&path, SIZE, &["-q"]).expect("mkfs.btrfs");
     let mount = KernelMount::image(&path, "").expect("the kernel mounts");
     for i in 0..300 {
-        std::fs::write(mount.join(format!("file-{i:03}")), vec![b'x'; 100 + i * 20]).expect("write");
+        std::fs::write(mount.join(format!("file-{i:03}")), vec![b'x'; 100 + i * 20])
+            .expect("write");
     }
     let top = mount.path().to_str().expect("a plain path");
     btrfs(&["subvolume", "snapshot", "-r", top, &format!("{top}/snap")]).expect("snapshot");
@@ -522,11 +568,17 @@ fn sharing_is_ignored() {
     }
     let base = with_snapshot();
     let texts = [
-        "rm file-000; new n; n[0,9000)=a; F n; mode file-100 600; file-200[0,3000)=b; COMMIT; rm file-299; \
+        "rm file-000; new n; n[0,9000)=a; F n; mode file-100 600; file-200[0,3000)=b; COMMIT; rm \
+            file-299; \
          trunc file-150 10; COMMIT; xa file-003 user.k=v; F file-003",
     ];
     let depth = Depth { emptied: 0.0, ..CHECK };
-    caught_on(Some(&base), depth, &texts, Tuning { break_ignore_sharing: true, ..Tuning::default() });
+    caught_on(
+        Some(&base),
+        depth,
+        &texts,
+        Tuning { break_ignore_sharing: true, ..Tuning::default() },
+    );
 }
 
 #[test]

@@ -1,14 +1,15 @@
-//! Names, attributes and extended attributes as Linux has them: the engine shows what the kernel shows of the kernel's
-//! images, and the kernel shows what the engine shows of the engine's. Contents of files are not looked at here.
+//! Names, attributes and extended attributes as Linux has them: the engine shows what the kernel
+//! shows of the kernel's images, and the kernel shows what the engine shows of the engine's.
+//! Contents of files are not looked at here.
 
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{
-    Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, SetAttr, SetTime, Timestamp,
-    XattrMode,
+    Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, SetAttr, SetTime,
+    Timestamp, XattrMode,
 };
 use larder_simtest::oracle::{
-    EngineTree, Facts, Fixture, KernelMount, Kind, Need, StdTree, TreeSource, btrfs_check, colliding_names,
-    kernel_images, kernel_verdict, need, populate, scratch,
+    EngineTree, Facts, Fixture, KernelMount, Kind, Need, StdTree, TreeSource, btrfs_check,
+    colliding_names, kernel_images, kernel_verdict, need, populate, scratch,
 };
 use larder_volume::{FileDevice, OpenMode};
 use std::collections::BTreeMap;
@@ -32,7 +33,8 @@ fn walk<S: TreeSource>(source: &S, id: &S::Id, path: &[u8], out: &mut Tree) {
     // The kernel gives each subvolume a device of its own; the number is the same.
     facts.identity.0 = 0;
     if facts.identity.1 == 2 {
-        // The directory that stands for a subvolume that is not there is made up; its times are nobody's.
+        // The directory that stands for a subvolume that is not there is made up; its times are
+        // nobody's.
         for t in [&mut facts.atime, &mut facts.mtime, &mut facts.ctime] {
             *t = (0, 0);
         }
@@ -45,7 +47,11 @@ fn walk<S: TreeSource>(source: &S, id: &S::Id, path: &[u8], out: &mut Tree) {
             walk(source, &child, &[path, b"/", &name].concat(), out);
         }
     }
-    assert!(out.insert(path.to_vec(), Shown { facts, target, xattrs }).is_none(), "/{} twice", at());
+    assert!(
+        out.insert(path.to_vec(), Shown { facts, target, xattrs }).is_none(),
+        "/{} twice",
+        at()
+    );
 }
 
 fn tree<S: TreeSource>(source: &S) -> Tree {
@@ -56,7 +62,12 @@ fn tree<S: TreeSource>(source: &S) -> Tree {
 
 fn assert_same(what: &str, engine: &Tree, kernel: &Tree) {
     for (path, shown) in engine {
-        assert_eq!(Some(shown), kernel.get(path), "{what}: /{}: engine and kernel", path.escape_ascii());
+        assert_eq!(
+            Some(shown),
+            kernel.get(path),
+            "{what}: /{}: engine and kernel",
+            path.escape_ascii()
+        );
     }
     let missing: Vec<_> = kernel.keys().filter(|k| !engine.contains_key(*k)).collect();
     assert!(missing.is_empty(), "{what}: the engine does not show {missing:?}");
@@ -144,16 +155,26 @@ fn borders_between_subvolumes() {
     assert_eq!(find("volumes/x"), copy);
     fs.rename(volumes, b"x", volumes, b"copy", RenameMode::Replace).unwrap();
     let d = fs.create(volumes, b"d", &new(FileKind::Directory)).unwrap().id;
-    assert!(matches!(fs.rename(volumes, b"d", volumes, b"copy", RenameMode::Replace), Err(Error::NotEmpty)));
+    assert!(matches!(
+        fs.rename(volumes, b"d", volumes, b"copy", RenameMode::Replace),
+        Err(Error::NotEmpty)
+    ));
     let f = fs.create(d, b"f", &file).unwrap().id;
-    assert!(matches!(fs.rename(d, b"f", volumes, b"copy", RenameMode::Replace), Err(Error::IsDirectory)));
-    assert!(matches!(fs.rename(d, b"f", copy, b"f", RenameMode::Replace), Err(Error::CrossSubvolume)));
+    assert!(matches!(
+        fs.rename(d, b"f", volumes, b"copy", RenameMode::Replace),
+        Err(Error::IsDirectory)
+    ));
+    assert!(matches!(
+        fs.rename(d, b"f", copy, b"f", RenameMode::Replace),
+        Err(Error::CrossSubvolume)
+    ));
     assert!(matches!(fs.link(f, copy, b"f"), Err(Error::CrossSubvolume)));
     // What is read-only stays so.
     assert!(matches!(fs.create(frozen, b"x", &file), Err(Error::SubvolumeReadOnly)));
     assert!(matches!(fs.unlink(frozen, b"file1"), Err(Error::SubvolumeReadOnly)));
     assert!(matches!(fs.setattr(frozen, &SetAttr::default()), Err(Error::SubvolumeReadOnly)));
-    // The directory that stands for a subvolume that the snapshot does not have: empty, and goes like an empty directory.
+    // The directory that stands for a subvolume that the snapshot does not have: empty, and goes
+    // like an empty directory.
     let mut placeholders = Vec::new();
     fs.readdir(copy, 2, &mut |e| {
         if e.id.ino == 2 {
@@ -187,18 +208,25 @@ fn make_names(fs: &Filesystem) {
     let root = fs.root();
     let create = |dir: InodeId, name: &[u8], kind| fs.create(dir, name, &new(kind)).unwrap().id;
     let long = create(root, &[b'n'; 255], FileKind::Directory);
-    let strange: [&[u8]; 5] = [b"\xff\xfe", b"new\nline", b" ", b"...", "\u{e4}\u{1f980}".as_bytes()];
+    let strange: [&[u8]; 5] =
+        [b"\xff\xfe", b"new\nline", b" ", b"...", "\u{e4}\u{1f980}".as_bytes()];
     for name in strange {
         create(long, name, FileKind::Regular);
     }
-    let kinds =
-        [FileKind::CharDevice, FileKind::BlockDevice, FileKind::Fifo, FileKind::Socket, FileKind::Symlink];
+    let kinds = [
+        FileKind::CharDevice,
+        FileKind::BlockDevice,
+        FileKind::Fifo,
+        FileKind::Socket,
+        FileKind::Symlink,
+    ];
     for kind in kinds {
         let n = NewInode { rdev: (259 << 20) | 70_000, ..new(kind) };
         fs.create(root, format!("{kind:?}").as_bytes(), &n).unwrap();
     }
     let target = vec![b't'; 4095];
-    fs.create(root, b"longest target", &NewInode { target: &target, ..new(FileKind::Symlink) }).unwrap();
+    fs.create(root, b"longest target", &NewInode { target: &target, ..new(FileKind::Symlink) })
+        .unwrap();
 
     let hashes = create(root, b"hashes", FileKind::Directory);
     for name in colliding_names(6) {
@@ -209,8 +237,13 @@ fn make_names(fs: &Filesystem) {
     }
     let attributed = create(hashes, b"attributed", FileKind::Regular);
     for (n, name) in colliding_names(4).iter().enumerate() {
-        fs.setxattr(attributed, &[b"user.", &name[..]].concat(), &vec![7; n * 100], XattrMode::Create)
-            .unwrap();
+        fs.setxattr(
+            attributed,
+            &[b"user.", &name[..]].concat(),
+            &vec![7; n * 100],
+            XattrMode::Create,
+        )
+        .unwrap();
     }
     fs.setxattr(attributed, b"trusted.largest", &vec![1; 16228 - 15], XattrMode::Set).unwrap();
     fs.setxattr(hashes, b"btrfs.compression", b"zstd", XattrMode::Set).unwrap();
@@ -238,8 +271,12 @@ fn make_names(fs: &Filesystem) {
     fs.rename(a, b"b", moves, b"f", RenameMode::Whiteout { uid: 3, gid: 4 }).unwrap();
 
     let t = |sec, nsec| Some(SetTime::To(Timestamp { sec, nsec }));
-    let old =
-        SetAttr { mtime: t(-1, 999_999_999), atime: t(1 << 33, 1), perm: Some(0), ..SetAttr::default() };
+    let old = SetAttr {
+        mtime: t(-1, 999_999_999),
+        atime: t(1 << 33, 1),
+        perm: Some(0),
+        ..SetAttr::default()
+    };
     fs.setattr(attributed, &old).unwrap();
     let unnamed = fs.create_unnamed(root, &new(FileKind::Regular)).unwrap().id;
     fs.link(unnamed, root, b"named later").unwrap();
@@ -296,8 +333,12 @@ fn what_a_crash_leaves_without_names_linux_cleans_up() {
         let kind = if n % 2 == 0 { FileKind::Regular } else { FileKind::Directory };
         let id = fs.create(fs.root(), name.as_bytes(), &new(kind)).unwrap().id;
         fs.hold(id);
-        if n % 2 == 0 { fs.unlink(fs.root(), name.as_bytes()) } else { fs.rmdir(fs.root(), name.as_bytes()) }
-            .unwrap();
+        if n % 2 == 0 {
+            fs.unlink(fs.root(), name.as_bytes())
+        } else {
+            fs.rmdir(fs.root(), name.as_bytes())
+        }
+        .unwrap();
     }
     fs.create_unnamed(fs.root(), &new(FileKind::Regular)).unwrap();
     fs.sync().unwrap();

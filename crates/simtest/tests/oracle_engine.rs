@@ -1,9 +1,9 @@
-//! Images go both ways: the engine reads what Linux made, and Linux reads what the engine changed, on every kind of
-//! single-device image.
+//! Images go both ways: the engine reads what Linux made, and Linux reads what the engine changed,
+//! on every kind of single-device image.
 
 use larder_fs::{
-    Attr, Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, SetAttr, SetTime,
-    Timestamp, XattrMode,
+    Attr, Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, SetAttr,
+    SetTime, Timestamp, XattrMode,
 };
 use larder_simtest::oracle::{
     Aspects, EngineTree, Fixture, ImageVariant, KernelMount, Manifest, Need, StdTree, btrfs_check,
@@ -26,7 +26,8 @@ fn open(image: &Path, read_only: bool) -> Arc<Filesystem> {
     let mode = if read_only { OpenMode::Read } else { OpenMode::Write };
     let device = FileDevice::open(image, mode).unwrap();
     let options = OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() };
-    Filesystem::open(Arc::new(device), options).unwrap_or_else(|e| panic!("{}: {e}", image.display()))
+    Filesystem::open(Arc::new(device), options)
+        .unwrap_or_else(|e| panic!("{}: {e}", image.display()))
 }
 
 fn assert_same(name: &str, a: &Manifest, b: &Manifest) {
@@ -50,7 +51,8 @@ fn the_engine_reads_what_linux_made() {
     for variant in kernel_images() {
         made_by_linux(&variant, &image);
         let fs = open(&image, true);
-        let engine = manifest(&EngineTree(&fs)).unwrap_or_else(|e| panic!("{}: {e:#}", variant.name));
+        let engine =
+            manifest(&EngineTree(&fs)).unwrap_or_else(|e| panic!("{}: {e:#}", variant.name));
         fs.close().unwrap();
         drop(fs);
         let mount = KernelMount::image_read_only(&image, "").unwrap();
@@ -118,7 +120,8 @@ fn an_image_goes_back_and_forth() {
     let fs = open(&image, true);
     let mount = KernelMount::image_read_only(&image, "").unwrap();
     let differences =
-        compare_sources(&StdTree::new(mount.path()), &EngineTree(&fs), Aspects::same_image()).unwrap();
+        compare_sources(&StdTree::new(mount.path()), &EngineTree(&fs), Aspects::same_image())
+            .unwrap();
     assert_eq!(differences, []);
 }
 
@@ -139,11 +142,13 @@ fn make(fs: &Filesystem, dir: InodeId, name: &str, kind: FileKind) -> Result<Ino
 }
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|n| (n.wrapping_mul(seed.wrapping_mul(2) + 7) >> 3) as u8 ^ seed as u8).collect()
+    (0..len as u64)
+        .map(|n| (n.wrapping_mul(seed.wrapping_mul(2) + 7) >> 3) as u8 ^ seed as u8)
+        .collect()
 }
 
-/// One of everything, on new files and on those that the fixture left in every representation. `round` makes repeated calls
-/// differ.
+/// One of everything, on new files and on those that the fixture left in every representation.
+/// `round` makes repeated calls differ.
 fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     let top = make(fs, fs.root(), &format!("larder-{round}"), FileKind::Directory)?;
     for len in [0usize, 1, 100, 2048, 2049, 4096, 4097, 200_000, 2_000_000] {
@@ -180,11 +185,21 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     assert!(matches!(fs.rmdir(fs.root(), b"names"), Err(Error::NotEmpty)));
     // Attributes.
     let when = SetTime::To(Timestamp { sec: -5, nsec: 999_999_999 });
-    let changes =
-        SetAttr { perm: Some(0o4711), uid: Some(7), gid: Some(8), mtime: Some(when), ..SetAttr::default() };
+    let changes = SetAttr {
+        perm: Some(0o4711),
+        uid: Some(7),
+        gid: Some(8),
+        mtime: Some(when),
+        ..SetAttr::default()
+    };
     fs.setattr(fs.lookup(top, b"100")?.id, &changes)?;
     for n in 0..30 {
-        fs.setxattr(file, format!("user.attribute-{n}").as_bytes(), &bytes(n, 100), XattrMode::Set)?;
+        fs.setxattr(
+            file,
+            format!("user.attribute-{n}").as_bytes(),
+            &bytes(n, 100),
+            XattrMode::Set,
+        )?;
     }
     fs.removexattr(file, b"user.attribute-3")?;
     // Data in every shape of extent that the fixture has.

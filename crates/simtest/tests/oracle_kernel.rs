@@ -1,8 +1,8 @@
 //! The oracle itself: images, mounts, fixture, comparison and check tell the truth.
 
 use larder_simtest::oracle::{
-    Aspects, Fixture, KernelMount, LoopDevice, Need, StdTree, btrfs_check, compare_sources, dump_tree,
-    kernel_images, manifest, mkfs_btrfs, need, populate, scratch, tree_compare,
+    Aspects, Fixture, KernelMount, LoopDevice, Need, StdTree, btrfs_check, compare_sources,
+    dump_tree, kernel_images, manifest, mkfs_btrfs, need, populate, scratch, tree_compare,
 };
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -51,8 +51,10 @@ fn fixture_holds_every_representation_of_the_format() {
     }
     // Sixteen colliding names in one item.
     let dir_items: Vec<&str> = dump.split("DIR_ITEM").collect();
-    let most =
-        dir_items.iter().map(|item| item.split("\titem ").next().unwrap().matches("name: ").count()).max();
+    let most = dir_items
+        .iter()
+        .map(|item| item.split("\titem ").next().unwrap().matches("name: ").count())
+        .max();
     assert!(most.is_some_and(|m| m >= 16), "at most {most:?} names share a directory item");
 }
 
@@ -96,10 +98,14 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
         (
             "regular/4097: contents differ from byte 4096 on",
             Box::new(|p| {
-                let file = std::fs::File::options().write(true).open(p.join("regular/4097")).unwrap();
+                let file =
+                    std::fs::File::options().write(true).open(p.join("regular/4097")).unwrap();
                 let mtime = file.metadata().unwrap().modified().unwrap();
                 let mut byte = [0];
-                std::fs::File::open(p.join("regular/4097")).unwrap().read_exact_at(&mut byte, 4096).unwrap();
+                std::fs::File::open(p.join("regular/4097"))
+                    .unwrap()
+                    .read_exact_at(&mut byte, 4096)
+                    .unwrap();
                 file.write_all_at(&[byte[0] ^ 1], 4096).unwrap();
                 file.set_modified(mtime).unwrap();
             }),
@@ -107,8 +113,11 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
         (
             "modes/mode-0644: mode 644 and 645",
             Box::new(|p| {
-                std::fs::set_permissions(p.join("modes/mode-0644"), PermissionsExt::from_mode(0o645))
-                    .unwrap();
+                std::fs::set_permissions(
+                    p.join("modes/mode-0644"),
+                    PermissionsExt::from_mode(0o645),
+                )
+                .unwrap();
             }),
         ),
         (
@@ -120,8 +129,10 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
         (
             "modes/epoch: mtime (0, 0) and (0, 1)",
             Box::new(|p| {
-                let file = std::fs::File::options().write(true).open(p.join("modes/epoch")).unwrap();
-                file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_nanos(1)).unwrap();
+                let file =
+                    std::fs::File::options().write(true).open(p.join("modes/epoch")).unwrap();
+                file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_nanos(1))
+                    .unwrap();
             }),
         ),
         (
@@ -130,7 +141,9 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
                 // The same bytes and times under the name, but another inode.
                 let path = p.join("links/dir1/b");
                 let copy = p.join("links/dir1/copy");
-                assert!(Command::new("cp").arg("-a").arg(&path).arg(&copy).status().unwrap().success());
+                assert!(
+                    Command::new("cp").arg("-a").arg(&path).arg(&copy).status().unwrap().success()
+                );
                 std::fs::rename(copy, path).unwrap();
             }),
         ),
@@ -138,13 +151,15 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
             "xattr/file: xattr user.number3 has two values",
             Box::new(|p| {
                 let flags = rustix::fs::XattrFlags::empty();
-                rustix::fs::setxattr(p.join("xattr/file"), "user.number3", b"planted", flags).unwrap();
+                rustix::fs::setxattr(p.join("xattr/file"), "user.number3", b"planted", flags)
+                    .unwrap();
             }),
         ),
         (
             "xattr/acl-dir: xattr system.posix_acl_default only in the first tree",
             Box::new(|p| {
-                rustix::fs::removexattr(p.join("xattr/acl-dir"), "system.posix_acl_default").unwrap();
+                rustix::fs::removexattr(p.join("xattr/acl-dir"), "system.posix_acl_default")
+                    .unwrap();
             }),
         ),
         (
@@ -176,7 +191,10 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
         (
             "sparse/only-a-hole: size 10485760 and 10485761",
             Box::new(|p| {
-                let file = std::fs::File::options().write(true).open(p.join("sparse/only-a-hole")).unwrap();
+                let file = std::fs::File::options()
+                    .write(true)
+                    .open(p.join("sparse/only-a-hole"))
+                    .unwrap();
                 file.set_len((10 << 20) + 1).unwrap();
             }),
         ),
@@ -209,7 +227,8 @@ fn two_mounts_of_one_image_agree_in_every_aspect() {
     let a = KernelMount::image_read_only(&image, "").unwrap();
     let b = KernelMount::image_read_only(&copy, "").unwrap();
     let aspects = Aspects { atime: true, ..Aspects::same_image() };
-    let differences = compare_sources(&StdTree::new(a.path()), &StdTree::new(b.path()), aspects).unwrap();
+    let differences =
+        compare_sources(&StdTree::new(a.path()), &StdTree::new(b.path()), aspects).unwrap();
     assert_eq!(differences, []);
     let tree = manifest(&StdTree::new(a.path())).unwrap();
     assert!(tree.entries.len() > 1200, "{} entries", tree.entries.len());
@@ -217,9 +236,8 @@ fn two_mounts_of_one_image_agree_in_every_aspect() {
     assert!(huge.facts.size > i64::MAX.cast_unsigned() - 8192);
     assert!(huge.data_map.len() >= 3, "{:?}", huge.data_map);
     assert!(
-        tree.to_string()
-            .lines()
-            .any(|l| l.starts_with("/special/large-numbers BlockDevice 640") && l.contains("rdev=259:70000"))
+        tree.to_string().lines().any(|l| l.starts_with("/special/large-numbers BlockDevice 640")
+            && l.contains("rdev=259:70000"))
     );
     a.unmount_clean().unwrap();
     b.unmount_clean().unwrap();
@@ -241,7 +259,8 @@ fn damage_is_reported_by_the_check_and_by_the_kernel() {
 
     // The first bytes of the file, wherever they lie on the device.
     let bytes = std::fs::read(&image).unwrap();
-    let at = bytes.windows(64).position(|w| w == &data[..64]).expect("the file's data is in the image");
+    let at =
+        bytes.windows(64).position(|w| w == &data[..64]).expect("the file's data is in the image");
     let file = std::fs::File::options().write(true).open(&image).unwrap();
     file.write_all_at(&[0xff], at as u64).unwrap();
     drop(file);
@@ -288,8 +307,8 @@ fn a_mount_in_use_is_reported_and_what_is_dropped_leaves_nothing() {
     drop(open);
     // Autoclear has detached it: attached again, it would have to have our file behind it.
     let number = node.file_name().unwrap().to_str().unwrap().to_owned();
-    let backing =
-        std::fs::read_to_string(format!("/sys/block/{number}/loop/backing_file")).unwrap_or_default();
+    let backing = std::fs::read_to_string(format!("/sys/block/{number}/loop/backing_file"))
+        .unwrap_or_default();
     assert!(!backing.contains(image.to_str().unwrap()), "still attached: {backing}");
 }
 
@@ -326,7 +345,8 @@ fn a_killed_process_leaves_no_mount_and_no_loop_device() {
     assert!(std::fs::read_to_string(&backing).unwrap().contains("a.img"));
     child.kill().unwrap();
     child.wait().unwrap();
-    // The kernel tears the namespace down after the process is gone: wait for the state, up to a limit.
+    // The kernel tears the namespace down after the process is gone: wait for the state, up to a
+    // limit.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     loop {
         match std::fs::read_to_string(&backing) {

@@ -1,7 +1,8 @@
 //! The kernel's verdict accepts sound images and names what is wrong with others.
 
 use larder_simtest::oracle::{
-    Aspects, Fixture, KernelMount, Need, copy_image, kernel_verdict, mkfs_btrfs, need, populate, scratch,
+    Aspects, Fixture, KernelMount, Need, copy_image, kernel_verdict, mkfs_btrfs, need, populate,
+    scratch,
 };
 use std::os::unix::fs::{FileExt, MetadataExt};
 

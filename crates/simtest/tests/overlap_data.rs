@@ -1,5 +1,5 @@
-//! Writes to a file whose data are on their way to the device: what a sync has promised must not be taken back by what
-//! came later.
+//! Writes to a file whose data are on their way to the device: what a sync has promised must not be
+//! taken back by what came later.
 
 use larder_fs::Filesystem;
 use larder_simtest::device::{Access, SimDevice};
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Thread 0 does `before`; thread 1's COMMIT is held at its write number `held`; thread 0 does `during`; then all goes
-/// on, and the power goes everywhere.
+/// Thread 0 does `before`; thread 1's COMMIT is held at its write number `held`; thread 0 does
+/// `during`; then all goes on, and the power goes everywhere.
 fn overtaken(before: &str, held: u64, during: &str) {
     let config = Config::new(1).expect("a new file system");
     let world = show(&config.base, &config.options).expect("a fresh file system");
@@ -46,18 +46,34 @@ fn overtaken(before: &str, held: u64, during: &str) {
 fn an_overwrite_in_flight_does_not_cut_the_file() {
     overtaken("new t0_x; t0_x[0,160000)=a", 1, "t0_x[12287,23811)=t");
     overtaken("new t0_x; t0_x+14658=a; t0_x[90110,167935)=b", 1, "t0_x[12287,23811)=t");
-    overtaken("new t0_x; t0_x+14658=a; t0_x[90110,167935)=b", 2, "t0_x[12287,23811)=t; t0_x[40000,50000)=u");
+    overtaken(
+        "new t0_x; t0_x+14658=a; t0_x[90110,167935)=b",
+        2,
+        "t0_x[12287,23811)=t; t0_x[40000,50000)=u",
+    );
 }
 
 #[test]
 fn growth_in_flight_does_not_show_what_is_not_there() {
-    overtaken("new t0_x; t0_x[0,160000)=a", 1, "t0_x+5000=b; t0_x[300000,310000)=c; t0_x[12287,23811)=t");
-    overtaken("new t0_x; t0_x[0,8192)=a; new t0_y; t0_y+100=y", 1, "trunc t0_x 20000; t0_y+9000=z; t0_x+1=q");
+    overtaken(
+        "new t0_x; t0_x[0,160000)=a",
+        1,
+        "t0_x+5000=b; t0_x[300000,310000)=c; t0_x[12287,23811)=t",
+    );
+    overtaken(
+        "new t0_x; t0_x[0,8192)=a; new t0_y; t0_y+100=y",
+        1,
+        "trunc t0_x 20000; t0_y+9000=z; t0_x+1=q",
+    );
 }
 
 #[test]
 fn names_that_change_in_flight() {
-    overtaken("new t0_x; t0_x[0,160000)=a", 1, "mv t0_x t0_z; ln t0_z t0_l; t0_l[100,200)=q; rm t0_z");
+    overtaken(
+        "new t0_x; t0_x[0,160000)=a",
+        1,
+        "mv t0_x t0_z; ln t0_z t0_l; t0_l[100,200)=q; rm t0_z",
+    );
     overtaken("new t0_x; t0_x[0,160000)=a", 1, "mv t0_x t0_z; new t0_x; t0_x[0,70000)=b");
 }
 

@@ -1,5 +1,5 @@
-//! A short share of `make fill`: threads that fill, empty and refill a small file system with everything, and what must
-//! hold meanwhile and afterwards.
+//! A short share of `make fill`: threads that fill, empty and refill a small file system with
+//! everything, and what must hold meanwhile and afterwards.
 
 use larder_check::Options;
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};
@@ -19,7 +19,8 @@ fn open(path: &Path) -> Arc<Filesystem> {
 }
 
 fn check(path: &Path, when: &str) {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, OpenMode::Read).expect("an image"));
+    let device: Arc<dyn Device> =
+        Arc::new(FileDevice::open(path, OpenMode::Read).expect("an image"));
     let options = Options { data: true, ..Options::default() };
     let report = larder_check::check(&[device], &options, &|_| ()).expect("it can be checked");
     assert!(report.is_clean(), "{when}: {:?}", report.findings);
@@ -39,16 +40,21 @@ fn fill(metadata: Profile, seed: u64) {
     let dir = scratch();
     let path = dir.path().join("fill.img");
     let device = FileDevice::create(&path, 256 << 20).expect("create");
-    mkfs(&device, &MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() }).expect("mkfs");
+    mkfs(&device, &MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() })
+        .expect("mkfs");
     drop(device);
     let disk = EngineDisk(open(&path));
     let before = disk.0.info().bytes_used;
     let plan = Plan { threads: 16, time: Duration::from_secs(4), seed, largest: 2 << 20 };
     let done = Done::default();
-    let left = run(&disk, &plan, &done).unwrap_or_else(|e| panic!("seed {seed}: {e}; {:?}", disk.0.stats()));
+    let left = run(&disk, &plan, &done)
+        .unwrap_or_else(|e| panic!("seed {seed}: {e}; {:?}", disk.0.stats()));
     let reclaim = disk.0.stats().reclaim;
     println!("{done:?} {reclaim:?}");
-    assert!(reclaim.excess_bytes <= (1 << 20) + 8192, "a piece of a file more than asked for: {reclaim:?}");
+    assert!(
+        reclaim.excess_bytes <= (1 << 20) + 8192,
+        "a piece of a file more than asked for: {reclaim:?}"
+    );
     assert!(done.full.load(Ordering::Relaxed) >= 16, "the disk was not full: {done:?}");
     idle(&disk.0, "full");
     disk.0.close().expect("close");
@@ -62,7 +68,10 @@ fn fill(metadata: Profile, seed: u64) {
     }
     idle(&disk.0, "emptied");
     let after = disk.0.info().bytes_used;
-    assert!(after <= before + (1 << 20), "{before} bytes used at first, {after} after deleting everything");
+    assert!(
+        after <= before + (1 << 20),
+        "{before} bytes used at first, {after} after deleting everything"
+    );
     disk.0.close().expect("close");
     drop(disk);
     check(&path, "emptied");

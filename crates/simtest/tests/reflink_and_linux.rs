@@ -1,14 +1,18 @@
-//! Cloning and deduplicating beside the kernel: the same random writes, truncations, fallocates, clones and dedupes on a
-//! btrfs of Linux and on one of the engine. Compared are answers, bytes, sizes, and which sectors share a place on the
-//! device. Each goes on with the other's image, and `btrfs check` finds nothing in either.
+//! Cloning and deduplicating beside the kernel: the same random writes, truncations, fallocates,
+//! clones and dedupes on a btrfs of Linux and on one of the engine. Compared are answers, bytes,
+//! sizes, and which sectors share a place on the device. Each goes on with the other's image, and
+//! `btrfs check` finds nothing in either.
 
 use larder_codec::Packing;
 use larder_format::items::Compression;
 use larder_fs::mkfs::{Features, MkfsOptions, mkfs};
 use larder_fs::{
-    Compress, Deduped, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr,
+    Compress, Deduped, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, OpenOptions,
+    SetAttr,
 };
-use larder_simtest::oracle::{self, KernelMount, Need, btrfs_check, dedupe_range, mkfs_btrfs, scratch};
+use larder_simtest::oracle::{
+    self, KernelMount, Need, btrfs_check, dedupe_range, mkfs_btrfs, scratch,
+};
 use larder_volume::{FileDevice, OpenMode};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -81,7 +85,8 @@ fn clone_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> An
 }
 
 fn dedupe_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> Answer {
-    let same = dedupe_range(from, from_at, len, to, to_at).map_err(|e| e.raw_os_error().unwrap())?;
+    let same =
+        dedupe_range(from, from_at, len, to, to_at).map_err(|e| e.raw_os_error().unwrap())?;
     Ok(same.unwrap_or(u64::MAX))
 }
 
@@ -119,7 +124,9 @@ fn op(rng: &mut SmallRng, sizes: &[u64], last: &mut Option<Copied>) -> (usize, O
     let from_at = place(rng).min(sizes[from].next_multiple_of(SECTOR));
     let ranged = |rng: &mut SmallRng| match rng.random_range(0..6u32) {
         0 => (0, from_at, at),
-        1 => (sizes[from].saturating_sub(from_at), from_at, at.max(sizes[target] / SECTOR * SECTOR)),
+        1 => {
+            (sizes[from].saturating_sub(from_at), from_at, at.max(sizes[target] / SECTOR * SECTOR))
+        }
         2 => (sizes[from], 0, 0),
         // Some of what it has.
         3 if sizes[from] > from_at + len => {
@@ -212,11 +219,13 @@ fn do_here(fs: &Filesystem, ids: &[InodeId], i: usize, op: &Op) -> Answer {
             let bytes = read_here(fs, ids[*from]);
             answer(fs.write(id, *at, part(&bytes, *from_at, *len)))
         }
-        Op::Dedupe(from, from_at, at, len) => match fs.dedupe_range(ids[*from], *from_at, id, *at, *len) {
-            Ok(Deduped::Same { bytes, .. }) => Ok(bytes),
-            Ok(Deduped::Differs) => Ok(u64::MAX),
-            Err(e) => Err(errno(&e)),
-        },
+        Op::Dedupe(from, from_at, at, len) => {
+            match fs.dedupe_range(ids[*from], *from_at, id, *at, *len) {
+                Ok(Deduped::Same { bytes, .. }) => Ok(bytes),
+                Ok(Deduped::Differs) => Ok(u64::MAX),
+                Err(e) => Err(errno(&e)),
+            }
+        }
         Op::Sync => answer(fs.sync()),
     }
 }
@@ -227,8 +236,9 @@ fn do_there(mount: &KernelMount, files: &[File], i: usize, op: &Op) -> Answer {
         Op::Write(at, data) => file.write_all_at(data, *at).unwrap(),
         Op::Truncate(size) => file.set_len(*size).unwrap(),
         Op::Fallocate(how, at, len) => {
-            let keep =
-                |keep_size| if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+            let keep = |keep_size| {
+                if keep_size { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() }
+            };
             let mode = match *how {
                 Fallocate::Allocate { keep_size } => keep(keep_size),
                 Fallocate::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
@@ -236,19 +246,28 @@ fn do_there(mount: &KernelMount, files: &[File], i: usize, op: &Op) -> Answer {
             };
             rustix::fs::fallocate(file, mode, *at, *len).unwrap();
         }
-        Op::Clone(from, from_at, at, len) => return clone_there(&files[*from], *from_at, file, *at, *len),
+        Op::Clone(from, from_at, at, len) => {
+            return clone_there(&files[*from], *from_at, file, *at, *len);
+        }
         Op::Copy(from, from_at, at, len) => {
             let bytes = fs::read(mount.join(name(*from))).unwrap();
             file.write_all_at(part(&bytes, *from_at, *len), *at).unwrap();
         }
-        Op::Dedupe(from, from_at, at, len) => return dedupe_there(&files[*from], *from_at, file, *at, *len),
+        Op::Dedupe(from, from_at, at, len) => {
+            return dedupe_there(&files[*from], *from_at, file, *at, *len);
+        }
         Op::Sync => mount.sync().unwrap(),
     }
     Ok(0)
 }
 
 /// Runs one sequence of operations on both, and compares after each.
-fn run(fs: &Filesystem, mount: &KernelMount, rng: &mut SmallRng, steps: u32) -> BTreeMap<&'static str, u32> {
+fn run(
+    fs: &Filesystem,
+    mount: &KernelMount,
+    rng: &mut SmallRng,
+    steps: u32,
+) -> BTreeMap<&'static str, u32> {
     let ids: Vec<InodeId> =
         (0..FILES).map(|i| fs.lookup(fs.root(), name(i).as_bytes()).unwrap().id).collect();
     let files: Vec<File> = (0..FILES)
@@ -294,7 +313,12 @@ fn run(fs: &Filesystem, mount: &KernelMount, rng: &mut SmallRng, steps: u32) -> 
             for (i, id) in ids.iter().enumerate() {
                 let (ours, theirs) = (read_here(fs, *id), fs::read(mount.join(name(i))).unwrap());
                 let differ = ours.iter().zip(&theirs).position(|(a, b)| a != b);
-                assert_eq!((ours.len(), differ), (theirs.len(), None), "f{i}, step {step}:\n{}", history());
+                assert_eq!(
+                    (ours.len(), differ),
+                    (theirs.len(), None),
+                    "f{i}, step {step}:\n{}",
+                    history()
+                );
             }
         }
     }
@@ -337,7 +361,8 @@ fn fiemap(file: &File) -> Vec<FiemapExtent> {
         reserved: 0,
         extents: [FiemapExtent::default(); 512],
     };
-    // SAFETY: the structure is what FIEMAP takes, with room for as many extents as it says, and outlives the call.
+    // SAFETY: the structure is what FIEMAP takes, with room for as many extents as it says, and
+    // outlives the call.
     assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) }, 0);
     assert!(map.mapped < map.count);
     map.extents[..map.mapped as usize].to_vec()
@@ -349,8 +374,8 @@ type Sector = (usize, u64);
 /// What lies where in all files of an image.
 #[derive(Default)]
 struct Layout {
-    /// Pairs of sectors that lie at one place of the device, both preallocated or neither. Extents that are compressed
-    /// count by where they begin.
+    /// Pairs of sectors that lie at one place of the device, both preallocated or neither. Extents
+    /// that are compressed count by where they begin.
     pairs: BTreeSet<(Sector, Sector)>,
     /// Sectors that are in an extent of any kind.
     there: BTreeSet<Sector>,
@@ -373,7 +398,8 @@ fn layout(mount: &Path) -> Layout {
                     out.zeros.insert(sector);
                 }
                 if e.flags & INLINE == 0 {
-                    let place = if e.flags & ENCODED != 0 { e.physical } else { e.physical + n * SECTOR };
+                    let place =
+                        if e.flags & ENCODED != 0 { e.physical } else { e.physical + n * SECTOR };
                     at.entry((place, e.flags & UNWRITTEN != 0)).or_default().push(sector);
                 }
             }
@@ -429,12 +455,22 @@ fn beside_linux(v: &Variant<'_>, seed: u64, steps: u32) {
                 File::create(mount.join(name(i))).unwrap();
             }
             let there = mount.join(name(NOCOW));
-            assert!(std::process::Command::new("chattr").arg("+C").arg(there).status().unwrap().success());
+            assert!(
+                std::process::Command::new("chattr")
+                    .arg("+C")
+                    .arg(there)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
         }
         let count = run(&fs, &mount, &mut rng, steps);
         println!("{count:?}");
         assert!(count.get("cloned").is_some_and(|n| *n > steps / 20), "{count:?}");
-        assert!(count.contains_key("deduplicated") && count.contains_key("not cloned"), "{count:?}");
+        assert!(
+            count.contains_key("deduplicated") && count.contains_key("not cloned"),
+            "{count:?}"
+        );
         fs.close().unwrap();
         drop(fs);
         mount.unmount_clean().unwrap();
@@ -444,11 +480,12 @@ fn beside_linux(v: &Variant<'_>, seed: u64, steps: u32) {
         // What is compressed, and where pieces are cut, is up to either.
         if v.compress.is_none() {
             let (here, there) = (layout_of(&ours), layout_of(&theirs));
-            // Where a file ends within a hole and grows Linux writes a sector of zeros, which clones then share; here it
-            // stays a hole, and so do its clones.
+            // Where a file ends within a hole and grows Linux writes a sector of zeros, which
+            // clones then share; here it stays a hole, and so do its clones.
             let is_hole_here = |s: &Sector| there.zeros.contains(s) && !here.there.contains(s);
             let holes = |pair: &&(Sector, Sector)| is_hole_here(&pair.0) && is_hole_here(&pair.1);
-            let lost: Vec<_> = there.pairs.difference(&here.pairs).filter(|pair| !holes(pair)).collect();
+            let lost: Vec<_> =
+                there.pairs.difference(&here.pairs).filter(|pair| !holes(pair)).collect();
             let more: Vec<_> = here.pairs.difference(&there.pairs).collect();
             let there = &there.pairs;
             println!(
@@ -457,16 +494,22 @@ fn beside_linux(v: &Variant<'_>, seed: u64, steps: u32) {
             );
             // Linux writes the last sector anew when a file grows; the engine only where it has to.
             assert!(lost.is_empty(), "shared on Linux only: {lost:?} of {}", there.len());
-            assert!(more.len() <= there.len() / 4 + 4, "shared here only: {more:?} of {}", there.len());
+            assert!(
+                more.len() <= there.len() / 4 + 4,
+                "shared here only: {more:?} of {}",
+                there.len()
+            );
         }
-        // Each goes on with the other's image; copies, because a loop device may be let go of a moment late.
+        // Each goes on with the other's image; copies, because a loop device may be let go of a
+        // moment late.
         (ours, theirs) = (copy_of(&theirs), copy_of(&ours));
     }
 }
 
 #[test]
 fn the_same_clones_show_the_same() {
-    let plain = Variant { options: MkfsOptions::default(), linux: &[], mount: "noatime", compress: None };
+    let plain =
+        Variant { options: MkfsOptions::default(), linux: &[], mount: "noatime", compress: None };
     for n in 0..3 {
         beside_linux(&plain, seed() + n, 400);
     }
@@ -490,13 +533,14 @@ fn the_same_clones_of_compressed_files_show_the_same() {
         options: MkfsOptions::default(),
         linux: &[],
         mount: "noatime,compress=zstd",
-        compress: Packing::new(Compression::Zstd, None).map(|packing| Compress { packing, force: false }),
+        compress: Packing::new(Compression::Zstd, None)
+            .map(|packing| Compress { packing, force: false }),
     };
     beside_linux(&variant, seed() + 200, 400);
 }
 
-/// Why the comparison passes over some sectors of zeros: a file ended within a hole, and grew by a clone. Where a file is cut
-/// its last sector stays shared, here as there.
+/// Why the comparison passes over some sectors of zeros: a file ended within a hole, and grew by a
+/// clone. Where a file is cut its last sector stays shared, here as there.
 #[test]
 fn last_sectors_that_linux_treats_otherwise() {
     if !oracle::need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
@@ -518,7 +562,8 @@ fn last_sectors_that_linux_treats_otherwise() {
     let fs = open(&ours, None);
     let ids: Vec<InodeId> = (0..FILES).map(|i| create(&fs, i)).collect();
     let mount = KernelMount::image(&theirs, "noatime").unwrap();
-    let files: Vec<File> = (0..FILES).map(|i| File::create_new(mount.join(name(i))).unwrap()).collect();
+    let files: Vec<File> =
+        (0..FILES).map(|i| File::create_new(mount.join(name(i))).unwrap()).collect();
     drop(files);
     let files: Vec<File> = (0..FILES)
         .map(|i| fs::OpenOptions::new().read(true).write(true).open(mount.join(name(i))).unwrap())
@@ -553,7 +598,8 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
     if !oracle::need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
         return;
     }
-    // Which subvolume and file, and into which: what may be shared and is the same; what differs; what may not.
+    // Which subvolume and file, and into which: what may be shared and is the same; what differs;
+    // what may not.
     type Name<'a> = (&'a str, &'a str);
     const ORDER: [(Name<'_>, Name<'_>); 5] = [
         (("S", "a"), ("R", "b")),
@@ -568,10 +614,12 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
     mkfs_btrfs::<&str>(&theirs, 512 << 20, &[]).unwrap();
     let len = 16 * SECTOR;
     let bytes = |n: u8| (0..len).map(|i| (i % 249) as u8 ^ n).collect::<Vec<u8>>();
-    let files = [("a", bytes(1)), ("b", bytes(1)), ("c", bytes(2)), ("d", bytes(2)), ("e", Vec::new())];
+    let files =
+        [("a", bytes(1)), ("b", bytes(1)), ("c", bytes(2)), ("d", bytes(2)), ("e", Vec::new())];
 
     let fs = open(&ours, None);
-    let new = |kind| NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let new =
+        |kind| NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
     let top = fs.create_subvolume(fs.root(), b"S", &new(FileKind::Directory)).unwrap().id;
     let mount = KernelMount::image(&theirs, "noatime").unwrap();
     let subvolume = |args: &[&str]| oracle::btrfs(&[&["subvolume"], args].concat()).unwrap();
@@ -621,17 +669,20 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
         for subvol in ["S", "R"] {
             for (name, _) in &files {
                 let file = File::open(mount.join(subvol).join(name)).unwrap();
-                places.extend(fiemap(&file).iter().map(|e| (e.physical, format!("{subvol}/{name}"))));
+                places
+                    .extend(fiemap(&file).iter().map(|e| (e.physical, format!("{subvol}/{name}"))));
             }
         }
         mount.unmount_clean().unwrap();
-        let with = |at: u64| places.iter().filter(|p| p.0 == at).map(|p| p.1.clone()).collect::<Vec<_>>();
+        let with =
+            |at: u64| places.iter().filter(|p| p.0 == at).map(|p| p.1.clone()).collect::<Vec<_>>();
         places.iter().map(|p| with(p.0)).collect::<BTreeSet<_>>()
     };
     assert_eq!(shared(&ours), shared(&theirs));
 }
 
-/// The source's extents are marked as shared in the kernel's eyes, and deleting either side leaves the other.
+/// The source's extents are marked as shared in the kernel's eyes, and deleting either side leaves
+/// the other.
 #[test]
 fn what_was_cloned_here_linux_sees_as_shared() {
     if !oracle::need(&[Need::BtrfsProgs, Need::KernelBtrfs]) {
@@ -661,7 +712,8 @@ fn what_was_cloned_here_linux_sees_as_shared() {
     assert!(fs::read(mount.join("f1")).unwrap() == data);
     let part = fs::read(mount.join("f2")).unwrap();
     assert!(part[..4196].iter().all(|b| *b == 0) && part[4196..] == data[100..1_000_000]);
-    let shared = |i| fiemap(&File::open(mount.join(name(i))).unwrap()).iter().any(|e| e.flags & SHARED != 0);
+    let shared =
+        |i| fiemap(&File::open(mount.join(name(i))).unwrap()).iter().any(|e| e.flags & SHARED != 0);
     assert!(shared(1) && shared(2));
     fs::remove_file(mount.join("f1")).unwrap();
     mount.sync().unwrap();

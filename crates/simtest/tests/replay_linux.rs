@@ -1,8 +1,9 @@
 //! Logs that Linux leaves, replayed by Larder and by Linux: both must come to the same.
 //!
-//! Operations run on Linux's own btrfs; after each `fsync` that went to the log, the image is copied beneath the mount, as a
-//! power cut would leave it. Of each copy there are two results, one replayed by the kernel and one by us, and the
-//! kernel shows both. Ours must also check clean, and a read-only opening must show it without writing.
+//! Operations run on Linux's own btrfs; after each `fsync` that went to the log, the image is
+//! copied beneath the mount, as a power cut would leave it. Of each copy there are two results, one
+//! replayed by the kernel and one by us, and the kernel shows both. Ours must also check clean, and
+//! a read-only opening must show it without writing.
 
 use anyhow::{Context, Result, ensure};
 use larder_format::{Physical, Superblock};
@@ -40,7 +41,8 @@ fn open(image: &Path, read_only: bool) -> Result<Arc<Filesystem>> {
     Ok(Filesystem::open(device, options)?)
 }
 
-/// Linux logs that a directory has lost the placeholder of a subvolume, and then refuses to replay that log of its own.
+/// Linux logs that a directory has lost the placeholder of a subvolume, and then refuses to replay
+/// that log of its own.
 fn linux_may_refuse(workload: &str) -> bool {
     workload.starts_with("V-nested:")
 }
@@ -85,7 +87,8 @@ fn judge(workload: &str, crashed: &Path, dir: &Path) -> Result<()> {
     shown.ensure_replayed_alike(&theirs, "replayed, as the kernel shows it")
 }
 
-/// What runs on the kernel's mount: an operation, or one on the space of a file, which the engine's notation lacks.
+/// What runs on the kernel's mount: an operation, or one on the space of a file, which the engine's
+/// notation lacks.
 enum Step {
     Op(Op),
     Space { path: String, from: u64, to: u64, flags: FallocateFlags },
@@ -122,7 +125,11 @@ fn steps(text: &str) -> Vec<Step> {
         match kinds.iter().find_map(|(name, flags)| Some((part.strip_prefix(name)?, *flags))) {
             Some((rest, flags)) => out.push(space(rest, flags)),
             None => out.extend(
-                larder_simtest::ops::parse(part).expect("the notation").remove(0).into_iter().map(Step::Op),
+                larder_simtest::ops::parse(part)
+                    .expect("the notation")
+                    .remove(0)
+                    .into_iter()
+                    .map(Step::Op),
             ),
         }
     }
@@ -139,7 +146,8 @@ struct Setup {
 }
 
 const PLAIN: Setup = Setup { mkfs: &["-q"], mount: "", refusals: false };
-const OLD: Setup = Setup { mkfs: &["-q", "-O", "^no-holes", "-n", "4096"], mount: "", refusals: false };
+const OLD: Setup =
+    Setup { mkfs: &["-q", "-O", "^no-holes", "-n", "4096"], mount: "", refusals: false };
 
 /// Runs operations on a fresh image; calls `cut` with a copy of it after each sync that left a log.
 fn cuts(
@@ -247,8 +255,8 @@ fn subvolumes_and_what_is_shared() {
     assert!(logs.is_none_or(|n| n > 0), "Linux did not log");
 }
 
-/// The log, or the last commit, has a file whose space is preallocated, and the log another that shares what was written there
-/// since; and how many logs there are.
+/// The log, or the last commit, has a file whose space is preallocated, and the log another that
+/// shares what was written there since; and how many logs there are.
 const SHARED_PREALLOCATION: &[(&str, usize)] = &[
     ("new h; h[0,64K)=h; COMMIT; new f; pre f[0,16K); F f; f[0,8K)=x; copy f[4K,8K)>h@40K; F h", 2),
     ("new h; pre h[0,64K); h[0,8K)=a; new g; COMMIT; h[8K,16K)=b; copy h[4K,16K)>g@0; F g", 1),
@@ -258,52 +266,74 @@ const SHARED_PREALLOCATION: &[(&str, usize)] = &[
 /// Names of the scenarios of `docs/LOG.md` that are about extents.
 const EXTENTS: &[(&str, &str)] = &[
     ("L-E01", "new f; f[0,16K)=a; F f; COMMIT; punch f[8000,12096); punch f[15000,15100); F f"),
-    ("L-E02", "new f; f[0,128K)=a; F f; punch f[96K,128K); punch f[64K,192K); punch f[32K,128K); F f"),
+    (
+        "L-E02",
+        "new f; f[0,128K)=a; F f; punch f[96K,128K); punch f[64K,192K); punch f[32K,128K); F f",
+    ),
     (
         "L-E03",
-        "new f; f[0,64K)=a; f[64K,125K)=b; COMMIT; trunc f 64K; trunc f 125K; F f; trunc f 0; trunc f 253K; F f",
+        "new f; f[0,64K)=a; f[64K,125K)=b; COMMIT; trunc f 64K; trunc f 125K; F f; trunc f 0; \
+            trunc f 253K; F f",
     ),
     (
         "L-E04",
-        "new f; f[0,4202496)=a; F f; pre* f[4202496,4203520); FD f; pre* f[4202496,4206592); FD f; pre f[4202496,8M); F f",
+        "new f; f[0,4202496)=a; F f; pre* f[4202496,4203520); FD f; pre* f[4202496,4206592); FD \
+            f; pre f[4202496,8M); F f",
     ),
     ("L-E05", "new f; f[0,16K)=a; F f; pre* f[16K,20K); F f; zero* f[16K,24K); F f"),
     (
         "L-E06",
-        "new f; f[0,16K)=a; COMMIT; pre* f[16K,64K); F f; trunc f 8K; pre* f[32K,128K); F f; pre* f[128K,256K); F f",
+        "new f; f[0,16K)=a; COMMIT; pre* f[16K,64K); F f; trunc f 8K; pre* f[32K,128K); F f; pre* \
+            f[128K,256K); F f",
     ),
     ("L-E07", "new f; f[0,21)=a; pre f[40,80); F f"),
     ("L-E08", "new f; f[0,1M)=a; pre* f[16M,17M); pre* f[20M,21M); COMMIT; f[0,4K)=b; F f"),
     ("L-E09", "new f; trunc f 12M; f[2M,10M)=a; COMMIT; punch f[2M,4M); punch f[8M,10M); F f"),
     (
         "L-E10",
-        "new f; pre* f[0,128K); pre* f[128K,256K); F f; pre f[0,64K); F f; trunc f 256K; F f; f[0,128K)=a; F f",
+        "new f; pre* f[0,128K); pre* f[128K,256K); F f; pre f[0,64K); F f; trunc f 256K; F f; \
+            f[0,128K)=a; F f",
     ),
     (
         "L-E11",
-        "new f; pre* f[4K,12K); F f; punch f[4K,8K); F f; f[0,4K)=a; F f; f[0,8K)=b; F f; trunc f 12K; F f",
+        "new f; pre* f[4K,12K); F f; punch f[4K,8K); F f; f[0,4K)=a; F f; f[0,8K)=b; F f; trunc f \
+            12K; F f",
     ),
     ("L-E13", "new f; f[80K,135K)=a; pre f[46K,91K); f[249K,250K)=b; zero* f[249K,254K); F f"),
     (
         "L-E14",
-        "new f; f[0,2M)=a; pre f[2M,4M); f[4M,6M)=b; F f; f[2052K,2056K)=c; F f; f[3M,3076K)=d; F f; f[2052K,2060K)=e; F f",
+        "new f; f[0,2M)=a; pre f[2M,4M); f[4M,6M)=b; F f; f[2052K,2056K)=c; F f; f[3M,3076K)=d; F \
+            f; f[2052K,2060K)=e; F f",
     ),
-    ("L-F01", "new f; f[0,256K)=a; F f; f[256K,512K)=b; F f; copy f[0,64K)>f@320K; F f; f[256K,320K)=c; F f"),
+    (
+        "L-F01",
+        "new f; f[0,256K)=a; F f; f[256K,512K)=b; F f; copy f[0,64K)>f@320K; F f; f[256K,320K)=c; \
+            F f",
+    ),
     ("L-F02", "new s; new t; s[0,2M)=a; t[0,20M)=b; COMMIT; copy s[0,2M)>t@19M; F t"),
     (
         "L-F04",
-        "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; t[512K,768K)=c; F t",
+        "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; \
+            t[512K,768K)=c; F t",
     ),
-    ("L-F04-back", "new s; s[0,1M)=a; new t; copy s[0,1M)>t@0; F t; F s; punch s[0,512K); F s; F t"),
+    (
+        "L-F04-back",
+        "new s; s[0,1M)=a; new t; copy s[0,1M)>t@0; F t; F s; punch s[0,512K); F s; F t",
+    ),
     (
         "L-F05",
-        "new f; f[0,1M)=a; COMMIT; copy f[64K,128K)>f@2M; F f; copy f[0,64K)>f@3M; F f; f[2064K,2080K)=b; F f; punch f[3M,3088K); F f",
+        "new f; f[0,1M)=a; COMMIT; copy f[64K,128K)>f@2M; F f; copy f[0,64K)>f@3M; F f; \
+            f[2064K,2080K)=b; F f; punch f[3M,3088K); F f",
     ),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
-    ("L-Z02", "new f; f[0,256K)=p; F f; f[100K,101K)=x; F f; punch f[30K,50K); F f; trunc f 77777; F f"),
+    (
+        "L-Z02",
+        "new f; f[0,256K)=p; F f; f[100K,101K)=x; F f; punch f[30K,50K); F f; trunc f 77777; F f",
+    ),
     (
         "L-X03",
-        "mk A; new A/f; xa A/f user.1=v; F A/f; COMMIT; new A/g; xa A/g user.2=w; xa A user.3=x; F A/g; F A",
+        "mk A; new A/f; xa A/f user.1=v; F A/f; COMMIT; new A/g; xa A/g user.2=w; xa A user.3=x; \
+            F A/g; F A",
     ),
 ];
 
@@ -371,13 +401,17 @@ fn crashed(text: &str, setup: Setup) -> Result<(Image, Manifest)> {
     let mut last = None;
     cuts(&steps(text), setup, dir.path(), |_, crashed| {
         let fs = open(crashed, true)?;
-        last = Some((Image::from_file(crashed)?, manifest(&EngineTree(&fs))?.without_times_of_directories()));
+        last = Some((
+            Image::from_file(crashed)?,
+            manifest(&EngineTree(&fs))?.without_times_of_directories(),
+        ));
         Ok(())
     })?;
     last.context("Linux did not log")
 }
 
-const MIXED: &str = "mk A; new A/f; A/f[0,200K)=a; new A/g; A/g[0,300)=g; ln A/g h; COMMIT; mv A/f b; rm h; A/g+9000=h; \
+const MIXED: &str = "mk A; new A/f; A/f[0,200K)=a; new A/g; A/g[0,300)=g; ln A/g h; COMMIT; mv \
+    A/f b; rm h; A/g+9000=h; \
                      b[64K,70K)=b; xa b user.k=v; new A/f; A/f[0,1M)=c; F A/f; F A; F b; F A/g";
 
 #[test]
@@ -406,9 +440,10 @@ fn a_crash_while_replaying_changes_nothing() {
     }
 }
 
-/// What Linux itself has written and replayed. `btrfs check` looks an extent up by the length of a part, and a file's item by where
-/// the extent would begin: whoever meets these complaints elsewhere should first see whether they are this. Where it is another
-/// file that was fsynced, Larder commits and leaves no such state (`must_fail`).
+/// What Linux itself has written and replayed. `btrfs check` looks an extent up by the length of a
+/// part, and a file's item by where the extent would begin: whoever meets these complaints
+/// elsewhere should first see whether they are this. Where it is another file that was fsynced,
+/// Larder commits and leaves no such state (`must_fail`).
 #[test]
 fn btrfs_check_is_mistaken_about_preallocated_space_that_is_shared() {
     if !need(&NEEDS) {
@@ -464,8 +499,12 @@ fn a_damaged_log_is_refused_and_left_alone() {
     assert!(found > 0);
     let device = Arc::new(SimDevice::new(hurt.clone()));
     let open = |read_only, no_log_replay| {
-        let options =
-            OpenOptions { read_only, no_log_replay, commit_interval: None, ..OpenOptions::default() };
+        let options = OpenOptions {
+            read_only,
+            no_log_replay,
+            commit_interval: None,
+            ..OpenOptions::default()
+        };
         Filesystem::open(device.clone(), options)
     };
     for read_only in [false, true] {

@@ -1,9 +1,11 @@
-//! `fsync` around a seal: what an inode has in a transaction that is being committed is durable when it returns, whether
-//! or not the next transaction has changed the inode again. A gate on the device holds the commit at one access, so that the
-//! overlap is there each time; then the power goes everywhere, also at the moment at which `fsync` returned.
+//! `fsync` around a seal: what an inode has in a transaction that is being committed is durable
+//! when it returns, whether or not the next transaction has changed the inode again. A gate on the
+//! device holds the commit at one access, so that the overlap is there each time; then the power
+//! goes everywhere, also at the moment at which `fsync` returned.
 //!
-//! The same with random walks: one thread's commit is held while another one works and syncs, so that the next transaction's log is
-//! written, and waits, between any two steps of a commit. `LARDER_SCALE=20` takes 20 times as many.
+//! The same with random walks: one thread's commit is held while another one works and syncs, so
+//! that the next transaction's log is written, and waits, between any two steps of a commit.
+//! `LARDER_SCALE=20` takes 20 times as many.
 
 use larder_fs::Filesystem;
 use larder_simtest::device::{Access, AccessKind, Gate, SimDevice};
@@ -73,9 +75,14 @@ impl Stage {
     }
 }
 
-/// Makes `before` in a transaction, holds its commit at an access, makes `meanwhile` in the next one, and calls `fsync`. Did
-/// it return although the commit was held?
-fn early(stage: &mut Stage, held: (u64, fn(&Access) -> bool), before: &str, meanwhile: &str) -> bool {
+/// Makes `before` in a transaction, holds its commit at an access, makes `meanwhile` in the next
+/// one, and calls `fsync`. Did it return although the commit was held?
+fn early(
+    stage: &mut Stage,
+    held: (u64, fn(&Access) -> bool),
+    before: &str,
+    meanwhile: &str,
+) -> bool {
     let [first, second] = [0, 1].map(|i| stage.domains[i].clone());
     let second = stage.perform(second, before);
     let gate = hold(&stage.device, held.0, held.1);
@@ -87,7 +94,9 @@ fn early(stage: &mut Stage, held: (u64, fn(&Access) -> bool), before: &str, mean
         let waits = stage.fs.stats().commit_waits;
         let fsync = scope.spawn(|| stage.perform(second, "F t1_d/f"));
         // Either it has to wait, or it returns.
-        until("fsync waits or returns", || stage.fs.stats().commit_waits > waits || fsync.is_finished());
+        until("fsync waits or returns", || {
+            stage.fs.stats().commit_waits > waits || fsync.is_finished()
+        });
         let early = fsync.is_finished();
         gate.open();
         let (first, second) = (commit.join().expect("no panic"), fsync.join().expect("no panic"));
@@ -105,7 +114,8 @@ const LAST_FLUSH: (u64, fn(&Access) -> bool) = (1, |a| a.kind == AccessKind::Flu
 
 /// Metadata only: the sync itself writes delayed data before it seals.
 const BEFORE: &str = "mk t1_d; new t1_d/f; xa t1_d/f user.k=v; ln t1_d/f t1_l; mode t1_d/f 600";
-const MEANWHILE: &str = "t1_d/f[0,20000)=b; xa t1_d/f user.k=w; mv t1_d/f t1_d/g; mv t1_d/g t1_d/f; rm t1_l";
+const MEANWHILE: &str =
+    "t1_d/f[0,20000)=b; xa t1_d/f user.k=w; mv t1_d/f t1_d/g; mv t1_d/g t1_d/f; rm t1_l";
 
 fn waits_for(held: (u64, fn(&Access) -> bool), meanwhile: &str) {
     let mut stage = Stage::new(2, |_| ());
@@ -149,8 +159,8 @@ fn steps(domain: &Domain, seed: u64, length: usize, thread: usize) -> Vec<Op> {
     ops
 }
 
-/// One thread's commit is held; another one, which has changed something that it holds, goes on until it has to wait. How often
-/// it synced by a log, and what came of it.
+/// One thread's commit is held; another one, which has changed something that it holds, goes on
+/// until it has to wait. How often it synced by a log, and what came of it.
 fn overlapping(seed: u64) -> (u64, Outcome) {
     let held = [FIRST_FLUSH, SUPERBLOCK, LAST_FLUSH][(seed % 3) as usize];
     let mut stage = Stage::new(2, |c| {
@@ -175,7 +185,9 @@ fn overlapping(seed: u64) -> (u64, Outcome) {
         let waits = stage.fs.stats().commit_waits;
         let text = format!("{}; new t1_end; t1_end[0,9000)=e; F t1_end", line(&meanwhile));
         let other = scope.spawn(move || stage.perform(second, &text));
-        until("it waits or is done", || stage.fs.stats().commit_waits > waits || other.is_finished());
+        until("it waits or is done", || {
+            stage.fs.stats().commit_waits > waits || other.is_finished()
+        });
         gate.open();
         let domains = [commit, other].map(|t| t.join().expect("no panic"));
         assert!(arrived, "the commit arrives at the gate");
@@ -206,7 +218,8 @@ fn an_fsync_that_does_not_wait_is_noticed() {
     assert!(early(&mut stage, SUPERBLOCK, BEFORE, MEANWHILE));
 }
 
-/// A seal comes between the moment at which an inode was collected and that at which the leader takes it.
+/// A seal comes between the moment at which an inode was collected and that at which the leader
+/// takes it.
 #[test]
 fn a_seal_between_collecting_and_merging() {
     let mut stage = Stage::new(3, |_| ());

@@ -1,11 +1,15 @@
-//! Much-shared extents and many snapshots, beside the kernel: a thousand clones of one extent, then most of them deleted; many
-//! snapshots of one subvolume, then some of them. `btrfs check` and the kernel find nothing wrong with what is left.
+//! Much-shared extents and many snapshots, beside the kernel: a thousand clones of one extent, then
+//! most of them deleted; many snapshots of one subvolume, then some of them. `btrfs check` and the
+//! kernel find nothing wrong with what is left.
 //!
-//! `LARDER_SCALE=50` does 50 times as many snapshots (10,000) and prints what each side took, `--nocapture` given.
+//! `LARDER_SCALE=50` does 50 times as many snapshots (10,000) and prints what each side took,
+//! `--nocapture` given.
 
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
-use larder_simtest::oracle::{KernelMount, Need, btrfs_check, copy_image, mkfs_btrfs, need, scratch};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs_check, copy_image, mkfs_btrfs, need, scratch,
+};
 use larder_volume::{FileDevice, OpenMode};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

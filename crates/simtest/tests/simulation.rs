@@ -1,5 +1,5 @@
-//! The crash simulation's share of `cargo test`: small enough for every run, the same states each time.
-//! `make torture` does the same without end.
+//! The crash simulation's share of `cargo test`: small enough for every run, the same states each
+//! time. `make torture` does the same without end.
 
 use larder_format::CsumType;
 use larder_fs::mkfs::{MkfsOptions, Profile};
@@ -24,7 +24,8 @@ fn config(max_states: usize, depth: Depth) -> Config {
     config
 }
 
-/// Every second workload commits after each step of an operation, the others where the workload does; see [`Config::whole`].
+/// Every second workload commits after each step of an operation, the others where the workload
+/// does; see [`Config::whole`].
 fn run_all(config: &Config, workloads: impl IntoIterator<Item = Workload>) -> Outcome {
     run_in_turn(&[config.clone(), config.clone().whole()], workloads)
 }
@@ -40,8 +41,13 @@ fn named_scenarios_survive_every_crash() {
 #[test]
 fn sequences_of_one_operation_survive_every_crash() {
     let all = Sequences::all(1);
-    let workloads: Vec<Workload> = (0..all.skeletons.len()).flat_map(|i| all.workloads(i)).collect();
-    println!("{} sequences of one operation, {} with their syncs", all.skeletons.len(), workloads.len());
+    let workloads: Vec<Workload> =
+        (0..all.skeletons.len()).flat_map(|i| all.workloads(i)).collect();
+    println!(
+        "{} sequences of one operation, {} with their syncs",
+        all.skeletons.len(),
+        workloads.len()
+    );
     let outcome = run_all(&config(8, SHALLOW), workloads.into_iter().step_by(2));
     assert!(outcome.distinct.len() > 800, "{outcome}");
 }
@@ -109,7 +115,11 @@ fn several_threads_survive_every_crash() {
 fn other_formats_survive_every_crash() {
     let variants = [
         MkfsOptions { csum: CsumType::Sha256, nodesize: Some(4096), ..MkfsOptions::default() },
-        MkfsOptions { csum: CsumType::XxHash64, metadata: Some(Profile::Single), ..MkfsOptions::default() },
+        MkfsOptions {
+            csum: CsumType::XxHash64,
+            metadata: Some(Profile::Single),
+            ..MkfsOptions::default()
+        },
         MkfsOptions { csum: CsumType::Blake2b, nodesize: Some(65536), ..MkfsOptions::default() },
     ];
     for options in variants {
@@ -125,7 +135,8 @@ fn linux_sees_the_same_in_crash_states() {
         return;
     }
     let config = config(6, Depth { emptied: 0.5, recovered: 0.0, checked: 0.5, kernel: 1.0 });
-    let workloads = (20..28).map(|seed| random(seed, 25)).chain((20..22).map(|seed| sharing(seed, 25)));
+    let workloads =
+        (20..28).map(|seed| random(seed, 25)).chain((20..22).map(|seed| sharing(seed, 25)));
     let outcome = run_all(&config, workloads);
     assert!(outcome.done.kernel >= 24, "{outcome}");
     let outcome = run_all(&config.whole(), (0..4).map(|seed| cloning(2 * seed, 25)));

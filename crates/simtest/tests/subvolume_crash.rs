@@ -1,5 +1,6 @@
-//! Subvolumes under power cuts: making, snapshotting, moving and deleting one is there as a whole or not at all, a snapshot
-//! equals its source at the call, and whatever state a cut leaves is sound, before and after deletions were finished.
+//! Subvolumes under power cuts: making, snapshotting, moving and deleting one is there as a whole
+//! or not at all, a snapshot equals its source at the call, and whatever state a cut leaves is
+//! sound, before and after deletions were finished.
 
 use larder_check::{Finding, Kind, Options, Severity};
 use larder_format::ids::ObjectId;
@@ -31,7 +32,9 @@ enum Op {
     /// Of one inode; it has to be a commit where an entry of a subvolume is concerned.
     Fsync(&'static str),
 }
-use Op::{Create, Delete, Directory, Files, Frozen, Fsync, Leave, Move, Snapshot, Swap, Sync, Unlink};
+use Op::{
+    Create, Delete, Directory, Files, Frozen, Fsync, Leave, Move, Snapshot, Swap, Sync, Unlink,
+};
 
 /// Each in the order of its steps.
 const WORKLOADS: [&[&[Op]]; 8] = [
@@ -79,7 +82,8 @@ const WORKLOADS: [&[&[Op]]; 8] = [
         &[Files("b", 20, 3), Sync],
     ],
     &[
-        // Changing places: with another one in the same tree and in another, with a directory and with a file.
+        // Changing places: with another one in the same tree and in another, with a directory and
+        // with a file.
         &[Create("a"), Create("b"), Create("b/in"), Files("a", 5, 1), Files("b/in", 3, 2), Sync],
         &[Directory("d"), Files("d", 4, 3), Files("", 6, 4), Sync],
         &[Swap("a", "b"), Sync],
@@ -91,7 +95,8 @@ const WORKLOADS: [&[&[Op]]; 8] = [
         &[Delete("a/in"), Swap("a", "b"), Sync],
     ],
     &[
-        // Leaving a whiteout: in the same directory, in another, in another tree, in place of a directory.
+        // Leaving a whiteout: in the same directory, in another, in another tree, in place of a
+        // directory.
         &[Create("a"), Create("b"), Directory("d"), Directory("d/e"), Files("a", 5, 1), Sync],
         &[Leave("a", "c"), Sync],
         &[Leave("c", "d/e"), Fsync("d")],
@@ -173,10 +178,15 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
                 (*parent == source.subvol).then(|| format!("/{}", String::from_utf8_lossy(name)))
             })
             .collect();
-        let below = |path: &String| inside.iter().any(|i| path == i || path.starts_with(&format!("{i}/")));
+        let below =
+            |path: &String| inside.iter().any(|i| path == i || path.starts_with(&format!("{i}/")));
         before.retain(|path, _| !below(path));
         after.retain(|path, _| !below(path));
-        if before == after { Ok(()) } else { Err(format!("{op:?}: the snapshot is not what its source was")) }
+        if before == after {
+            Ok(())
+        } else {
+            Err(format!("{op:?}: the snapshot is not what its source was"))
+        }
     };
     let rename = |from, to, mode| {
         let ((dir, name), (to_dir, to_name)) = (split(fs, from), split(fs, to));
@@ -193,7 +203,9 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
                 let name = format!("a file, number {n}");
                 let id = match fs.lookup(dir, name.as_bytes()) {
                     Ok(found) => found.id,
-                    Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular)).map_err(text)?.id,
+                    Err(_) => {
+                        fs.create(dir, name.as_bytes(), &new(FileKind::Regular)).map_err(text)?.id
+                    }
                 };
                 let data = vec![tag.wrapping_add(n as u8); n * 337 % 9000];
                 fs.write(id, 0, &data).map_err(text)?;
@@ -202,8 +214,9 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
         }
         Unlink(path, count) => {
             let dir = find(fs, path);
-            (0..count)
-                .try_for_each(|n| fs.unlink(dir, format!("a file, number {n}").as_bytes()).map_err(text))
+            (0..count).try_for_each(|n| {
+                fs.unlink(dir, format!("a file, number {n}").as_bytes()).map_err(text)
+            })
         }
         Snapshot(from, to) => snapshot(from, to, false),
         Frozen(from, to) => snapshot(from, to, true),
@@ -226,17 +239,22 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
 /// What `larder check` has against the image.
 fn complaints(device: Arc<SimDevice>) -> Result<(), String> {
     let options = Options { data: true, ..Options::default() };
-    let report = larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
+    let report =
+        larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
     // Where a cut comes between the copies of the superblock, one is older.
-    let matters = |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
+    let matters =
+        |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
     let first = report.findings.iter().find(matters);
-    first.map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    first
+        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
 }
 
-/// Runs a workload and judges every state that a power cut in it can leave. How many there were, and what was wrong.
+/// Runs a workload and judges every state that a power cut in it can leave. How many there were,
+/// and what was wrong.
 fn judge(steps: &[&[Op]], tuning: Tuning, samples: usize) -> (usize, Option<String>) {
     let config = Config::new(1).expect("a new file system");
-    let broken = OpenOptions { tuning: Tuning { fake_clock: true, ..tuning.clone() }, ..config.options };
+    let broken =
+        OpenOptions { tuning: Tuning { fake_clock: true, ..tuning.clone() }, ..config.options };
     let sound = OpenOptions {
         tuning: Tuning { fake_clock: true, drop_step: tuning.drop_step, ..Tuning::default() },
         ..broken.clone()

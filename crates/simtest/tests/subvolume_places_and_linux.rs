@@ -1,15 +1,15 @@
-//! Subvolumes that change places and leave whiteouts, beside Linux: the same calls, the same answers, the same trees; and
-//! each goes on with what the other left.
+//! Subvolumes that change places and leave whiteouts, beside Linux: the same calls, the same
+//! answers, the same trees; and each goes on with what the other left.
 //!
-//! Not compared is an exchange of the entry that stands in a snapshot for a subvolume that is not there: Linux 6.18 aborts
-//! its transaction for it and goes read-only.
+//! Not compared is an exchange of the entry that stands in a snapshot for a subvolume that is not
+//! there: Linux 6.18 aborts its transaction for it and goes read-only.
 
 use larder_check::{Options, Severity};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode};
 use larder_fuse::errno::errno;
 use larder_simtest::oracle::{
-    Aspects, EngineTree, KernelMount, Need, StdTree, btrfs, btrfs_check, compare_sources, copy_image,
-    kernel_verdict, mkfs_btrfs, need, scratch,
+    Aspects, EngineTree, KernelMount, Need, StdTree, btrfs, btrfs_check, compare_sources,
+    copy_image, kernel_verdict, mkfs_btrfs, need, scratch,
 };
 use larder_volume::{Device, FileDevice, OpenMode};
 use rustix::fs::{CWD, RenameFlags};
@@ -105,7 +105,8 @@ fn split(path: &str) -> (&str, &str) {
 fn side<'a>(fs: &Filesystem, path: &'a str) -> (InodeId, &'a [u8]) {
     let (dir, name) = split(path);
     let names = dir.split('/').filter(|n| !n.is_empty());
-    let dir = names.fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()).expect("a directory").id);
+    let dir =
+        names.fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()).expect("a directory").id);
     (dir, name.as_bytes())
 }
 
@@ -121,7 +122,9 @@ fn make(image: &Path) {
     for (path, kind) in paths {
         let at = mount.join(path);
         match kind {
-            's' => drop(btrfs(&["subvolume", "create", at.to_str().expect("text")]).expect("a subvolume")),
+            's' => drop(
+                btrfs(&["subvolume", "create", at.to_str().expect("text")]).expect("a subvolume"),
+            ),
             'd' => std::fs::create_dir(&at).expect("a directory"),
             _ => std::fs::write(&at, path.repeat(700)).expect("a file"),
         }
@@ -137,14 +140,19 @@ fn kernel(mount: &KernelMount, (from, to, how): (&str, &str, How)) -> i32 {
 
 fn engine(fs: &Filesystem, (from, to, how): (&str, &str, How)) -> i32 {
     let ((dir, name), (to_dir, to_name)) = (side(fs, from), side(fs, to));
-    let mode = if how == Exchange { RenameMode::Exchange } else { RenameMode::Whiteout { uid: 0, gid: 0 } };
+    let mode = if how == Exchange {
+        RenameMode::Exchange
+    } else {
+        RenameMode::Whiteout { uid: 0, gid: 0 }
+    };
     fs.rename(dir, name, to_dir, to_name, mode).map_or_else(|e| errno(&e).0, |()| 0)
 }
 
 fn assert_sound(image: &Path, what: &str) {
     btrfs_check(image, true).assert_clean(what);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::Read).expect("open"));
-    let report = larder_check::check(&[device], &Options::default(), &|_| ()).expect("it can be checked");
+    let report =
+        larder_check::check(&[device], &Options::default(), &|_| ()).expect("it can be checked");
     let wrong: Vec<_> = report.findings.iter().filter(|f| f.severity() != Severity::Note).collect();
     assert!(wrong.is_empty(), "{what}: {wrong:#?}");
 }
@@ -183,7 +191,8 @@ fn subvolumes_change_places_as_on_linux() {
     let differences =
         compare_sources(&StdTree::new(mount.path()), &EngineTree(&fs), aspects).expect("compare");
     // Each side has made its changes at a time of its own.
-    let differences: Vec<_> = differences.into_iter().filter(|d| !d.what.contains("time")).collect();
+    let differences: Vec<_> =
+        differences.into_iter().filter(|d| !d.what.contains("time")).collect();
     assert!(differences.is_empty(), "{differences:#?}");
     mount.unmount_clean().expect("unmount");
     fs.close().expect("close");

@@ -1,12 +1,12 @@
-//! Subvolumes in both directions: what is made, snapshotted, moved and deleted here Linux reads, checks and goes on with;
-//! what Linux has begun to delete is finished here, and the reverse.
+//! Subvolumes in both directions: what is made, snapshotted, moved and deleted here Linux reads,
+//! checks and goes on with; what Linux has begun to delete is finished here, and the reverse.
 
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
 use larder_simtest::device::{OpKind, SimDevice};
 use larder_simtest::image::Image;
 use larder_simtest::oracle::{
-    Fixture, ImageVariant, KernelMount, Need, btrfs, btrfs_check, copy_image, dump_tree, kernel_images,
-    kernel_verdict, mkfs_btrfs, need, populate, scratch,
+    Fixture, ImageVariant, KernelMount, Need, btrfs, btrfs_check, copy_image, dump_tree,
+    kernel_images, kernel_verdict, mkfs_btrfs, need, populate, scratch,
 };
 use larder_volume::{FileDevice, OpenMode};
 use std::collections::BTreeSet;
@@ -30,7 +30,15 @@ fn open_with(image: &Path, tuning: Tuning) -> Arc<Filesystem> {
 }
 
 fn dir() -> NewInode<'static> {
-    NewInode { kind: FileKind::Directory, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
+    NewInode {
+        kind: FileKind::Directory,
+        perm: 0o755,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+        xattrs: &[],
+    }
 }
 
 fn file(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) {
@@ -133,7 +141,8 @@ fn what_linux_began_to_delete_is_finished_here() {
     }
     let scratch = scratch();
     let (image, copy) = (scratch.path().join("image"), scratch.path().join("copy"));
-    // Linux drops them in the background, and any commit may be the one that has it: then it was quicker than the copy.
+    // Linux drops them in the background, and any commit may be the one that has it: then it was
+    // quicker than the copy.
     let caught = (0..20).any(|_| {
         kernel_images()[0].make(&image, 512 << 20).unwrap();
         let mount = KernelMount::image(&image, "").unwrap();
@@ -233,21 +242,34 @@ fn a_deletion_that_stopped_half_way_goes_on_on_either_side() {
 /// A ROOT_ITEM in a dump, word by word.
 fn root_item(dump: &str, id: u64) -> Vec<&str> {
     let head = format!("key ({id} ROOT_ITEM ");
-    let from =
-        dump.lines().skip_while(|l| !(l.trim_start().starts_with("item ") && l.contains(&head))).skip(1);
-    from.take_while(|l| !l.trim_start().starts_with("item ")).flat_map(str::split_whitespace).collect()
+    let from = dump
+        .lines()
+        .skip_while(|l| !(l.trim_start().starts_with("item ") && l.contains(&head)))
+        .skip(1);
+    from.take_while(|l| !l.trim_start().starts_with("item "))
+        .flat_map(str::split_whitespace)
+        .collect()
 }
 
 fn field<'a>(item: &[&'a str], name: &str) -> &'a str {
-    let at = item.iter().position(|w| *w == name).unwrap_or_else(|| panic!("no {name} in {item:?}"));
+    let at =
+        item.iter().position(|w| *w == name).unwrap_or_else(|| panic!("no {name} in {item:?}"));
     item[at + 1]
 }
 
-/// What ROOT_ITEMs say, but for what depends on when they were made: of transactions only which came before which, of
-/// uuids only whose they are.
+/// What ROOT_ITEMs say, but for what depends on when they were made: of transactions only which
+/// came before which, of uuids only whose they are.
 fn facts(dump: &str, ids: &[u64]) -> Vec<String> {
-    const PLAIN: [&str; 8] =
-        ["root_dirid", "byte_limit", "flags", "refs", "drop_level", "level", "stransid", "rtransid"];
+    const PLAIN: [&str; 8] = [
+        "root_dirid",
+        "byte_limit",
+        "flags",
+        "refs",
+        "drop_level",
+        "level",
+        "stransid",
+        "rtransid",
+    ];
     const TRANSACTIONS: [&str; 3] = ["ctransid", "otransid", "last_snapshot"];
     const UUIDS: [&str; 3] = ["uuid", "parent_uuid", "received_uuid"];
     let items: Vec<_> = ids.iter().map(|id| root_item(dump, *id)).collect();
@@ -306,7 +328,8 @@ fn root_items_are_as_linux_writes_them() {
     let ids = [256, 257, 258];
     assert_eq!(facts(&ours, &ids), facts(&theirs, &ids));
     let links = |dump: &str| -> Vec<String> {
-        let lines = dump.lines().filter(|l| l.contains("root ref key") || l.contains("root backref key"));
+        let lines =
+            dump.lines().filter(|l| l.contains("root ref key") || l.contains("root backref key"));
         lines.map(|l| l.trim().to_owned()).collect()
     };
     assert_eq!(links(&ours).len(), 6);
@@ -319,8 +342,8 @@ fn root_items_are_as_linux_writes_them() {
     assert_eq!(default(&ours), default(&theirs));
 }
 
-/// What a snapshot shows of subvolumes in its source: of each placeholder mode and inode number, and whether what is tried with
-/// it is done.
+/// What a snapshot shows of subvolumes in its source: of each placeholder mode and inode number,
+/// and whether what is tried with it is done.
 #[test]
 fn placeholders_of_nested_subvolumes_are_those_of_linux() {
     if !need(&NEEDS) {
@@ -345,7 +368,14 @@ fn placeholders_of_nested_subvolumes_are_those_of_linux() {
     for path in ["snap/one", "snap/d/two", "snap/d/three"] {
         let meta = std::fs::metadata(at(path)).unwrap();
         assert_eq!(std::fs::read_dir(at(path)).unwrap().count(), 0);
-        there.push((meta.mode() & 0o7777, meta.ino(), meta.uid(), meta.gid(), meta.nlink(), meta.len()));
+        there.push((
+            meta.mode() & 0o7777,
+            meta.ino(),
+            meta.uid(),
+            meta.gid(),
+            meta.nlink(),
+            meta.len(),
+        ));
     }
     let did = |result: std::io::Result<()>| result.is_ok();
     let tried = [

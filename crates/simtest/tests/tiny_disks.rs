@@ -1,7 +1,9 @@
-//! The smallest disks there are, filled to the brim by several threads while commits run, emptied, and filled again.
+//! The smallest disks there are, filled to the brim by several threads while commits run, emptied,
+//! and filled again.
 //!
-//! What must hold on every layout: `NoSpace` and nothing worse at the call that needs space, commits that always fit,
-//! deletes that always work, reservations that are zero when nothing runs, and space that comes back without a remount.
+//! What must hold on every layout: `NoSpace` and nothing worse at the call that needs space,
+//! commits that always fit, deletes that always work, reservations that are zero when nothing runs,
+//! and space that comes back without a remount.
 
 use larder_fs::mkfs::{MkfsOptions, Profile, minimum_size};
 use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions, no_wait};
@@ -13,7 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn options() -> OpenOptions {
-    OpenOptions { commit_interval: None, cache_size: 32 << 20, discard: true, ..OpenOptions::default() }
+    OpenOptions {
+        commit_interval: None,
+        cache_size: 32 << 20,
+        discard: true,
+        ..OpenOptions::default()
+    }
 }
 
 fn file<'a>(xattrs: &'a [(Vec<u8>, Vec<u8>)]) -> NewInode<'a> {
@@ -36,8 +43,8 @@ fn make_dirs(fs: &Filesystem, n: usize) -> Vec<InodeId> {
         .collect()
 }
 
-/// Every thread fills its directory until there is no space; somebody else syncs all the time. Returns how many files
-/// each made.
+/// Every thread fills its directory until there is no space; somebody else syncs all the time.
+/// Returns how many files each made.
 fn fill(fs: &Filesystem, dirs: &[InodeId], value: usize) -> Vec<usize> {
     let xattrs = [(b"user.big".to_vec(), vec![b'v'; value])];
     let full = AtomicBool::new(false);
@@ -76,7 +83,8 @@ fn empty(fs: &Filesystem, dirs: &[InodeId], made: &[usize]) {
             s.spawn(move || {
                 for i in 0..*n {
                     let name = format!("file-{i:06}");
-                    fs.unlink(*dir, name.as_bytes()).unwrap_or_else(|e| panic!("{name} on a full disk: {e}"));
+                    fs.unlink(*dir, name.as_bytes())
+                        .unwrap_or_else(|e| panic!("{name} on a full disk: {e}"));
                 }
             });
         }
@@ -110,7 +118,10 @@ fn live(size: u64, mkfs: &MkfsOptions, value: usize) {
     fs.sync().expect("another commit");
     check(&device.image(), "emptied");
     let after = fs.info().bytes_used;
-    assert!(after <= before + (1 << 20), "{before} bytes used at first, {after} after removing everything");
+    assert!(
+        after <= before + (1 << 20),
+        "{before} bytes used at first, {after} after removing everything"
+    );
     let second = fill(&fs, &dirs, value);
     let (a, b) = (first.iter().sum::<usize>(), second.iter().sum::<usize>());
     println!("{size} bytes: {a} files, then {b}; {:?}", fs.stats());
@@ -153,8 +164,11 @@ fn single_with_small_nodes_and_names_only() {
 
 #[test]
 fn dup() {
-    let mkfs =
-        MkfsOptions { metadata: Some(Profile::Dup), data: Some(Profile::Single), ..MkfsOptions::default() };
+    let mkfs = MkfsOptions {
+        metadata: Some(Profile::Dup),
+        data: Some(Profile::Single),
+        ..MkfsOptions::default()
+    };
     live(minimum_size(Profile::Dup, Profile::Single, false), &mkfs, 3000);
 }
 
@@ -183,7 +197,8 @@ fn an_edit_that_did_not_begin_leaves_its_subvolume_alone() {
     drop(fs);
     let mut refused = 0;
     for i in 0..20 {
-        // Nothing but what opening needs is in memory: an operation that must not wait fails somewhere on its way.
+        // Nothing but what opening needs is in memory: an operation that must not wait fails
+        // somewhere on its way.
         let fs = Filesystem::open(device.clone(), options()).expect("open");
         let name = format!("file-{:06}", i * 97);
         fs.lookup(dir, name.as_bytes()).expect("lookup");
@@ -199,7 +214,8 @@ fn an_edit_that_did_not_begin_leaves_its_subvolume_alone() {
     check(&device.image(), "after refusals");
 }
 
-/// Fills directories with files of `len` bytes until there is no space, each byte of a file its number.
+/// Fills directories with files of `len` bytes until there is no space, each byte of a file its
+/// number.
 fn fill_data(fs: &Filesystem, dirs: &[InodeId], len: usize) -> Vec<usize> {
     std::thread::scope(|s| {
         let fills: Vec<_> = dirs
@@ -268,7 +284,10 @@ fn data(size: u64, mkfs: &MkfsOptions, len: usize) {
     println!("{size} bytes: {counts:?} files of {len} bytes; {:?}", fs.stats());
     fs.close().expect("close");
     check(&device.image(), "emptied");
-    assert!(counts.iter().all(|n| *n >= counts[0] * 8 / 10), "space does not come back: {counts:?}");
+    assert!(
+        counts.iter().all(|n| *n >= counts[0] * 8 / 10),
+        "space does not come back: {counts:?}"
+    );
 }
 
 #[test]
@@ -283,8 +302,11 @@ fn data_single() {
 
 #[test]
 fn data_dup() {
-    let mkfs =
-        MkfsOptions { metadata: Some(Profile::Dup), data: Some(Profile::Single), ..MkfsOptions::default() };
+    let mkfs = MkfsOptions {
+        metadata: Some(Profile::Dup),
+        data: Some(Profile::Single),
+        ..MkfsOptions::default()
+    };
     data(minimum_size(Profile::Dup, Profile::Single, false), &mkfs, 5000);
 }
 

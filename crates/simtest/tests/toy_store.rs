@@ -1,8 +1,8 @@
-//! The simulator against a store that is small enough to be right by inspection: the right one passes in every crash
-//! state, and each way of breaking it is caught.
+//! The simulator against a store that is small enough to be right by inspection: the right one
+//! passes in every crash state, and each way of breaking it is caught.
 //!
-//! The store is a chain of values. A commit writes the new value's block to a free place, flushes, writes the
-//! superblock that names all blocks, flushes, and returns.
+//! The store is a chain of values. A commit writes the new value's block to a free place, flushes,
+//! writes the superblock that names all blocks, flushes, and returns.
 
 use larder_format::{Physical, SUPER_OFFSETS};
 use larder_simtest::crash::{Crashes, Kind, Limits};
@@ -35,8 +35,9 @@ struct Store {
 }
 
 fn block(value: u64) -> Vec<u8> {
-    let mut b: Vec<u8> =
-        (0..BLOCK).map(|i| (value.wrapping_mul(31).wrapping_add(i as u64 / 7) % 251) as u8).collect();
+    let mut b: Vec<u8> = (0..BLOCK)
+        .map(|i| (value.wrapping_mul(31).wrapping_add(i as u64 / 7) % 251) as u8)
+        .collect();
     b[..8].copy_from_slice(&value.to_le_bytes());
     b
 }
@@ -82,7 +83,8 @@ impl Store {
                 return;
             }
             Broken::FlushBeforeBlockReturned => {
-                // The flush is submitted while the block's write is still running: it does not cover it.
+                // The flush is submitted while the block's write is still running: it does not
+                // cover it.
                 let gate = d.gate(Access::is_write);
                 std::thread::scope(|s| {
                     s.spawn(|| write(at, &block(value)));
@@ -149,7 +151,9 @@ fn run(broken: Broken) -> (Crashes, Option<String>) {
         let begun = times.iter().filter(|t| t.0 < state.earliest).count() as u64;
         let verdict = match recover(&image) {
             Ok(v) if v < promised => Err(format!("value {promised} was promised, {v} is there")),
-            Ok(v) if v > begun => Err(format!("value {v} comes from the future, {begun} had begun")),
+            Ok(v) if v > begun => {
+                Err(format!("value {v} comes from the future, {begun} had begun"))
+            }
             Ok(_) => Ok(()),
             Err(e) => Err(e),
         };
@@ -167,7 +171,10 @@ fn the_right_store_survives_every_crash() {
     // Each commit has two epochs, each with one write: blocks tear, superblocks do not.
     assert_eq!(crashes.epoch_count(), 15);
     let kinds = crashes.by_kind();
-    assert!(kinds[&Kind::Quiet] == 1 && kinds[&Kind::Commit] == 7 && kinds[&Kind::Data] >= 14, "{kinds:?}");
+    assert!(
+        kinds[&Kind::Quiet] == 1 && kinds[&Kind::Commit] == 7 && kinds[&Kind::Data] >= 14,
+        "{kinds:?}"
+    );
     let all = crashes.everything();
     assert_eq!(recover(&all), Ok(7));
 }
@@ -189,7 +196,8 @@ fn every_broken_store_is_caught() {
 
 #[test]
 fn states_are_the_same_ones_in_each_run() {
-    let ids = |_: u32| run(Broken::NoFlushBeforeSuper).0.states.iter().map(|s| s.id).collect::<Vec<_>>();
+    let ids =
+        |_: u32| run(Broken::NoFlushBeforeSuper).0.states.iter().map(|s| s.id).collect::<Vec<_>>();
     assert_eq!(ids(1), ids(2));
 }
 
@@ -238,7 +246,11 @@ fn a_fua_write_is_durable_without_the_writes_before_it() {
         !seen.iter().any(|s| s[1] == 0 && s[2] == 1),
         "the third was submitted after the second was durable"
     );
-    assert!(seen.contains(&vec![0, 1, 1]) && seen.contains(&vec![0, 1, 0]) && seen.contains(&vec![1, 0, 0]));
+    assert!(
+        seen.contains(&vec![0, 1, 1])
+            && seen.contains(&vec![0, 1, 0])
+            && seen.contains(&vec![1, 0, 0])
+    );
 }
 
 #[test]

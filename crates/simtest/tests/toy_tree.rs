@@ -1,5 +1,6 @@
-//! The model against a file system that is right by construction: it keeps the list of operations itself, and writes
-//! it out at every sync. Random workloads must pass in every crash state, and each way of lying must be caught.
+//! The model against a file system that is right by construction: it keeps the list of operations
+//! itself, and writes it out at every sync. Random workloads must pass in every crash state, and
+//! each way of lying must be caught.
 
 use larder_format::{Physical, SUPER_OFFSETS};
 use larder_simtest::crash::{Crashes, Limits};
@@ -49,8 +50,12 @@ impl Toy {
         let forget = match self.lie {
             Lie::RenameLost => ops.iter().rposition(|o| matches!(o, Op::Rename { .. })),
             Lie::LastLost => ops.len().checked_sub(1),
-            Lie::RemovedComesBack => ops.iter().rposition(|o| matches!(o, Op::Unlink(_) | Op::Rmdir(_))),
-            Lie::DataLost => ops.iter().rposition(|o| matches!(o, Op::Write { .. } | Op::Append { .. })),
+            Lie::RemovedComesBack => {
+                ops.iter().rposition(|o| matches!(o, Op::Unlink(_) | Op::Rmdir(_)))
+            }
+            Lie::DataLost => {
+                ops.iter().rposition(|o| matches!(o, Op::Write { .. } | Op::Append { .. }))
+            }
             Lie::XattrsLost => ops.iter().rposition(|o| matches!(o, Op::SetXattr { .. })),
             Lie::None | Lie::LazyFsync => None,
         };
@@ -90,9 +95,11 @@ fn recover(image: &Image) -> World {
     world
 }
 
-/// Runs the first segment of a workload, looks at every crash state: how many, and what is wrong first.
+/// Runs the first segment of a workload, looks at every crash state: how many, and what is wrong
+/// first.
 fn crash(workload: &Workload, lie: Lie, mode: Mode) -> (usize, Option<String>) {
-    let mut toy = Toy { device: SimDevice::new(Image::zeroed(16 << 20)), ops: Vec::new(), syncs: 0, lie };
+    let mut toy =
+        Toy { device: SimDevice::new(Image::zeroed(16 << 20)), ops: Vec::new(), syncs: 0, lie };
     let mut domain = Domain::new("", World::empty(0o755, 256));
     for op in &workload.segments[0].threads[0] {
         let begin = toy.device.mark();
@@ -141,7 +148,8 @@ fn every_lie_is_caught_in_both_modes() {
             Lie::DataLost,
             Lie::XattrsLost,
         ] {
-            let caught = (0..40).filter(|seed| crash(&random(*seed, 40), lie, mode).1.is_some()).count();
+            let caught =
+                (0..40).filter(|seed| crash(&random(*seed, 40), lie, mode).1.is_some()).count();
             assert!(caught >= 3, "{lie:?}, {mode:?}: caught in {caught} of 40 workloads");
         }
     }

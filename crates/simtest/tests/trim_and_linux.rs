@@ -147,7 +147,11 @@ fn unallocated_space_is_told_once() {
     make(&theirs, &["-q"]);
     copy_image(&theirs, &mine).expect("copy");
     // A range of nothing but unallocated space; then what the block groups have, too.
-    let steps = [TrimRange { start: MIB, len: MIB, min_len: 0 }, TrimRange::default(), TrimRange::default()];
+    let steps = [
+        TrimRange { start: MIB, len: MIB, min_len: 0 },
+        TrimRange::default(),
+        TrimRange::default(),
+    ];
     let mount = KernelMount::image(&theirs, "nodiscard").expect("mount");
     let expected = steps.map(|range| linux(&mount, range));
     let fs = open(&mine);
@@ -158,13 +162,23 @@ fn unallocated_space_is_told_once() {
     let data = vec![7; 200 << 20];
     std::fs::write(mount.join("large"), &data).expect("write");
     mount.sync().expect("sync");
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: &[],
+        xattrs: &[],
+    };
     let id = fs.create(fs.root(), b"large", &new).expect("create").id;
     fs.write(id, 0, &data).expect("write");
     fs.sync().expect("sync");
     let only_unallocated = steps[0];
-    assert_eq!([linux(&mount, only_unallocated), ours(&fs, only_unallocated)], [Some((0, 4096)); 2]);
+    assert_eq!(
+        [linux(&mount, only_unallocated), ours(&fs, only_unallocated)],
+        [Some((0, 4096)); 2]
+    );
     mount.unmount_clean().expect("unmount");
     fs.close().expect("close");
 }

@@ -1,6 +1,6 @@
-//! Truncations and deletions of files of many extents that a power cut ends half-way: what Larder began Linux goes on with,
-//! and the reverse. Whatever there is of the file then is a beginning of it, and nothing that was cut off comes back when it
-//! grows again.
+//! Truncations and deletions of files of many extents that a power cut ends half-way: what Larder
+//! began Linux goes on with, and the reverse. Whatever there is of the file then is a beginning of
+//! it, and nothing that was cut off comes back when it grows again.
 
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, Tuning};
 use larder_simtest::crash::Crashes;
@@ -46,8 +46,15 @@ fn options(steps: bool) -> OpenOptions {
 }
 
 fn make(fs: &Filesystem, name: &str) -> InodeId {
-    let new =
-        NewInode { kind: FileKind::Regular, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: &[],
+        xattrs: &[],
+    };
     let id = fs.create(fs.root(), name.as_bytes(), &new).unwrap().id;
     for n in 0..BLOCKS {
         fs.write(id, n * 8192, &block(n)).unwrap();
@@ -68,7 +75,10 @@ fn judge(path: &Path, when: &str) -> u64 {
     let file = File::options().write(true).open(path).unwrap();
     file.set_len(BLOCKS * 8192).unwrap();
     let found = fs::read(path).unwrap();
-    assert!(found[len as usize..].iter().all(|b| *b == 0), "{when}: of {len} bytes, something came back");
+    assert!(
+        found[len as usize..].iter().all(|b| *b == 0),
+        "{when}: of {len} bytes, something came back"
+    );
     len
 }
 
@@ -84,7 +94,10 @@ fn judge_here(fs: &Filesystem, name: &str, when: &str) -> u64 {
     assert!((CUT..=BLOCKS * 8192 - 4096).contains(&len), "{when}: {len} bytes");
     assert!(is_beginning(&read(len)), "{when}: not a beginning, of {len} bytes");
     fs.setattr(attr.id, &sized(BLOCKS * 8192)).unwrap();
-    assert!(read(BLOCKS * 8192)[len as usize..].iter().all(|b| *b == 0), "{when}: something came back");
+    assert!(
+        read(BLOCKS * 8192)[len as usize..].iter().all(|b| *b == 0),
+        "{when}: something came back"
+    );
     len
 }
 
@@ -106,7 +119,8 @@ fn linux_goes_on_with_what_was_left_half_cut_here() {
     let end = device.mark();
     fs.close().unwrap();
     let crashes = Crashes::of(&device.recording(), &config.limits);
-    let between: Vec<_> = crashes.states.iter().filter(|s| s.earliest >= begin && s.latest <= end).collect();
+    let between: Vec<_> =
+        crashes.states.iter().filter(|s| s.earliest >= begin && s.latest <= end).collect();
     assert!(between.len() > 20, "{}", between.len());
     let dir = scratch();
     let (mut orphans, mut sizes) = (0, std::collections::BTreeSet::new());
@@ -203,13 +217,15 @@ fn files_of_very_many_extents_are_cut_and_deleted_in_bounded_steps() {
     let time = begin.elapsed();
     let stats = fs.stats();
     println!(
-        "{count} extents: {time:.2?}, {} commits, {} MiB of memory afterwards; kernel {kernel:.2?}, {kernels} commits; \
+        "{count} extents: {time:.2?}, {} commits, {} MiB of memory afterwards; kernel \
+            {kernel:.2?}, {kernels} commits; \
          {:.2} times its time",
         stats.commits,
         memory() >> 10,
         time.as_secs_f64() / kernel.as_secs_f64()
     );
-    // A commit by size now and then, so that what a transaction has changed stays within its budget.
+    // A commit by size now and then, so that what a transaction has changed stays within its
+    // budget.
     assert!(stats.commits <= 2 + count / 2000, "{} commits for {count} extents", stats.commits);
     assert_eq!(fs.getattr(cut).unwrap().size, CUT);
     fs.close().unwrap();
@@ -219,7 +235,8 @@ fn files_of_very_many_extents_are_cut_and_deleted_in_bounded_steps() {
     assert!(used < 2 * MIB, "{used} bytes are still in use");
 }
 
-/// The disk of a kernel mount is a file on another btrfs, of which clones are made while the kernel works: each is a moment.
+/// The disk of a kernel mount is a file on another btrfs, of which clones are made while the kernel
+/// works: each is a moment.
 #[test]
 fn what_linux_left_half_cut_goes_on_here() {
     if !need(&NEEDS) {
@@ -254,8 +271,12 @@ fn what_linux_left_half_cut_goes_on_here() {
     clones.push(clone(1));
     drop(open);
     let script = format!("truncate -s {CUT} \"$0\"");
-    let mut child =
-        Command::new("sh").args(["-c", &script]).arg(mount.join("cut")).stdin(Stdio::null()).spawn().unwrap();
+    let mut child = Command::new("sh")
+        .args(["-c", &script])
+        .arg(mount.join("cut"))
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
     // However far the kernel gets meanwhile: each clone is judged as what it is.
     loop {
         let done = child.try_wait().unwrap().is_some();

@@ -1,8 +1,9 @@
-//! Extended attributes as large as a leaf takes, beside Linux: the same limits and the same refusals for all sizes of nodes,
-//! and logs of them that both replay.
+//! Extended attributes as large as a leaf takes, beside Linux: the same limits and the same
+//! refusals for all sizes of nodes, and logs of them that both replay.
 //!
-//! Larder takes more in one case. Where an attribute grows, or another of the same hash joins it, Linux wants room in the leaf as it
-//! happens to be filled, and may say `ENOSPC` to what it takes on another day. That is not compared.
+//! Larder takes more in one case. Where an attribute grows, or another of the same hash joins it,
+//! Linux wants room in the leaf as it happens to be filled, and may say `ENOSPC` to what it takes
+//! on another day. That is not compared.
 
 use larder_check::{Options, Severity};
 use larder_fs::mkfs::MkfsOptions;
@@ -21,8 +22,8 @@ use std::sync::Arc;
 
 const SIZE: u64 = 256 << 20;
 const NODE_SIZES: [u32; 5] = [4096, 8192, 16_384, 32_768, 65_536];
-/// Bytes of a name and a value together, and of all of an item, that a node of `nodesize` bytes does not have for them: the
-/// node's header, an item's, and an entry's.
+/// Bytes of a name and a value together, and of all of an item, that a node of `nodesize` bytes
+/// does not have for them: the node's header, an item's, and an entry's.
 const NOT_ATTRIBUTE: usize = 101 + 25 + 30;
 
 /// One call: name, length of the value, how.
@@ -42,7 +43,12 @@ fn sequences(nodesize: u32) -> Vec<Vec<Call>> {
     for name in [short(), long(), b"trusted.t".to_vec(), b"security.s".to_vec()] {
         let most = room(&name);
         let call = |len: usize, mode| (name.clone(), len, mode);
-        all.push(vec![call(most, Create), call(most, Create), call(most - 1, Replace), call(0, Replace)]);
+        all.push(vec![
+            call(most, Create),
+            call(most, Create),
+            call(most - 1, Replace),
+            call(0, Replace),
+        ]);
         all.push(vec![call(most, Set), call(most + 1, Set), call(most, Set), call(most, Replace)]);
         // What fits nowhere is refused first, whether the attribute is there or not.
         all.push(vec![
@@ -51,17 +57,27 @@ fn sequences(nodesize: u32) -> Vec<Vec<Call>> {
             call(most + 1, Replace),
             call(most, Replace),
         ]);
-        all.push(vec![call(0, Create), call(most + 1, Create), call(1, Create), call(65_536, Create)]);
+        all.push(vec![
+            call(0, Create),
+            call(most + 1, Create),
+            call(1, Create),
+            call(65_536, Create),
+        ]);
         all.push(vec![call(65_536, Set), call(65_537, Set), call(65_537, Replace), call(1, Set)]);
     }
     // Several that each fill a leaf.
     all.push((0..5).map(|i| (format!("user.{i}").into_bytes(), room(b"user.0"), Set)).collect());
     // Names of one hash have one item together.
-    let names: Vec<Vec<u8>> = colliding_names(1).into_iter().map(|n| [&b"user."[..], &n].concat()).collect();
+    let names: Vec<Vec<u8>> =
+        colliding_names(1).into_iter().map(|n| [&b"user."[..], &n].concat()).collect();
     let together = room(&names[0]) - 30 - names[1].len();
     for first in [0, 100, together / 2, together] {
         let one = |len: usize| (names[1].clone(), len, Create);
-        all.push(vec![(names[0].clone(), first, Create), one(together - first + 1), one(together - first)]);
+        all.push(vec![
+            (names[0].clone(), first, Create),
+            one(together - first + 1),
+            one(together - first),
+        ]);
     }
     all.push(vec![(names[0].clone(), room(&names[0]), Create), (names[1].clone(), 0, Create)]);
     all
@@ -77,7 +93,8 @@ fn kernel(dir: &Path, calls: &[Call], file: &str) -> Vec<i32> {
             XattrMode::Create => XattrFlags::CREATE,
             XattrMode::Replace => XattrFlags::REPLACE,
         };
-        rustix::fs::setxattr(&path, &name[..], &value(*len), flags).map_or_else(|e| e.raw_os_error(), |()| 0)
+        rustix::fs::setxattr(&path, &name[..], &value(*len), flags)
+            .map_or_else(|e| e.raw_os_error(), |()| 0)
     };
     calls.iter().map(one).collect()
 }
@@ -128,8 +145,10 @@ fn limits_and_refusals_are_those_of_linux() {
         for (i, calls) in sequences(nodesize).iter().enumerate() {
             let file = format!("f{i}");
             let expected = kernel(mount.path(), calls, &file);
-            let called: Vec<_> =
-                calls.iter().map(|(n, len, mode)| (n.escape_ascii().to_string(), len, mode)).collect();
+            let called: Vec<_> = calls
+                .iter()
+                .map(|(n, len, mode)| (n.escape_ascii().to_string(), len, mode))
+                .collect();
             assert_eq!(engine(&fs, calls, &file), expected, "{nodesize}: {called:?}");
         }
         mount.unmount_clean().expect("unmount");
@@ -140,10 +159,11 @@ fn limits_and_refusals_are_those_of_linux() {
         let mount = KernelMount::image_read_only(&theirs, "").expect("mount");
         let fs = open(&mine);
         let aspects = Aspects { ignore_top_mtime: true, ..Aspects::default() };
-        let differences =
-            compare_sources(&StdTree::new(mount.path()), &EngineTree(&fs), aspects).expect("compare");
+        let differences = compare_sources(&StdTree::new(mount.path()), &EngineTree(&fs), aspects)
+            .expect("compare");
         // Each was made at a time of its own.
-        let differences: Vec<_> = differences.into_iter().filter(|d| !d.what.contains("time")).collect();
+        let differences: Vec<_> =
+            differences.into_iter().filter(|d| !d.what.contains("time")).collect();
         assert!(differences.is_empty(), "{nodesize}: {differences:#?}");
         mount.unmount_clean().expect("unmount");
         fs.close().expect("close");
@@ -159,15 +179,17 @@ fn the_largest_are_logged_and_replayed() {
     }
     let dir = scratch();
     let (image, copy) = (dir.path().join("image"), dir.path().join("copy"));
-    let names: Vec<Vec<u8>> = colliding_names(1).into_iter().map(|n| [&b"user."[..], &n].concat()).collect();
+    let names: Vec<Vec<u8>> =
+        colliding_names(1).into_iter().map(|n| [&b"user."[..], &n].concat()).collect();
     for nodesize in NODE_SIZES {
-        let base =
-            fresh(SIZE, &MkfsOptions { nodesize: Some(nodesize), ..MkfsOptions::default() }).expect("mkfs");
+        let base = fresh(SIZE, &MkfsOptions { nodesize: Some(nodesize), ..MkfsOptions::default() })
+            .expect("mkfs");
         let device = Arc::new(SimDevice::new(base).unrecorded());
         let fs = Filesystem::open(device.clone() as Arc<dyn Device>, options()).expect("open");
         let most = nodesize as usize - NOT_ATTRIBUTE;
-        let set =
-            |id, name: &[u8], len: usize| fs.setxattr(id, name, &value(len), XattrMode::Set).expect("set");
+        let set = |id, name: &[u8], len: usize| {
+            fs.setxattr(id, name, &value(len), XattrMode::Set).expect("set")
+        };
         let old = create(&fs, "old");
         set(old, b"user.a", most - 6);
         set(old, b"user.gone", most - 9);
@@ -199,8 +221,8 @@ fn the_largest_are_logged_and_replayed() {
             for name in listed {
                 let ours = fs.getxattr(id, &name).expect("get");
                 let mut theirs = vec![0; 65_536];
-                let len =
-                    rustix::fs::getxattr(mount.join(file), &name[..], &mut theirs[..]).expect("getxattr");
+                let len = rustix::fs::getxattr(mount.join(file), &name[..], &mut theirs[..])
+                    .expect("getxattr");
                 assert_eq!(ours, theirs[..len], "{nodesize}: {file}: {}", name.escape_ascii());
                 assert_eq!(ours, value(len));
             }

@@ -59,14 +59,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Reading past the end is an error of kind `UnexpectedEof`; otherwise what the device says.
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Fills `buf` from `at` if that can be done without waiting, because the bytes are in memory. False, and `buf` holds
-    /// anything, where it cannot, and where that is not known.
+    /// Fills `buf` from `at` if that can be done without waiting, because the bytes are in memory.
+    /// False, and `buf` holds anything, where it cannot, and where that is not known.
     fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
         let _ = (at, buf);
         false
     }
 
-    /// Bytes that were read will not be wanted from here again, so that no memory need keep them. A hint; never waits.
+    /// Bytes that were read will not be wanted from here again, so that no memory need keep them. A
+    /// hint; never waits.
     fn passed(&self, at: Physical, len: u64) {
         let _ = (at, len);
     }
@@ -90,8 +91,9 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Writes several ranges that do not touch each other, on their way together where the device can do that: in any
-    /// order, each with an end of its own. The call returns when all have ended; for each it says how.
+    /// Writes several ranges that do not touch each other, on their way together where the device
+    /// can do that: in any order, each with an end of its own. The call returns when all have
+    /// ended; for each it says how.
     fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
         writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect()
     }
@@ -119,7 +121,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Does it take discards, as far as is known by now? Where it does not, [`Device::discard`] does nothing.
+    /// Does it take discards, as far as is known by now? Where it does not, [`Device::discard`]
+    /// does nothing.
     fn can_discard(&self) -> bool {
         true
     }
@@ -134,8 +137,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         false
     }
 
-    /// First address from `at` on that may hold anything but zeros; `at` itself where that is not known. Lets a search of a
-    /// sparse image pass over its holes.
+    /// First address from `at` on that may hold anything but zeros; `at` itself where that is not
+    /// known. Lets a search of a sparse image pass over its holes.
     fn data_from(&self, at: Physical) -> Physical {
         at
     }

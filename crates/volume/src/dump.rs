@@ -1,11 +1,14 @@
 //! Metadata dumps without chunks, shown as the device that they were made of.
 //!
-//! `btrfs-image` restores a dump in one of two forms. In the newer one addresses lead through chunks, as in any image. In
-//! the older one every node lies at its logical address, whatever the chunk tree says, and one system chunk in the superblock
-//! maps everything to itself. The decision hidden here is that nobody above has to know: [`unflattened`] gives a device on which each
-//! node lies where the chunk tree says, in every copy, and whose superblock lists the system chunks of that tree.
+//! `btrfs-image` restores a dump in one of two forms. In the newer one addresses lead through
+//! chunks, as in any image. In the older one every node lies at its logical address, whatever the
+//! chunk tree says, and one system chunk in the superblock maps everything to itself. The decision
+//! hidden here is that nobody above has to know: [`unflattened`] gives a device on which each node
+//! lies where the chunk tree says, in every copy, and whose superblock lists the system chunks of
+//! that tree.
 //!
-//! What the dump does not have reads as zeros: data, and the superblock's copies. Such a device is read-only.
+//! What the dump does not have reads as zeros: data, and the superblock's copies. Such a device is
+//! read-only.
 
 use crate::device::Device;
 use crate::superblock::read_superblock;
@@ -13,7 +16,9 @@ use larder_format::items::chunk::encode_sys_array;
 use larder_format::items::{BlockGroupFlags, Chunk};
 use larder_format::node::NodeView;
 use larder_format::superblock::MetadataDump;
-use larder_format::{Key, KeyType, Logical, MAX_LEVEL, Physical, SUPER_OFFSETS, SUPER_SIZE, Superblock};
+use larder_format::{
+    Key, KeyType, Logical, MAX_LEVEL, Physical, SUPER_OFFSETS, SUPER_SIZE, Superblock,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -27,7 +32,9 @@ const LONGEST: u64 = 1 << 60;
 #[must_use]
 pub fn unflattened(device: Arc<dyn Device>) -> Arc<dyn Device> {
     match read_superblock(&*device) {
-        Ok(sb) if sb.metadata_dump() == Some(MetadataDump::Flat) => Arc::new(Unflattened::new(device, *sb)),
+        Ok(sb) if sb.metadata_dump() == Some(MetadataDump::Flat) => {
+            Arc::new(Unflattened::new(device, *sb))
+        }
         _ => device,
     }
 }
@@ -51,16 +58,22 @@ struct Unflattened {
 impl Unflattened {
     fn new(dump: Arc<dyn Device>, mut sb: Superblock) -> Self {
         let chunks = chunks(&*dump, &sb);
-        let system =
-            chunks.iter().filter(|(_, c)| c.flags.contains(BlockGroupFlags::SYSTEM)).map(|(k, c)| (*k, c));
-        // Without a system chunk the superblock stays as it is: what is missing is for others to report.
+        let system = chunks
+            .iter()
+            .filter(|(_, c)| c.flags.contains(BlockGroupFlags::SYSTEM))
+            .map(|(k, c)| (*k, c));
+        // Without a system chunk the superblock stays as it is: what is missing is for others to
+        // report.
         if let Ok(bytes) = encode_sys_array(system) {
             let _ = sb.set_sys_chunk_bytes(&bytes);
         }
         let mut runs = BTreeMap::new();
         for (key, chunk) in &chunks {
-            for stripe in chunk.stripes.iter().filter(|s| s.devid == sb.device_id() && chunk.length > 0) {
-                runs.entry(stripe.offset.0).or_insert(Run { len: chunk.length, from: Logical(key.offset) });
+            for stripe in
+                chunk.stripes.iter().filter(|s| s.devid == sb.device_id() && chunk.length > 0)
+            {
+                runs.entry(stripe.offset.0)
+                    .or_insert(Run { len: chunk.length, from: Logical(key.offset) });
             }
         }
         let total = sb.dev_item.total_bytes.get();
@@ -76,7 +89,8 @@ impl Unflattened {
         here.or_else(|| self.runs.range(at..).next().map(ended))
     }
 
-    /// Reads what lies in one run, as far as the dump goes; the rest of the buffer is zeros already.
+    /// Reads what lies in one run, as far as the dump goes; the rest of the buffer is zeros
+    /// already.
     fn read_run(&self, from: Logical, buf: &mut [u8]) -> io::Result<()> {
         let room = self.dump.size().saturating_sub(from.0).min(buf.len() as u64);
         let room = usize::try_from(room).unwrap_or(buf.len());
@@ -100,7 +114,8 @@ impl Device for Unflattened {
         buf.fill(0);
         let mut here = at.0;
         while here < end
-            && let Some((start, run_end, run)) = self.run_at(here).filter(|(start, ..)| *start < end)
+            && let Some((start, run_end, run)) =
+                self.run_at(here).filter(|(start, ..)| *start < end)
         {
             let (from, to) = (here.max(start), run_end.min(end));
             #[allow(clippy::cast_possible_truncation)]
@@ -134,8 +149,11 @@ impl Device for Unflattened {
         while let Some((start, end, run)) = self.run_at(here) {
             let within = here.max(start);
             let from = run.from.plus(within - start);
-            let data =
-                if from.0 < self.dump.size() { self.dump.data_from(Physical(from.0)).0 } else { u64::MAX };
+            let data = if from.0 < self.dump.size() {
+                self.dump.data_from(Physical(from.0)).0
+            } else {
+                u64::MAX
+            };
             let data = within.saturating_add(data.saturating_sub(from.0));
             if data < end {
                 return Physical(data);

@@ -6,11 +6,12 @@
 //! - **another Larder**: a BSD lock on the open file, exclusive for writers and shared for readers.
 //!   It belongs to the open file description, so it lasts exactly as long as the device is open,
 //!   whatever kills the process;
-//! - **the kernel on a block device**: it holds what it mounts exclusively (and so do device-mapper,
-//!   md and swap), which an `O_EXCL` open finds out; the mount table then says where;
+//! - **the kernel on a block device**: it holds what it mounts exclusively (and so do
+//!   device-mapper, md and swap), which an `O_EXCL` open finds out; the mount table then says
+//!   where;
 //! - **the kernel on an image file**: through a loop device whose backing file is the same inode.
-//!   For a writer a bare loop device counts as a user, for whatever sits on it may write at any time;
-//!   a reader is refused only if the loop device is itself in use.
+//!   For a writer a bare loop device counts as a user, for whatever sits on it may write at any
+//!   time; a reader is refused only if the loop device is itself in use.
 //!
 //! Looking is best effort by nature (another mount namespace may be hidden, another tool may come a
 //! moment later); the lock is what is relied upon between Larders.
@@ -22,8 +23,8 @@ use std::path::Path;
 
 /// A lock on an open image. Given back when dropped.
 ///
-/// It belongs to the open file, which a forked child shares: dropping it in either gives it up for both. A program
-/// that goes into the background does so before it opens its image.
+/// It belongs to the open file, which a forked child shares: dropping it in either gives it up for
+/// both. A program that goes into the background does so before it opens its image.
 #[derive(Debug)]
 pub struct ImageLock {
     file: File,
@@ -31,8 +32,8 @@ pub struct ImageLock {
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
-        // Not left to closing: a child that another thread is just starting has a copy of the descriptor until it
-        // executes its program, and would keep the lock a moment longer.
+        // Not left to closing: a child that another thread is just starting has a copy of the
+        // descriptor until it executes its program, and would keep the lock a moment longer.
         os::unlock(&self.file);
     }
 }
@@ -134,8 +135,9 @@ mod os {
         let locks = fs::read_to_string("/proc/locks").ok()?;
         let inode = meta.ino().to_string();
         locks.lines().find_map(|line| {
-            // "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; a waiting one has "->" after the number. The device
-            // is that of the super block, which is not always that of stat, so the inode alone has to do.
+            // "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; a waiting one has "->" after the
+            // number. The device is that of the super block, which is not always that of stat, so
+            // the inode alone has to do.
             let mut words = line.split_whitespace().skip(1);
             (words.next()? == "FLOCK").then_some(())?;
             let pid = words.nth(2)?.parse::<u32>().ok()?;
@@ -159,11 +161,13 @@ mod os {
         if let Some(at) = mounted_at(rdev) {
             return Some(format!("the kernel has it mounted on {}", at.display()));
         }
-        // Closed at once: a kernel mount by FUSE (fuseblk) wants the device for itself a little later.
+        // Closed at once: a kernel mount by FUSE (fuseblk) wants the device for itself a little
+        // later.
         is_claimed(path).then(|| "the kernel or another program holds it exclusively".into())
     }
 
-    /// Does somebody hold the block device exclusively (mounted, swap, device-mapper, md, a partition in use)?
+    /// Does somebody hold the block device exclusively (mounted, swap, device-mapper, md, a
+    /// partition in use)?
     fn is_claimed(path: &Path) -> bool {
         let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
         matches!(open, Err(e) if e.raw_os_error() == Some(libc::EBUSY))
@@ -218,7 +222,8 @@ mod os {
             if !backs(&entry.path(), &device, meta) {
                 continue;
             }
-            let parts = fs::read_dir(entry.path()).into_iter().flatten().flatten().map(|e| e.path());
+            let parts =
+                fs::read_dir(entry.path()).into_iter().flatten().flatten().map(|e| e.path());
             let mounted = std::iter::once(entry.path())
                 .chain(parts.filter(|p| p.join("partition").exists()))
                 .filter_map(|p| fs::read_to_string(p.join("dev")).ok())
@@ -238,7 +243,10 @@ mod os {
                 return Some(format!("the kernel uses it through {}", device.display()));
             }
             if mode == OpenMode::Write {
-                return Some(format!("it is attached to {0} (losetup -d {0} detaches it)", device.display()));
+                return Some(format!(
+                    "it is attached to {0} (losetup -d {0} detaches it)",
+                    device.display()
+                ));
             }
         }
         None
@@ -246,18 +254,21 @@ mod os {
 
     /// Is `meta`'s file the backing file of the loop device?
     fn backs(sys: &Path, device: &Path, meta: &fs::Metadata) -> bool {
-        // The inode that the driver reports is certain, and known for deleted files too, but needs permission.
+        // The inode that the driver reports is certain, and known for deleted files too, but needs
+        // permission.
         if let Ok(file) = File::open(device) {
             const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4c05;
-            // `struct loop_info64` is 232 bytes; it begins with the device and the inode of the backing file.
-            // SAFETY: LOOP_GET_STATUS64 fills 232 bytes, which is the size of the buffer; any bytes are valid u64.
+            // `struct loop_info64` is 232 bytes; it begins with the device and the inode of the
+            // backing file. SAFETY: LOOP_GET_STATUS64 fills 232 bytes, which is the size of the
+            // buffer; any bytes are valid u64.
             let status = unsafe {
                 let get = rustix::ioctl::Getter::<LOOP_GET_STATUS64, [u64; 29]>::new();
                 rustix::ioctl::ioctl(&file, get)
             };
             if let Ok(status) = status {
                 let (dev, ino) = (status[0], status[1]);
-                // The kernel's packing of a device number: 12 bits of major between 8 and 12 (or more) of minor.
+                // The kernel's packing of a device number: 12 bits of major between 8 and 12 (or
+                // more) of minor.
                 let (maj, min) = ((dev >> 8) & 0xfff, (dev & 0xff) | ((dev >> 12) & 0xf_ff00));
                 return ino == meta.ino()
                     && maj == u64::from(major(meta.dev()))
@@ -345,7 +356,8 @@ mod tests {
         assert_eq!(crate::Device::size(&held), 1 << 20);
         drop(held);
         use std::os::unix::fs::OpenOptionsExt;
-        let claim = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&dev.0).unwrap();
+        let claim =
+            std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&dev.0).unwrap();
         assert!(matches!(FileDevice::open(&dev.0, OpenMode::Read), Err(VolumeError::Busy { .. })));
         assert!(matches!(FileDevice::open(&path, OpenMode::Read), Err(VolumeError::Busy { .. })));
         drop(claim);

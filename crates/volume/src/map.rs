@@ -1,17 +1,17 @@
 //! Chunks: which bytes of which device stand behind a logical address.
 //!
-//! The map hides profiles. Above it, an address has a number of copies and each copy lies somewhere;
-//! that DUP puts both on one device, or which device a RAID profile would pick, is known here
-//! only. Larder supports one device so far, thus the profiles *single* and *DUP*; the others are
-//! refused by name when their chunk is added, so that nothing above ever meets half a profile.
+//! The map hides profiles. Above it, an address has a number of copies and each copy lies
+//! somewhere; that DUP puts both on one device, or which device a RAID profile would pick, is known
+//! here only. Larder supports one device so far, thus the profiles *single* and *DUP*; the others
+//! are refused by name when their chunk is added, so that nothing above ever meets half a profile.
 //!
 //! Chunks come off a disk: they are checked as they are added. No two may overlap, neither in the
 //! logical space nor on a device — two chunks sharing a device range would let data overwrite
 //! metadata long after the mount succeeded.
 //!
-//! Chunks are added and removed while the file system runs, and every transfer looks one up: the map
-//! is behind a readers-writer lock that is held for the look-up alone, and a look-up copies the few
-//! words that it found.
+//! Chunks are added and removed while the file system runs, and every transfer looks one up: the
+//! map is behind a readers-writer lock that is held for the look-up alone, and a look-up copies the
+//! few words that it found.
 
 use crate::error::{VolumeError, VolumeResult};
 use larder_format::items::chunk::Chunk;
@@ -69,7 +69,8 @@ impl MappedChunk {
     /// From a chunk item that lies at `start`.
     #[must_use]
     pub fn from_item(start: Logical, item: &Chunk) -> Self {
-        let stripes = item.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset }).collect();
+        let stripes =
+            item.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset }).collect();
         Self { start, length: item.length, kind: item.flags.bits(), stripes }
     }
 
@@ -85,8 +86,9 @@ impl MappedChunk {
         self.length.saturating_mul(self.stripes.len() as u64)
     }
 
-    /// Ranges (address, bytes) inside the chunk that map to a superblock copy on some device: nothing may be
-    /// allocated there, whatever the free-space tree says. Ascending, not overlapping.
+    /// Ranges (address, bytes) inside the chunk that map to a superblock copy on some device:
+    /// nothing may be allocated there, whatever the free-space tree says. Ascending, not
+    /// overlapping.
     #[must_use]
     pub fn superblock_ranges(&self) -> SmallVec<[(Logical, u64); 2]> {
         let mut ranges: SmallVec<[(u64, u64); 4]> = SmallVec::new();
@@ -105,7 +107,9 @@ impl MappedChunk {
         for (from, to) in ranges {
             let at = self.start.plus(from);
             match out.last_mut() {
-                Some((last, len)) if at.0 <= last.0 + *len => *len = (*len).max(self.start.0 + to - last.0),
+                Some((last, len)) if at.0 <= last.0 + *len => {
+                    *len = (*len).max(self.start.0 + to - last.0)
+                }
                 _ => out.push((at, to - from)),
             }
         }
@@ -121,7 +125,8 @@ impl MappedChunk {
         if self.kind & !known != 0 || self.kind & KINDS == 0 {
             return Err(corrupt(format!("unknown type {:#x}", self.kind)));
         }
-        let set: SmallVec<[&(u64, &str); 8]> = PROFILES.iter().filter(|(b, _)| self.kind & b != 0).collect();
+        let set: SmallVec<[&(u64, &str); 8]> =
+            PROFILES.iter().filter(|(b, _)| self.kind & b != 0).collect();
         let copies = match set[..] {
             [] => 1,
             [(DUP, _)] => 2,
@@ -134,7 +139,10 @@ impl MappedChunk {
             _ => return Err(corrupt(format!("several profiles at once ({:#x})", self.kind))),
         };
         if self.stripes.len() != copies {
-            return Err(corrupt(format!("{} stripes where its profile has {copies}", self.stripes.len())));
+            return Err(corrupt(format!(
+                "{} stripes where its profile has {copies}",
+                self.stripes.len()
+            )));
         }
         if self.length == 0 || self.length >= MAX_CHUNK {
             return Err(corrupt(format!("impossible length {}", self.length)));
@@ -147,7 +155,10 @@ impl MappedChunk {
         }
         for s in &self.stripes {
             if !s.at.0.is_multiple_of(SECTOR) || s.at.0.checked_add(self.length).is_none() {
-                return Err(corrupt(format!("stripe at impossible address {} on device {}", s.at, s.device)));
+                return Err(corrupt(format!(
+                    "stripe at impossible address {} on device {}",
+                    s.at, s.device
+                )));
             }
         }
         Ok(())
@@ -159,7 +170,8 @@ impl MappedChunk {
 pub struct Located {
     /// Where the range begins, once per copy.
     pub stripes: Stripes,
-    /// How many bytes from there on belong together: at most what was asked for, less at the end of a chunk.
+    /// How many bytes from there on belong together: at most what was asked for, less at the end of
+    /// a chunk.
     pub len: u64,
 }
 
@@ -184,12 +196,12 @@ impl ChunkMap {
         Self::default()
     }
 
-    /// Adds a chunk. Adding one that is there already, with the same places, changes nothing: the system chunks are
-    /// met twice, in the superblock and in the chunk tree.
+    /// Adds a chunk. Adding one that is there already, with the same places, changes nothing: the
+    /// system chunks are met twice, in the superblock and in the chunk tree.
     ///
     /// # Errors
-    /// [`VolumeError::Unsupported`] for a profile that Larder does not have; [`VolumeError::Corrupt`] when the chunk
-    /// is impossible or overlaps another one.
+    /// [`VolumeError::Unsupported`] for a profile that Larder does not have;
+    /// [`VolumeError::Corrupt`] when the chunk is impossible or overlaps another one.
     pub fn insert(&self, chunk: MappedChunk) -> VolumeResult<()> {
         chunk.check()?;
         let mut inner = self.inner.write();
@@ -203,14 +215,18 @@ impl ChunkMap {
             if *other == chunk {
                 return Ok(());
             }
-            return Err(corrupt(format!("overlaps the chunk at {} (+{})", other.start, other.length)));
+            return Err(corrupt(format!(
+                "overlaps the chunk at {} (+{})",
+                other.start, other.length
+            )));
         }
         let mut added: SmallVec<[(DeviceId, u64); 2]> = SmallVec::new();
         for s in &chunk.stripes {
             let end = s.at.0 + chunk.length;
             let other = inner.taken.range((s.device, 0)..(s.device, end)).next_back();
             if let Some((_, (_, other))) = other.filter(|(_, (other_end, _))| *other_end > s.at.0) {
-                let message = format!("shares space of device {} with the chunk at {other}", s.device);
+                let message =
+                    format!("shares space of device {} with the chunk at {other}", s.device);
                 for a in added {
                     inner.taken.remove(&a);
                 }
@@ -241,8 +257,11 @@ impl ChunkMap {
         let inner = self.inner.read();
         let chunk = inner.find(at).ok_or(VolumeError::Unmapped { at, len })?;
         let into = at.0 - chunk.start.0;
-        let stripes =
-            chunk.stripes.iter().map(|s| Stripe { device: s.device, at: s.at.plus(into) }).collect();
+        let stripes = chunk
+            .stripes
+            .iter()
+            .map(|s| Stripe { device: s.device, at: s.at.plus(into) })
+            .collect();
         Ok(Located { stripes, len: len.min(chunk.length - into) })
     }
 
@@ -333,7 +352,10 @@ mod tests {
         assert_eq!(found.len, 4096);
         let at: Vec<u64> = found.stripes.iter().map(|s| s.at.0).collect();
         assert_eq!(at, [200 * MIB + 4096, 300 * MIB + 4096]);
-        assert_eq!((map.copies(Logical(20 * MIB)).unwrap(), map.copies(Logical(24 * MIB)).unwrap()), (1, 2));
+        assert_eq!(
+            (map.copies(Logical(20 * MIB)).unwrap(), map.copies(Logical(24 * MIB)).unwrap()),
+            (1, 2)
+        );
         for at in [0, 16 * MIB - 1, 32 * MIB, u64::MAX] {
             assert!(matches!(map.lookup(Logical(at), 1), Err(VolumeError::Unmapped { .. })));
         }
@@ -371,9 +393,16 @@ mod tests {
             MappedChunk { stripes: smallvec![], ..single(32 * MIB, MIB, 300 * MIB) },
         ];
         for chunk in bad {
-            assert!(matches!(map.insert(chunk.clone()), Err(VolumeError::Corrupt { .. })), "{chunk:?}");
+            assert!(
+                matches!(map.insert(chunk.clone()), Err(VolumeError::Corrupt { .. })),
+                "{chunk:?}"
+            );
         }
-        assert_eq!((map.len(), map.taken_on(DeviceId(1)).len()), (1, 2), "refused ones leave nothing behind");
+        assert_eq!(
+            (map.len(), map.taken_on(DeviceId(1)).len()),
+            (1, 2),
+            "refused ones leave nothing behind"
+        );
         map.insert(dup(32 * MIB, 8 * MIB, 300 * MIB, 400 * MIB)).unwrap();
     }
 
@@ -395,7 +424,10 @@ mod tests {
         let c = single(16 * MIB, 128 * MIB, 32 * MIB);
         assert_eq!(c.superblock_ranges()[..], [(Logical(48 * MIB), 65536)]);
         let c = dup(16 * MIB, 40 * MIB, 64 * MIB, 30 * MIB);
-        assert_eq!(c.superblock_ranges()[..], [(Logical(16 * MIB), 65536), (Logical(50 * MIB), 65536)]);
+        assert_eq!(
+            c.superblock_ranges()[..],
+            [(Logical(16 * MIB), 65536), (Logical(50 * MIB), 65536)]
+        );
         let c = single(16 * MIB, 32768, 64 * MIB + 49152);
         assert_eq!(c.superblock_ranges()[..], [(Logical(16 * MIB), 16384)]);
     }

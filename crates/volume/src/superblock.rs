@@ -1,9 +1,9 @@
 //! Superblocks on devices: which copies exist, which one counts, how they are written.
 //!
-//! Up to three copies lie at fixed places of every device. As in Linux only the first one counts for mounting: the
-//! others may be older by design, for a log commit writes the first alone, so picking "the newest that is intact"
-//! could silently drop what an `fsync` promised. When the first is damaged its mirrors are mentioned in the error, and
-//! it is for a person to decide.
+//! Up to three copies lie at fixed places of every device. As in Linux only the first one counts
+//! for mounting: the others may be older by design, for a log commit writes the first alone, so
+//! picking "the newest that is intact" could silently drop what an `fsync` promised. When the first
+//! is damaged its mirrors are mentioned in the error, and it is for a person to decide.
 
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
@@ -28,7 +28,8 @@ pub struct SuperCopy {
     pub content: VolumeResult<Box<Superblock>>,
 }
 
-/// Places of the superblock copies on a device of `size` bytes. Linux wants a copy to end before the last byte.
+/// Places of the superblock copies on a device of `size` bytes. Linux wants a copy to end before
+/// the last byte.
 pub fn copies_within(size: u64) -> impl Iterator<Item = Physical> {
     SUPER_OFFSETS.into_iter().take_while(move |at| at.0 + (SUPER_SIZE as u64) < size)
 }
@@ -38,8 +39,8 @@ pub fn copies_within(size: u64) -> impl Iterator<Item = Physical> {
 /// It is intact then, but may still be one that Larder must not use: see [`Superblock::support`].
 ///
 /// # Errors
-/// [`VolumeError::Io`] when it cannot be read; [`VolumeError::Corrupt`] when there is no btrfs or the copy is damaged,
-/// with a word about mirrors that are intact.
+/// [`VolumeError::Io`] when it cannot be read; [`VolumeError::Corrupt`] when there is no btrfs or
+/// the copy is damaged, with a word about mirrors that are intact.
 pub fn read_superblock(device: &dyn Device) -> VolumeResult<Box<Superblock>> {
     let primary = SUPER_OFFSETS[0];
     let corrupt = |what: String| VolumeError::Corrupt { device: device.name(), what };
@@ -71,7 +72,9 @@ pub fn read_superblock(device: &dyn Device) -> VolumeResult<Box<Superblock>> {
 /// Reads every copy that fits on the device.
 #[must_use]
 pub fn read_all_superblocks(device: &dyn Device) -> Vec<SuperCopy> {
-    copies_within(device.size()).map(|at| SuperCopy { at, content: read_copy(device, at) }).collect()
+    copies_within(device.size())
+        .map(|at| SuperCopy { at, content: read_copy(device, at) })
+        .collect()
 }
 
 fn read_copy(device: &dyn Device, at: Physical) -> VolumeResult<Box<Superblock>> {
@@ -93,7 +96,8 @@ fn read_copy(device: &dyn Device, at: Physical) -> VolumeResult<Box<Superblock>>
         .map_err(|e| VolumeError::Corrupt { device: device.name(), what: e.to_string() })
 }
 
-/// Writes the superblock's copies to a device, each with its own address and checksum. Not durable before a flush.
+/// Writes the superblock's copies to a device, each with its own address and checksum. Not durable
+/// before a flush.
 ///
 /// # Errors
 /// What the device says; the first copy is written first.
@@ -104,7 +108,11 @@ pub fn write_superblocks(
 ) -> VolumeResult<()> {
     let mut copy = *superblock;
     let size = device.size().min(superblock.dev_item.total_bytes.get());
-    for at in copies_within(size).take(if which == SuperCopies::Primary { 1 } else { SUPER_OFFSETS.len() }) {
+    for at in copies_within(size).take(if which == SuperCopies::Primary {
+        1
+    } else {
+        SUPER_OFFSETS.len()
+    }) {
         device.write_at(at, &copy.seal(at)).map_err(|source| VolumeError::Io {
             device: device.name(),
             op: "write",
@@ -163,8 +171,10 @@ mod tests {
         v.write_superblocks(&sample(7), SuperCopies::All).unwrap();
         assert_eq!(read_superblock(&*d).unwrap().generation(), Generation(7));
         v.write_superblocks(&sample(8), SuperCopies::Primary).unwrap();
-        let generations: Vec<_> =
-            read_all_superblocks(&*d).into_iter().map(|c| c.content.unwrap().generation().0).collect();
+        let generations: Vec<_> = read_all_superblocks(&*d)
+            .into_iter()
+            .map(|c| c.content.unwrap().generation().0)
+            .collect();
         assert_eq!(generations, [8, 7], "a log commit leaves the mirrors alone");
         let stats = v.stats()[0].1;
         assert_eq!((stats.writes, stats.written_bytes), (3, 3 * 4096));
@@ -189,7 +199,10 @@ mod tests {
         write_superblocks(&d, &sample(7), SuperCopies::All).unwrap();
         d.write_at(Physical(65536 + 200), b"garbage").unwrap();
         let text = read_superblock(&d).unwrap_err().to_string();
-        assert!(text.contains("checksum") && text.contains("mirror at 67108864 is intact"), "{text}");
+        assert!(
+            text.contains("checksum") && text.contains("mirror at 67108864 is intact"),
+            "{text}"
+        );
         d.write_at(Physical(67108864 + 200), b"garbage").unwrap();
         let text = read_superblock(&d).unwrap_err().to_string();
         assert!(text.contains("checksum") && !text.contains("intact"), "{text}");

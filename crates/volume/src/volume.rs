@@ -1,12 +1,12 @@
 //! The volume: logical addresses in, transfers on devices out.
 //!
 //! Hides how many copies there are when writing, and lets the reader choose one when reading: only
-//! those above can tell a good copy from a bad one, for they know the checksums. So a read names its
-//! copy, and whoever is not content asks for the next; a good copy can be written over a bad one
-//! with [`Volume::write_one_copy`].
+//! those above can tell a good copy from a bad one, for they know the checksums. So a read names
+//! its copy, and whoever is not content asks for the next; a good copy can be written over a bad
+//! one with [`Volume::write_one_copy`].
 //!
-//! Writing means *all* copies, and fails when one of them fails: a block that is not where its chunk
-//! says it is would be found missing only when the other copy has gone too.
+//! Writing means *all* copies, and fails when one of them fails: a block that is not where its
+//! chunk says it is would be found missing only when the other copy has gone too.
 
 use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
@@ -61,7 +61,8 @@ struct Member {
 pub struct Volume {
     members: Vec<Member>,
     map: ChunkMap,
-    /// Bytes whose writing has completed, on all devices, and how many of those had when the last flush began that succeeded.
+    /// Bytes whose writing has completed, on all devices, and how many of those had when the last
+    /// flush began that succeeded.
     completed: AtomicU64,
     flushed: AtomicU64,
 }
@@ -72,7 +73,8 @@ impl Volume {
     /// # Errors
     /// [`VolumeError::Corrupt`] for a device id that occurs twice or a volume without devices.
     pub fn new(devices: Vec<(DeviceId, Arc<dyn Device>)>) -> VolumeResult<Self> {
-        let corrupt = |device: String, what: &str| VolumeError::Corrupt { device, what: what.into() };
+        let corrupt =
+            |device: String, what: &str| VolumeError::Corrupt { device, what: what.into() };
         if devices.is_empty() {
             return Err(corrupt("file system".into(), "it has no devices"));
         }
@@ -85,15 +87,20 @@ impl Volume {
             .into_iter()
             .map(|(id, device)| Member { id, device, counters: Counters::default() })
             .collect();
-        Ok(Self { members, map: ChunkMap::new(), completed: AtomicU64::new(0), flushed: AtomicU64::new(0) })
+        Ok(Self {
+            members,
+            map: ChunkMap::new(),
+            completed: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+        })
     }
 
-    /// The volume of a single-device file system, with its system chunks: enough to read the chunk tree, whose other
-    /// chunks are then added with [`Volume::add_chunk`].
+    /// The volume of a single-device file system, with its system chunks: enough to read the chunk
+    /// tree, whose other chunks are then added with [`Volume::add_chunk`].
     ///
     /// # Errors
-    /// [`VolumeError::Unsupported`] when the file system has several devices; [`VolumeError::Corrupt`] for system
-    /// chunks that cannot be right.
+    /// [`VolumeError::Unsupported`] when the file system has several devices;
+    /// [`VolumeError::Corrupt`] for system chunks that cannot be right.
     pub fn open(device: Arc<dyn Device>, superblock: &Superblock) -> VolumeResult<Self> {
         let name = device.name();
         if superblock.num_devices() != 1 {
@@ -108,7 +115,8 @@ impl Volume {
         let size = superblock.dev_item.total_bytes.get();
         if size > device.size() {
             let what = format!(
-                "the file system needs {size} bytes, but there are only {}; is the image truncated?",
+                "the file system needs {size} bytes, but there are only {}; is the image \
+                    truncated?",
                 device.size()
             );
             return Err(VolumeError::Corrupt { device: name, what });
@@ -136,13 +144,17 @@ impl Volume {
         for s in &chunk.stripes {
             let member = self.member(s.device).ok_or_else(|| VolumeError::Corrupt {
                 device: "chunk tree".into(),
-                what: format!("chunk at {} lies on device {}, which is missing", chunk.start, s.device),
+                what: format!(
+                    "chunk at {} lies on device {}, which is missing",
+                    chunk.start, s.device
+                ),
             })?;
             if s.at.0.checked_add(chunk.length).is_none_or(|end| end > member.device.size()) {
                 return Err(VolumeError::Corrupt {
                     device: member.device.name(),
                     what: format!(
-                        "chunk at {} (+{}) reaches past the end of the device ({} bytes); is the image truncated?",
+                        "chunk at {} (+{}) reaches past the end of the device ({} bytes); is the \
+                            image truncated?",
                         chunk.start,
                         chunk.length,
                         member.device.size()
@@ -178,12 +190,14 @@ impl Volume {
         self.map.copies(at)
     }
 
-    /// Fills `buf` with data of files from copy number `copy`, of which this volume will keep nothing in memory: the
-    /// caller, or somebody above it, has the contents from now on. A range that goes on in the next chunk is read from both; where a chunk
-    /// has fewer copies, its last one is read.
+    /// Fills `buf` with data of files from copy number `copy`, of which this volume will keep
+    /// nothing in memory: the caller, or somebody above it, has the contents from now on. A range
+    /// that goes on in the next chunk is read from both; where a chunk has fewer copies, its last
+    /// one is read.
     ///
     /// # Errors
-    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when the device fails.
+    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when
+    /// the device fails.
     pub fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
         let (mut at, mut rest) = (at, buf);
         while !rest.is_empty() {
@@ -197,8 +211,9 @@ impl Volume {
         Ok(())
     }
 
-    /// As [`Volume::read`], from the first copy, if that can be done without waiting. False, and `buf` holds anything,
-    /// where it cannot: then [`Volume::read`] has to wait, or says what is wrong.
+    /// As [`Volume::read`], from the first copy, if that can be done without waiting. False, and
+    /// `buf` holds anything, where it cannot: then [`Volume::read`] has to wait, or says what is
+    /// wrong.
     pub fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
         let Some(stripe) = self.first_at_once(at, buf) else { return false };
         self.passed(stripe, buf.len() as u64);
@@ -229,10 +244,12 @@ impl Volume {
         }
     }
 
-    /// Fills `buf` with a tree block from copy number `copy`. Unlike data, a block lies within one chunk.
+    /// Fills `buf` with a tree block from copy number `copy`. Unlike data, a block lies within one
+    /// chunk.
     ///
     /// # Errors
-    /// As [`Volume::read`]; [`VolumeError::Unmapped`] also when the block reaches past its chunk or has no such copy.
+    /// As [`Volume::read`]; [`VolumeError::Unmapped`] also when the block reaches past its chunk or
+    /// has no such copy.
     pub fn read_block(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
         let len = buf.len() as u64;
         let found = self.map.lookup(at, len)?;
@@ -245,8 +262,8 @@ impl Volume {
     /// Writes `data` to all copies.
     ///
     /// # Errors
-    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when a device fails, for
-    /// whichever copy: any part of any copy may have been written.
+    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when a
+    /// device fails, for whichever copy: any part of any copy may have been written.
     pub fn write(&self, at: Logical, data: &[u8]) -> VolumeResult<()> {
         let (mut at, mut rest) = (at, data);
         while !rest.is_empty() {
@@ -260,8 +277,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes several buffers that lie behind each other, beginning at `at`, to all copies: one transfer per copy
-    /// where they lie in one chunk.
+    /// Writes several buffers that lie behind each other, beginning at `at`, to all copies: one
+    /// transfer per copy where they lie in one chunk.
     ///
     /// # Errors
     /// As [`Volume::write`].
@@ -292,8 +309,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes several ranges that do not touch each other to all copies, all on their way together; for each how it ended, as
-    /// [`Volume::write_vectored`] says it.
+    /// Writes several ranges that do not touch each other to all copies, all on their way together;
+    /// for each how it ended, as [`Volume::write_vectored`] says it.
     pub fn write_batch(&self, writes: &[(Logical, &[IoSlice<'_>])]) -> Vec<VolumeResult<()>> {
         let mut results: Vec<VolumeResult<()>> = writes.iter().map(|_| Ok(())).collect();
         let mut stripes = Vec::with_capacity(2 * writes.len());
@@ -350,7 +367,8 @@ impl Volume {
         }
     }
 
-    /// Starts write-back of completed writes in all copies of a range, without waiting. Ranges in no chunk are skipped.
+    /// Starts write-back of completed writes in all copies of a range, without waiting. Ranges in
+    /// no chunk are skipped.
     pub fn start_writeback(&self, at: Logical, len: u64) {
         let (mut at, mut len) = (at, len);
         while len > 0 {
@@ -367,7 +385,8 @@ impl Volume {
     /// Makes every write durable that had completed when the call began, on all devices.
     ///
     /// # Errors
-    /// The first device's error, after every device was flushed. A failed flush is final ([`Device::flush`]).
+    /// The first device's error, after every device was flushed. A failed flush is final
+    /// ([`Device::flush`]).
     pub fn flush(&self) -> VolumeResult<()> {
         let completed = self.completed.load(Relaxed);
         let mut result = Ok(());
@@ -384,8 +403,9 @@ impl Volume {
         result
     }
 
-    /// About how many bytes have been written that no flush has made durable yet, superblocks aside. What the next flush has
-    /// to wait for is as much: many a device, and every file, begins with it only then.
+    /// About how many bytes have been written that no flush has made durable yet, superblocks
+    /// aside. What the next flush has to wait for is as much: many a device, and every file, begins
+    /// with it only then.
     #[must_use]
     pub fn unflushed(&self) -> u64 {
         // In this order: the other way round a flush could come in between.
@@ -396,8 +416,13 @@ impl Volume {
     /// Writes the superblock to the device that it describes. Not durable before a flush.
     ///
     /// # Errors
-    /// [`VolumeError::Io`] when the device fails; [`VolumeError::Corrupt`] when it is none of this volume's.
-    pub fn write_superblocks(&self, superblock: &Superblock, which: SuperCopies) -> VolumeResult<()> {
+    /// [`VolumeError::Io`] when the device fails; [`VolumeError::Corrupt`] when it is none of this
+    /// volume's.
+    pub fn write_superblocks(
+        &self,
+        superblock: &Superblock,
+        which: SuperCopies,
+    ) -> VolumeResult<()> {
         let id = superblock.device_id();
         let member = self.member_of(Stripe { device: id, at: Physical(0) })?;
         let copies = match which {
@@ -411,11 +436,13 @@ impl Volume {
         })
     }
 
-    /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock copies inside it are
-    /// left alone: they lie in chunks without belonging to them. Returns the bytes of all copies.
+    /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock
+    /// copies inside it are left alone: they lie in chunks without belonging to them. Returns the
+    /// bytes of all copies.
     ///
     /// # Errors
-    /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says; callers may go on.
+    /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says;
+    /// callers may go on.
     pub fn discard(&self, at: Logical, len: u64) -> VolumeResult<u64> {
         let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
@@ -501,7 +528,13 @@ impl Volume {
 }
 
 impl Member {
-    fn error(&self, op: &'static str, at: Physical, len: u64, source: std::io::Error) -> VolumeError {
+    fn error(
+        &self,
+        op: &'static str,
+        at: Physical,
+        len: u64,
+        source: std::io::Error,
+    ) -> VolumeError {
         VolumeError::Io { device: self.device.name(), op, at, len, source }
     }
 }
@@ -638,7 +671,10 @@ mod tests {
         let before = v.stats()[0].1.writes;
         v.write_vectored(Logical(24 * MIB), &[IoSlice::new(a), IoSlice::new(b)]).unwrap();
         assert_eq!(v.stats()[0].1.writes - before, 2);
-        assert!(matches!(v.write(Logical(28 * MIB - 4096), &data), Err(VolumeError::Unmapped { .. })));
+        assert!(matches!(
+            v.write(Logical(28 * MIB - 4096), &data),
+            Err(VolumeError::Unmapped { .. })
+        ));
     }
 
     #[test]
@@ -760,8 +796,12 @@ mod tests {
     #[test]
     fn errors_name_device_and_place() {
         let v = Volume::new(vec![(DeviceId(1), Arc::new(Failing))]).unwrap();
-        let chunk =
-            MappedChunk { start: Logical(MIB), length: MIB, kind: 1, stripes: smallvec![stripe(2 * MIB)] };
+        let chunk = MappedChunk {
+            start: Logical(MIB),
+            length: MIB,
+            kind: 1,
+            stripes: smallvec![stripe(2 * MIB)],
+        };
         v.add_chunk(chunk).unwrap();
         let text = v.read(Logical(MIB + 4096), &mut [0; 512], 0).unwrap_err().to_string();
         assert_eq!(text, "failing: read of 512 bytes at 2101248 failed: bad sector");

@@ -1,8 +1,9 @@
 //! File data in a log: is there room for it, and are its checksums there?
 //!
-//! A file extent in a log names an extent that the extent tree has, exactly, or one that is new: then it lies in free space,
-//! which replaying will allocate, and brings its checksums along. Linux refuses a log that allocates what is allocated, and
-//! what lacks checksums cannot be read after the replay.
+//! A file extent in a log names an extent that the extent tree has, exactly, or one that is new:
+//! then it lies in free space, which replaying will allocate, and brings its checksums along. Linux
+//! refuses a log that allocates what is allocated, and what lacks checksums cannot be read after
+//! the replay.
 
 use super::damaged;
 use crate::finding::{Finding, Kind};
@@ -52,7 +53,12 @@ fn range(r: &ExtentRecord) -> (u64, u64) {
 }
 
 /// Checks the data of one log. `part_lost`: some of it could not be read.
-pub(super) fn check(pass: &Pass<'_>, extent_root: Option<&Edge>, mut data: LoggedData, part_lost: bool) {
+pub(super) fn check(
+    pass: &Pass<'_>,
+    extent_root: Option<&Edge>,
+    mut data: LoggedData,
+    part_lost: bool,
+) {
     data.extents.sort_unstable_by_key(|(key, r)| (range(r), *key));
     data.sums.sort_unstable();
     let ranges = disjoint(pass, &data.extents);
@@ -67,7 +73,8 @@ pub(super) fn check(pass: &Pass<'_>, extent_root: Option<&Edge>, mut data: Logge
     };
     for (key, r) in data.extents.iter().filter(|(_, r)| !is_known(r)) {
         let flags = data.flags.get(&key.objectid.0);
-        if r.kind != ExtentKind::Regular || flags.is_none_or(|f| f.contains(InodeFlags::NODATASUM)) {
+        if r.kind != ExtentKind::Regular || flags.is_none_or(|f| f.contains(InodeFlags::NODATASUM))
+        {
             continue;
         }
         let (from, to) = if r.compression == Compression::None {
@@ -78,7 +85,8 @@ pub(super) fn check(pass: &Pass<'_>, extent_root: Option<&Edge>, mut data: Logge
         };
         if let Some(at) = first_uncovered(&data.sums, from, to) {
             let what = format!("data at {at}, new in the log, has no checksum in it");
-            let finding = Finding::new(Kind::ChecksumMissing, what).tree(ObjectId::TREE_LOG).key(*key);
+            let finding =
+                Finding::new(Kind::ChecksumMissing, what).tree(ObjectId::TREE_LOG).key(*key);
             pass.add(|| finding.address(Logical(at)).follow_up_if(part_lost));
         }
     }
@@ -92,7 +100,8 @@ struct Range {
     key: Key,
 }
 
-/// The extents that file extents, sorted by address, refer to: each once. Those that overlap the one before are reported.
+/// The extents that file extents, sorted by address, refer to: each once. Those that overlap the
+/// one before are reported.
 fn disjoint(pass: &Pass<'_>, extents: &[(Key, ExtentRecord)]) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for (key, r) in extents {
@@ -100,7 +109,11 @@ fn disjoint(pass: &Pass<'_>, extents: &[(Key, ExtentRecord)]) -> Vec<Range> {
         match ranges.last() {
             Some(last) if (last.from, last.to) == (from, to) => {}
             Some(last) if last.to > from => {
-                damaged(pass, *key, format!("data at {from} overlaps that at {} in the log", last.from));
+                damaged(
+                    pass,
+                    *key,
+                    format!("data at {from} overlaps that at {} in the log", last.from),
+                );
             }
             _ => ranges.push(Range { from, to, key: *key }),
         }
@@ -108,8 +121,8 @@ fn disjoint(pass: &Pass<'_>, extents: &[(Key, ExtentRecord)]) -> Vec<Range> {
     ranges
 }
 
-/// Which of the ranges the extent tree has, and whether part of that could not be read. Those that overlap something else
-/// in it are reported.
+/// Which of the ranges the extent tree has, and whether part of that could not be read. Those that
+/// overlap something else in it are reported.
 fn known_ranges(pass: &Pass<'_>, root: &Edge, ranges: &[Range]) -> (Vec<bool>, bool) {
     /// Overlaps that are looked at: extents of a sound tree overlap each range once.
     const OVERLAPS: usize = 4 * FACTS;

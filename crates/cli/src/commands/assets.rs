@@ -1,4 +1,5 @@
-//! `larder assets`: manual pages and completion scripts for `make install`, made from the command line's definition.
+//! `larder assets`: manual pages and completion scripts for `make install`, made from the command
+//! line's definition.
 
 use crate::args::Cli;
 use anyhow::Context;

@@ -1,7 +1,7 @@
 //! `larder check`: is the file system on an image sound?
 //!
-//! Everything that is checked and how is the business of `larder-check`; here its report becomes text or JSON, its
-//! progress a line on a terminal, its verdict an exit code.
+//! Everything that is checked and how is the business of `larder-check`; here its report becomes
+//! text or JSON, its progress a line on a terminal, its verdict an exit code.
 
 use crate::failure::Advise;
 use crate::image::{Access, advise_content, open_device};
@@ -17,7 +17,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Check an image, which is only read: every structure against every other, and with --data all data.
+/// Check an image, which is only read: every structure against every other, and with --data all
+/// data.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: 0 no errors, 1 errors were found, 2 could not run.
@@ -53,7 +54,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let device: Arc<dyn Device> = open_device(&args.image, Access::Read { force: args.force })?;
-    let options = Options { data: args.data, threads: args.threads.unwrap_or(0).into(), keep: args.limit };
+    let options =
+        Options { data: args.data, threads: args.threads.unwrap_or(0).into(), keep: args.limit };
     let bar = progress_bar();
     let result = larder_check::check(&[Arc::clone(&device)], &options, &|p| show_progress(&bar, p));
     bar.finish_and_clear();
@@ -71,9 +73,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Adds what helps where nothing could be checked.
 fn advise(result: Result<Report, larder_check::Error>) -> anyhow::Result<Report> {
     match result {
-        Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => {
-            Err(e).hint("look at the device's health and cables (`smartctl`, kernel log)").could_not_run()
-        }
+        Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => Err(e)
+            .hint("look at the device's health and cables (`smartctl`, kernel log)")
+            .could_not_run(),
         result => result.could_not_run(),
     }
 }
@@ -107,7 +109,10 @@ fn show(report: &Report) -> anyhow::Result<()> {
     let mut explained = BTreeSet::new();
     for finding in &report.findings {
         print::line(&line_of(finding))?;
-        if explained.insert(finding.kind) && !finding.follow_up && finding.severity() != Severity::Note {
+        if explained.insert(finding.kind)
+            && !finding.follow_up
+            && finding.severity() != Severity::Note
+        {
             print::line(&format!("    {}.", finding.kind.meaning()))?;
             print::line(&format!("    What can be done: {}.", finding.kind.remedy()))?;
         }
@@ -125,8 +130,11 @@ fn show(report: &Report) -> anyhow::Result<()> {
         (0, w) => format!("no errors, {}", print::number(w, "warning")),
         (e, w) => format!("{}, {}", print::number(e, "error"), print::number(w, "warning")),
     };
-    let data =
-        if s.data_bytes > 0 { format!(", {} of data", HumanBytes(s.data_bytes)) } else { String::new() };
+    let data = if s.data_bytes > 0 {
+        format!(", {} of data", HumanBytes(s.data_bytes))
+    } else {
+        String::new()
+    };
     print::line(&format!(
         "{verdict}: {} nodes, {} extents, {} inodes, {} names{data} in {}",
         s.nodes,
@@ -167,7 +175,9 @@ fn value_of(report: &Report) -> Value {
     let counts: serde_json::Map<String, Value> = report
         .counts
         .iter()
-        .map(|(kind, c)| (kind.name().to_owned(), json!({ "found": c.found, "follow_ups": c.follow_ups })))
+        .map(|(kind, c)| {
+            (kind.name().to_owned(), json!({ "found": c.found, "follow_ups": c.follow_ups }))
+        })
         .collect();
     let s = &report.stats;
     json!({

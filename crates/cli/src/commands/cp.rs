@@ -15,7 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Copy files into or out of an image, with permissions, owners, times, attributes, hard links and holes.
+/// Copy files into or out of an image, with permissions, owners, times, attributes, hard links and
+/// holes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -59,30 +60,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .could_not_run(),
         (Place::Host(from), Place::Image(to)) => {
             let from = existing(&from)?;
-            let image = Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
+            let image =
+                Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
             let done = into_image(args, &HostTree, &from.node, from.name, &image, &to);
             // What arrived stays, even if a later part failed.
             let closed = image.close();
             done.and(closed)
         }
         (Place::Image(from), Place::Host(to)) => {
-            let image = Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
+            let image =
+                Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
             let source = image.resolve(&from.path, false)?;
             let (dir, name) = place_on_host(&to, name_of(&from.path))?;
             run_copy(args, &ImageTree(&image), &source.id, &HostTree, &dir, name.as_deref())?;
             image.close()
         }
         (Place::Image(from), Place::Image(to)) if same_file(&from.image, &to.image) => {
-            let image = Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
+            let image =
+                Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
             let done = within(args, &image, &from, &to);
             let closed = image.close();
             done.and(closed)
         }
         (Place::Image(from), Place::Image(to)) => {
-            let source = Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
+            let source =
+                Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
             let attr = source.resolve(&from.path, false)?;
-            let image = Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
-            let done = into_image(args, &ImageTree(&source), &attr.id, name_of(&from.path), &image, &to);
+            let image =
+                Image::open_compressing(&to.image, Access::Write, args.subvolid, args.compress)?;
+            let done =
+                into_image(args, &ImageTree(&source), &attr.id, name_of(&from.path), &image, &to);
             let closed = image.close();
             done.and(closed)?;
             source.close()
@@ -162,7 +169,8 @@ fn within(args: &Args, image: &Image, from: &Target, to: &Target) -> anyhow::Res
     let source = image.resolve(&from.path, false)?;
     let (dir, name) = place_in_image(image, to, name_of(&from.path))?;
     let inside = source.kind == FileKind::Directory && image.is_below(dir, source.id)?;
-    let itself = name.as_deref().is_some_and(|n| image.fs.lookup(dir, n).is_ok_and(|a| a.id == source.id));
+    let itself =
+        name.as_deref().is_some_and(|n| image.fs.lookup(dir, n).is_ok_and(|a| a.id == source.id));
     if inside || itself {
         return usage(format!("{} cannot be copied into itself", from.display()));
     }
@@ -189,7 +197,9 @@ fn run_copy<S: Source, D: Sink>(
     let mut copier = Copier::new(source, sink, args.recursive, &progress, &interrupt);
     let result = match name {
         Some(name) => copier.copy(node, dir, name, &shown),
-        None if kind == FileKind::Directory => copy_content(&mut copier, source, node, sink, dir, &shown),
+        None if kind == FileKind::Directory => {
+            copy_content(&mut copier, source, node, sink, dir, &shown)
+        }
         None => Err(anyhow!("{shown} is not a directory")),
     };
     progress.finish_and_clear();
@@ -199,8 +209,11 @@ fn run_copy<S: Source, D: Sink>(
 /// Says what is there and what is not.
 fn conclude(result: anyhow::Result<()>, totals: Totals) -> anyhow::Result<()> {
     let arrived = || {
-        let entries =
-            if totals.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", totals.entries) };
+        let entries = if totals.entries == 1 {
+            "1 entry".to_owned()
+        } else {
+            format!("{} entries", totals.entries)
+        };
         format!("{entries} ({}) had been copied, and stay", size::human(totals.bytes))
     };
     match result {
@@ -208,8 +221,11 @@ fn conclude(result: anyhow::Result<()>, totals: Totals) -> anyhow::Result<()> {
         Err(e) if totals.entries > 0 => Err(e).hint(arrived()),
         Err(e) => Err(e),
         Ok(()) if totals.failed > 0 => {
-            let entries =
-                if totals.failed == 1 { "1 entry".to_owned() } else { format!("{} entries", totals.failed) };
+            let entries = if totals.failed == 1 {
+                "1 entry".to_owned()
+            } else {
+                format!("{} entries", totals.failed)
+            };
             bail!("{entries} could not be copied as above; everything else was")
         }
         Ok(()) => Ok(()),

@@ -1,9 +1,11 @@
 //! `larder dedupe`: equal blocks of files get the same extents.
 //!
-//! Files are read once, in blocks; a block's hash says which others it might be equal to. Whether it is, is decided when it is
-//! shared: by comparing bytes while nobody can write ([`larder_fs::Filesystem::dedupe_range`]). Memory is bounded: where
-//! there are more blocks than fit, the hashes are divided into as many classes as it takes, and the files read once for
-//! each class. Holes, reserved space and data in leaves are left alone, and so is what is shared already.
+//! Files are read once, in blocks; a block's hash says which others it might be equal to. Whether
+//! it is, is decided when it is shared: by comparing bytes while nobody can write
+//! ([`larder_fs::Filesystem::dedupe_range`]). Memory is bounded: where there are more blocks than
+//! fit, the hashes are divided into as many classes as it takes, and the files read once for each
+//! class. Holes, reserved space and data in leaves are left alone, and so is what is shared
+//! already.
 
 use crate::failure::{self, Advise, usage};
 use crate::files::{Files, Node, regular};
@@ -117,7 +119,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         print::number(report.ranges, "range")
     ))?;
     if report.refused > 0 {
-        print::line(&format!("{} ranges had changed meanwhile, or cannot be shared", report.refused))?;
+        print::line(&format!(
+            "{} ranges had changed meanwhile, or cannot be shared",
+            report.refused
+        ))?;
     }
     if let Err(e) = interrupt.check() {
         return Err(e).hint("what is shared stays so; the next run goes on from there");
@@ -159,8 +164,10 @@ fn hash(
 ) -> Vec<Block> {
     let found = Mutex::new((Vec::new(), 0, 0));
     let chunk = CHUNK.max(args.block_size);
-    let jobs =
-        all.iter().enumerate().flat_map(|(n, f)| (0..f.size.div_ceil(chunk)).map(move |c| (n, c * chunk)));
+    let jobs = all
+        .iter()
+        .enumerate()
+        .flat_map(|(n, f)| (0..f.size.div_ceil(chunk)).map(move |c| (n, c * chunk)));
     let jobs: Vec<(usize, u64)> = jobs.collect();
     jobs.into_par_iter().for_each(|(n, from)| {
         if interrupt.is_asked() {
@@ -168,12 +175,13 @@ fn hash(
         }
         let mut blocks = Vec::new();
         let to = (from + chunk).min(all[n].size);
-        let outcome = hash_file(args.block_size, files, &all[n], (from, to), &mut |number, hash, place| {
-            // The upper half chooses the class: the lower one has other work in a sort.
-            if (hash >> 64) as u64 % classes == class {
-                blocks.push(Block { hash, file: n as u32, number, place });
-            }
-        });
+        let outcome =
+            hash_file(args.block_size, files, &all[n], (from, to), &mut |number, hash, place| {
+                // The upper half chooses the class: the lower one has other work in a sort.
+                if (hash >> 64) as u64 % classes == class {
+                    blocks.push(Block { hash, file: n as u32, number, place });
+                }
+            });
         let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         found.0.append(&mut blocks);
         match outcome {
@@ -186,7 +194,8 @@ fn hash(
         bar.inc(1);
         bar.set_message(format!("{} read", size::human(found.1)));
     });
-    let (blocks, read, failed) = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (blocks, read, failed) =
+        found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     report.read += read;
     report.failed += failed;
     blocks
@@ -206,7 +215,8 @@ fn hash_file(
             && e.start < to
             && e.start + e.len > from
         {
-            // Where the file's first byte of it lies; of compressed ones the same for the same window.
+            // Where the file's first byte of it lies; of compressed ones the same for the same
+            // window.
             let place = if compressed { at.0 ^ offset << 1 } else { at.0 + offset };
             extents.push((e.start, e.start + e.len, place));
         }
@@ -286,8 +296,10 @@ fn share(
 ) {
     for run in equal {
         let (from, to) = (&all[run.from as usize], &all[run.to as usize]);
-        let (mut at, mut there) =
-            (u64::from(run.from_number) * args.block_size, u64::from(run.to_number) * args.block_size);
+        let (mut at, mut there) = (
+            u64::from(run.from_number) * args.block_size,
+            u64::from(run.to_number) * args.block_size,
+        );
         let end = (at + u64::from(run.count) * args.block_size).min(from.size);
         // In one file a run can come up to where it is copied from.
         let apart = if run.from == run.to { at.abs_diff(there) } else { u64::MAX };
@@ -303,7 +315,8 @@ fn share(
                 report.ranges += 1;
                 report.shared += len;
             } else {
-                let done = files.file(from).and_then(|a| a.dedupe(at, &files.file(to)?, there, len));
+                let done =
+                    files.file(from).and_then(|a| a.dedupe(at, &files.file(to)?, there, len));
                 match done {
                     Ok(Some(shared)) => {
                         report.ranges += u64::from(shared > 0);

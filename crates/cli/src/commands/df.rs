@@ -1,7 +1,8 @@
 //! `larder df`: sizes and free space, and in words what is full and what helps.
 //!
-//! The question behind most reports is "no space left, but df says there is". A chunk of the device is for data or for
-//! metadata, so either may be full while the other is not; this command says which it is.
+//! The question behind most reports is "no space left, but df says there is". A chunk of the device
+//! is for data or for metadata, so either may be full while the other is not; this command says
+//! which it is.
 
 use crate::commands::sync::mounted;
 use crate::image::{Access, Image};
@@ -11,7 +12,8 @@ use larder_fuse::control;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Show size and free space of an image or of what is mounted on a directory: what is full, and what helps.
+/// Show size and free space of an image or of what is mounted on a directory: what is full, and
+/// what helps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  larder df disk.img\n  larder df --json mnt")]
 pub(crate) struct Args {
@@ -118,7 +120,8 @@ fn table(space: &Value) -> Vec<String> {
     out
 }
 
-/// Less than this available counts as full: a chunk for data that cannot take a file of some size is of no use.
+/// Less than this available counts as full: a chunk for data that cannot take a file of some size
+/// is of no use.
 const LITTLE: u64 = 1 << 20;
 
 /// What is full, what that means and what helps.
@@ -131,47 +134,60 @@ fn explanation(space: &Value) -> Vec<String> {
     let pinned = number(&data["pinned"]) + if mixed { 0 } else { number(&metadata["pinned"]) };
     let mut out = Vec::new();
     if mixed && (data_full || metadata_full) {
-        out.push("The file system is full. Deleting always works, and gives back what is deleted.".into());
+        out.push(
+            "The file system is full. Deleting always works, and gives back what is deleted."
+                .into(),
+        );
     } else if metadata_full {
         out.push(format!(
-            "Metadata is full: no file or directory can be made or grow, although {} is free for data.",
+            "Metadata is full: no file or directory can be made or grow, although {} is free for \
+                data.",
             human(&data["available"])
         ));
         out.push(format!(
-            "Its chunks have {} left beyond the {} that commits and deletions keep, and the device has no room for \
+            "Its chunks have {} left beyond the {} that commits and deletions keep, and the \
+                device has no room for \
              another chunk ({} unallocated).",
             human(&metadata["available"]),
             human(&metadata["kept"]),
             human(&space["unallocated"])
         ));
         out.push(
-            "What helps: deleting files (that always works), or what is said about half-empty chunks.".into(),
+            "What helps: deleting files (that always works), or what is said about half-empty \
+                chunks."
+                .into(),
         );
     } else if data_full {
         out.push(format!(
-            "Data is full: {} is left in its chunks, and the device has no room for another one ({} unallocated).",
+            "Data is full: {} is left in its chunks, and the device has no room for another one \
+                ({} unallocated).",
             human(&data["available"]),
             human(&space["unallocated"])
         ));
         if number(&metadata["available"]) > LITTLE {
             out.push(format!(
-                "The {} that are free in metadata take file names, attributes and files of up to 2 KiB, but no more data.",
+                "The {} that are free in metadata take file names, attributes and files of up to \
+                    2 KiB, but no more data.",
                 human(&metadata["available"])
             ));
         }
         out.push(
-            "What helps: deleting files gives back what they take alone; what snapshots share stays.".into(),
+            "What helps: deleting files gives back what they take alone; what snapshots share \
+                stays."
+                .into(),
         );
     } else {
         out.push(format!(
-            "Not full: {} is available for data, and {} can become new chunks for data or metadata.",
+            "Not full: {} is available for data, and {} can become new chunks for data or \
+                metadata.",
             human(&data["available"]),
             human(&space["unallocated"])
         ));
     }
     if pinned > 0 {
         out.push(format!(
-            "{} was deleted or replaced and is free after the next commit (`larder sync` makes one; who finds no space, too).",
+            "{} was deleted or replaced and is free after the next commit (`larder sync` makes \
+                one; who finds no space, too).",
             size::human(pinned)
         ));
     }
@@ -181,7 +197,8 @@ fn explanation(space: &Value) -> Vec<String> {
         let sparse = number(&other["sparse_free"]);
         if number(&other["sparse_chunks"]) > 1 {
             out.push(format!(
-                "{} chunks for {name} are less than half full and hold {} free: a balance would give chunks back to the \
+                "{} chunks for {name} are less than half full and hold {} free: a balance would \
+                    give chunks back to the \
                  device (mounted by Linux: btrfs balance start -{}usage=50).",
                 number(&other["sparse_chunks"]),
                 size::human(sparse),
@@ -190,7 +207,8 @@ fn explanation(space: &Value) -> Vec<String> {
         }
         if number(&full["reserved"]) > LITTLE {
             out.push(format!(
-                "{} is promised to operations under way and to the next commit, more than they will need.",
+                "{} is promised to operations under way and to the next commit, more than they \
+                    will need.",
                 human(&full["reserved"])
             ));
         }
@@ -245,12 +263,18 @@ mod tests {
     #[test]
     fn what_is_full_is_said_and_what_helps() {
         let text = said(false, kind(300 << 20, 0, 2), kind(0, 0, 0), true);
-        for says in ["Metadata is full", "300.00MiB is free for data", "2 chunks for data", "-dusage=50"] {
+        for says in
+            ["Metadata is full", "300.00MiB is free for data", "2 chunks for data", "-dusage=50"]
+        {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
         let text = said(false, kind(0, 0, 0), kind(50 << 20, 0, 3), false);
-        for says in ["Data is full", "50.00MiB that are free in metadata", "3 chunks for metadata", "-musage"]
-        {
+        for says in [
+            "Data is full",
+            "50.00MiB that are free in metadata",
+            "3 chunks for metadata",
+            "-musage",
+        ] {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
         let text = said(true, kind(0, 0, 3), kind(0, 0, 3), true);

@@ -1,8 +1,10 @@
-//! `larder du`: how much space files, directories and subvolumes take, alone and together with others.
+//! `larder du`: how much space files, directories and subvolumes take, alone and together with
+//! others.
 //!
-//! All figures are bytes on the device, where compressed data counts as it lies there; data in leaves is not counted. What is
-//! *exclusive* would be free if a file were deleted; what is *shared* is also used by something else — another
-//! file or a snapshot — and counts once for a directory, however many files below it have it.
+//! All figures are bytes on the device, where compressed data counts as it lies there; data in
+//! leaves is not counted. What is *exclusive* would be free if a file were deleted; what is
+//! *shared* is also used by something else — another file or a snapshot — and counts once for a
+//! directory, however many files below it have it.
 
 use crate::files::{Files, Kind, Node};
 use crate::{mount_options, print, size};
@@ -78,8 +80,11 @@ impl Sum {
         // Windows into one compressed extent count once.
         let mut packed = HashSet::new();
         files.extents(node, &mut |e| {
-            let ExtentPlace::Device { at, len, offset, compressed, shared, .. } = e.place else { return };
-            let (start, len) = if compressed { (at.0, len) } else { (at.0.saturating_add(offset), e.len) };
+            let ExtentPlace::Device { at, len, offset, compressed, shared, .. } = e.place else {
+                return;
+            };
+            let (start, len) =
+                if compressed { (at.0, len) } else { (at.0.saturating_add(offset), e.len) };
             if compressed && !packed.insert(start) {
                 return;
             }
@@ -113,7 +118,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     show(args, &lines)
 }
 
-/// Counts a node and what is below it; what is to be shown comes behind what is in it, as with `du`.
+/// Counts a node and what is below it; what is to be shown comes behind what is in it, as with
+/// `du`.
 fn count(
     files: &Files,
     top: &Node,
@@ -132,7 +138,8 @@ fn count(
             Kind::Directory => {
                 for (name, child) in files.entries(&node)? {
                     if depth > 0 {
-                        let path = format!("{}/{}", shown.trim_end_matches('/'), print::name(&name));
+                        let path =
+                            format!("{}/{}", shown.trim_end_matches('/'), print::name(&name));
                         sum.add(&count(files, &child, &path, depth - 1, seen, bar, lines)?);
                     } else {
                         ahead.push(child);

@@ -12,7 +12,8 @@ use std::io::Write;
 /// List files in an image.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  larder ls disk.img\n  larder ls -lR disk.img:/etc\n  larder ls --json disk.img:/bin"
+    after_help = "Examples:\n  larder ls disk.img\n  larder ls -lR disk.img:/etc\n  larder ls \
+        --json disk.img:/bin"
 )]
 pub(crate) struct Args {
     /// Show type, permissions, links, owner, size and time
@@ -146,7 +147,8 @@ fn write_rows(out: &mut impl Write, rows: &[Row], long: bool) -> anyhow::Result<
     let width = |i: usize| cells.iter().map(|c| c[i].len()).max().unwrap_or(0);
     let (links, users, groups, sizes) = (width(0), width(1), width(2), width(3));
     for (r, [link, uid, gid, size]) in rows.iter().zip(&cells) {
-        let target = r.link.as_deref().map(|l| format!(" -> {}", print::name(l))).unwrap_or_default();
+        let target =
+            r.link.as_deref().map(|l| format!(" -> {}", print::name(l))).unwrap_or_default();
         writeln!(
             out,
             "{} {link:>links$} {uid:>users$} {gid:>groups$} {size:>sizes$} {} {}{target}",
@@ -170,8 +172,10 @@ fn mode_text(kind: FileKind, perm: u32) -> String {
         FileKind::Socket => 's',
     };
     let bit = |mask: u32, c: char| if perm & mask != 0 { c } else { '-' };
-    let exec = |mask: u32, special: u32, both: char, only: char| match (perm & mask != 0, perm & special != 0)
-    {
+    let exec = |mask: u32, special: u32, both: char, only: char| match (
+        perm & mask != 0,
+        perm & special != 0,
+    ) {
         (true, true) => both,
         (false, true) => only,
         (true, false) => 'x',

@@ -49,11 +49,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn make(image: &Image, path: &[u8], mode: u32) -> anyhow::Result<()> {
     let (dir, name) = image.parent(path)?;
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let new = NewInode { kind: FileKind::Directory, perm: mode, uid, gid, rdev: 0, target: b"", xattrs: &[] };
+    let new = NewInode {
+        kind: FileKind::Directory,
+        perm: mode,
+        uid,
+        gid,
+        rdev: 0,
+        target: b"",
+        xattrs: &[],
+    };
     match image.fs.create(dir, name, &new) {
-        Err(e @ Error::Exists) => {
-            Err(anyhow::Error::new(e).context(image.show(path))).hint("-p accepts directories that exist")
-        }
+        Err(e @ Error::Exists) => Err(anyhow::Error::new(e).context(image.show(path)))
+            .hint("-p accepts directories that exist"),
         other => other.map(drop).with_context(|| image.show(path)),
     }
 }

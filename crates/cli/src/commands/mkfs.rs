@@ -48,14 +48,15 @@ pub(crate) struct Args {
     /// Keep data and metadata together, for small devices: 4K nodes, equal profiles
     #[arg(long, short = 'M')]
     mixed: bool,
-    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree, block-group-tree (which goes
-    /// with either of the two before it)
+    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree,
+    /// block-group-tree (which goes with either of the two before it)
     #[arg(short = 'O', long = "features", value_name = "LIST")]
     features: Vec<String>,
     /// Who owns the root directory, as numbers (default: the user who makes it)
     #[arg(long, value_name = "UID:GID", value_parser = owner)]
     root_owner: Option<(u32, u32)>,
-    /// Discard nothing first: an image file keeps the disk space that it has, and old bytes stay where nothing is written
+    /// Discard nothing first: an image file keeps the disk space that it has, and old bytes stay
+    /// where nothing is written
     #[arg(long, short = 'K')]
     nodiscard: bool,
     /// Overwrite a file system or partition table that is there
@@ -124,7 +125,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
-    let (mut features, notes) = Features::chosen(args.features.iter().map(String::as_str)).could_not_run()?;
+    let (mut features, notes) =
+        Features::chosen(args.features.iter().map(String::as_str)).could_not_run()?;
     features.mixed |= args.mixed;
     for note in notes {
         print::say(&format!("larder: note: {note}"));
@@ -143,9 +145,9 @@ fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
         nodesize,
         features,
         time: source_date()?,
-        root_owner: args
-            .root_owner
-            .unwrap_or_else(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())),
+        root_owner: args.root_owner.unwrap_or_else(|| {
+            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+        }),
         force: args.force,
         discard: !args.nodiscard,
     })

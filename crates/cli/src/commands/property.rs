@@ -1,7 +1,8 @@
 //! `larder property`: what a file or directory says about how its data is kept.
 //!
-//! There are two: `ro` of subvolumes, which is [`super::subvolume`]'s business, and `compression`: the attribute `btrfs.compression`, which both Linux and Larder heed. In an
-//! image it is changed by the engine; on a mount, whoever serves it, by the system call.
+//! There are two: `ro` of subvolumes, which is [`super::subvolume`]'s business, and `compression`:
+//! the attribute `btrfs.compression`, which both Linux and Larder heed. In an image it is changed
+//! by the engine; on a mount, whoever serves it, by the system call.
 
 use crate::commands::subvolume;
 use crate::failure::{Advise, usage};
@@ -73,7 +74,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             on.map_or(Ok(()), |on| print::line(&format!("{READ_ONLY}={on}")))
         }
         What::Set { target, name, value } if name == READ_ONLY => match value.as_str() {
-            "true" | "false" => subvolume::read_only(target, Some(value == "true"), false).map(drop),
+            "true" | "false" => {
+                subvolume::read_only(target, Some(value == "true"), false).map(drop)
+            }
             _ => usage("ro is true or false"),
         },
         What::Get { force, target, name } => {
@@ -105,7 +108,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 closed
             }
             Place::Host(path) => {
-                let set = rustix::fs::lsetxattr(&path, ATTRIBUTE, value.as_bytes(), XattrFlags::empty());
+                let set =
+                    rustix::fs::lsetxattr(&path, ATTRIBUTE, value.as_bytes(), XattrFlags::empty());
                 let shown = || path.display().to_string();
                 match set {
                     Err(Errno::OPNOTSUPP) => Err(no_properties(&path)).could_not_run(),

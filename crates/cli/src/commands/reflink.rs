@@ -1,7 +1,7 @@
 //! `larder reflink`: a copy that shares its extents with what it is of.
 //!
-//! On a mount the daemon is asked ([`larder_fuse::sharing`]); an image is opened for the one command. Unlike `cp`, which
-//! copies bytes where nothing can be shared, this shares or fails.
+//! On a mount the daemon is asked ([`larder_fuse::sharing`]); an image is opened for the one
+//! command. Unlike `cp`, which copies bytes where nothing can be shared, this shares or fails.
 
 use crate::commands::sync::mounted;
 use crate::failure::{Advise, usage};
@@ -54,8 +54,9 @@ struct Range {
 
 fn range(text: &str) -> Result<Range, String> {
     let (what, to) = text.split_once('@').map_or((text, None), |(what, to)| (what, Some(to)));
-    let (from, len) =
-        what.split_once('+').ok_or_else(|| format!("{text:?} is not FROM+LENGTH[@TO], such as 1M+64K@0"))?;
+    let (from, len) = what
+        .split_once('+')
+        .ok_or_else(|| format!("{text:?} is not FROM+LENGTH[@TO], such as 1M+64K@0"))?;
     let from = size::parse(from)?;
     let len = size::parse(len)?;
     if len == 0 {
@@ -80,7 +81,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Adds what helps.
 fn advise<T>(result: anyhow::Result<T>, refused: bool) -> anyhow::Result<T> {
-    if refused { result.hint("`larder reflink --help` says which ranges can be shared") } else { result }
+    if refused {
+        result.hint("`larder reflink --help` says which ranges can be shared")
+    } else {
+        result
+    }
 }
 
 fn on_mount(from: &Path, to: &Path, ranges: &[Range]) -> anyhow::Result<()> {
@@ -101,8 +106,11 @@ fn on_mount(from: &Path, to: &Path, ranges: &[Range]) -> anyhow::Result<()> {
     let share = |r: &Range| {
         let done = mounted(&to, |_| sharing::clone(&source, r.from, &target, r.to, r.len));
         let kind = |e: &anyhow::Error| e.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        let refused =
-            done.as_ref().err().and_then(kind).is_some_and(|k| k == std::io::ErrorKind::InvalidInput);
+        let refused = done
+            .as_ref()
+            .err()
+            .and_then(kind)
+            .is_some_and(|k| k == std::io::ErrorKind::InvalidInput);
         advise(done, refused)
     };
     if ranges.is_empty() {
@@ -148,7 +156,8 @@ fn target(image: &Image, from: &Target, to: &Target, perm: u32) -> anyhow::Resul
     match image.fs.lookup(dir, name) {
         Ok(found) => Ok(found.id),
         Err(Error::NotFound) => {
-            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let (uid, gid) =
+                (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let kind = FileKind::Regular;
             let new = NewInode { kind, perm, uid, gid, rdev: 0, target: b"", xattrs: &[] };
             Ok(image.fs.create(dir, name, &new).with_context(|| to.display())?.id)

@@ -23,9 +23,11 @@ pub(crate) struct Args {
 enum What {
     /// Drop a log that cannot be replayed: the file system goes back to its last commit
     ///
-    /// Says what would be lost, and does nothing without --force. Try -o ro,nologreplay and `larder restore` first.
+    /// Says what would be lost, and does nothing without --force. Try -o ro,nologreplay and `larder
+    /// restore` first.
     #[command(
-        after_help = "Examples:\n  larder rescue zero-log disk.img\n  larder rescue zero-log --force disk.img"
+        after_help = "Examples:\n  larder rescue zero-log disk.img\n  larder rescue zero-log \
+            --force disk.img"
     )]
     ZeroLog(ZeroLog),
 }
@@ -51,11 +53,13 @@ const NAMED: usize = 20;
 fn zero_log(args: &ZeroLog) -> anyhow::Result<()> {
     let device = open_device(&args.image, Access::Write)?;
     let shown = args.image.display();
-    let mut superblock = advise_content(read_superblock(device.as_ref()).could_not_run(), device.as_ref())?;
+    let mut superblock =
+        advise_content(read_superblock(device.as_ref()).could_not_run(), device.as_ref())?;
     if superblock.metadata_dump().is_some() {
         return Err(anyhow!("{shown}: it is a metadata dump, and a dump is never written"))
             .hint(
-                "`larder inspect log` shows its log; drop that of the file system that the dump was made of",
+                "`larder inspect log` shows its log; drop that of the file system that the dump \
+                    was made of",
             )
             .could_not_run();
     }
@@ -63,10 +67,15 @@ fn zero_log(args: &ZeroLog) -> anyhow::Result<()> {
         return print::line(&format!("{shown} has no log; nothing to do"));
     }
     let what = if args.force { "is lost" } else { "would be lost" };
-    print::line(&format!("what was fsynced after transaction {} {what}:", superblock.generation()))?;
+    print::line(&format!(
+        "what was fsynced after transaction {} {what}:",
+        superblock.generation()
+    ))?;
     tell(device.clone())?;
     if !args.force {
-        return usage(format!("nothing was changed: repeat with --force to drop the log of {shown}"));
+        return usage(format!(
+            "nothing was changed: repeat with --force to drop the log of {shown}"
+        ));
     }
     superblock.set_log_root(None);
     write_superblocks(device.as_ref(), &superblock, SuperCopies::All).could_not_run()?;
@@ -82,7 +91,8 @@ fn tell(device: Arc<dyn Device>) -> anyhow::Result<()> {
     for (subvol, inodes) in inspect::log::contents(&reader, &problems) {
         for (ino, logged) in inodes.iter().take(NAMED) {
             let names: Vec<String> = logged.names.iter().map(|n| print::name(n)).collect();
-            let named = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+            let named =
+                if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
             let size = logged.size.map_or(String::new(), |n| format!(", size {n}"));
             print::line(&format!(
                 "  subvolume {subvol}, inode {ino}{named}: {} bytes of data{size}",
@@ -90,7 +100,10 @@ fn tell(device: Arc<dyn Device>) -> anyhow::Result<()> {
             ))?;
         }
         if inodes.len() > NAMED {
-            print::line(&format!("  and {} more inodes of subvolume {subvol}", inodes.len() - NAMED))?;
+            print::line(&format!(
+                "  and {} more inodes of subvolume {subvol}",
+                inodes.len() - NAMED
+            ))?;
         }
     }
     drop(reader);

@@ -1,7 +1,7 @@
 //! `larder restore`: what is left of an image that does not mount.
 //!
-//! The work is done by `larder-restore`; this says what happens: notes and losses on standard error as they come, or
-//! all of it as one JSON object on standard output.
+//! The work is done by `larder-restore`; this says what happens: notes and losses on standard error
+//! as they come, or all of it as one JSON object on standard output.
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, DUMP_ADVICE, advise_content, open_device};
@@ -13,8 +13,8 @@ use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 use larder_format::{Generation, ObjectId};
 use larder_restore::{
-    Entry, Loss, Observer, Options, PointSource, Reader, Report, Request, Step, Target, Trees, When, points,
-    restore,
+    Entry, Loss, Observer, Options, PointSource, Reader, Report, Request, Step, Target, Trees,
+    When, points, restore,
 };
 use larder_volume::Device;
 use serde_json::{Value, json};
@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Copy what is left of a damaged image into a directory.
 ///
-/// Where something is missing, the other copy, backup roots, and finally every node that can be found on the device
-/// stand in. What cannot be had is listed. The image is only read.
+/// Where something is missing, the other copy, backup roots, and finally every node that can be
+/// found on the device stand in. What cannot be had is listed. The image is only read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: 0 everything was restored, 1 something was lost (and listed),
@@ -76,7 +76,8 @@ pub(crate) struct Args {
     /// Never search the whole device for lost nodes
     #[arg(long)]
     no_scan: bool,
-    /// Write into a directory that is not empty, replacing what is in the way; read an image that is in use
+    /// Write into a directory that is not empty, replacing what is in the way; read an image that
+    /// is in use
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -109,7 +110,11 @@ struct Kept {
 
 impl Console {
     fn new(args: &Args) -> Self {
-        let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::new(0)
+        } else {
+            ProgressBar::hidden()
+        };
         bar.enable_steady_tick(Duration::from_millis(200));
         Self {
             json: args.json,
@@ -211,11 +216,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         console.interrupt = Interrupt::watch();
     }
     let options = Options { super_copy: args.super_copy, scan: !args.no_scan };
-    let opened = Reader::open(Arc::clone(&device) as Arc<dyn Device>, options, &console).could_not_run();
+    let opened =
+        Reader::open(Arc::clone(&device) as Arc<dyn Device>, options, &console).could_not_run();
     let reader = advise_content(opened, &*device)?;
     let dump = reader.superblock().metadata_dump().is_some();
     if dump && args.list {
-        console.note("this is a metadata dump without its data: what is listed cannot be restored from it");
+        console.note(
+            "this is a metadata dump without its data: what is listed cannot be restored from it",
+        );
     }
     if args.list {
         return list(args, &reader, &console);
@@ -269,17 +277,22 @@ fn advise(report: larder_restore::Result<Report>, interrupt: &Interrupt) -> anyh
         Err(larder_restore::Error::Destination { source, .. }) => Some(source.kind()),
         _ => None,
     };
-    const STAYS: &str =
-        "what was restored until then stays; with --force the next try goes into the same directory";
+    const STAYS: &str = "what was restored until then stays; with --force the next try goes into \
+        the same directory";
     match (report, kind) {
         (Err(larder_restore::Error::Stopped), _) => {
             interrupt.check().hint(STAYS)?;
             Err(larder_restore::Error::Stopped.into())
         }
         (Err(e), Some(DirectoryNotEmpty)) => Err(e)
-            .hint("name a directory that is new or empty; --force writes into this one and replaces what is in the way")
+            .hint(
+                "name a directory that is new or empty; --force writes into this one and \
+                replaces what is in the way",
+            )
             .could_not_run(),
-        (Err(e @ larder_restore::Error::MetadataDump), _) => Err(e).hint(DUMP_ADVICE).could_not_run(),
+        (Err(e @ larder_restore::Error::MetadataDump), _) => {
+            Err(e).hint(DUMP_ADVICE).could_not_run()
+        }
         (Err(e), Some(StorageFull | QuotaExceeded)) => Err(e).hint(STAYS),
         (report, _) => report.could_not_run(),
     }
@@ -309,7 +322,8 @@ fn value(r: &Report, losses: u64, kept: Kept) -> Value {
 fn summary(r: &Report, dry: bool) {
     let would = if dry { "would be " } else { "" };
     print::say(&format!(
-        "larder: {would}restored from generation {}: {} files ({}), {} further names, {} directories, {} symbolic links, \
+        "larder: {would}restored from generation {}: {} files ({}), {} further names, {} \
+            directories, {} symbolic links, \
          {} special files, in {} subvolumes",
         r.generation,
         r.files,
@@ -323,7 +337,10 @@ fn summary(r: &Report, dry: bool) {
     let notes = [
         (
             r.unverified_bytes,
-            format!("{} of data have no checksum to hold them against", size::human(r.unverified_bytes)),
+            format!(
+                "{} of data have no checksum to hold them against",
+                size::human(r.unverified_bytes)
+            ),
         ),
         (r.snapshots_skipped, format!("{} snapshots were left out", r.snapshots_skipped)),
         (r.owners_refused, format!("the owners of {} entries could not be set", r.owners_refused)),
@@ -375,11 +392,14 @@ fn list(args: &Args, reader: &Reader<'_>, console: &Console) -> anyhow::Result<(
         .collect();
     if args.json {
         let dump = reader.superblock().metadata_dump().is_some();
-        return print::json(&json!({ "points": values, "subvolumes": subvolumes, "metadata_dump": dump }));
+        return print::json(
+            &json!({ "points": values, "subvolumes": subvolumes, "metadata_dump": dump }),
+        );
     }
     print::line("points in time:")?;
     for v in &values {
-        let older = v["older"].as_u64().map_or("cannot be read".to_owned(), |n| format!("--older {n}"));
+        let older =
+            v["older"].as_u64().map_or("cannot be read".to_owned(), |n| format!("--older {n}"));
         print::line(&format!(
             "  generation {:<10} {:<12} {older}",
             v["generation"].to_string(),
@@ -388,7 +408,8 @@ fn list(args: &Args, reader: &Reader<'_>, console: &Console) -> anyhow::Result<(
     }
     print::line(&format!("subvolumes in generation {}:", point.generation))?;
     for s in trees.subvolumes.values() {
-        let parent = s.parent.map_or_else(String::new, |p| format!(" in {p}: {}", print::name(&s.name)));
+        let parent =
+            s.parent.map_or_else(String::new, |p| format!(" in {p}: {}", print::name(&s.name)));
         let snapshot = if s.snapshot { ", snapshot" } else { "" };
         print::line(&format!("  {}{parent} (generation {}{snapshot})", s.id, s.generation))?;
     }

@@ -11,7 +11,9 @@ use std::ffi::OsString;
 
 /// Remove files from an image.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  larder rm disk.img:/etc/motd\n  larder rm -r disk.img:/var/cache")]
+#[command(
+    after_help = "Examples:\n  larder rm disk.img:/etc/motd\n  larder rm -r disk.img:/var/cache"
+)]
 pub(crate) struct Args {
     /// Remove directories and what is in them
     #[arg(short, long)]

@@ -1,7 +1,8 @@
-//! `larder subvolume`: making, snapshotting, deleting and listing subvolumes, on a mount or in an image.
+//! `larder subvolume`: making, snapshotting, deleting and listing subvolumes, on a mount or in an
+//! image.
 //!
-//! On a mount the daemon is asked ([`larder_fuse::subvolumes`]); an image is opened for the one command, which for a deletion
-//! means that it also waits until the space is free.
+//! On a mount the daemon is asked ([`larder_fuse::subvolumes`]); an image is opened for the one
+//! command, which for a deletion means that it also waits until the space is free.
 
 use crate::commands::sync::mounted;
 use crate::failure::{Advise, usage};
@@ -227,7 +228,8 @@ fn create(path: &OsString) -> anyhow::Result<()> {
         Place::Host(path) => mounted(&path, on_mount::create),
         Place::Image(t) => in_image(&t, Access::Write, |image| {
             let (dir, name) = image.parent(&t.path)?;
-            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let (uid, gid) =
+                (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let kind = FileKind::Directory;
             let new = NewInode { kind, perm: 0o755, uid, gid, rdev: 0, target: b"", xattrs: &[] };
             image.fs.create_subvolume(dir, name, &new).map(drop).with_context(|| t.display())
@@ -311,15 +313,19 @@ fn list(all: Vec<Value>, json: bool) -> anyhow::Result<()> {
 fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
     let (all, id) = match Place::parse_existing(path)? {
         Place::Image(t) => {
-            let id = in_image(&t, Access::Read { force }, |image| Ok(root_of(image, &t.path)?.subvol.0))?;
+            let id = in_image(&t, Access::Read { force }, |image| {
+                Ok(root_of(image, &t.path)?.subvol.0)
+            })?;
             (of_image(&t, force)?.0, id)
         }
         Place::Host(path) => {
-            let id = mounted(&path, |p| on_mount::is_read_only(p).and_then(|_| on_mount::id_of(p)))?;
+            let id =
+                mounted(&path, |p| on_mount::is_read_only(p).and_then(|_| on_mount::id_of(p)))?;
             (mounted(&path, on_mount::list)?.0, id)
         }
     };
-    let found = all.iter().find(|s| s["id"] == id).context("the subvolume has just been deleted")?;
+    let found =
+        all.iter().find(|s| s["id"] == id).context("the subvolume has just been deleted")?;
     if json {
         return print::json(found);
     }
@@ -329,7 +335,8 @@ fn show(path: &OsString, json: bool, force: bool) -> anyhow::Result<()> {
         other => other.to_string(),
     };
     let time = |v: &Value| v.as_i64().map_or_else(|| "-".to_owned(), print::time);
-    let snapshots = all.iter().filter(|s| !s["parent_uuid"].is_null() && s["parent_uuid"] == found["uuid"]);
+    let snapshots =
+        all.iter().filter(|s| !s["parent_uuid"].is_null() && s["parent_uuid"] == found["uuid"]);
     let snapshots: Vec<String> = snapshots.map(|s| text(&s["path"])).collect();
     for (name, value) in [
         ("Path", if id == 5 { "(top level)".to_owned() } else { text(&found["path"]) }),
@@ -394,7 +401,8 @@ fn find_new(path: &OsString, since: u64, json: bool, force: bool) -> anyhow::Res
             e.to_string()
         } else {
             format!(
-                "inode {} offset {} len {} address {address} extent offset {} gen {} flags {} {path}",
+                "inode {} offset {} len {} address {address} extent offset {} gen {} flags {} \
+                    {path}",
                 e["inode"],
                 e["offset"],
                 e["length"],
@@ -440,7 +448,9 @@ fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
         Place::Host(path) => {
             let id = match id {
                 Some(id) => id,
-                None => mounted(&path, |p| on_mount::is_read_only(p).and_then(|_| on_mount::id_of(p)))?,
+                None => {
+                    mounted(&path, |p| on_mount::is_read_only(p).and_then(|_| on_mount::id_of(p)))?
+                }
             };
             mounted(&path, |p| on_mount::set_default(p, id))
         }
@@ -448,10 +458,15 @@ fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
 }
 
 /// Makes a subvolume read-only or not; `None`: what it is.
-pub(crate) fn read_only(path: &OsString, wanted: Option<bool>, forget: bool) -> anyhow::Result<Option<bool>> {
+pub(crate) fn read_only(
+    path: &OsString,
+    wanted: Option<bool>,
+    forget: bool,
+) -> anyhow::Result<Option<bool>> {
     match Place::parse_existing(path)? {
         Place::Image(t) => {
-            let access = if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
+            let access =
+                if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
             in_image(&t, access, |image| {
                 let id = root_of(image, &t.path)?.subvol;
                 match wanted {

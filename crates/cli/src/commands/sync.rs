@@ -7,10 +7,11 @@ use larder_fuse::control;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Make everything durable that was done on a mount. (`sync` and `syncfs` do not reach a FUSE daemon.)
+/// Make everything durable that was done on a mount. (`sync` and `syncfs` do not reach a FUSE
+/// daemon.)
 ///
-/// With what programs changed through mappings that they still have, and, on a mount with `-o writeback`, wrote to files that are
-/// still open.
+/// With what programs changed through mappings that they still have, and, on a mount with `-o
+/// writeback`, wrote to files that are still open.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  larder sync mnt")]
 pub(crate) struct Args {
@@ -22,7 +23,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     mounted(&args.directory, control::sync)
 }
 
-/// As [`mounted`], for a request that the kernel's file systems answer, too: theirs is not the one that was meant.
+/// As [`mounted`], for a request that the kernel's file systems answer, too: theirs is not the one
+/// that was meant.
 pub(crate) fn mounted_here<T>(
     path: &Path,
     send: impl FnOnce(&Path) -> std::io::Result<T>,
@@ -31,11 +33,13 @@ pub(crate) fn mounted_here<T>(
 }
 
 /// Sends a request to the daemon behind `path`, with the right words where there is none.
-pub(crate) fn mounted<T>(path: &Path, send: impl FnOnce(&Path) -> std::io::Result<T>) -> anyhow::Result<T> {
+pub(crate) fn mounted<T>(
+    path: &Path,
+    send: impl FnOnce(&Path) -> std::io::Result<T>,
+) -> anyhow::Result<T> {
     let result = send(path);
     let kind = result.as_ref().err().map(std::io::Error::kind);
-    let dead =
-        matches!(&result, Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)));
+    let dead = matches!(&result, Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)));
     let elsewhere = matches!(&result, Err(e) if e.to_string().contains("not on a Larder mount"));
     let result = result.with_context(|| path.display().to_string());
     if dead {

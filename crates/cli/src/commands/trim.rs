@@ -10,8 +10,8 @@ use larder_fuse::control;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Discard all free space of an image or of what is mounted on a directory: an image file gets holes there, a device is
-/// told. (On a mount fstrim(8) does the same.)
+/// Discard all free space of an image or of what is mounted on a directory: an image file gets
+/// holes there, a device is told. (On a mount fstrim(8) does the same.)
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  larder trim disk.img\n  larder trim --json mnt")]
 pub(crate) struct Args {

@@ -9,7 +9,8 @@ use anyhow::{Context, anyhow, bail};
 use larder_fuse::Unmounter;
 use std::path::{Path, PathBuf};
 
-/// Unmount; returns when everything is durable and the daemon has exited. Also clears the mount of a killed daemon.
+/// Unmount; returns when everything is durable and the daemon has exited. Also clears the mount of
+/// a killed daemon.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  larder umount mnt")]
 pub(crate) struct Args {
@@ -31,9 +32,13 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
     let mount = match mount_table::on(&point)? {
         Some(m) if m.is_larder() => m,
         Some(m) => {
-            return usage(format!("{shown} is not a Larder mount but {}", mount_table::show(&m.kind)));
+            return usage(format!(
+                "{shown} is not a Larder mount but {}",
+                mount_table::show(&m.kind)
+            ));
         }
-        // A lazy unmount by somebody else has taken the mount out of sight; its daemon may still be busy.
+        // A lazy unmount by somebody else has taken the mount out of sight; its daemon may still be
+        // busy.
         None => match Watch::find(&point, None)? {
             Some(watch) => return conclude(watch, &point),
             None => return usage(format!("{shown} is not mounted")),
@@ -50,7 +55,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         ended?;
     }
     if mount_table::all()?.iter().any(|m| m.device == mount.device && m.is_larder()) {
-        // Bound to another place as well, or this was such a place: the file system is still in use.
+        // Bound to another place as well, or this was such a place: the file system is still in
+        // use.
         return Ok(());
     }
     if killed && watch.as_mut().is_some_and(Watch::has_siblings) {
@@ -60,7 +66,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
     }
     if wait && !lazy && !killed && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
         print::say(&format!(
-            "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its daemon goes on"
+            "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its \
+                daemon goes on"
         ));
         return Ok(());
     }
@@ -69,7 +76,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         Some(_) => Ok(()),
         None => {
             print::say(&format!(
-                "larder: note: the daemon of {shown} left no trace; it is unmounted, but its end was not waited for"
+                "larder: note: the daemon of {shown} left no trace; it is unmounted, but its end \
+                    was not waited for"
             ));
             Ok(())
         }
@@ -81,7 +89,8 @@ fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
     if lazy || larder_fuse::mount::is_dead(&mount.point) {
         return unmounter.detach();
     }
-    // The daemon does what it will have to while the kernel lets its caches go. It may be of an older version, or somebody else's.
+    // The daemon does what it will have to while the kernel lets its caches go. It may be of an
+    // older version, or somebody else's.
     let _ = larder_fuse::control::start_sync(&mount.point);
     unmounter.unmount()
 }
@@ -93,14 +102,17 @@ fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {
     }
     match ended {
         Some(Outcome::Clean) => Ok(()),
-        Some(Outcome::Failed(why)) => bail!("{}: unmounted, but changes may be lost: {why}", point.display()),
+        Some(Outcome::Failed(why)) => {
+            bail!("{}: unmounted, but changes may be lost: {why}", point.display())
+        }
         None => Err(was_killed(point)),
     }
 }
 
 fn was_killed(point: &Path) -> anyhow::Error {
     anyhow!(
-        "{}: cleared, but its daemon had been killed: the image holds what was last committed or synced",
+        "{}: cleared, but its daemon had been killed: the image holds what was last committed or \
+            synced",
         point.display()
     )
 }

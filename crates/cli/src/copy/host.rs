@@ -77,7 +77,9 @@ impl Source for HostTree {
                 rustix::buffer::spare_capacity(&mut value),
             ) {
                 // Gone meanwhile, or not for us to see.
-                Err(rustix::io::Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
+                Err(
+                    rustix::io::Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::ACCESS,
+                ) => {
                     continue;
                 }
                 other => other?,
@@ -110,7 +112,9 @@ impl Source for HostTree {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => return Ok(None),
             // A file system that does not know holes has none.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok(Some((from, size))),
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
+                return Ok(Some((from, size)));
+            }
             Err(e) => return Err(e.into()),
         };
         Ok(Some((start, rustix::fs::seek(file, SeekFrom::Hole(start))?)))
@@ -143,7 +147,13 @@ impl Sink for HostTree {
         Ok(fs::remove_file(named(dir, name))?)
     }
 
-    fn create(&self, dir: &PathBuf, name: &[u8], meta: &Meta, target: &[u8]) -> anyhow::Result<PathBuf> {
+    fn create(
+        &self,
+        dir: &PathBuf,
+        name: &[u8],
+        meta: &Meta,
+        target: &[u8],
+    ) -> anyhow::Result<PathBuf> {
         let path = named(dir, name);
         let node = |kind| {
             let dev = rustix::fs::makedev(
@@ -201,13 +211,17 @@ impl Sink for HostTree {
         }
         for (name, value) in xattrs {
             match rustix::fs::lsetxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()) {
-                // Only user attributes are an ordinary user's to set, and btrfs properties btrfs's to keep.
+                // Only user attributes are an ordinary user's to set, and btrfs properties btrfs's
+                // to keep.
                 Err(_) if !name.starts_with(b"user.") && !root || name.starts_with(b"btrfs.") => {}
-                other => other.with_context(|| format!("attribute {}", crate::print::name(name)))?,
+                other => {
+                    other.with_context(|| format!("attribute {}", crate::print::name(name)))?
+                }
             }
         }
         let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
-        let times = Timestamps { last_access: time(meta.atime), last_modification: time(meta.mtime) };
+        let times =
+            Timestamps { last_access: time(meta.atime), last_modification: time(meta.mtime) };
         rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).context("times")
     }
 }

@@ -34,7 +34,8 @@ impl Source for ImageTree<'_> {
         for name in self.0.fs.listxattr(*id)?.into_iter().filter(|n| is_copied(n)) {
             match self.0.fs.getxattr(*id, &name) {
                 Ok(value) => xattrs.push((name, value)),
-                // Stored where no such attribute can be: Linux lists it, too, and shows it to nobody.
+                // Stored where no such attribute can be: Linux lists it, too, and shows it to
+                // nobody.
                 Err(larder_fs::Error::NoAttribute) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -80,7 +81,13 @@ impl Sink for ImageTree<'_> {
         Ok(self.0.fs.unlink(*dir, name)?)
     }
 
-    fn create(&self, dir: &InodeId, name: &[u8], meta: &Meta, target: &[u8]) -> anyhow::Result<InodeId> {
+    fn create(
+        &self,
+        dir: &InodeId,
+        name: &[u8],
+        meta: &Meta,
+        target: &[u8],
+    ) -> anyhow::Result<InodeId> {
         let new = NewInode {
             kind: meta.kind,
             perm: meta.perm,

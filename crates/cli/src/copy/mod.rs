@@ -1,15 +1,17 @@
 //! Copying trees between the host and images, with everything that a tree is made of.
 //!
-//! Where a tree comes from and goes to is hidden behind [`Source`] and [`Sink`]; what a faithful copy is lives here:
-//! permissions, owners, times, extended attributes (ACLs among them), hard links within what is copied, holes,
-//! symbolic links as such, special files. Something that exists at the destination is replaced, directories are
-//! merged; symbolic links at the destination are replaced, too, and never followed.
+//! Where a tree comes from and goes to is hidden behind [`Source`] and [`Sink`]; what a faithful
+//! copy is lives here: permissions, owners, times, extended attributes (ACLs among them), hard
+//! links within what is copied, holes, symbolic links as such, special files. Something that exists
+//! at the destination is replaced, directories are merged; symbolic links at the destination are
+//! replaced, too, and never followed.
 //!
-//! What is wrong with one entry is said, and the others are copied; a destination that is full or broken ends it all, and so
-//! does a signal. Whatever happens, no file is left that has only a part of its data.
+//! What is wrong with one entry is said, and the others are copied; a destination that is full or
+//! broken ends it all, and so does a signal. Whatever happens, no file is left that has only a part
+//! of its data.
 //!
-//! The source may be a hostile image: names that could leave the destination are refused, and so are directories
-//! without end.
+//! The source may be a hostile image: names that could leave the destination are refused, and so
+//! are directories without end.
 
 pub(crate) mod host;
 pub(crate) mod image;
@@ -64,12 +66,19 @@ pub(crate) trait Sink {
     /// A file that is being written.
     type File;
     /// What has that name in a directory, without following a symbolic link.
-    fn find(&self, dir: &Self::Node, name: &[u8]) -> anyhow::Result<Option<(Self::Node, FileKind)>>;
+    fn find(&self, dir: &Self::Node, name: &[u8])
+    -> anyhow::Result<Option<(Self::Node, FileKind)>>;
     /// Takes a name away that is no directory.
     fn unlink(&self, dir: &Self::Node, name: &[u8]) -> anyhow::Result<()>;
-    /// Makes anything, `target` being that of a symbolic link. Permissions are final after [`Sink::finish`] only.
-    fn create(&self, dir: &Self::Node, name: &[u8], meta: &Meta, target: &[u8])
-    -> anyhow::Result<Self::Node>;
+    /// Makes anything, `target` being that of a symbolic link. Permissions are final after
+    /// [`Sink::finish`] only.
+    fn create(
+        &self,
+        dir: &Self::Node,
+        name: &[u8],
+        meta: &Meta,
+        target: &[u8],
+    ) -> anyhow::Result<Self::Node>;
     fn link(&self, node: &Self::Node, dir: &Self::Node, name: &[u8]) -> anyhow::Result<()>;
     fn open(&self, node: &Self::Node) -> anyhow::Result<Self::File>;
     fn write(&self, file: &Self::File, at: u64, data: &[u8]) -> anyhow::Result<()>;
@@ -105,7 +114,13 @@ struct Task<S: Source, D: Sink> {
 
 impl<S: Source, D: Sink> Task<S, D> {
     fn new(node: &S::Node, dir: &D::Node, name: &[u8], shown: &str) -> Self {
-        Self { node: node.clone(), dir: dir.clone(), name: name.to_vec(), shown: shown.to_owned(), depth: 0 }
+        Self {
+            node: node.clone(),
+            dir: dir.clone(),
+            name: name.to_vec(),
+            shown: shown.to_owned(),
+            depth: 0,
+        }
     }
 }
 
@@ -153,7 +168,8 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
     /// Copies `node` to `name` in `dir`; `shown` is what messages call it.
     ///
     /// # Errors
-    /// It could not be copied at all, or not to its end. What was wrong with single entries below it is said, and counted.
+    /// It could not be copied at all, or not to its end. What was wrong with single entries below
+    /// it is said, and counted.
     pub(crate) fn copy(
         &mut self,
         node: &S::Node,
@@ -186,7 +202,9 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
     fn rest(&mut self) -> anyhow::Result<()> {
         while let Some(step) = self.todo.pop() {
             let done = match step {
-                Step::Finish { node, meta, xattrs, shown } => self.finish(&node, &meta, &xattrs, &shown),
+                Step::Finish { node, meta, xattrs, shown } => {
+                    self.finish(&node, &meta, &xattrs, &shown)
+                }
                 Step::Copy(task) => self.entry(task),
             };
             match done {
@@ -218,7 +236,13 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
         }
     }
 
-    fn finish(&self, node: &D::Node, meta: &Meta, xattrs: &Xattrs, shown: &str) -> Result<(), Trouble> {
+    fn finish(
+        &self,
+        node: &D::Node,
+        meta: &Meta,
+        xattrs: &Xattrs,
+        shown: &str,
+    ) -> Result<(), Trouble> {
         self.sink.finish(node, meta, xattrs).map_err(|e| of_sink(e, shown))
     }
 
@@ -261,18 +285,25 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
         Ok(())
     }
 
-    /// Copies what is no directory. Nothing is replaced before it is known that the source can be read.
+    /// Copies what is no directory. Nothing is replaced before it is known that the source can be
+    /// read.
     fn other(&mut self, task: &Task<S, D>, meta: &Meta) -> Result<(), Trouble> {
         let Task { node, dir, name, shown, .. } = task;
         let (from, target) = match meta.kind {
-            FileKind::Regular => (Some(self.source.open(node).map_err(|e| of_source(e, shown))?), Vec::new()),
-            FileKind::Symlink => (None, self.source.readlink(node).map_err(|e| of_source(e, shown))?),
+            FileKind::Regular => {
+                (Some(self.source.open(node).map_err(|e| of_source(e, shown))?), Vec::new())
+            }
+            FileKind::Symlink => {
+                (None, self.source.readlink(node).map_err(|e| of_source(e, shown))?)
+            }
             _ => (None, Vec::new()),
         };
         let xattrs = self.source.xattrs(node).map_err(|e| of_source(e, shown))?;
         match self.sink.find(dir, name).map_err(|e| of_sink(e, shown))? {
             Some((_, FileKind::Directory)) => {
-                return Err(Trouble::Entry(anyhow!("{shown}: the destination exists and is a directory")));
+                return Err(Trouble::Entry(anyhow!(
+                    "{shown}: the destination exists and is a directory"
+                )));
             }
             Some(_) => self.sink.unlink(dir, name).map_err(|e| of_sink(e, shown))?,
             None => {}
@@ -299,11 +330,18 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
     }
 
     /// Copies the data of a file, leaving holes out.
-    fn content(&mut self, from: &S::File, made: &D::Node, size: u64, shown: &str) -> Result<(), Trouble> {
+    fn content(
+        &mut self,
+        from: &S::File,
+        made: &D::Node,
+        size: u64,
+        shown: &str,
+    ) -> Result<(), Trouble> {
         let to = self.sink.open(made).map_err(|e| of_sink(e, shown))?;
         let mut at = 0;
         while at < size {
-            let Some((start, end)) = self.source.data(from, at, size).map_err(|e| of_source(e, shown))?
+            let Some((start, end)) =
+                self.source.data(from, at, size).map_err(|e| of_source(e, shown))?
             else {
                 break;
             };
@@ -312,7 +350,10 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
             while at < end {
                 self.interrupt.check().map_err(|e| Trouble::All(e.into()))?;
                 let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(self.buf.len());
-                let n = self.source.read(from, at, &mut self.buf[..want]).map_err(|e| of_source(e, shown))?;
+                let n = self
+                    .source
+                    .read(from, at, &mut self.buf[..want])
+                    .map_err(|e| of_source(e, shown))?;
                 if n == 0 {
                     // It has become shorter under our hands.
                     return Ok(());
@@ -353,7 +394,12 @@ fn of_sink(error: anyhow::Error, shown: &str) -> Trouble {
         use rustix::io::Errno;
         matches!(
             *e,
-            Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::INVAL | Errno::TOOBIG | Errno::RANGE
+            Errno::PERM
+                | Errno::ACCESS
+                | Errno::OPNOTSUPP
+                | Errno::INVAL
+                | Errno::TOOBIG
+                | Errno::RANGE
         )
     });
     let image = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>()).any(|e| {
@@ -479,7 +525,12 @@ mod tests {
         fn open(&self, node: &Self::Node) -> anyhow::Result<Self::File> {
             Source::open(&HostTree, node)
         }
-        fn data(&self, file: &Self::File, from: u64, size: u64) -> anyhow::Result<Option<(u64, u64)>> {
+        fn data(
+            &self,
+            file: &Self::File,
+            from: u64,
+            size: u64,
+        ) -> anyhow::Result<Option<(u64, u64)>> {
             HostTree.data(file, from, size)
         }
         fn read(&self, file: &Self::File, at: u64, buf: &mut [u8]) -> anyhow::Result<usize> {
@@ -507,7 +558,11 @@ mod tests {
         assert!(error.is::<crate::interrupt::Interrupted>(), "{error}");
         let copy = to.join("copy");
         assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 0, "the file that had begun is gone");
-        assert_eq!(std::fs::metadata(&copy).unwrap().mode() & 0o7777, 0o751, "and the directory is complete");
+        assert_eq!(
+            std::fs::metadata(&copy).unwrap().mode() & 0o7777,
+            0o751,
+            "and the directory is complete"
+        );
     }
 
     #[test]

@@ -145,7 +145,10 @@ mod tests {
         }
         assert!(differs("tuning=log-alone", "").is_some());
         let cache = given(&[], true, &of("cache_size=64M"));
-        assert_eq!(conflict(&cache, &of("cache_size=32M")), Some(("cache_size=64M", "cache_size=32M")));
+        assert_eq!(
+            conflict(&cache, &of("cache_size=32M")),
+            Some(("cache_size=64M", "cache_size=32M"))
+        );
         assert_eq!(bytes(1 << 30), "1G");
         assert_eq!(bytes((1 << 20) + 1), "1048577");
     }

@@ -1,13 +1,15 @@
 //! A mount whose daemon is killed once so much was acknowledged, and what is there afterwards.
 //!
-//! When the daemon dies depends on what it has acknowledged, never on time; and nothing commits by itself meanwhile, so that
-//! what is acknowledged stands in a log unless the log could not say it. Afterwards the image is looked at twice: a copy is
-//! mounted by Linux, the image itself by Larder, each of which replays the log, and both must be sound then.
+//! When the daemon dies depends on what it has acknowledged, never on time; and nothing commits by
+//! itself meanwhile, so that what is acknowledged stands in a log unless the log could not say it.
+//! Afterwards the image is looked at twice: a copy is mounted by Linux, the image itself by Larder,
+//! each of which replays the log, and both must be sound then.
 
 use super::{command, command_in, larder};
 use crate::args;
 use larder_simtest::oracle::{
-    KernelMount, MemoryCgroup, Need, btrfs_check, copy_image, enter_private_namespace, need, scratch,
+    KernelMount, MemoryCgroup, Need, btrfs_check, copy_image, enter_private_namespace, need,
+    scratch,
 };
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,8 +32,8 @@ pub fn kill_points(first: u64, step: u64) -> impl Iterator<Item = u64> {
     (0..scale).map(move |n| first + n * step % (3 * first) - if n % 2 == 1 { first / 2 } else { 0 })
 }
 
-/// One stage of a program at a time: programs that others start hold for a moment whatever is open here, and a mount that is
-/// looked at would be busy.
+/// One stage of a program at a time: programs that others start hold for a moment whatever is open
+/// here, and a mount that is looked at would be busy.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// An image and a mount of it.
@@ -50,11 +52,13 @@ impl Stage {
     pub fn new(size: &str) -> Self {
         enter_private_namespace().unwrap();
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut stage = Self { _alone, dir: scratch(), in_memory: false, group: None, daemon: None };
+        let mut stage =
+            Self { _alone, dir: scratch(), in_memory: false, group: None, daemon: None };
         stage.begin(size);
         stage
     }
-    /// A new image in memory, where what is written to it counts as its daemon's, which may use so many bytes.
+    /// A new image in memory, where what is written to it counts as its daemon's, which may use so
+    /// many bytes.
     pub fn with_limit(size: &str, limit: u64) -> Self {
         enter_private_namespace().unwrap();
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +116,8 @@ impl Stage {
         }
         larder(args!["umount", self.point()]).fails(1, "had been killed");
     }
-    /// Has Linux and Larder replay the log, lets `look` see the tree of each, and checks the images.
+    /// Has Linux and Larder replay the log, lets `look` see the tree of each, and checks the
+    /// images.
     pub fn afterwards(&self, look: &dyn Fn(&Path)) {
         println!("{} log at the crash", if self.has_log() { "a" } else { "no" });
         let copy = self.dir.path().join("copy");

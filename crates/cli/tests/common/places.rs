@@ -62,7 +62,8 @@ impl Places {
     }
     #[track_caller]
     pub fn assert_undisturbed(&self, n: usize) {
-        let sandbox = larder(args!["stats", "--json", self.place(n)]).ok().json()["sandbox"].clone();
+        let sandbox =
+            larder(args!["stats", "--json", self.place(n)]).ok().json()["sandbox"].clone();
         assert_eq!(sandbox["refused_system_calls"], serde_json::json!([]), "{sandbox}");
         assert_eq!(sandbox["seccomp"], true);
     }

@@ -6,7 +6,8 @@ use larder_simtest::oracle::{Need, enter_private_namespace, need, scratch};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One scene at a time: programs that another starts hold for a moment whatever is open here, and the mount would be busy.
+/// One scene at a time: programs that another starts hold for a moment whatever is open here, and
+/// the mount would be busy.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// An image and a mount point, in a mount namespace of this test's own; unmounted whatever happens.

@@ -2,7 +2,9 @@
 
 use super::{Before, Context, aligned, bad, size_is, u8_at, u16_at, u32_at, u64_at};
 use crate::csum::name_hash;
-use crate::{FormatResult, Key, KeyType, MAX_COMPRESSED_EXTENT, MAX_LEVEL, NAME_MAX, ObjectId, SECTOR_SIZE};
+use crate::{
+    FormatResult, Key, KeyType, MAX_COMPRESSED_EXTENT, MAX_LEVEL, NAME_MAX, ObjectId, SECTOR_SIZE,
+};
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
 
@@ -129,7 +131,8 @@ pub(super) fn dir_item(cx: &Context, key: &Key, d: &[u8], before: &Before) -> Fo
 
 /// Checks what a directory entry points to.
 fn location(entry: &[u8], is_xattr: bool) -> FormatResult<()> {
-    let (id, kind, offset) = (ObjectId(u64_at(entry, 0)?), KeyType(u8_at(entry, 8)?), u64_at(entry, 9)?);
+    let (id, kind, offset) =
+        (ObjectId(u64_at(entry, 0)?), KeyType(u8_at(entry, 8)?), u64_at(entry, 9)?);
     let fits = if is_xattr {
         id == ObjectId(0) && kind == KeyType(0) && offset == 0
     } else if kind == KeyType::ROOT_ITEM {
@@ -203,7 +206,12 @@ pub(super) fn extent_data(cx: &Context, key: &Key, d: &[u8], before: &Before) ->
     Ok(end)
 }
 
-pub(super) fn extent_csum(cx: &Context, key: &Key, d: &[u8], before: &Before) -> FormatResult<Option<u64>> {
+pub(super) fn extent_csum(
+    cx: &Context,
+    key: &Key,
+    d: &[u8],
+    before: &Before,
+) -> FormatResult<Option<u64>> {
     if key.objectid != ObjectId::EXTENT_CSUM {
         bad!("object id is {}, expected {}", key.objectid, ObjectId::EXTENT_CSUM);
     }

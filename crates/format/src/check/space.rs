@@ -2,7 +2,9 @@
 
 use super::{Before, Context, aligned, bad, size_is, u8_at, u16_at, u32_at, u64_at};
 use crate::csum::data_ref_hash;
-use crate::{FIRST_CHUNK_OBJECTID, FormatResult, Key, KeyType, MAX_LEVEL, ObjectId, SECTOR_SIZE, STRIPE_LEN};
+use crate::{
+    FIRST_CHUNK_OBJECTID, FormatResult, Key, KeyType, MAX_LEVEL, ObjectId, SECTOR_SIZE, STRIPE_LEN,
+};
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
 
@@ -105,7 +107,8 @@ fn inline_refs(d: &[u8], is_data: bool) -> FormatResult<u64> {
         let body = &rest[1..];
         let (size, sequence, count) = match kind {
             KeyType::EXTENT_DATA_REF if is_data => {
-                let (root, objectid, offset) = (u64_at(body, 0)?, u64_at(body, 8)?, u64_at(body, 16)?);
+                let (root, objectid, offset) =
+                    (u64_at(body, 0)?, u64_at(body, 8)?, u64_at(body, 16)?);
                 multiple_of_sector("offset of a data reference", offset)?;
                 (28, data_ref_hash(root, objectid, offset), u64::from(u32_at(body, 24)?))
             }
@@ -131,7 +134,10 @@ fn inline_refs(d: &[u8], is_data: bool) -> FormatResult<u64> {
                 continue;
             }
             _ => {
-                bad!("inline reference of type {kind} in a {} extent", if is_data { "data" } else { "tree" })
+                bad!(
+                    "inline reference of type {kind} in a {} extent",
+                    if is_data { "data" } else { "tree" }
+                )
             }
         };
         if count == 0 {
@@ -283,7 +289,8 @@ pub(super) fn dev_item(key: &Key, d: &[u8]) -> FormatResult<()> {
 
 pub(super) fn dev_extent(key: &Key, d: &[u8], before: &Before) -> FormatResult<u64> {
     size_is(d, 48)?;
-    let (tree, objectid, chunk, bytes) = (u64_at(d, 0)?, u64_at(d, 8)?, u64_at(d, 16)?, u64_at(d, 24)?);
+    let (tree, objectid, chunk, bytes) =
+        (u64_at(d, 0)?, u64_at(d, 8)?, u64_at(d, 16)?, u64_at(d, 24)?);
     if ObjectId(tree) != ObjectId::CHUNK_TREE {
         bad!("chunk tree is {tree}, expected {}", ObjectId::CHUNK_TREE);
     }

@@ -1,7 +1,7 @@
 //! BLOCK_GROUP_ITEM, and the type bits that it shares with chunks.
 //!
-//! Hidden here: the numbering of types and profiles, and what a profile means for the number of stripes and
-//! copies.
+//! Hidden here: the numbering of types and profiles, and what a profile means for the number of
+//! stripes and copies.
 
 use super::exact;
 use crate::{FIRST_CHUNK_OBJECTID, FormatError, FormatResult};
@@ -127,14 +127,17 @@ impl BlockGroupFlags {
     /// Checks type and profile bits and gives the profile.
     ///
     /// # Errors
-    /// An unknown bit, more than one profile, or a type other than data, metadata, system, or data and metadata.
+    /// An unknown bit, more than one profile, or a type other than data, metadata, system, or data
+    /// and metadata.
     pub fn profile(self) -> FormatResult<Profile> {
-        let fail = |why| Err(FormatError::new(format!("block group type {:#x} {why}", self.bits())));
+        let fail =
+            |why| Err(FormatError::new(format!("block group type {:#x} {why}", self.bits())));
         if !Self::all().contains(self) {
             return fail("has unknown bits");
         }
         let kind = self & Self::TYPES;
-        if ![Self::DATA, Self::SYSTEM, Self::METADATA, Self::DATA | Self::METADATA].contains(&kind) {
+        if ![Self::DATA, Self::SYSTEM, Self::METADATA, Self::DATA | Self::METADATA].contains(&kind)
+        {
             return fail("is none of data, metadata, system, data and metadata");
         }
         let bits = self - Self::TYPES;
@@ -161,7 +164,9 @@ impl BlockGroupFlags {
 }
 
 /// BLOCK_GROUP_ITEM, 24 bytes; start and length stand in its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct BlockGroupItem {
     /// Allocated bytes, logical.
@@ -226,7 +231,10 @@ mod tests {
         for bad in [0, 3, 6, 7, 0x20, 0x31, 0x801, 1 << 48 | 1] {
             assert!(BlockGroupFlags::from_bits_retain(bad).profile().is_err(), "{bad:#x}");
         }
-        assert_eq!((BlockGroupFlags::DATA | BlockGroupFlags::METADATA).type_name(), "Data+Metadata");
+        assert_eq!(
+            (BlockGroupFlags::DATA | BlockGroupFlags::METADATA).type_name(),
+            "Data+Metadata"
+        );
     }
 
     #[test]

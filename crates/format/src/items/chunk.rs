@@ -1,13 +1,14 @@
 //! CHUNK_ITEM, and the array of system chunks in the superblock.
 //!
-//! A chunk says which ranges of which devices stand behind a range of logical addresses. Hidden here: the list of
-//! stripes behind the fixed part, the rules on them, and the packed array through which the chunk tree itself is found.
+//! A chunk says which ranges of which devices stand behind a range of logical addresses. Hidden
+//! here: the list of stripes behind the fixed part, the rules on them, and the packed array through
+//! which the chunk tree itself is found.
 
 use super::block_group::{BlockGroupFlags, Profile};
 use super::{aligned, prefix};
 use crate::{
-    DeviceId, DiskKey, FIRST_CHUNK_OBJECTID, FormatError, FormatResult, Key, KeyType, Logical, ObjectId,
-    Physical, SECTOR_SIZE, STRIPE_LEN,
+    DeviceId, DiskKey, FIRST_CHUNK_OBJECTID, FormatError, FormatResult, Key, KeyType, Logical,
+    ObjectId, Physical, SECTOR_SIZE, STRIPE_LEN,
 };
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -80,8 +81,9 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Is it the same chunk? The copies within RAID10 mean nothing in other profiles, where Linux writes 1, old images have 0,
-    /// and `btrfs-image` puts the one in the place of the other at times.
+    /// Is it the same chunk? The copies within RAID10 mean nothing in other profiles, where Linux
+    /// writes 1, old images have 0, and `btrfs-image` puts the one in the place of the other at
+    /// times.
     #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
         let alike = || *self == Self { sub_stripes: self.sub_stripes, ..other.clone() };
@@ -122,13 +124,14 @@ impl Chunk {
     fn parse_prefix(bytes: &[u8]) -> FormatResult<(Self, &[u8])> {
         let (head, rest) = prefix::<Head>(bytes, "chunk item")?;
         let count = usize::from(head.num_stripes.get());
-        let (stripes, rest) = <[DiskStripe]>::ref_from_prefix_with_elems(rest, count).map_err(|_| {
-            FormatError::new(format!(
-                "chunk item has {} bytes behind its head, expected {} for {count} stripes",
-                rest.len(),
-                count * STRIPE_SIZE
-            ))
-        })?;
+        let (stripes, rest) =
+            <[DiskStripe]>::ref_from_prefix_with_elems(rest, count).map_err(|_| {
+                FormatError::new(format!(
+                    "chunk item has {} bytes behind its head, expected {} for {count} stripes",
+                    rest.len(),
+                    count * STRIPE_SIZE
+                ))
+            })?;
         let chunk = Self {
             length: head.length.get(),
             owner: ObjectId(head.owner.get()),
@@ -225,8 +228,11 @@ impl Chunk {
         let mut out = Vec::with_capacity(self.encoded_len());
         out.extend_from_slice(head.as_bytes());
         for s in &self.stripes {
-            let disk =
-                DiskStripe { devid: U64::new(s.devid.0), offset: U64::new(s.offset.0), dev_uuid: s.dev_uuid };
+            let disk = DiskStripe {
+                devid: U64::new(s.devid.0),
+                offset: U64::new(s.offset.0),
+                dev_uuid: s.dev_uuid,
+            };
             out.extend_from_slice(disk.as_bytes());
         }
         out
@@ -272,7 +278,9 @@ pub fn parse_sys_array(bytes: &[u8]) -> FormatResult<Vec<(Key, Chunk)>> {
 ///
 /// # Errors
 /// They do not fit the superblock.
-pub fn encode_sys_array<'a>(chunks: impl IntoIterator<Item = (Key, &'a Chunk)>) -> FormatResult<Vec<u8>> {
+pub fn encode_sys_array<'a>(
+    chunks: impl IntoIterator<Item = (Key, &'a Chunk)>,
+) -> FormatResult<Vec<u8>> {
     let mut out = Vec::new();
     for (key, chunk) in chunks {
         out.extend_from_slice(DiskKey::from(key).as_bytes());
@@ -297,8 +305,11 @@ mod tests {
 
     #[test]
     fn each_rule_has_its_message() {
-        let good =
-            Chunk::new(8 << 20, BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP, vec![stripe(1), stripe(1)]);
+        let good = Chunk::new(
+            8 << 20,
+            BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP,
+            vec![stripe(1), stripe(1)],
+        );
         assert_eq!(Chunk::parse(&good.encode()), Ok(good.clone()));
         let refused = |change: &dyn Fn(&mut Chunk)| {
             let mut bad = good.clone();
@@ -324,13 +335,21 @@ mod tests {
         );
         assert!(good.check_at(Logical(512)).is_err());
         assert!(good.check_at(Logical(u64::MAX - 4095)).is_err());
-        assert!(Chunk::parse(&[good.encode(), vec![0]].concat()).unwrap_err().0.contains("expected 112"));
+        assert!(
+            Chunk::parse(&[good.encode(), vec![0]].concat())
+                .unwrap_err()
+                .0
+                .contains("expected 112")
+        );
     }
 
     #[test]
     fn what_means_nothing_makes_no_other_chunk() {
-        let dup =
-            Chunk::new(8 << 20, BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP, vec![stripe(1), stripe(1)]);
+        let dup = Chunk::new(
+            8 << 20,
+            BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP,
+            vec![stripe(1), stripe(1)],
+        );
         assert!(dup.is_same_as(&Chunk { sub_stripes: 0, ..dup.clone() }));
         assert!(!dup.is_same_as(&Chunk { length: 4 << 20, sub_stripes: 0, ..dup.clone() }));
         let raid10 = Chunk { flags: BlockGroupFlags::SYSTEM | BlockGroupFlags::RAID10, ..dup };

@@ -1,7 +1,7 @@
 //! DEV_EXTENT and the device's error counters.
 //!
-//! A DEV_EXTENT is a chunk's stripe seen from the device; chunk tree and device tree must agree. The counters are the
-//! item (0, PERSISTENT_ITEM, devid) of the device tree.
+//! A DEV_EXTENT is a chunk's stripe seen from the device; chunk tree and device tree must agree.
+//! The counters are the item (0, PERSISTENT_ITEM, devid) of the device tree.
 
 use super::{aligned, exact};
 use crate::{FIRST_CHUNK_OBJECTID, FormatError, FormatResult, ObjectId};
@@ -9,7 +9,9 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// DEV_EXTENT, 48 bytes; device and physical address stand in its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct DevExtent {
     /// 3, the chunk tree.
@@ -52,7 +54,17 @@ impl DevExtent {
 
 /// Errors seen on a device, counted over its life.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct DevStats {
@@ -70,7 +82,8 @@ pub struct DevStats {
 const _: () = assert!(size_of::<DevStats>() == 40);
 
 impl DevStats {
-    /// From the item's bytes. Counters that a shorter item lacks are zero; what a longer one has beyond is not read.
+    /// From the item's bytes. Counters that a shorter item lacks are zero; what a longer one has
+    /// beyond is not read.
     ///
     /// # Errors
     /// The size is no multiple of 8.

@@ -1,11 +1,12 @@
 //! DIR_ITEM, DIR_INDEX and XATTR_ITEM: names seen from the directory, and extended attributes.
 //!
-//! All three share one layout: entries of a 30-byte header, the name and, for an attribute, its value.
-//! A DIR_ITEM or XATTR_ITEM holds every entry whose name has the hash that is the key's offset,
-//! so it may hold several; a DIR_INDEX holds exactly one. Hidden here: the layout and the editing of such lists.
+//! All three share one layout: entries of a 30-byte header, the name and, for an attribute, its
+//! value. A DIR_ITEM or XATTR_ITEM holds every entry whose name has the hash that is the key's
+//! offset, so it may hold several; a DIR_INDEX holds exactly one. Hidden here: the layout and the
+//! editing of such lists.
 //!
-//! A name is any 1 to 255 bytes as far as this module is concerned. A hostile image can hold `..` or a `/`; whoever
-//! turns names into paths of the host asks [`is_plain_name`] first.
+//! A name is any 1 to 255 bytes as far as this module is concerned. A hostile image can hold `..`
+//! or a `/`; whoever turns names into paths of the host asks [`is_plain_name`] first.
 
 use super::{exact, name_len, name_len_to_disk, prefix, take};
 use crate::{DiskKey, FormatError, FormatResult, Generation, Key, KeyType, ObjectId};
@@ -46,7 +47,9 @@ impl FileType {
             7 => Self::Symlink,
             8 => Self::Xattr,
             _ => {
-                return Err(FormatError::new(format!("directory entry has type {v}, expected 1 to 8")));
+                return Err(FormatError::new(format!(
+                    "directory entry has type {v}, expected 1 to 8"
+                )));
             }
         })
     }
@@ -76,7 +79,8 @@ pub const ENTRY_HEADER_SIZE: usize = 30;
 /// One entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntryRef<'a> {
-    /// What the name stands for: `(inode, INODE_ITEM, 0)`, `(subvolume, ROOT_ITEM, -1)`, all zero for an attribute.
+    /// What the name stands for: `(inode, INODE_ITEM, 0)`, `(subvolume, ROOT_ITEM, -1)`, all zero
+    /// for an attribute.
     pub location: Key,
     /// Transaction that made the entry.
     pub transid: Generation,
@@ -113,7 +117,8 @@ impl<'a> DirEntryRef<'a> {
     /// Appends the entry to an item's bytes.
     ///
     /// # Panics
-    /// If the name has not 1 to 255 bytes, or the data more than 65535: callers refuse those where they come in.
+    /// If the name has not 1 to 255 bytes, or the data more than 65535: callers refuse those where
+    /// they come in.
     pub fn append_to(&self, item: &mut Vec<u8>) {
         let header = DirEntryHeader {
             location: self.location.into(),
@@ -138,7 +143,8 @@ impl<'a> DirEntryRef<'a> {
     }
 }
 
-/// The entries of a DIR_ITEM, DIR_INDEX or XATTR_ITEM, in the order they were added. Ends after the first error.
+/// The entries of a DIR_ITEM, DIR_INDEX or XATTR_ITEM, in the order they were added. Ends after the
+/// first error.
 #[derive(Clone, Debug)]
 pub struct DirEntries<'a>(&'a [u8]);
 
@@ -184,7 +190,8 @@ impl<'a> Iterator for DirEntries<'a> {
 /// It is malformed, or there is none, or more than one.
 pub fn single_entry(item: &[u8]) -> FormatResult<DirEntryRef<'_>> {
     let mut entries = DirEntries::new(item);
-    let first = entries.next().ok_or_else(|| FormatError::new("directory index item is empty"))??;
+    let first =
+        entries.next().ok_or_else(|| FormatError::new("directory index item is empty"))??;
     if entries.next().is_some() {
         return Err(FormatError::new(format!(
             "directory index item has {} bytes, expected {} for its one entry",
@@ -209,8 +216,8 @@ pub fn find_entry<'a>(item: &'a [u8], name: &[u8]) -> FormatResult<Option<DirEnt
     Ok(None)
 }
 
-/// Takes the entry with this name out of an item; says whether it was there. An item that becomes empty has to be deleted by
-/// the caller.
+/// Takes the entry with this name out of an item; says whether it was there. An item that becomes
+/// empty has to be deleted by the caller.
 ///
 /// # Errors
 /// An entry before it is malformed; the item is unchanged.
@@ -234,8 +241,11 @@ pub fn is_plain_name(name: &[u8]) -> bool {
     !name.is_empty() && name != b"." && name != b".." && !name.iter().any(|b| matches!(b, b'/' | 0))
 }
 
-/// DIR_LOG_INDEX: the log is authoritative for the directory's indices from the key's offset to `last`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+/// DIR_LOG_INDEX: the log is authoritative for the directory's indices from the key's offset to
+/// `last`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct DirLogIndex {
     /// Last index of the range, itself included.
@@ -269,7 +279,8 @@ mod tests {
 
     #[test]
     fn errors_name_what_is_wrong() {
-        let item = DirEntryRef::inode(ObjectId(300), Generation(7), FileType::Regular, b"name").encode();
+        let item =
+            DirEntryRef::inode(ObjectId(300), Generation(7), FileType::Regular, b"name").encode();
         let with = |at: usize, v: u8| {
             let mut bytes = item.clone();
             bytes[at] = v;

@@ -1,12 +1,15 @@
 //! EXTENT_ITEM, METADATA_ITEM and the back references: who uses an extent.
 //!
-//! An extent's references stand inline in its item as far as they fit and as items of their own (*keyed*)
-//! beyond that. Hidden here: the layouts, which differ for each type and between inline and keyed, and the order in which inline
-//! references have to stand. Above, a reference is an [`ExtentRef`] with a count, wherever it stands.
+//! An extent's references stand inline in its item as far as they fit and as items of their own
+//! (*keyed*) beyond that. Hidden here: the layouts, which differ for each type and between inline
+//! and keyed, and the order in which inline references have to stand. Above, a reference is an
+//! [`ExtentRef`] with a count, wherever it stands.
 
 use super::{aligned, exact, prefix};
 use crate::csum::data_ref_hash;
-use crate::{DiskKey, FormatError, FormatResult, Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use crate::{
+    DiskKey, FormatError, FormatResult, Generation, Key, KeyType, Logical, ObjectId, TreeId,
+};
 use std::cmp::Reverse;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -25,7 +28,9 @@ bitflags::bitflags! {
 }
 
 /// The start of an extent item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct ExtentItemHeader {
     /// References, inline and keyed.
@@ -38,7 +43,9 @@ pub struct ExtentItemHeader {
 const _: () = assert!(size_of::<ExtentItemHeader>() == 24);
 
 /// What an EXTENT_ITEM of a node says about it on file systems without skinny metadata.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct TreeBlockInfo {
     /// First key of the node.
@@ -104,7 +111,8 @@ pub enum ExtentRef {
 pub type InlineOrder = (KeyType, Reverse<u64>);
 
 impl ExtentRef {
-    /// The reference of a file extent item: `file_offset` is the item's key offset, `extent_offset` its offset field.
+    /// The reference of a file extent item: `file_offset` is the item's key offset, `extent_offset`
+    /// its offset field.
     #[must_use]
     pub fn data(root: TreeId, ino: ObjectId, file_offset: u64, extent_offset: u64) -> Self {
         Self::Data { root, objectid: ino.0, offset: file_offset.wrapping_sub(extent_offset) }
@@ -120,7 +128,8 @@ impl ExtentRef {
             Self::Owner { .. } => KeyType::EXTENT_OWNER_REF,
         }
     }
-    /// What references of one type are sorted by: the hash of a data reference, otherwise the root or parent.
+    /// What references of one type are sorted by: the hash of a data reference, otherwise the root
+    /// or parent.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         match *self {
@@ -167,8 +176,9 @@ impl ExtentRef {
             Self::Data { .. } => item.extend_from_slice(&self.encode_keyed(count)),
         }
     }
-    /// Key of the keyed form. For a data reference the first of its keys: when another reference's item with the same
-    /// hash is there, it stands at the next free offset. [`Self::Owner`] has an inline form only.
+    /// Key of the keyed form. For a data reference the first of its keys: when another reference's
+    /// item with the same hash is there, it stands at the next free offset. [`Self::Owner`] has an
+    /// inline form only.
     #[must_use]
     pub fn keyed(&self, bytenr: Logical) -> Key {
         Key::new(bytenr, self.kind(), self.sequence())
@@ -214,7 +224,8 @@ fn data_ref(disk: &DiskDataRef) -> FormatResult<(ExtentRef, u32)> {
     Ok((r, counted(disk.count, WHAT)?))
 }
 
-/// Inline references with their counts, as they stand. Ends after the first error; does not check the order.
+/// Inline references with their counts, as they stand. Ends after the first error; does not check
+/// the order.
 #[derive(Clone, Debug)]
 pub struct InlineRefs<'a>(&'a [u8]);
 
@@ -244,7 +255,9 @@ impl<'a> InlineRefs<'a> {
                 let r = match kind {
                     KeyType::TREE_BLOCK_REF => ExtentRef::TreeBlock { root: ObjectId(value) },
                     KeyType::EXTENT_OWNER_REF => ExtentRef::Owner { root: ObjectId(value) },
-                    _ => ExtentRef::SharedBlock { parent: parent(value, "inline shared block ref")? },
+                    _ => {
+                        ExtentRef::SharedBlock { parent: parent(value, "inline shared block ref")? }
+                    }
                 };
                 Ok(((r, 1), rest))
             }
@@ -287,7 +300,8 @@ impl ExtentItem {
     /// From the bytes of an item of type EXTENT_ITEM or METADATA_ITEM.
     ///
     /// # Errors
-    /// Cut-off or unknown parts, inline references out of order or of the wrong sort, or more of them than `refs` says.
+    /// Cut-off or unknown parts, inline references out of order or of the wrong sort, or more of
+    /// them than `refs` says.
     pub fn parse(kind: KeyType, bytes: &[u8]) -> FormatResult<Self> {
         let (head, mut rest) = prefix::<ExtentItemHeader>(bytes, "extent item")?;
         let flags = ExtentFlags::from_bits_retain(head.flags.get());
@@ -320,12 +334,16 @@ impl ExtentItem {
         for entry in InlineRefs::new(rest) {
             let (r, count) = entry?;
             if r.is_data() != is_data {
-                return Err(FormatError::new(format!("{r:?} stands in an extent item with flags {flags:?}")));
+                return Err(FormatError::new(format!(
+                    "{r:?} stands in an extent item with flags {flags:?}"
+                )));
             }
             if let Some((last, _)) = inline.last()
                 && r.inline_order() < ExtentRef::inline_order(last)
             {
-                return Err(FormatError::new(format!("inline ref {r:?} stands after {last:?}: wrong order")));
+                return Err(FormatError::new(format!(
+                    "inline ref {r:?} stands after {last:?}: wrong order"
+                )));
             }
             if !matches!(r, ExtentRef::Owner { .. }) {
                 sum += u64::from(count);
@@ -379,7 +397,11 @@ pub fn parse_keyed_refs(key: &Key, bytes: &[u8]) -> FormatResult<Vec<(ExtentRef,
     match key.kind {
         KeyType::TREE_BLOCK_REF | KeyType::SHARED_BLOCK_REF => {
             if !bytes.is_empty() {
-                return Err(FormatError::new(format!("{} has {} bytes, expected 0", key.kind, bytes.len())));
+                return Err(FormatError::new(format!(
+                    "{} has {} bytes, expected 0",
+                    key.kind,
+                    bytes.len()
+                )));
             }
             let r = if key.kind == KeyType::TREE_BLOCK_REF {
                 ExtentRef::TreeBlock { root: ObjectId(key.offset) }
@@ -390,7 +412,10 @@ pub fn parse_keyed_refs(key: &Key, bytes: &[u8]) -> FormatResult<Vec<(ExtentRef,
         }
         KeyType::SHARED_DATA_REF => {
             let count = counted(*exact::<U32>(bytes, "shared data ref")?, "shared data ref")?;
-            Ok(vec![(ExtentRef::SharedData { parent: parent(key.offset, "shared data ref")? }, count)])
+            Ok(vec![(
+                ExtentRef::SharedData { parent: parent(key.offset, "shared data ref")? },
+                count,
+            )])
         }
         KeyType::EXTENT_DATA_REF => {
             let disk = <[DiskDataRef]>::ref_from_bytes(bytes).ok().filter(|d| !d.is_empty());
@@ -464,7 +489,8 @@ mod tests {
             (KeyType::METADATA_ITEM, 2, true),
             (KeyType::METADATA_ITEM, 0x102, true),
         ] {
-            let head = ExtentItemHeader { refs: 0.into(), generation: 1.into(), flags: flags.into() };
+            let head =
+                ExtentItemHeader { refs: 0.into(), generation: 1.into(), flags: flags.into() };
             assert_eq!(ExtentItem::parse(kind, head.as_bytes()).is_ok(), ok, "{kind} {flags:#x}");
         }
     }

@@ -1,9 +1,10 @@
 //! EXTENT_DATA: where a range of a file lies.
 //!
-//! Two shapes share a 21-byte head: data inline in the leaf, or a window into an extent on the devices (regular
-//! or preallocated). Hidden here: the numbers of kinds and compressions, and the rules that keep a
-//! window inside its extent. What comes out of [`FileExtent::parse`] can be computed with: ends do not overflow, a
-//! window lies inside its extent, compressed lengths are bounded.
+//! Two shapes share a 21-byte head: data inline in the leaf, or a window into an extent on the
+//! devices (regular or preallocated). Hidden here: the numbers of kinds and compressions, and the
+//! rules that keep a window inside its extent. What comes out of [`FileExtent::parse`] can be
+//! computed with: ends do not overflow, a window lies inside its extent, compressed lengths are
+//! bounded.
 
 use super::{aligned, exact, prefix};
 use crate::{FormatError, FormatResult, Generation, Logical, MAX_COMPRESSED_EXTENT};
@@ -33,7 +34,11 @@ impl Compression {
             1 => Self::Zlib,
             2 => Self::Lzo,
             3 => Self::Zstd,
-            _ => return Err(FormatError::new(format!("file extent has compression {v}, expected 0 to 3"))),
+            _ => {
+                return Err(FormatError::new(format!(
+                    "file extent has compression {v}, expected 0 to 3"
+                )));
+            }
         })
     }
     /// The extent's number.
@@ -136,7 +141,8 @@ impl<'a> FileExtent<'a> {
     /// From the item's bytes.
     ///
     /// # Errors
-    /// Unknown numbers, a size that does not fit the kind, unaligned fields, or a window that leaves its extent.
+    /// Unknown numbers, a size that does not fit the kind, unaligned fields, or a window that
+    /// leaves its extent.
     pub fn parse(bytes: &'a [u8]) -> FormatResult<Self> {
         let (head, rest) = prefix::<Head>(bytes, "file extent")?;
         let compression = Compression::from_disk(head.compression)?;
@@ -149,7 +155,8 @@ impl<'a> FileExtent<'a> {
         let (generation, ram_bytes) = (Generation(head.generation.get()), head.ram_bytes.get());
         if compression != Compression::None && ram_bytes > MAX_COMPRESSED_EXTENT {
             return Err(FormatError::new(format!(
-                "compressed file extent has ram_bytes {ram_bytes}, expected at most {MAX_COMPRESSED_EXTENT}"
+                "compressed file extent has ram_bytes {ram_bytes}, expected at most \
+                    {MAX_COMPRESSED_EXTENT}"
             )));
         }
         let kind = match head.kind {
@@ -160,11 +167,18 @@ impl<'a> FileExtent<'a> {
                         rest.len()
                     )));
                 }
-                return Ok(Self::Inline(InlineExtent { generation, ram_bytes, compression, data: rest }));
+                return Ok(Self::Inline(InlineExtent {
+                    generation,
+                    ram_bytes,
+                    compression,
+                    data: rest,
+                }));
             }
             1 => ExtentKind::Regular,
             2 => ExtentKind::Prealloc,
-            v => return Err(FormatError::new(format!("file extent has type {v}, expected 0 to 2"))),
+            v => {
+                return Err(FormatError::new(format!("file extent has type {v}, expected 0 to 2")));
+            }
         };
         let window: &Window = exact(rest, "second part of a file extent")?;
         let record = ExtentRecord {
@@ -269,7 +283,8 @@ impl ExtentRecord {
         out[INLINE_HEADER_SIZE..].copy_from_slice(window.as_bytes());
         out
     }
-    /// The part of this extent that begins `skip` bytes into the window and has `len` bytes: what an item split keeps.
+    /// The part of this extent that begins `skip` bytes into the window and has `len` bytes: what
+    /// an item split keeps.
     ///
     /// # Panics
     /// If the part is empty or reaches out of the window.
@@ -301,10 +316,15 @@ impl ExtentRecord {
             return Ok(());
         }
         // Old kernels left a wrong ram_bytes in uncompressed extents, where it means nothing.
-        let whole = if self.compression == Compression::None { self.disk_num_bytes } else { self.ram_bytes };
+        let whole = if self.compression == Compression::None {
+            self.disk_num_bytes
+        } else {
+            self.ram_bytes
+        };
         if window_end > whole {
             return Err(FormatError::new(format!(
-                "file extent has offset {} and num_bytes {}, which leaves its extent of {whole} bytes",
+                "file extent has offset {} and num_bytes {}, which leaves its extent of {whole} \
+                    bytes",
                 self.offset, self.num_bytes
             )));
         }

@@ -1,7 +1,8 @@
 //! The free-space tree: FREE_SPACE_INFO and the measures of its bitmaps.
 //!
-//! A block group's free space stands in keys alone (FREE_SPACE_EXTENT, no data) or in bitmaps (FREE_SPACE_BITMAP):
-//! one bit per sector, lowest bit of the first byte first, set where free. Which of the two, its info item says.
+//! A block group's free space stands in keys alone (FREE_SPACE_EXTENT, no data) or in bitmaps
+//! (FREE_SPACE_BITMAP): one bit per sector, lowest bit of the first byte first, set where free.
+//! Which of the two, its info item says.
 
 use super::exact;
 use crate::{FormatError, FormatResult, SECTOR_SIZE};
@@ -16,7 +17,9 @@ pub const BITMAP_RANGE: u64 = BITMAP_SIZE as u64 * 8 * SECTOR_SIZE as u64;
 pub const USING_BITMAPS: u32 = 1;
 
 /// FREE_SPACE_INFO, 8 bytes; start and length of the block group stand in its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct FreeSpaceInfo {
     /// Runs of free space, whichever form they stand in.
@@ -57,7 +60,8 @@ impl FreeSpaceInfo {
 /// Checks the size of a FREE_SPACE_BITMAP item whose key says that it covers `length` bytes.
 ///
 /// # Errors
-/// The length is 0, unaligned or beyond [`BITMAP_RANGE`], or the item has not the bytes that it needs.
+/// The length is 0, unaligned or beyond [`BITMAP_RANGE`], or the item has not the bytes that it
+/// needs.
 pub fn check_bitmap(length: u64, bytes: &[u8]) -> FormatResult<()> {
     if length == 0 || length > BITMAP_RANGE || !length.is_multiple_of(u64::from(SECTOR_SIZE)) {
         return Err(FormatError::new(format!(
@@ -93,7 +97,9 @@ mod tests {
         for bad in [0, 100, (8 << 20) + 4096] {
             assert!(check_bitmap(bad, &[0; 256]).is_err());
         }
-        assert!(FreeSpaceInfo::parse(FreeSpaceInfo::new(3, true).as_bytes()).unwrap().uses_bitmaps());
+        assert!(
+            FreeSpaceInfo::parse(FreeSpaceInfo::new(3, true).as_bytes()).unwrap().uses_bitmaps()
+        );
         assert!(FreeSpaceInfo::parse(&[0, 0, 0, 0, 2, 0, 0, 0]).unwrap_err().0.contains("0x2"));
     }
 }

@@ -11,7 +11,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A point in time: seconds since 1970 (negative before), and nanoseconds.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -31,7 +41,17 @@ impl Timespec {
 
 /// INODE_ITEM, 160 bytes.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct InodeItem {
@@ -163,7 +183,9 @@ pub const PERMISSIONS: u32 = 0o7777;
 /// The mode has none of the seven types, or bits beyond type and permissions.
 pub fn mode_to_type(mode: u32) -> FormatResult<FileType> {
     if mode & !(S_IFMT | PERMISSIONS) != 0 {
-        return Err(FormatError::new(format!("mode {mode:#o} has bits beyond type and permissions")));
+        return Err(FormatError::new(format!(
+            "mode {mode:#o} has bits beyond type and permissions"
+        )));
     }
     Ok(match mode & S_IFMT {
         S_IFREG => FileType::Regular,
@@ -233,12 +255,16 @@ mod tests {
     fn only_160_bytes_are_an_inode() {
         assert!(InodeItem::parse(&[0; 159]).unwrap_err().0.contains("159 bytes, expected 160"));
         assert!(InodeItem::parse(&[0; 161]).is_err());
-        let item = InodeItem { nlink: 3.into(), flags: 0x1_8000_0003.into(), ..InodeItem::default() };
+        let item =
+            InodeItem { nlink: 3.into(), flags: 0x1_8000_0003.into(), ..InodeItem::default() };
         let back = InodeItem::parse(item.as_bytes()).unwrap();
         assert_eq!(back, &item);
         assert_eq!(
             back.inode_flags(),
-            InodeFlags::NODATASUM | InodeFlags::NODATACOW | InodeFlags::ROOT_ITEM_INIT | InodeFlags::VERITY
+            InodeFlags::NODATASUM
+                | InodeFlags::NODATACOW
+                | InodeFlags::ROOT_ITEM_INIT
+                | InodeFlags::VERITY
         );
     }
 }

@@ -1,8 +1,9 @@
 //! INODE_REF and INODE_EXTREF: the names of an inode, seen from the inode.
 //!
 //! Both items are lists without a count: entries tile the item. An INODE_REF item holds all names
-//! that one directory has for the inode; an INODE_EXTREF item the names whose hash with their directory is the key's offset,
-//! of whatever directory. Hidden here: the tiling, and how an entry is added or taken out.
+//! that one directory has for the inode; an INODE_EXTREF item the names whose hash with their
+//! directory is the key's offset, of whatever directory. Hidden here: the tiling, and how an entry
+//! is added or taken out.
 
 use super::{name_len, name_len_to_disk, prefix, take};
 use crate::{FormatResult, ObjectId};
@@ -62,7 +63,8 @@ impl InodeRef<'_> {
     /// # Panics
     /// If the name has not 1 to 255 bytes.
     pub fn append_to(&self, item: &mut Vec<u8>) {
-        let header = RefHeader { index: U64::new(self.index), name_len: name_len_to_disk(self.name).into() };
+        let header =
+            RefHeader { index: U64::new(self.index), name_len: name_len_to_disk(self.name).into() };
         item.extend_from_slice(header.as_bytes());
         item.extend_from_slice(self.name);
     }
@@ -101,7 +103,8 @@ impl<'a> InodeRefs<'a> {
     }
     fn step(&self) -> FormatResult<(InodeRef<'a>, &'a [u8])> {
         let (header, rest) = prefix::<RefHeader>(self.0, "inode ref")?;
-        let (name, rest) = take(rest, name_len(header.name_len.get(), "inode ref")?, "name of an inode ref")?;
+        let (name, rest) =
+            take(rest, name_len(header.name_len.get(), "inode ref")?, "name of an inode ref")?;
         Ok((InodeRef { index: header.index.get(), name }, rest))
     }
 }
@@ -132,7 +135,8 @@ impl<'a> ExtRefs<'a> {
         let (header, rest) = prefix::<ExtRefHeader>(self.0, "inode extref")?;
         let len = name_len(header.name_len.get(), "inode extref")?;
         let (name, rest) = take(rest, len, "name of an inode extref")?;
-        let entry = ExtRef { parent: ObjectId(header.parent.get()), index: header.index.get(), name };
+        let entry =
+            ExtRef { parent: ObjectId(header.parent.get()), index: header.index.get(), name };
         Ok((entry, rest))
     }
 }
@@ -167,7 +171,11 @@ pub fn find_ref<'a>(item: &'a [u8], name: &[u8]) -> FormatResult<Option<InodeRef
 ///
 /// # Errors
 /// An entry before it is malformed.
-pub fn find_extref<'a>(item: &'a [u8], parent: ObjectId, name: &[u8]) -> FormatResult<Option<ExtRef<'a>>> {
+pub fn find_extref<'a>(
+    item: &'a [u8],
+    parent: ObjectId,
+    name: &[u8],
+) -> FormatResult<Option<ExtRef<'a>>> {
     for entry in ExtRefs::new(item) {
         let entry = entry?;
         if entry.parent == parent && entry.name == name {
@@ -177,8 +185,8 @@ pub fn find_extref<'a>(item: &'a [u8], parent: ObjectId, name: &[u8]) -> FormatR
     Ok(None)
 }
 
-/// Takes the entry with this name out of an INODE_REF item and returns its index; `None` if it is not there. An item that
-/// becomes empty has to be deleted by the caller.
+/// Takes the entry with this name out of an INODE_REF item and returns its index; `None` if it is
+/// not there. An item that becomes empty has to be deleted by the caller.
 ///
 /// # Errors
 /// An entry before it is malformed; the item is unchanged.
@@ -196,12 +204,16 @@ pub fn remove_ref(item: &mut Vec<u8>, name: &[u8]) -> FormatResult<Option<u64>> 
     Ok(None)
 }
 
-/// Takes the entry with this directory and name out of an INODE_EXTREF item and returns its index; `None` if it is not there. An
-/// item that becomes empty has to be deleted by the caller.
+/// Takes the entry with this directory and name out of an INODE_EXTREF item and returns its index;
+/// `None` if it is not there. An item that becomes empty has to be deleted by the caller.
 ///
 /// # Errors
 /// An entry before it is malformed; the item is unchanged.
-pub fn remove_extref(item: &mut Vec<u8>, parent: ObjectId, name: &[u8]) -> FormatResult<Option<u64>> {
+pub fn remove_extref(
+    item: &mut Vec<u8>,
+    parent: ObjectId,
+    name: &[u8],
+) -> FormatResult<Option<u64>> {
     let mut at = 0;
     for entry in ExtRefs::new(item) {
         let entry = entry?;

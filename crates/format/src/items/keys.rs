@@ -1,11 +1,12 @@
 //! Keys of the items that have a rule for them: hashes, addresses, identities.
 //!
-//! Where to look for an item is as much a part of the format as its bytes. The rules that are more than "object, type, 0"
-//! stand here once.
+//! Where to look for an item is as much a part of the format as its bytes. The rules that are more
+//! than "object, type, 0" stand here once.
 
 use crate::csum::{extref_hash, name_hash};
 use crate::{
-    FIRST_CHUNK_OBJECTID, FileOffset, FormatError, FormatResult, Key, KeyType, Logical, ObjectId, TreeId,
+    FIRST_CHUNK_OBJECTID, FileOffset, FormatError, FormatResult, Key, KeyType, Logical, ObjectId,
+    TreeId,
 };
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
@@ -45,7 +46,8 @@ pub fn xattr_key(ino: ObjectId, name: &[u8]) -> Key {
 pub fn extent_data_key(ino: ObjectId, at: FileOffset) -> Key {
     Key::new(ino, KeyType::EXTENT_DATA, at.0)
 }
-/// In a subvolume tree: this inode is to be deleted or truncated. In the root tree: this tree is to be dropped.
+/// In a subvolume tree: this inode is to be deleted or truncated. In the root tree: this tree is to
+/// be dropped.
 #[must_use]
 pub fn orphan_key(id: ObjectId) -> Key {
     Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, id.0)

@@ -1,13 +1,13 @@
 //! Items: what stands in the leaves, one module per family.
 //!
 //! The modules hide the byte layouts. Fixed structures are `zerocopy` views with little-endian
-//! fields (`parse` gives a reference into the leaf, `as_bytes` the bytes back); structures that carry names,
-//! payloads or lists are parsed into a type of their own with an `encode` that gives exactly the same
-//! bytes. Names and payloads stay raw `&[u8]`: the format knows no encoding.
+//! fields (`parse` gives a reference into the leaf, `as_bytes` the bytes back); structures that
+//! carry names, payloads or lists are parsed into a type of their own with an `encode` that gives
+//! exactly the same bytes. Names and payloads stay raw `&[u8]`: the format knows no encoding.
 //!
-//! A parser checks what the item's own bytes can tell: sizes, known numbers, alignment, arithmetic that must
-//! not overflow. Rules that need the key, the neighbours, the superblock or another tree belong to the
-//! node checker. Nothing here panics, whatever the bytes.
+//! A parser checks what the item's own bytes can tell: sizes, known numbers, alignment, arithmetic
+//! that must not overflow. Rules that need the key, the neighbours, the superblock or another tree
+//! belong to the node checker. Nothing here panics, whatever the bytes.
 
 use crate::{FormatError, FormatResult};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -56,14 +56,21 @@ where
     T: FromBytes + KnownLayout + Immutable + Unaligned,
 {
     T::ref_from_prefix(bytes).map_err(|_| {
-        FormatError::new(format!("{what} is cut off: {} bytes left, {} needed", bytes.len(), size_of::<T>()))
+        FormatError::new(format!(
+            "{what} is cut off: {} bytes left, {} needed",
+            bytes.len(),
+            size_of::<T>()
+        ))
     })
 }
 
 /// The first `n` bytes and the rest.
 fn take<'a>(bytes: &'a [u8], n: usize, what: &str) -> FormatResult<(&'a [u8], &'a [u8])> {
     bytes.split_at_checked(n).ok_or_else(|| {
-        FormatError::new(format!("{what} of {n} bytes reaches past the item, which has {} left", bytes.len()))
+        FormatError::new(format!(
+            "{what} of {n} bytes reaches past the item, which has {} left",
+            bytes.len()
+        ))
     })
 }
 
@@ -71,7 +78,9 @@ fn take<'a>(bytes: &'a [u8], n: usize, what: &str) -> FormatResult<(&'a [u8], &'
 fn name_len(len: u16, what: &str) -> FormatResult<usize> {
     let len = usize::from(len);
     if len == 0 || len > crate::NAME_MAX {
-        return Err(FormatError::new(format!("{what} has a name of {len} bytes, expected 1 to 255")));
+        return Err(FormatError::new(format!(
+            "{what} has a name of {len} bytes, expected 1 to 255"
+        )));
     }
     Ok(len)
 }
@@ -88,7 +97,9 @@ fn name_len_to_disk(name: &[u8]) -> u16 {
 /// Checks that `value` is a multiple of the sector size.
 fn aligned(value: u64, what: &str, field: &str) -> FormatResult<()> {
     if !value.is_multiple_of(u64::from(crate::SECTOR_SIZE)) {
-        return Err(FormatError::new(format!("{what} has {field} {value}, expected a multiple of 4096")));
+        return Err(FormatError::new(format!(
+            "{what} has {field} {value}, expected a multiple of 4096"
+        )));
     }
     Ok(())
 }

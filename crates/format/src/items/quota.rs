@@ -1,7 +1,8 @@
 //! The quota tree: QGROUP_STATUS and QGROUP_INFO.
 //!
-//! A quota group's id stands in the key's offset: its level in the upper 16 bits, below that a number; at level 0 the number
-//! is a subvolume's id. Which groups belong to which says a pair of QGROUP_RELATION items without data, one in each direction.
+//! A quota group's id stands in the key's offset: its level in the upper 16 bits, below that a
+//! number; at level 0 the number is a subvolume's id. Which groups belong to which says a pair of
+//! QGROUP_RELATION items without data, one in each direction.
 
 use super::exact;
 use crate::FormatResult;
@@ -40,7 +41,9 @@ impl fmt::Display for QgroupId {
 }
 
 /// QGROUP_STATUS at (0, 240, 0): the 32 bytes that every version has; simple quotas add another 8.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct QgroupStatus {
     /// Of the tree's format: 1.
@@ -64,8 +67,11 @@ impl QgroupStatus {
     }
 }
 
-/// QGROUP_INFO at (0, 242, group), 40 bytes: counts of bytes of whole extents, tree nodes and data alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+/// QGROUP_INFO at (0, 242, group), 40 bytes: counts of bytes of whole extents, tree nodes and data
+/// alike.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct QgroupInfo {
     /// Transaction that changed it last.

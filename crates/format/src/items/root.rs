@@ -1,8 +1,8 @@
 //! ROOT_ITEM, ROOT_REF and ROOT_BACKREF: trees, and where subvolumes hang.
 //!
-//! Hidden here: that a ROOT_ITEM has grown once. The part behind `generation_v2` was added later; it counts only if
-//! `generation_v2` equals `generation`, because a kernel that does not know it leaves it stale. A parsed item has
-//! it either true or zero.
+//! Hidden here: that a ROOT_ITEM has grown once. The part behind `generation_v2` was added later;
+//! it counts only if `generation_v2` equals `generation`, because a kernel that does not know it
+//! leaves it stale. A parsed item has it either true or zero.
 
 use super::inode::{InodeItem, Timespec};
 use super::{aligned, name_len, name_len_to_disk, prefix};
@@ -22,7 +22,9 @@ bitflags::bitflags! {
 }
 
 /// ROOT_ITEM, 439 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct RootItem {
     /// A relic; Linux fills it in all the same.
@@ -115,7 +117,9 @@ impl RootItem {
         aligned(item.bytenr.get(), WHAT, "bytenr")?;
         for (field, level) in [("level", item.level), ("drop_level", item.drop_level)] {
             if level >= MAX_LEVEL {
-                return Err(FormatError::new(format!("root item has {field} {level}, expected at most 7")));
+                return Err(FormatError::new(format!(
+                    "root item has {field} {level}, expected at most 7"
+                )));
             }
         }
         Ok(item)
@@ -209,7 +213,10 @@ mod tests {
         assert_eq!(RootItem::parse(item.as_bytes()), Ok(item));
 
         let old = RootItem::parse(&item.as_bytes()[..OLD_SIZE]).unwrap();
-        assert_eq!((old.root_generation(), old.generation_v2.get(), old.uuid), (Generation(7), 0, [0; 16]));
+        assert_eq!(
+            (old.root_generation(), old.generation_v2.get(), old.uuid),
+            (Generation(7), 0, [0; 16])
+        );
 
         item.generation = 8.into();
         assert_eq!(RootItem::parse(item.as_bytes()).unwrap().uuid, [0; 16]);

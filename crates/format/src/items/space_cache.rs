@@ -1,9 +1,11 @@
 //! The version 1 space cache: a block group's free space in a file of the root tree.
 //!
-//! The item (FREE_SPACE, 0, start of the block group) names the file. Its first page begins with a crc32c of each of the file's
-//! pages (of its own without those sums) and a generation; entries of 17 bytes follow, as many as fit in each page, then one page for
-//! each entry that says that its space stands in a bitmap. Linux believes a cache only if sums and generations fit, if it says
-//! nothing twice, and if it has as much free space as the block group; otherwise it looks for itself.
+//! The item (FREE_SPACE, 0, start of the block group) names the file. Its first page begins with a
+//! crc32c of each of the file's pages (of its own without those sums) and a generation; entries of
+//! 17 bytes follow, as many as fit in each page, then one page for each entry that says that its
+//! space stands in a bitmap. Linux believes a cache only if sums and generations fit, if it says
+//! nothing twice, and if it has as much free space as the block group; otherwise it looks for
+//! itself.
 
 use super::exact;
 use crate::csum::crc32c_raw;
@@ -18,7 +20,9 @@ pub const CACHE_PAGE: usize = 4096;
 pub const CACHE_BITMAP_RANGE: u64 = CACHE_PAGE as u64 * 8 * SECTOR_SIZE as u64;
 
 /// (FREE_SPACE, 0, start), 41 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct SpaceCacheItem {
     /// Key of the file's inode, in the root tree.
@@ -70,7 +74,10 @@ pub enum CacheError {
 ///
 /// # Errors
 /// As [`CacheError`] says.
-pub fn parse_space_cache(contents: &[u8], item: &SpaceCacheItem) -> Result<Vec<(u64, u64)>, CacheError> {
+pub fn parse_space_cache(
+    contents: &[u8],
+    item: &SpaceCacheItem,
+) -> Result<Vec<(u64, u64)>, CacheError> {
     let mut reader = Pages::new(contents)?;
     let first = reader.next()?;
     let mut rest = &first[reader.sums..];
@@ -96,11 +103,14 @@ pub fn parse_space_cache(contents: &[u8], item: &SpaceCacheItem) -> Result<Vec<(
         match entry.kind {
             RUN => runs.push((at, bytes)),
             BITMAP => bitmaps.push(at),
-            kind => return Err(CacheError::Invalid(format!("the entry for {at} is of kind {kind}"))),
+            kind => {
+                return Err(CacheError::Invalid(format!("the entry for {at} is of kind {kind}")));
+            }
         }
     }
     if bitmaps.len() as u64 != item.bitmaps.get() {
-        let what = format!("there are {} bitmaps, and the item says {}", bitmaps.len(), item.bitmaps);
+        let what =
+            format!("there are {} bitmaps, and the item says {}", bitmaps.len(), item.bitmaps);
         return Err(CacheError::Invalid(what));
     }
     says_nothing_twice(runs.iter().map(|(at, _)| *at))?;
@@ -222,8 +232,10 @@ mod tests {
 
     #[test]
     fn runs_and_bitmaps() {
-        let file =
-            file(&[(AT, 4 * SECTOR, RUN), (AT + 8 * SECTOR, 3 * SECTOR, BITMAP)], &[&[0b1000_0001, 1]]);
+        let file = file(
+            &[(AT, 4 * SECTOR, RUN), (AT + 8 * SECTOR, 3 * SECTOR, BITMAP)],
+            &[&[0b1000_0001, 1]],
+        );
         let runs = parse_space_cache(&file, &item(2, 1)).unwrap();
         let bits = AT + 8 * SECTOR;
         assert_eq!(runs, [(AT, 4 * SECTOR), (bits, SECTOR), (bits + 7 * SECTOR, 2 * SECTOR)]);

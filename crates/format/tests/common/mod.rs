@@ -5,7 +5,8 @@
 use larder_format::check::{Expect, check_chunk, check_node};
 use larder_format::node::NodeView;
 use larder_format::{
-    DiskKey, Generation, Key, KeyType, Logical, ObjectId, Physical, SUPER_OFFSETS, Superblock, TreeId,
+    DiskKey, Generation, Key, KeyType, Logical, ObjectId, Physical, SUPER_OFFSETS, Superblock,
+    TreeId,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +16,8 @@ use std::path::Path;
 use std::process::Command;
 use zerocopy::FromBytes;
 
-/// Is a program there? If not, says that the test is skipped, or fails where nothing may be missing.
+/// Is a program there? If not, says that the test is skipped, or fails where nothing may be
+/// missing.
 pub(crate) fn has(program: &str) -> bool {
     let there = Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
     if !there {
@@ -41,7 +43,8 @@ pub(crate) fn missing(what: &str) {
 
 /// Runs a program to its good end and returns what it printed.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
-    let out = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let out =
+        Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
     assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).expect("tools print text")
 }
@@ -151,7 +154,12 @@ impl Image {
         let mut roots = Vec::new();
         self.walk_tree(&self.expect_root_tree(), &mut nodes, &mut |key, data| {
             if key.kind == KeyType::ROOT_ITEM {
-                roots.push(self.expect_root(key.objectid, le64(data, 176), data[238], le64(data, 160)));
+                roots.push(self.expect_root(
+                    key.objectid,
+                    le64(data, 176),
+                    data[238],
+                    le64(data, 160),
+                ));
             }
         });
         for root in roots {
@@ -159,8 +167,9 @@ impl Image {
         }
         nodes
     }
-    /// Checks the log: the tree of log roots and the log tree of each subvolume. None of their nodes
-    /// is among those of [`Image::walk`]; before that, only nodes in system chunks can be found.
+    /// Checks the log: the tree of log roots and the log tree of each subvolume. None of their
+    /// nodes is among those of [`Image::walk`]; before that, only nodes in system chunks can be
+    /// found.
     pub(crate) fn walk_log(&self) -> Nodes {
         let mut nodes = Nodes::new();
         let Some(at) = self.sb.log_root() else { return nodes };
@@ -169,7 +178,12 @@ impl Image {
         let mut logs = Vec::new();
         self.walk_tree(&roots, &mut nodes, &mut |key, data| {
             assert_eq!((key.objectid, key.kind), (ObjectId::TREE_LOG, KeyType::ROOT_ITEM));
-            logs.push(self.expect_root(ObjectId::TREE_LOG, le64(data, 176), data[238], le64(data, 160)));
+            logs.push(self.expect_root(
+                ObjectId::TREE_LOG,
+                le64(data, 176),
+                data[238],
+                le64(data, 160),
+            ));
         });
         for log in logs {
             self.walk_tree(&log, &mut nodes, &mut |_, _| {});

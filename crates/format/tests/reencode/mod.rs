@@ -3,18 +3,22 @@
 use larder_format::items::dir::single_entry;
 use larder_format::items::free_space::check_bitmap;
 use larder_format::items::{
-    BlockGroupItem, Chunk, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs, ExtentItem, FileExtent,
-    FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, keys, parse_keyed_refs,
+    BlockGroupItem, Chunk, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs, ExtentItem,
+    FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, keys, parse_keyed_refs,
 };
 use larder_format::{DevItem, FormatResult, Key, KeyType};
 use zerocopy::{FromBytes, IntoBytes};
 
 fn empty(bytes: &[u8]) -> FormatResult<Vec<u8>> {
-    if bytes.is_empty() { Ok(Vec::new()) } else { Err(larder_format::FormatError::new("not empty")) }
+    if bytes.is_empty() {
+        Ok(Vec::new())
+    } else {
+        Err(larder_format::FormatError::new("not empty"))
+    }
 }
 
-/// Parses the bytes as an item of this key's type and gives the encoding of what was understood; `None` for types
-/// without a parser.
+/// Parses the bytes as an item of this key's type and gives the encoding of what was understood;
+/// `None` for types without a parser.
 pub(crate) fn reencode(key: &Key, bytes: &[u8]) -> Option<FormatResult<Vec<u8>>> {
     let fixed = |r: FormatResult<&[u8]>| r.map(<[u8]>::to_vec);
     Some(match key.kind {
@@ -27,10 +31,12 @@ pub(crate) fn reencode(key: &Key, bytes: &[u8]) -> Option<FormatResult<Vec<u8>>>
             e?.append_to(&mut v);
             Ok(v)
         }),
-        KeyType::DIR_ITEM | KeyType::XATTR_ITEM => DirEntries::new(bytes).try_fold(Vec::new(), |mut v, e| {
-            e?.append_to(&mut v);
-            Ok(v)
-        }),
+        KeyType::DIR_ITEM | KeyType::XATTR_ITEM => {
+            DirEntries::new(bytes).try_fold(Vec::new(), |mut v, e| {
+                e?.append_to(&mut v);
+                Ok(v)
+            })
+        }
         KeyType::DIR_INDEX => single_entry(bytes).map(|e| e.encode()),
         KeyType::DIR_LOG_INDEX => fixed(DirLogIndex::parse(bytes).map(IntoBytes::as_bytes)),
         KeyType::ORPHAN_ITEM | KeyType::FREE_SPACE_EXTENT => empty(bytes),
@@ -45,7 +51,9 @@ pub(crate) fn reencode(key: &Key, bytes: &[u8]) -> Option<FormatResult<Vec<u8>>>
         | KeyType::EXTENT_DATA_REF
         | KeyType::SHARED_DATA_REF => parse_keyed_refs(key, bytes)
             .map(|refs| refs.iter().flat_map(|(r, count)| r.encode_keyed(*count)).collect()),
-        KeyType::BLOCK_GROUP_ITEM => fixed(BlockGroupItem::parse(key.offset, bytes).map(IntoBytes::as_bytes)),
+        KeyType::BLOCK_GROUP_ITEM => {
+            fixed(BlockGroupItem::parse(key.offset, bytes).map(IntoBytes::as_bytes))
+        }
         KeyType::FREE_SPACE_INFO => fixed(FreeSpaceInfo::parse(bytes).map(IntoBytes::as_bytes)),
         KeyType::FREE_SPACE_BITMAP => check_bitmap(key.offset, bytes).map(|()| bytes.to_vec()),
         KeyType::DEV_EXTENT => fixed(DevExtent::parse(bytes).map(IntoBytes::as_bytes)),

@@ -1,4 +1,5 @@
-//! Chunks that several want at once, and chunks in which nothing is left: nobody is refused for either.
+//! Chunks that several want at once, and chunks in which nothing is left: nobody is refused for
+//! either.
 
 use super::*;
 use crate::api::{FileKind, InodeId, NewInode, OpenOptions};
@@ -71,7 +72,8 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let below = FileDevice::create(dir.path().join("disk"), size).unwrap();
         let single = Some(Profile::Single);
-        mkfs(&below, &MkfsOptions { metadata: single, data: single, ..MkfsOptions::default() }).unwrap();
+        mkfs(&below, &MkfsOptions { metadata: single, data: single, ..MkfsOptions::default() })
+            .unwrap();
         let device = Arc::new(Held { below, state: Mutex::default(), changed: Condvar::new() });
         let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
         let fs = Filesystem::open(device.clone(), options).unwrap();
@@ -86,7 +88,9 @@ impl World {
     /// Makes chunks for `kind` until the device has room for none.
     fn fill_with_chunks(&self, kind: SpaceKind) {
         let space = &self.core().space;
-        while space.chunk_in_running(self.core(), kind, space.seen(kind)).unwrap() == Wish::Granted {}
+        while space.chunk_in_running(self.core(), kind, space.seen(kind)).unwrap() == Wish::Granted
+        {
+        }
         assert_eq!(self.usage().unallocated / MIB, 0);
     }
     fn file(&self, name: &str) -> InodeId {
@@ -139,8 +143,8 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
     w.close();
 }
 
-/// Data come although the device is full of chunks for metadata, in which there is nothing: no commit has those yet, or
-/// one has.
+/// Data come although the device is full of chunks for metadata, in which there is nothing: no
+/// commit has those yet, or one has.
 #[test]
 fn empty_chunks_for_metadata_are_room_for_data() {
     for published in [false, true] {
@@ -172,7 +176,8 @@ fn empty_chunks_for_data_are_room_for_metadata() {
     }
 }
 
-/// Chunks are on their way back: neither is their space anybody's, nor is it free. Who needs it waits for the commit.
+/// Chunks are on their way back: neither is their space anybody's, nor is it free. Who needs it
+/// waits for the commit.
 #[test]
 fn chunks_that_a_commit_is_giving_back_are_waited_for() {
     let w = World::new(512 * MIB);
@@ -195,7 +200,8 @@ fn chunks_that_a_commit_is_giving_back_are_waited_for() {
     w.close();
 }
 
-/// There is metadata for one writer at a time, and many come: each gets all that he needs at once, or waits and has nothing.
+/// There is metadata for one writer at a time, and many come: each gets all that he needs at once,
+/// or waits and has nothing.
 #[test]
 fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     let w = World::new(64 * MIB);
@@ -205,7 +211,8 @@ fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     let accounts = &w.core().space.accounts;
     let one = w.core().item_cost(2, 2) + w.core().item_cost(1, 1);
     let pots = accounts.pots(SpaceKind::Metadata);
-    // Beside that there is room for what becomes used and what is noted for the commit, not for a second.
+    // Beside that there is room for what becomes used and what is noted for the commit, not for a
+    // second.
     let rest = pots.free() - pots.reserved - one - 8 * u64::from(w.core().nodesize());
     let held = accounts.reserve(SpaceKind::Metadata, rest).unwrap();
     thread::scope(|s| {

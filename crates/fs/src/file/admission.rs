@@ -1,8 +1,9 @@
 //! Admission: what a write has to have before its bytes may be delayed.
 //!
-//! Data space for every sector that it touches, budget of memory, and, for a file that had no delayed data, metadata for
-//! the items that write-back will change. Who waits for metadata must not hold any that another waits for: what items take
-//! is reserved in one step with the operation's own handle, and passes to the file with the bytes.
+//! Data space for every sector that it touches, budget of memory, and, for a file that had no
+//! delayed data, metadata for the items that write-back will change. Who waits for metadata must
+//! not hold any that another waits for: what items take is reserved in one step with the
+//! operation's own handle, and passes to the file with the bytes.
 
 use super::nocow::in_place;
 use crate::core::Core;
@@ -19,11 +20,13 @@ pub(super) struct Admitted {
     pub(super) items: Option<Reservation>,
 }
 
-/// Items that delayed data of a file may change: one that is written, one that is split or trimmed for it.
+/// Items that delayed data of a file may change: one that is written, one that is split or trimmed
+/// for it.
 const DELAYED_ITEMS: u64 = 2;
 
-/// Joins the transaction to take in what was admitted, with space for the items of a file that had no delayed data. Both is
-/// reserved in one step: who waits for metadata must not hold any that another waits for.
+/// Joins the transaction to take in what was admitted, with space for the items of a file that had
+/// no delayed data. Both is reserved in one step: who waits for metadata must not hold any that
+/// another waits for.
 ///
 /// # Errors
 /// `NoSpace`, `ReadOnly`, `WouldBlock`.
@@ -41,7 +44,8 @@ pub(super) fn begin_taking_in<'a>(
     Ok(handle)
 }
 
-/// As [`begin_taking_in`], for an operation that changes `items` items besides and may have nothing to take in.
+/// As [`begin_taking_in`], for an operation that changes `items` items besides and may have nothing
+/// to take in.
 ///
 /// # Errors
 /// As [`begin_taking_in`].
@@ -60,8 +64,8 @@ pub(super) fn begin_with<'a>(
     Ok(handle)
 }
 
-/// Waits for budget and reserves space for `len` bytes at `start`, but not for the items of a file that had no delayed
-/// data. Nothing is changed; what is reserved comes back with the guard.
+/// Waits for budget and reserves space for `len` bytes at `start`, but not for the items of a file
+/// that had no delayed data. Nothing is changed; what is reserved comes back with the guard.
 ///
 /// # Errors
 /// `NoSpace`; `WouldBlock`; what writing data back said.

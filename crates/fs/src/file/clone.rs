@@ -1,22 +1,28 @@
-//! Sharing extents between files: cloning a range, and giving ranges with the same bytes the same extents.
+//! Sharing extents between files: cloning a range, and giving ranges with the same bytes the same
+//! extents.
 //!
-//! What is allowed is what Linux allows for FICLONERANGE and FIDEDUPERANGE ([`Span`]). Hidden here is how it is done so
-//! that nobody is surprised by an extent that has come to be shared:
+//! What is allowed is what Linux allows for FICLONERANGE and FIDEDUPERANGE ([`Span`]). Hidden here
+//! is how it is done so that nobody is surprised by an extent that has come to be shared:
 //!
-//! - `op` of both files is held, of the source for reading, and what is delayed in either is written back first. From
-//!   there on the source's items stand still: nothing new is delayed, and write-back is all that changes items without
-//!   `op`. Waiting with `op` held — for space, for a commit — hinders nobody, for neither write-back nor reclaim ever
-//!   take it; that is why a clone cannot deadlock with them and needs no mark that would keep them away.
-//! - An extent of the running transaction can still grow ([`super::join`]), and a file may be written in place
-//!   ([`super::nocow`]), as long as nobody else refers to it. Both are decided under the extent lock of the file that has
-//!   it. So the item is read, and a first reference in the target's name is taken, under the extent lock of the *source*;
-//!   then, under that of the target, the item is put in, with a reference of its own; then the first one goes. The two
-//!   locks are never held together, and all of it happens under one handle, so no crash shows anything in between.
-//! - A subvolume that is being deleted gives nothing away: that it is not is looked at with the handle in hand, since what
-//!   it has is only let go of when the transaction that killed it is published.
+//! - `op` of both files is held, of the source for reading, and what is delayed in either is
+//!   written back first. From there on the source's items stand still: nothing new is delayed, and
+//!   write-back is all that changes items without `op`. Waiting with `op` held — for space, for a
+//!   commit — hinders nobody, for neither write-back nor reclaim ever take it; that is why a clone
+//!   cannot deadlock with them and needs no mark that would keep them away.
+//! - An extent of the running transaction can still grow ([`super::join`]), and a file may be
+//!   written in place ([`super::nocow`]), as long as nobody else refers to it. Both are decided
+//!   under the extent lock of the file that has it. So the item is read, and a first reference in
+//!   the target's name is taken, under the extent lock of the *source*; then, under that of the
+//!   target, the item is put in, with a reference of its own; then the first one goes. The two
+//!   locks are never held together, and all of it happens under one handle, so no crash shows
+//!   anything in between.
+//! - A subvolume that is being deleted gives nothing away: that it is not is looked at with the
+//!   handle in hand, since what it has is only let go of when the transaction that killed it is
+//!   published.
 //!
-//! What cannot be shared is copied: data in the leaf. Long ranges take a transaction for every extent; a crash in between
-//! shows a first part of the range, and a size that goes with it, as on Linux.
+//! What cannot be shared is copied: data in the leaf. Long ranges take a transaction for every
+//! extent; a crash in between shows a first part of the range, and a size that goes with it, as on
+//! Linux.
 
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
@@ -60,7 +66,8 @@ enum Mode {
 }
 
 impl Span {
-    /// A span that is allowed, for callers that hold `op` of both; `None` where there is nothing to do.
+    /// A span that is allowed, for callers that hold `op` of both; `None` where there is nothing to
+    /// do.
     ///
     /// # Errors
     /// `Invalid`, `FileTooBig`.
@@ -96,7 +103,9 @@ impl Span {
         let len = match mode {
             _ if len.is_multiple_of(SECTOR) || at_end => len,
             Mode::Clone => {
-                return Err(Error::Invalid("a part of a sector is shared only where both files end"));
+                return Err(Error::Invalid(
+                    "a part of a sector is shared only where both files end",
+                ));
             }
             Mode::Dedupe => floor(len),
         };
@@ -104,7 +113,10 @@ impl Span {
             return Ok(None);
         }
         let sectors = ceil(len);
-        if from.id == to.id && from_offset < to_offset + sectors && to_offset < from_offset + sectors {
+        if from.id == to.id
+            && from_offset < to_offset + sectors
+            && to_offset < from_offset + sectors
+        {
             return Err(Error::Invalid("the ranges overlap"));
         }
         Ok(Some(Self { from: from_offset, to: to_offset, len }))
@@ -150,8 +162,8 @@ fn check_files(from: &Inode, to: &Inode, mode: Mode) -> Result<()> {
     Ok(())
 }
 
-/// The part of a copy that can be shared: what comes before it, and its length. `None` where bytes are to be copied, as
-/// they are where there are so few that they lie in a leaf.
+/// The part of a copy that can be shared: what comes before it, and its length. `None` where bytes
+/// are to be copied, as they are where there are so few that they lie in a leaf.
 pub(super) fn part(
     core: &Core,
     from: &Inode,
@@ -176,7 +188,8 @@ pub(super) fn part(
     (shared >= SECTOR).then_some((skip, shared))
 }
 
-/// Writes back what is delayed in either. What was lost of the target's data is no reason not to put other data there.
+/// Writes back what is delayed in either. What was lost of the target's data is no reason not to
+/// put other data there.
 fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
     if !core.options.tuning.break_clone_unsettled {
         super::fsync_data(core, from)?;
@@ -187,14 +200,15 @@ fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// Gives the target what the source has in a range, sharing its extents; the number of bytes. `len` 0: up to the source's
-/// end.
+/// Gives the target what the source has in a range, sharing its extents; the number of bytes. `len`
+/// 0: up to the source's end.
 ///
 /// # Errors
-/// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at one unless that is the end of
-/// both files, for one that the source does not have or that overlaps its target, and between files with and without
-/// checksums; `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` for
-/// what the source has lost; `NoSpace`; reading, corruption, `WouldBlock`. A first part of the range may be done then.
+/// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at one
+/// unless that is the end of both files, for one that the source does not have or that overlaps its
+/// target, and between files with and without checksums; `IsDirectory`, `Invalid` for other types;
+/// `FileTooBig`; `NotPermitted` by flags; `DataLost` for what the source has lost; `NoSpace`;
+/// reading, corruption, `WouldBlock`. A first part of the range may be done then.
 pub(crate) fn clone_range(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -235,11 +249,12 @@ pub(crate) fn clone_range(
     Ok(span.len)
 }
 
-/// Gives the target the source's extents for a range in which both have the same bytes. A part of a sector at its end is
-/// left alone, and not looked at either, unless both files end there.
+/// Gives the target the source's extents for a range in which both have the same bytes. A part of a
+/// sector at its end is left alone, and not looked at either, unless both files end there.
 ///
 /// # Errors
-/// As [`clone_range`], but for ranges that do not end at a sector; also `Invalid` where the range is not within the target.
+/// As [`clone_range`], but for ranges that do not end at a sector; also `Invalid` where the range
+/// is not within the target.
 pub(crate) fn dedupe_range(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -365,21 +380,26 @@ impl Sharing<'_> {
         let same = match (piece, there) {
             (Piece::Hole, Piece::Hole) | (Piece::Inline, _) => true,
             (Piece::Window(a), Piece::Window(b)) => {
-                (a.disk_bytenr, a.disk_num_bytes, a.offset) == (b.disk_bytenr, b.disk_num_bytes, b.offset)
+                (a.disk_bytenr, a.disk_num_bytes, a.offset)
+                    == (b.disk_bytenr, b.disk_num_bytes, b.offset)
             }
             _ => false,
         };
         Ok(same.then_some(stop))
     }
 
-    /// One more reference to an extent of which the extent tree knows nothing would fail no sooner than in the commit, and
-    /// with it everybody's.
+    /// One more reference to an extent of which the extent tree knows nothing would fail no sooner
+    /// than in the commit, and with it everybody's.
     fn check_recorded(&self, at: u64, r: &ExtentRecord) -> Result<()> {
         if nocow::is_recorded(self.core, self.from, at, r)? {
             return Ok(());
         }
-        let place = Place::item(self.from.id.subvol, extent_data_key(self.from.object(), FileOffset(at)));
-        Err(Error::corrupt(place, format!("its extent {} is not in the extent tree", r.disk_bytenr)))
+        let place =
+            Place::item(self.from.id.subvol, extent_data_key(self.from.object(), FileOffset(at)));
+        Err(Error::corrupt(
+            place,
+            format!("its extent {} is not in the extent tree", r.disk_bytenr),
+        ))
     }
 
     /// Copies data that lies in the source's leaf.
@@ -394,7 +414,8 @@ impl Sharing<'_> {
     fn step(&self, at: u64, end: u64) -> Result<u64> {
         let Self { core, from, to, .. } = *self;
         let mut h = core.begin(RESERVE_ITEMS + 2)?;
-        // The transaction of an extent that comes to be shared, and a reference that keeps it as it is meanwhile.
+        // The transaction of an extent that comes to be shared, and a reference that keeps it as it
+        // is meanwhile.
         let (piece, stop, guard) = {
             let _extents = from.data.lock_extents();
             if from.subvol.is_dead() {
@@ -435,14 +456,17 @@ impl Sharing<'_> {
             self.mark(h.generation(), r.generation);
         }
         let reached = outcome?;
-        if let (Piece::Window(r), true) = (&piece, core.options.tuning.break_clone_without_reference) {
+        if let (Piece::Window(r), true) =
+            (&piece, core.options.tuning.break_clone_without_reference)
+        {
             Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
         }
         delalloc::rewritten(to, start, reached);
         if let Piece::Window(ExtentRecord { kind: ExtentKind::Prealloc, .. }) = piece
             && !to.flags().contains(InodeFlags::PREALLOC)
         {
-            // Linux does not look for such extents in files without it, and would show their holes as data.
+            // Linux does not look for such extents in files without it, and would show their holes
+            // as data.
             to.change(&mut h, |state| {
                 let flags = state.item.inode_flags() | InodeFlags::PREALLOC;
                 state.item.set_inode_flags(flags);

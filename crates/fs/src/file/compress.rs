@@ -1,20 +1,23 @@
 //! Compressing data on its way to the device: whether, how, and the work itself.
 //!
-//! **Whether** is decided as Linux does. Data of inodes without copy-on-write or checksums is never compressed. The mount's
-//! `compress-force` compresses everything else; without it an inode that is marked as incompressible is left alone, and
-//! of the rest that is compressed for which the mount or the inode's property wants it and which looks promising
-//! ([`larder_codec::promising`]). Attempts that fail mark the inode, unless somebody insisted: the mount with
-//! `compress-force`, or the inode's property. Linux marks it at the first piece that fails, however small; so an archive
-//! would be stored as it is for one picture in it. We want evidence: nothing of a flight shrank, and what failed is half
-//! of the file or [`EVIDENCE`] bytes; and a file that fits into its leaf is never marked.
+//! **Whether** is decided as Linux does. Data of inodes without copy-on-write or checksums is never
+//! compressed. The mount's `compress-force` compresses everything else; without it an inode that is
+//! marked as incompressible is left alone, and of the rest that is compressed for which the mount
+//! or the inode's property wants it and which looks promising ([`larder_codec::promising`]).
+//! Attempts that fail mark the inode, unless somebody insisted: the mount with `compress-force`, or
+//! the inode's property. Linux marks it at the first piece that fails, however small; so an archive
+//! would be stored as it is for one picture in it. We want evidence: nothing of a flight shrank,
+//! and what failed is half of the file or [`EVIDENCE`] bytes; and a file that fits into its leaf is
+//! never marked.
 //!
-//! **How**: a flight is cut into pieces of 128 KiB, the most that the format allows, and each is tried on its own, on all
-//! cores. A piece that does not become shorter by at least a sector is stored as it is; neighbours that are stored so
-//! become one extent again.
+//! **How**: a flight is cut into pieces of 128 KiB, the most that the format allows, and each is
+//! tried on its own, on all cores. A piece that does not become shorter by at least a sector is
+//! stored as it is; neighbours that are stored so become one extent again.
 //!
-//! Everything here runs in write-back, with no lock held. Memory: a batch takes at most [`BATCH`] bytes of a file that is
-//! to be compressed, so that what it holds packed is less than that; packers are kept from one batch to the next, at
-//! most one per core, and only as long as somebody uses them or [`IDLE_PACKERS`].
+//! Everything here runs in write-back, with no lock held. Memory: a batch takes at most [`BATCH`]
+//! bytes of a file that is to be compressed, so that what it holds packed is less than that;
+//! packers are kept from one batch to the next, at most one per core, and only as long as somebody
+//! uses them or [`IDLE_PACKERS`].
 
 use super::dirty::SECTOR_LEN;
 use crate::api::Compress;
@@ -99,7 +102,9 @@ pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
     };
     let packing = match (own, mount) {
         // The mount's level is meant for its method, whoever chose that.
-        (Some(own), Some(Compress { packing, .. })) if own == default_of(packing.method()) => packing,
+        (Some(own), Some(Compress { packing, .. })) if own == default_of(packing.method()) => {
+            packing
+        }
         (Some(own), _) => own,
         (None, Some(mount)) => mount.packing,
         (None, None) => Packing::default(),
@@ -234,7 +239,8 @@ impl Job<'_> {
         }
         let mut packer = state.packers.lock().pop().unwrap_or_default();
         let packed = packer.pack(self.wish.packing, &data, self.limit).map(|stream| {
-            let room = if self.inline { stream.len() } else { stream.len().next_multiple_of(SECTOR_LEN) };
+            let room =
+                if self.inline { stream.len() } else { stream.len().next_multiple_of(SECTOR_LEN) };
             let mut data = Vec::with_capacity(room);
             data.extend_from_slice(stream);
             data.resize(room, 0);
@@ -320,8 +326,8 @@ impl State {
         kept.push_back(found);
         Some(data)
     }
-    /// Keeps an extent's bytes. The caller is in an epoch from before it read them, so that the extent's space was not
-    /// written again since.
+    /// Keeps an extent's bytes. The caller is in an epoch from before it read them, so that the
+    /// extent's space was not written again since.
     pub(super) fn keep(&self, at: Logical, data: Arc<[u8]>) {
         let mut kept = self.unpacked.lock();
         kept.retain(|k| k.at != at);
@@ -341,7 +347,8 @@ mod tests {
     use super::*;
 
     fn done(range: Range<u64>, stored: Option<usize>) -> Done {
-        let packed = stored.map(|n| Packed { method: Compression::Zstd, data: vec![0; n], counted: None });
+        let packed =
+            stored.map(|n| Packed { method: Compression::Zstd, data: vec![0; n], counted: None });
         Done { range, failed: packed.is_none(), packed }
     }
 

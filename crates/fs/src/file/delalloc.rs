@@ -1,12 +1,12 @@
-//! Delayed data: what a file has in memory, the budget that all files share, and whose turn it is to be written.
+//! Delayed data: what a file has in memory, the budget that all files share, and whose turn it is
+//! to be written.
 //!
-//! A file with dirty bytes stands in the queue under the tick of its oldest write; that is the order of write-back. Its
-//! space was reserved when it was written, so write-back cannot run out. Who must wait for the budget does not sit idle:
-//! it writes back the oldest data itself.
+//! A file with dirty bytes stands in the queue under the tick of its oldest write; that is the
+//! order of write-back. Its space was reserved when it was written, so write-back cannot run out.
+//! A writer that has to wait for the budget writes the oldest data back itself.
 //!
-//! Locks: `Inode.state`, then [`FileData`]'s inner mutex, then the queue's; each for instructions only. The extent lock
-//! is of another kind, see [`super::replace`]. Waiting for bytes in flight is only allowed with neither a transaction
-//! handle nor any of these.
+//! Locks: `Inode.state`, then [`FileData`]'s inner mutex, then the queue's, each for instructions
+//! only (the extent lock: [`super::replace`]). A waiter for bytes in flight holds none, nor a handle.
 
 use super::admission::Admitted;
 use super::dirty::{Buffers, Counts, Dirty, Gaps, MOST_RECENT, SECTOR_LEN, Taken, index};
@@ -40,14 +40,15 @@ pub(super) struct Flight {
     pub(super) inline: bool,
 }
 
-/// Bytes that setting the size has added to a file. A crash shows the size that was set or one from before, none in
-/// between.
+/// Bytes that setting the size has added to a file. A crash shows the size that was set or one from
+/// before, none in between.
 #[derive(Clone, Copy, Debug)]
 struct Added {
     /// The size before.
     from: u64,
-    /// Where the hole begins, good on the device as it is: what is written into it does not hold the size back. Behind
-    /// `from` where the rest of a sector has to become zero first; what is delayed there holds the size back to `from`.
+    /// Where the hole begins, good on the device as it is: what is written into it does not hold
+    /// the size back. Behind `from` where the rest of a sector has to become zero first; what is
+    /// delayed there holds the size back to `from`.
     hole: u64,
     /// The size that was set, or to which the file was cut since.
     end: u64,
@@ -58,10 +59,11 @@ struct Inner {
     dirty: Dirty,
     /// What is on its way, by the first byte: no two touch one sector.
     flights: BTreeMap<u64, Arc<Flight>>,
-    /// The file is on the device up to here, delayed overwrites aside. Meaningful while anything is delayed.
+    /// The file is on the device up to here, delayed overwrites aside. Meaningful while anything is
+    /// delayed.
     on_disk: u64,
-    /// How far it will be once all that is in flight has landed: what was written since into ranges below does not
-    /// hold the size back, or it would take away what a sync is about to promise.
+    /// How far it will be once all that is in flight has landed: what was written since into ranges
+    /// below does not hold the size back, or it would take away what a sync is about to promise.
     taken_to: u64,
     /// What setting the size has added, ascending.
     holes: SmallVec<[Added; 1]>,
@@ -99,19 +101,21 @@ impl FileData {
     pub(crate) fn is_clean(&self) -> bool {
         self.delayed_bytes() == 0
     }
-    /// The size that may be written to the inode's item when the file has `size` bytes: it must not cover what is not on
-    /// the device yet.
+    /// The size that may be written to the inode's item when the file has `size` bytes: it must not
+    /// cover what is not on the device yet.
     pub(crate) fn disk_size(&self, size: u64) -> u64 {
         if self.is_clean() { size } else { self.lock().disk_size(size) }
     }
-    /// The inner lock, with what is dirty in its places: for who asks for that, and not only for what is on its way or lost.
+    /// The inner lock, with what is dirty in its places: for who asks for that, and not only for
+    /// what is on its way or lost.
     fn lock(&self) -> Locked<'_, Inner> {
         let mut inner = self.inner.lock();
         inner.dirty.sort_in();
         inner
     }
-    /// The inner lock, for somebody who writes. Threads of the transport that sleep for it cost more than what it is held for:
-    /// write-back, which takes it many times in a row, lets them in first.
+    /// The inner lock, for somebody who writes. Threads of the transport that sleep for it cost
+    /// more than what it is held for: write-back, which takes it many times in a row, lets them in
+    /// first.
     fn lock_to_write(&self) -> Locked<'_, Inner> {
         self.inner.try_lock().unwrap_or_else(|| {
             self.writers.fetch_add(1, Ordering::Relaxed);
@@ -120,8 +124,8 @@ impl FileData {
             inner
         })
     }
-    /// Has the blocks in their places that came until now, a few at a time: a thousand under one lock would be a third of a
-    /// millisecond, for which who writes would go to sleep.
+    /// Has the blocks in their places that came until now, a few at a time: a thousand under one
+    /// lock would be a third of a millisecond, for which who writes would go to sleep.
     fn sort_in_gently(&self) {
         const AT_ONCE: usize = 8;
         for _ in 0..MOST_RECENT / AT_ONCE {
@@ -141,9 +145,10 @@ impl FileData {
             std::hint::spin_loop();
         }
     }
-    /// The inner lock, with the inode's size and flags: as large as all that is delayed, or larger. Writers make the size larger
-    /// before their bytes come in, and nobody makes it smaller without both locks; so the state's is let go at once, and a writer
-    /// waits for one lock only. Nor does anybody sleep for the second one who has the first, unless it takes long.
+    /// The inner lock, with the inode's size and flags: as large as all that is delayed, or larger.
+    /// Writers make the size larger before their bytes come in, and nobody makes it smaller without
+    /// both locks; so the state's is let go at once, and a writer waits for one lock only. Nor does
+    /// anybody sleep for the second one who has the first, unless it takes long.
     fn lock_with_size(&self, inode: &Inode) -> (Locked<'_, Inner>, u64, InodeFlags) {
         const TRIES: usize = 100;
         self.sort_in_gently();
@@ -187,7 +192,11 @@ impl FileData {
         }
         let inner = self.lock();
         let flying = inner.flying_from(from).next();
-        flying.map(|f| (f.taken.start, f.taken.end)).into_iter().chain(inner.dirty.stretch(from)).min()
+        flying
+            .map(|f| (f.taken.start, f.taken.end))
+            .into_iter()
+            .chain(inner.dirty.stretch(from))
+            .min()
     }
     /// Waits until no bytes of sectors in `start..end` are in flight.
     ///
@@ -264,8 +273,8 @@ impl Inner {
     fn reach(&self, size: u64) -> u64 {
         self.holding(self.on_disk.max(self.taken_to), |at| self.first_dirty(at)).unwrap_or(size)
     }
-    /// Setting the size has made a file of `old` bytes one of `new`. `tail`: zeros for the rest of the last sector are
-    /// still to come.
+    /// Setting the size has made a file of `old` bytes one of `new`. `tail`: zeros for the rest of
+    /// the last sector are still to come.
     fn grown(&mut self, old: u64, new: u64, tail: bool) {
         let sector = super::extents::ceil(old);
         let delayed = [self.first_dirty(old), self.first_flying(old)].into_iter().flatten().min();
@@ -315,8 +324,8 @@ impl Inner {
     }
 }
 
-/// Makes the file end at `size`, and forgets dirty bytes behind it; the size that it had. `None`, and nothing is changed,
-/// while bytes of the sectors behind are in flight.
+/// Makes the file end at `size`, and forgets dirty bytes behind it; the size that it had. `None`,
+/// and nothing is changed, while bytes of the sectors behind are in flight.
 pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let file = &inode.data;
     let mut state = inode.state.lock();
@@ -339,8 +348,8 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     Some(old)
 }
 
-/// Makes the file end at `new` instead of `old`, which was less. `tail`: zeros for the rest of its last sector are about to
-/// be taken in.
+/// Makes the file end at `new` instead of `old`, which was less. `tail`: zeros for the rest of its
+/// last sector are about to be taken in.
 pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
     let mut state = inode.state.lock();
     let mut inner = inode.data.lock();
@@ -353,13 +362,15 @@ pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
     inner.grown(old, new, tail);
 }
 
-/// What lies in `start..end` is not lost any more: it was given another content than what could not be written.
+/// What lies in `start..end` is not lost any more: it was given another content than what could not
+/// be written.
 pub(super) fn rewritten(inode: &Inode, start: u64, end: u64) {
     inode.data.inner.lock().forget_lost(start, end);
 }
 
-/// Gives a file space that others did not need, as far as it has less than its dirty bytes may take: those that were
-/// admitted without may come before those that were not. What is over comes back.
+/// Gives a file space that others did not need, as far as it has less than its dirty bytes may
+/// take: those that were admitted without may come before those that were not. What is over comes
+/// back.
 pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
     let mut inner = inode.data.lock();
     let held = inner.space.as_ref().map_or(0, Reservation::bytes);
@@ -374,8 +385,9 @@ pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
     space
 }
 
-/// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on disk stays right, a
-/// transaction handle, in which it has set the file's new size already; `size` is the one before.
+/// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on
+/// disk stays right, a transaction handle, in which it has set the file's new size already; `size`
+/// is the one before.
 pub(super) fn take_in(
     core: &Core,
     inode: &Arc<Inode>,
@@ -426,7 +438,8 @@ pub(super) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
     inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
 }
 
-/// Flights of one file have ended: in extents, or lost. The caller holds a transaction handle if they are in extents.
+/// Flights of one file have ended: in extents, or lost. The caller holds a transaction handle if
+/// they are in extents.
 pub(super) fn land<'a>(
     core: &Core,
     inode: &Inode,
@@ -440,14 +453,22 @@ pub(super) fn land<'a>(
     }
 }
 
-fn land_some<'a>(core: &Core, inode: &Inode, flights: impl Iterator<Item = &'a Arc<Flight>>, arrived: bool) {
+fn land_some<'a>(
+    core: &Core,
+    inode: &Inode,
+    flights: impl Iterator<Item = &'a Arc<Flight>>,
+    arrived: bool,
+) {
     let file = &inode.data;
     let (mut count, mut bytes, mut memory) = (0, 0, 0);
     {
         let (mut inner, size, _) = file.lock_with_size(inode);
         for flight in flights {
             let mine = inner.flights.remove(&flight.taken.start);
-            assert!(mine.is_some_and(|f| Arc::ptr_eq(&f, flight)), "a flight lands that never set off");
+            assert!(
+                mine.is_some_and(|f| Arc::ptr_eq(&f, flight)),
+                "a flight lands that never set off"
+            );
             count += 1;
             bytes += flight.taken.bytes;
             memory += flight.taken.memory;
@@ -485,7 +506,8 @@ struct Shared {
     /// Write-backs at work, by number, and the oldest tick that each may have taken.
     jobs: BTreeMap<u64, u64>,
     next_job: u64,
-    /// Counts what can make work possible: jobs that wrote something, files that came into the queue.
+    /// Counts what can make work possible: jobs that wrote something, files that came into the
+    /// queue.
     progress: u64,
     /// Everything older is to be written.
     flush_to: u64,
@@ -503,7 +525,8 @@ pub(crate) struct DataState {
     /// For the threads that write back: there may be work for one, or for all.
     work: Condvar,
     more_work: Condvar,
-    /// The first of them waits, or is about to: whoever writes need not take the lock to wake it as long as it does not.
+    /// The first of them waits, or is about to: whoever writes need not take the lock to wake it as
+    /// long as it does not.
     first_waits: AtomicBool,
     /// Bytes dirty or in flight, and dirty.
     delayed: AtomicU64,
@@ -526,16 +549,18 @@ const SHORT: u64 = 64 << 10;
 /// Files with more dirty data than this are large.
 const LARGE: u64 = 4 << 20;
 
-/// Dirty bytes from which on they are written back, of a budget of `all`. Not more, however large the budget: what lies
-/// in memory for long has left the processor's caches, and copying it to the device takes ten times as long.
+/// Dirty bytes from which on they are written back, of a budget of `all`. Not more, however large
+/// the budget: what lies in memory for long has left the processor's caches, and copying it to the
+/// device takes ten times as long.
 fn begin(all: u64) -> u64 {
     (all / 4).min(16 << 20)
 }
 
 /// Who writes back.
 ///
-/// As a rule one thread keeps up with those who write, and is enough: each further one takes the processor from them that the
-/// first would have left to them, and wakes up where a thread of the transport, bound to its processor, then has to wait.
+/// As a rule one thread keeps up with those who write, and is enough: each further one takes the
+/// processor from them that the first would have left to them, and wakes up where a thread of the
+/// transport, bound to its processor, then has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
     First,
@@ -544,7 +569,8 @@ enum Writer {
 }
 
 impl Writer {
-    /// Dirty bytes from which on this one writes, where the first begins at `first`, of a budget of `all`.
+    /// Dirty bytes from which on this one writes, where the first begins at `first`, of a budget of
+    /// `all`.
     fn begins(self, first: u64, all: u64) -> u64 {
         match self {
             Self::First => first,
@@ -611,7 +637,8 @@ impl DataState {
     pub(super) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel)
     }
-    /// One file's dirty bytes came to so much, and come to so much now. Not for those that set off: they stay delayed.
+    /// One file's dirty bytes came to so much, and come to so much now. Not for those that set off:
+    /// they stay delayed.
     fn count(&self, file: &FileData, before: Counts, now: Counts) {
         // It wraps around where it becomes less.
         let more = now.bytes.wrapping_sub(before.bytes);
@@ -656,8 +683,8 @@ impl DataState {
         shared.jobs.insert(number, age);
         Job { core, number, wrote: false }
     }
-    /// Takes the file with the oldest dirty bytes out of the queue, of those whose oldest tick lies in `from..before`;
-    /// also that tick. The first call for a job registers it.
+    /// Takes the file with the oldest dirty bytes out of the queue, of those whose oldest tick lies
+    /// in `from..before`; also that tick. The first call for a job registers it.
     pub(super) fn pop<'a>(
         &self,
         core: &'a Core,
@@ -675,11 +702,12 @@ impl DataState {
     }
     /// Is there so much dirty data that writing it back should begin, although nobody waits?
     ///
-    /// Small pieces of few files come one beside the other if they are given time: twice as much. A piece by itself costs
-    /// as much as a large one.
+    /// Small pieces of few files come one beside the other if they are given time: twice as much. A
+    /// piece by itself costs as much as a large one.
     ///
-    /// Much it is, too, when the files' reservations for items, many times what they take, come to half of what metadata
-    /// has: beyond that operations would wait for reclaim, which writes a few files at a time and commits.
+    /// Much it is, too, when the files' reservations for items, many times what they take, come to
+    /// half of what metadata has: beyond that operations would wait for reclaim, which writes a few
+    /// files at a time and commits.
     fn is_much(&self, core: &Core, shared: &Shared, who: Writer) -> bool {
         let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
         if self.presses(core, who) {
@@ -773,8 +801,8 @@ impl DataState {
     pub(crate) fn progress(&self) -> u64 {
         self.shared.lock().progress
     }
-    /// Waits for the write-backs that are under way: what they have reserved and do not need is known only when they
-    /// end, of compressed data above all. False when there are none.
+    /// Waits for the write-backs that are under way: what they have reserved and do not need is
+    /// known only when they end, of compressed data above all. False when there are none.
     pub(crate) fn settle(&self) -> bool {
         let mut shared = self.shared.lock();
         let next = shared.next_job;
@@ -797,7 +825,8 @@ impl DataState {
             let _ = thread.join();
         }
     }
-    /// Is there work for one of the threads that write back? The tick before which they should write.
+    /// Is there work for one of the threads that write back? The tick before which they should
+    /// write.
     fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<u64> {
         let (oldest, _) = shared.queue.first_key_value()?;
         if shared.waiting > 0 || self.is_much(core, shared, who) {
@@ -817,7 +846,8 @@ impl DataState {
                 self.first_waits.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
             }
-            // After a batch that found nothing it could take, only progress elsewhere can change that.
+            // After a batch that found nothing it could take, only progress elsewhere can change
+            // that.
             if *seen != shared.progress
                 && let Some(before) = self.has_work(core, &shared, who)
             {
@@ -839,7 +869,9 @@ impl DataState {
             match catch_unwind(AssertUnwindSafe(|| super::writeback::one_batch(core, before))) {
                 Ok(true) => seen = u64::MAX,
                 Ok(false) => {}
-                Err(_) => core.txns.fail("choosing data to write back hit a broken invariant; see the log"),
+                Err(_) => core
+                    .txns
+                    .fail("choosing data to write back hit a broken invariant; see the log"),
             }
         }
     }

@@ -1,18 +1,21 @@
 //! Bytes of one file that callers have written and the device has not.
 //!
-//! [`Dirty`] keeps them in segments, to the byte. What is written where a segment is goes into that segment; anything else
-//! becomes a segment of its own, with room up to the end of its last sector, which the next write may fill. So bytes are
-//! copied once, when they come in, whatever the order in which they come; neighbours are joined only when they are taken
-//! out. A segment never crosses a boundary of [`WINDOW`] bytes. Reading overlays them on what the extents hold; the
-//! [`Gaps`] that are left are read from there. Taking segments out ([`Taken`]) moves them, it does not copy; until they
-//! have landed in extents their bytes are still read from there, beneath newer ones.
+//! [`Dirty`] keeps them in segments, to the byte. What is written where a segment is goes into that
+//! segment; anything else becomes a segment of its own, with room up to the end of its last sector,
+//! which the next write may fill. So bytes are copied once, when they come in, whatever the order
+//! in which they come; neighbours are joined only when they are taken out. A segment never crosses
+//! a boundary of [`WINDOW`] bytes. Reading overlays them on what the extents hold; the [`Gaps`]
+//! that are left are read from there. Taking segments out ([`Taken`]) moves them, it does not copy;
+//! until they have landed in extents their bytes are still read from there, beneath newer ones.
 //!
-//! A segment of one byte takes more memory than a byte: [`Dirty::memory`] is what counts against the budget.
+//! A segment of one byte takes more memory than a byte: [`Dirty::memory`] is what counts against
+//! the budget.
 //!
-//! Blocks of one sector do not go to their places at once. Where those are was last seen by the processor that writes back, which
-//! takes most of them out again: finding a place takes longer than copying the block. So they are put on a list, and whoever
-//! wants to know what there is ([`Dirty::sort_in`]), write-back as a rule, brings them to their places. Until then a block counts
-//! as if it were new there.
+//! Blocks of one sector do not go to their places at once. Where those are was last seen by the
+//! processor that writes back, which takes most of them out again: finding a place takes longer
+//! than copying the block. So they are put on a list, and whoever wants to know what there is
+//! ([`Dirty::sort_in`]), write-back as a rule, brings them to their places. Until then a block
+//! counts as if it were new there.
 
 use super::extents::{SECTOR, ceil, floor};
 use super::scratch::MOST_MADE;
@@ -27,7 +30,8 @@ const WINDOW: u64 = 1 << 20;
 const ROOMY: usize = 1024;
 /// Blocks that wait for being brought to their places at most.
 pub(super) const MOST_RECENT: usize = 1024;
-/// Memory that a segment takes beside its buffer: its entry, with room for another, and the allocator's heads.
+/// Memory that a segment takes beside its buffer: its entry, with room for another, and the
+/// allocator's heads.
 const SEGMENT_MEMORY: u64 = 128;
 
 #[derive(Debug)]
@@ -54,8 +58,11 @@ pub(super) struct Gaps {
 impl Gaps {
     /// All of a buffer of `len` bytes for the file's bytes from `base` on.
     pub(super) fn new(base: u64, len: usize) -> Self {
-        let left =
-            if len == 0 { SmallVec::new() } else { SmallVec::from_slice(&[(base, base + len as u64)]) };
+        let left = if len == 0 {
+            SmallVec::new()
+        } else {
+            SmallVec::from_slice(&[(base, base + len as u64)])
+        };
         Self { base, left }
     }
     /// What is left.
@@ -132,18 +139,20 @@ fn window_of<'a>(
 
 /// The segments of one file.
 ///
-/// Large files written at random places have very many: a table of windows is short, and so is what a window has.
+/// Large files written at random places have very many: a table of windows is short, and so is what
+/// a window has.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
     /// By number; none is empty.
     windows: BTreeMap<u64, Window>,
     /// Oldest tick and number of every window.
     ages: BTreeSet<(u64, u64)>,
-    /// Blocks that are not in their places yet, in the order in which they came: newer than what the windows have.
+    /// Blocks that are not in their places yet, in the order in which they came: newer than what
+    /// the windows have.
     recent: VecDeque<(u64, Segment)>,
     counts: Counts,
-    /// What the counts have too much for blocks that turned out to lie over others; it wraps around where that is less than
-    /// nothing.
+    /// What the counts have too much for blocks that turned out to lie over others; it wraps around
+    /// where that is less than nothing.
     over: Counts,
     footprint: u64,
 }
@@ -199,7 +208,10 @@ impl Dirty {
     }
     /// Tick of the oldest write held.
     pub(super) fn oldest(&self) -> Option<u64> {
-        self.ages.first().map(|(age, _)| *age).or_else(|| self.recent.front().map(|(_, block)| block.age))
+        self.ages
+            .first()
+            .map(|(age, _)| *age)
+            .or_else(|| self.recent.front().map(|(_, block)| block.age))
     }
     /// Brings all blocks to their places. Whoever asks what there is has to have done that.
     pub(super) fn sort_in(&mut self) {
@@ -224,7 +236,8 @@ impl Dirty {
         if apart {
             window.segs.insert(at, (start, block));
         } else {
-            // What is told of it is told as long as it is not settled: who tells others has to see when it changes.
+            // What is told of it is told as long as it is not settled: who tells others has to see
+            // when it changes.
             let told = self.counts;
             self.counts.subtract(&block);
             self.footprint -= SECTOR;
@@ -247,7 +260,8 @@ impl Dirty {
             window.segs[skip..].iter().map(|(s, segment)| (*s, segment))
         })
     }
-    /// Where the segment lies that begins at or before `at` and may reach there: the last one of those in its window.
+    /// Where the segment lies that begins at or before `at` and may reach there: the last one of
+    /// those in its window.
     fn at_or_before(&self, at: u64) -> Option<(u64, u64)> {
         debug_assert!(self.recent.is_empty(), "blocks are not in their places");
         let window = self.windows.get(&(at / WINDOW))?;
@@ -295,7 +309,8 @@ impl Dirty {
         }
         if self.windows.is_empty() {
             // Empty maps keep a node once they had one, and files with nothing dirty are many.
-            (self.windows, self.ages, self.recent) = (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
+            (self.windows, self.ages, self.recent) =
+                (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
         }
         for (s, segment) in &out {
             self.counts.subtract(segment);
@@ -304,9 +319,13 @@ impl Dirty {
         out
     }
 
-    /// Takes `data` for the bytes from `start` on; newer than anything held. Now and then it [settles](Self::settle).
+    /// Takes `data` for the bytes from `start` on; newer than anything held. Now and then it
+    /// [settles](Self::settle).
     pub(super) fn write(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
-        if data.len() == SECTOR_LEN && start.is_multiple_of(SECTOR) && self.recent.len() < MOST_RECENT {
+        if data.len() == SECTOR_LEN
+            && start.is_multiple_of(SECTOR)
+            && self.recent.len() < MOST_RECENT
+        {
             let mut buf = buffers.get(SECTOR_LEN);
             buf.extend_from_slice(data);
             let block = Segment { age, buf };
@@ -349,7 +368,8 @@ impl Dirty {
         if let Some((s, segment)) = at.checked_sub(1).map(|before| &mut window.segs[before])
             && *s + segment.buf.len() as u64 == start
         {
-            // What fits without moving much: into the room that there is, or up to the end of the last sector.
+            // What fits without moving much: into the room that there is, or up to the end of the
+            // last sector.
             let (memory, len) = (segment.memory(), segment.buf.len());
             let room = (segment.buf.capacity() - len).max(index(ceil(start) - start));
             let n = n.min(room);
@@ -409,7 +429,8 @@ impl Dirty {
         }
     }
 
-    /// First and last byte (exclusive) of the first stretch of touching segments that ends behind `from`.
+    /// First and last byte (exclusive) of the first stretch of touching segments that ends behind
+    /// `from`.
     pub(super) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
         let first = self.at_or_before(from).filter(|(_, e)| *e > from).map_or(from, |(s, _)| s);
         let mut found: Option<(u64, u64)> = None;
@@ -424,9 +445,9 @@ impl Dirty {
         found
     }
 
-    /// The sectors of the first run of segments from sector `from` on that share or touch sectors; at most about
-    /// `limit` bytes, of which at most about [`MOST_MADE`] are of sectors that have to be made whole. Also how many those
-    /// are at most.
+    /// The sectors of the first run of segments from sector `from` on that share or touch sectors;
+    /// at most about `limit` bytes, of which at most about [`MOST_MADE`] are of sectors that have
+    /// to be made whole. Also how many those are at most.
     fn run(&self, from: u64, limit: u64) -> Option<(u64, u64, u64)> {
         let mut run: Option<(u64, u64)> = None;
         let mut made = 0;
@@ -437,7 +458,9 @@ impl Dirty {
                 None => run = Some((a, b)),
                 // A sector goes as one, whatever the limit.
                 Some((_, end)) if a < *end => *end = b.max(*end),
-                Some((start, end)) if a == *end && b - *start <= limit && made < MOST_MADE => *end = b,
+                Some((start, end)) if a == *end && b - *start <= limit && made < MOST_MADE => {
+                    *end = b
+                }
                 Some(_) => break,
             }
             made += (u64::from(a < s) + u64::from(last < b)) * SECTOR;
@@ -454,15 +477,18 @@ impl Dirty {
         at
     }
 
-    /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on whose sectors are none of `busy`,
-    /// and moves `*from` behind it.
+    /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on
+    /// whose sectors are none of `busy`, and moves `*from` behind it.
     pub(super) fn take(
         &mut self,
         from: &mut u64,
         limit: u64,
         busy: impl Fn(u64, u64) -> bool,
     ) -> Option<Taken> {
-        debug_assert!(self.recent.is_empty() && self.over == Counts::default(), "it is not settled");
+        debug_assert!(
+            self.recent.is_empty() && self.over == Counts::default(),
+            "it is not settled"
+        );
         loop {
             let (start, end, made) = self.run(*from, limit.min(MAX_DATA_EXTENT))?;
             *from = end;
@@ -483,8 +509,8 @@ impl Dirty {
     }
 }
 
-/// Buffers of one sector that are free: single sectors come and go by the hundred thousand, from one thread to another,
-/// which is the hardest there is for an allocator.
+/// Buffers of one sector that are free: single sectors come and go by the hundred thousand, from
+/// one thread to another, which is the hardest there is for an allocator.
 #[derive(Debug, Default)]
 pub(super) struct Buffers(Mutex<Vec<Vec<u8>>>);
 
@@ -494,8 +520,8 @@ impl Buffers {
         let kept = if capacity == SECTOR_LEN { self.0.lock().pop() } else { None };
         kept.unwrap_or_else(|| Vec::with_capacity(capacity))
     }
-    /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector. They are looked at before the
-    /// lock is taken: who writes takes a buffer with each block.
+    /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector.
+    /// They are looked at before the lock is taken: who writes takes a buffer with each block.
     pub(super) fn give_back(&self, buffers: impl Iterator<Item = Vec<u8>>, most: usize) {
         let mut free: Vec<_> = buffers.filter(|b| b.capacity() == SECTOR_LEN).collect();
         free.iter_mut().for_each(Vec::clear);

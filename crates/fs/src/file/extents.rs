@@ -1,8 +1,8 @@
 //! Where a file's bytes are: its EXTENT_DATA items, checked, in order.
 //!
-//! Hidden here: that the item which covers an offset may begin before it, that holes may have items or none, and all
-//! that can be wrong with items of a damaged image. What [`ExtentCursor`] yields is aligned, does not overflow and does
-//! not overlap.
+//! Hidden here: that the item which covers an offset may begin before it, that holes may have items
+//! or none, and all that can be wrong with items of a damaged image. What [`ExtentCursor`] yields
+//! is aligned, does not overflow and does not overlap.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::{Cursor, Item, Version};
@@ -19,7 +19,8 @@ pub(crate) const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 pub(crate) fn floor(at: u64) -> u64 {
     at - at % SECTOR
 }
-/// The sector boundary at or after `at`, which is no larger than [`MAX_FILE_SIZE`] and so cannot overflow.
+/// The sector boundary at or after `at`, which is no larger than [`MAX_FILE_SIZE`] and so cannot
+/// overflow.
 pub(crate) fn ceil(at: u64) -> u64 {
     at.next_multiple_of(SECTOR)
 }
@@ -70,12 +71,14 @@ impl Extent {
                 if start != 0 {
                     return Err(corrupt("inline extent is not at the start of its file"));
                 }
-                let content = Content::Inline { ram_bytes: i.ram_bytes, compression: i.compression };
+                let content =
+                    Content::Inline { ram_bytes: i.ram_bytes, compression: i.compression };
                 (i.ram_bytes.checked_next_multiple_of(SECTOR), content)
             }
             FileExtent::Stored(r) => (Some(r.num_bytes), Content::Stored(r)),
         };
-        let end = len.and_then(|len| start.checked_add(len)).filter(|end| *end <= MAX_FILE_SIZE + 1);
+        let end =
+            len.and_then(|len| start.checked_add(len)).filter(|end| *end <= MAX_FILE_SIZE + 1);
         let end = end.ok_or_else(|| corrupt("file extent leaves the range of files"))?;
         if !start.is_multiple_of(SECTOR) {
             return Err(corrupt("file extent does not begin at a sector"));
@@ -117,7 +120,9 @@ impl Extent {
     /// # Errors
     /// `Corrupt` when it cannot be unpacked.
     pub(super) fn unpack_inline(&self, tree: TreeId) -> Result<Vec<u8>> {
-        let Content::Inline { ram_bytes, compression } = self.content else { return Ok(Vec::new()) };
+        let Content::Inline { ram_bytes, compression } = self.content else {
+            return Ok(Vec::new());
+        };
         // Bounded: compressed extents by the parser, others by the leaf.
         let mut out = vec![0; usize::try_from(ram_bytes).expect("bounded by the parser")];
         larder_codec::decompress(compression, self.inline_data(), &mut out)
@@ -176,7 +181,9 @@ impl ExtentCursor {
         let extent = match self.first.take() {
             Some(extent) => extent,
             None => match self.cursor.next()? {
-                Some(item) if item.key.objectid == self.ino && item.key.kind == KeyType::EXTENT_DATA => {
+                Some(item)
+                    if item.key.objectid == self.ino && item.key.kind == KeyType::EXTENT_DATA =>
+                {
                     Extent::parse(self.tree, item)?
                 }
                 _ => return Ok(None),

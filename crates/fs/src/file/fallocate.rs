@@ -1,18 +1,20 @@
 //! Reserving, zeroing and punching ranges of a file.
 //!
-//! Reserved space is a *preallocated* extent: allocated on the device, referred to by the file, reading as zeros until
-//! data is written into it ([`super::nocow`]). What each call does to which sectors follows Linux, as it was seen there:
+//! Reserved space is a *preallocated* extent: allocated on the device, referred to by the file,
+//! reading as zeros until data is written into it ([`super::nocow`]). What each call does to which
+//! sectors follows Linux, as it was seen there:
 //!
 //! - **Allocating** fills holes, and leaves alone what has an extent already, data or not.
-//! - **Punching** drops the sectors that lie wholly in the range, and writes zeros to the parts of sectors at its edges
-//!   unless those are holes.
-//! - **Zeroing** puts new preallocated extents in the place of whatever the range has, except that what is preallocated at
-//!   its beginning stays; edges of sectors that hold data are overwritten with zeros, others are taken in whole.
+//! - **Punching** drops the sectors that lie wholly in the range, and writes zeros to the parts of
+//!   sectors at its edges unless those are holes.
+//! - **Zeroing** puts new preallocated extents in the place of whatever the range has, except that
+//!   what is preallocated at its beginning stays; edges of sectors that hold data are overwritten
+//!   with zeros, others are taken in whole.
 //!
-//! All three hold `op`, and begin by writing delayed data back. With `op` held nothing new is delayed, so from there on the
-//! items say everything, and only zeros for the edges are on their way. Data space is reserved in full before anything
-//! changes; long ranges take a transaction for every extent, and are seen half done after a crash, as on Linux. The size
-//! grows as a whole.
+//! All three hold `op`, and begin by writing delayed data back. With `op` held nothing new is
+//! delayed, so from there on the items say everything, and only zeros for the edges are on their
+//! way. Data space is reserved in full before anything changes; long ranges take a transaction for
+//! every extent, and are seen half done after a crash, as on Linux. The size grows as a whole.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;
@@ -34,8 +36,8 @@ use std::sync::Arc;
 /// Changes how `len` bytes from `offset` on are kept. See the module's text.
 ///
 /// # Errors
-/// `Invalid` for an empty range; `FileTooBig`; `IsDirectory`, `Invalid` for other types; `NotPermitted` by flags; `NoSpace`;
-/// reading, corruption, `WouldBlock`.
+/// `Invalid` for an empty range; `FileTooBig`; `IsDirectory`, `Invalid` for other types;
+/// `NotPermitted` by flags; `NoSpace`; reading, corruption, `WouldBlock`.
 pub(crate) fn fallocate(
     core: &Core,
     inode: &Arc<Inode>,
@@ -48,7 +50,8 @@ pub(crate) fn fallocate(
     if len == 0 {
         return Err(Error::Invalid("the range is empty"));
     }
-    let end = offset.checked_add(len).filter(|end| *end <= MAX_FILE_SIZE).ok_or(Error::FileTooBig)?;
+    let end =
+        offset.checked_add(len).filter(|end| *end <= MAX_FILE_SIZE).ok_or(Error::FileTooBig)?;
     may_wait()?;
     let _op = inode.lock_op()?;
     inode.check_alive()?;
@@ -56,7 +59,8 @@ pub(crate) fn fallocate(
     if flags.contains(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted("the file is immutable"));
     }
-    if flags.contains(InodeFlags::APPEND) && !matches!(how, Fallocate::Allocate { keep_size: true }) {
+    if flags.contains(InodeFlags::APPEND) && !matches!(how, Fallocate::Allocate { keep_size: true })
+    {
         return Err(Error::NotPermitted("the file can only be appended to"));
     }
     match super::fsync_data(core, inode) {
@@ -147,14 +151,16 @@ fn preallocate(
 ) -> Result<()> {
     let mut start = from;
     while start < to {
-        let run = core.space.allocate_data(core, (to - start).min(MAX_DATA_EXTENT), SECTOR, space)?;
+        let run =
+            core.space.allocate_data(core, (to - start).min(MAX_DATA_EXTENT), SECTOR, space)?;
         insert(core, inode, start, run)?;
         start += run.len;
     }
     Ok(())
 }
 
-/// Puts an extent that was allocated into the file. If that fails before it belongs to the file, its space is free again.
+/// Puts an extent that was allocated into the file. If that fails before it belongs to the file,
+/// its space is free again.
 fn insert(core: &Core, inode: &Arc<Inode>, start: u64, run: Run) -> Result<()> {
     let end = start + run.len;
     let (mut at, mut owned) = (start, false);
@@ -214,7 +220,11 @@ impl Rewrite {
 }
 
 /// Takes bytes in, and notes that the file was changed.
-fn touch(core: &Core, inode: &Arc<Inode>, rewrites: impl IntoIterator<Item = Rewrite>) -> Result<()> {
+fn touch(
+    core: &Core,
+    inode: &Arc<Inode>,
+    rewrites: impl IntoIterator<Item = Rewrite>,
+) -> Result<()> {
     let mut rewrites: Vec<_> = rewrites.into_iter().collect();
     let mut h = begin_with(core, inode, (1, false), rewrites.first_mut().map(|r| &mut r.admitted))?;
     let now = to_timespec(core.now());
@@ -230,14 +240,16 @@ fn touch(core: &Core, inode: &Arc<Inode>, rewrites: impl IntoIterator<Item = Rew
     Ok(())
 }
 
-/// What has to be written before the file may have extents up to `to` and the size `size`, see [`before_growing`].
+/// What has to be written before the file may have extents up to `to` and the size `size`, see
+/// [`before_growing`].
 fn before_extending(core: &Core, inode: &Inode, to: u64, size: u64) -> Result<Option<Rewrite>> {
     let old = inode.state.lock().size;
-    let again = if size > old || (to > SECTOR && old > 0 && old <= SECTOR && is_inline(core, inode)?) {
-        before_growing(core, inode, old)?
-    } else {
-        None
-    };
+    let again =
+        if size > old || (to > SECTOR && old > 0 && old <= SECTOR && is_inline(core, inode)?) {
+            before_growing(core, inode, old)?
+        } else {
+            None
+        };
     again.map(|(at, data)| Rewrite::new(core, inode, at, data)).transpose()
 }
 
@@ -253,7 +265,12 @@ fn extend(core: &Core, inode: &Arc<Inode>, size: u64, again: Option<Rewrite>) ->
     }
 }
 
-fn allocate(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64), keep_size: bool) -> Result<()> {
+fn allocate(
+    core: &Core,
+    inode: &Arc<Inode>,
+    (offset, end): (u64, u64),
+    keep_size: bool,
+) -> Result<()> {
     let (from, to) = (floor(offset), ceil(end));
     let old = inode.state.lock().size;
     let size = if keep_size { old } else { old.max(end) };
@@ -268,7 +285,8 @@ fn allocate(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64), keep_siz
     extend(core, inode, size, again)
 }
 
-/// The parts of sectors at the edges of a range, within the file and not in holes; and the whole sectors in between.
+/// The parts of sectors at the edges of a range, within the file and not in holes; and the whole
+/// sectors in between.
 type Parts = (SmallVec<[(u64, u64); 2]>, (u64, u64));
 
 fn punch(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64)) -> Result<()> {
@@ -291,8 +309,11 @@ fn parts(core: &Core, inode: &Inode, (offset, end): (u64, u64)) -> Result<Parts>
     let size = inode.state.lock().size;
     let whole = (ceil(offset), floor(end));
     let mut edges = SmallVec::new();
-    let candidates =
-        if whole.0 > whole.1 { [(offset, end), (end, end)] } else { [(offset, whole.0), (whole.1, end)] };
+    let candidates = if whole.0 > whole.1 {
+        [(offset, end), (end, end)]
+    } else {
+        [(offset, whole.0), (whole.1, end)]
+    };
     for (start, end) in candidates {
         let end = end.min(size);
         if start < end && at(core, inode, floor(start))?.0 != Kind::Hole {

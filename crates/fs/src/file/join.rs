@@ -1,12 +1,15 @@
 //! Extents that lie behind each other, in the file and on the device, become one.
 //!
-//! Write-back takes a file in pieces, because it must not hold more in memory than the budget allows; a stream of data
-//! would so become as many extents as there were pieces. But an extent that the running transaction has made is in no
-//! tree on the device yet: it can still grow. That is what happens here, up to the largest extent there may be. It needs
-//! that nobody else refers to either of the two, which the notes of the transaction say — and that no log has them: another
-//! file may come to share an extent that has grown, and a log that has both would have two extents in one place.
+//! Write-back takes a file in pieces, because it must not hold more in memory than the budget
+//! allows; a stream of data would so become as many extents as there were pieces. But an extent
+//! that the running transaction has made is in no tree on the device yet: it can still grow. That
+//! is what happens here, up to the largest extent there may be. It needs that nobody else refers to
+//! either of the two, which the notes of the transaction say — and that no log has them: another
+//! file may come to share an extent that has grown, and a log that has both would have two extents
+//! in one place.
 //!
-//! The order in which pieces land does not matter: each joins what is before it and what is behind it.
+//! The order in which pieces land does not matter: each joins what is before it and what is behind
+//! it.
 
 use super::extents::{Content, Extent, ExtentCursor};
 use crate::core::Core;
@@ -19,7 +22,8 @@ use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef};
 use larder_format::{FileOffset, Generation, Logical, MAX_DATA_EXTENT, ObjectId};
 use std::sync::Arc;
 
-/// Shorter pieces are not looked at: they come from small or from scattered writes, and looking is not for nothing.
+/// Shorter pieces are not looked at: they come from small or from scattered writes, and looking is
+/// not for nothing.
 pub(super) const WORTH_IT: u64 = 256 << 10;
 
 /// A whole extent of the running transaction and where its file has it.
@@ -32,9 +36,11 @@ struct Whole {
 impl Whole {
     fn of(extent: &Extent, generation: Generation) -> Option<Self> {
         let Content::Stored(r) = extent.content else { return None };
-        let plain = r.kind == ExtentKind::Regular && r.compression == Compression::None && !r.is_hole();
+        let plain =
+            r.kind == ExtentKind::Regular && r.compression == Compression::None && !r.is_hole();
         let whole = r.offset == 0 && r.num_bytes == r.disk_num_bytes && r.ram_bytes == r.num_bytes;
-        (plain && whole && r.generation == generation).then_some(Self { start: extent.start, record: r })
+        (plain && whole && r.generation == generation)
+            .then_some(Self { start: extent.start, record: r })
     }
     fn at(&self) -> Logical {
         self.record.disk_bytenr
@@ -48,7 +54,8 @@ impl Whole {
     }
     fn joined(&self, next: &Self) -> Self {
         let len = self.len() + next.len();
-        let record = ExtentRecord { ram_bytes: len, disk_num_bytes: len, num_bytes: len, ..self.record };
+        let record =
+            ExtentRecord { ram_bytes: len, disk_num_bytes: len, num_bytes: len, ..self.record };
         Self { start: self.start, record }
     }
     /// Does `next` go on where this one ends, in the file and on the device?
@@ -60,8 +67,8 @@ impl Whole {
     }
 }
 
-/// Joins the extent that was just entered at `start` of the file with its neighbours where that can be. The caller holds
-/// the inode's extent lock.
+/// Joins the extent that was just entered at `start` of the file with its neighbours where that can
+/// be. The caller holds the inode's extent lock.
 ///
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
@@ -74,7 +81,8 @@ pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64)
     let generation = h.generation();
     let whole = |e: &Extent| Whole::of(e, generation);
     let before = cursor.before().and_then(whole);
-    let Some(mut this) = cursor.next()?.as_ref().and_then(whole).filter(|e| e.start == start) else {
+    let Some(mut this) = cursor.next()?.as_ref().and_then(whole).filter(|e| e.start == start)
+    else {
         return Ok(());
     };
     let after = cursor.next()?.as_ref().and_then(whole);

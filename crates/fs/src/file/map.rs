@@ -1,9 +1,10 @@
 //! Where a file's bytes lie, and with whom they are shared.
 //!
-//! An extent is shared when something that is not this file refers to it: another file by a reference of its own, or a
-//! snapshot by a leaf (or a block above it) that both subvolumes have. The first is in the references of the extent; the
-//! second only in those of the blocks on the way from the root to the leaf, and is looked for only in blocks that are
-//! old enough. Both are counted as everywhere: published extent tree plus the notes of the sealed and the running
+//! An extent is shared when something that is not this file refers to it: another file by a
+//! reference of its own, or a snapshot by a leaf (or a block above it) that both subvolumes have.
+//! The first is in the references of the extent; the second only in those of the blocks on the way
+//! from the root to the leaf, and is looked for only in blocks that are old enough. Both are
+//! counted as everywhere: published extent tree plus the notes of the sealed and the running
 //! transaction.
 
 use super::extents::{Content, Extent, ExtentCursor};
@@ -17,8 +18,8 @@ use larder_format::items::{Compression, ExtentKind};
 use larder_format::{Logical, ObjectId};
 use std::sync::Arc;
 
-/// Calls `each` for the extents of a file that end behind `from`, holes left out, until it says false. What is delayed is
-/// written back first, where that can be.
+/// Calls `each` for the extents of a file that end behind `from`, holes left out, until it says
+/// false. What is delayed is written back first, where that can be.
 ///
 /// # Errors
 /// `IsDirectory`, `Invalid` for other types; reading, corruption, `WouldBlock`.
@@ -38,8 +39,12 @@ pub(crate) fn map(
         }
     }
     let version = inode.subvol.version(core);
-    let mut paths =
-        Paths { core, version: &version, last: None, older: inode.subvol.tree.last_snapshot().0 > 0 };
+    let mut paths = Paths {
+        core,
+        version: &version,
+        last: None,
+        older: inode.subvol.tree.last_snapshot().0 > 0,
+    };
     let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), from)?;
     while let Some(extent) = cursor.next()? {
         let (start, len) = (extent.start, extent.end - extent.start);
@@ -47,8 +52,8 @@ pub(crate) fn map(
             Content::Inline { .. } => ExtentPlace::Leaf,
             Content::Stored(r) if r.is_hole() => continue,
             Content::Stored(r) => {
-                let shared =
-                    !nocow::has_no_others(core, inode, extent.start, &r)?.0 || paths.is_shared(&extent)?;
+                let shared = !nocow::has_no_others(core, inode, extent.start, &r)?.0
+                    || paths.is_shared(&extent)?;
                 ExtentPlace::Device {
                     at: r.disk_bytenr,
                     len: r.disk_num_bytes,

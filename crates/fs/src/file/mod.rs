@@ -19,9 +19,10 @@
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
 //!
-//! A write goes into memory, with space reserved for it; write-back turns it into extents later. The two promises to
-//! the rest of the engine: an extent enters the tree only when its data is on the device (a commit flushes it), and the
-//! size in an inode's item never covers bytes that are not in extents ([`FileData::disk_size`]).
+//! A write goes into memory, with space reserved for it; write-back turns it into extents later.
+//! The two promises to the rest of the engine: an extent enters the tree only when its data is on
+//! the device (a commit flushes it), and the size in an inode's item never covers bytes that are
+//! not in extents ([`FileData::disk_size`]).
 
 mod admission;
 mod clone;
@@ -104,7 +105,8 @@ fn lock_shared(inode: &Inode) -> Result<Shared<'_, ()>> {
 /// Reads into `buf`; the number of bytes, less than asked for only at the end of the file.
 ///
 /// # Errors
-/// `IsDirectory`, `Invalid` for other types; `Corrupt`; a device error when no copy could be read; `WouldBlock`.
+/// `IsDirectory`, `Invalid` for other types; `Corrupt`; a device error when no copy could be read;
+/// `WouldBlock`.
 pub(crate) fn read(core: &Core, inode: &Arc<Inode>, offset: u64, buf: &mut [u8]) -> Result<usize> {
     expect_regular(inode)?;
     let _op = lock_shared(inode)?;
@@ -116,12 +118,12 @@ pub(crate) fn read(core: &Core, inode: &Arc<Inode>, offset: u64, buf: &mut [u8])
     Ok(n)
 }
 
-/// Writes all of `data`, growing the file where needed. Nothing was written when it fails, unless `data` is longer than
-/// some MiB.
+/// Writes all of `data`, growing the file where needed. Nothing was written when it fails, unless
+/// `data` is longer than some MiB.
 ///
 /// # Errors
-/// `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `ReadOnly`; `NoSpace`;
-/// `WouldBlock`.
+/// `IsDirectory`, `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `ReadOnly`;
+/// `NoSpace`; `WouldBlock`.
 pub(crate) fn write(core: &Core, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<()> {
     inode.check_changeable(core)?;
     expect_regular(inode)?;
@@ -172,7 +174,8 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         begin_taking_in(core, inode, &mut admitted)?
     };
     let now = to_timespec(core.now());
-    // The size first: write-back must not believe that the file ends, or lies in its leaf, before what it takes.
+    // The size first: write-back must not believe that the file ends, or lies in its leaf, before
+    // what it takes.
     inode.change(&mut h, |state| {
         state.size = size.max(at + data.len() as u64);
         state.item.mtime = now;
@@ -187,8 +190,9 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
     Ok(())
 }
 
-/// Joins the transaction to take in bytes that begin at `at`, behind the end of a file whose holes have items. The gap gets its
-/// item at once, as on Linux: until the bytes are written a commit shows a file that ends where they begin.
+/// Joins the transaction to take in bytes that begin at `at`, behind the end of a file whose holes
+/// have items. The gap gets its item at once, as on Linux: until the bytes are written a commit
+/// shows a file that ends where they begin.
 fn begin_behind_gap<'a>(
     core: &'a Core,
     inode: &Arc<Inode>,
@@ -202,7 +206,8 @@ fn begin_behind_gap<'a>(
     Ok(h)
 }
 
-/// Copies a range; the bytes copied, 0 at the source's end. Whole sectors share their extents where that is possible.
+/// Copies a range; the bytes copied, 0 at the source's end. Whole sectors share their extents where
+/// that is possible.
 ///
 /// # Errors
 /// `Invalid` for ranges of one file that overlap; as reading and writing, when nothing was copied.
@@ -274,7 +279,8 @@ fn copy_bytes(
 /// Makes one inode durable: data, metadata and names.
 ///
 /// # Errors
-/// `DataLost` while data of the file could not be written; `ReadOnly` after a failed commit; `WouldBlock`.
+/// `DataLost` while data of the file could not be written; `ReadOnly` after a failed commit;
+/// `WouldBlock`.
 pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result<()> {
     if core.read_only.is_some() {
         return Ok(());
@@ -338,9 +344,9 @@ pub(crate) fn flush_all(core: &Core) -> Result<()> {
 /// How much delayed data to write, or how much was written: bytes, and runs of files.
 pub(crate) use delalloc::Limits as Delayed;
 
-/// Writes delayed data back, oldest first, until `wanted` bytes or runs of it are written, or there is nothing more to take:
-/// never more than what one segment has beyond that. It turns what was reserved for them into what they use. Never
-/// waits for space. Returns what was written.
+/// Writes delayed data back, oldest first, until `wanted` bytes or runs of it are written, or there
+/// is nothing more to take: never more than what one segment has beyond that. It turns what was
+/// reserved for them into what they use. Never waits for space. Returns what was written.
 pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
     let mut done = Delayed { bytes: 0, flights: 0 };
     if core.options.tuning.reclaim_whole_inodes {
@@ -355,7 +361,8 @@ pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
         return done;
     }
     while done.bytes < wanted.bytes && done.flights < wanted.flights {
-        let left = Delayed { bytes: wanted.bytes - done.bytes, flights: wanted.flights - done.flights };
+        let left =
+            Delayed { bytes: wanted.bytes - done.bytes, flights: wanted.flights - done.flights };
         let some = writeback::batch(core, u64::MAX, left);
         if some.flights == 0 {
             break;

@@ -1,27 +1,32 @@
 //! Writing in place: when that is allowed, and how.
 //!
-//! Two kinds of files are written in place: such with preallocated extents, and such that are not copied on write
-//! (NODATACOW). Write-back asks here first; what cannot be written in place is copied like everything else.
+//! Two kinds of files are written in place: such with preallocated extents, and such that are not
+//! copied on write (NODATACOW). Write-back asks here first; what cannot be written in place is
+//! copied like everything else.
 //!
-//! **Whose bytes are they?** An extent may be written in place when nobody else can see it: all references to it are this
-//! file's with the same origin — counted as everywhere, published extent tree plus notes of the sealed and the running
-//! transaction — and it is younger than the subvolume's last snapshot, since a snapshot shares leaves, not references.
-//! Nor may anybody else have had it in the last commit or since: until the next one a crash, and a log, can bring them back.
-//! Checksums must not exist for the place, and its block group must not be read-only.
+//! **Whose bytes are they?** An extent may be written in place when nobody else can see it: all
+//! references to it are this file's with the same origin — counted as everywhere, published extent
+//! tree plus notes of the sealed and the running transaction — and it is younger than the
+//! subvolume's last snapshot, since a snapshot shares leaves, not references. Nor may anybody else
+//! have had it in the last commit or since: until the next one a crash, and a log, can bring them
+//! back. Checksums must not exist for the place, and its block group must not be read-only.
 //!
-//! **That this stays so** until the bytes are written needs no flags of its own: the question is asked, and the bytes are
-//! written, under one transaction handle and the file's extent lock. A snapshot is made when a transaction is sealed, which
-//! waits for handles; who clones holds the extent lock of what is cloned. So each of them comes before, and the answer
-//! is no, or after, and has the new bytes, which were written to the file before they were asked for. A handle therefore
+//! **That this stays so** until the bytes are written needs no flags of its own: the question is
+//! asked, and the bytes are written, under one transaction handle and the file's extent lock. A
+//! snapshot is made when a transaction is sealed, which waits for handles; who clones holds the
+//! extent lock of what is cloned. So each of them comes before, and the answer is no, or after, and
+//! has the new bytes, which were written to the file before they were asked for. A handle therefore
 //! writes no more than [`PER_HANDLE`] bytes.
 //!
-//! **After a crash** preallocated space reads as zeros or has the bytes: the item changes only when they are on their way,
-//! and becomes durable after them. What was overwritten in a NODATACOW file is old, new, or torn. That is the one
-//! exception to the rule that nothing is overwritten which a durable superblock reaches. The bytes are never somebody
-//! else's: the file's own item keeps the extent from being freed.
+//! **After a crash** preallocated space reads as zeros or has the bytes: the item changes only when
+//! they are on their way, and becomes durable after them. What was overwritten in a NODATACOW file
+//! is old, new, or torn. That is the one exception to the rule that nothing is overwritten which a
+//! durable superblock reaches. The bytes are never somebody else's: the file's own item keeps the
+//! extent from being freed.
 //!
-//! **On a full disk** a write that will go in place needs no space, so it is admitted without ([`in_place`]). Should the
-//! extent have become shared by the time of write-back, space is sought then.
+//! **On a full disk** a write that will go in place needs no space, so it is admitted without
+//! ([`in_place`]). Should the extent have become shared by the time of write-back, space is sought
+//! then.
 
 use super::delalloc::land;
 use super::extents::{Extent, ExtentCursor, ceil, floor};
@@ -34,7 +39,9 @@ use crate::inode::Inode;
 use crate::space::groups::BlockGroup;
 use crate::space::{Run, extent_tree};
 use crate::tree::Version;
-use larder_format::items::{BlockGroupFlags, Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags};
+use larder_format::items::{
+    BlockGroupFlags, Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags,
+};
 use larder_format::{Generation, ObjectId};
 use std::io::IoSlice;
 use std::ops::Range;
@@ -55,12 +62,13 @@ fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
     (allowed && plain).then_some(*record)
 }
 
-/// Is nobody else able to see the extent? See the module's text. The answer stands while the caller holds a transaction
-/// handle and the file's extent lock.
+/// Is nobody else able to see the extent? See the module's text. The answer stands while the caller
+/// holds a transaction handle and the file's extent lock.
 fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
     let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
     // A damaged image may have it in a group of something else.
-    let holds = |g: &BlockGroup| g.run().contains(whole) && g.flags().contains(BlockGroupFlags::DATA);
+    let holds =
+        |g: &BlockGroup| g.run().contains(whole) && g.flags().contains(BlockGroupFlags::DATA);
     if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
         return Ok(false);
     }
@@ -81,8 +89,8 @@ struct Known {
     ours: i128,
     /// The transaction that made the extent.
     born: Generation,
-    /// Somebody else refers to it in the last commit or the sealed transaction, or has got a reference in a transaction since
-    /// that commit, even if it is gone by now.
+    /// Somebody else refers to it in the last commit or the sealed transaction, or has got a
+    /// reference in a transaction since that commit, even if it is gone by now.
     shared_before: bool,
 }
 
@@ -92,8 +100,8 @@ impl Known {
     }
 }
 
-/// Are all references to the extent this file's, with the same origin? And in which transaction was it made? Snapshots do not
-/// count: they share leaves.
+/// Are all references to the extent this file's, with the same origin? And in which transaction was
+/// it made? Snapshots do not count: they share leaves.
 pub(super) fn has_no_others(
     core: &Core,
     inode: &Inode,
@@ -104,8 +112,14 @@ pub(super) fn has_no_others(
     Ok((known.is_alone(), known.born))
 }
 
-/// Does anything say that the extent is allocated? Only a damaged image has files with extents of which nothing does.
-pub(super) fn is_recorded(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
+/// Does anything say that the extent is allocated? Only a damaged image has files with extents of
+/// which nothing does.
+pub(super) fn is_recorded(
+    core: &Core,
+    inode: &Inode,
+    start: u64,
+    r: &ExtentRecord,
+) -> Result<bool> {
     Ok(known(core, inode, start, r)?.total > 0)
 }
 
@@ -148,8 +162,14 @@ fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Kno
     }
 }
 
-/// The place of the sector at `at` and of those behind it up to `end`, if they may be written in place.
-fn place(core: &Core, inode: &Inode, extent: &Extent, (at, end): (u64, u64)) -> Result<Option<Run>> {
+/// The place of the sector at `at` and of those behind it up to `end`, if they may be written in
+/// place.
+fn place(
+    core: &Core,
+    inode: &Inode,
+    extent: &Extent,
+    (at, end): (u64, u64),
+) -> Result<Option<Run>> {
     let Some(r) = window(extent, inode.flags()) else { return Ok(None) };
     if !is_ours(core, inode, extent.start, &r)? {
         return Ok(None);
@@ -158,7 +178,8 @@ fn place(core: &Core, inode: &Inode, extent: &Extent, (at, end): (u64, u64)) -> 
     Ok((!View::new(core).any(core, run)?).then_some(run))
 }
 
-/// Would all of `len` bytes at `start` be written in place if they were written back now? For callers that hold `op`.
+/// Would all of `len` bytes at `start` be written in place if they were written back now? For
+/// callers that hold `op`.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -180,8 +201,8 @@ pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Re
     Ok(true)
 }
 
-/// Writes what it may of a flight in place; the ranges of the flight that are left, as offsets into its sectors. When
-/// nothing is left the flight has landed.
+/// Writes what it may of a flight in place; the ranges of the flight that are left, as offsets into
+/// its sectors. When nothing is left the flight has landed.
 ///
 /// # Errors
 /// `DataLost` when the device failed; reading, corruption.
@@ -239,7 +260,8 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
     Ok(left)
 }
 
-/// Writes the sectors `at..stop` of a flight to where they belong, and turns preallocated space into data.
+/// Writes the sectors `at..stop` of a flight to where they belong, and turns preallocated space
+/// into data.
 fn write_run(
     handles: &mut Handles<'_>,
     item: &Item,

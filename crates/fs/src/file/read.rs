@@ -1,11 +1,12 @@
 //! Reading: delayed bytes over extents, extents verified.
 //!
-//! Device reads go into the caller's buffer wherever whole sectors are wanted. Every sector of an ordinary extent is
-//! held against its checksum; where a copy fails, the others are tried, and a good one is written over a bad one.
+//! Device reads go into the caller's buffer wherever whole sectors are wanted. Every sector of an
+//! ordinary extent is held against its checksum; where a copy fails, the others are tried, and a
+//! good one is written over a bad one.
 //!
-//! Where checksums are ([`View`]) is taken before the file's tree is looked at; if the file changed so quickly in between
-//! that a checksum is in none of the places, the read starts over with a new view. Its epoch also keeps extents from being
-//! reused while their bytes are on the way.
+//! Where checksums are ([`View`]) is taken before the file's tree is looked at; if the file changed
+//! so quickly in between that a checksum is in none of the places, the read starts over with a new
+//! view. Its epoch also keeps extents from being reused while their bytes are on the way.
 
 use super::dirty::{Gaps, SECTOR_LEN, index};
 use super::extents::{Content, Extent, ExtentCursor, SECTOR, ceil, floor};
@@ -25,7 +26,8 @@ use std::sync::atomic::Ordering;
 const BOUNCE: u64 = 64 << 10;
 /// From this size on sectors are verified on several threads.
 const PARALLEL: usize = 256 << 10;
-/// A read that is not to wait is tried up to this size: beyond, what was read for nothing would cost too much.
+/// A read that is not to wait is tried up to this size: beyond, what was read for nothing would
+/// cost too much.
 const AT_ONCE: usize = PARALLEL - 1;
 /// A compressed extent that takes more of the device than this is not one.
 const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;
@@ -44,8 +46,8 @@ impl<E: Into<Error>> From<E> for Stop {
     }
 }
 
-/// Reads what the file has at `offset`: the caller holds `op`, at least shared, and `offset + buf.len()` lies within the
-/// file.
+/// Reads what the file has at `offset`: the caller holds `op`, at least shared, and `offset +
+/// buf.len()` lies within the file.
 ///
 /// # Errors
 /// `Corrupt`; a device error when no copy could be read; `WouldBlock`.
@@ -88,7 +90,13 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn read(&self, version: &Version, ino: ObjectId, offset: u64, buf: &mut [u8]) -> Result<(), Stop> {
+    fn read(
+        &self,
+        version: &Version,
+        ino: ObjectId,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), Stop> {
         let end = offset + buf.len() as u64;
         let mut cursor = ExtentCursor::new(version, ino, offset)?;
         let mut at = offset;
@@ -108,7 +116,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn read_one(&self, version: &Version, extent: &Extent, at: u64, buf: &mut [u8]) -> Result<(), Stop> {
+    fn read_one(
+        &self,
+        version: &Version,
+        extent: &Extent,
+        at: u64,
+        buf: &mut [u8],
+    ) -> Result<(), Stop> {
         let record = match extent.content {
             Content::Stored(record) => record,
             Content::Inline { compression, .. } => {
@@ -189,8 +203,9 @@ impl Reader<'_> {
         record: &ExtentRecord,
         out: &mut [u8],
     ) -> Result<(), Stop> {
-        let corrupt =
-            |what: &str| Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what));
+        let corrupt = |what: &str| {
+            Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what))
+        };
         if record.disk_num_bytes > MAX_COMPRESSED_ON_DISK {
             return Err(corrupt("compressed extent is too long"));
         }
@@ -213,8 +228,9 @@ impl Reader<'_> {
         if let Err(would_block) = patience {
             // What lies in the host's memory need not go to another thread.
             let short = buf.len() <= AT_ONCE;
-            let done =
-                short && self.core.volume.read_at_once(at, buf) && self.all_match(buf, sums.as_deref());
+            let done = short
+                && self.core.volume.read_at_once(at, buf)
+                && self.all_match(buf, sums.as_deref());
             return if done { Ok(()) } else { Err(would_block.into()) };
         }
         if self.core.volume.read(at, buf, 0).is_ok() && self.all_match(buf, sums.as_deref()) {
@@ -236,7 +252,9 @@ impl Reader<'_> {
         let Some(sums) = sums else { return true };
         let size = self.core.csum.size();
         let check = |(data, sums): (&[u8], &[u8])| {
-            data.chunks_exact(SECTOR_LEN).zip(sums.chunks_exact(size)).all(|(d, s)| self.matches(d, s))
+            data.chunks_exact(SECTOR_LEN)
+                .zip(sums.chunks_exact(size))
+                .all(|(d, s)| self.matches(d, s))
         };
         if buf.len() < PARALLEL {
             return check((buf, sums));
@@ -246,7 +264,12 @@ impl Reader<'_> {
     }
 
     /// Reads one sector from the first copy that is good, and writes that over those that were not.
-    fn read_any_copy(&self, at: Logical, sector: &mut [u8], sum: Option<&[u8]>) -> Result<(), Error> {
+    fn read_any_copy(
+        &self,
+        at: Logical,
+        sector: &mut [u8],
+        sum: Option<&[u8]>,
+    ) -> Result<(), Error> {
         let core = self.core;
         let copies = core.volume.copies(at)?;
         let mut bad = Vec::new();
@@ -267,7 +290,9 @@ impl Reader<'_> {
         core.store.stats().bad_copies.fetch_add(bad.len() as u64, Ordering::Relaxed);
         Err(match failure {
             Some(e) => e.into(),
-            None => Error::corrupt(Place::block(at), "data does not match its checksum in any copy"),
+            None => {
+                Error::corrupt(Place::block(at), "data does not match its checksum in any copy")
+            }
         })
     }
 
@@ -275,7 +300,8 @@ impl Reader<'_> {
         let core = self.core;
         for &copy in bad {
             core.store.stats().bad_copies.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(address = %at, copy, "damaged copy of a data sector; another copy is good");
+            tracing::warn!(address = %at, copy, "damaged copy of a data sector; another copy is \
+                good");
             if core.check_writable().is_ok()
                 && let Err(e) = core.volume.write_one_copy(at, sector, copy)
             {

@@ -1,12 +1,13 @@
 //! Replacing a range of a file in its tree: the one place that edits EXTENT_DATA items.
 //!
-//! Extents that reach into the range are trimmed or split; references, `nbytes` and the explicit holes of images without
-//! NO_HOLES follow. A [`Plan`] is worked out from a version and then written in one edit. That the items stay as the
-//! version has them in between is what the inode's extent lock is for: every caller holds it, and nobody else edits
-//! these items. It is taken with a transaction handle in hand, and whoever holds it waits for nothing but the device.
+//! Extents that reach into the range are trimmed or split; references, `nbytes` and the explicit
+//! holes of images without NO_HOLES follow. A [`Plan`] is worked out from a version and then
+//! written in one edit. That the items stay as the version has them in between is what the inode's
+//! extent lock is for: every caller holds it, and nobody else edits these items. It is taken with a
+//! transaction handle in hand, and whoever holds it waits for nothing but the device.
 //!
-//! References are noted before the edit: noting them can fail (two items of a damaged image may contradict each other),
-//! an edit that was prepared cannot fail half way.
+//! References are noted before the edit: noting them can fail (two items of a damaged image may
+//! contradict each other), an edit that was prepared cannot fail half way.
 
 use super::extents::{Content, Extent, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil};
 use crate::core::Core;
@@ -44,7 +45,8 @@ pub(super) enum New<'a> {
         /// How it is compressed.
         compression: Compression,
     },
-    /// A window into an extent of which the first `offset` bytes, uncompressed, lie before the range.
+    /// A window into an extent of which the first `offset` bytes, uncompressed, lie before the
+    /// range.
     Extent {
         /// Data, or reserved space that reads as zeros.
         kind: ExtentKind,
@@ -112,8 +114,8 @@ impl Plan {
             self.refs.push(RefChange { at: r.disk_bytenr, len: r.disk_num_bytes, offset, delta });
         }
     }
-    /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are too many. Returns the
-    /// extent that follows the range, when it got there.
+    /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are
+    /// too many. Returns the extent that follows the range, when it got there.
     fn cut(
         &mut self,
         cursor: &mut ExtentCursor,
@@ -177,13 +179,16 @@ impl Plan {
         self.covered_from = Some(from);
         match before.map(|e| (e.start, e.content)) {
             Some((at, Content::Stored(r))) if r.is_hole() => {
-                self.items
-                    .insert(at, (true, Some(ExtentRecord::hole(generation, start - at).encode().to_vec())));
+                self.items.insert(
+                    at,
+                    (true, Some(ExtentRecord::hole(generation, start - at).encode().to_vec())),
+                );
             }
             _ => self.put(from, ExtentRecord::hole(generation, start - from).encode().to_vec()),
         }
     }
-    /// Puts a window in. Where the item before it or the one behind is the same extent's and goes on, they become one.
+    /// Puts a window in. Where the item before it or the one behind is the same extent's and goes
+    /// on, they become one.
     fn put_extent(
         &mut self,
         (before, after): (Option<&Extent>, Option<&Extent>),
@@ -239,20 +244,26 @@ impl Plan {
                 }
                 Ok(())
             };
-            if keys.is_empty() { Ok(()) } else { h.edit_growing(&inode.subvol, &keys, growing, edit) }
+            if keys.is_empty() {
+                Ok(())
+            } else {
+                h.edit_growing(&inode.subvol, &keys, growing, edit)
+            }
         };
         if let Err(e) = outcome {
             take_back(h, inode, &self.refs)?;
             return Err(e);
         }
         let generation = h.generation();
-        // Behind the edit: the log takes it first and then looks at the tree, and finds there what it says. A hole that got
-        // its item is a change as well: the last commit may have nothing in its place.
+        // Behind the edit: the log takes it first and then looks at the tree, and finds there what
+        // it says. A hole that got its item is a change as well: the last commit may have nothing
+        // in its place.
         inode.changes.lock().add(generation, self.covered_from.unwrap_or(start).min(start), end);
         {
             let mut state = inode.state.lock();
             // A damaged image may have had it wrong.
-            let nbytes = (i128::from(state.item.nbytes.get()) + self.nbytes).clamp(0, i128::from(u64::MAX));
+            let nbytes =
+                (i128::from(state.item.nbytes.get()) + self.nbytes).clamp(0, i128::from(u64::MAX));
             state.item.nbytes = u64::try_from(nbytes).expect("clamped").into();
             state.item.transid = generation.0.into();
             state.changed_in(generation);
@@ -290,8 +301,8 @@ fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
     }
 }
 
-/// The references to extents of a file that is deleted as a whole: gathered from its items, then dropped beside the edit
-/// that deletes these.
+/// The references to extents of a file that is deleted as a whole: gathered from its items, then
+/// dropped beside the edit that deletes these.
 #[derive(Debug, Default)]
 pub(crate) struct LastRefs {
     refs: SmallVec<[RefChange; 4]>,
@@ -314,11 +325,12 @@ impl LastRefs {
         }
         Ok(())
     }
-    /// Notes that they are gone and does `edit`, which deletes the items. The file has no delayed data, and the caller sees to
-    /// it that none comes.
+    /// Notes that they are gone and does `edit`, which deletes the items. The file has no delayed
+    /// data, and the caller sees to it that none comes.
     ///
     /// # Errors
-    /// What `edit` says; `Corrupt` where the file refers to what it cannot. Nothing is changed then.
+    /// What `edit` says; `Corrupt` where the file refers to what it cannot. Nothing is changed
+    /// then.
     pub(crate) fn drop_with(
         &self,
         h: &mut Handle<'_>,
@@ -346,15 +358,17 @@ pub(super) struct Fresh {
 
 /// Extents that one edit enters at most.
 pub(super) const MAX_FRESH: usize = 64;
-/// Insertions that an edit of many is prepared for: small items that lie side by side split few leaves.
+/// Insertions that an edit of many is prepared for: small items that lie side by side split few
+/// leaves.
 const PREPARED: usize = 4;
 /// Extents between two ranges that are skipped one by one.
 const SKIPPED: usize = 8;
 
-/// Enters extents in ascending order, all in one edit, where the file has nothing and holes need no items: what many small
-/// writes at random places come to. Returns how many of the first ones were entered; for the next the caller takes
-/// [`replace`], which also says what went wrong. The caller holds the inode's extent lock; `noted` runs once, for the
-/// extents that are about to be entered, before anybody can see them.
+/// Enters extents in ascending order, all in one edit, where the file has nothing and holes need no
+/// items: what many small writes at random places come to. Returns how many of the first ones were
+/// entered; for the next the caller takes [`replace`], which also says what went wrong. The caller
+/// holds the inode's extent lock; `noted` runs once, for the extents that are about to be entered,
+/// before anybody can see them.
 pub(super) fn fill_holes(
     h: &mut Handle<'_>,
     inode: &Arc<Inode>,
@@ -439,14 +453,15 @@ fn count_in_holes(core: &Core, inode: &Inode, fresh: &[Fresh]) -> Result<usize> 
 
 /// Does this image leave holes without items?
 pub(crate) fn has_no_holes(core: &Core) -> bool {
-    Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get()).contains(Incompat::NO_HOLES)
+    Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get())
+        .contains(Incompat::NO_HOLES)
 }
 
-/// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit goes, and returns where
-/// it stopped. The caller holds the inode's extent lock.
+/// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit goes,
+/// and returns where it stopped. The caller holds the inode's extent lock.
 ///
-/// Where `new` is an extent to be created, it belongs to the transaction from the moment that this is recorded, whatever
-/// happens then; `*created` tells.
+/// Where `new` is an extent to be created, it belongs to the transaction from the moment that this
+/// is recorded, whatever happens then; `*created` tells.
 ///
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
@@ -457,7 +472,10 @@ pub(super) fn replace(
     new: New<'_>,
     created: &mut bool,
 ) -> Result<u64> {
-    assert!(start < end && start.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR), "{start}..{end}");
+    assert!(
+        start < end && start.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR),
+        "{start}..{end}"
+    );
     let version = inode.subvol.version(h.core);
     let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
     let mut plan = Plan::default();
@@ -465,7 +483,8 @@ pub(super) fn replace(
     let before = cursor.before().cloned();
     let after = plan.cut(&mut cursor, tree, start, end)?;
     let generation = h.generation();
-    // What begins before the range ends the gap, too: it was found as the first extent, and trimmed.
+    // What begins before the range ends the gap, too: it was found as the first extent, and
+    // trimmed.
     let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < start);
     let explicit = !has_no_holes(h.core);
     if !matches!(new, New::Nothing | New::Hole) && !reaches_in && explicit {
@@ -474,13 +493,17 @@ pub(super) fn replace(
     match new {
         New::Nothing => {}
         New::Hole => {
-            // Holes have items up to the file's end, and up to what is preallocated behind it: the file may grow.
+            // Holes have items up to the file's end, and up to what is preallocated behind it: the
+            // file may grow.
             let more = after.is_some() || plan.reached < end || plan.items.contains_key(&end);
             let file_end = ceil(inode.state.lock().size.min(MAX_FILE_SIZE));
             let hole_end = if more { plan.reached } else { plan.reached.min(file_end) };
             if explicit && start < hole_end {
                 if reaches_in {
-                    plan.put(start, ExtentRecord::hole(generation, hole_end - start).encode().to_vec());
+                    plan.put(
+                        start,
+                        ExtentRecord::hole(generation, hole_end - start).encode().to_vec(),
+                    );
                 } else {
                     plan.fill_hole(before.as_ref(), hole_end, generation);
                 }
@@ -513,8 +536,8 @@ pub(super) fn replace(
     Ok(reached)
 }
 
-/// Makes the items cover the file up to `size` where an image wants holes to have items. The caller holds the inode's
-/// extent lock.
+/// Makes the items cover the file up to `size` where an image wants holes to have items. The caller
+/// holds the inode's extent lock.
 ///
 /// # Errors
 /// Reading, corruption, no space.

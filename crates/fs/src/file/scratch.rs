@@ -1,13 +1,15 @@
 //! Memory that write-back needs while it makes room: a pool that it shares, counted beforehand.
 //!
-//! Most of what is written leaves from where it lies. But sectors of which only parts were written are made whole in
-//! memory, what is compressed is held in both forms, and packing itself takes memory. Without a bound every caller that
-//! helps to write back would add its own. So a batch says beforehand what it will need ([`need`]) and waits while others
-//! hold so much that the sum would be beyond the pool's part of the cache size.
+//! Most of what is written leaves from where it lies. But sectors of which only parts were written
+//! are made whole in memory, what is compressed is held in both forms, and packing itself takes
+//! memory. Without a bound every caller that helps to write back would add its own. So a batch says
+//! beforehand what it will need ([`need`]) and waits while others hold so much that the sum would
+//! be beyond the pool's part of the cache size.
 //!
-//! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs is bounded where batches
-//! are made up ([`MOST_MADE`], [`compress::batch`]). Who waits here holds no transaction handle and no lock that write-back
-//! takes, and who has been let in waits for the device and for commits only: so he comes to his end and lets the next one in.
+//! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs
+//! is bounded where batches are made up ([`MOST_MADE`], [`compress::batch`]). Who waits here holds
+//! no transaction handle and no lock that write-back takes, and who has been let in waits for the
+//! device and for commits only: so he comes to his end and lets the next one in.
 
 use super::compress;
 use super::delalloc::Departure;
@@ -16,12 +18,14 @@ use crate::core::Core;
 use larder_format::MAX_COMPRESSED_EXTENT;
 use parking_lot::{Condvar, Mutex};
 
-/// Bytes of sectors that one batch makes whole, but for the last run in it, which has no more than these either.
+/// Bytes of sectors that one batch makes whole, but for the last run in it, which has no more than
+/// these either.
 pub(super) const MOST_MADE: u64 = 4 << 20;
 
 /// What needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
-/// Memory for packing one piece: tables of the packer at a high level, the piece in one stretch, the result.
+/// Memory for packing one piece: tables of the packer at a high level, the piece in one stretch,
+/// the result.
 const PACKER: u64 = 2 << 20;
 
 /// The pool.

@@ -1,7 +1,7 @@
 //! SEEK_DATA and SEEK_HOLE.
 //!
-//! Data is what lies in extents or is delayed, by whole sectors; preallocated extents that were not written are holes,
-//! as on Linux. The end of the file is a hole.
+//! Data is what lies in extents or is delayed, by whole sectors; preallocated extents that were not
+//! written are holes, as on Linux. The end of the file is a hole.
 
 use super::extents::{ExtentCursor, ceil, floor};
 use crate::api::{FileKind, Seek};
@@ -11,11 +11,17 @@ use crate::inode::Inode;
 use larder_format::ObjectId;
 use std::sync::Arc;
 
-/// Finds the next data or hole at or after `offset`; `None` where there is none before the end of the file.
+/// Finds the next data or hole at or after `offset`; `None` where there is none before the end of
+/// the file.
 ///
 /// # Errors
 /// `Invalid` for anything but a regular file; reading, corruption, `WouldBlock`.
-pub(crate) fn seek(core: &Core, inode: &Arc<Inode>, offset: u64, what: Seek) -> Result<Option<u64>> {
+pub(crate) fn seek(
+    core: &Core,
+    inode: &Arc<Inode>,
+    offset: u64,
+    what: Seek,
+) -> Result<Option<u64>> {
     if inode.kind != FileKind::Regular {
         return Err(Error::Invalid("only regular files have data and holes"));
     }
@@ -39,7 +45,9 @@ pub(crate) fn seek(core: &Core, inode: &Arc<Inode>, offset: u64, what: Seek) -> 
         }
         let next = delayed.into_iter().chain(stored).min();
         match (what, next) {
-            (Seek::Data, Some((start, _))) if start.max(at) < size => return Ok(Some(start.max(at))),
+            (Seek::Data, Some((start, _))) if start.max(at) < size => {
+                return Ok(Some(start.max(at)));
+            }
             (Seek::Data, _) => return Ok(None),
             // On to the end of this stretch; another may follow at once.
             (Seek::Hole, Some((start, end))) if start <= at => {

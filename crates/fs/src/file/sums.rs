@@ -1,7 +1,8 @@
 //! Where the checksums of data are.
 //!
-//! They are in three places: notes of the running transaction, notes of the sealed one, and the last published checksum
-//! tree (never the one that the committer is editing). A [`View`] takes these together, of one moment and in an epoch.
+//! They are in three places: notes of the running transaction, notes of the sealed one, and the
+//! last published checksum tree (never the one that the committer is editing). A [`View`] takes
+//! these together, of one moment and in an epoch.
 
 use super::dirty::index;
 use super::extents::SECTOR;
@@ -67,7 +68,8 @@ impl View {
         }
         Ok((sums, known))
     }
-    /// The checksums of a run of sectors, one after the other; `None` when one is in none of the places.
+    /// The checksums of a run of sectors, one after the other; `None` when one is in none of the
+    /// places.
     ///
     /// # Errors
     /// Reading or corruption.
@@ -75,7 +77,8 @@ impl View {
         let (sums, known) = self.find(core, run)?;
         Ok(known.iter().all(|k| *k).then_some(sums))
     }
-    /// The checksums that there are of a run of sectors: one piece for sectors that lie side by side.
+    /// The checksums that there are of a run of sectors: one piece for sectors that lie side by
+    /// side.
     ///
     /// # Errors
     /// Reading or corruption.
@@ -109,7 +112,9 @@ impl View {
         });
         let mut any = noted;
         if !noted {
-            csum_tree::read(&mut self.tree.clone(), core.csum, run, &mut |_, sum| any |= sum.is_some())?;
+            csum_tree::read(&mut self.tree.clone(), core.csum, run, &mut |_, sum| {
+                any |= sum.is_some()
+            })?;
         }
         Ok(any)
     }

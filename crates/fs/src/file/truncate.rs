@@ -1,16 +1,19 @@
 //! Setting a file's size.
 //!
-//! Shrinking cuts what is delayed, and drops extents. What the last sector has behind the new end stays there, as on Linux, and
-//! growing makes it zero. (Zeros at once would be one more extent for every cut, and where a file is written in place they would
-//! be there before the new size is.) Where there are many extents it takes several transactions, each of which cuts some of them
-//! off the end and leaves a shorter, sound file: a crash in between shows a length between the two, as on Linux. The obvious
-//! alternative, the new size at once and an ORPHAN item that has the next mount drop the rest, needs that next mount to be
-//! ours: Linux, since 3.12, takes such an item away and leaves the extents, whose bytes are in the file again when it grows.
-//! What older kernels, and we ourselves, left so is finished all the same (`inode::orphan`): by setting the size that the file
-//! has.
+//! Shrinking cuts what is delayed, and drops extents. What the last sector has behind the new end
+//! stays there, as on Linux, and growing makes it zero. (Zeros at once would be one more extent for
+//! every cut, and where a file is written in place they would be there before the new size is.)
+//! Where there are many extents it takes several transactions, each of which cuts some of them off
+//! the end and leaves a shorter, sound file: a crash in between shows a length between the two, as
+//! on Linux. The obvious alternative, the new size at once and an ORPHAN item that has the next
+//! mount drop the rest, needs that next mount to be ours: Linux, since 3.12, takes such an item
+//! away and leaves the extents, whose bytes are in the file again when it grows. What older
+//! kernels, and we ourselves, left so is finished all the same (`inode::orphan`): by setting the
+//! size that the file has.
 //!
-//! Growing changes the size alone, but for what Linux expects on the device: zeros behind the old end, whole-file data in the
-//! leaf rewritten at its new length, and explicit holes on images that have them.
+//! Growing changes the size alone, but for what Linux expects on the device: zeros behind the old
+//! end, whole-file data in the leaf rewritten at its new length, and explicit holes on images that
+//! have them.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;
@@ -26,10 +29,11 @@ use larder_format::items::{Compression, InlineExtent};
 use larder_format::{FileOffset, KeyType, ObjectId};
 use std::sync::Arc;
 
-/// Sets the size of a file. The caller holds `op` exclusively and has checked that the file may be changed; times are
-/// its business.
+/// Sets the size of a file. The caller holds `op` exclusively and has checked that the file may be
+/// changed; times are its business.
 ///
-/// Setting the size that the file has drops what lies behind it, as the end of a truncation that a crash interrupted.
+/// Setting the size that the file has drops what lies behind it, as the end of a truncation that a
+/// crash interrupted.
 ///
 /// # Errors
 /// `FileTooBig`, `NoSpace`, reading, corruption, `WouldBlock`.
@@ -51,12 +55,19 @@ pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
     Ok(first.is_some_and(|e| matches!(e.content, Content::Inline { .. })))
 }
 
-/// Bytes to be taken in anew before the file may grow from `old` to beyond: where they begin, and what they are.
+/// Bytes to be taken in anew before the file may grow from `old` to beyond: where they begin, and
+/// what they are.
 ///
-/// - A file in its leaf is rewritten whole, at its new length; so is one that is on its way there by now or soon.
+/// - A file in its leaf is rewritten whole, at its new length; so is one that is on its way there
+///   by now or soon.
 /// - A last sector that is not zero behind the end becomes so.
-pub(super) fn before_growing(core: &Core, inode: &Inode, old: u64) -> Result<Option<(u64, Vec<u8>)>> {
-    let may_become_inline = super::may_be_inline_somehow(core, old, inode.flags()) && !inode.data.is_clean();
+pub(super) fn before_growing(
+    core: &Core,
+    inode: &Inode,
+    old: u64,
+) -> Result<Option<(u64, Vec<u8>)>> {
+    let may_become_inline =
+        super::may_be_inline_somehow(core, old, inode.flags()) && !inode.data.is_clean();
     if old > 0 && old <= SECTOR && (may_become_inline || is_inline(core, inode)?) {
         let mut data = vec![0; index(old)];
         super::read::read_range(core, inode, 0, &mut data)?;
@@ -87,7 +98,8 @@ fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
     grow_with(core, inode, (old, size), again)
 }
 
-/// Sets the size from `old` to the larger `size`; `again` is what [`before_growing`] said, with what it may take.
+/// Sets the size from `old` to the larger `size`; `again` is what [`before_growing`] said, with
+/// what it may take.
 ///
 /// # Errors
 /// `NoSpace`, reading, corruption, `WouldBlock`; nothing has changed then.
@@ -131,7 +143,9 @@ fn tail(core: &Core, inode: &Inode, size: u64) -> Result<Tail> {
     let Some(extent) = ExtentCursor::new(&version, ObjectId(inode.id.ino), 0)?.next()? else {
         return Ok(Tail::Nothing);
     };
-    let Content::Inline { ram_bytes, compression } = extent.content else { return Ok(Tail::Nothing) };
+    let Content::Inline { ram_bytes, compression } = extent.content else {
+        return Ok(Tail::Nothing);
+    };
     if ram_bytes <= size {
         return Ok(Tail::Nothing);
     }
@@ -188,7 +202,8 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         // What was reserved behind the end goes without that the end changes.
         if last || to <= inode.state.lock().size {
             let Some(old) = delalloc::cut(core, inode, to) else { continue };
-            // Admitted for zeros may be a file that has left its leaf by itself meanwhile: it needs none.
+            // Admitted for zeros may be a file that has left its leaf by itself meanwhile: it needs
+            // none.
             if let (Tail::Leave, Some(admitted)) = (&tail, admitted) {
                 let zeros = vec![0; index(ceil(size) - size)];
                 delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
@@ -248,5 +263,7 @@ fn start_of_last(core: &Core, inode: &Inode) -> Result<u64> {
     // Or cutting there would be no progress.
     let sound = start.is_multiple_of(SECTOR) && start <= MAX_FILE_SIZE;
     let place = || Place::item(version.tree(), extent_data_key(ino, FileOffset(start)));
-    sound.then_some(start).ok_or_else(|| Error::corrupt(place(), "file extent begins within a sector"))
+    sound
+        .then_some(start)
+        .ok_or_else(|| Error::corrupt(place(), "file extent begins within a sector"))
 }

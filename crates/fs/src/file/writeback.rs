@@ -1,13 +1,14 @@
 //! Write-back: from dirty bytes to extents.
 //!
-//! A batch is one large run of one file or the runs of many small files. It goes through five steps: the sectors are
-//! made whole (edges are read where the file has other bytes there, zero behind its end), they are compressed where that
-//! is wanted and helps ([`super::compress`]), space for all of them is
-//! allocated together so that they lie behind each other, they are written and their checksums computed, and only then
-//! does each file's tree get its extent. Until that has happened, readers are served from the flight.
+//! A batch is one large run of one file or the runs of many small files. It goes through five
+//! steps: the sectors are made whole (edges are read where the file has other bytes there, zero
+//! behind its end), they are compressed where that is wanted and helps ([`super::compress`]), space
+//! for all of them is allocated together so that they lie behind each other, they are written and
+//! their checksums computed, and only then does each file's tree get its extent. Until that has
+//! happened, readers are served from the flight.
 //!
-//! Nothing here takes `Inode.op`: a writer that waits for space or budget may hold it. Nothing waits for a reservation
-//! either: what is needed was reserved by the write.
+//! Nothing here takes `Inode.op`: a writer that waits for space or budget may hold it. Nothing
+//! waits for a reservation either: what is needed was reserved by the write.
 
 use super::compress::{self, Packed, Part};
 use super::delalloc::{self, Departure, Job, Limits, depart, land};
@@ -45,12 +46,14 @@ const EDITS_PER_HANDLE: usize = 64;
 /// Checksums of more than this are computed on several threads.
 const PARALLEL: usize = 512 << 10;
 
-/// Writes the oldest dirty data back, if there is any older than tick `before`. False when nothing could be taken.
+/// Writes the oldest dirty data back, if there is any older than tick `before`. False when nothing
+/// could be taken.
 pub(super) fn one_batch(core: &Core, before: u64) -> bool {
     batch(core, before, Limits { bytes: BATCH, flights: MAX_FLIGHTS }).flights > 0
 }
 
-/// As [`one_batch`], of no more than `most` and what the last segment has beyond that. What was written.
+/// As [`one_batch`], of no more than `most` and what the last segment has beyond that. What was
+/// written.
 pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut departures = Vec::new();
@@ -73,7 +76,8 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     Limits { bytes, flights }
 }
 
-/// Writes all back that the file with the oldest dirty data has. For [`crate::api::Tuning::reclaim_whole_inodes`].
+/// Writes all back that the file with the oldest dirty data has. For
+/// [`crate::api::Tuning::reclaim_whole_inodes`].
 pub(super) fn whole_file(core: &Core) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut done = Limits { bytes: 0, flights: 0 };
@@ -98,7 +102,8 @@ pub(super) fn whole_file(core: &Core) -> Limits {
 /// Writes one file's data back that is older than the call, and waits for it.
 ///
 /// # Errors
-/// `DataLost` when data of the file could not be written, now or earlier, and was not rewritten since; `WouldBlock`.
+/// `DataLost` when data of the file could not be written, now or earlier, and was not rewritten
+/// since; `WouldBlock`.
 pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     if !inode.data.is_clean() {
         crate::api::may_wait()?;
@@ -106,7 +111,8 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         loop {
             let mut departures = Vec::new();
             let mut job = core.data.start_job(core, 0);
-            let limits = Limits { bytes: compress::batch(core, inode, BATCH), flights: MAX_FLIGHTS };
+            let limits =
+                Limits { bytes: compress::batch(core, inode, BATCH), flights: MAX_FLIGHTS };
             depart(core, inode, limits, false, &mut departures);
             job.wrote = !departures.is_empty();
             if job.wrote {
@@ -141,7 +147,8 @@ struct Image {
 }
 
 impl Image {
-    /// The sectors of a flight: borrowed from its segments where they fill sectors, made up where they do not.
+    /// The sectors of a flight: borrowed from its segments where they fill sectors, made up where
+    /// they do not.
     ///
     /// # Errors
     /// Reading the rest of a sector failed.
@@ -164,7 +171,14 @@ impl Image {
         }
         Ok(image)
     }
-    fn make(&mut self, core: &Core, inode: &Inode, taken: &Taken, at: u64, size: u64) -> Result<()> {
+    fn make(
+        &mut self,
+        core: &Core,
+        inode: &Inode,
+        taken: &Taken,
+        at: u64,
+        size: u64,
+    ) -> Result<()> {
         let from = self.made.len();
         self.made.resize(from + SECTOR_LEN, 0);
         let sector = &mut self.made[from..];
@@ -253,7 +267,8 @@ pub(super) struct Item {
 impl Item {
     fn new(core: &Core, departure: Departure) -> Self {
         let flight = &departure.flight;
-        let verified = !departure.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
+        let verified =
+            !departure.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
         let (image, failed) = match Image::new(core, &departure.inode, &flight.taken, flight.size) {
             Ok(image) => (image, None),
             Err(e) => (Image::default(), Some(e)),
@@ -307,7 +322,8 @@ impl Item {
         let [Piece { packed: None, run, .. }] = self.pieces.as_slice() else { return None };
         let special = self.landed || self.inline || self.in_place || self.incompressible;
         let short = run.len == self.len() && run.len < join::WORTH_IT;
-        (short && !special && self.failed.is_none()).then(|| Fresh { start: self.taken().start, run: *run })
+        (short && !special && self.failed.is_none())
+            .then(|| Fresh { start: self.taken().start, run: *run })
     }
     fn fail(&mut self, e: Error) {
         self.failed.get_or_insert(e);
@@ -316,16 +332,18 @@ impl Item {
 
 /// Brings flights to the device and into their trees. What fails is noted with its inode.
 ///
-/// Whatever happens all of them land: others wait for that. A panic is a broken invariant, so nothing is written any more
-/// after one.
+/// Whatever happens all of them land: others wait for that. A panic is a broken invariant, so
+/// nothing is written any more after one.
 fn write(core: &Core, departures: Vec<Departure>) {
     // Weak: who has the last one uses its buffers again.
-    let flights: Vec<_> = departures.iter().map(|d| (d.inode.clone(), Arc::downgrade(&d.flight))).collect();
+    let flights: Vec<_> =
+        departures.iter().map(|d| (d.inode.clone(), Arc::downgrade(&d.flight))).collect();
     let done = catch_unwind(AssertUnwindSafe(|| write_all(core, departures)));
     if done.is_err() {
         core.txns.fail("writing data back hit a broken invariant; see the log");
         for (inode, flight) in flights {
-            if let Some(flight) = flight.upgrade().filter(|flight| delalloc::flies(&inode, flight)) {
+            if let Some(flight) = flight.upgrade().filter(|flight| delalloc::flies(&inode, flight))
+            {
                 land(core, &inode, [&flight], false);
             }
         }
@@ -359,7 +377,8 @@ fn write_all(core: &Core, departures: Vec<Departure>) {
     delalloc::reuse(core, items.into_iter().map(|item| item.departure.flight));
 }
 
-/// Writes in place what may be: before space is sought for the rest. As on Linux the rest is not compressed.
+/// Writes in place what may be: before space is sought for the rest. As on Linux the rest is not
+/// compressed.
 fn write_in_place(core: &Core, items: &mut [Item], reserved: &mut Option<Reservation>) {
     let mut handles: Option<Handles<'_>> = None;
     for item in items {
@@ -411,7 +430,8 @@ fn pack(core: &Core, items: &mut [Item]) {
         if item.inline {
             item.leaf = mine.next().and_then(compress::Done::into_packed);
             // It may be short enough only when it is compressed.
-            item.inline = item.leaf.is_some() || super::may_be_inline(core, item.departure.flight.size);
+            item.inline =
+                item.leaf.is_some() || super::may_be_inline(core, item.departure.flight.size);
             if item.inline {
                 continue;
             }
@@ -422,12 +442,16 @@ fn pack(core: &Core, items: &mut [Item]) {
     }
 }
 
-/// Gets space for all flights, one behind the other. What is reserved and not needed, because something was written in
-/// place, goes to what the files still have to write: that may have been admitted without.
+/// Gets space for all flights, one behind the other. What is reserved and not needed, because
+/// something was written in place, goes to what the files still have to write: that may have been
+/// admitted without.
 fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     let mut space = core.space.accounts.empty(SpaceKind::Data);
     for item in items.iter_mut() {
-        space.merge(std::mem::replace(&mut item.departure.space, core.space.accounts.empty(SpaceKind::Data)));
+        space.merge(std::mem::replace(
+            &mut item.departure.space,
+            core.space.accounts.empty(SpaceKind::Data),
+        ));
     }
     let mut runs: Vec<Run> = Vec::new();
     // What is still to be found a place for.
@@ -452,7 +476,12 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
                 let run = match rest.take() {
                     Some(run) => run,
                     None => {
-                        match core.space.allocate_data(core, left.min(MAX_DATA_EXTENT), least, &mut space) {
+                        match core.space.allocate_data(
+                            core,
+                            left.min(MAX_DATA_EXTENT),
+                            least,
+                            &mut space,
+                        ) {
                             Ok(run) => {
                                 core.compression.forget(run);
                                 runs.push(run);
@@ -478,7 +507,8 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
                 }
                 left -= mine.len;
                 let packed = part.packed.take();
-                let end = if packed.is_some() { part.range.end } else { part.range.start + mine.len };
+                let end =
+                    if packed.is_some() { part.range.end } else { part.range.start + mine.len };
                 let range = part.range.start..end;
                 part.range.start = end;
                 item.pieces.push(Piece { range, packed, run: mine, csums: Vec::new() });
@@ -498,7 +528,8 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     runs
 }
 
-/// Writes what lies in the runs, all on its way together; flights that lie in one that could not be written fail.
+/// Writes what lies in the runs, all on its way together; flights that lie in one that could not be
+/// written fail.
 fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
     let failed: Vec<Run> = {
         let writes: Vec<(Run, Logical, Vec<IoSlice<'_>>)> =
@@ -612,11 +643,14 @@ impl<'a> Handles<'a> {
             self.edits = edits;
         }
         if self.handle.is_none() {
-            let mut reserved =
-                self.reserved.take().unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata));
+            let mut reserved = self
+                .reserved
+                .take()
+                .unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata));
             // One run of one file is what a write reserves for. There may be many.
             if !self.core.top_up_for(&mut reserved, RESERVE_ITEMS) {
-                // No handle and no lock is held here. If a commit does not help, the global reserve pays.
+                // No handle and no lock is held here. If a commit does not help, the global reserve
+                // pays.
                 self.core.commit_now()?;
                 self.core.top_up_for(&mut reserved, RESERVE_ITEMS);
             }
@@ -664,8 +698,8 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
     }
 }
 
-/// What could not be written is a hole from now on, and does not hold the file's size back any more: where holes have items, it
-/// gets one.
+/// What could not be written is a hole from now on, and does not hold the file's size back any
+/// more: where holes have items, it gets one.
 fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     if has_no_holes(handles.core) {
         return Ok(());
@@ -676,8 +710,8 @@ fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     cover(h, inode, item.departure.flight.taken.end)
 }
 
-/// Enters the first of these flights together where they are short pieces of one file that become an extent each, in
-/// holes, and lets them land; how many that were.
+/// Enters the first of these flights together where they are short pieces of one file that become
+/// an extent each, in holes, and lets them land; how many that were.
 fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     let Some(first) = items.first() else { return 0 };
     let inode = first.departure.inode.clone();
@@ -714,7 +748,8 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     count
 }
 
-/// Notes the checksums of flights that are one piece each: together where they lie behind each other.
+/// Notes the checksums of flights that are one piece each: together where they lie behind each
+/// other.
 fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
     let mut together: Option<(Run, Vec<u8>)> = None;
     for piece in items.iter().map(|i| &i.pieces[0]).filter(|p| !p.csums.is_empty()) {

@@ -1,8 +1,9 @@
 //! Attributes: what `stat` shows, and changing it.
 //!
-//! Attributes live in the inode's state; changing them edits no tree, only marks the item to be written at the seal. The
-//! flags that `chattr` sets are enforced here and by the operations on names, as Linux does: an immutable inode changes
-//! in nothing, an append-only one neither in size nor in ownership, permissions or chosen times, and its names stay.
+//! Attributes live in the inode's state; changing them edits no tree, only marks the item to be
+//! written at the seal. The flags that `chattr` sets are enforced here and by the operations on
+//! names, as Linux does: an immutable inode changes in nothing, an append-only one neither in size
+//! nor in ownership, permissions or chosen times, and its names stay.
 
 use super::draft::prepare;
 use super::{Inode, from_timespec, to_timespec, xattr};
@@ -47,7 +48,8 @@ pub(crate) fn get(inode: &Inode) -> Result<Attr> {
     let item = &state.item;
     // Delayed data may take the place of what is there: a file without holes does not grow by it.
     let stored = whole_sectors(item.nbytes.get());
-    let bytes = stored.saturating_add(whole_sectors(delayed)).min(whole_sectors(state.size)).max(stored);
+    let bytes =
+        stored.saturating_add(whole_sectors(delayed)).min(whole_sectors(state.size)).max(stored);
     Ok(Attr {
         id: inode.id,
         generation: item.created(),
@@ -91,8 +93,10 @@ pub(super) fn check_not_immutable(inode: &Inode) -> Result<()> {
 fn check_allowed(inode: &Inode, changes: &SetAttr) -> Result<()> {
     let chosen_time = |t: Option<SetTime>| matches!(t, Some(SetTime::To(_)));
     let chosen = chosen_time(changes.atime) || chosen_time(changes.mtime);
-    let fixed =
-        changes.perm.is_some() || changes.uid.is_some() || changes.gid.is_some() || changes.size.is_some();
+    let fixed = changes.perm.is_some()
+        || changes.uid.is_some()
+        || changes.gid.is_some()
+        || changes.size.is_some();
     if chosen || fixed {
         check_not_fixed(inode)
     } else if changes.atime.is_some() || changes.mtime.is_some() {
@@ -149,8 +153,12 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
                 let state = inode.state.lock();
                 (state.item.inode_flags(), state.size)
             };
-            let new =
-                new_flags(inode, now, changes.size.unwrap_or(size), InodeFlags::from_bits_retain(bits))?;
+            let new = new_flags(
+                inode,
+                now,
+                changes.size.unwrap_or(size),
+                InodeFlags::from_bits_retain(bits),
+            )?;
             Some((now, new))
         }
     };
@@ -165,12 +173,14 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
     let _waiting_is_allowed = truncated.then(past_no_return);
     let compresses = |f: InodeFlags| f & COMPRESSION_FLAGS;
     let mut handle = match flags {
-        // The property follows the flag: `chattr +c` means the mount's method, or the default, anything else means none.
-        // (Linux sets it anew with any other flag, too, and forgets what was chosen; we leave it as it is.)
+        // The property follows the flag: `chattr +c` means the mount's method, or the default,
+        // anything else means none. (Linux sets it anew with any other flag, too, and forgets what
+        // was chosen; we leave it as it is.)
         Some((now, new)) if compresses(now) != compresses(new) => {
             let method = core.options.compress.map_or(Compression::Zlib, |c| c.packing.method());
             let value = new.contains(InodeFlags::COMPRESS).then_some(method.name().as_bytes());
-            let prepared = prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, value))?;
+            let prepared =
+                prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, value))?;
             let mut handle = prepared.write()?.0;
             if value.is_some() {
                 handle.need_incompat(file::compress::incompat(method).bits());

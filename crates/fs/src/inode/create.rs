@@ -1,7 +1,8 @@
 //! Making inodes.
 //!
-//! A new inode, its first name, its attributes and, of a symlink, its target come into being in one edit. The object in
-//! memory is entered into the table before that edit, so that whoever finds the name finds the same object.
+//! A new inode, its first name, its attributes and, of a symlink, its target come into being in one
+//! edit. The object in memory is entered into the table before that edit, so that whoever finds the
+//! name finds the same object.
 
 use super::draft::{Draft, Prepared, prepare};
 use super::names::{self, Name, check_new_name};
@@ -37,8 +38,8 @@ impl<'a> Nascent<'a> {
     /// Gives it a number, and what it inherits from the directory.
     pub(super) fn new(core: &Core, dir: &Inode, new: &'a NewInode<'a>, nlink: u32) -> Result<Self> {
         if new.kind == FileKind::Symlink {
-            let max =
-                TARGET_MAX.min(larder_format::node::max_item_size(core.nodesize()) - INLINE_HEADER_SIZE);
+            let max = TARGET_MAX
+                .min(larder_format::node::max_item_size(core.nodesize()) - INLINE_HEADER_SIZE);
             match new.target.len() {
                 0 => return Err(Error::Invalid("empty target")),
                 n if n > max => return Err(Error::NameTooLong),
@@ -49,9 +50,13 @@ impl<'a> Nascent<'a> {
         let flags = inherited_flags(dir.flags(), new.kind) | mounted_flags(core, new.kind);
         Ok(Self { ino: dir.subvol.new_ino(core)?, new, flags, property, nlink, now: core.now() })
     }
-    /// The root directory of a new subvolume. Flags are not handed down to it; the property is that of the root directory
-    /// of the subvolume around it.
-    pub(super) fn root_of_subvolume(core: &Core, above: &Inode, new: &'a NewInode<'a>) -> Result<Self> {
+    /// The root directory of a new subvolume. Flags are not handed down to it; the property is that
+    /// of the root directory of the subvolume around it.
+    pub(super) fn root_of_subvolume(
+        core: &Core,
+        above: &Inode,
+        new: &'a NewInode<'a>,
+    ) -> Result<Self> {
         let property = xattr::inherited_property(core, above, new.kind)?;
         let flags = InodeFlags::empty();
         Ok(Self { ino: ObjectId::FIRST_FREE.0, new, flags, property, nlink: 1, now: core.now() })
@@ -109,7 +114,8 @@ impl<'a> Nascent<'a> {
         }
         Ok(())
     }
-    /// Writes what was drafted, with the inode in the table. `of` picks the new inode from what drafting found.
+    /// Writes what was drafted, with the inode in the table. `of` picks the new inode from what
+    /// drafting found.
     pub(super) fn write<'c, T>(
         dir: &Inode,
         prepared: Prepared<'c, T>,
@@ -158,7 +164,9 @@ fn inherited_flags(dir: InodeFlags, kind: FileKind) -> InodeFlags {
 /// Flags that a new inode has because the file system is mounted so.
 fn mounted_flags(core: &Core, kind: FileKind) -> InodeFlags {
     match kind {
-        FileKind::Regular if core.options.no_data_cow => InodeFlags::NODATACOW | InodeFlags::NODATASUM,
+        FileKind::Regular if core.options.no_data_cow => {
+            InodeFlags::NODATACOW | InodeFlags::NODATASUM
+        }
         FileKind::Regular if core.options.no_data_sum => InodeFlags::NODATASUM,
         _ => InodeFlags::empty(),
     }
@@ -195,8 +203,8 @@ pub(super) fn check_new(new: &NewInode<'_>) -> Result<()> {
 /// Makes an inode with a name.
 ///
 /// # Errors
-/// `Exists`; `NotFound` for a removed directory; `NotDirectory`; `NameTooLong`; `Overflow` when too many names have this hash;
-/// `NotPermitted`; no space; read-only.
+/// `Exists`; `NotFound` for a removed directory; `NotDirectory`; `NameTooLong`; `Overflow` when too
+/// many names have this hash; `NotPermitted`; no space; read-only.
 pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
@@ -230,7 +238,12 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
 ///
 /// # Errors
 /// As [`create`].
-pub(crate) fn create_unnamed(core: &Core, front: FrontId, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
+pub(crate) fn create_unnamed(
+    core: &Core,
+    front: FrontId,
+    dir: InodeId,
+    new: &NewInode<'_>,
+) -> Result<Attr> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
     if new.kind != FileKind::Regular {
@@ -270,7 +283,8 @@ pub(crate) fn readlink(core: &Core, inode: &Inode) -> Result<Vec<u8>> {
     }
     let key = extent_data_key(inode.object(), FileOffset(0));
     let corrupt = |what: String| Error::corrupt(Place::item(inode.subvol.id, key), what);
-    let item = inode.subvol.get(core, &key)?.ok_or_else(|| corrupt("symlink has no target".into()))?;
+    let item =
+        inode.subvol.get(core, &key)?.ok_or_else(|| corrupt("symlink has no target".into()))?;
     match FileExtent::parse(item.data()).map_err(|e| corrupt(e.0))? {
         FileExtent::Inline(InlineExtent { compression: Compression::None, data, .. })
             if !data.is_empty() && data.len() <= SECTOR_SIZE as usize =>

@@ -1,11 +1,13 @@
 //! Finding names and listing directories.
 //!
-//! Looking a name up is one DIR_ITEM; listing goes by DIR_INDEX, whose offsets only grow: a position that a reader was
-//! given stays good while entries come and go, and an entry that was there all the time is shown exactly once. Each call
-//! lists one version of the tree. Positions 0 and 1 are `.` and `..`; an entry at index *i* is position *i*.
+//! Looking a name up is one DIR_ITEM; listing goes by DIR_INDEX, whose offsets only grow: a
+//! position that a reader was given stays good while entries come and go, and an entry that was
+//! there all the time is shown exactly once. Each call lists one version of the tree. Positions 0
+//! and 1 are `.` and `..`; an entry at index *i* is position *i*.
 //!
-//! Borders between subvolumes are crossed here. An entry for a subvolume counts only if the root tree has the same link: a
-//! snapshot copies the entries of nested subvolumes without them, and shows an empty directory there ([`PLACEHOLDER`]).
+//! Borders between subvolumes are crossed here. An entry for a subvolume counts only if the root
+//! tree has the same link: a snapshot copies the entries of nested subvolumes without them, and
+//! shows an empty directory there ([`PLACEHOLDER`]).
 
 use super::names::{Name, Target, check_name};
 use super::{Inode, PLACEHOLDER, attr, to_kind};
@@ -60,7 +62,9 @@ fn follow(core: &Core, subvol: &Subvolume, at: Name<'_>, location: Key) -> Resul
 /// Does the subvolume `child` hang in `parent` under this name?
 pub(super) fn is_linked(core: &Core, parent: TreeId, child: TreeId, at: Name<'_>) -> Result<bool> {
     if let Some(newer) = core.links.get(child) {
-        return Ok(newer.is_some_and(|l| l.parent == parent && l.dir == at.dir && l.name == at.name));
+        return Ok(
+            newer.is_some_and(|l| l.parent == parent && l.dir == at.dir && l.name == at.name)
+        );
     }
     let key = root_ref_key(parent, child);
     let Some(item) = core.roots.root.get(&key, &core.epochs.enter())? else { return Ok(false) };
@@ -73,18 +77,25 @@ fn parent_of_subvol(core: &Core, child: TreeId) -> Result<Option<InodeId>> {
     Ok(core.link_of(child)?.map(|link| InodeId { subvol: link.parent, ino: link.dir.0 }))
 }
 
-/// The directory that holds a directory of the same subvolume, and its name there; `None` where it has none.
-pub(super) fn name_within(core: &Core, subvol: &Subvolume, ino: u64) -> Result<Option<(u64, Vec<u8>)>> {
+/// The directory that holds a directory of the same subvolume, and its name there; `None` where it
+/// has none.
+pub(super) fn name_within(
+    core: &Core,
+    subvol: &Subvolume,
+    ino: u64,
+) -> Result<Option<(u64, Vec<u8>)>> {
     let first = Key::new(ObjectId(ino), KeyType::INODE_REF, 0);
     let Some(item) = subvol.version(core).at_or_after(&first)? else { return Ok(None) };
     if item.key.objectid != first.objectid || item.key.kind != KeyType::INODE_REF {
         return Ok(None);
     }
-    let name = InodeRefs::new(item.data()).next().transpose().map_err(corrupt(subvol.id, item.key))?;
+    let name =
+        InodeRefs::new(item.data()).next().transpose().map_err(corrupt(subvol.id, item.key))?;
     Ok(name.map(|r| (item.key.offset, r.name.to_vec())))
 }
 
-/// The directory that holds a directory of the same subvolume; `None` for the subvolume's root and for one without a name.
+/// The directory that holds a directory of the same subvolume; `None` for the subvolume's root and
+/// for one without a name.
 pub(super) fn parent_within(core: &Core, subvol: &Subvolume, ino: u64) -> Result<Option<u64>> {
     if ino == subvol.root_dir || ino == PLACEHOLDER {
         return Ok(None);
@@ -128,7 +139,8 @@ impl Core {
         let parent = parent_within(self, &subvol, dir.ino)?;
         Ok(parent.map_or(dir, |ino| InodeId { subvol: dir.subvol, ino }))
     }
-    /// The inode that a name in a directory leads to, with subvolume borders crossed. Loads no inode and takes no lock.
+    /// The inode that a name in a directory leads to, with subvolume borders crossed. Loads no
+    /// inode and takes no lock.
     ///
     /// # Errors
     /// `NotFound`, also when `dir` is no directory; `NameTooLong`; reading; corruption.
@@ -156,7 +168,8 @@ pub(crate) fn lookup(core: &Core, root: InodeId, dir: InodeId, name: &[u8]) -> R
     attr::get(&inode)
 }
 
-/// Calls `each` for the entries from position `from` on until it returns false or the directory ends.
+/// Calls `each` for the entries from position `from` on until it returns false or the directory
+/// ends.
 pub(crate) fn readdir(
     core: &Core,
     root: InodeId,
@@ -167,7 +180,8 @@ pub(crate) fn readdir(
     list(core, root, dir, from, LAST_INDEX, each)
 }
 
-/// As [`readdir`], but shows nothing that was added since the directory was last begun to be listed with this.
+/// As [`readdir`], but shows nothing that was added since the directory was last begun to be listed
+/// with this.
 pub(crate) fn readdir_page(
     core: &Core,
     root: InodeId,
@@ -200,7 +214,8 @@ fn list(
 ) -> Result<()> {
     let inode = core.inode(dir)?;
     inode.expect_dir()?;
-    let dot = |name: &'static [u8], id, next| DirEntry { name, id, kind: FileKind::Directory, next };
+    let dot =
+        |name: &'static [u8], id, next| DirEntry { name, id, kind: FileKind::Directory, next };
     if from == 0 && !each(&dot(b".", dir, 1)) {
         return Ok(());
     }
@@ -270,8 +285,9 @@ pub(super) fn index_of(core: &Core, dir: &Inode, name: &[u8]) -> Result<u64> {
         }
         Ok(found.is_none())
     })?;
-    found
-        .ok_or_else(|| Error::corrupt(Place::item(dir.subvol.id, first), "directory entry has no index item"))
+    found.ok_or_else(|| {
+        Error::corrupt(Place::item(dir.subvol.id, first), "directory entry has no index item")
+    })
 }
 
 fn is_index_of(item: &Item, dir: &Inode) -> bool {

@@ -1,11 +1,12 @@
 //! Item changes that are worked out before a transaction is joined.
 //!
-//! An operation on names touches up to a dozen items, several of which may be the same one (names with equal hashes,
-//! several links in one directory). A [`Draft`] is a small overlay over the subvolume's tree: the operation reads and
-//! changes items in it one after another, and whatever is wrong — a full bucket, a missing entry — shows before
-//! anything was changed. Then all of it is written in one edit, so that a version has the operation whole. That the tree
-//! cannot change in between is what the `op` locks are for; the edit still checks that each item is as the
-//! draft found it, present or absent, before it writes the first.
+//! An operation on names touches up to a dozen items, several of which may be the same one (names
+//! with equal hashes, several links in one directory). A [`Draft`] is a small overlay over the
+//! subvolume's tree: the operation reads and changes items in it one after another, and whatever is
+//! wrong — a full bucket, a missing entry — shows before anything was changed. Then all of it is
+//! written in one edit, so that a version has the operation whole. That the tree cannot change in
+//! between is what the `op` locks are for; the edit still checks that each item is as the draft
+//! found it, present or absent, before it writes the first.
 
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
@@ -43,7 +44,12 @@ pub(super) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(tree: TreeId, generation: Generation, max_item: usize, source: Source<'a>) -> Self {
+    pub(super) fn new(
+        tree: TreeId,
+        generation: Generation,
+        max_item: usize,
+        source: Source<'a>,
+    ) -> Self {
         Self { tree, generation, max_item, source, changes: BTreeMap::new() }
     }
     /// A corruption of this tree's item.
@@ -75,7 +81,8 @@ impl<'a> Draft<'a> {
     }
     /// A new item that is known not to exist: nothing is read.
     pub(super) fn insert_new(&mut self, key: &Key, data: Vec<u8>) {
-        let old = self.changes.insert(*key, Change { existed: false, touched: true, now: Some(data) });
+        let old =
+            self.changes.insert(*key, Change { existed: false, touched: true, now: Some(data) });
         debug_assert!(old.is_none(), "{key} was not new to the draft");
     }
     /// Takes away an item that is known to exist: nothing is read.
@@ -85,7 +92,11 @@ impl<'a> Draft<'a> {
     /// The changes.
     pub(super) fn into_changes(self) -> Changes {
         let real = |c: &Change| c.touched && (c.existed || c.now.is_some());
-        self.changes.into_iter().filter(|(_, c)| real(c)).map(|(k, c)| (k, c.existed, c.now)).collect()
+        self.changes
+            .into_iter()
+            .filter(|(_, c)| real(c))
+            .map(|(k, c)| (k, c.existed, c.now))
+            .collect()
     }
 }
 
@@ -111,7 +122,8 @@ pub(super) fn prepare<'c, T>(
     core.check_writable()?;
     let source = |key: &Key| Ok(subvol.get(core, key)?.map(|item| item.data().to_vec()));
     loop {
-        // The items name the transaction that writes them, and which that is can change until it is joined.
+        // The items name the transaction that writes them, and which that is can change until it is
+        // joined.
         let generation = core.txns.running().generation;
         let mut draft = Draft::new(subvol.id, generation, max_item_size(core.nodesize()), &source);
         let found = plan(&mut draft)?;
@@ -128,7 +140,8 @@ impl<'c, T> Prepared<'c, T> {
     /// Writes all changes in one edit.
     ///
     /// # Errors
-    /// Reading, no space, `WouldBlock`, or `Corrupt` when an item is not as it was found; nothing is changed then.
+    /// Reading, no space, `WouldBlock`, or `Corrupt` when an item is not as it was found; nothing
+    /// is changed then.
     pub(super) fn write(mut self) -> Result<(Handle<'c>, T)> {
         write_changes(&mut self.handle, &self.subvol, &self.changes)?;
         Ok((self.handle, self.found))
@@ -157,12 +170,13 @@ pub(super) fn prepare_two<'c, T>(
     mut plan: impl FnMut(&mut Draft<'_>, &mut Draft<'_>) -> Result<T>,
 ) -> Result<PreparedTwo<'c, T>> {
     core.check_writable()?;
-    let reads =
-        subvols.map(|subvol| move |key: &Key| Ok(subvol.get(core, key)?.map(|item| item.data().to_vec())));
+    let reads = subvols
+        .map(|subvol| move |key: &Key| Ok(subvol.get(core, key)?.map(|item| item.data().to_vec())));
     loop {
         let generation = core.txns.running().generation;
-        let draft =
-            |i: usize| Draft::new(subvols[i].id, generation, max_item_size(core.nodesize()), &reads[i]);
+        let draft = |i: usize| {
+            Draft::new(subvols[i].id, generation, max_item_size(core.nodesize()), &reads[i])
+        };
         let (mut first, mut second) = (draft(0), draft(1));
         let found = plan(&mut first, &mut second)?;
         let changes = [first.into_changes(), second.into_changes()];
@@ -199,7 +213,11 @@ impl<'c, T> PreparedTwo<'c, T> {
 ///
 /// # Errors
 /// As [`Prepared::write`].
-pub(super) fn write_changes(h: &mut Handle<'_>, subvol: &Arc<Subvolume>, changes: &Changes) -> Result<()> {
+pub(super) fn write_changes(
+    h: &mut Handle<'_>,
+    subvol: &Arc<Subvolume>,
+    changes: &Changes,
+) -> Result<()> {
     let keys: SmallVec<[Key; 8]> = changes.iter().map(|c| c.0).collect();
     let growing = changes.iter().filter(|(_, _, now)| now.is_some()).count();
     h.edit_growing(subvol, &keys, growing, |e| apply(e, subvol.id, changes))

@@ -1,7 +1,8 @@
 //! Giving an inode one more name, and taking names away.
 //!
-//! An inode that loses its last name stays as long as somebody holds it. The ORPHAN item that goes in with that edit says so
-//! on disk: whoever opens the file system after a crash deletes it ([`super::orphan`]).
+//! An inode that loses its last name stays as long as somebody holds it. The ORPHAN item that goes
+//! in with that edit says so on disk: whoever opens the file system after a crash deletes it
+//! ([`super::orphan`]).
 
 use super::create::{check_takes_names, name_bytes};
 use super::draft::prepare;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 /// Gives an inode one more name.
 ///
 /// # Errors
-/// `Exists`; `NotFound` for a removed directory or an inode that has lost its names; `NotPermitted` for a directory or by
-/// flags; `CrossSubvolume`; `TooManyLinks`; `Overflow`; no space; read-only.
+/// `Exists`; `NotFound` for a removed directory or an inode that has lost its names; `NotPermitted`
+/// for a directory or by flags; `CrossSubvolume`; `TooManyLinks`; `Overflow`; no space; read-only.
 pub(crate) fn link(core: &Core, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
     let inode = core.inode(id)?;
     let dir = core.inode(dir)?;
@@ -66,7 +67,8 @@ pub(crate) fn link(core: &Core, id: InodeId, dir: InodeId, name: &[u8]) -> Resul
     attr::get(&inode)
 }
 
-/// Fails where an inode cannot get one more name; has it none at all? For callers that hold its `op`.
+/// Fails where an inode cannot get one more name; has it none at all? For callers that hold its
+/// `op`.
 fn check_takes_link(inode: &Inode) -> Result<bool> {
     let state = inode.state.lock();
     match state.item.nlink.get() {
@@ -114,8 +116,8 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
 /// Removes an empty directory.
 ///
 /// # Errors
-/// `NotFound`; `NotDirectory`; `NotEmpty`; as [`subvolume::delete`] for a subvolume, which `root` must not be in;
-/// `NotPermitted` by flags; no space; read-only.
+/// `NotFound`; `NotDirectory`; `NotEmpty`; as [`subvolume::delete`] for a subvolume, which `root`
+/// must not be in; `NotPermitted` by flags; no space; read-only.
 pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
@@ -146,8 +148,8 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `f` with the inode that a name leads to, the directory and the inode locked; returns the inode. For directories,
-/// which must not be locked before it is known which comes first.
+/// Runs `f` with the inode that a name leads to, the directory and the inode locked; returns the
+/// inode. For directories, which must not be locked before it is known which comes first.
 fn with_named(
     core: &Core,
     dir: &Arc<Inode>,
@@ -172,7 +174,8 @@ fn with_named(
     }
 }
 
-/// The inode of the same subvolume that an entry leads to; `None` when the entry has gone meanwhile.
+/// The inode of the same subvolume that an entry leads to; `None` when the entry has gone
+/// meanwhile.
 pub(super) fn named_inode(
     core: &Core,
     dir: &Inode,
@@ -183,20 +186,25 @@ pub(super) fn named_inode(
         Ok(inode) => Ok(Some(inode)),
         Err(Error::NotFound) if dir::find(core, &dir.subvol, at)? == Some(target) => {
             let place = Place::item(dir.subvol.id, dir_item_key(at.dir, at.name));
-            Err(Error::corrupt(place, format!("entry leads to missing inode {}", target.location.objectid)))
+            Err(Error::corrupt(
+                place,
+                format!("entry leads to missing inode {}", target.location.objectid),
+            ))
         }
         Err(Error::NotFound) => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-/// Fails where the flags keep a name: those of the directory or of what it leads to. For callers that hold both `op`s.
+/// Fails where the flags keep a name: those of the directory or of what it leads to. For callers
+/// that hold both `op`s.
 pub(super) fn check_gives_names(dir: &Inode, inode: &Inode) -> Result<()> {
     attr::check_not_fixed(dir)?;
     attr::check_not_fixed(inode)
 }
 
-/// Removes a name and, with the last one, notes that the inode is to be deleted. For callers that hold both `op`s.
+/// Removes a name and, with the last one, notes that the inode is to be deleted. For callers that
+/// hold both `op`s.
 fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<()> {
     check_gives_names(dir, inode)?;
     let at = Name { dir: dir.object(), name };
@@ -233,13 +241,15 @@ pub(super) fn delete_if_last(core: &Core, inode: &Arc<Inode>) {
     }
 }
 
-/// Removes the entry of a nested subvolume that is not in this snapshot. False where the name leads to anything else.
+/// Removes the entry of a nested subvolume that is not in this snapshot. False where the name leads
+/// to anything else.
 fn remove_placeholder(core: &Core, dir: &Arc<Inode>, name: &[u8]) -> Result<bool> {
     let at = Name { dir: dir.object(), name };
     let is_one = || -> Result<bool> {
         let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
         let child = target.location;
-        Ok(child.kind == KeyType::ROOT_ITEM && !dir::is_linked(core, dir.subvol.id, child.objectid, at)?)
+        Ok(child.kind == KeyType::ROOT_ITEM
+            && !dir::is_linked(core, dir.subvol.id, child.objectid, at)?)
     };
     if !is_one()? {
         return Ok(false);

@@ -1,16 +1,20 @@
 //! Inodes in memory, and the names that lead to them.
 //!
-//! An [`Inode`] exists once per (subvolume, number) as long as anybody uses it. Two locks guard it, and the difference
-//! matters: `op` serialises operations and may be held while waiting for space, devices or a transaction; `state` is
-//! held for instructions only and never across any of these, because the committer takes it while it seals.
+//! An [`Inode`] exists once per (subvolume, number) as long as anybody uses it. Two locks guard it,
+//! and the difference matters: `op` serialises operations and may be held while waiting for space,
+//! devices or a transaction; `state` is held for instructions only and never across any of these,
+//! because the committer takes it while it seals.
 //!
-//! Lock order: the subvolume's lock for moving directories, then `op` of directories by inode number, then `op` of other
-//! inodes by inode number ([`lock_all`] takes any set in that order), then a transaction handle, then `state`, then tree
-//! locks. Everything that an operation on names changes — entries, references, attributes, the orphan item — is guarded
-//! by the `op` of the directories and inodes concerned; that is why it can be worked out before joining a transaction
-//! ([`draft`]) and then only has to be written. Look-ups take no `op`: one item of the tree answers them.
+//! Lock order: the subvolume's lock for moving directories, then `op` of directories by inode
+//! number, then `op` of other inodes by inode number ([`lock_all`] takes any set in that order),
+//! then a transaction handle, then `state`, then tree locks. Everything that an operation on names
+//! changes — entries, references, attributes, the orphan item — is guarded by the `op` of the
+//! directories and inodes concerned; that is why it can be worked out before joining a transaction
+//! ([`draft`]) and then only has to be written. Look-ups take no `op`: one item of the tree answers
+//! them.
 //!
-//! The inode's item in the tree may be older than `state.item`; the seal writes it ([`Inode::flush_item`]).
+//! The inode's item in the tree may be older than `state.item`; the seal writes it
+//! ([`Inode::flush_item`]).
 
 pub(crate) mod attr;
 pub(crate) mod create;
@@ -70,18 +74,20 @@ pub(crate) struct Inode {
     pub(crate) changes: parking_lot::Mutex<Changes>,
     /// What its last `fsync` came to. Held while it is being logged.
     pub(crate) logged: parking_lot::Mutex<Option<Logged>>,
-    /// The transaction of its last change before it came into memory: what that one has changed is not known here.
+    /// The transaction of its last change before it came into memory: what that one has changed is
+    /// not known here.
     pub(crate) since: Generation,
     /// Transaction that knows already that the item has to be written, see [`Handle::mark_dirty`].
     pub(crate) noted_in: AtomicU64,
-    /// The last transaction in which an extent was shared so that a log of it has to look for overlapping checksums: of
-    /// who got an extent always, of who gave one if the extent was of that very transaction. Not remembered over
-    /// eviction: an inode that was read again takes the transaction of its last change.
+    /// The last transaction in which an extent was shared so that a log of it has to look for
+    /// overlapping checksums: of who got an extent always, of who gave one if the extent was of
+    /// that very transaction. Not remembered over eviction: an inode that was read again takes the
+    /// transaction of its last change.
     pub(crate) last_reflink: AtomicU64,
     /// The last transaction whose log has its extents, or is about to: they stay as they are.
     extents_logged_in: AtomicU64,
-    /// No extended attribute is stored: known of who was made without, until it may have got one. (The kernel asks for one
-    /// before it writes to a file.)
+    /// No extended attribute is stored: known of who was made without, until it may have got one.
+    /// (The kernel asks for one before it writes to a file.)
     no_xattrs: AtomicBool,
 }
 
@@ -90,8 +96,8 @@ pub(crate) struct Inode {
 pub(crate) struct InodeState {
     /// The inode item as it is to be written, but for `size` of a regular file, see `size`.
     pub(crate) item: InodeItem,
-    /// Size as everybody sees it. What goes to disk for a regular file is smaller while delayed data lies beyond
-    /// what is on the device.
+    /// Size as everybody sees it. What goes to disk for a regular file is smaller while delayed
+    /// data lies beyond what is on the device.
     pub(crate) size: u64,
     /// Highest DIR_INDEX given out, once it was looked up (directories).
     pub(crate) last_index: Option<u64>,
@@ -101,18 +107,21 @@ pub(crate) struct InodeState {
     pub(crate) linkable: bool,
     /// The inode's items are gone: nothing may be written any more.
     pub(crate) deleted: bool,
-    /// Transaction of the last change of metadata, names or extents, and whether that is still to be logged.
+    /// Transaction of the last change of metadata, names or extents, and whether that is still to
+    /// be logged.
     pub(crate) last_change: Generation,
     pub(crate) unlogged: bool,
-    /// Inodes whose names it concerns when this one is logged, since it last was, and in which transaction: those that left
-    /// this directory for another, or with which it changed names.
+    /// Inodes whose names it concerns when this one is logged, since it last was, and in which
+    /// transaction: those that left this directory for another, or with which it changed names.
     pub(crate) companions: (Generation, Vec<ObjectId>),
 }
 
 impl InodeState {
-    /// Notes a change of the directory's entries: by how much the sum of their name lengths grew or shrank.
+    /// Notes a change of the directory's entries: by how much the sum of their name lengths grew or
+    /// shrank.
     fn entries_changed(&mut self, name_bytes: i64, now: Timestamp) {
-        // Twice, because each name stands in a DIR_ITEM and in a DIR_INDEX. A damaged image may have had it wrong.
+        // Twice, because each name stands in a DIR_ITEM and in a DIR_INDEX. A damaged image may
+        // have had it wrong.
         self.size = self.size.saturating_add_signed(2 * name_bytes);
         self.item.mtime = to_timespec(now);
         self.item.ctime = self.item.mtime;
@@ -140,7 +149,13 @@ impl InodeState {
 }
 
 impl Inode {
-    fn new(subvol: &Arc<Subvolume>, ino: u64, kind: FileKind, item: InodeItem, since: Generation) -> Self {
+    fn new(
+        subvol: &Arc<Subvolume>,
+        ino: u64,
+        kind: FileKind,
+        item: InodeItem,
+        since: Generation,
+    ) -> Self {
         let state = InodeState {
             size: item.size.get(),
             last_index: None,
@@ -170,15 +185,16 @@ impl Inode {
             since,
         }
     }
-    /// From here on the extents that it has made in the running transaction do not grow: the log of `generation` will have
-    /// them. Whoever lets one grow right now has come to its end when this returns.
+    /// From here on the extents that it has made in the running transaction do not grow: the log of
+    /// `generation` will have them. Whoever lets one grow right now has come to its end when this
+    /// returns.
     pub(crate) fn keep_extents_for_log(&self, generation: Generation) {
         if self.extents_logged_in.fetch_max(generation.0, Ordering::AcqRel) < generation.0 {
             drop(self.data.lock_extents());
         }
     }
-    /// May a log of the transaction have its extents, its own or that of a file that shares them or did? Asked under the
-    /// extent lock.
+    /// May a log of the transaction have its extents, its own or that of a file that shares them or
+    /// did? Asked under the extent lock.
     pub(crate) fn has_logged_extents(&self, h: &Handle<'_>) -> bool {
         let tuning = &h.core.options.tuning;
         let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= h.generation().0;
@@ -213,7 +229,11 @@ impl Inode {
         Ok(())
     }
     /// Changes the state in a transaction, and sees to it that the item is written.
-    pub(crate) fn change<R>(self: &Arc<Self>, h: &mut Handle<'_>, f: impl FnOnce(&mut InodeState) -> R) -> R {
+    pub(crate) fn change<R>(
+        self: &Arc<Self>,
+        h: &mut Handle<'_>,
+        f: impl FnOnce(&mut InodeState) -> R,
+    ) -> R {
         let generation = h.generation();
         let result = {
             let mut state = self.state.lock();
@@ -235,8 +255,9 @@ impl Inode {
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| e.update(&key, item.as_bytes()))
     }
-    /// The same before the seal, while operations go on. That the item is right in the end rests on a rule: an operation
-    /// marks an inode dirty *after* its last change of anything that the item shows, the size on disk included.
+    /// The same before the seal, while operations go on. That the item is right in the end rests on
+    /// a rule: an operation marks an inode dirty *after* its last change of anything that the item
+    /// shows, the size on disk included.
     ///
     /// # Errors
     /// Reading, corruption, no space.
@@ -288,7 +309,8 @@ impl Inode {
 /// Exclusive `op` locks of several inodes.
 pub(crate) type OpGuards<'a> = SmallVec<[Exclusive<'a, ()>; 4]>;
 
-/// Takes `op` of all these inodes exclusively, in the order that everybody keeps. An inode may be named twice.
+/// Takes `op` of all these inodes exclusively, in the order that everybody keeps. An inode may be
+/// named twice.
 ///
 /// # Errors
 /// `WouldBlock` where the thread may not wait and one of them is taken.

@@ -1,9 +1,10 @@
 //! What one name is on disk, and how it comes and goes.
 //!
-//! A name of an inode stands three times: in the directory's DIR_ITEM (by hash, shared by names with equal hashes), in its
-//! DIR_INDEX (by position), and in the inode's INODE_REF for that directory — or, when that item is full, in an INODE_EXTREF.
-//! A subvolume's entry has no reference here: the root tree keeps it. This module is the only one that knows all this;
-//! others add, remove and find names.
+//! A name of an inode stands three times: in the directory's DIR_ITEM (by hash, shared by names
+//! with equal hashes), in its DIR_INDEX (by position), and in the inode's INODE_REF for that
+//! directory — or, when that item is full, in an INODE_EXTREF. A subvolume's entry has no reference
+//! here: the root tree keeps it. This module is the only one that knows all this; others add,
+//! remove and find names.
 
 use super::draft::Draft;
 use crate::core::Core;
@@ -41,7 +42,9 @@ pub(super) fn check_new_name(name: &[u8]) -> Result<()> {
     match name {
         b"" => Err(Error::NotFound),
         b"." | b".." => Err(Error::Exists),
-        n if n.iter().any(|b| matches!(b, b'/' | 0)) => Err(Error::Invalid("name with a slash or NUL")),
+        n if n.iter().any(|b| matches!(b, b'/' | 0)) => {
+            Err(Error::Invalid("name with a slash or NUL"))
+        }
         _ => Ok(()),
     }
 }
@@ -63,8 +66,13 @@ pub(super) fn find(d: &mut Draft<'_>, at: Name<'_>) -> Result<Option<Target>> {
 /// # Errors
 /// `Exists`; `Overflow` when the names with this hash fill an item.
 pub(super) fn add_entry(d: &mut Draft<'_>, at: Name<'_>, index: u64, to: Target) -> Result<()> {
-    let entry =
-        DirEntryRef { location: to.location, transid: d.generation, kind: to.kind, name: at.name, data: &[] };
+    let entry = DirEntryRef {
+        location: to.location,
+        transid: d.generation,
+        kind: to.kind,
+        name: at.name,
+        data: &[],
+    };
     let key = dir_item_key(at.dir, at.name);
     if find(d, at)?.is_some() {
         return Err(Error::Exists);
@@ -182,8 +190,10 @@ fn remove_reference(d: &mut Draft<'_>, at: Name<'_>, ino: ObjectId) -> Result<u6
         *d.slot(&extref)? = (!item.is_empty()).then_some(item);
         return Ok(index);
     }
-    Err(d
-        .corrupt(&key, format!("inode has no reference for its name {:?}", String::from_utf8_lossy(at.name))))
+    Err(d.corrupt(
+        &key,
+        format!("inode has no reference for its name {:?}", String::from_utf8_lossy(at.name)),
+    ))
 }
 
 /// Notes that an inode without a name is to be deleted.

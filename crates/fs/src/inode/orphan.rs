@@ -1,10 +1,11 @@
 //! Deleting inodes that have no name left.
 //!
-//! An inode goes when it has neither names nor holds. Most have few items and go with all of them, extents included, in one
-//! edit. Of the others the data goes first, in as many transactions as that takes, then the other
-//! items in batches, at last the inode item together with the ORPHAN item that announced it. Whatever a crash leaves of
-//! that is announced still, and is finished when the subvolume is used for the first time after it. An ORPHAN item of an
-//! inode that has names announces a truncation instead; nobody makes such any more ([`file::truncate`]).
+//! An inode goes when it has neither names nor holds. Most have few items and go with all of them,
+//! extents included, in one edit. Of the others the data goes first, in as many transactions as
+//! that takes, then the other items in batches, at last the inode item together with the ORPHAN
+//! item that announced it. Whatever a crash leaves of that is announced still, and is finished when
+//! the subvolume is used for the first time after it. An ORPHAN item of an inode that has names
+//! announces a truncation instead; nobody makes such any more ([`file::truncate`]).
 
 use super::draft::{prepare, write_changes};
 use super::{Inode, names};
@@ -22,11 +23,16 @@ use std::sync::atomic::Ordering;
 /// Items that one transaction removes. Each is room for a path in the worst case.
 const BATCH: usize = 16;
 
-/// Deletes an inode if it has neither names nor holds. A failure is not the caller's: the inode stays announced.
+/// Deletes an inode if it has neither names nor holds. A failure is not the caller's: the inode
+/// stays announced.
 pub(super) fn delete_unheld(core: &Core, inode: &Arc<Inode>) {
     let _waiting_is_allowed = past_no_return();
     if let Err(e) = delete(core, inode) {
-        tracing::warn!("inode {} of subvolume {} was not deleted yet: {e}", inode.id.ino, inode.id.subvol);
+        tracing::warn!(
+            "inode {} of subvolume {} was not deleted yet: {e}",
+            inode.id.ino,
+            inode.id.subvol
+        );
     }
 }
 
@@ -36,7 +42,11 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         let state = inode.state.lock();
         // The root of a subvolume stays, whatever a damaged image says of it.
         let root = inode.id.ino == inode.subvol.root_dir;
-        if root || state.deleted || state.item.nlink.get() > 0 || inode.subvol.inodes.is_held(inode.id.ino) {
+        if root
+            || state.deleted
+            || state.item.nlink.get() > 0
+            || inode.subvol.inodes.is_held(inode.id.ino)
+        {
             return Ok(());
         }
     }
@@ -133,7 +143,8 @@ pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
     }
 }
 
-/// Cleans up in the subvolumes that are loaded; others follow when they are used for the first time.
+/// Cleans up in the subvolumes that are loaded; others follow when they are used for the first
+/// time.
 ///
 /// # Errors
 /// None at present, see [`Core::clean_once`].
@@ -146,8 +157,8 @@ pub(crate) fn clean_up_after_crash(core: &Core) -> Result<()> {
 }
 
 impl Core {
-    /// Finishes what a crash has left in a subvolume, when it is used for the first time. What cannot be finished is left
-    /// as it is, with a warning: it hinders nobody.
+    /// Finishes what a crash has left in a subvolume, when it is used for the first time. What
+    /// cannot be finished is left as it is, with a warning: it hinders nobody.
     ///
     /// # Errors
     /// `WouldBlock`.

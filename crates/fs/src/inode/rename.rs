@@ -1,9 +1,10 @@
 //! Moving and exchanging names.
 //!
-//! A rename is one edit of up to a dozen items: two names go, two come, an inode that was replaced may be left without one,
-//! a whiteout may be made. All inodes concerned are locked, in the common order, and then the names are looked up again.
-//! Moving a directory to another one could make a loop of two directories inside each other if two such moves met;
-//! they follow one another ([`super::InodeTable`]'s `moving`), and each looks at the way up first.
+//! A rename is one edit of up to a dozen items: two names go, two come, an inode that was replaced
+//! may be left without one, a whiteout may be made. All inodes concerned are locked, in the common
+//! order, and then the names are looked up again. Moving a directory to another one could make a
+//! loop of two directories inside each other if two such moves met; they follow one another
+//! ([`super::InodeTable`]'s `moving`), and each looks at the way up first.
 
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::prepare;
@@ -22,9 +23,9 @@ use std::sync::atomic::Ordering;
 /// Renames; see [`RenameMode`]. Two names of one inode stay as they are.
 ///
 /// # Errors
-/// `NotFound`; `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what is replaced; `Invalid` for a directory
-/// into itself; `CrossSubvolume`; `NotPermitted` by flags; `NameTooLong`; `Overflow`;
-/// no space; read-only.
+/// `NotFound`; `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what is replaced;
+/// `Invalid` for a directory into itself; `CrossSubvolume`; `NotPermitted` by flags; `NameTooLong`;
+/// `Overflow`; no space; read-only.
 pub(crate) fn rename(
     core: &Core,
     from: (InodeId, &[u8]),
@@ -121,7 +122,8 @@ fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
     }
 }
 
-/// Fails where a directory would come to lie within itself. For callers that hold `moving` if the directories differ.
+/// Fails where a directory would come to lie within itself. For callers that hold `moving` if the
+/// directories differ.
 pub(super) fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
     if moved.is_dir() && dir::is_within(core, &into.subvol, into.id.ino, moved.id.ino)? {
         return Err(Error::Invalid("a directory cannot be moved into itself"));
@@ -129,7 +131,13 @@ pub(super) fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<
     Ok(())
 }
 
-fn exchange(core: &Core, from: Side<'_>, to: Side<'_>, a: &Arc<Inode>, b: &Arc<Inode>) -> Result<()> {
+fn exchange(
+    core: &Core,
+    from: Side<'_>,
+    to: Side<'_>,
+    a: &Arc<Inode>,
+    b: &Arc<Inode>,
+) -> Result<()> {
     check_gives_names(from.dir, a)?;
     check_gives_names(to.dir, b)?;
     check_takes_names(from.dir)?;
@@ -223,7 +231,9 @@ fn replace(
     })?;
     let whiteout = prepared.found.as_ref().map(Nascent::object);
     let mut handle = match &prepared.found {
-        Some(_) => Nascent::write(from.dir, prepared, |w| w.as_ref().expect("a whiteout was drafted"))?.0,
+        Some(_) => {
+            Nascent::write(from.dir, prepared, |w| w.as_ref().expect("a whiteout was drafted"))?.0
+        }
         None => prepared.write()?.0,
     };
     let now = core.now();
@@ -260,8 +270,8 @@ fn replace(
     Ok(())
 }
 
-/// Who fsyncs a directory must not lose what has moved to another one; who fsyncs an inode has the name that it lost go to who
-/// has it now.
+/// Who fsyncs a directory must not lose what has moved to another one; who fsyncs an inode has the
+/// name that it lost go to who has it now.
 pub(super) fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
     inode.state.lock().note_companion(h.generation(), companion.object());
 }
@@ -273,7 +283,13 @@ pub(super) fn note_move(h: &Handle<'_>, inode: &Inode) {
     }
 }
 
-fn entries_changed(h: &mut Handle<'_>, dir: &Arc<Inode>, name_bytes: i64, index: u64, now: Timestamp) {
+fn entries_changed(
+    h: &mut Handle<'_>,
+    dir: &Arc<Inode>,
+    name_bytes: i64,
+    index: u64,
+    now: Timestamp,
+) {
     dir.change(h, |state| {
         state.last_index = state.last_index.max(Some(index));
         state.entries_changed(name_bytes, now);

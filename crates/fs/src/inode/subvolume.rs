@@ -1,9 +1,11 @@
-//! Entries of subvolumes: making, snapshotting and deleting what is behind them. Moving is `subvolume_moves`.
+//! Entries of subvolumes: making, snapshotting and deleting what is behind them. Moving is
+//! `subvolume_moves`.
 //!
-//! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is said in the root tree, so
-//! every change here comes with a note for the commit ([`crate::root::notes`]) under the same handle. Whoever
-//! changes the shape of the tree of subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being
-//! deleted while another is made in it, or from being moved into itself.
+//! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is
+//! said in the root tree, so every change here comes with a note for the commit
+//! ([`crate::root::notes`]) under the same handle. Whoever changes the shape of the tree of
+//! subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being deleted while
+//! another is made in it, or from being moved into itself.
 
 use super::create::{Nascent, check_new, check_takes_names, name_bytes};
 use super::draft::{Changes, Draft, prepare, write_changes};
@@ -102,7 +104,8 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     root.insert_new(&inode_ref_key(ObjectId::FIRST_FREE, ObjectId::FIRST_FREE), dots);
     let items: Vec<(Key, Vec<u8>)> =
         root.into_changes().into_iter().filter_map(|(key, _, data)| Some((key, data?))).collect();
-    let bytes: usize = items.iter().map(|(_, data)| data.len() + larder_format::node::ITEM_SIZE).sum();
+    let bytes: usize =
+        items.iter().map(|(_, data)| data.len() + larder_format::node::ITEM_SIZE).sum();
     if bytes > core.nodesize() as usize - larder_format::node::HEADER_SIZE {
         return Err(Error::NoSpace);
     }
@@ -112,7 +115,8 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
         h.untake(block);
         return Err(e);
     }
-    let tree = Tree::with_leaf(id, core.store.clone(), &mut h, block, &items, core.tree_stats.clone());
+    let tree =
+        Tree::with_leaf(id, core.store.clone(), &mut h, block, &items, core.tree_stats.clone());
     let item = new_root_item(core, generation.0, nascent.time());
     let subvol = Arc::new(Subvolume::new(id, 0, tree, item));
     subvol.inodes.clean.store(true, Ordering::Release);
@@ -157,12 +161,12 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
     }
 }
 
-/// Makes a snapshot of a subvolume: everything that was done in it before the call, and everything that was done at
-/// once, or nothing of it. It is durable when the call returns.
+/// Makes a snapshot of a subvolume: everything that was done in it before the call, and everything
+/// that was done at once, or nothing of it. It is durable when the call returns.
 ///
 /// # Errors
-/// `NotFound`; as making a directory; `DataLost` when data of the source could not be written; `ReadOnly` after a
-/// failed commit.
+/// `NotFound`; as making a directory; `DataLost` when data of the source could not be written;
+/// `ReadOnly` after a failed commit.
 pub(crate) fn snapshot(
     core: &Core,
     source: TreeId,
@@ -220,8 +224,8 @@ pub(crate) enum Deletes {
 /// Deletes a subvolume: its entry goes now, its tree in the background.
 ///
 /// # Errors
-/// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it; `NotPermitted` for the default
-/// subvolume; `Busy` for one that is mounted; no space; read-only.
+/// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it;
+/// `NotPermitted` for the default subvolume; `Busy` for one that is mounted; no space; read-only.
 pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> Result<TreeId> {
     may_wait()?;
     check_name(name)?;
@@ -245,7 +249,8 @@ pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> 
     if core.has_nested(id)? {
         return Err(Error::NotEmpty);
     }
-    // While it must be empty nobody may fill it; otherwise what is made in it meanwhile goes with it.
+    // While it must be empty nobody may fill it; otherwise what is made in it meanwhile goes with
+    // it.
     let top = core.inode(InodeId { subvol: id, ino: child.root_dir })?;
     let involved: &[&Inode] = if which == Deletes::Empty { &[&dir, &top] } else { &[&dir] };
     let guards = lock_all(involved)?;

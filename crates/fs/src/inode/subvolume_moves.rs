@@ -1,14 +1,15 @@
-//! Moving entries of subvolumes: renames, exchanges and whiteouts, within a tree and from one to another.
+//! Moving entries of subvolumes: renames, exchanges and whiteouts, within a tree and from one to
+//! another.
 //!
-//! A subvolume's entry has no reference in an inode; where it hangs is noted for the commit. So it may
-//! go to another tree, which no inode can, and change places with another subvolume's entry there. With
-//! a file or a directory it changes places within one tree. What Linux does with an entry whose
-//! subvolume does not hang there, in a snapshot, is no example: an exchange aborts its transaction.
-//! Here such an entry is a directory that is not empty.
+//! A subvolume's entry has no reference in an inode; where it hangs is noted for the commit. So it
+//! may go to another tree, which no inode can, and change places with another subvolume's entry
+//! there. With a file or a directory it changes places within one tree. What Linux does with an
+//! entry whose subvolume does not hang there, in a snapshot, is no example: an exchange aborts its
+//! transaction. Here such an entry is a directory that is not empty.
 //!
-//! The caller of each of these holds nothing. `Core::subvol_tree` is taken first: under it no entry of a
-//! subvolume changes, and none comes to hang in itself. An `fsync` that a move concerns commits; the log
-//! finds that out from the entries that it meets ([`crate::log`]).
+//! The caller of each of these holds nothing. `Core::subvol_tree` is taken first: under it no entry
+//! of a subvolume changes, and none comes to hang in itself. An `fsync` that a move concerns
+//! commits; the log finds that out from the entries that it meets ([`crate::log`]).
 
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::{Draft, prepare, prepare_two};
@@ -58,11 +59,12 @@ pub(super) fn hanging(core: &Core, side: Side<'_>) -> Result<Option<TreeId>> {
     Ok(is.then_some(location.objectid))
 }
 
-/// Moves the entry of a subvolume, also to another subvolume, and leaves a whiteout if that is the mode.
+/// Moves the entry of a subvolume, also to another subvolume, and leaves a whiteout if that is the
+/// mode.
 ///
 /// # Errors
-/// `NotEmpty`, `NotDirectory` by what would be replaced; `Exists` (NoReplace); `Invalid` for a subvolume into itself;
-/// `NotPermitted` by flags; `Overflow`; no space; read-only.
+/// `NotEmpty`, `NotDirectory` by what would be replaced; `Exists` (NoReplace); `Invalid` for a
+/// subvolume into itself; `NotPermitted` by flags; `Overflow`; no space; read-only.
 pub(super) fn rename(core: &Core, from: Side<'_>, to: Side<'_>, mode: RenameMode) -> Result<()> {
     may_wait()?;
     let _tree = core.subvol_tree.lock();
@@ -141,7 +143,8 @@ impl Moved<'_> {
         };
         let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
         let to_index = dir::last_index(core, to.dir)? + 1;
-        let from_index = if from.is_with(&to) { to_index } else { dir::last_index(core, from.dir)? } + 1;
+        let from_index =
+            if from.is_with(&to) { to_index } else { dir::last_index(core, from.dir)? } + 1;
         let keep_note = !core.options.tuning.break_no_orphans;
         let leave = |d: &mut Draft<'_>| {
             names::remove_entry_at(d, from.at(), index)?;
@@ -163,7 +166,8 @@ impl Moved<'_> {
         let mut h = if from.shares_tree_with(&to) {
             let both = |d: &mut Draft<'_>| leave(d).and_then(|whiteout| come(d).map(|()| whiteout));
             let prepared = prepare(core, &to.dir.subvol, false, both)?;
-            let entered = prepared.found.as_ref().map(|w| w.enter(from.dir, prepared.handle.generation()));
+            let entered =
+                prepared.found.as_ref().map(|w| w.enter(from.dir, prepared.handle.generation()));
             Nascent::kept_if(entered, prepared.write())?.0
         } else {
             let trees = [&from.dir.subvol, &to.dir.subvol];
@@ -176,7 +180,8 @@ impl Moved<'_> {
         Ok(())
     }
 
-    /// What directories and what was replaced know of it. `stays`: the old name has something else now, at this index.
+    /// What directories and what was replaced know of it. `stays`: the old name has something else
+    /// now, at this index.
     fn changed(&self, h: &mut Handle<'_>, to_index: u64, stays: Option<u64>) {
         let Self { core, from, to, victim, .. } = *self;
         let now = core.now();
@@ -224,7 +229,8 @@ impl Thing {
             Self::Subvolume { .. } => None,
         }
     }
-    /// May it leave its directory for another one? For callers that hold the locks of both and of itself.
+    /// May it leave its directory for another one? For callers that hold the locks of both and of
+    /// itself.
     fn check(&self, core: &Core, from: Side<'_>, to: Side<'_>) -> Result<()> {
         match self {
             Self::Subvolume { .. } => attr::check_not_fixed(from.dir),
@@ -243,7 +249,9 @@ impl Thing {
     fn come(&self, d: &mut Draft<'_>, at: Name<'_>, index: u64, extrefs: bool) -> Result<()> {
         match self {
             Self::Subvolume { id, .. } => names::add_entry(d, at, index, target(*id)),
-            Self::Inode(inode) => names::add(d, at, index, inode.object(), to_file_type(inode.kind), extrefs),
+            Self::Inode(inode) => {
+                names::add(d, at, index, inode.object(), to_file_type(inode.kind), extrefs)
+            }
         }
     }
     /// It has gone from one place to the other, where its entry stands at `index`.
@@ -261,11 +269,13 @@ impl Thing {
     }
 }
 
-/// Exchanges two names of which one at least is a subvolume's. False, and nothing is done, where none is any more.
+/// Exchanges two names of which one at least is a subvolume's. False, and nothing is done, where
+/// none is any more.
 ///
 /// # Errors
-/// `NotFound`; `CrossSubvolume` for anything but subvolumes in two trees; `Invalid` where something would come to lie in
-/// itself; `NotEmpty` for a subvolume that is not in this snapshot; `NotPermitted` by flags; `Overflow`; no space; read-only.
+/// `NotFound`; `CrossSubvolume` for anything but subvolumes in two trees; `Invalid` where something
+/// would come to lie in itself; `NotEmpty` for a subvolume that is not in this snapshot;
+/// `NotPermitted` by flags; `Overflow`; no space; read-only.
 pub(super) fn exchange(core: &Core, from: Side<'_>, to: Side<'_>) -> Result<bool> {
     may_wait()?;
     let _tree = core.subvol_tree.lock();
@@ -320,7 +330,8 @@ impl Exchanged<'_> {
     fn write(&self) -> Result<()> {
         let Self { core, from, to, a, b } = *self;
         let to_index = dir::last_index(core, to.dir)? + 1;
-        let from_index = if from.is_with(&to) { to_index } else { dir::last_index(core, from.dir)? } + 1;
+        let from_index =
+            if from.is_with(&to) { to_index } else { dir::last_index(core, from.dir)? } + 1;
         let extrefs = names::extrefs(core);
         let mut h = if from.shares_tree_with(&to) {
             let prepared = prepare(core, &from.dir.subvol, false, |d| {

@@ -1,9 +1,10 @@
 //! The inodes of a subvolume that are in memory, and who must stay.
 //!
-//! An inode is loaded when somebody asks for it and kept until memory is wanted: when the table has grown, those that
-//! nobody else refers to go. That is safe because whoever has something to lose refers to the inode — the running
-//! transaction while its item is dirty, the data path while it has delayed data, the table itself while it has no name.
-//! Holds are only counted, beside the inodes: a front end may hold millions, and a count does not need the inode.
+//! An inode is loaded when somebody asks for it and kept until memory is wanted: when the table has
+//! grown, those that nobody else refers to go. That is safe because whoever has something to lose
+//! refers to the inode — the running transaction while its item is dirty, the data path while it
+//! has delayed data, the table itself while it has no name. Holds are only counted, beside the
+//! inodes: a front end may hold millions, and a count does not need the inode.
 
 use super::{Inode, PLACEHOLDER, kind_of};
 use crate::api::FileKind;
@@ -19,14 +20,16 @@ use larder_format::{Generation, Key, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// So many inodes stay in memory before the first sweep. Each takes some 600 bytes. Tests sweep all the time.
+/// So many inodes stay in memory before the first sweep. Each takes some 600 bytes. Tests sweep all
+/// the time.
 const KEEP: usize = if cfg!(test) { 64 } else { 16 << 10 };
 
 /// The inodes of a subvolume that are in memory, by number.
 #[derive(Debug, Default)]
 pub(crate) struct InodeTable {
     inner: Mutex<Inner, lock::Table>,
-    /// Held while a directory moves to another directory: the shape of the tree stands still for others who look at it.
+    /// Held while a directory moves to another directory: the shape of the tree stands still for
+    /// others who look at it.
     pub(super) moving: Mutex<(), lock::Moving>,
     /// Held while what a crash left behind is being cleaned up.
     pub(super) cleaning: Mutex<(), lock::Cleaning>,
@@ -64,7 +67,8 @@ impl InodeTable {
             };
             let inode = Arc::new(load(core, subvol, ino)?);
             let mut inner = self.inner.lock();
-            // What was read may be old if the inode was in memory, changed and gone again meanwhile.
+            // What was read may be old if the inode was in memory, changed and gone again
+            // meanwhile.
             if inner.evicted == evicted {
                 return Ok(inner.insert(inode));
             }
@@ -133,7 +137,8 @@ impl InodeTable {
         let kept = |ino: &u64| inner.holds.has(*ino);
         inner.orphans.iter().filter(|(ino, _)| !kept(ino)).map(|(_, inode)| inode.clone()).collect()
     }
-    /// Forgets everything. Inodes refer to their subvolume, so this is what ends a closed file system's memory.
+    /// Forgets everything. Inodes refer to their subvolume, so this is what ends a closed file
+    /// system's memory.
     pub(crate) fn clear(&self) {
         let old = std::mem::take(&mut *self.inner.lock());
         drop(old);
@@ -151,16 +156,18 @@ impl Inner {
         }
         self.inodes.entry(inode.id.ino).or_insert(inode).clone()
     }
-    /// Lets go of inodes that nobody else refers to: those not looked up since the last sweep, and when that is not
-    /// enough all of them.
+    /// Lets go of inodes that nobody else refers to: those not looked up since the last sweep, and
+    /// when that is not enough all of them.
     fn sweep(&mut self) {
         let before = self.inodes.len();
-        self.inodes.retain(|_, i| Arc::strong_count(i) > 1 || i.used.swap(false, Ordering::Relaxed));
+        self.inodes
+            .retain(|_, i| Arc::strong_count(i) > 1 || i.used.swap(false, Ordering::Relaxed));
         if self.inodes.len() > before / 4 * 3 {
             self.inodes.retain(|_, i| Arc::strong_count(i) > 1);
         }
         self.evicted += (before - self.inodes.len()) as u64;
-        // Where most are in use, the next sweep waits until as many have come again: its cost stays proportional.
+        // Where most are in use, the next sweep waits until as many have come again: its cost stays
+        // proportional.
         self.limit = (2 * self.inodes.len()).max(KEEP);
     }
 }
@@ -190,7 +197,8 @@ fn parse(subvol: &Subvolume, key: &Key, data: &[u8]) -> Result<(FileKind, InodeI
     Ok((kind, item))
 }
 
-/// The empty directory that stands where a snapshot's source had a nested subvolume. It looks like the subvolume's root.
+/// The empty directory that stands where a snapshot's source had a nested subvolume. It looks like
+/// the subvolume's root.
 fn placeholder(core: &Core, subvol: &Arc<Subvolume>) -> Result<Inode> {
     let key = inode_key(ObjectId(subvol.root_dir));
     let root = subvol.get(core, &key)?.ok_or(Error::NotFound)?;
@@ -238,7 +246,10 @@ impl Core {
     }
     /// Does another front end than this hold it?
     pub(crate) fn is_held_elsewhere(&self, front: FrontId, id: crate::InodeId) -> bool {
-        self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_elsewhere(front, id.ino))
+        self.subvols
+            .read()
+            .get(&id.subvol)
+            .is_some_and(|s| s.inodes.is_held_elsewhere(front, id.ino))
     }
     /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that
     /// if need be.

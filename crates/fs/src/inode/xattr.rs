@@ -1,11 +1,13 @@
 //! Extended attributes.
 //!
-//! Attributes whose names have equal hashes share one XATTR_ITEM; each is bounded by what an item can hold. The names in
-//! `btrfs.` are properties with a meaning of their own: the one that exists, `btrfs.compression`, is checked and goes
-//! hand in hand with the inode's compression flags, as Linux has it.
+//! Attributes whose names have equal hashes share one XATTR_ITEM; each is bounded by what an item
+//! can hold. The names in `btrfs.` are properties with a meaning of their own: the one that exists,
+//! `btrfs.compression`, is checked and goes hand in hand with the inode's compression flags, as
+//! Linux has it.
 //!
-//! Names in `user.` belong to regular files and directories. Linux neither sets them on anything else nor shows them
-//! there, whatever the disk holds; neither do we, so that no image can be made with attributes that Linux hides.
+//! Names in `user.` belong to regular files and directories. Linux neither sets them on anything
+//! else nor shows them there, whatever the disk holds; neither do we, so that no image can be made
+//! with attributes that Linux hides.
 
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
@@ -59,8 +61,8 @@ fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
     }
     let key = xattr_key(inode.object(), name);
     let Some(item) = inode.subvol.get(core, &key)? else { return Ok(None) };
-    let entry =
-        find_entry(item.data(), name).map_err(|e| Error::corrupt(Place::item(inode.subvol.id, key), e.0))?;
+    let entry = find_entry(item.data(), name)
+        .map_err(|e| Error::corrupt(Place::item(inode.subvol.id, key), e.0))?;
     Ok(entry.map(|e| e.data.to_vec()))
 }
 
@@ -76,7 +78,8 @@ pub(crate) fn list(core: &Core, inode: &Inode) -> Result<Vec<Vec<u8>>> {
     }
     inode.subvol.version(core).scan(&key(0), &key(u64::MAX), |item| {
         for entry in DirEntries::new(item.data()) {
-            let entry = entry.map_err(|e| Error::corrupt(Place::item(inode.subvol.id, item.key), e.0))?;
+            let entry =
+                entry.map_err(|e| Error::corrupt(Place::item(inode.subvol.id, item.key), e.0))?;
             names.push(entry.name.to_vec());
         }
         Ok(true)
@@ -87,9 +90,16 @@ pub(crate) fn list(core: &Core, inode: &Inode) -> Result<Vec<Vec<u8>>> {
 /// Creates or replaces an attribute.
 ///
 /// # Errors
-/// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond what an item holds;
-/// `Invalid` for a property's value; `NotPermitted` by the inode's kind or flags; no space; read-only.
-pub(crate) fn set(core: &Core, inode: &Arc<Inode>, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+/// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond
+/// what an item holds; `Invalid` for a property's value; `NotPermitted` by the inode's kind or
+/// flags; no space; read-only.
+pub(crate) fn set(
+    core: &Core,
+    inode: &Arc<Inode>,
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+) -> Result<()> {
     check_name(name)?;
     if value.len() > VALUE_MAX {
         return Err(Error::TooBig);
@@ -114,7 +124,13 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-fn change(core: &Core, inode: &Arc<Inode>, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+fn change(
+    core: &Core,
+    inode: &Arc<Inode>,
+    name: &[u8],
+    value: Option<&[u8]>,
+    mode: XattrMode,
+) -> Result<()> {
     inode.check_changeable(core)?;
     check_may_have(inode.kind, name)?;
     let _guard = inode.lock_op()?;
@@ -132,14 +148,16 @@ fn change(core: &Core, inode: &Arc<Inode>, name: &[u8], value: Option<&[u8]>, mo
             mode = XattrMode::Set;
         }
         let method = Method::of_property(inode, name, value)?;
-        // On what has no data, nor passes it on to what has, Linux takes the property and forgets it.
+        // On what has no data, nor passes it on to what has, Linux takes the property and forgets
+        // it.
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
             return Ok(());
         }
         flags = Some(method.flags());
         incompat = method.incompat();
     }
-    let prepared = prepare(core, &inode.subvol, value.is_none(), |d| put(d, inode, name, value, mode))?;
+    let prepared =
+        prepare(core, &inode.subvol, value.is_none(), |d| put(d, inode, name, value, mode))?;
     let (mut handle, ()) = prepared.write()?;
     if !incompat.is_empty() {
         handle.need_incompat(incompat.bits());
@@ -175,7 +193,8 @@ pub(super) fn put_item(
     value: Option<&[u8]>,
     mode: XattrMode,
 ) -> Result<()> {
-    // Before anything else, as on Linux: what fits no item is refused whether the attribute is there or not.
+    // Before anything else, as on Linux: what fits no item is refused whether the attribute is
+    // there or not.
     if value.is_some_and(|value| name.len() + value.len() > max_attribute(d.max_item)) {
         return Err(Error::NoSpace);
     }
@@ -210,7 +229,8 @@ pub(super) fn inherited_property(
     dir: &Inode,
     kind: FileKind,
 ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-    if !matches!(kind, FileKind::Regular | FileKind::Directory) || !dir.flags().contains(InodeFlags::COMPRESS)
+    if !matches!(kind, FileKind::Regular | FileKind::Directory)
+        || !dir.flags().contains(InodeFlags::COMPRESS)
     {
         return Ok(None);
     }
@@ -259,8 +279,8 @@ impl Method {
             Some(v) => Self::parse(v).ok_or(Error::Invalid("unknown compression")),
         }
     }
-    /// As Linux does: what follows a method's name is not looked at when the property is set. Where it is a level we
-    /// heed it, otherwise it means the default.
+    /// As Linux does: what follows a method's name is not looked at when the property is set. Where
+    /// it is a level we heed it, otherwise it means the default.
     fn parse(value: &[u8]) -> Option<Self> {
         if matches!(value, b"no" | b"none") {
             return Some(Self::Never);
@@ -305,7 +325,9 @@ mod tests {
             ("zstd:-5", "zstd:-5"),
             ("zstd:", "zstd:3"),
         ] {
-            let Some(Method::Compress(packing)) = Method::parse(value.as_bytes()) else { panic!("{value}") };
+            let Some(Method::Compress(packing)) = Method::parse(value.as_bytes()) else {
+                panic!("{value}")
+            };
             assert_eq!(packing.to_string(), shown, "{value}");
         }
         assert_eq!(Method::parse(b"none"), Some(Method::Never));

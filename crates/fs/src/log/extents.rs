@@ -1,8 +1,8 @@
 //! How logged extents and checksums become those of files.
 //!
-//! A logged extent names its data by address. Either the extent tree knows it already — then the file gets one more
-//! reference — or it was written after the last commit, and nothing but the log says that its space is in use. That space
-//! is taken before anything is allocated ([`Claims`]).
+//! A logged extent names its data by address. Either the extent tree knows it already — then the
+//! file gets one more reference — or it was written after the last commit, and nothing but the log
+//! says that its space is in use. That space is taken before anything is allocated ([`Claims`]).
 
 use super::subvolume::Replay;
 use crate::core::Core;
@@ -85,7 +85,8 @@ impl Sums {
 pub(super) struct Claims(HashSet<Run>);
 
 impl Claims {
-    /// Sees to it that an extent's space is its own. True when it was nobody's before: the extent is to be recorded.
+    /// Sees to it that an extent's space is its own. True when it was nobody's before: the extent
+    /// is to be recorded.
     fn claim(&mut self, core: &Core, run: Run) -> Result<bool> {
         if self.0.contains(&run) {
             return Ok(false);
@@ -180,7 +181,8 @@ impl Replay<'_> {
     pub(super) fn replay_extent(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let ino = key.objectid;
         let (extent, end) = parse(key, data).map_err(|e| self.damaged(key, e))?;
-        if matches!(extent, FileExtent::Stored(_)) && self.tree.get(&key)?.as_deref() == Some(data) {
+        if matches!(extent, FileExtent::Stored(_)) && self.tree.get(&key)?.as_deref() == Some(data)
+        {
             return Ok(());
         }
         self.cut(ino, key.offset, end)?;
@@ -208,7 +210,8 @@ impl Replay<'_> {
         self.change(ino, |item| item.nbytes = item.nbytes.get().saturating_add(bytes).into())
     }
 
-    /// Takes the checksums of an extent's data from the log: of what is used of it, or of all where it is compressed.
+    /// Takes the checksums of an extent's data from the log: of what is used of it, or of all where
+    /// it is compressed.
     fn take_sums(&mut self, ino: ObjectId, key: Key, r: &ExtentRecord) -> Result<()> {
         let flags = self.inode(ino)?.map(|k| k.item.inode_flags()).unwrap_or_default();
         if flags.contains(InodeFlags::NODATASUM) {
@@ -217,9 +220,9 @@ impl Replay<'_> {
         let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
         let run = if r.compression == Compression::None {
             let start = r.disk_bytenr.0.checked_add(r.offset).map(Logical);
-            let part = start
-                .map(|start| Run { start, len: r.num_bytes })
-                .filter(|part| part.start.0.checked_add(part.len).is_some_and(|end| end <= whole.end().0));
+            let part = start.map(|start| Run { start, len: r.num_bytes }).filter(|part| {
+                part.start.0.checked_add(part.len).is_some_and(|end| end <= whole.end().0)
+            });
             part.ok_or_else(|| self.damaged(key, "file extent reaches out of its extent"))?
         } else {
             whole

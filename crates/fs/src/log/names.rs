@@ -1,8 +1,9 @@
 //! How logged names, references and ranges of deletion become entries.
 //!
-//! A directory that was fsynced has its new entries in the log, and ranges of indices in which it has *all* of them: what
-//! the subvolume has there besides was removed. A file has its references; an entry follows from each. Where a name or an
-//! index is taken by something else, that is an older state of the directory, and gives way.
+//! A directory that was fsynced has its new entries in the log, and ranges of indices in which it
+//! has *all* of them: what the subvolume has there besides was removed. A file has its references;
+//! an entry follows from each. Where a name or an index is taken by something else, that is an
+//! older state of the directory, and gives way.
 //!
 //! Entries of subvolumes are never touched: whoever changes one commits.
 
@@ -10,8 +11,12 @@ use super::subvolume::{Replay, range};
 use crate::error::{Error, Place, Result};
 use larder_format::items::dir::{find_entry, is_plain_name, remove_entry, single_entry};
 use larder_format::items::inode_ref::{find_extref, find_ref, remove_extref, remove_ref};
-use larder_format::items::keys::{dir_index_key, dir_item_key, inode_extref_key, inode_key, inode_ref_key};
-use larder_format::items::{DirEntryRef, DirLogIndex, ExtRef, ExtRefs, FileType, InodeRef, InodeRefs};
+use larder_format::items::keys::{
+    dir_index_key, dir_item_key, inode_extref_key, inode_key, inode_ref_key,
+};
+use larder_format::items::{
+    DirEntryRef, DirLogIndex, ExtRef, ExtRefs, FileType, InodeRef, InodeRefs,
+};
 use larder_format::{Key, KeyType, ObjectId};
 
 /// A name as a reference has it.
@@ -32,7 +37,8 @@ pub(super) fn references(key: Key, data: &[u8]) -> larder_format::FormatResult<V
         let one = |r: InodeRef<'_>| Reference { dir, index: r.index, name: r.name.to_vec() };
         InodeRefs::new(data).map(|r| r.map(one)).collect()
     } else {
-        let one = |r: ExtRef<'_>| Reference { dir: r.parent, index: r.index, name: r.name.to_vec() };
+        let one =
+            |r: ExtRef<'_>| Reference { dir: r.parent, index: r.index, name: r.name.to_vec() };
         ExtRefs::new(data).map(|r| r.map(one)).collect()
     }
 }
@@ -91,7 +97,9 @@ impl Replay<'_> {
         let entry = DirEntryRef::inode(ino, self.generation, kind, name);
         let key = dir_item_key(dir, name);
         let mut item = self.tree.get(&key)?.unwrap_or_default();
-        if item.len() + entry.encoded_len() > larder_format::node::max_item_size(self.core.nodesize()) {
+        if item.len() + entry.encoded_len()
+            > larder_format::node::max_item_size(self.core.nodesize())
+        {
             return Err(Error::Overflow);
         }
         entry.append_to(&mut item);
@@ -174,7 +182,8 @@ impl Replay<'_> {
                 let entry = single_entry(&data).map_err(|e| self.corrupt(key, e))?;
                 let kept = match log.get(&key)? {
                     Some(item) => {
-                        single_entry(item.data()).map_err(|e| self.damaged(key, e))?.name == entry.name
+                        single_entry(item.data()).map_err(|e| self.damaged(key, e))?.name
+                            == entry.name
                     }
                     None => entry.location.kind != KeyType::INODE_ITEM,
                 };
@@ -210,9 +219,15 @@ impl Replay<'_> {
         })
     }
 
-    fn replay_entry(&mut self, dir: ObjectId, name: &[u8], index: u64, ino: ObjectId) -> Result<()> {
-        // What it leads to was not logged and is not in the subvolume: somebody else's new file. Or its references are
-        // in the log, and say better which names it has.
+    fn replay_entry(
+        &mut self,
+        dir: ObjectId,
+        name: &[u8],
+        index: u64,
+        ino: ObjectId,
+    ) -> Result<()> {
+        // What it leads to was not logged and is not in the subvolume: somebody else's new file. Or
+        // its references are in the log, and say better which names it has.
         if self.inode(ino)?.is_none() || self.log_has_reference(ino, dir, name)? {
             return Ok(());
         }
@@ -245,7 +260,13 @@ impl Replay<'_> {
         }
     }
 
-    fn add_reference(&mut self, ino: ObjectId, dir: ObjectId, name: &[u8], index: u64) -> Result<()> {
+    fn add_reference(
+        &mut self,
+        ino: ObjectId,
+        dir: ObjectId,
+        name: &[u8],
+        index: u64,
+    ) -> Result<()> {
         let max = larder_format::node::max_item_size(self.core.nodesize());
         let key = inode_ref_key(ino, dir);
         let mut item = self.tree.get(&key)?.unwrap_or_default();
@@ -274,8 +295,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Brings in the references that an inode's log has, and the entries that follow from them. The item replaces the one
-    /// in the subvolume: names there and not here are gone.
+    /// Brings in the references that an inode's log has, and the entries that follow from them. The
+    /// item replaces the one in the subvolume: names there and not here are gone.
     pub(super) fn replay_references(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let ino = key.objectid;
         if ino.0 == self.subvol.root_dir {
@@ -291,8 +312,9 @@ impl Replay<'_> {
                 None => Vec::new(),
             }
         };
-        for old in
-            before.iter().filter(|old| !logged.iter().any(|l| (l.dir, &l.name) == (old.dir, &old.name)))
+        for old in before
+            .iter()
+            .filter(|old| !logged.iter().any(|l| (l.dir, &l.name) == (old.dir, &old.name)))
         {
             self.unlink(old.dir, &old.name, old.index, inode_key(ino))?;
         }

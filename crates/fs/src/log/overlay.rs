@@ -1,7 +1,8 @@
 //! Changes of a subvolume that are not in its tree yet.
 //!
-//! Replaying looks at what it has changed before, again and again: the name that one inode gives up is the next one's. An
-//! [`Overlay`] is the tree with the changes so far on top; nothing of it is in the tree before all of it is.
+//! Replaying looks at what it has changed before, again and again: the name that one inode gives up
+//! is the next one's. An [`Overlay`] is the tree with the changes so far on top; nothing of it is
+//! in the tree before all of it is.
 
 use crate::error::Result;
 use crate::tree::Version;
@@ -44,14 +45,18 @@ impl Overlay {
         let mut next = Some(from);
         let base = loop {
             let Some(at) = next else { break None };
-            let Some(item) = self.base.at_or_after(&at)?.filter(|i| i.key <= to) else { break None };
+            let Some(item) = self.base.at_or_after(&at)?.filter(|i| i.key <= to) else {
+                break None;
+            };
             if !self.changes.contains_key(&item.key) {
                 break Some(item);
             }
             next = item.key.successor();
         };
         Ok(match (mine, base) {
-            (Some((key, _)), Some(item)) if item.key < key => Some((item.key, item.data().to_vec())),
+            (Some((key, _)), Some(item)) if item.key < key => {
+                Some((item.key, item.data().to_vec()))
+            }
             (Some((key, data)), _) => Some((key, data.clone())),
             (None, Some(item)) => Some((item.key, item.data().to_vec())),
             (None, None) => None,
@@ -59,18 +64,23 @@ impl Overlay {
     }
     /// The last item in `from..=to`.
     pub(super) fn last(&self, from: Key, to: Key) -> Result<Option<(Key, Vec<u8>)>> {
-        let mine = self.changes.range(from..=to).rev().find_map(|(k, now)| Some((*k, now.as_ref()?)));
+        let mine =
+            self.changes.range(from..=to).rev().find_map(|(k, now)| Some((*k, now.as_ref()?)));
         let mut next = Some(to);
         let base = loop {
             let Some(at) = next else { break None };
-            let Some(item) = self.base.at_or_before(&at)?.filter(|i| i.key >= from) else { break None };
+            let Some(item) = self.base.at_or_before(&at)?.filter(|i| i.key >= from) else {
+                break None;
+            };
             if !self.changes.contains_key(&item.key) {
                 break Some(item);
             }
             next = item.key.predecessor();
         };
         Ok(match (mine, base) {
-            (Some((key, _)), Some(item)) if item.key > key => Some((item.key, item.data().to_vec())),
+            (Some((key, _)), Some(item)) if item.key > key => {
+                Some((item.key, item.data().to_vec()))
+            }
             (Some((key, data)), _) => Some((key, data.clone())),
             (None, Some(item)) => Some((item.key, item.data().to_vec())),
             (None, None) => None,

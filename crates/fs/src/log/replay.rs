@@ -14,14 +14,15 @@ use std::sync::atomic::Ordering;
 /// Items that one edit changes.
 const ITEMS: usize = 16;
 
-/// Replays the log, if there is one; true if there was. Nobody uses the file system yet, and no other thread runs.
+/// Replays the log, if there is one; true if there was. Nobody uses the file system yet, and no
+/// other thread runs.
 ///
-/// Where the file system may be written, all of it is durable when this returns, and the log is gone. Otherwise it is in
-/// memory only, in a transaction that nobody will ever commit.
+/// Where the file system may be written, all of it is durable when this returns, and the log is
+/// gone. Otherwise it is in memory only, in a transaction that nobody will ever commit.
 ///
 /// # Errors
-/// Reading; `Corrupt` where the log is damaged; `NoSpace`. The device is as it was, or has a commit that did not reach its
-/// superblock.
+/// Reading; `Corrupt` where the log is damaged; `NoSpace`. The device is as it was, or has a commit
+/// that did not reach its superblock.
 pub(crate) fn replay(core: &Core) -> Result<bool> {
     let Some(log) = Log::find(core)? else { return Ok(false) };
     keep_nodes(core, &log)?;
@@ -30,7 +31,9 @@ pub(crate) fn replay(core: &Core) -> Result<bool> {
     for (id, tree) in &log.trees {
         match core.subvol(*id) {
             Ok(subvol) => outcomes.push(work_out(core, &subvol, tree, &mut claims)?),
-            Err(Error::NotFound) => tracing::warn!("a log of subvolume {id}, which is gone, is passed over"),
+            Err(Error::NotFound) => {
+                tracing::warn!("a log of subvolume {id}, which is gone, is passed over")
+            }
             Err(e) => return Err(e),
         }
     }
@@ -38,7 +41,8 @@ pub(crate) fn replay(core: &Core) -> Result<bool> {
     drop(log);
     let mut handle = Handle::for_replay(core)?;
     handle.txn.touch();
-    // Together: files of several subvolumes may share an extent, and notes of checksums never overlap.
+    // Together: files of several subvolumes may share an extent, and notes of checksums never
+    // overlap.
     let mut sums = Sums::default();
     outcomes.iter_mut().for_each(|outcome| sums.take(&mut outcome.sums));
     sums.note(&mut handle);
@@ -57,11 +61,15 @@ pub(crate) fn replay(core: &Core) -> Result<bool> {
 fn keep_nodes(core: &Core, log: &Log) -> Result<()> {
     let groups = &core.space.groups;
     let mut none = core.space.accounts.empty(SpaceKind::Metadata);
-    let mut runs: Vec<Run> = log.nodes.iter().map(|at| Run::new(*at, u64::from(core.nodesize()))).collect();
+    let mut runs: Vec<Run> =
+        log.nodes.iter().map(|at| Run::new(*at, u64::from(core.nodesize()))).collect();
     runs.sort_unstable_by_key(|run| run.start);
     for run in &runs {
         if !groups.take_exact(*run, &mut none)? {
-            return Err(damaged(Place::block(run.start), "one of its nodes is in use as something else"));
+            return Err(damaged(
+                Place::block(run.start),
+                "one of its nodes is in use as something else",
+            ));
         }
         groups.pin(*run)?;
     }

@@ -50,7 +50,10 @@ impl Log {
             if root.root_generation() != generation {
                 return Err(damaged(
                     place,
-                    format!("its root is of transaction {}, not {generation}", root.root_generation()),
+                    format!(
+                        "its root is of transaction {}, not {generation}",
+                        root.root_generation()
+                    ),
                 ));
             }
             roots.push((ObjectId(item.key.offset), crate::root::root_pointer(&root)));
@@ -64,7 +67,8 @@ impl Log {
         Ok(Some(log))
     }
 
-    /// Reads all nodes of a tree. None may be there twice: a damaged log could otherwise be longer than any disk.
+    /// Reads all nodes of a tree. None may be there twice: a damaged log could otherwise be longer
+    /// than any disk.
     fn visit(&mut self, core: &Core, tree: &Version) -> Result<()> {
         let mut ahead = vec![tree.root.ptr];
         while let Some(ptr) = ahead.pop() {

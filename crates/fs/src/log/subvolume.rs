@@ -1,11 +1,13 @@
 //! The log of one subvolume: the order of the steps, and what an inode becomes.
 //!
-//! All logged inodes come first, so that whatever refers to them finds them, each with the attributes and entries gone that
-//! the log says are gone; then the entries that it has; then references, attributes and extents. Link counts are
-//! counted in the end, from the references: what lost its last one becomes an orphan.
+//! All logged inodes come first, so that whatever refers to them finds them, each with the
+//! attributes and entries gone that the log says are gone; then the entries that it has; then
+//! references, attributes and extents. Link counts are counted in the end, from the references:
+//! what lost its last one becomes an orphan.
 //!
-//! A logged inode of generation 0 only says that the inode exists, as the parent of something that was fsynced; one without
-//! links was gone when it was logged, and all that the log has of it is passed over.
+//! A logged inode of generation 0 only says that the inode exists, as the parent of something that
+//! was fsynced; one without links was gone when it was logged, and all that the log has of it is
+//! passed over.
 
 use super::extents::{Claims, RefChange, Sums};
 use super::overlay::Overlay;
@@ -66,7 +68,8 @@ pub(super) struct Replay<'a> {
     pub(super) incompat: u64,
 }
 
-/// Works out what the log of a subvolume comes to. Nothing is changed but the space taken in `claims`.
+/// Works out what the log of a subvolume comes to. Nothing is changed but the space taken in
+/// `claims`.
 ///
 /// # Errors
 /// Reading; `Corrupt` where the log, or the tree that it belongs to, is damaged.
@@ -146,7 +149,8 @@ impl Replay<'_> {
         let log = self.log;
         log.scan(&Key::MIN, &Key::MAX, |item| {
             if item.key.kind == KeyType::INODE_ITEM {
-                let parsed = InodeItem::parse(item.data()).map_err(|e| self.damaged(item.key, e))?;
+                let parsed =
+                    InodeItem::parse(item.data()).map_err(|e| self.damaged(item.key, e))?;
                 if parsed.nlink.get() == 0 {
                     self.ignored.insert(item.key.objectid.0);
                 } else {
@@ -172,7 +176,9 @@ impl Replay<'_> {
         let before = self.inode(ino)?.map(|k| k.item);
         let item = match before {
             Some(before) if before.mode.get() & S_IFMT != logged.mode.get() & S_IFMT => {
-                return Err(self.damaged(inode_key(ino), "the inode is of another type in the subvolume"));
+                return Err(
+                    self.damaged(inode_key(ino), "the inode is of another type in the subvolume")
+                );
             }
             Some(before) if only_exists => {
                 let size = if logged.is_dir() || logged.size.get() == 0 || !is_file(logged) {
@@ -222,7 +228,11 @@ impl Replay<'_> {
     }
 
     /// Changes an inode that exists.
-    pub(super) fn change(&mut self, ino: ObjectId, change: impl FnOnce(&mut InodeItem)) -> Result<()> {
+    pub(super) fn change(
+        &mut self,
+        ino: ObjectId,
+        change: impl FnOnce(&mut InodeItem),
+    ) -> Result<()> {
         let generation = self.generation;
         if let Some(known) = self.inode(ino)? {
             known.changed = true;
@@ -243,8 +253,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// An inode lost a name: it has changed now. Its own item comes before that where the directory is newer than it, and then
-    /// what the log says its time is does not last; on Linux neither.
+    /// An inode lost a name: it has changed now. Its own item comes before that where the directory
+    /// is newer than it, and then what the log says its time is does not last; on Linux neither.
     pub(super) fn touch(&mut self, ino: ObjectId) -> Result<()> {
         let now = to_timespec(self.core.now());
         if let Some(known) = self.inode(ino)? {
@@ -277,7 +287,8 @@ impl Replay<'_> {
             }
             let mut kept = Vec::new();
             for entry in DirEntries::new(&data) {
-                let entry = entry.map_err(|e| crate::Error::corrupt(Place::item(subvol, key), e.0))?;
+                let entry =
+                    entry.map_err(|e| crate::Error::corrupt(Place::item(subvol, key), e.0))?;
                 if logged_names.contains(entry.name) {
                     entry.append_to(&mut kept);
                 }
@@ -298,7 +309,9 @@ impl Replay<'_> {
             return Ok(());
         }
         if self.inode(key.objectid)?.is_none() {
-            return Err(self.damaged(key, "there is no such inode, neither here nor in the subvolume"));
+            return Err(
+                self.damaged(key, "there is no such inode, neither here nor in the subvolume")
+            );
         }
         match key.kind {
             KeyType::XATTR_ITEM => {
@@ -313,8 +326,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Counts the names of all inodes whose names may have changed. What has none is an orphan; a directory takes the
-    /// names in it along.
+    /// Counts the names of all inodes whose names may have changed. What has none is an orphan; a
+    /// directory takes the names in it along.
     fn count_links(&mut self) -> Result<()> {
         while let Some(ino) = self.renamed.pop_first().map(ObjectId) {
             if ino.0 == self.subvol.root_dir {

@@ -1,12 +1,14 @@
 //! Turns the trees of an empty file system into blocks.
 //!
-//! The trees of a new file system describe each other: the root tree says where the others lie, the extent tree has an
-//! item for every block, the block groups count them, the free-space tree lists what is left — so no tree can be
-//! written before all are known. What matters for all of that is only how many blocks each tree takes; so a guess
-//! (one block each) is laid out, packed, and corrected until it holds. It holds at once, except with 4 KiB nodes,
-//! where the root tree needs two leaves.
+//! The trees of a new file system describe each other: the root tree says where the others lie, the
+//! extent tree has an item for every block, the block groups count them, the free-space tree lists
+//! what is left — so no tree can be written before all are known. What matters for all of that is
+//! only how many blocks each tree takes; so a guess (one block each) is laid out, packed, and
+//! corrected until it holds. It holds at once, except with 4 KiB nodes, where the root tree needs
+//! two leaves.
 //!
-//! Blocks of a tree lie behind each other, its root first; trees lie behind each other from the start of their chunk.
+//! Blocks of a tree lie behind each other, its root first; trees lie behind each other from the
+//! start of their chunk.
 
 use super::Plan;
 use super::items::{self, Bytes};
@@ -104,7 +106,8 @@ pub(super) fn build(plan: &Plan) -> Image {
         let packed: BTreeMap<u64, usize> = leaves.iter().map(|(id, l)| (*id, l.len())).collect();
         if packed == sizes {
             let bytes_used = trees.values().map(|t| t.blocks * node).sum();
-            let blocks = leaves.iter().flat_map(|(id, l)| encode_tree(plan, *id, trees[id], l)).collect();
+            let blocks =
+                leaves.iter().flat_map(|(id, l)| encode_tree(plan, *id, trees[id], l)).collect();
             return Image { blocks, trees, bytes_used };
         }
         sizes = packed;
@@ -121,7 +124,10 @@ fn items_of(
     let chunks = plan.layout.chunks();
     let block_groups = || {
         chunks.iter().map(|c| {
-            (Key::new(c.start, KeyType::BLOCK_GROUP_ITEM, c.length), items::block_group(used(c), c.kind))
+            (
+                Key::new(c.start, KeyType::BLOCK_GROUP_ITEM, c.length),
+                items::block_group(used(c), c.kind),
+            )
         })
     };
     match id {
@@ -129,7 +135,9 @@ fn items_of(
         CHUNK_TREE => {
             let mut items: Items = chunks
                 .iter()
-                .map(|c| (Key::new(FIRST_CHUNK, KeyType::CHUNK_ITEM, c.start.0), items::chunk(plan, c)))
+                .map(|c| {
+                    (Key::new(FIRST_CHUNK, KeyType::CHUNK_ITEM, c.start.0), items::chunk(plan, c))
+                })
                 .collect();
             items.insert(Key::new(DEV_ITEMS, KeyType::DEV_ITEM, DEVICE.0), items::dev_item(plan));
             items
@@ -164,12 +172,16 @@ fn items_of(
         FREE_SPACE_TREE => chunks
             .iter()
             .flat_map(|c| {
-                // The trees lie at the start of their chunk: one free range follows, superblock copies included.
+                // The trees lie at the start of their chunk: one free range follows, superblock
+                // copies included.
                 let used = used(c);
                 let info = Bytes::new().u32(1).u32(0).done();
                 [
                     (Key::new(c.start, KeyType::FREE_SPACE_INFO, c.length), info),
-                    (Key::new(c.start.plus(used), KeyType::FREE_SPACE_EXTENT, c.length - used), Vec::new()),
+                    (
+                        Key::new(c.start.plus(used), KeyType::FREE_SPACE_EXTENT, c.length - used),
+                        Vec::new(),
+                    ),
                 ]
             })
             .collect(),
@@ -180,7 +192,10 @@ fn items_of(
             [(key, Bytes::new().u64(FS_TREE).done())].into()
         }
         FS_TREE | DATA_RELOC_TREE => [
-            (Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0), items::directory(plan, plan.root_owner)),
+            (
+                Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0),
+                items::directory(plan, plan.root_owner),
+            ),
             (Key::new(FIRST_INODE, KeyType::INODE_REF, FIRST_INODE), items::inode_ref(b"..")),
         ]
         .into(),
@@ -226,7 +241,10 @@ fn encode_tree(plan: &Plan, id: u64, placed: Placed, leaves: &[Leaf]) -> Vec<(Lo
     if let [only] = leaves {
         return vec![(placed.root, encode_leaf(plan, id, placed.root, only))];
     }
-    assert!(leaves.len() <= max_pointers(plan.nodesize), "a new file system's tree has two levels at most");
+    assert!(
+        leaves.len() <= max_pointers(plan.nodesize),
+        "a new file system's tree has two levels at most"
+    );
     let leaf_at = |i: usize| placed.root.plus(node * (i as u64 + 1));
     let mut root = new_node(plan, id, placed.root, 1, leaves.len());
     for (i, leaf) in leaves.iter().enumerate() {
@@ -240,7 +258,9 @@ fn encode_tree(plan: &Plan, id: u64, placed: Placed, leaves: &[Leaf]) -> Vec<(Lo
     }
     seal(plan, &mut root);
     let mut blocks = vec![(placed.root, root)];
-    blocks.extend(leaves.iter().enumerate().map(|(i, l)| (leaf_at(i), encode_leaf(plan, id, leaf_at(i), l))));
+    blocks.extend(
+        leaves.iter().enumerate().map(|(i, l)| (leaf_at(i), encode_leaf(plan, id, leaf_at(i), l))),
+    );
     blocks
 }
 
@@ -252,7 +272,8 @@ fn encode_leaf(plan: &Plan, id: u64, at: Logical, items: &[(Key, Vec<u8>)]) -> V
         block[end..end + data.len()].copy_from_slice(data);
         let offset = u32::try_from(end - HEADER_SIZE).expect("within a node");
         let size = u32::try_from(data.len()).expect("within a node");
-        let header = ItemHeader { key: DiskKey::from(*key), offset: U32::new(offset), size: U32::new(size) };
+        let header =
+            ItemHeader { key: DiskKey::from(*key), offset: U32::new(offset), size: U32::new(size) };
         let at = HEADER_SIZE + i * ITEM_SIZE;
         assert!(at + ITEM_SIZE <= end, "packed to fit");
         block[at..at + ITEM_SIZE].copy_from_slice(header.as_bytes());

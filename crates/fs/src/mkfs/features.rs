@@ -1,7 +1,8 @@
 //! The features that a new file system can have, by the names that `mkfs.btrfs -O` knows.
 //!
-//! Features are names on the command line and bits in the superblock, and a few imply others. Only what Larder can
-//! also mount and write is offered; everything else is refused by name, with the reason.
+//! Features are names on the command line and bits in the superblock, and a few imply others. Only
+//! what Larder can also mount and write is offered; everything else is refused by name, with the
+//! reason.
 
 use crate::{Error, Result};
 
@@ -62,8 +63,14 @@ const UNSUPPORTED: &[&str] = &[
 
 impl Features {
     /// Names that [`Features::apply`] takes.
-    pub const NAMES: [&'static str; 6] =
-        ["extref", "skinny-metadata", "no-holes", "free-space-tree", "block-group-tree", "mixed-bg"];
+    pub const NAMES: [&'static str; 6] = [
+        "extref",
+        "skinny-metadata",
+        "no-holes",
+        "free-space-tree",
+        "block-group-tree",
+        "mixed-bg",
+    ];
 
     /// The features of a new file system, from lists as [`Features::apply`] takes them. A default
     /// that needs what a list turns off is off as well, and a sentence about it comes along.
@@ -82,13 +89,16 @@ impl Features {
         let mut notes = Vec::new();
         if let Some(missing) = features.lacks().filter(|_| !asked.block_group_tree) {
             features.block_group_tree = false;
-            notes.push(format!("without {missing} there is no block-group-tree either: it is left off"));
+            notes.push(format!(
+                "without {missing} there is no block-group-tree either: it is left off"
+            ));
         }
         features.check()?;
         Ok((features, notes))
     }
 
-    /// Applies a list as `mkfs.btrfs -O` takes it: names separated by commas, `^` in front of one turns it off.
+    /// Applies a list as `mkfs.btrfs -O` takes it: names separated by commas, `^` in front of one
+    /// turns it off.
     ///
     /// # Errors
     /// [`Error::Unsupported`] names what is unknown or not supported.
@@ -104,7 +114,9 @@ impl Features {
                 "mixed-bg" => &mut self.mixed,
                 other if UNSUPPORTED.contains(&other) && !on => continue,
                 other if UNSUPPORTED.contains(&other) => {
-                    return Err(Error::Unsupported(format!("feature {other} is not supported by Larder")));
+                    return Err(Error::Unsupported(format!(
+                        "feature {other} is not supported by Larder"
+                    )));
                 }
                 other => {
                     return Err(Error::Unsupported(format!(
@@ -154,7 +166,8 @@ impl Features {
     /// The superblock's `compat_ro` flags.
     #[must_use]
     pub fn compat_ro(&self) -> u64 {
-        let free_space = if self.free_space_tree { FREE_SPACE_TREE | FREE_SPACE_TREE_VALID } else { 0 };
+        let free_space =
+            if self.free_space_tree { FREE_SPACE_TREE | FREE_SPACE_TREE_VALID } else { 0 };
         free_space | if self.block_group_tree { BLOCK_GROUP_TREE } else { 0 }
     }
 
@@ -210,10 +223,16 @@ mod tests {
         ] {
             let (features, notes) = chosen(lists).unwrap();
             assert_eq!(features.names(), left, "{lists:?}");
-            let said = if missing.is_empty() { notes.is_empty() } else { notes.concat().contains(missing) };
+            let said = if missing.is_empty() {
+                notes.is_empty()
+            } else {
+                notes.concat().contains(missing)
+            };
             assert!(said && notes.len() < 2, "{lists:?}: {notes:?}");
         }
-        for lists in [&["^no-holes,block-group-tree"][..], &["bgt", "^fst"], &["^no-holes,^bgt", "bgt"]] {
+        for lists in
+            [&["^no-holes,block-group-tree"][..], &["bgt", "^fst"], &["^no-holes,^bgt", "bgt"]]
+        {
             let refused = chosen(lists).unwrap_err().to_string();
             assert!(refused.contains("block-group-tree needs"), "{lists:?}: {refused}");
         }

@@ -149,7 +149,10 @@ pub(super) fn chunk(plan: &Plan, c: &MappedChunk) -> Vec<u8> {
         .u32(4096) // sector size
         .u16(copies)
         .u16(1); // sub-stripes
-    c.stripes.iter().fold(head, |out, s| out.u64(s.device.0).u64(s.at.0).raw(&plan.device_uuid)).done()
+    c.stripes
+        .iter()
+        .fold(head, |out, s| out.u64(s.device.0).u64(s.at.0).raw(&plan.device_uuid))
+        .done()
 }
 
 /// DEV_ITEM; also embedded in the superblock.

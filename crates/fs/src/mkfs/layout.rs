@@ -1,8 +1,9 @@
 //! Where the first chunks of a new file system lie.
 //!
-//! Hides mkfs.btrfs's placing, which other tools and people know by sight: first three small groups from 1 MiB on
-//! (system 4 MiB, metadata and data 8 MiB, less on tiny devices), then, where a profile keeps two copies, their replacements behind
-//! them, in a size that depends on the device's. Those that were replaced leave their space free.
+//! Hides mkfs.btrfs's placing, which other tools and people know by sight: first three small groups
+//! from 1 MiB on (system 4 MiB, metadata and data 8 MiB, less on tiny devices), then, where a
+//! profile keeps two copies, their replacements behind them, in a size that depends on the
+//! device's. Those that were replaced leave their space free.
 
 use crate::{Error, Result};
 use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical};
@@ -51,7 +52,10 @@ impl Layout {
     /// Chunks in the order of their addresses.
     pub(super) fn chunks(&self) -> Vec<&MappedChunk> {
         let mut all: Vec<&MappedChunk> =
-            [Some(&self.system), Some(&self.metadata), self.data.as_ref()].into_iter().flatten().collect();
+            [Some(&self.system), Some(&self.metadata), self.data.as_ref()]
+                .into_iter()
+                .flatten()
+                .collect();
         all.sort_by_key(|c| c.start);
         all
     }
@@ -83,7 +87,8 @@ pub(super) fn plan(size: u64, metadata: Profile, data: Profile, mixed: bool) -> 
     let least = minimum_size(metadata, data, mixed);
     if size < least {
         return Err(Error::Unsupported(format!(
-            "{size} bytes are too small for a usable file system with these profiles: at least {least} bytes ({} MiB) \
+            "{size} bytes are too small for a usable file system with these profiles: at least \
+                {least} bytes ({} MiB) \
              are needed{}",
             least / MIB,
             if mixed { "" } else { "; for small devices there are --mixed and -m single" },
@@ -125,7 +130,8 @@ impl Cursor {
         let stripes: Stripes = (0..copies)
             .map(|i| Stripe { device: DEVICE, at: Physical(self.physical + i * length) })
             .collect();
-        let chunk = MappedChunk { start: Logical(self.logical), length, kind: kind | bits, stripes };
+        let chunk =
+            MappedChunk { start: Logical(self.logical), length, kind: kind | bits, stripes };
         self.logical += length;
         self.physical += length * copies;
         chunk
@@ -151,20 +157,43 @@ mod tests {
         let data = (13_631_488, 8 * MIB, 1, vec![13_631_488]);
         let system = (22_020_096, 8 * MIB, 0x22, vec![22_020_096, 30_408_704]);
         let meta = |len: u64| (30_408_704, len, 0x24, vec![38_797_312, 38_797_312 + len]);
-        assert_eq!(shape(300 * MIB, Dup, Single, false), [data.clone(), system.clone(), meta(32 * MIB)]);
-        assert_eq!(shape(1 << 30, Dup, Single, false), [data.clone(), system.clone(), meta(53_673_984)]);
-        assert_eq!(shape(8 << 30, Dup, Single, false), [data.clone(), system.clone(), meta(256 * MIB)]);
-        assert_eq!(shape(100 << 30, Dup, Single, false), [data.clone(), system.clone(), meta(1 << 30)]);
+        assert_eq!(
+            shape(300 * MIB, Dup, Single, false),
+            [data.clone(), system.clone(), meta(32 * MIB)]
+        );
+        assert_eq!(
+            shape(1 << 30, Dup, Single, false),
+            [data.clone(), system.clone(), meta(53_673_984)]
+        );
+        assert_eq!(
+            shape(8 << 30, Dup, Single, false),
+            [data.clone(), system.clone(), meta(256 * MIB)]
+        );
+        assert_eq!(
+            shape(100 << 30, Dup, Single, false),
+            [data.clone(), system.clone(), meta(1 << 30)]
+        );
         assert_eq!(
             shape(8 << 30, Dup, Dup, false),
-            [system, meta(256 * MIB), (298_844_160, 429_457_408, 0x21, vec![575_668_224, 1_005_125_632])]
+            [
+                system,
+                meta(256 * MIB),
+                (298_844_160, 429_457_408, 0x21, vec![575_668_224, 1_005_125_632])
+            ]
         );
         let small_system = (MIB, 4 * MIB, 2, vec![MIB]);
         let small_meta = |kind| (5 * MIB, 8 * MIB, kind, vec![5 * MIB]);
-        assert_eq!(shape(1 << 30, Single, Single, false), [small_system.clone(), small_meta(4), data]);
+        assert_eq!(
+            shape(1 << 30, Single, Single, false),
+            [small_system.clone(), small_meta(4), data]
+        );
         assert_eq!(
             shape(1 << 30, Single, Dup, false),
-            [small_system.clone(), small_meta(4), (22_020_096, 64 * MIB, 0x21, vec![22_020_096, 89_128_960])]
+            [
+                small_system.clone(),
+                small_meta(4),
+                (22_020_096, 64 * MIB, 0x21, vec![22_020_096, 89_128_960])
+            ]
         );
         assert_eq!(shape(80 * MIB, Single, Single, true), [small_system.clone(), small_meta(5)]);
         // A tenth of the device at most.
@@ -176,7 +205,10 @@ mod tests {
                 (9_961_472, 4_718_592, 1, vec![9_961_472])
             ]
         );
-        assert_eq!(shape(16 * MIB, Single, Single, true)[1], (5 * MIB, 1_638_400, 5, vec![5 * MIB]));
+        assert_eq!(
+            shape(16 * MIB, Single, Single, true)[1],
+            (5 * MIB, 1_638_400, 5, vec![5 * MIB])
+        );
         assert_eq!(
             shape(8 << 30, Dup, Dup, true),
             [

@@ -1,12 +1,13 @@
 //! Makes an empty file system, in the shape that a current mkfs.btrfs gives it.
 //!
-//! Hides everything that only a birth needs: default profiles and sizes, the first chunks (`layout`), the first
-//! trees (`build`), and wiping what another file system left behind (`signatures` tells what that was). Apart from
-//! uuids and times, the same options on a device of the same size give the same bytes; with a uuid and a time given,
-//! *exactly* the same, which is what reproducible image builds need: the other uuids are derived from the given one.
+//! Hides everything that only a birth needs: default profiles and sizes, the first chunks
+//! (`layout`), the first trees (`build`), and wiping what another file system left behind
+//! (`signatures` tells what that was). Apart from uuids and times, the same options on a device of
+//! the same size give the same bytes; with a uuid and a time given, *exactly* the same, which is
+//! what reproducible image builds need: the other uuids are derived from the given one.
 //!
-//! Until the first superblock is durable the device holds no file system: old superblocks are wiped first, then
-//! blocks are written and flushed, then the superblock and its mirrors.
+//! Until the first superblock is durable the device holds no file system: old superblocks are wiped
+//! first, then blocks are written and flushed, then the superblock and its mirrors.
 
 mod build;
 mod features;
@@ -34,7 +35,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 pub struct MkfsOptions {
     /// Name, up to 255 bytes without NUL and newline.
     pub label: Vec<u8>,
-    /// Uuid of the file system; `None`: a random one. With a given one the other uuids are derived from it.
+    /// Uuid of the file system; `None`: a random one. With a given one the other uuids are derived
+    /// from it.
     pub uuid: Option<[u8; 16]>,
     /// Copies of metadata; `None`: two, or one with mixed groups.
     pub metadata: Option<Profile>,
@@ -115,8 +117,9 @@ struct Plan {
 /// Makes a file system on the whole of `device`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for options that do not go together, a device that is too small, or one that already holds
-/// something (unless forced), all before anything is changed; [`Error::Volume`] when the device fails.
+/// [`Error::Unsupported`] for options that do not go together, a device that is too small, or one
+/// that already holds something (unless forced), all before anything is changed; [`Error::Volume`]
+/// when the device fails.
 pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     let plan = Plan::new(device.size(), options)?;
     let label = labelled(&options.label)?;
@@ -159,8 +162,10 @@ impl Plan {
             )));
         }
         let default = if features.mixed { Profile::Single } else { Profile::Dup };
-        let metadata =
-            options.metadata.or(if features.mixed { options.data } else { None }).unwrap_or(default);
+        let metadata = options
+            .metadata
+            .or(if features.mixed { options.data } else { None })
+            .unwrap_or(default);
         let data = options.data.unwrap_or(if features.mixed { metadata } else { Profile::Single });
         if features.mixed && metadata != data {
             return Err(Error::Unsupported(format!(
@@ -195,7 +200,9 @@ impl Plan {
 /// A uuid that follows from the file system's: version 8, "custom", as RFC 9562 has it.
 fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
     let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
-    uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash")).into_uuid().into_bytes()
+    uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash"))
+        .into_uuid()
+        .into_bytes()
 }
 
 /// A superblock that has only a label.
@@ -210,7 +217,8 @@ const ENDS: u64 = 2 << 20;
 /// Unit in which old bytes are looked for and overwritten.
 const WIPE_BLOCK: u64 = 4096;
 
-/// Makes the device forget what was on it, without writing where there is nothing: a sparse file stays sparse.
+/// Makes the device forget what was on it, without writing where there is nothing: a sparse file
+/// stays sparse.
 fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
     let size = device.size();
     if discard && let Err(e) = device.discard(Physical(0), size) {
@@ -233,7 +241,9 @@ fn zero(device: &dyn Device, from: u64, to: u64) -> Result<()> {
         device.read_at(Physical(at), block).map_err(|e| io_error(device, "read", at, len, e))?;
         if block.iter().any(|b| *b != 0) {
             block.fill(0);
-            device.write_at(Physical(at), block).map_err(|e| io_error(device, "write", at, len, e))?;
+            device
+                .write_at(Physical(at), block)
+                .map_err(|e| io_error(device, "write", at, len, e))?;
         }
         at += len;
     }
@@ -259,7 +269,13 @@ fn flush(device: &dyn Device) -> Result<()> {
     Ok(device.flush().map_err(|e| io_error(device, "flush", 0, device.size(), e))?)
 }
 
-fn io_error(device: &dyn Device, op: &'static str, at: u64, len: u64, source: std::io::Error) -> VolumeError {
+fn io_error(
+    device: &dyn Device,
+    op: &'static str,
+    at: u64,
+    len: u64,
+    source: std::io::Error,
+) -> VolumeError {
     VolumeError::Io { device: device.name(), op, at: Physical(at), len, source }
 }
 
@@ -285,7 +301,8 @@ fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superb
     sb.set_incompat(Incompat::from_bits_retain(plan.features.incompat(plan.nodesize)));
     sb.set_csum_type(plan.csum);
     sb.dev_item = DevItem::read_from_bytes(&items::dev_item(plan)).expect("a device item");
-    // With a free-space tree there is no older cache; without one, a generation that never comes says the same.
+    // With a free-space tree there is no older cache; without one, a generation that never comes
+    // says the same.
     sb.set_cache_generation(Generation(if plan.features.free_space_tree { 0 } else { u64::MAX }));
     let key = Key::new(256, KeyType::CHUNK_ITEM, plan.layout.system.start.0);
     let system = [DiskKey::from(key).as_bytes(), &items::chunk(plan, &plan.layout.system)].concat();

@@ -1,9 +1,10 @@
-//! What is on a device already? File systems, partition tables, volume managers and disk images, by signature.
+//! What is on a device already? File systems, partition tables, volume managers and disk images, by
+//! signature.
 //!
-//! Answers one question only: would making a file system here destroy something that a person may want to
-//! keep? So it names what it finds instead of describing it, looks at backup copies at the device's end as well, and
-//! prefers the more specific name (ext4 before "a boot sector"). A device that cannot be read in some place has
-//! nothing recognisable there.
+//! Answers one question only: would making a file system here destroy something that a person may
+//! want to keep? So it names what it finds instead of describing it, looks at backup copies at the
+//! device's end as well, and prefers the more specific name (ext4 before "a boot sector"). A device
+//! that cannot be read in some place has nothing recognisable there.
 
 use larder_format::{Physical, SUPER_OFFSETS};
 use larder_volume::Device;
@@ -69,7 +70,8 @@ const UUID_BCACHEFS: &[u8] = b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\
 /// c68573f6-66ce-90a9-d96a-60cf803df7ef
 const UUID_BCACHE: &[u8] = b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef";
 
-/// Names what is on the device: a file system, a partition table, … `None` when nothing is recognised.
+/// Names what is on the device: a file system, a partition table, … `None` when nothing is
+/// recognised.
 #[must_use]
 pub fn recognise(device: &dyn Device) -> Option<String> {
     let look = Look { device, head: read_head(device) };
@@ -106,11 +108,13 @@ impl Look<'_> {
             return self.head[at..at + N].try_into().ok();
         }
         let mut out = [0; N];
-        (end <= self.device.size() && self.device.read_at(Physical(at), &mut out).is_ok()).then_some(out)
+        (end <= self.device.size() && self.device.read_at(Physical(at), &mut out).is_ok())
+            .then_some(out)
     }
 
     fn is(&self, at: u64, bytes: &[u8]) -> bool {
-        let Some(end) = at.checked_add(bytes.len() as u64).filter(|e| *e <= self.device.size()) else {
+        let Some(end) = at.checked_add(bytes.len() as u64).filter(|e| *e <= self.device.size())
+        else {
             return false;
         };
         if end <= self.head.len() as u64 {
@@ -144,10 +148,12 @@ fn ext(look: &Look<'_>) -> Option<&'static str> {
         return None;
     }
     const HAS_JOURNAL: u32 = 4;
-    /// Features that ext3 does not have (extents, 64bit, flex_bg, …; huge_file, gdt_csum, metadata_csum, …).
+    /// Features that ext3 does not have (extents, 64bit, flex_bg, …; huge_file, gdt_csum,
+    /// metadata_csum, …).
     const EXT4_INCOMPAT: u32 = !(0x2 | 0x4 | 0x10);
     const EXT4_RO: u32 = !0x7;
-    let (compat, incompat, ro) = (look.u32(1024 + 92)?, look.u32(1024 + 96)?, look.u32(1024 + 100)?);
+    let (compat, incompat, ro) =
+        (look.u32(1024 + 92)?, look.u32(1024 + 96)?, look.u32(1024 + 100)?);
     Some(if incompat & 0x8 != 0 {
         "a journal of an ext file system"
     } else if incompat & EXT4_INCOMPAT != 0 || ro & EXT4_RO != 0 {
@@ -160,10 +166,12 @@ fn ext(look: &Look<'_>) -> Option<&'static str> {
 }
 
 fn swap(look: &Look<'_>) -> Option<&'static str> {
-    [4096u64, 8192, 16384, 32768, 65536].into_iter().find_map(|page| match &look.get::<10>(page - 10)? {
-        b"SWAPSPACE2" | b"SWAP-SPACE" => Some("swap space"),
-        b"S1SUSPEND\0" | b"S2SUSPEND\0" | b"LINHIB0001" => Some("a hibernated system"),
-        _ => None,
+    [4096u64, 8192, 16384, 32768, 65536].into_iter().find_map(|page| {
+        match &look.get::<10>(page - 10)? {
+            b"SWAPSPACE2" | b"SWAP-SPACE" => Some("swap space"),
+            b"S1SUSPEND\0" | b"S2SUSPEND\0" | b"LINHIB0001" => Some("a hibernated system"),
+            _ => None,
+        }
     })
 }
 
@@ -176,7 +184,8 @@ fn lvm(look: &Look<'_>) -> Option<&'static str> {
 fn zfs(look: &Look<'_>) -> Option<&'static str> {
     const UBERBLOCK: u64 = 0x00ba_b10c;
     let size = look.device.size() & !((256 << 10) - 1);
-    // Two labels of 256 KiB at the start, two at the end; the uberblocks fill the second half of each.
+    // Two labels of 256 KiB at the start, two at the end; the uberblocks fill the second half of
+    // each.
     let labels = [0, 256 << 10, size.saturating_sub(512 << 10), size.saturating_sub(256 << 10)];
     labels
         .into_iter()
@@ -212,7 +221,8 @@ fn boot_sector(look: &Look<'_>) -> Option<&'static str> {
     if look.is(82, b"FAT32   ") || look.is(54, b"FAT1") || look.is(54, b"FAT     ") {
         return Some("a vfat file system");
     }
-    // A partition table: every entry's status is 0 or 0x80, and at least one has a type and a length.
+    // A partition table: every entry's status is 0 or 0x80, and at least one has a type and a
+    // length.
     let table = look.get::<64>(446)?;
     let entries = || table.chunks_exact(16);
     let plausible = entries().all(|e| e[0] & 0x7f == 0);
@@ -296,7 +306,10 @@ mod tests {
             (&["mkfs.ext3", "-q", "-F"], "ext3"),
             (&["mkfs.ext4", "-q", "-F"], "ext4"),
             (&["mkfs.xfs", "-q", "-f"], "xfs"),
-            (&["mkfs.btrfs", "-q", "-L", "some label"], "btrfs file system labelled \"some label\""),
+            (
+                &["mkfs.btrfs", "-q", "-L", "some label"],
+                "btrfs file system labelled \"some label\"",
+            ),
             (&["mkswap"], "swap"),
         ];
         for (tool, want) in tools {
@@ -308,7 +321,8 @@ mod tests {
                 eprintln!("skipped: needs {}", tool[0]);
                 continue;
             }
-            let got = recognise(&FileDevice::open(&path, OpenMode::Read).unwrap()).unwrap_or_default();
+            let got =
+                recognise(&FileDevice::open(&path, OpenMode::Read).unwrap()).unwrap_or_default();
             assert!(got.contains(want), "{want}: {got}");
         }
     }

@@ -1,5 +1,5 @@
-//! What can be checked without the kernel: structure, determinism, refusals. The oracles look at the same images in
-//! the end-to-end tests.
+//! What can be checked without the kernel: structure, determinism, refusals. The oracles look at
+//! the same images in the end-to-end tests.
 
 use super::*;
 use larder_format::node::NodeView;
@@ -14,7 +14,12 @@ fn device(dir: &tempfile::TempDir, size: u64) -> FileDevice {
 
 fn fixed() -> MkfsOptions {
     let time = Some(Timestamp { sec: 1_700_000_000, nsec: 0 });
-    MkfsOptions { uuid: Some([0x42; 16]), time, label: b"pantry".to_vec(), ..MkfsOptions::default() }
+    MkfsOptions {
+        uuid: Some([0x42; 16]),
+        time,
+        label: b"pantry".to_vec(),
+        ..MkfsOptions::default()
+    }
 }
 
 #[test]
@@ -23,7 +28,10 @@ fn a_large_image_takes_little_disk() {
     let dir = tempfile::tempdir().unwrap();
     let d = device(&dir, 8 << 30);
     let report = mkfs(&d, &MkfsOptions::default()).unwrap();
-    assert_eq!((report.total_bytes, report.bytes_used, report.nodesize), (8 << 30, 10 * 16384, 16384));
+    assert_eq!(
+        (report.total_bytes, report.bytes_used, report.nodesize),
+        (8 << 30, 10 * 16384, 16384)
+    );
     let blocks = std::fs::metadata(d.path()).unwrap().blocks() * 512;
     assert!(blocks <= 512 << 10, "{blocks} bytes of disk for an empty file system");
 }
@@ -101,8 +109,14 @@ fn impossible_options_are_refused_before_anything_is_written() {
             },
             "equal profiles",
         ),
-        (MkfsOptions { label: vec![b'x'; 256], metadata: Some(Profile::Single), ..fixed() }, "label"),
-        (MkfsOptions { label: b"a\nb".to_vec(), metadata: Some(Profile::Single), ..fixed() }, "label"),
+        (
+            MkfsOptions { label: vec![b'x'; 256], metadata: Some(Profile::Single), ..fixed() },
+            "label",
+        ),
+        (
+            MkfsOptions { label: b"a\nb".to_vec(), metadata: Some(Profile::Single), ..fixed() },
+            "label",
+        ),
         (MkfsOptions { uuid: Some([0; 16]), metadata: Some(Profile::Single), ..fixed() }, "uuid"),
     ];
     for (options, want) in cases {
@@ -123,8 +137,12 @@ fn every_node_size_and_feature_set_packs() {
             let d = device(&dir, 109 * MIB);
             let mut features = Features::default();
             features.apply(list).unwrap();
-            let options =
-                MkfsOptions { nodesize: Some(nodesize), features, force: true, ..MkfsOptions::default() };
+            let options = MkfsOptions {
+                nodesize: Some(nodesize),
+                features,
+                force: true,
+                ..MkfsOptions::default()
+            };
             mkfs(&d, &options).unwrap();
             let plan = Plan::new(109 * MIB, &options).unwrap();
             let image = build::build(&plan);
@@ -132,7 +150,11 @@ fn every_node_size_and_feature_set_packs() {
             let two_levels = nodesize == 4096 && features.block_group_tree;
             for (id, tree) in &image.trees {
                 let level = u8::from(two_levels && *id == ROOT_TREE);
-                assert_eq!((tree.level, tree.blocks), (level, 1 + 2 * u64::from(level)), "tree {id}");
+                assert_eq!(
+                    (tree.level, tree.blocks),
+                    (level, 1 + 2 * u64::from(level)),
+                    "tree {id}"
+                );
             }
             let mut seen = std::collections::BTreeSet::new();
             for (at, block) in &image.blocks {
@@ -147,7 +169,8 @@ fn every_node_size_and_feature_set_packs() {
 
 /// Runs `btrfs check`, which must find nothing at all; false when it is not installed.
 fn checked(path: &std::path::Path) -> bool {
-    let Ok(out) = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output() else {
+    let Ok(out) = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output()
+    else {
         assert!(std::env::var_os("LARDER_REQUIRE_ORACLES").is_none(), "needs btrfs-progs");
         eprintln!("skipped: needs btrfs-progs");
         return false;

@@ -1,18 +1,20 @@
 //! Dropping the trees of deleted subvolumes, in the background and in bounded steps.
 //!
-//! A walk goes down from the root, left to right. A block that others use loses this tree's reference and is left alone; one
-//! that nobody else uses is emptied first and then freed. The blocks themselves are not changed, so all that has to
-//! be remembered is how far the walk has come: the key of the next child, and the level of the node that points to it, in
-//! the ROOT_ITEM, where Linux keeps it too. Each step notes the references it took and its position in one
+//! A walk goes down from the root, left to right. A block that others use loses this tree's
+//! reference and is left alone; one that nobody else uses is emptied first and then freed. The
+//! blocks themselves are not changed, so all that has to be remembered is how far the walk has
+//! come: the key of the next child, and the level of the node that points to it, in the ROOT_ITEM,
+//! where Linux keeps it too. Each step notes the references it took and its position in one
 //! transaction; whoever opens the file system after a crash, Linux or we, goes on from there.
 //!
-//! One thing is not as simple. A shared block whose header names *this* tree as owner, without FULL_BACKREF, relies on the
-//! tree: the references of what is below it are written in the tree's name. Such blocks, and those of this tree below
-//! them, are first made to refer to their children themselves ([`Core::note_orphaned`]). A block at most as old as the
-//! snapshot that the tree began as cannot be its own and need not be read.
+//! One thing is not as simple. A shared block whose header names *this* tree as owner, without
+//! FULL_BACKREF, relies on the tree: the references of what is below it are written in the tree's
+//! name. Such blocks, and those of this tree below them, are first made to refer to their children
+//! themselves ([`Core::note_orphaned`]). A block at most as old as the snapshot that the tree began
+//! as cannot be its own and need not be read.
 //!
-//! Nobody else changes this tree: edits of a dead subvolume are refused, and the walk begins when the transaction that
-//! killed it is published.
+//! Nobody else changes this tree: edits of a dead subvolume are refused, and the walk begins when
+//! the transaction that killed it is published.
 
 use crate::api::past_no_return;
 use crate::core::Core;
@@ -97,7 +99,9 @@ impl Drops {
         }
         match queue.given_up.first() {
             None => Ok(()),
-            Some(id) => Err(Error::corrupt(Place::tree(*id), "the deleted subvolume cannot be dropped")),
+            Some(id) => {
+                Err(Error::corrupt(Place::tree(*id), "the deleted subvolume cannot be dropped"))
+            }
         }
     }
 }
@@ -225,7 +229,8 @@ struct Walk {
     started: bool,
     /// From the root down.
     open: Vec<Open>,
-    /// Blocks of this tree that others keep and that are being made independent of it, with their next child.
+    /// Blocks of this tree that others keep and that are being made independent of it, with their
+    /// next child.
     orphaned: Vec<(Arc<Node>, usize)>,
     /// Was the last thing done to make the block at hand independent?
     independent: bool,
@@ -266,11 +271,19 @@ impl Walk {
                 match core.note_released(&h.txn, &known, at, reference, None, false) {
                     Ok(Released::Last { full }) => break full,
                     Ok(_) => {
-                        let place =
-                            Place { tree: Some(self.tree), address: Some(ptr.at), ..Place::default() };
-                        return Err(Error::corrupt(place, "a half-dropped tree shares a block on its way"));
+                        let place = Place {
+                            tree: Some(self.tree),
+                            address: Some(ptr.at),
+                            ..Place::default()
+                        };
+                        return Err(Error::corrupt(
+                            place,
+                            "a half-dropped tree shares a block on its way",
+                        ));
                     }
-                    Err(Stop::Need(Need::Refs(at, level))) => core.learn_refs(&mut known, at, level)?,
+                    Err(Stop::Need(Need::Refs(at, level))) => {
+                        core.learn_refs(&mut known, at, level)?
+                    }
                     Err(Stop::Need(_)) => unreachable!("only reference counts are missing here"),
                     Err(Stop::Fail(e)) => return Err(e),
                 }
@@ -350,7 +363,8 @@ impl Walk {
         Some(Progress::At { key: open.node.view().key(open.next + 1)?, level: open.node.level() })
     }
 
-    /// Frees nodes all of whose children are gone, so that the position is that of a child that is still there.
+    /// Frees nodes all of whose children are gone, so that the position is that of a child that is
+    /// still there.
     fn close_finished(&mut self, core: &Core, h: &Handle<'_>) -> Result<u64> {
         let mut notes = 0;
         while let Some(open) = self.open.last()
@@ -363,7 +377,12 @@ impl Walk {
     }
 
     /// One block further; how much was noted, or nothing at the end.
-    fn advance(&mut self, core: &Core, h: &Handle<'_>, known: &mut KnownRefs) -> Result<Option<u64>> {
+    fn advance(
+        &mut self,
+        core: &Core,
+        h: &Handle<'_>,
+        known: &mut KnownRefs,
+    ) -> Result<Option<u64>> {
         if !self.orphaned.is_empty() {
             return self.advance_orphaned(core, h, known).map(Some);
         }
@@ -378,7 +397,14 @@ impl Walk {
         // The answer about an older block is known without looking.
         let mut owned = (ptr.generation <= self.born || self.independent).then_some(false);
         loop {
-            match core.note_released(&h.txn, known, (ptr.at, ptr.level), reference, owned, self.suspect) {
+            match core.note_released(
+                &h.txn,
+                known,
+                (ptr.at, ptr.level),
+                reference,
+                owned,
+                self.suspect,
+            ) {
                 Ok(Released::Shared) => {
                     self.passed();
                     return Ok(Some(closed + 1));
@@ -460,7 +486,12 @@ impl Walk {
         self.independent = self.orphaned.is_empty();
     }
 
-    fn advance_orphaned(&mut self, core: &Core, h: &Handle<'_>, known: &mut KnownRefs) -> Result<u64> {
+    fn advance_orphaned(
+        &mut self,
+        core: &Core,
+        h: &Handle<'_>,
+        known: &mut KnownRefs,
+    ) -> Result<u64> {
         let (block, next) = self.orphaned.last_mut().expect("there is one");
         let ptr = child_pointer(block, *next);
         let child = if ptr.generation > self.born {
@@ -479,7 +510,8 @@ impl Walk {
     }
 }
 
-/// Notes that a subvolume is deleted: nothing in it changes from now on, and when that is durable it is dropped.
+/// Notes that a subvolume is deleted: nothing in it changes from now on, and when that is durable
+/// it is dropped.
 pub(crate) fn kill(core: &Core, h: &mut Handle<'_>, subvol: &Arc<Subvolume>) {
     h.noted_for_root_tree(4);
     subvol.set_dead();

@@ -1,8 +1,9 @@
 //! What was written to a subvolume since some transaction.
 //!
-//! A block says in which transaction it was written, and the pointer to it says it, too; whatever changes below changes all
-//! of the way up. So a walk that leaves out what is older looks at little more than what it finds. It goes over one
-//! version of the tree, without a lock, and can go on elsewhere later: keys only rise.
+//! A block says in which transaction it was written, and the pointer to it says it, too; whatever
+//! changes below changes all of the way up. So a walk that leaves out what is older looks at little
+//! more than what it finds. It goes over one version of the tree, without a lock, and can go on
+//! elsewhere later: keys only rise.
 
 use crate::api::NewExtent;
 use crate::core::Core;
@@ -11,8 +12,8 @@ use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, FileExtent};
 use larder_format::{FileOffset, Generation, KeyType, ObjectId, TreeId};
 
-/// Calls `each` for the file extents of a subvolume that were written in transaction `since` or later, by rising inode and
-/// offset from `from` on, until it returns false.
+/// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
+/// later, by rising inode and offset from `from` on, until it returns false.
 ///
 /// # Errors
 /// `NotFound`; reading, corruption.
@@ -30,7 +31,8 @@ pub(crate) fn find_new(
         if item.key.kind != KeyType::EXTENT_DATA || item.key < first {
             return Ok(true);
         }
-        let corrupt = |e: larder_format::FormatError| Error::corrupt(Place::item(subvol.id, item.key), e.0);
+        let corrupt =
+            |e: larder_format::FormatError| Error::corrupt(Place::item(subvol.id, item.key), e.0);
         let found = match FileExtent::parse(item.data()).map_err(corrupt)? {
             FileExtent::Inline(i) => NewExtent {
                 ino: item.key.objectid.0,

@@ -1,10 +1,11 @@
 //! Subvolumes: trees of files, and how they are found.
 //!
-//! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes in memory and the
-//! counter for new inode numbers (there is none on disk). Its ROOT_ITEM is written by the commit alone: what operations
-//! want changed there, and where subvolumes hang, they leave with their transaction ([`notes`]). Snapshots are made at the
-//! seal ([`snapshot`]), deleted subvolumes go in the background ([`drop`]); [`settings`] is what can be asked of and set
-//! on a subvolume. The entries in directories are the business of [`crate::inode`].
+//! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes
+//! in memory and the counter for new inode numbers (there is none on disk). Its ROOT_ITEM is
+//! written by the commit alone: what operations want changed there, and where subvolumes hang, they
+//! leave with their transaction ([`notes`]). Snapshots are made at the seal ([`snapshot`]), deleted
+//! subvolumes go in the background ([`drop`]); [`settings`] is what can be asked of and set on a
+//! subvolume. The entries in directories are the business of [`crate::inode`].
 
 pub(crate) mod drop;
 pub(crate) mod find_new;
@@ -35,7 +36,8 @@ pub(crate) struct Subvolume {
     pub(crate) key_offset: u64,
     /// Its items.
     pub(crate) tree: Tree,
-    /// The tree as the last sealed transaction left it: the first transaction that has this before it, and the root.
+    /// The tree as the last sealed transaction left it: the first transaction that has this before
+    /// it, and the root.
     base: Mutex<(Generation, Root)>,
     /// Its ROOT_ITEM as last read or written.
     pub(crate) item: Mutex<RootItem>,
@@ -89,7 +91,8 @@ impl Subvolume {
             base.1.node = None;
         }
     }
-    /// The root that the tree had before the transaction `generation`, which is the running one; `None` where it had none.
+    /// The root that the tree had before the transaction `generation`, which is the running one;
+    /// `None` where it had none.
     pub(crate) fn base_before(&self, generation: Generation) -> Option<Root> {
         let base = self.base.lock();
         (base.0 <= generation).then(|| base.1.clone())
@@ -103,17 +106,24 @@ impl Subvolume {
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
     }
-    /// Sees to it that numbers of inodes which are in use are never given out again while the subvolume is in memory. To be
-    /// called before one is deleted: a log tells inodes by their numbers from those of the last commit.
+    /// Sees to it that numbers of inodes which are in use are never given out again while the
+    /// subvolume is in memory. To be called before one is deleted: a log tells inodes by their
+    /// numbers from those of the last commit.
     ///
     /// # Errors
     /// Reading.
     pub(crate) fn look_up_highest_ino(&self, core: &Core) -> Result<()> {
         if self.next_ino.load(Ordering::Relaxed) == 0 {
             let version = self.tree.version(core.epochs.enter());
-            let last = version.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
+            let last =
+                version.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
             let highest = last.map_or(0, |i| i.key.objectid.0).max(ObjectId::FIRST_FREE.0);
-            let _ = self.next_ino.compare_exchange(0, highest + 1, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.next_ino.compare_exchange(
+                0,
+                highest + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
         }
         Ok(())
     }
@@ -141,7 +151,8 @@ pub(crate) fn parse_root_item(item: &Item) -> Result<RootItem> {
 
 /// Parses a ROOT_ITEM.
 pub(crate) fn parse_item(key: &Key, data: &[u8]) -> Result<RootItem> {
-    RootItem::parse(data).map_err(|e| Error::corrupt(Place::item(ObjectId::ROOT_TREE, *key), e.to_string()))
+    RootItem::parse(data)
+        .map_err(|e| Error::corrupt(Place::item(ObjectId::ROOT_TREE, *key), e.to_string()))
 }
 
 /// Where a ROOT_ITEM says that its tree's root is.

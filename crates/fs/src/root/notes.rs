@@ -1,8 +1,9 @@
 //! What operations want done in the root tree, which they may not touch.
 //!
-//! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs, what its ROOT_ITEM is to
-//! say. Making, moving and deleting one in a single transaction is then one change for the commit, or none. Until the
-//! transaction is published, look-ups find the links here first ([`Links`]); what stands in the root tree may be older.
+//! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs,
+//! what its ROOT_ITEM is to say. Making, moving and deleting one in a single transaction is then
+//! one change for the commit, or none. Until the transaction is published, look-ups find the links
+//! here first ([`Links`]); what stands in the root tree may be older.
 
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
@@ -88,7 +89,11 @@ pub(crate) struct RootNotes {
 impl RootNotes {
     /// What is to change in a subvolume's ROOT_ITEM.
     pub(crate) fn root(&mut self, subvol: &Arc<Subvolume>) -> &mut RootChange {
-        &mut self.changes.entry(subvol.id).or_insert_with(|| (subvol.clone(), RootChange::default())).1
+        &mut self
+            .changes
+            .entry(subvol.id)
+            .or_insert_with(|| (subvol.clone(), RootChange::default()))
+            .1
     }
     /// Makes the changes that were noted for a ROOT_ITEM, and forgets them.
     pub(crate) fn change(&mut self, id: TreeId, item: &mut RootItem) {
@@ -142,7 +147,9 @@ impl Core {
             return Ok(link);
         }
         let roots = self.roots.root.version(self.epochs.enter());
-        let Some(item) = roots.at_or_after(&root_backref_key(child, ObjectId(0)))? else { return Ok(None) };
+        let Some(item) = roots.at_or_after(&root_backref_key(child, ObjectId(0)))? else {
+            return Ok(None);
+        };
         if item.key.objectid != child || item.key.kind != KeyType::ROOT_BACKREF {
             return Ok(None);
         }
@@ -181,7 +188,8 @@ impl Core {
         use std::sync::atomic::Ordering::Relaxed;
         if self.next_subvol.load(Relaxed) == 0 {
             let roots = self.roots.root.version(self.epochs.enter());
-            let last = roots.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
+            let last =
+                roots.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
             let highest = last.map_or(0, |i| i.key.objectid.0).max(ObjectId::FIRST_FREE.0 - 1);
             let _ = self.next_subvol.compare_exchange(0, highest + 1, Relaxed, Relaxed);
         }

@@ -128,7 +128,8 @@ impl Core {
         .collect()
     }
 
-    /// Path of a subvolume from the top-level one: names with slashes between, empty for the top level.
+    /// Path of a subvolume from the top-level one: names with slashes between, empty for the top
+    /// level.
     ///
     /// # Errors
     /// `NotFound`; reading; corruption, also when subvolumes hang in a circle.
@@ -154,12 +155,17 @@ impl Core {
         Ok(path)
     }
 
-    /// Makes a subvolume read-only, or writable again. With `forget` one that was received is forgotten to be so when it
-    /// becomes writable; without, that is refused.
+    /// Makes a subvolume read-only, or writable again. With `forget` one that was received is
+    /// forgotten to be so when it becomes writable; without, that is refused.
     ///
     /// # Errors
     /// `NotFound`; `Busy`; no space; read-only file system.
-    pub(crate) fn set_subvol_read_only(&self, id: TreeId, read_only: bool, forget: bool) -> Result<()> {
+    pub(crate) fn set_subvol_read_only(
+        &self,
+        id: TreeId,
+        read_only: bool,
+        forget: bool,
+    ) -> Result<()> {
         may_wait()?;
         self.check_writable()?;
         let subvol = self.subvol(id)?;
@@ -189,7 +195,11 @@ impl Core {
     ///
     /// # Errors
     /// `NotFound`; `SubvolumeReadOnly`; no space; read-only file system.
-    pub(crate) fn set_subvol_received(&self, id: TreeId, mut received: Received) -> Result<Generation> {
+    pub(crate) fn set_subvol_received(
+        &self,
+        id: TreeId,
+        mut received: Received,
+    ) -> Result<Generation> {
         may_wait()?;
         let subvol = self.subvol(id)?;
         subvol.check_writable()?;

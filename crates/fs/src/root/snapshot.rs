@@ -1,13 +1,15 @@
 //! Snapshots: made at the seal, when nothing moves.
 //!
-//! A caller writes delayed data back, works out the entry, leaves a [`PendingSnapshot`] with the running transaction and
-//! asks for its commit. It keeps the directory locked until the seal, so the entry stays possible. The seal, after all
-//! operations have left and all inode items are written, copies the root ([`crate::tree::Tree::snapshot`]), and only then
-//! adds the entry: a snapshot does not contain its own name. Entry, root item, links and the references below the new
-//! root are of one transaction, so a crash leaves all of it or nothing; the call returns when it is durable.
+//! A caller writes delayed data back, works out the entry, leaves a [`PendingSnapshot`] with the
+//! running transaction and asks for its commit. It keeps the directory locked until the seal, so
+//! the entry stays possible. The seal, after all operations have left and all inode items are
+//! written, copies the root ([`crate::tree::Tree::snapshot`]), and only then adds the entry: a
+//! snapshot does not contain its own name. Entry, root item, links and the references below the new
+//! root are of one transaction, so a crash leaves all of it or nothing; the call returns when it is
+//! durable.
 //!
-//! What the seal still edits in a subvolume that a snapshot was just taken of is copied first, although it may be of this
-//! very transaction: the tree knows which of its blocks nobody else has.
+//! What the seal still edits in a subvolume that a snapshot was just taken of is copied first,
+//! although it may be of this very transaction: the tree knows which of its blocks nobody else has.
 
 use crate::api::Timestamp;
 use crate::core::Core;
@@ -45,7 +47,11 @@ pub(crate) struct PendingSnapshot {
 ///
 /// # Errors
 /// Those after which the transaction must not be committed.
-pub(crate) fn make_all(core: &Core, txn: &Arc<Txn>, flush: fn(&Core, &Arc<Txn>) -> Result<()>) -> Result<()> {
+pub(crate) fn make_all(
+    core: &Core,
+    txn: &Arc<Txn>,
+    flush: fn(&Core, &Arc<Txn>) -> Result<()>,
+) -> Result<()> {
     let pending = std::mem::take(&mut txn.roots.lock().snapshots);
     for snapshot in pending {
         let mut h = Handle::for_seal(core, txn.clone());
@@ -121,7 +127,8 @@ impl Core {
         snapshot: Arc<PendingSnapshot>,
     ) -> Generation {
         self.note_link(h, snapshot.id, Some(snapshot.link.clone()));
-        // The root twice, the entry, the directory's inode; after the snapshot all of it is copied anew.
+        // The root twice, the entry, the directory's inode; after the snapshot all of it is copied
+        // anew.
         h.keep_for_seal(snapshot.entry.items() + 4);
         h.txn.roots.lock().snapshots.push(snapshot);
         h.generation()

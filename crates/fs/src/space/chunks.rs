@@ -1,7 +1,7 @@
 //! How large new chunks are and where on a device their stripes go.
 //!
-//! Sizes are policy, not format: those of Linux, so that an image filled by Larder looks like any other.
-//! Everything here is arithmetic on what is taken; nothing is allocated.
+//! Sizes are policy, not format: those of Linux, so that an image filled by Larder looks like any
+//! other. Everything here is arithmetic on what is taken; nothing is allocated.
 
 use crate::space::SpaceKind;
 use larder_format::{DEVICE_RESERVED, Physical, STRIPE_LEN};
@@ -14,8 +14,8 @@ pub const MIN_STRIPE: u64 = 1 << 20;
 
 /// Bytes (logical) that a new chunk should have, on a file system of `total` bytes.
 ///
-/// At most about a tenth of it (rounded up to 16 MiB: 112 MiB of 1 GiB), so that small images do not run out of
-/// device space with one half-empty chunk per type.
+/// At most about a tenth of it (rounded up to 16 MiB: 112 MiB of 1 GiB), so that small images do
+/// not run out of device space with one half-empty chunk per type.
 #[must_use]
 pub fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
     let most = match kind {
@@ -27,8 +27,8 @@ pub fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
     most.min((total / 10).next_multiple_of(STEP))
 }
 
-/// Unused stretches of a device of `size` bytes, as (first byte, bytes): whole stripe units, none in the reserved
-/// first MiB. `taken` is what chunks take, ascending.
+/// Unused stretches of a device of `size` bytes, as (first byte, bytes): whole stripe units, none
+/// in the reserved first MiB. `taken` is what chunks take, ascending.
 #[must_use]
 pub fn device_holes(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
     let whole_stripes = |(at, len): (Physical, u64)| {
@@ -71,8 +71,8 @@ pub struct ChunkPlan {
     pub stripes: SmallVec<[Physical; 2]>,
 }
 
-/// Plans a chunk with `copies` copies on one device: as long as [`chunk_size_for`] says, or as the holes allow.
-/// `None` when not even a short one fits.
+/// Plans a chunk with `copies` copies on one device: as long as [`chunk_size_for`] says, or as the
+/// holes allow. `None` when not even a short one fits.
 #[must_use]
 pub fn plan_chunk(
     kind: SpaceKind,
@@ -98,7 +98,8 @@ pub fn plan_chunk(
         return Some(plan);
     }
     // Every answer to "how long at most" is a hole or an equal part of one.
-    let most = holes.iter().flat_map(|h| (1..=copies as u64).map(|n| h.1 / n / STRIPE_LEN * STRIPE_LEN));
+    let most =
+        holes.iter().flat_map(|h| (1..=copies as u64).map(|n| h.1 / n / STRIPE_LEN * STRIPE_LEN));
     let mut sizes: Vec<u64> = most.filter(|len| (MIN_STRIPE..want).contains(len)).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.into_iter().find_map(place)
@@ -127,15 +128,25 @@ mod tests {
         let taken = [(Physical(2 * MIB + 4096), 4096), (Physical(8 * MIB), MIB)];
         assert_eq!(
             device_holes(&taken, 10 * MIB + 4096),
-            [(Physical(MIB), MIB), (Physical(2 * MIB + 65536), 6 * MIB - 65536), (Physical(9 * MIB), MIB)]
+            [
+                (Physical(MIB), MIB),
+                (Physical(2 * MIB + 65536), 6 * MIB - 65536),
+                (Physical(9 * MIB), MIB)
+            ]
         );
-        assert_eq!(find_device_hole(&taken, 10 * MIB, 2 * MIB), Some((Physical(2 * MIB + 65536), 2 * MIB)));
+        assert_eq!(
+            find_device_hole(&taken, 10 * MIB, 2 * MIB),
+            Some((Physical(2 * MIB + 65536), 2 * MIB))
+        );
         assert_eq!(
             find_device_hole(&taken, 10 * MIB, 64 * MIB),
             Some((Physical(2 * MIB + 65536), 6 * MIB - 65536))
         );
         assert_eq!(find_device_hole(&[(Physical(0), 64 * MIB)], 10 * MIB, 65536), None);
-        assert_eq!(device_holes(&[(Physical(u64::MAX), u64::MAX)], 2 * MIB), [(Physical(MIB), MIB)]);
+        assert_eq!(
+            device_holes(&[(Physical(u64::MAX), u64::MAX)], 2 * MIB),
+            [(Physical(MIB), MIB)]
+        );
         assert_eq!(device_holes(&[], 4096), []);
     }
 
@@ -143,7 +154,10 @@ mod tests {
     fn plans_shrink_to_what_is_there() {
         let size = GIB;
         let plan = plan_chunk(SpaceKind::Metadata, 2, size, &[], size).unwrap();
-        assert_eq!((plan.len, &plan.stripes[..]), (112 * MIB, &[Physical(MIB), Physical(113 * MIB)][..]));
+        assert_eq!(
+            (plan.len, &plan.stripes[..]),
+            (112 * MIB, &[Physical(MIB), Physical(113 * MIB)][..])
+        );
         // Holes of 20 and 30 MiB: the copies fit with 20 each, one of them alone could have 30.
         let taken = [(Physical(21 * MIB), 100 * MIB), (Physical(151 * MIB), size)];
         let plan = plan_chunk(SpaceKind::Metadata, 2, size, &taken, size).unwrap();
@@ -154,6 +168,9 @@ mod tests {
         let taken = [(Physical(MIB), 500 * MIB), (Physical(531 * MIB), size)];
         let plan = plan_chunk(SpaceKind::Metadata, 2, size, &taken, size).unwrap();
         assert_eq!((plan.len, plan.stripes[1].0 - plan.stripes[0].0), (15 * MIB, 15 * MIB));
-        assert_eq!(plan_chunk(SpaceKind::Data, 1, size, &[(Physical(MIB + MIB / 2), size)], size), None);
+        assert_eq!(
+            plan_chunk(SpaceKind::Data, 1, size, &[(Physical(MIB + MIB / 2), size)], size),
+            None
+        );
     }
 }

@@ -1,11 +1,11 @@
 //! Data checksums: how one checksum per sector is packed into items.
 //!
-//! An item holds the checksums of adjacent sectors of the *logical* space, whatever files they belong to. This
-//! module keeps the packing: items never overlap, neighbours are joined as far as an item may grow, and a
-//! deletion trims or splits. Callers speak of sectors only.
+//! An item holds the checksums of adjacent sectors of the *logical* space, whatever files they
+//! belong to. This module keeps the packing: items never overlap, neighbours are joined as far as
+//! an item may grow, and a deletion trims or splits. Callers speak of sectors only.
 //!
-//! Appending extends one item, at most the largest item's size is copied, so that inserting `n` runs in order
-//! costs `n` bounded edits.
+//! Appending extends one item, at most the largest item's size is copied, so that inserting `n`
+//! runs in order costs `n` bounded edits.
 
 use crate::error::{Error, Place, Result};
 use crate::space::Run;
@@ -84,7 +84,10 @@ fn after(tree: &mut dyn TreeOps, csum: CsumType, at: Logical) -> Result<Option<I
 /// # Errors
 /// `Corrupt` when items are not what they must be.
 pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8]) -> Result<()> {
-    assert!(start.0.is_multiple_of(SECTOR) && sums.len().is_multiple_of(csum.size()), "whole sectors");
+    assert!(
+        start.0.is_multiple_of(SECTOR) && sums.len().is_multiple_of(csum.size()),
+        "whole sectors"
+    );
     if sums.is_empty() {
         return Ok(());
     }
@@ -108,7 +111,8 @@ pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8
         at = Logical(at.0 + (take / csum.size()) as u64 * SECTOR);
         // All of it fits, and so does the item that follows: the gap is closed.
         if rest.is_empty()
-            && let Some(next) = right.take_if(|n| n.run.start == at && item.sums.len() + n.sums.len() <= max)
+            && let Some(next) =
+                right.take_if(|n| n.run.start == at && item.sums.len() + n.sums.len() <= max)
         {
             tree.delete(&next.key)?;
             item.sums.extend_from_slice(&next.sums);
@@ -136,7 +140,10 @@ pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8
 /// # Errors
 /// `Corrupt` when items are not what they must be.
 pub fn delete(tree: &mut dyn TreeOps, csum: CsumType, range: Run) -> Result<()> {
-    assert!(range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR), "whole sectors");
+    assert!(
+        range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR),
+        "whole sectors"
+    );
     let mut next = before(tree, csum, range.start)?;
     if next.as_ref().is_none_or(|i| i.run.end() <= range.start) {
         next = after(tree, csum, range.start)?;
@@ -169,7 +176,10 @@ pub fn read(
     range: Run,
     each: &mut dyn FnMut(Logical, Option<&[u8]>),
 ) -> Result<()> {
-    assert!(range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR), "whole sectors");
+    assert!(
+        range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR),
+        "whole sectors"
+    );
     let mut at = range.start;
     let mut next = before(tree, csum, at)?;
     if next.as_ref().is_none_or(|i| i.run.end() <= at) {
@@ -207,7 +217,9 @@ mod tests {
         Run::new(Logical(BASE + first * SECTOR), count * SECTOR)
     }
     fn sums(csum: CsumType, seed: u64, count: u64) -> Vec<u8> {
-        (0..count).flat_map(|i| csum.compute(&(seed + i).to_le_bytes())[..csum.size()].to_vec()).collect()
+        (0..count)
+            .flat_map(|i| csum.compute(&(seed + i).to_le_bytes())[..csum.size()].to_vec())
+            .collect()
     }
     fn check(t: &MapTree, csum: CsumType) {
         let max = max_sums(16258, csum) * csum.size();

@@ -1,13 +1,13 @@
 //! The extent tree: how extents and their references lie in items.
 //!
-//! [`apply`] brings one head of delayed refs into the tree, and is the only writer. It decides everything about
-//! the representation: skinny or full items for tree blocks, which references are inline and which have items
-//! of their own, and their order.
+//! [`apply`] brings one head of delayed refs into the tree, and is the only writer. It decides
+//! everything about the representation: skinny or full items for tree blocks, which references are
+//! inline and which have items of their own, and their order.
 //!
-//! Counts are the safety net of the whole format: an extent whose recorded references do not match what the
-//! trees hold would sooner or later be freed under somebody. So a reference that should be there and is not, or
-//! that is there and should not be, is `Corrupt`, never patched over; the transaction stops and the last durable
-//! state stays.
+//! Counts are the safety net of the whole format: an extent whose recorded references do not match
+//! what the trees hold would sooner or later be freed under somebody. So a reference that should be
+//! there and is not, or that is there and should not be, is `Corrupt`, never patched over; the
+//! transaction stops and the last durable state stays.
 
 use crate::error::{Error, Place, Result};
 use crate::space::refs::{ExtentKind, RefHead};
@@ -29,11 +29,13 @@ pub struct ExtentFeatures {
 pub enum Applied {
     /// The extent is in the tree now: its bytes are used.
     Added,
-    /// It had its last reference dropped and left the tree: its bytes are free (reusable once this is durable).
+    /// It had its last reference dropped and left the tree: its bytes are free (reusable once this
+    /// is durable).
     Freed,
     /// References or flags changed, or nothing did.
     Changed,
-    /// It was created and dropped within the transaction: the tree never saw it, its space is free again.
+    /// It was created and dropped within the transaction: the tree never saw it, its space is free
+    /// again.
     NeverUsed,
 }
 
@@ -64,15 +66,17 @@ fn bad(key: Key) -> impl FnOnce(FormatError) -> Error {
     move |e| corrupt(key, e.0)
 }
 
-/// Most bytes of an extent item before further references get items of their own: a sixteenth of a leaf less an
-/// item header, as Linux does (seen: 33 data references, 981 bytes, with 16 KiB nodes). Only a matter of taste.
+/// Most bytes of an extent item before further references get items of their own: a sixteenth of a
+/// leaf less an item header, as Linux does (seen: 33 data references, 981 bytes, with 16 KiB
+/// nodes). Only a matter of taste.
 fn inline_limit(nodesize: u32) -> usize {
     larder_format::node::leaf_capacity(nodesize) / 16 - larder_format::node::ITEM_SIZE
 }
 
 /// The item of an extent, parsed.
 ///
-/// A tree block may have either form whatever the features say: turning SKINNY_METADATA on leaves old items.
+/// A tree block may have either form whatever the features say: turning SKINNY_METADATA on leaves
+/// old items.
 fn find(
     tree: &mut dyn TreeOps,
     bytenr: Logical,
@@ -99,7 +103,10 @@ fn find(
         if !fits {
             return Err(corrupt(
                 key,
-                format!("extent is not {kind:?}: flags {:#x}, level {level:?}", record.flags.bits()),
+                format!(
+                    "extent is not {kind:?}: flags {:#x}, level {level:?}",
+                    record.flags.bits()
+                ),
             ));
         }
         return Ok(Some((key, record)));
@@ -127,8 +134,8 @@ pub fn extent_info(
     }))
 }
 
-/// Looks a data extent up, and how many of its references are `key` and lie in its item. References that have items of
-/// their own are not searched: there are others then, or have been.
+/// Looks a data extent up, and how many of its references are `key` and lie in its item. References
+/// that have items of their own are not searched: there are others then, or have been.
 ///
 /// # Errors
 /// As [`extent_info`].
@@ -138,7 +145,9 @@ pub fn inline_refs(
     num_bytes: u64,
     key: ExtentRef,
 ) -> Result<Option<(ExtentInfo, u64)>> {
-    let Some((_, record)) = find(tree, bytenr, num_bytes, ExtentKind::Data, false)? else { return Ok(None) };
+    let Some((_, record)) = find(tree, bytenr, num_bytes, ExtentKind::Data, false)? else {
+        return Ok(None);
+    };
     let count = record.inline.iter().find(|r| r.0 == key).map_or(0, |r| u64::from(r.1));
     let info = ExtentInfo {
         refs: record.refs,
@@ -150,7 +159,8 @@ pub fn inline_refs(
     Ok(Some((info, count)))
 }
 
-/// The extent that an item of the extent tree stands for: address and length. `None` for other items.
+/// The extent that an item of the extent tree stands for: address and length. `None` for other
+/// items.
 #[must_use]
 pub fn extent_of(key: &Key, nodesize: u32) -> Option<(Logical, u64)> {
     match key.kind {
@@ -163,8 +173,8 @@ pub fn extent_of(key: &Key, nodesize: u32) -> Option<(Logical, u64)> {
 /// Brings all changes of one extent into the tree.
 ///
 /// # Errors
-/// `Corrupt` when a reference to drop is not there, when one to add is, when counts do not add up, or when
-/// a new extent overlaps one that is in the tree.
+/// `Corrupt` when a reference to drop is not there, when one to add is, when counts do not add up,
+/// or when a new extent overlaps one that is in the tree.
 pub fn apply(
     tree: &mut dyn TreeOps,
     features: ExtentFeatures,
@@ -224,17 +234,24 @@ impl<'a> Edit<'a> {
             ExtentKind::Data => {
                 (Key::new(bytenr, KeyType::EXTENT_ITEM, head.num_bytes), ExtentFlags::DATA, None)
             }
-            ExtentKind::TreeBlock { level } if features.skinny => {
-                (Key::new(bytenr, KeyType::METADATA_ITEM, u64::from(level)), ExtentFlags::TREE_BLOCK, None)
-            }
+            ExtentKind::TreeBlock { level } if features.skinny => (
+                Key::new(bytenr, KeyType::METADATA_ITEM, u64::from(level)),
+                ExtentFlags::TREE_BLOCK,
+                None,
+            ),
             ExtentKind::TreeBlock { level } => (
                 Key::new(bytenr, KeyType::EXTENT_ITEM, head.num_bytes),
                 ExtentFlags::TREE_BLOCK,
-                Some(TreeBlockInfo { key: DiskKey::from(head.first_key.unwrap_or_default()), level }),
+                Some(TreeBlockInfo {
+                    key: DiskKey::from(head.first_key.unwrap_or_default()),
+                    level,
+                }),
             ),
         };
-        let record = ExtentItem { refs: 0, generation: head.generation, flags, block, inline: Vec::new() };
-        // A wrong free-space record shows here first: the neighbours, where they are extents, must keep clear.
+        let record =
+            ExtentItem { refs: 0, generation: head.generation, flags, block, inline: Vec::new() };
+        // A wrong free-space record shows here first: the neighbours, where they are extents, must
+        // keep clear.
         let end = bytenr.plus(head.num_bytes);
         let before = tree.at_or_before(&Key::new(bytenr, KeyType::METADATA_ITEM, u64::MAX))?;
         let after = tree.at_or_after(&Key::new(bytenr.plus(1), KeyType(0), 0))?;
@@ -243,7 +260,10 @@ impl<'a> Edit<'a> {
                 && start < end
                 && bytenr < start.plus(len)
             {
-                return Err(corrupt(other, format!("overlaps the new extent {}+{}", bytenr, head.num_bytes)));
+                return Err(corrupt(
+                    other,
+                    format!("overlaps the new extent {}+{}", bytenr, head.num_bytes),
+                ));
             }
         }
         Ok(Self { tree, features, bytenr, key, record })
@@ -275,7 +295,8 @@ impl<'a> Edit<'a> {
 
     fn drop_refs(&mut self, key: ExtentRef, n: u64) -> Result<()> {
         let item = self.key;
-        let missing = move || corrupt(item, format!("{n} references {key:?} to drop are not there"));
+        let missing =
+            move || corrupt(item, format!("{n} references {key:?} to drop are not there"));
         let mut left = n;
         let keyed = keyed_refs(&self.record);
         if let Some(slot) = self.inline_slot(key) {
@@ -291,8 +312,9 @@ impl<'a> Edit<'a> {
             return Err(missing());
         }
         self.record.refs -= n;
-        // What collided with other data references was moved behind them. Another writer may have removed those
-        // since, so the search goes on to the end of the type; there is nothing to find only in a broken tree.
+        // What collided with other data references was moved behind them. Another writer may have
+        // removed those since, so the search goes on to the end of the type; there is nothing to
+        // find only in a broken tree.
         let mut from = key.keyed(self.bytenr);
         while left > 0 {
             let (at, mut refs) = self.next_keyed(from)?.ok_or_else(missing)?;
@@ -310,7 +332,8 @@ impl<'a> Edit<'a> {
     }
 
     fn add_refs(&mut self, key: ExtentRef, n: u64) -> Result<()> {
-        let surplus = |e: &Self| corrupt(e.key, format!("{n} references {key:?} to add are one too many"));
+        let surplus =
+            |e: &Self| corrupt(e.key, format!("{n} references {key:?} to add are one too many"));
         let sum = |old: u32| u32::try_from(u64::from(old) + n).ok();
         if !key.is_data() && n != 1 {
             return Err(surplus(self));
@@ -319,7 +342,8 @@ impl<'a> Edit<'a> {
         let refs = self.record.refs.checked_add(n).ok_or_else(|| surplus(self))?;
         match self.inline_slot(key) {
             Some(slot) if key.is_data() => {
-                self.record.inline[slot].1 = sum(self.record.inline[slot].1).ok_or_else(|| surplus(self))?;
+                self.record.inline[slot].1 =
+                    sum(self.record.inline[slot].1).ok_or_else(|| surplus(self))?;
             }
             Some(_) => return Err(surplus(self)),
             None => {
@@ -339,7 +363,8 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Adds to the item of a reference; makes one where there is none if `make`. Says whether it was added.
+    /// Adds to the item of a reference; makes one where there is none if `make`. Says whether it
+    /// was added.
     fn add_keyed(&mut self, key: ExtentRef, n: u32, make: bool) -> Result<bool> {
         let mut at = key.keyed(self.bytenr);
         while let Some(data) = self.tree.get(&at)? {
@@ -351,7 +376,8 @@ impl<'a> Edit<'a> {
                 return Ok(true);
             }
             // Only data references can get here: a hash collision. The next offset, then.
-            at.offset = at.offset.checked_add(1).ok_or_else(|| corrupt(at, "too many colliding hashes"))?;
+            at.offset =
+                at.offset.checked_add(1).ok_or_else(|| corrupt(at, "too many colliding hashes"))?;
         }
         if make {
             self.tree.insert(&at, &key.encode_keyed(n))?;

@@ -1,11 +1,13 @@
 //! Free space of one block group in memory: which run to hand out next.
 //!
-//! Two orders of the same runs: by address, for merging and for locality, and by size, so that a request that
-//! does not fit near its hint finds the smallest run that holds it without a search. A hint is followed over a
-//! bounded number of runs only; what it costs in tightness it earns in sequential writes.
+//! Two orders of the same runs: by address, for merging and for locality, and by size, so that a
+//! request that does not fit near its hint finds the smallest run that holds it without a search. A
+//! hint is followed over a bounded number of runs only; what it costs in tightness it earns in
+//! sequential writes.
 //!
-//! Runs are never adjacent: [`FreeIndex::insert`] merges. The index knows nothing of what lies in the way of an
-//! allocation (superblock mirrors): such ranges are removed from it once, after loading.
+//! Runs are never adjacent: [`FreeIndex::insert`] merges. The index knows nothing of what lies in
+//! the way of an allocation (superblock mirrors): such ranges are removed from it once, after
+//! loading.
 
 use crate::space::Run;
 use larder_format::Logical;
@@ -64,8 +66,8 @@ impl FreeIndex {
         self.total += run.len;
     }
     fn unlink(&mut self, run: Run) {
-        let known =
-            self.runs.remove(&run.start) == Some(run.len) && self.by_size.remove(&(run.len, run.start));
+        let known = self.runs.remove(&run.start) == Some(run.len)
+            && self.by_size.remove(&(run.len, run.start));
         assert!(known, "{run:?} is not a free run");
         self.total -= run.len;
     }
@@ -141,8 +143,8 @@ impl FreeIndex {
 
     /// Takes `len` bytes out; if no run is that long the longest one, as long as it has `min_len`.
     ///
-    /// Tried in this order: right at `hint` or in the next runs behind it, the smallest run that holds `len`,
-    /// the longest.
+    /// Tried in this order: right at `hint` or in the next runs behind it, the smallest run that
+    /// holds `len`, the longest.
     pub fn allocate(&mut self, len: u64, min_len: u64, hint: Option<Logical>) -> Option<Run> {
         assert!(0 < min_len && min_len <= len, "{min_len} to {len} bytes");
         let near = hint.and_then(|hint| {
@@ -166,23 +168,26 @@ impl FreeIndex {
 
     /// Takes the first `len` bytes in `window` that start at a multiple of `align`.
     pub fn allocate_in(&mut self, window: Run, len: u64, align: u64) -> Option<Run> {
-        let found = self.from(window.start).take_while(|r| r.start < window.end()).find_map(|run| {
-            let part = Run::new(align_up(run.start.max(window.start), align)?, len);
-            (part.end() <= run.end() && part.end() <= window.end()).then_some((run, part))
-        });
+        let found =
+            self.from(window.start).take_while(|r| r.start < window.end()).find_map(|run| {
+                let part = Run::new(align_up(run.start.max(window.start), align)?, len);
+                (part.end() <= run.end() && part.end() <= window.end()).then_some((run, part))
+            });
         let (run, part) = found?;
         self.carve(run, part);
         Some(part)
     }
 
-    /// A stretch of at most `len` bytes to hand out blocks of `block` bytes from, one after the other, that shares
-    /// nothing with `avoid`: from the smallest run that holds it all, else from the longest. It stays free.
+    /// A stretch of at most `len` bytes to hand out blocks of `block` bytes from, one after the
+    /// other, that shares nothing with `avoid`: from the smallest run that holds it all, else from
+    /// the longest. It stays free.
     #[must_use]
     pub fn window(&self, len: u64, block: u64, avoid: Option<Run>) -> Option<Run> {
         let parts = |(size, start): (u64, Logical)| {
             let run = Run::new(start, size);
             let Some(avoid) = avoid.filter(|a| a.overlaps(run)) else { return [Some(run), None] };
-            let part = |from: Logical, to: Logical| (from < to).then(|| Run::new(from, to.0 - from.0));
+            let part =
+                |from: Logical, to: Logical| (from < to).then(|| Run::new(from, to.0 - from.0));
             [part(run.start, avoid.start), part(avoid.end(), run.end())]
         };
         let best = |need: u64, mut found: &mut dyn Iterator<Item = (u64, Logical)>| {

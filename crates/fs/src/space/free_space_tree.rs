@@ -1,14 +1,14 @@
 //! The free-space tree: how free space of a block group lies in items.
 //!
-//! Each group has a FREE_SPACE_INFO item and its free space in one of two forms: FREE_SPACE_EXTENT items, one
-//! per maximal run, or FREE_SPACE_BITMAP items of 2048 sectors each that cover the whole group. This module
-//! alone knows the forms; callers add and remove ranges. It keeps what readers rely on: extents are maximal,
-//! `extent_count` counts maximal runs in both forms (a run may cross bitmap borders and counts once), and
-//! the form changes at the thresholds where the other one is smaller, with a gap between them so that a group
-//! at the border does not flip with each edit.
+//! Each group has a FREE_SPACE_INFO item and its free space in one of two forms: FREE_SPACE_EXTENT
+//! items, one per maximal run, or FREE_SPACE_BITMAP items of 2048 sectors each that cover the whole
+//! group. This module alone knows the forms; callers add and remove ranges. It keeps what readers
+//! rely on: extents are maximal, `extent_count` counts maximal runs in both forms (a run may cross
+//! bitmap borders and counts once), and the form changes at the thresholds where the other one is
+//! smaller, with a gap between them so that a group at the border does not flip with each edit.
 //!
-//! Each edit touches the items of its range and its two neighbours; only a change of form touches the group.
-//! The tree describes the *applied* state, superblock mirrors listed as free included.
+//! Each edit touches the items of its range and its two neighbours; only a change of form touches
+//! the group. The tree describes the *applied* state, superblock mirrors listed as free included.
 
 use crate::error::{Error, Place, Result};
 use crate::space::Run;
@@ -23,7 +23,8 @@ const SECTOR: u64 = SECTOR_SIZE as u64;
 /// Bytes of an item header in a leaf, part of the price of an item.
 const ITEM_HEADER: u64 = 25;
 
-/// More runs than this turn a group of `len` bytes into bitmaps; fewer than the second back into extents.
+/// More runs than this turn a group of `len` bytes into bitmaps; fewer than the second back into
+/// extents.
 #[must_use]
 pub fn thresholds(len: u64) -> (u64, u64) {
     let bitmaps = len.div_ceil(BITMAP_RANGE);
@@ -51,7 +52,9 @@ struct Info {
 impl Info {
     fn read(tree: &mut dyn TreeOps, group: Run) -> Result<Self> {
         let key = info_key(group);
-        let data = tree.get(&key)?.ok_or_else(|| corrupt(key, "the block group has no free-space info"))?;
+        let data = tree
+            .get(&key)?
+            .ok_or_else(|| corrupt(key, "the block group has no free-space info"))?;
         let item = FreeSpaceInfo::parse(&data).map_err(|e| corrupt(key, e.0))?;
         Ok(Self { extents: item.extent_count.get(), bitmaps: item.uses_bitmaps() })
     }
@@ -65,13 +68,18 @@ impl Info {
     }
 }
 
-/// Checks that `range` is a non-empty stretch of whole sectors in the group: it stems from extent items.
+/// Checks that `range` is a non-empty stretch of whole sectors in the group: it stems from extent
+/// items.
 fn check_range(group: Run, range: Run) -> Result<()> {
     let fits = group.contains(range) && range.len > 0;
-    if fits && range.len.is_multiple_of(SECTOR) && (range.start.0 - group.start.0).is_multiple_of(SECTOR) {
+    if fits
+        && range.len.is_multiple_of(SECTOR)
+        && (range.start.0 - group.start.0).is_multiple_of(SECTOR)
+    {
         return Ok(());
     }
-    let what = format!("extent of {} bytes does not fit its block group at {}", range.len, group.start);
+    let what =
+        format!("extent of {} bytes does not fit its block group at {}", range.len, group.start);
     Err(Error::corrupt(Place::block(range.start), what))
 }
 
@@ -87,7 +95,9 @@ pub fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
     } else {
         let (key, found) = extent_at(tree, group, range.start)?
             .filter(|(_, run)| run.contains(range))
-            .ok_or_else(|| corrupt(extent_key(range), "space to allocate is not recorded as free"))?;
+            .ok_or_else(|| {
+                corrupt(extent_key(range), "space to allocate is not recorded as free")
+            })?;
         tree.delete(&key)?;
         let mut delta = -1;
         for (start, end) in [(found.start, range.start), (range.end(), found.end())] {
@@ -115,7 +125,10 @@ pub fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
         let mut delta = 1;
         if let Some((key, before)) = extent_at(tree, group, range.start)? {
             if before.end() > range.start {
-                return Err(corrupt(key, format!("space that becomes free at {} is free", range.start)));
+                return Err(corrupt(
+                    key,
+                    format!("space that becomes free at {} is free", range.start),
+                ));
             }
             if before.end() == range.start {
                 tree.delete(&key)?;
@@ -130,7 +143,10 @@ pub fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
         {
             let after = parse_extent(key, group)?;
             if after.start < range.end() {
-                return Err(corrupt(key, format!("space that becomes free at {} is free", range.start)));
+                return Err(corrupt(
+                    key,
+                    format!("space that becomes free at {} is free", range.start),
+                ));
             }
             if after.start == range.end() {
                 tree.delete(&key)?;
@@ -267,7 +283,11 @@ fn edit_bits(tree: &mut dyn TreeOps, group: Run, range: Run, free: bool) -> Resu
         let (key, mut bits) = read_bitmap(tree, map)?;
         let part = range.intersect(map).expect("bitmaps of the range");
         if bit_range(map, part).any(|n| get_bit(&bits, n) == free) {
-            let what = if free { "space that becomes free is free" } else { "space to allocate is not free" };
+            let what = if free {
+                "space that becomes free is free"
+            } else {
+                "space to allocate is not free"
+            };
             return Err(corrupt(key, format!("{what}: {} bytes at {}", part.len, part.start)));
         }
         set_bits(&mut bits, map, part, free);
@@ -297,7 +317,9 @@ fn parse_extent(key: Key, group: Run) -> Result<Run> {
 fn extent_at(tree: &mut dyn TreeOps, group: Run, at: Logical) -> Result<Option<(Key, Run)>> {
     let key = Key::new(at, KeyType::FREE_SPACE_EXTENT, u64::MAX);
     match tree.at_or_before(&key)? {
-        Some((key, _)) if key.objectid.0 >= group.start.0 && key.kind != KeyType::FREE_SPACE_INFO => {
+        Some((key, _))
+            if key.objectid.0 >= group.start.0 && key.kind != KeyType::FREE_SPACE_INFO =>
+        {
             Ok(Some((key, parse_extent(key, group)?)))
         }
         _ => Ok(None),
@@ -307,9 +329,13 @@ fn extent_at(tree: &mut dyn TreeOps, group: Run, at: Logical) -> Result<Option<(
 /// Calls `each` with every maximal run of free space of the group, in address order.
 ///
 /// # Errors
-/// `Corrupt` when the info item is missing or wrong (its count included), when items overlap, leave the group
-/// or mix the forms; whatever `each` returns.
-pub fn load(tree: &mut dyn TreeOps, group: Run, each: &mut dyn FnMut(Run) -> Result<()>) -> Result<()> {
+/// `Corrupt` when the info item is missing or wrong (its count included), when items overlap, leave
+/// the group or mix the forms; whatever `each` returns.
+pub fn load(
+    tree: &mut dyn TreeOps,
+    group: Run,
+    each: &mut dyn FnMut(Run) -> Result<()>,
+) -> Result<()> {
     let info = Info::read(tree, group)?;
     let mut count = 0u64;
     walk(tree, group, info, &mut |run| {
@@ -383,8 +409,8 @@ fn walk(
 
 /// Adds a group, `used` of which (sorted, not overlapping, whole sectors) is allocated.
 ///
-/// Items that an earlier writer left behind for this stretch are removed. Also rebuilds a group whose
-/// items are broken.
+/// Items that an earlier writer left behind for this stretch are removed. Also rebuilds a group
+/// whose items are broken.
 ///
 /// # Errors
 /// Those of the tree.

@@ -1,16 +1,19 @@
 //! Block groups: which of them an allocation comes from.
 //!
-//! A group's bytes are free, allocated, pinned or excluded (superblock copies), and that is asserted. Allocations take
-//! from the free index and, at the same time, turn reserved bytes into used ones in the account of their
-//! kind; freed bytes are pinned and come back when the superblock without them is durable.
+//! A group's bytes are free, allocated, pinned or excluded (superblock copies), and that is
+//! asserted. Allocations take from the free index and, at the same time, turn reserved bytes into
+//! used ones in the account of their kind; freed bytes are pinned and come back when the superblock
+//! without them is durable.
 //!
-//! Data comes from where the last data came from as long as that holds the whole request. Tree blocks come from
-//! *clusters*: windows of a group from which addresses are handed out in rising order, so that what is allocated
-//! together is written in one go. The committer and the running transaction have clusters of their own; otherwise their
-//! blocks, which are written at different times, would alternate on the device.
+//! Data comes from where the last data came from as long as that holds the whole request. Tree
+//! blocks come from *clusters*: windows of a group from which addresses are handed out in rising
+//! order, so that what is allocated together is written in one go. The committer and the running
+//! transaction have clusters of their own; otherwise their blocks, which are written at different
+//! times, would alternate on the device.
 //!
-//! A superblock must reach everything it refers to: the committer of transaction N takes blocks only from groups that
-//! N's chunk tree has (`created_in <= N`), whatever the running transaction has added meanwhile.
+//! A superblock must reach everything it refers to: the committer of transaction N takes blocks
+//! only from groups that N's chunk tree has (`created_in <= N`), whatever the running transaction
+//! has added meanwhile.
 //!
 //! Lock order: data hint or clusters, map of groups, group, account.
 
@@ -98,7 +101,8 @@ impl BlockGroup {
         mut free: FreeIndex,
         excluded: &[(Logical, u64)],
     ) -> Self {
-        let excluded = excluded.iter().map(|(at, len)| free.remove_range(Run::new(*at, *len))).sum();
+        let excluded =
+            excluded.iter().map(|(at, len)| free.remove_range(Run::new(*at, *len))).sum();
         let allocated = run.len - free.total() - excluded;
         let state = GroupState {
             free,
@@ -171,7 +175,8 @@ impl BlockGroup {
             read_only: s.read_only,
         }
     }
-    /// `used` of the block group item: what applied refs have left allocated. Only the committer changes it.
+    /// `used` of the block group item: what applied refs have left allocated. Only the committer
+    /// changes it.
     #[must_use]
     pub fn disk_used(&self) -> u64 {
         self.state.lock().disk_used
@@ -209,7 +214,12 @@ impl BlockGroup {
         if s.read_only || s.removed {
             return None;
         }
-        assert!(self.serves(from.kind()), "{:?} reservation for a group of {:?}", from.kind(), self.flags);
+        assert!(
+            self.serves(from.kind()),
+            "{:?} reservation for a group of {:?}",
+            from.kind(),
+            self.flags
+        );
         let run = f(&mut s.free)?;
         s.allocated += run.len;
         from.consume(run.len);
@@ -266,12 +276,13 @@ impl Groups {
     /// Adds a group; its space counts from now on.
     ///
     /// # Errors
-    /// `Corrupt` when it overlaps another group, or holds data and metadata although they have accounts of their own.
+    /// `Corrupt` when it overlaps another group, or holds data and metadata although they have
+    /// accounts of their own.
     pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
         self.add_and(group, |kind, change| self.space.change(kind, change))
     }
-    /// As [`Self::add`], for a group that takes device space: metadata may be promised `overcommit` bytes beyond its groups
-    /// from now on.
+    /// As [`Self::add`], for a group that takes device space: metadata may be promised `overcommit`
+    /// bytes beyond its groups from now on.
     ///
     /// # Errors
     /// As [`Self::add`].
@@ -284,7 +295,10 @@ impl Groups {
         count: impl FnOnce(SpaceKind, &dyn Fn(&mut Pots)),
     ) -> Result<Arc<BlockGroup>> {
         // Such a group would be counted in one account and serve both.
-        if !self.space.is_mixed() && group.serves(SpaceKind::Data) && group.serves(SpaceKind::Metadata) {
+        if !self.space.is_mixed()
+            && group.serves(SpaceKind::Data)
+            && group.serves(SpaceKind::Metadata)
+        {
             let what = "block group of data and metadata on a file system without mixed groups";
             return Err(Error::corrupt(Place::block(group.run.start), what));
         }
@@ -328,7 +342,10 @@ impl Groups {
     /// `Corrupt` when there is none: something on disk refers to space outside of block groups.
     pub fn find_run(&self, run: Run) -> Result<Arc<BlockGroup>> {
         self.find(run.start).filter(|g| g.run.contains(run)).ok_or_else(|| {
-            Error::corrupt(Place::block(run.start), format!("{} bytes are in no block group", run.len))
+            Error::corrupt(
+                Place::block(run.start),
+                format!("{} bytes are in no block group", run.len),
+            )
         })
     }
     /// All groups in address order.
@@ -336,17 +353,19 @@ impl Groups {
     pub fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
     }
-    /// Groups of a kind in the order in which to look for space: first those that are not published. The commit on its
-    /// way must not use them, and what is free elsewhere may be all that it has.
+    /// Groups of a kind in the order in which to look for space: first those that are not
+    /// published. The commit on its way must not use them, and what is free elsewhere may be all
+    /// that it has.
     fn serving(&self, kind: SpaceKind) -> Vec<Arc<BlockGroup>> {
-        let mut all: Vec<_> = self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect();
+        let mut all: Vec<_> =
+            self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect();
         let published = self.published.load(Ordering::Relaxed);
         all.sort_by_key(|g| g.created_in.0 <= published);
         all
     }
 
-    /// Allocates data: `want` bytes in one piece, or the longest piece there is of at least `min`, in a
-    /// group not newer than `newest`. Never more than a data extent can have.
+    /// Allocates data: `want` bytes in one piece, or the longest piece there is of at least `min`,
+    /// in a group not newer than `newest`. Never more than a data extent can have.
     ///
     /// # Errors
     /// [`NeedChunk`] when no group has `min` bytes in one piece.
@@ -359,30 +378,34 @@ impl Groups {
     ) -> std::result::Result<Run, NeedChunk> {
         let want = want.min(MAX_DATA_EXTENT);
         let sector = u64::from(SECTOR_SIZE);
-        assert!(0 < min && min <= want && want.is_multiple_of(sector) && min.is_multiple_of(sector));
+        assert!(
+            0 < min && min <= want && want.is_multiple_of(sector) && min.is_multiple_of(sector)
+        );
         let mut hint = self.data_hint.lock();
         let near = self.find(*hint).filter(|g| g.serves(SpaceKind::Data));
         let got = near
             .and_then(|g| g.take(newest, from, |f| f.allocate(want, want, Some(*hint))))
             .or_else(|| {
                 let groups = self.serving(SpaceKind::Data);
-                groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate(want, want, None))).or_else(
-                    || {
+                groups
+                    .iter()
+                    .find_map(|g| g.take(newest, from, |f| f.allocate(want, want, None)))
+                    .or_else(|| {
                         let longest = |g: &Arc<BlockGroup>| {
                             let s = g.state.lock();
                             if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
                         };
                         let best = groups.iter().max_by_key(|g| longest(g))?;
                         best.take(newest, from, |f| f.allocate(want, min, None))
-                    },
-                )
+                    })
             })
             .ok_or(NeedChunk(SpaceKind::Data))?;
         *hint = got.end();
         Ok(got)
     }
 
-    /// Allocates `count` tree blocks, in rising order as far as possible, in groups not newer than `newest`.
+    /// Allocates `count` tree blocks, in rising order as far as possible, in groups not newer than
+    /// `newest`.
     ///
     /// # Errors
     /// [`NeedChunk`] when there is no room for all of them; none is allocated then.
@@ -452,7 +475,9 @@ impl Groups {
         }
         // Others may have left holes that are large enough but lie askew.
         let sector = u64::from(SECTOR_SIZE);
-        let got = groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, sector)));
+        let got = groups
+            .iter()
+            .find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, sector)));
         got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::Metadata))
     }
 
@@ -467,19 +492,25 @@ impl Groups {
     ) -> std::result::Result<Logical, NeedChunk> {
         let block = u64::from(self.nodesize);
         let groups = self.serving(SpaceKind::System);
-        let got = groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, block)));
+        let got = groups
+            .iter()
+            .find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, block)));
         got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::System))
     }
 
-    /// Allocates exactly this run, which something unrecorded occupies. False when not all of it is free.
+    /// Allocates exactly this run, which something unrecorded occupies. False when not all of it is
+    /// free.
     ///
     /// # Errors
     /// `Corrupt` when it lies in no block group, or in one of another kind than `from`.
     pub fn take_exact(&self, run: Run, from: &mut Reservation) -> Result<bool> {
         let group = self.find_run(run)?;
         if !group.serves(from.kind()) {
-            let what =
-                format!("{} bytes of {:?} lie in a block group for something else", run.len, from.kind());
+            let what = format!(
+                "{} bytes of {:?} lie in a block group for something else",
+                run.len,
+                from.kind()
+            );
             return Err(Error::corrupt(Place::block(run.start), what));
         }
         Ok(group.take(Generation(u64::MAX), from, |free| free.take(run)).is_some())
@@ -494,7 +525,8 @@ impl Groups {
         self.space.change(group.kind(), |p| pots(p, read_only));
     }
 
-    /// Allocated space that nothing ever referred to is free again at once. Into the reservation, if one is given.
+    /// Allocated space that nothing ever referred to is free again at once. Into the reservation,
+    /// if one is given.
     ///
     /// # Panics
     /// When the run was not allocated.
@@ -521,7 +553,10 @@ impl Groups {
         let group = self.find_run(run)?;
         let mut s = group.state.lock();
         s.allocated = s.allocated.checked_sub(run.len).ok_or_else(|| {
-            Error::corrupt(Place::block(run.start), "more is freed than the block group has allocated")
+            Error::corrupt(
+                Place::block(run.start),
+                "more is freed than the block group has allocated",
+            )
         })?;
         s.pinned += run.len;
         self.space.change(group.kind(), |p| {
@@ -553,7 +588,8 @@ impl Groups {
         );
     }
 
-    /// Keeps a group from being allocated from, or allows it again. Its free space counts as unusable meanwhile.
+    /// Keeps a group from being allocated from, or allows it again. Its free space counts as
+    /// unusable meanwhile.
     #[cfg(test)]
     pub fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
         let mut s = group.state.lock();
@@ -577,15 +613,19 @@ impl Groups {
         self.all().into_iter().filter(|g| empty(&g.usage())).collect()
     }
 
-    /// Removes a group for good in which there is nothing, and none of whose space was promised to anybody who could not have
-    /// it elsewhere; says whether it did. Nobody sees it out of service before that is known.
+    /// Removes a group for good in which there is nothing, and none of whose space was promised to
+    /// anybody who could not have it elsewhere; says whether it did. Nobody sees it out of service
+    /// before that is known.
     pub fn remove_unpromised(&self, group: &BlockGroup) -> bool {
         // A later group may lie at the same addresses and be for something else.
         let mut clusters = self.clusters.lock();
         let mut groups = self.groups.write();
         let mut s = group.state.lock();
         let empty = s.allocated == 0 && s.pinned == 0 && s.disk_used == 0;
-        if s.removed || !empty || !s.read_only && !self.space.try_withdraw(group.kind(), s.free.total()) {
+        if s.removed
+            || !empty
+            || !s.read_only && !self.space.try_withdraw(group.kind(), s.free.total())
+        {
             return false;
         }
         s.read_only = true;

@@ -1,7 +1,7 @@
 //! Space: who owns which bytes, who may have which next, and how that is written down.
 //!
-//! The parts, from the ground up. Nothing here knows files or directories; trees are seen only through
-//! [`crate::tree::TreeOps`], so that each part is tested on a sorted map.
+//! The parts, from the ground up. Nothing here knows files or directories; trees are seen only
+//! through [`crate::tree::TreeOps`], so that each part is tested on a sorted map.
 //!
 //! | module | decision it hides |
 //! |---|---|
@@ -14,9 +14,9 @@
 //! | [`reserve`] | who waits, and in which order, when space is short |
 //! | [`groups`] | which block group an allocation comes from |
 //!
-//! Two views of the same space must not be confused. The *allocator's view* (free index) already lacks
-//! blocks of the running transaction. The *applied view* (`used`, the free-space tree) changes only when the
-//! committer applies delayed refs, and is what goes to disk.
+//! Two views of the same space must not be confused. The *allocator's view* (free index) already
+//! lacks blocks of the running transaction. The *applied view* (`used`, the free-space tree)
+//! changes only when the committer applies delayed refs, and is what goes to disk.
 
 pub mod chunks;
 pub mod csum_tree;
@@ -80,11 +80,12 @@ impl Run {
     }
 }
 
-/// Joins runs that come in address order to longer ones, as long as they touch and have the same tag.
+/// Joins runs that come in address order to longer ones, as long as they touch and have the same
+/// tag.
 ///
-/// The committer frees and allocates thousands of neighbouring extents; the trees that are edited by range
-/// (free space, checksums) should see one range. Tags keep apart what must not be joined: another block group, the
-/// opposite change.
+/// The committer frees and allocates thousands of neighbouring extents; the trees that are edited
+/// by range (free space, checksums) should see one range. Tags keep apart what must not be joined:
+/// another block group, the opposite change.
 #[derive(Clone, Copy, Debug)]
 pub struct RunJoiner<T> {
     pending: Option<(T, Run)>,
@@ -124,7 +125,9 @@ mod tests {
         let run = |start, len| Run::new(Logical(start), len);
         let mut joiner = RunJoiner::default();
         let mut out = Vec::new();
-        for (tag, r) in [(1, run(0, 4)), (1, run(4, 4)), (2, run(8, 4)), (2, run(13, 1)), (2, run(14, 6))] {
+        for (tag, r) in
+            [(1, run(0, 4)), (1, run(4, 4)), (2, run(8, 4)), (2, run(13, 1)), (2, run(14, 6))]
+        {
             out.extend(joiner.push(tag, r));
         }
         out.extend(joiner.finish());

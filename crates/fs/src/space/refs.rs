@@ -1,13 +1,14 @@
 //! Delayed references: what a transaction did to extents, waiting for the committer.
 //!
-//! Running operations never touch the extent tree. They record `(extent, reference) -> delta` here; opposite
-//! deltas cancel, so that what is left is the net change of the transaction. How many references an extent has
-//! *now* is the sum of three parts that readers add up themselves: the item in the last published extent tree,
-//! the [`DelayedRefs::delta`] of the sealed transaction, and that of the running one.
+//! Running operations never touch the extent tree. They record `(extent, reference) -> delta` here;
+//! opposite deltas cancel, so that what is left is the net change of the transaction. How many
+//! references an extent has *now* is the sum of three parts that readers add up themselves: the
+//! item in the last published extent tree, the [`DelayedRefs::delta`] of the sealed transaction,
+//! and that of the running one.
 //!
-//! A head (all changes of one extent) stays even when its deltas cancel out, because of two facts that outlive
-//! them: the extent was *created* here — with nothing left, it was created and dropped in one transaction and
-//! never reaches the tree — or its FULL_BACKREF flag must be set.
+//! A head (all changes of one extent) stays even when its deltas cancel out, because of two facts
+//! that outlive them: the extent was *created* here — with nothing left, it was created and dropped
+//! in one transaction and never reaches the tree — or its FULL_BACKREF flag must be set.
 
 use crate::error::{Error, Place, Result};
 use larder_format::items::ExtentRef;
@@ -36,7 +37,8 @@ impl ExtentKind {
     }
 }
 
-/// The references of one head: almost always one or two, sometimes (reflinks of one extent) very many.
+/// The references of one head: almost always one or two, sometimes (reflinks of one extent) very
+/// many.
 #[derive(Clone, Debug)]
 enum RefMap {
     Few(SmallVec<[(ExtentRef, i64); 1]>),
@@ -110,14 +112,15 @@ pub struct RefHead {
     pub set_full_backref: bool,
     /// Transaction that allocated it; meaningful with `created`.
     pub generation: Generation,
-    /// First key of a created tree block, for images without skinny metadata. Informative on disk (Linux leaves it
-    /// as it was at allocation, zero for an empty leaf), hence absent means zero.
+    /// First key of a created tree block, for images without skinny metadata. Informative on disk
+    /// (Linux leaves it as it was at allocation, zero for an empty leaf), hence absent means zero.
     pub first_key: Option<Key>,
     refs: RefMap,
     added: Added,
 }
 
-/// Who has got references to a data extent in this transaction, whether or not they are still there.
+/// Who has got references to a data extent in this transaction, whether or not they are still
+/// there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Added {
     #[default]
@@ -141,13 +144,14 @@ impl RefHead {
             added: Added::Nobody,
         }
     }
-    /// Has anybody but `key` got a reference to this data extent in this transaction, even if it is gone?
+    /// Has anybody but `key` got a reference to this data extent in this transaction, even if it is
+    /// gone?
     #[must_use]
     pub fn was_given_to_others(&self, key: ExtentRef) -> bool {
         self.added != Added::Nobody && self.added != Added::One(key)
     }
-    /// Records one more change. References of the wrong kind (data on a block) break an invariant: the caller
-    /// chose both.
+    /// Records one more change. References of the wrong kind (data on a block) break an invariant:
+    /// the caller chose both.
     pub fn add(&mut self, key: ExtentRef, delta: i64) {
         assert_eq!(key.is_data(), self.kind.is_data(), "{key:?} on {:?}", self.kind);
         if delta != 0 {
@@ -225,7 +229,8 @@ impl DelayedRefs {
     /// Records `delta` more (or fewer) references `key` of the extent.
     ///
     /// # Errors
-    /// `Corrupt` when the address was used as another extent in this transaction: two items on disk disagree.
+    /// `Corrupt` when the address was used as another extent in this transaction: two items on disk
+    /// disagree.
     pub fn change(
         &mut self,
         bytenr: Logical,
@@ -238,12 +243,15 @@ impl DelayedRefs {
         Ok(())
     }
 
-    /// Records that the extent was allocated in transaction `generation`. Its references follow by [`Self::change`].
+    /// Records that the extent was allocated in transaction `generation`. Its references follow by
+    /// [`Self::change`].
     ///
-    /// An address whose extent was created and dropped again in this transaction may be created anew.
+    /// An address whose extent was created and dropped again in this transaction may be created
+    /// anew.
     ///
     /// # Errors
-    /// `Corrupt` when the address is in use: something on disk refers to space that is recorded as free.
+    /// `Corrupt` when the address is in use: something on disk refers to space that is recorded as
+    /// free.
     pub fn created(
         &mut self,
         bytenr: Logical,
@@ -253,7 +261,8 @@ impl DelayedRefs {
         first_key: Option<Key>,
     ) -> Result<()> {
         self.check_new(bytenr)?;
-        let head = RefHead { created: true, generation, first_key, ..RefHead::existing(num_bytes, kind) };
+        let head =
+            RefHead { created: true, generation, first_key, ..RefHead::existing(num_bytes, kind) };
         self.heads.insert(bytenr, head);
         Ok(())
     }
@@ -319,7 +328,8 @@ impl DelayedRefs {
 
     /// The tree block's item gets the FULL_BACKREF flag. Errors as [`Self::change`].
     pub fn set_full_backref(&mut self, bytenr: Logical, nodesize: u32, level: u8) -> Result<()> {
-        self.head(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level })?.set_full_backref = true;
+        self.head(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level })?.set_full_backref =
+            true;
         Ok(())
     }
 
@@ -364,9 +374,10 @@ impl DelayedRefs {
     /// What `created` would say.
     pub fn check_new(&self, bytenr: Logical) -> Result<()> {
         match self.heads.get(&bytenr) {
-            Some(head) if !head.created || head.refs.len() > 0 => {
-                Err(Error::corrupt(Place::block(bytenr), "allocated although something refers to it"))
-            }
+            Some(head) if !head.created || head.refs.len() > 0 => Err(Error::corrupt(
+                Place::block(bytenr),
+                "allocated although something refers to it",
+            )),
             _ => Ok(()),
         }
     }
@@ -387,16 +398,17 @@ impl DelayedRefs {
         std::mem::take(self)
     }
 
-    /// Forgets an extent that was created in this transaction, with its references. False, and nothing changed, for one
-    /// that is older or that nothing is known about.
+    /// Forgets an extent that was created in this transaction, with its references. False, and
+    /// nothing changed, for one that is older or that nothing is known about.
     pub fn forget_created(&mut self, bytenr: Logical) -> bool {
         let created = self.heads.get(&bytenr).is_some_and(|head| head.created);
         created && self.heads.remove(&bytenr).is_some()
     }
 
-    /// Makes two data extents that were created in this transaction one, the second behind the first: address, length and
-    /// only reference of each. False, and nothing is changed, where one of them is anything else. `forget`: references that
-    /// others had, and have no more, do not count.
+    /// Makes two data extents that were created in this transaction one, the second behind the
+    /// first: address, length and only reference of each. False, and nothing is changed, where one
+    /// of them is anything else. `forget`: references that others had, and have no more, do not
+    /// count.
     pub fn join_created(
         &mut self,
         left: (Logical, u64, ExtentRef),
@@ -426,7 +438,8 @@ impl DelayedRefs {
         self.heads.insert(right.0, head);
     }
 
-    /// Was this data extent created here, and has this one reference and no other, nor had, unless that is forgotten?
+    /// Was this data extent created here, and has this one reference and no other, nor had, unless
+    /// that is forgotten?
     fn is_created_with(&self, (at, len, key): &(Logical, u64, ExtentRef), forget: bool) -> bool {
         self.heads.get(at).is_some_and(|head| {
             let whole = head.created && head.kind.is_data() && head.num_bytes == *len;

@@ -1,26 +1,29 @@
-//! Reservations: an operation owns its worst case before it starts, and who waits for space waits in line.
+//! Reservations: an operation owns its worst case before it starts, and who waits for space waits
+//! in line.
 //!
-//! Each kind of space has an account: how many bytes there are and which pot they are in (used, pinned,
-//! reserved, unusable; the rest is free). A [`Reservation`] is a guard on reserved bytes: allocations move bytes from
-//! it to *used*, its drop gives the rest back. Pinned bytes (freed, but still reachable from the last durable
-//! superblock) are never free.
+//! Each kind of space has an account: how many bytes there are and which pot they are in (used,
+//! pinned, reserved, unusable; the rest is free). A [`Reservation`] is a guard on reserved bytes:
+//! allocations move bytes from it to *used*, its drop gives the rest back. Pinned bytes (freed, but
+//! still reachable from the last durable superblock) are never free.
 //!
-//! When a request does not fit, it takes a ticket. Tickets are served strictly oldest first, so that a large
-//! request is not starved by small ones. The thread with the oldest ticket runs the reclaimer; there is no
-//! thread that could be asleep or die. It gives up when the reclaimer has nothing left to try, or has tried several
-//! times without a gain: a commit frees the blocks that it has copied itself, which looks like progress for ever.
-//! But nobody is refused for what others merely hold: an operation that has its reservation comes to its end without
-//! needing more ([`Space::reserve_passing`]), gives back nearly all of it, and is waited for, from the moment at which it
-//! is granted. What it leaves behind, delayed data and notes for the commit, is for the reclaimer: who found nothing
-//! while such an operation came to its end looks again. A deletion, which gives space back itself, is refused last of
-//! all: it lets those in line pass, who will be refused and let go of what they hold, and waits while anybody holds
-//! anything.
+//! When a request does not fit, it takes a ticket. Tickets are served strictly oldest first, so
+//! that a large request is not starved by small ones. The thread with the oldest ticket runs the
+//! reclaimer; there is no thread that could be asleep or die. It gives up when the reclaimer has
+//! nothing left to try, or has tried several times without a gain: a commit frees the blocks that
+//! it has copied itself, which looks like progress for ever. But nobody is refused for what others
+//! merely hold: an operation that has its reservation comes to its end without needing more
+//! ([`Space::reserve_passing`]), gives back nearly all of it, and is waited for, from the moment at
+//! which it is granted. What it leaves behind, delayed data and notes for the commit, is for the
+//! reclaimer: who found nothing while such an operation came to its end looks again. A deletion,
+//! which gives space back itself, is refused last of all: it lets those in line pass, who will be
+//! refused and let go of what they hold, and waits while anybody holds anything.
 //!
-//! The *global reserve* is the part of metadata space that only the commit may use (the extent, checksum, free-space
-//! and root trees change while it runs), deletions in need excepted: they may have half of it, which is why it is twice
-//! what a commit takes ([`global_reserve_size`]). Metadata may be reserved beyond what its
-//! block groups hold, against device space that can still become metadata: worst cases are many times what
-//! is used, and a commit allocates the chunk when it is needed.
+//! The *global reserve* is the part of metadata space that only the commit may use (the extent,
+//! checksum, free-space and root trees change while it runs), deletions in need excepted: they may
+//! have half of it, which is why it is twice what a commit takes ([`global_reserve_size`]).
+//! Metadata may be reserved beyond what its block groups hold, against device space that can still
+//! become metadata: worst cases are many times what is used, and a commit allocates the chunk when
+//! it is needed.
 //!
 //! Lock order: nothing is locked, and nothing called, with an account locked.
 
@@ -38,19 +41,21 @@ use std::time::Duration;
 /// Rounds of reclaim without a gain after which a request is refused.
 const FRUITLESS_ROUNDS: u32 = 3;
 
-/// Times that a deletion waits for others to let go of what they hold, and how long at most: whoever holds space does so
-/// for an operation, but may be slow.
+/// Times that a deletion waits for others to let go of what they hold, and how long at most:
+/// whoever holds space does so for an operation, but may be slow.
 const PATIENCE: u32 = 64;
 /// See [`PATIENCE`].
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// What can make space: the engine.
 pub trait Reclaim: Send + Sync {
-    /// Tries to make `bytes` more free for `kind`, by the cheapest means left: running delayed work, writing delayed
-    /// data, allocating a chunk, committing. `Ok(false)`: there is nothing left to try.
+    /// Tries to make `bytes` more free for `kind`, by the cheapest means left: running delayed
+    /// work, writing delayed data, allocating a chunk, committing. `Ok(false)`: there is nothing
+    /// left to try.
     ///
-    /// Runs on the thread with the oldest ticket, which may hold locks of the operation that it reserves for, and
-    /// with no lock of this module held. Reservations made inside never wait ([`Space::reserve_emergency`]).
+    /// Runs on the thread with the oldest ticket, which may hold locks of the operation that it
+    /// reserves for, and with no lock of this module held. Reservations made inside never wait
+    /// ([`Space::reserve_emergency`]).
     ///
     /// # Errors
     /// Ends the wait of the ticket with this error.
@@ -78,7 +83,8 @@ impl Pots {
     pub fn free(&self) -> u64 {
         self.total - self.used - self.pinned - self.unusable
     }
-    /// Bytes that were promised beyond what the block groups hold: a chunk for anything else must leave this much device space.
+    /// Bytes that were promised beyond what the block groups hold: a chunk for anything else must
+    /// leave this much device space.
     #[must_use]
     pub fn overcommitted(&self) -> u64 {
         self.reserved.saturating_sub(self.free())
@@ -145,18 +151,18 @@ struct State {
 }
 
 impl State {
-    /// Bytes that no operation holds: what reclaiming is to increase. It counts the global reserve, which is the first to
-    /// get what comes back.
+    /// Bytes that no operation holds: what reclaiming is to increase. It counts the global reserve,
+    /// which is the first to get what comes back.
     fn unheld(&self) -> u64 {
         (self.pots.free() + self.overcommit).saturating_sub(self.pots.reserved - self.global)
     }
-    /// Is there plenty of room for this, but operations that are about to end have reserved it? Chunks that were made for
-    /// their sake would stay for good.
+    /// Is there plenty of room for this, but operations that are about to end have reserved it?
+    /// Chunks that were made for their sake would stay for good.
     fn is_only_held_up(&self, bytes: u64) -> bool {
         self.passing > 0 && self.pots.used.saturating_add(bytes) < self.pots.total / 4 * 3
     }
-    /// Bytes that may still be promised. What the global reserve lacks is promised already: chunks that operations were
-    /// promised would otherwise be used up by them before it is full.
+    /// Bytes that may still be promised. What the global reserve lacks is promised already: chunks
+    /// that operations were promised would otherwise be used up by them before it is full.
     fn available(&self, overcommits: bool) -> u64 {
         let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
         limit.saturating_sub(self.pots.reserved + self.global_size.saturating_sub(self.global))
@@ -170,7 +176,8 @@ impl State {
     }
     /// Turns bytes of the global reserve into an operation's, as long as half of it stays.
     fn take_half_of_global(&mut self, bytes: u64) -> bool {
-        let enough = self.global.checked_sub(bytes).is_some_and(|rest| rest >= self.global_size / 2);
+        let enough =
+            self.global.checked_sub(bytes).is_some_and(|rest| rest >= self.global_size / 2);
         if enough {
             self.global -= bytes;
         }
@@ -184,8 +191,10 @@ impl State {
         self.global += fill;
         self.pots.reserved += fill;
         while let Some(first) = self.queue.front() {
-            let (bytes, overcommits, deletes) = (first.bytes, first.overcommits, first.asked.deletes);
-            let fits = self.try_take(bytes, overcommits) || deletes && self.take_half_of_global(bytes);
+            let (bytes, overcommits, deletes) =
+                (first.bytes, first.overcommits, first.asked.deletes);
+            let fits =
+                self.try_take(bytes, overcommits) || deletes && self.take_half_of_global(bytes);
             if !fits {
                 break;
             }
@@ -196,7 +205,8 @@ impl State {
             self.wake_front();
         }
     }
-    /// A ticket joins the line. Its thread may hold what the first in line is waiting for, and would not let go of it.
+    /// A ticket joins the line. Its thread may hold what the first in line is waiting for, and
+    /// would not let go of it.
     fn get_in_line(&mut self, ticket: &Arc<Ticket>) {
         self.queue.push_back(Arc::clone(ticket));
         if std::mem::take(&mut self.waits_for_any) {
@@ -232,7 +242,10 @@ pub struct Space {
 impl std::fmt::Debug for Space {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let pots: Vec<_> = self.accounts.iter().map(|a| a.state.lock().pots).collect();
-        f.debug_struct("Space").field("mixed", &self.mixed).field("pots", &pots).finish_non_exhaustive()
+        f.debug_struct("Space")
+            .field("mixed", &self.mixed)
+            .field("pots", &pots)
+            .finish_non_exhaustive()
     }
 }
 
@@ -255,7 +268,8 @@ impl Drop for Reclaiming {
 }
 
 impl Space {
-    /// Accounts without any space. `mixed`: data and metadata share their block groups, hence an account.
+    /// Accounts without any space. `mixed`: data and metadata share their block groups, hence an
+    /// account.
     #[must_use]
     pub fn new(mixed: bool) -> Arc<Self> {
         Arc::new(Self { accounts: Default::default(), mixed, reclaim: OnceLock::new() })
@@ -302,8 +316,8 @@ impl Space {
         self.account(kind).state.lock().available(kind == SpaceKind::Metadata) >= bytes
     }
 
-    /// Bytes that no operation holds, the global reserve and what metadata may overcommit included: what
-    /// [`Reclaim::reclaim`] is to increase.
+    /// Bytes that no operation holds, the global reserve and what metadata may overcommit included:
+    /// what [`Reclaim::reclaim`] is to increase.
     #[must_use]
     pub fn unheld(&self, kind: SpaceKind) -> u64 {
         self.account(kind).state.lock().unheld()
@@ -329,17 +343,18 @@ impl Space {
         }
     }
 
-    /// Sets how many bytes (logical) of device space new metadata chunks could still have. To be called whenever
-    /// chunks come or go.
+    /// Sets how many bytes (logical) of device space new metadata chunks could still have. To be
+    /// called whenever chunks come or go.
     pub fn set_overcommit(&self, bytes: u64) {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
         state.overcommit = bytes;
         state.serve();
     }
 
-    /// Device space is about to go to something else than metadata, which may be promised `overcommit` bytes beyond its
-    /// groups from now on. False, and nothing is changed, where more than `most` were promised already: in one step,
-    /// or promises that are made meanwhile would be broken.
+    /// Device space is about to go to something else than metadata, which may be promised
+    /// `overcommit` bytes beyond its groups from now on. False, and nothing is changed, where more
+    /// than `most` were promised already: in one step, or promises that are made meanwhile would be
+    /// broken.
     #[must_use]
     pub fn take_device_space(&self, most: u64, overcommit: u64) -> bool {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
@@ -350,7 +365,8 @@ impl Space {
         fits
     }
 
-    /// Sets the size of the global reserve ([`global_reserve_size`]). It fills as space becomes free.
+    /// Sets the size of the global reserve ([`global_reserve_size`]). It fills as space becomes
+    /// free.
     pub fn set_global_reserve(&self, bytes: u64) {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
         let surplus = state.global.saturating_sub(bytes);
@@ -374,8 +390,9 @@ impl Space {
         state.serve();
     }
 
-    /// A group has come, which takes device space: changes the pots of its account and sets what metadata may be promised
-    /// beyond its groups. For metadata in one step, as it is the same space.
+    /// A group has come, which takes device space: changes the pots of its account and sets what
+    /// metadata may be promised beyond its groups. For metadata in one step, as it is the same
+    /// space.
     pub(super) fn grow(&self, kind: SpaceKind, overcommit: u64, f: impl FnOnce(&mut Pots)) {
         let metadata = self.account(SpaceKind::Metadata);
         let account = self.account(kind);
@@ -388,8 +405,9 @@ impl Space {
         state.serve();
     }
 
-    /// Takes `bytes` that are free out of service, if what is left is enough for all that was promised. For metadata that
-    /// counts the global reserve and leaves promises against device space out.
+    /// Takes `bytes` that are free out of service, if what is left is enough for all that was
+    /// promised. For metadata that counts the global reserve and leaves promises against device
+    /// space out.
     pub(super) fn try_withdraw(&self, kind: SpaceKind, bytes: u64) -> bool {
         let mut state = self.account(kind).state.lock();
         let rest = state.pots.free().checked_sub(bytes);
@@ -401,7 +419,8 @@ impl Space {
         fits
     }
 
-    /// Takes `bytes` out of what is free and promised to nobody, into the pinned ones. False when there is less.
+    /// Takes `bytes` out of what is free and promised to nobody, into the pinned ones. False when
+    /// there is less.
     pub(super) fn try_pin(&self, kind: SpaceKind, bytes: u64) -> bool {
         let mut state = self.account(kind).state.lock();
         let fits = bytes <= state.available(false);
@@ -420,8 +439,8 @@ impl Space {
         Reservation { space: Arc::clone(self), kind, bytes, passing: asked.passes }
     }
 
-    /// An empty reservation, to merge others into. What is allocated from it beyond what it holds comes from the global
-    /// reserve, then from free space: the committer's kind.
+    /// An empty reservation, to merge others into. What is allocated from it beyond what it holds
+    /// comes from the global reserve, then from free space: the committer's kind.
     #[must_use]
     pub fn empty(self: &Arc<Self>, kind: SpaceKind) -> Reservation {
         self.guard(kind, 0)
@@ -433,7 +452,12 @@ impl Space {
         self.try_reserve_as(kind, bytes, Asked::default())
     }
 
-    fn try_reserve_as(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Option<Reservation> {
+    fn try_reserve_as(
+        self: &Arc<Self>,
+        kind: SpaceKind,
+        bytes: u64,
+        asked: Asked,
+    ) -> Option<Reservation> {
         let mut state = self.account(kind).state.lock();
         // Not past those who wait, who would never find the global reserve full either.
         let fits = state.queue.is_empty()
@@ -454,8 +478,9 @@ impl Space {
         self.reserve_as(kind, bytes, Asked::default())
     }
 
-    /// Reserves metadata for an operation that then needs nothing more, waits for no space and no commit, and ends: while
-    /// there is such a reservation, nobody is refused. What is [split](Reservation::split) from it stays behind.
+    /// Reserves metadata for an operation that then needs nothing more, waits for no space and no
+    /// commit, and ends: while there is such a reservation, nobody is refused. What is
+    /// [split](Reservation::split) from it stays behind.
     ///
     /// # Errors
     /// As [`Self::reserve`].
@@ -463,8 +488,9 @@ impl Space {
         self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: false })
     }
 
-    /// As [`Self::reserve_passing`], for operations that free more than they take: where metadata is short they may use
-    /// up to half of the global reserve. Otherwise a full file system could not be emptied.
+    /// As [`Self::reserve_passing`], for operations that free more than they take: where metadata
+    /// is short they may use up to half of the global reserve. Otherwise a full file system could
+    /// not be emptied.
     ///
     /// # Errors
     /// As [`Self::reserve`].
@@ -472,7 +498,12 @@ impl Space {
         self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: true })
     }
 
-    fn reserve_as(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Result<Reservation> {
+    fn reserve_as(
+        self: &Arc<Self>,
+        kind: SpaceKind,
+        bytes: u64,
+        asked: Asked,
+    ) -> Result<Reservation> {
         if RECLAIMING.get() {
             return self.reserve_emergency(kind, bytes);
         }
@@ -485,9 +516,9 @@ impl Space {
         }
     }
 
-    /// Reserves without ever waiting, past those who wait, and from the global reserve if need be: for the reclaimer
-    /// itself and for the commit. Never as passing: who reclaims would find in each round that somebody has passed,
-    /// himself, and begin another.
+    /// Reserves without ever waiting, past those who wait, and from the global reserve if need be:
+    /// for the reclaimer itself and for the commit. Never as passing: who reclaims would find in
+    /// each round that somebody has passed, himself, and begin another.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -503,8 +534,8 @@ impl Space {
         Err(Error::NoSpace)
     }
 
-    /// Reserves metadata without waiting, past those who wait: for operations that hold up a seal already. Deletions may
-    /// use half of the global reserve.
+    /// Reserves metadata without waiting, past those who wait: for operations that hold up a seal
+    /// already. Deletions may use half of the global reserve.
     #[must_use]
     pub fn reserve_inside(self: &Arc<Self>, bytes: u64, deleting: bool) -> Option<Reservation> {
         let kind = SpaceKind::Metadata;
@@ -515,9 +546,9 @@ impl Space {
         None
     }
 
-    /// Runs `f` while no operation is under way that has reserved `kind`, and none begins: gets in line like everybody
-    /// else, waits for those before and for those that are passing, and lets nobody through until `f` is done. What `f`
-    /// reserves must not wait.
+    /// Runs `f` while no operation is under way that has reserved `kind`, and none begins: gets in
+    /// line like everybody else, waits for those before and for those that are passing, and lets
+    /// nobody through until `f` is done. What `f` reserves must not wait.
     pub fn alone<R>(&self, kind: SpaceKind, f: impl FnOnce() -> R) -> R {
         let account = self.account(kind);
         let ticket = Arc::new(Ticket {
@@ -568,8 +599,8 @@ impl Space {
         // Operations that had come to their end when the reclaimer began.
         let mut seen = 0;
         loop {
-            // Wait until served or first in line. The account is asked without the ticket locked: the order is account,
-            // ticket.
+            // Wait until served or first in line. The account is asked without the ticket locked:
+            // the order is account, ticket.
             let (granted, first, unheld, passed) = {
                 let state = account.state.lock();
                 let granted = *ticket.state.lock() == TicketState::Granted;
@@ -610,8 +641,8 @@ impl Space {
                 return Ok(self.taken(kind, &ticket));
             }
             if (state.passing > 0 || state.passed != seen) && matches!(refusal, Error::NoSpace) {
-                // Each that ends wakes us; after it, everything is tried once more. One that has ended since the
-                // reclaimer looked may have left behind what that did not find.
+                // Each that ends wakes us; after it, everything is tried once more. One that has
+                // ended since the reclaimer looked may have left behind what that did not find.
                 if state.passed == seen {
                     ticket.wait(state);
                 }
@@ -700,7 +731,8 @@ impl Reservation {
     pub fn kind(&self) -> SpaceKind {
         self.kind
     }
-    /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own, which is not a passing one.
+    /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own, which is
+    /// not a passing one.
     #[must_use]
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
@@ -721,14 +753,15 @@ impl Reservation {
         drop(self.split(surplus));
     }
 
-    /// `bytes` have been allocated: they are used now. Beyond what is reserved, the global reserve pays, then
-    /// the free space: the allocator has found them, so they are there.
+    /// `bytes` have been allocated: they are used now. Beyond what is reserved, the global reserve
+    /// pays, then the free space: the allocator has found them, so they are there.
     pub(super) fn consume(&mut self, bytes: u64) {
         let account = self.space.account(self.kind);
         let mut state = account.state.lock();
         let own = bytes.min(self.bytes);
         self.bytes -= own;
-        let global = if self.kind == SpaceKind::Metadata { (bytes - own).min(state.global) } else { 0 };
+        let global =
+            if self.kind == SpaceKind::Metadata { (bytes - own).min(state.global) } else { 0 };
         state.global -= global;
         state.pots.reserved -= own + global;
         state.pots.used += bytes;
@@ -764,9 +797,10 @@ impl Drop for Reservation {
     }
 }
 
-/// Size of the global reserve. `commit_bytes` is the most that a commit copies: every block of the extent, checksum,
-/// free-space and root trees once, and what they grow by. Twice that, because deletions may have half; from 16 to 512
-/// MiB, but not more than a quarter of the metadata space, or half of it where a commit may need that.
+/// Size of the global reserve. `commit_bytes` is the most that a commit copies: every block of the
+/// extent, checksum, free-space and root trees once, and what they grow by. Twice that, because
+/// deletions may have half; from 16 to 512 MiB, but not more than a quarter of the metadata space,
+/// or half of it where a commit may need that.
 #[must_use]
 pub fn global_reserve_size(commit_bytes: u64, metadata_total: u64) -> u64 {
     let needed = 2 * commit_bytes.min(MAX_COPIES_IN_RESERVE);

@@ -1,13 +1,13 @@
 //! The commit: from a sealed transaction to a durable superblock.
 //!
-//! The global trees describe each other. Inserting an extent item copies blocks of the extent tree, whose references
-//! go into the extent tree; block group items and free space change with every block; root items move with every root.
-//! But a block is copied to a new address at most once in a transaction, so the circle closes: the committer applies
-//! notes, then what that caused, then what that caused, until a round changes nothing. Normally that takes two or
-//! three rounds.
+//! The global trees describe each other. Inserting an extent item copies blocks of the extent tree,
+//! whose references go into the extent tree; block group items and free space change with every
+//! block; root items move with every root. But a block is copied to a new address at most once in a
+//! transaction, so the circle closes: the committer applies notes, then what that caused, then what
+//! that caused, until a round changes nothing. Normally that takes two or three rounds.
 //!
-//! What it writes into block groups and the free-space tree comes from *applied* references alone. The allocator's own
-//! map is ahead of them: it already lacks blocks of the next transaction.
+//! What it writes into block groups and the free-space tree comes from *applied* references alone.
+//! The allocator's own map is ahead of them: it already lacks blocks of the next transaction.
 
 mod roots;
 
@@ -58,7 +58,8 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     let delayed = if core.options.tuning.break_snapshot_before_items {
         snapshot::make_all(core, &txn, |_, _| Ok(())).and_then(|()| flush_delayed_items(core, &txn))
     } else {
-        flush_delayed_items(core, &txn).and_then(|()| snapshot::make_all(core, &txn, flush_delayed_items))
+        flush_delayed_items(core, &txn)
+            .and_then(|()| snapshot::make_all(core, &txn, flush_delayed_items))
     };
     let untouched = std::mem::take(&mut txn.roots.lock().untouched);
     let mut frozen: Vec<Frozen> = txn
@@ -84,7 +85,8 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     let mut committer = Committer::new(core, txn.clone());
     committer.fixpoint(&frozen)?;
     let superblock = committer.superblock()?;
-    let mut roots: Vec<(TreeId, Root)> = frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
+    let mut roots: Vec<(TreeId, Root)> =
+        frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
     roots.extend(core.roots.all().map(|t| (t.id(), t.root())));
     let nodes = writeout::write_nodes(core, txn.generation, &roots)?;
     // Whoever ended writing meanwhile had a reason not to trust what is in memory.
@@ -116,11 +118,12 @@ struct Frozen {
     growth: i64,
 }
 
-/// Writes inode items that operations left to the seal while operations go on, where there are many: the seal, for which
-/// everybody waits, then has only those that have changed again.
+/// Writes inode items that operations left to the seal while operations go on, where there are
+/// many: the seal, for which everybody waits, then has only those that have changed again.
 ///
-/// It never waits for space or a seal: this is the thread that such a wait would be for. What it cannot write, the seal does.
-/// For the committer only: a seal in the midst of it would not find the inodes that it has taken.
+/// It never waits for space or a seal: this is the thread that such a wait would be for. What it
+/// cannot write, the seal does. For the committer only: a seal in the midst of it would not find
+/// the inodes that it has taken.
 pub(crate) fn write_items_ahead(core: &Core) {
     let txn = core.txns.running();
     let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);
@@ -162,7 +165,8 @@ pub(crate) fn write_items_ahead(core: &Core) {
 /// Space to write so many items: what was kept for them, and more if it is there.
 fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
     let cost = core.item_cost(items, 0);
-    let mut kept = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
+    let mut kept =
+        txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
     let mut mine = kept.split(cost);
     let lacking = cost - mine.bytes();
     match core.space.accounts.try_reserve(SpaceKind::Metadata, lacking) {
@@ -173,12 +177,14 @@ fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
     (mine.bytes() == cost).then_some(mine)
 }
 
-/// Takes the inodes whose items are to be written. From here on whoever changes one notes it again: snapshots, for one, which
-/// are made in the midst of the seal, change the directories that they appear in.
+/// Takes the inodes whose items are to be written. From here on whoever changes one notes it again:
+/// snapshots, for one, which are made in the midst of the seal, change the directories that they
+/// appear in.
 fn take_changed(inodes: &mut ChangedInodes) -> ChangedInodes {
     inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
     let changed = std::mem::take(inodes);
-    // Either their writer sees a change, or who makes it sees that they were taken: see `Handle::mark_dirty`.
+    // Either their writer sees a change, or who makes it sees that they were taken: see
+    // `Handle::mark_dirty`.
     fence(Ordering::SeqCst);
     changed
 }
@@ -230,11 +236,13 @@ impl BlockSource for Source<'_, '_> {
         if self.system { self.committer.system_purse.len() } else { self.committer.purse.len() }
     }
     fn take(&mut self) -> Logical {
-        let purse = if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
+        let purse =
+            if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
         purse.pop().expect("the edit asked for addresses first")
     }
     fn untake(&mut self, at: Logical) {
-        let purse = if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
+        let purse =
+            if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
         purse.push(at);
     }
     fn buffer(&mut self) -> Arc<[u8]> {
@@ -243,11 +251,23 @@ impl BlockSource for Source<'_, '_> {
     fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key) {
         let nodesize = self.committer.core.nodesize();
         let generation = self.committer.txn.generation;
-        let done =
-            self.committer.pending.create_tree_block(at, nodesize, level, tree, generation, Some(first_key));
+        let done = self.committer.pending.create_tree_block(
+            at,
+            nodesize,
+            level,
+            tree,
+            generation,
+            Some(first_key),
+        );
         self.committer.core.noted(done);
     }
-    fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop> {
+    fn copied(
+        &mut self,
+        tree: TreeId,
+        old: &Node,
+        new: Logical,
+        maybe_shared: bool,
+    ) -> Result<(), Stop> {
         debug_assert!(!maybe_shared, "global trees are never shared");
         self.created(tree, new, old.level(), old.first_key().unwrap_or_default());
         let nodesize = self.committer.core.nodesize();
@@ -259,8 +279,8 @@ impl BlockSource for Source<'_, '_> {
         unreachable!("only subvolumes have snapshots")
     }
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
-        // Made by this commit, in no item and in nobody's hands: taken again. Deleting checksums makes and drops a leaf
-        // with every extent, and a full disk does not have that many.
+        // Made by this commit, in no item and in nobody's hands: taken again. Deleting checksums
+        // makes and drops a leaf with every extent, and a full disk does not have that many.
         if self.committer.pending.forget_created(at) {
             return self.untake(at);
         }
@@ -333,7 +353,8 @@ impl TreeOps for Ops<'_, '_> {
 
 impl<'a> Committer<'a> {
     fn new(core: &'a Core, txn: Arc<Txn>) -> Self {
-        let reserve = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
+        let reserve =
+            txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
         core.space.kept_by_commit.store(reserve.bytes(), Ordering::Release);
         let freed = std::mem::take(&mut *txn.freed_log.lock());
         Self {
@@ -442,8 +463,10 @@ impl<'a> Committer<'a> {
         let len = run.len.cast_signed();
         group.apply_used(if free { -len } else { len })?;
         self.dirty_groups.insert(group.run().start);
-        if self.core.roots.free_space.is_some() && !self.core.options.tuning.break_stale_free_space {
-            // A block that the commit itself made and dropped again within one round was never in the tree.
+        if self.core.roots.free_space.is_some() && !self.core.options.tuning.break_stale_free_space
+        {
+            // A block that the commit itself made and dropped again within one round was never in
+            // the tree.
             match self.space_changes.entry(run.start) {
                 Entry::Occupied(e) if *e.get() == (run.len, !free) => {
                     e.remove();
@@ -467,8 +490,8 @@ impl<'a> Committer<'a> {
         let mut changes = changes.into_iter().peekable();
         while let Some((start, (mut len, free))) = changes.next() {
             let group = core.space.groups.find_run(Run::new(start, len))?.run();
-            while let Some((_, (more, _))) =
-                changes.next_if(|(s, (_, f))| *f == free && *s == start.plus(len) && *s < group.end())
+            while let Some((_, (more, _))) = changes
+                .next_if(|(s, (_, f))| *f == free && *s == start.plus(len) && *s < group.end())
             {
                 len += more;
             }
@@ -482,8 +505,9 @@ impl<'a> Committer<'a> {
         Ok(())
     }
 
-    /// Makes the record of groups anew whose free space was not what the extent tree says. Runs before anything else
-    /// of this transaction is applied, so the extent tree is still that of the last commit.
+    /// Makes the record of groups anew whose free space was not what the extent tree says. Runs
+    /// before anything else of this transaction is applied, so the extent tree is still that of the
+    /// last commit.
     fn rebuild_free_space(&mut self) -> Result<()> {
         let core = self.core;
         let Some(tree) = &core.roots.free_space else { return Ok(()) };
@@ -581,7 +605,10 @@ impl<'a> Committer<'a> {
         let mut item = core.superblock.lock().dev_item;
         let used = i128::from(item.bytes_used.get()) + delta;
         let used = u64::try_from(used).map_err(|_| {
-            Error::corrupt(Place::tree(ObjectId::CHUNK_TREE), "more device space given back than was used")
+            Error::corrupt(
+                Place::tree(ObjectId::CHUNK_TREE),
+                "more device space given back than was used",
+            )
         })?;
         item.bytes_used = U64::new(used);
         core.superblock.lock().dev_item = item;
@@ -659,7 +686,8 @@ impl<'a> Committer<'a> {
         // A v1 space cache would be stale now: 0 never equals a generation, so Linux rebuilds it.
         sb.cache_generation = U64::new(0);
         if core.roots.free_space.is_none() {
-            sb.compat_ro_flags = U64::new(sb.compat_ro_flags.get() & !CompatRo::FREE_SPACE_TREE_VALID.bits());
+            sb.compat_ro_flags =
+                U64::new(sb.compat_ro_flags.get() & !CompatRo::FREE_SPACE_TREE_VALID.bits());
         }
         if followed_uuids {
             sb.uuid_tree_generation = generation;
@@ -685,7 +713,8 @@ impl<'a> Committer<'a> {
     fn fill_backup_root(&self, sb: &mut Superblock) {
         let core = self.core;
         let before = sb.generation.get() - 1;
-        let newest = sb.backup_roots.iter().position(|b| b.tree_root_gen.get() == before && before != 0);
+        let newest =
+            sb.backup_roots.iter().position(|b| b.tree_root_gen.get() == before && before != 0);
         let slot = newest.map_or(0, |i| (i + 1) % 4);
         let roots = &core.roots;
         let pair = |t: &Tree| {
@@ -732,12 +761,14 @@ impl<'a> Committer<'a> {
             core.space.forget_removed(core, &self.removed);
         }
         if let Err(e) = core.space.measure_global_trees(&core.roots, &core.epochs.enter()) {
-            // The reserve stays as large as it was; the next commit will need the root and say what is wrong.
+            // The reserve stays as large as it was; the next commit will need the root and say what
+            // is wrong.
             tracing::warn!("the size of the global trees is not known: {e}");
         }
         core.space.groups.set_published(self.txn.generation);
         core.set_published_hint(self.txn.generation);
-        // The root tree has them and is durable. Before anybody who waits goes on: the next `fsync` would commit for them again.
+        // The root tree has them and is durable. Before anybody who waits goes on: the next `fsync`
+        // would commit for them again.
         core.links.forget(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);
         let roots = (core.roots.extent.root(), core.roots.csum.root());
@@ -755,8 +786,8 @@ const CSUMS_AT_ONCE: usize = 64 << 10;
 /// Bytes that one checksum is for.
 const SECTOR: u64 = larder_format::SECTOR_SIZE as u64;
 
-/// The first checksums noted for `from` or behind it, with those of what follows without a gap: writing many small
-/// extents leaves a note for each, and they lie beside each other.
+/// The first checksums noted for `from` or behind it, with those of what follows without a gap:
+/// writing many small extents leaves a note for each, and they lie beside each other.
 fn adjacent_csums(core: &Core, txn: &Txn, from: Logical) -> Option<(Logical, Vec<u8>)> {
     let notes = txn.csums.lock();
     let mut found = notes.range(from..);

@@ -1,8 +1,9 @@
 //! A handle: one operation's membership in the running transaction.
 //!
-//! It is what makes a [`Tree`] editable, and the only way for operations to note changes of references, checksums and
-//! inode items. It reserves space before it joins, so a seal never waits for an operation that waits for space. What its
-//! notes will cost when they are committed stays reserved when it leaves.
+//! It is what makes a [`Tree`] editable, and the only way for operations to note changes of
+//! references, checksums and inode items. It reserves space before it joins, so a seal never waits
+//! for an operation that waits for space. What its notes will cost when they are committed stays
+//! reserved when it leaves.
 
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -37,8 +38,9 @@ pub(crate) struct Handle<'a> {
     owed: u64,
 }
 
-/// Bytes by which trees may grow for one change of an extent's references: an extent item, or a reference of its own, and
-/// records of free space on both sides; all twice, because leaves that were split are half empty.
+/// Bytes by which trees may grow for one change of an extent's references: an extent item, or a
+/// reference of its own, and records of free space on both sides; all twice, because leaves that
+/// were split are half empty.
 const NOTE_GROWTH: u64 = 256;
 
 impl<'a> Handle<'a> {
@@ -46,8 +48,8 @@ impl<'a> Handle<'a> {
     pub(crate) fn join(core: &'a Core, items: u64, deleting: bool) -> Result<Self> {
         Ok(Self::join_keeping(core, items, deleting, 0)?.0)
     }
-    /// The same, and reserves `more` bytes for something else in the same step: who waits for metadata must not hold any
-    /// that another waits for.
+    /// The same, and reserves `more` bytes for something else in the same step: who waits for
+    /// metadata must not hold any that another waits for.
     pub(crate) fn join_keeping(
         core: &'a Core,
         items: u64,
@@ -63,8 +65,9 @@ impl<'a> Handle<'a> {
         handle.deleting = deleting;
         Ok((handle, kept))
     }
-    /// Joins to change an inode's attributes and no items. Where the running transaction knows of the inode already, what
-    /// its item costs is kept: nothing is reserved then, however often the inode changes.
+    /// Joins to change an inode's attributes and no items. Where the running transaction knows of
+    /// the inode already, what its item costs is kept: nothing is reserved then, however often the
+    /// inode changes.
     pub(crate) fn join_for_item(core: &'a Core, inode: &Inode) -> Result<Self> {
         if inode.noted_in.load(Ordering::Relaxed) == 0 {
             return Self::join(core, 1, false);
@@ -73,7 +76,8 @@ impl<'a> Handle<'a> {
         core.bound_dirty_nodes()?;
         let txn = core.txns.join()?;
         if inode.noted_in.load(Ordering::Relaxed) == txn.generation.0 {
-            // Should the item be written ahead any moment now, and noted once more, that is topped up.
+            // Should the item be written ahead any moment now, and noted once more, that is topped
+            // up.
             let reserved = core.space.accounts.empty(SpaceKind::Metadata);
             return Ok(Self::with_purse(core, txn, reserved, false, Vec::new()));
         }
@@ -112,13 +116,14 @@ impl<'a> Handle<'a> {
     /// The handle with which the committer writes delayed items while it seals.
     pub(crate) fn for_seal(core: &'a Core, txn: Arc<Txn>) -> Self {
         // What was kept for the notes pays for the items too.
-        let reserved = txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
+        let reserved =
+            txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
         let mut handle = Self::over(core, txn, reserved, true);
         handle.overdraws = true;
         handle
     }
-    /// The handle under which a log is replayed, on a file system that may be read-only: never waits, for nobody would
-    /// come to help.
+    /// The handle under which a log is replayed, on a file system that may be read-only: never
+    /// waits, for nobody would come to help.
     pub(crate) fn for_replay(core: &'a Core) -> Result<Self> {
         let reserved = core.space.accounts.empty(SpaceKind::Metadata);
         let mut handle = Self::over(core, core.txns.join()?, reserved, false);
@@ -180,9 +185,10 @@ impl<'a> Handle<'a> {
     }
     /// Notes that an inode's item has to be written at the seal.
     ///
-    /// One that is noted is not noted again, unless its item was written meanwhile (`commit::write_items_ahead`). Either
-    /// that sees what the caller has changed, or the caller sees that it has begun: each first does its part, then,
-    /// behind a fence, looks for the other's.
+    /// One that is noted is not noted again, unless its item was written meanwhile
+    /// (`commit::write_items_ahead`). Either that sees what the caller has changed, or the caller
+    /// sees that it has begun: each first does its part, then, behind a fence, looks for the
+    /// other's.
     pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
         fence(Ordering::SeqCst);
         if inode.noted_in.load(Ordering::Relaxed) == self.txn.generation.0 {
@@ -198,12 +204,14 @@ impl<'a> Handle<'a> {
             self.txn.changed_inodes.fetch_add(1, Ordering::Relaxed);
         }
         if others.is_none() && inode.state.lock().item.generation.get() != self.txn.generation.0 {
-            // The path to the item; a new inode's is in a leaf that this transaction has copied already.
+            // The path to the item; a new inode's is in a leaf that this transaction has copied
+            // already.
             let level = self.core.tree_stats.tallest.load(Ordering::Relaxed);
             self.owed += level.max(1) * u64::from(self.core.nodesize());
         }
     }
-    /// A new data extent with its first reference. `file_offset` is the key's offset minus the offset into the extent.
+    /// A new data extent with its first reference. `file_offset` is the key's offset minus the
+    /// offset into the extent.
     pub(crate) fn create_data(
         &mut self,
         at: Logical,
@@ -240,7 +248,8 @@ impl<'a> Handle<'a> {
         self.noted();
         self.txn.refs.lock().drop_data(at, len, data_ref(subvol, ino, file_offset))
     }
-    /// Checksums for the sectors from `at` on. Notes must not overlap: the commit goes from the end of one to the next.
+    /// Checksums for the sectors from `at` on. Notes must not overlap: the commit goes from the end
+    /// of one to the next.
     pub(crate) fn add_csums(&mut self, at: Logical, sums: Vec<u8>) {
         if self.core.options.tuning.break_no_csums || sums.is_empty() {
             return;
@@ -249,13 +258,16 @@ impl<'a> Handle<'a> {
         self.owed += 2 * sums.len() as u64;
         self.txn.csums.lock().insert(at, sums);
     }
-    /// Takes checksums back whose space is given back unused. They may have been noted together with others.
+    /// Takes checksums back whose space is given back unused. They may have been noted together
+    /// with others.
     pub(crate) fn forget_csums(&mut self, run: Run) {
         let size = self.core.csum.size();
-        let bytes = |len: u64| usize::try_from(len / u64::from(SECTOR_SIZE)).expect("in memory") * size;
+        let bytes =
+            |len: u64| usize::try_from(len / u64::from(SECTOR_SIZE)).expect("in memory") * size;
         let mut notes = self.txn.csums.lock();
-        let noted =
-            |at: Logical, sums: &Vec<u8>| Run::new(at, (sums.len() / size) as u64 * u64::from(SECTOR_SIZE));
+        let noted = |at: Logical, sums: &Vec<u8>| {
+            Run::new(at, (sums.len() / size) as u64 * u64::from(SECTOR_SIZE))
+        };
         while let Some((at, all)) = notes
             .range(..run.end())
             .next_back()
@@ -272,8 +284,8 @@ impl<'a> Handle<'a> {
             }
         }
     }
-    /// New data extents of a file, each with its first reference: address, length, and where the file has them. Returns
-    /// how many of them were recorded: all, up to the first that cannot be.
+    /// New data extents of a file, each with its first reference: address, length, and where the
+    /// file has them. Returns how many of them were recorded: all, up to the first that cannot be.
     pub(crate) fn create_data_extents(
         &mut self,
         subvol: TreeId,
@@ -364,7 +376,13 @@ impl Drop for Handle<'_> {
             self.core.txns.fail("an operation hit a broken invariant; see the log");
         }
         if self.notes > 0 || self.owed > 0 {
-            self.core.keep_for_notes(&self.txn, &mut self.reserved, self.notes, self.owed, self.deleting);
+            self.core.keep_for_notes(
+                &self.txn,
+                &mut self.reserved,
+                self.notes,
+                self.owed,
+                self.deleting,
+            );
         }
         let purse = std::mem::take(&mut self.purse);
         if !purse.is_empty() {
@@ -405,7 +423,13 @@ impl BlockSource for Handle<'_> {
         self.owe(1);
         self.core.note_created(&self.txn, tree, at, level, first_key);
     }
-    fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop> {
+    fn copied(
+        &mut self,
+        tree: TreeId,
+        old: &Node,
+        new: Logical,
+        maybe_shared: bool,
+    ) -> Result<(), Stop> {
         // A shared block's references are passed on to what it points to.
         let children = if maybe_shared { old.view().nritems() as u64 / 2 } else { 0 };
         self.core.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
@@ -441,7 +465,8 @@ impl BlockSource for Handle<'_> {
                 {
                     return Err(Error::NoSpace);
                 }
-                let mut more = self.core.space.allocate_blocks(self.core, missing, &mut self.reserved)?;
+                let mut more =
+                    self.core.space.allocate_blocks(self.core, missing, &mut self.reserved)?;
                 // Addresses are taken from the end: keep them rising.
                 more.reverse();
                 more.append(&mut self.purse);

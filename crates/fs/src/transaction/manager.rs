@@ -1,6 +1,7 @@
 //! Who may join, when to seal, who waits for what.
 //!
-//! One mutex guards the state machine and nothing else; it is held for a few instructions at a time.
+//! One mutex guards the state machine and nothing else; it is held for a few instructions at a
+//! time.
 
 use crate::error::{Error, Result};
 use crate::lock::{self, Joined, Mutex, RwLock};
@@ -12,14 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What reference counts are computed from: the last published extent tree and the notes on top of it.
+/// What reference counts are computed from: the last published extent tree and the notes on top of
+/// it.
 #[derive(Debug, Clone)]
 pub(crate) struct RefsView {
     /// Generation of the published extent tree.
     pub(crate) base: Generation,
     /// Its root.
     pub(crate) extent_root: Root,
-    /// Root of the published checksum tree: with the notes of both transactions, all checksums there are.
+    /// Root of the published checksum tree: with the notes of both transactions, all checksums
+    /// there are.
     pub(crate) csum_root: Root,
     /// The sealed transaction, if one is on its way.
     pub(crate) sealed: Option<Arc<Txn>>,
@@ -88,8 +91,13 @@ impl Drop for Pin<'_> {
 impl Transactions {
     pub(crate) fn new(published: Generation, extent_root: Root, csum_root: Root) -> Self {
         let running = Arc::new(Txn::new(published.next()));
-        let view =
-            RefsView { base: published, extent_root, csum_root, sealed: None, running: running.clone() };
+        let view = RefsView {
+            base: published,
+            extent_root,
+            csum_root,
+            sealed: None,
+            running: running.clone(),
+        };
         Self {
             state: Mutex::new(State {
                 running,
@@ -165,8 +173,8 @@ impl Transactions {
             self.changed.notify_all();
         }
     }
-    /// The running transaction, which will not be sealed before the guard goes; unlike `join` also while a seal drains
-    /// its handles, because those may need it to come to their end.
+    /// The running transaction, which will not be sealed before the guard goes; unlike `join` also
+    /// while a seal drains its handles, because those may need it to come to their end.
     pub(crate) fn pin_running(&self) -> Result<Pin<'_>> {
         let mut state = self.state.lock();
         if let Some(why) = &state.failed {
@@ -179,7 +187,8 @@ impl Transactions {
         Ok(Pin { txns: self, txn })
     }
 
-    /// Asks for a commit of everything up to now, and returns the generation to wait for; `None` when all is published.
+    /// Asks for a commit of everything up to now, and returns the generation to wait for; `None`
+    /// when all is published.
     pub(crate) fn request(&self) -> Option<Generation> {
         let mut state = self.state.lock();
         let target = if state.running.dirty.load(Ordering::Acquire) || state.sealing {
@@ -257,8 +266,9 @@ impl Transactions {
     }
     /// Starts the next transaction; the closed one is sealed.
     pub(crate) fn sealed(&self, since: Instant) {
-        // Nobody can have joined, but somebody may be giving this transaction a chunk, or collecting for its log
-        // (`pin_running`), and may look at the view meanwhile: who waits for them must not hold it.
+        // Nobody can have joined, but somebody may be giving this transaction a chunk, or
+        // collecting for its log (`pin_running`), and may look at the view meanwhile: who waits for
+        // them must not hold it.
         let (mut view, mut state) = loop {
             {
                 let mut state = self.state.lock();
@@ -356,7 +366,8 @@ mod tests {
     use std::thread;
 
     fn root() -> Root {
-        let ptr = Pointer { at: Logical(1 << 20), generation: Generation(7), level: 0, first_key: None };
+        let ptr =
+            Pointer { at: Logical(1 << 20), generation: Generation(7), level: 0, first_key: None };
         Root { ptr, node: None }
     }
     fn manager() -> Transactions {
@@ -376,7 +387,8 @@ mod tests {
         }
     }
 
-    /// Who collects for the log looks at the view while it holds the transaction, and the seal waits for it.
+    /// Who collects for the log looks at the view while it holds the transaction, and the seal
+    /// waits for it.
     #[test]
     fn a_seal_that_waits_for_a_pin_keeps_nobody_from_the_view() {
         let txns = std::sync::Arc::new(manager());
@@ -463,7 +475,11 @@ mod tests {
             let pin = txns.pin_running().unwrap();
             go_send.send(()).unwrap();
             for _ in 0..1000 {
-                assert_eq!(txns.running().generation, pin.txn.generation, "sealed although it is pinned");
+                assert_eq!(
+                    txns.running().generation,
+                    pin.txn.generation,
+                    "sealed although it is pinned"
+                );
                 thread::yield_now();
             }
             pin.txn.touch();
@@ -527,7 +543,8 @@ mod tests {
         assert_eq!(txns.next_seal(), None);
     }
 
-    /// Many operations, commits all the time: nobody is in a transaction that is sealed, and all come to their end.
+    /// Many operations, commits all the time: nobody is in a transaction that is sealed, and all
+    /// come to their end.
     #[test]
     fn joins_and_seals_under_load() {
         let txns = manager();

@@ -28,7 +28,8 @@ pub(crate) struct Txn {
     pub(crate) dirty: AtomicBool,
     /// Changes of extent references.
     pub(crate) refs: Mutex<DelayedRefs>,
-    /// Checksums of new data: address of the first sector → checksums of that and following sectors.
+    /// Checksums of new data: address of the first sector → checksums of that and following
+    /// sectors.
     pub(crate) csums: Mutex<BTreeMap<Logical, Vec<u8>>>,
     /// Extents that were preallocated and have got data in place, and whose that is.
     pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>>,

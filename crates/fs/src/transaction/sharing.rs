@@ -1,9 +1,10 @@
 //! Reference counts: noting who uses which block, and what copying a shared one means.
 //!
-//! A block of a subvolume tree that is at most as old as the subvolume's last snapshot may be shared. Whether it is
-//! says its reference count: the published extent tree plus the notes of the sealed and the running transaction. The
-//! count must not change between looking and noting, so both happen under the lock of the running notes; the
-//! committed part is fetched beforehand ([`Core::learn_refs`]) and stands as long as no other transaction is published.
+//! A block of a subvolume tree that is at most as old as the subvolume's last snapshot may be
+//! shared. Whether it is says its reference count: the published extent tree plus the notes of the
+//! sealed and the running transaction. The count must not change between looking and noting, so
+//! both happen under the lock of the running notes; the committed part is fetched beforehand
+//! ([`Core::learn_refs`]) and stands as long as no other transaction is published.
 
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
@@ -17,8 +18,13 @@ use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::HashMap;
 
 /// What the notes are added to when the extent tree has no item yet.
-const NO_ITEM: ExtentInfo =
-    ExtentInfo { refs: 0, full_backref: false, generation: Generation(0), num_bytes: 0, is_data: false };
+const NO_ITEM: ExtentInfo = ExtentInfo {
+    refs: 0,
+    full_backref: false,
+    generation: Generation(0),
+    num_bytes: 0,
+    is_data: false,
+};
 
 /// Committed reference counts that were looked up, and of which generation they are.
 #[derive(Debug, Default)]
@@ -29,7 +35,8 @@ pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
 pub(crate) enum Released {
     /// It is gone; others keep the block.
     Shared,
-    /// It is the last one, and stays until what is below is gone. `full`: that is referred to by the block itself.
+    /// It is the last one, and stays until what is below is gone. `full`: that is referred to by
+    /// the block itself.
     Last {
         /// The FULL_BACKREF flag.
         full: bool,
@@ -42,7 +49,14 @@ pub(crate) enum Released {
 
 impl Core {
     /// Notes a new block.
-    pub(crate) fn note_created(&self, txn: &Txn, tree: TreeId, at: Logical, level: u8, first_key: Key) {
+    pub(crate) fn note_created(
+        &self,
+        txn: &Txn,
+        tree: TreeId,
+        at: Logical,
+        level: u8,
+        first_key: Key,
+    ) {
         let done = txn.refs.lock().create_tree_block(
             at,
             self.nodesize(),
@@ -59,8 +73,8 @@ impl Core {
         let done = txn.refs.lock().drop_tree_block(at, self.nodesize(), level, key);
         self.noted(done);
     }
-    /// A note that cannot be right means that the image uses space which it records as free. The tree has changed
-    /// already, so this transaction must not be committed.
+    /// A note that cannot be right means that the image uses space which it records as free. The
+    /// tree has changed already, so this transaction must not be committed.
     pub(crate) fn noted(&self, done: Result<()>) {
         if let Err(e) = done {
             self.txns.fail(&e.to_string());
@@ -124,7 +138,8 @@ impl Core {
             let owner = old.view().owner();
             if count > 1 {
                 if owner == tree && !full {
-                    // The keyed references now stand for the copy; the old block's become shared ones.
+                    // The keyed references now stand for the copy; the old block's become shared
+                    // ones.
                     for child in &below {
                         refs.change(child.at, child.len, child.kind, theirs_full, 1)?;
                     }
@@ -145,7 +160,8 @@ impl Core {
         })
     }
 
-    /// Notes that `snapshot` begins with `new`, a copy of `root`: what the copy points to has one more user.
+    /// Notes that `snapshot` begins with `new`, a copy of `root`: what the copy points to has one
+    /// more user.
     pub(crate) fn note_snapshot(
         &self,
         txn: &Txn,
@@ -168,10 +184,11 @@ impl Core {
         Ok(below.len() as u64)
     }
 
-    /// Takes a reference from a block on behalf of a tree that is being dropped, unless that is the last one: then what
-    /// is below must go first. `owned`: does the block say that it belongs to that tree? A block that does and
-    /// that others keep must first be made independent of the tree ([`Core::note_orphaned`]); with `suspect` also when it
-    /// is so itself, because what is below it may not be.
+    /// Takes a reference from a block on behalf of a tree that is being dropped, unless that is the
+    /// last one: then what is below must go first. `owned`: does the block say that it belongs to
+    /// that tree? A block that does and that others keep must first be made independent of the tree
+    /// ([`Core::note_orphaned`]); with `suspect` also when it is so itself, because what is below
+    /// it may not be.
     pub(crate) fn note_released(
         &self,
         txn: &Txn,
@@ -193,8 +210,8 @@ impl Core {
             Ok(Released::Shared)
         })
     }
-    /// The same for a block whose last reference this is and whose children have been let go: it is free. For a leaf that
-    /// means its data, which goes with it. Returns how much was noted.
+    /// The same for a block whose last reference this is and whose children have been let go: it is
+    /// free. For a leaf that means its data, which goes with it. Returns how much was noted.
     pub(crate) fn note_freed(
         &self,
         txn: &Txn,
@@ -217,8 +234,9 @@ impl Core {
         refs.drop_tree_block(at, nodesize, block.level(), reference)?;
         Ok(1 + below.len() as u64)
     }
-    /// Makes a block that others keep independent of its owner, which is being dropped: what it points to is referred to
-    /// by the block from now on, no longer by the tree. Returns how much was noted.
+    /// Makes a block that others keep independent of its owner, which is being dropped: what it
+    /// points to is referred to by the block from now on, no longer by the tree. Returns how much
+    /// was noted.
     pub(crate) fn note_orphaned(
         &self,
         txn: &Txn,
@@ -295,11 +313,14 @@ impl Core {
     pub(crate) fn learn_refs(&self, known: &mut KnownRefs, at: Logical, level: u8) -> Result<()> {
         let epoch = self.epochs.enter();
         let (base, root) = self.txns.with_view(|v| (v.base, v.extent_root.clone()));
-        let mut extents = Version { tree: ObjectId::EXTENT_TREE, root, store: self.store.clone(), epoch };
+        let mut extents =
+            Version { tree: ObjectId::EXTENT_TREE, root, store: self.store.clone(), epoch };
         let kind = ExtentKind::TreeBlock { level };
         let skinny = self.extent_features().skinny;
-        let info = extent_tree::extent_info(&mut extents, at, u64::from(self.nodesize()), kind, skinny)?;
-        // A block of a snapshot made since the last commit has no item yet: all its references are in the notes.
+        let info =
+            extent_tree::extent_info(&mut extents, at, u64::from(self.nodesize()), kind, skinny)?;
+        // A block of a snapshot made since the last commit has no item yet: all its references are
+        // in the notes.
         let info = info.unwrap_or(NO_ITEM);
         known.0.insert(at, (base, info));
         Ok(())
@@ -319,8 +340,10 @@ struct Child {
 fn children(block: &Node, nodesize: u32, tree: TreeId) -> Result<Vec<Child>> {
     let view = block.view();
     if view.level() > 0 {
-        let (kind, mine) =
-            (ExtentKind::TreeBlock { level: view.level() - 1 }, ExtentRef::TreeBlock { root: tree });
+        let (kind, mine) = (
+            ExtentKind::TreeBlock { level: view.level() - 1 },
+            ExtentRef::TreeBlock { root: tree },
+        );
         let child = |at| Child { at: Logical(at), len: u64::from(nodesize), kind, mine };
         return Ok(view.pointers().iter().map(|p| child(p.blockptr.get())).collect());
     }
@@ -331,8 +354,8 @@ fn children(block: &Node, nodesize: u32, tree: TreeId) -> Result<Vec<Child>> {
             continue;
         }
         let data = view.data(slot).unwrap_or_default();
-        let extent =
-            FileExtent::parse(data).map_err(|e| Error::corrupt(Place::item(tree, key), e.to_string()))?;
+        let extent = FileExtent::parse(data)
+            .map_err(|e| Error::corrupt(Place::item(tree, key), e.to_string()))?;
         let FileExtent::Stored(on_disk) = extent else { continue };
         if on_disk.is_hole() {
             continue;

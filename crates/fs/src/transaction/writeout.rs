@@ -1,8 +1,9 @@
 //! Writing a transaction's nodes and superblocks.
 //!
-//! Nodes are found by walking the frozen roots through the children that hang in memory: exactly those made by this
-//! transaction. They are checked once more before they leave, because a bad item that Linux would refuse is better
-//! refused here, while the last superblock still points to good ones.
+//! Nodes are found by walking the frozen roots through the children that hang in memory: exactly
+//! those made by this transaction. They are checked once more before they leave, because a bad item
+//! that Linux would refuse is better refused here, while the last superblock still points to good
+//! ones.
 
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
@@ -28,7 +29,13 @@ struct Outgoing {
     is_root: bool,
 }
 
-fn collect(node: &Arc<Node>, tree: TreeId, is_root: bool, generation: Generation, out: &mut Vec<Outgoing>) {
+fn collect(
+    node: &Arc<Node>,
+    tree: TreeId,
+    is_root: bool,
+    generation: Generation,
+    out: &mut Vec<Outgoing>,
+) {
     if node.generation() != generation {
         return;
     }
@@ -39,7 +46,11 @@ fn collect(node: &Arc<Node>, tree: TreeId, is_root: bool, generation: Generation
 }
 
 /// Writes all nodes of `generation` under `roots` and puts them into the cache. Returns how many.
-pub(crate) fn write_nodes(core: &Core, generation: Generation, roots: &[(TreeId, Root)]) -> Result<usize> {
+pub(crate) fn write_nodes(
+    core: &Core,
+    generation: Generation,
+    roots: &[(TreeId, Root)],
+) -> Result<usize> {
     let mut nodes = Vec::new();
     for (tree, root) in roots {
         if let Some(node) = &root.node {
@@ -100,7 +111,10 @@ fn finish(
     };
     check_unsealed(&bytes, &expect, core.csum).map_err(|e| {
         let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
-        Error::corrupt(place, format!("refusing to write a block that Linux would refuse to read: {e}"))
+        Error::corrupt(
+            place,
+            format!("refusing to write a block that Linux would refuse to read: {e}"),
+        )
     })?;
     let sum = core.csum.compute(&bytes[32..]);
     bytes[..32].copy_from_slice(&sum);
@@ -120,10 +134,16 @@ pub(crate) struct LooseNode {
 ///
 /// # Errors
 /// A node that no reader would believe; the device.
-pub(crate) fn write_loose(core: &Core, generation: Generation, nodes: Vec<LooseNode>) -> Result<()> {
+pub(crate) fn write_loose(
+    core: &Core,
+    generation: Generation,
+    nodes: Vec<LooseNode>,
+) -> Result<()> {
     let images: Vec<Image> = nodes
         .into_iter()
-        .map(|n| Ok(Image { at: n.at, bytes: finish(core, generation, n.bytes, n.tree, n.is_root)? }))
+        .map(|n| {
+            Ok(Image { at: n.at, bytes: finish(core, generation, n.bytes, n.tree, n.is_root)? })
+        })
         .collect::<Result<_>>()?;
     images.chunks(BATCH / core.nodesize() as usize).try_for_each(|some| write_images(core, some))
 }

@@ -1,9 +1,10 @@
 //! Changes to items, once the paths to them are writable.
 //!
-//! [`Editor`] lives inside [`super::Tree::edit`]: every node on the way to a prepared key is in memory, owned by the
-//! running transaction, and enough addresses are at hand; so nothing here can wait or fail for lack of anything.
-//! Leaves that became empty are removed, and keys in parents raised, only at the end ([`Editor::tidy`]): until then
-//! each prepared key must still lead to the leaf that was prepared for it.
+//! [`Editor`] lives inside [`super::Tree::edit`]: every node on the way to a prepared key is in
+//! memory, owned by the running transaction, and enough addresses are at hand; so nothing here can
+//! wait or fail for lack of anything. Leaves that became empty are removed, and keys in parents
+//! raised, only at the end ([`Editor::tidy`]): until then each prepared key must still lead to the
+//! leaf that was prepared for it.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::image::{self, NodeFormat};
@@ -25,7 +26,8 @@ pub(crate) struct Editor<'a> {
     format: &'a NodeFormat,
     root: &'a mut Root,
     source: &'a mut dyn BlockSource,
-    /// May nodes of this transaction be changed that are not on a prepared path? Not while a snapshot may share them.
+    /// May nodes of this transaction be changed that are not on a prepared path? Not while a
+    /// snapshot may share them.
     neighbours: bool,
     /// Blocks made less blocks dropped.
     pub(super) blocks: i64,
@@ -57,7 +59,8 @@ impl<'a> Editor<'a> {
     }
 
     fn leaf_mut(&mut self, key: &Key) -> &mut Node {
-        let mut node = Arc::make_mut(self.root.node.as_mut().expect("an edited tree's root is in memory"));
+        let mut node =
+            Arc::make_mut(self.root.node.as_mut().expect("an edited tree's root is in memory"));
         while node.level() > 0 {
             let slot = child_slot(node, key);
             node = Arc::make_mut(node.child_mut(slot));
@@ -65,8 +68,8 @@ impl<'a> Editor<'a> {
         node
     }
 
-    /// Are there enough addresses at hand to insert one more item, whatever that splits? An edit that was prepared for
-    /// fewer than it inserts asks before each.
+    /// Are there enough addresses at hand to insert one more item, whatever that splits? An edit
+    /// that was prepared for fewer than it inserts asks before each.
     pub(crate) fn has_room(&self) -> bool {
         self.source.available() >= blocks_for_splits(1, self.root.ptr.level)
     }
@@ -153,7 +156,8 @@ impl<'a> Editor<'a> {
             let end = root.view().nritems();
             root.insert_child(end, key, node);
         }
-        self.root.ptr = Pointer { at: root.address(), generation: root.generation(), level, first_key: None };
+        self.root.ptr =
+            Pointer { at: root.address(), generation: root.generation(), level, first_key: None };
         self.root.node = Some(Arc::new(root));
     }
 
@@ -170,7 +174,8 @@ impl<'a> Editor<'a> {
         self.source.dropped(self.tree, node.address(), node.level());
     }
 
-    /// Inserts below a node; the right neighbours that it got. `None`, and nothing is changed, when the key is taken.
+    /// Inserts below a node; the right neighbours that it got. `None`, and nothing is changed, when
+    /// the key is taken.
     fn insert_below(&mut self, node: &mut Arc<Node>, key: &Key, data: &[u8]) -> Option<Split> {
         let node = Arc::make_mut(node);
         if node.level() == 0 {
@@ -215,9 +220,10 @@ impl<'a> Editor<'a> {
         Some(right)
     }
 
-    /// Where the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour that this transaction
-    /// owns, if that makes room: a split would leave two halves. Threads that insert neighbouring keys in turn would fill
-    /// their leaves to half only. False, and nothing is moved, where the key is taken.
+    /// Where the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour
+    /// that this transaction owns, if that makes room: a split would leave two halves. Threads that
+    /// insert neighbouring keys in turn would fill their leaves to half only. False, and nothing is
+    /// moved, where the key is taken.
     fn make_room(&self, parent: &mut Node, slot: usize, key: &Key, size: usize) -> bool {
         if !self.neighbours {
             return true;
@@ -238,7 +244,8 @@ impl<'a> Editor<'a> {
         if left_room >= lacking {
             // As many as fit: what grows at its end leaves full leaves behind.
             let view = leaf.view();
-            let count = (0..=at).rev().find(|n| image::leaf_bytes(view, 0, *n) <= left_room).unwrap_or(0);
+            let count =
+                (0..=at).rev().find(|n| image::leaf_bytes(view, 0, *n) <= left_room).unwrap_or(0);
             if count > 0 && count < view.nritems() && image::leaf_bytes(view, 0, count) >= lacking {
                 let leaf = leaf.clone();
                 let left = Arc::make_mut(parent.child_mut(slot - 1));
@@ -249,7 +256,8 @@ impl<'a> Editor<'a> {
                 return true;
             }
         }
-        let right_room = if slot + 1 < parent.view().nritems() { room(parent.child(slot + 1)) } else { 0 };
+        let right_room =
+            if slot + 1 < parent.view().nritems() { room(parent.child(slot + 1)) } else { 0 };
         if right_room >= lacking {
             let view = leaf.view();
             let n = view.nritems();
@@ -273,7 +281,11 @@ impl<'a> Editor<'a> {
                 image::leaf_append(right.bytes_mut(), leaf.bytes(), from, n - from);
                 image::leaf_append(right.bytes_mut(), &behind, 0, count);
                 drop(leaf);
-                image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), from, n - from);
+                image::leaf_remove(
+                    Arc::make_mut(parent.child_mut(slot)).bytes_mut(),
+                    from,
+                    n - from,
+                );
                 refresh_key(parent, slot + 1);
             }
         }
@@ -296,8 +308,8 @@ impl<'a> Editor<'a> {
         }
         let room = image::leaf_room(view);
         let total = image::leaf_bytes(view, 0, n);
-        // Where to cut so that the new item fits on one side, as evenly as possible; behind the end of the leaf keys
-        // are probably growing, so the left one stays full.
+        // Where to cut so that the new item fits on one side, as evenly as possible; behind the end
+        // of the leaf keys are probably growing, so the left one stays full.
         let best = if slot == n {
             Some((n, false))
         } else {
@@ -347,8 +359,9 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Removes the leaf of `key` if it is empty and joins it with a neighbour if both are small, upwards as far as
-    /// that goes. Only nodes that this transaction owns are touched, so nothing has to be read or copied.
+    /// Removes the leaf of `key` if it is empty and joins it with a neighbour if both are small,
+    /// upwards as far as that goes. Only nodes that this transaction owns are touched, so nothing
+    /// has to be read or copied.
     pub(crate) fn tidy(&mut self, key: &Key) {
         let mut root = self.root.node.take().expect("an edited tree's root is in memory");
         self.tidy_below(Arc::make_mut(&mut root), key);
@@ -365,7 +378,9 @@ impl<'a> Editor<'a> {
                 1 => {
                     // The only child becomes the root, if it is ours: a clean one might be shared.
                     let generation = self.source.generation();
-                    let Some(child) = root.child(0).filter(|c| c.generation() == generation).cloned() else {
+                    let Some(child) =
+                        root.child(0).filter(|c| c.generation() == generation).cloned()
+                    else {
                         break;
                     };
                     self.dropped(&root);
@@ -410,9 +425,17 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Joins the children at `left` and `left + 1` if both are ours and fit one node with room to spare.
-    fn join(&mut self, node: &mut Node, left: usize, generation: larder_format::Generation) -> bool {
-        let (Some(a), Some(b)) = (node.child(left), left.checked_add(1).and_then(|r| node.child(r))) else {
+    /// Joins the children at `left` and `left + 1` if both are ours and fit one node with room to
+    /// spare.
+    fn join(
+        &mut self,
+        node: &mut Node,
+        left: usize,
+        generation: larder_format::Generation,
+    ) -> bool {
+        let (Some(a), Some(b)) =
+            (node.child(left), left.checked_add(1).and_then(|r| node.child(r)))
+        else {
             return false;
         };
         let ours = a.generation() == generation && b.generation() == generation;

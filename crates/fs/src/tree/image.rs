@@ -1,7 +1,8 @@
 //! Edits on the bytes of one node, and nothing else.
 //!
-//! A leaf keeps its items' data without gaps, in key order from the end backwards; every edit here keeps that
-//! true, because Linux refuses leaves where it is not. Callers have made sure that there is room.
+//! A leaf keeps its items' data without gaps, in key order from the end backwards; every edit here
+//! keeps that true, because Linux refuses leaves where it is not. Callers have made sure that there
+//! is room.
 
 use larder_format::node::{
     HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, KeyPointer, NodeView, POINTER_SIZE, leaf_capacity,
@@ -56,12 +57,17 @@ fn set_nritems(buf: &mut [u8], n: usize) {
 
 fn item_mut(buf: &mut [u8], slot: usize) -> &mut ItemHeader {
     let at = HEADER_SIZE + slot * ITEM_SIZE;
-    ItemHeader::mut_from_bytes(&mut buf[at..at + ITEM_SIZE]).expect("the slice has an item header's size")
+    ItemHeader::mut_from_bytes(&mut buf[at..at + ITEM_SIZE])
+        .expect("the slice has an item header's size")
 }
 
 /// Where the data of the items from `slot` on ends, counted from the end of the header.
 fn data_end(view: NodeView<'_>, slot: usize) -> usize {
-    if slot == 0 { view.0.len() - HEADER_SIZE } else { view.items()[slot - 1].offset.get() as usize }
+    if slot == 0 {
+        view.0.len() - HEADER_SIZE
+    } else {
+        view.items()[slot - 1].offset.get() as usize
+    }
 }
 
 /// Adds an item before `slot`; its data is zero until the caller fills it.
@@ -72,7 +78,11 @@ pub(crate) fn leaf_insert(buf: &mut [u8], slot: usize, key: &Key, size: usize) {
     let view = NodeView(buf);
     let n = view.nritems();
     assert!(slot <= n, "slot {slot} of a leaf of {n}");
-    assert!(view.leaf_free() >= size + ITEM_SIZE, "no room for {size} bytes in leaf {}", view.bytenr());
+    assert!(
+        view.leaf_free() >= size + ITEM_SIZE,
+        "no room for {size} bytes in leaf {}",
+        view.bytenr()
+    );
     let end = data_end(view, slot);
     let lowest = data_end(view, n);
     // Data of the items behind moves down to make room above them.
@@ -85,7 +95,8 @@ pub(crate) fn leaf_insert(buf: &mut [u8], slot: usize, key: &Key, size: usize) {
         item.offset -= delta;
     }
     let offset = u32::try_from(end - size).expect("an offset within a node");
-    *item_mut(buf, slot) = ItemHeader { key: (*key).into(), offset: U32::new(offset), size: U32::new(delta) };
+    *item_mut(buf, slot) =
+        ItemHeader { key: (*key).into(), offset: U32::new(offset), size: U32::new(delta) };
     buf[HEADER_SIZE + end - size..HEADER_SIZE + end].fill(0);
     set_nritems(buf, n + 1);
 }
@@ -125,9 +136,16 @@ pub(crate) fn leaf_resize(buf: &mut [u8], slot: usize, size: usize) {
     let start = end - old;
     let new_start = end - size;
     if size > old {
-        assert!(view.leaf_free() >= size - old, "no room to grow an item in leaf {}", view.bytenr());
+        assert!(
+            view.leaf_free() >= size - old,
+            "no room to grow an item in leaf {}",
+            view.bytenr()
+        );
         // Everything from the lowest byte to the item's last kept byte moves down.
-        buf.copy_within(HEADER_SIZE + lowest..HEADER_SIZE + end, HEADER_SIZE + lowest - (size - old));
+        buf.copy_within(
+            HEADER_SIZE + lowest..HEADER_SIZE + end,
+            HEADER_SIZE + lowest - (size - old),
+        );
         buf[HEADER_SIZE + new_start + old..HEADER_SIZE + end].fill(0);
     } else {
         // The beginning is kept, so what lies below it and the kept part move up.
@@ -141,7 +159,8 @@ pub(crate) fn leaf_resize(buf: &mut [u8], slot: usize, size: usize) {
         let offset = item.offset.get() as usize + old - size;
         item.offset = U32::new(u32::try_from(offset).expect("an offset within a node"));
     }
-    item_mut(buf, slot).size = U32::new(u32::try_from(size).expect("an item is smaller than a node"));
+    item_mut(buf, slot).size =
+        U32::new(u32::try_from(size).expect("an item is smaller than a node"));
 }
 
 /// Data of an item, for writing.
@@ -174,7 +193,8 @@ pub(crate) fn leaf_append(target: &mut [u8], source: &[u8], from: usize, count: 
         let item = &view.items()[i];
         let slot = NodeView(target).nritems();
         leaf_insert(target, slot, &item.key.into(), item.size.get() as usize);
-        leaf_data_mut(target, slot).copy_from_slice(view.data(i).expect("a checked leaf's data lies inside"));
+        leaf_data_mut(target, slot)
+            .copy_from_slice(view.data(i).expect("a checked leaf's data lies inside"));
     }
 }
 
@@ -190,7 +210,8 @@ pub(crate) fn leaf_room(view: NodeView<'_>) -> usize {
 
 fn pointer_mut(buf: &mut [u8], slot: usize) -> &mut KeyPointer {
     let at = HEADER_SIZE + slot * POINTER_SIZE;
-    KeyPointer::mut_from_bytes(&mut buf[at..at + POINTER_SIZE]).expect("the slice has a pointer's size")
+    KeyPointer::mut_from_bytes(&mut buf[at..at + POINTER_SIZE])
+        .expect("the slice has a pointer's size")
 }
 
 /// A pointer's bytes.
@@ -248,7 +269,12 @@ mod tests {
 
     fn empty(level: u8) -> Vec<u8> {
         let mut buf = vec![0xaa; 4096];
-        let f = NodeFormat { nodesize: 4096, fsid: [1; 16], chunk_tree_uuid: [2; 16], names_hidden: false };
+        let f = NodeFormat {
+            nodesize: 4096,
+            fsid: [1; 16],
+            chunk_tree_uuid: [2; 16],
+            names_hidden: false,
+        };
         init(&mut buf, &f, Logical(65536), Generation(7), larder_format::ObjectId::FS_TREE, level);
         buf
     }
@@ -262,11 +288,14 @@ mod tests {
             assert_eq!((i.offset.get() + i.size.get()) as usize, end, "data without gaps");
             end = i.offset.get() as usize;
         }
-        (0..v.nritems()).map(|i| (v.key(i).unwrap().objectid.0, v.data(i).unwrap().to_vec())).collect()
+        (0..v.nritems())
+            .map(|i| (v.key(i).unwrap().objectid.0, v.data(i).unwrap().to_vec()))
+            .collect()
     }
 
     proptest! {
-        /// Any sequence of inserts, removals and resizes leaves the items that a list would have, without gaps.
+        /// Any sequence of inserts, removals and resizes leaves the items that a list would have,
+        /// without gaps.
         #[test]
         fn leaf_edits_match_a_list(ops in prop::collection::vec((0u8..4, any::<u16>(), 0usize..300), 1..80)) {
             let mut buf = empty(0);

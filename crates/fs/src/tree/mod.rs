@@ -1,8 +1,8 @@
 //! Trees: sorted items in copy-on-write blocks.
 //!
-//! From the bottom: `image` edits the bytes of one node, `node` is a node in memory, `store` reads and caches clean
-//! ones, `version` is a tree that never changes and its cursors, `tree` is one that does, `edit` changes its items.
-//! A tree sees space only through `BlockSource`.
+//! From the bottom: `image` edits the bytes of one node, `node` is a node in memory, `store` reads
+//! and caches clean ones, `version` is a tree that never changes and its cursors, `tree` is one
+//! that does, `edit` changes its items. A tree sees space only through `BlockSource`.
 
 mod edit;
 pub(crate) mod image;

@@ -1,4 +1,5 @@
-//! The least that code needs to keep items in a tree: the seam between item logic and tree mechanics.
+//! The least that code needs to keep items in a tree: the seam between item logic and tree
+//! mechanics.
 //!
 //! What knows how extent refs, free space or checksums are laid out in items is written against
 //! [`TreeOps`] and can be tested on a `BTreeMap`; the committer passes real trees.
@@ -47,7 +48,9 @@ impl TreeOps for MapTree {
         assert!(data.len() <= self.max_item_size());
         match self.0.insert(*key, data.to_vec()) {
             None => Ok(()),
-            Some(_) => Err(crate::Error::corrupt(crate::error::Place::default(), format!("{key} exists"))),
+            Some(_) => {
+                Err(crate::Error::corrupt(crate::error::Place::default(), format!("{key} exists")))
+            }
         }
     }
     fn update(&mut self, key: &Key, data: &[u8]) -> Result<()> {
@@ -57,13 +60,19 @@ impl TreeOps for MapTree {
                 data.clone_into(v);
                 Ok(())
             }
-            None => Err(crate::Error::corrupt(crate::error::Place::default(), format!("{key} is missing"))),
+            None => Err(crate::Error::corrupt(
+                crate::error::Place::default(),
+                format!("{key} is missing"),
+            )),
         }
     }
     fn delete(&mut self, key: &Key) -> Result<()> {
         match self.0.remove(key) {
             Some(_) => Ok(()),
-            None => Err(crate::Error::corrupt(crate::error::Place::default(), format!("{key} is missing"))),
+            None => Err(crate::Error::corrupt(
+                crate::error::Place::default(),
+                format!("{key} is missing"),
+            )),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Where clean nodes come from: a bounded cache over verified reads.
 //!
-//! The cache is keyed by (logical address, generation), so a block that was freed, reused and written again can never
-//! answer for its predecessor. Everything that enters it was checked: checksum, identity, layout, items. A copy that
-//! fails is passed over for the next one, and the good bytes are written back over the bad ones where that is allowed.
+//! The cache is keyed by (logical address, generation), so a block that was freed, reused and
+//! written again can never answer for its predecessor. Everything that enters it was checked:
+//! checksum, identity, layout, items. A copy that fails is passed over for the next one, and the
+//! good bytes are written back over the bad ones where that is allowed.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::image::NodeFormat;
@@ -50,9 +51,10 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    /// Is `node`, found at the pointer's address and generation, what a pointer of tree `owner` expects there? Damaged
-    /// trees use a block in several places, each of which expects something else of it: believed once, it is not
-    /// believed everywhere. Descents end only because levels do fall.
+    /// Is `node`, found at the pointer's address and generation, what a pointer of tree `owner`
+    /// expects there? Damaged trees use a block in several places, each of which expects something
+    /// else of it: believed once, it is not believed everywhere. Descents end only because levels
+    /// do fall.
     pub(crate) fn means(&self, node: &Node, owner: TreeId) -> bool {
         node.level() == self.level
             && self.first_key.is_none_or(|k| node.first_key() == Some(k))
@@ -102,7 +104,8 @@ impl NodeStore {
         budget: u64,
         repair: bool,
     ) -> Self {
-        let items = usize::try_from(budget / u64::from(format.nodesize)).unwrap_or(usize::MAX).max(64);
+        let items =
+            usize::try_from(budget / u64::from(format.nodesize)).unwrap_or(usize::MAX).max(64);
         Self {
             reader,
             format,
@@ -162,8 +165,8 @@ impl NodeStore {
     fn read_at_once(&self, ptr: &Pointer, owner: TreeId) -> Option<Arc<[u8]>> {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
-        let good =
-            self.reader.read_at_once(ptr.at, bytes) && check_node(bytes, &self.expect(ptr, owner)).is_ok();
+        let good = self.reader.read_at_once(ptr.at, bytes)
+            && check_node(bytes, &self.expect(ptr, owner)).is_ok();
         good.then(|| {
             self.stats.reads.fetch_add(1, Ordering::Relaxed);
             buf
@@ -201,11 +204,13 @@ impl NodeStore {
                     Ok(()) => {
                         for b in bad {
                             self.stats.bad_copies.fetch_add(1, Ordering::Relaxed);
-                            tracing::warn!(address = %ptr.at, copy = b, "damaged copy of a block; another copy is good");
+                            tracing::warn!(address = %ptr.at, copy = b, "damaged copy of a block; \
+                                another copy is good");
                             if self.repair
                                 && let Err(e) = self.reader.repair(ptr.at, bytes, b)
                             {
-                                tracing::warn!(address = %ptr.at, copy = b, error = %e, "repair failed");
+                                tracing::warn!(address = %ptr.at, copy = b, error = %e, "repair \
+                                    failed");
                             }
                         }
                         return Ok(buf);

@@ -58,7 +58,13 @@ impl BlockSource for Source {
     fn created(&mut self, _: TreeId, at: Logical, level: u8, _: Key) {
         assert!(self.live.insert(at, level).is_none());
     }
-    fn copied(&mut self, _: TreeId, old: &Node, new: Logical, _: bool) -> std::result::Result<(), Stop> {
+    fn copied(
+        &mut self,
+        _: TreeId,
+        old: &Node,
+        new: Logical,
+        _: bool,
+    ) -> std::result::Result<(), Stop> {
         assert_eq!(self.live.remove(&old.address()), Some(old.level()));
         assert!(self.live.insert(new, old.level()).is_none());
         Ok(())
@@ -93,8 +99,12 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    let format =
-        NodeFormat { nodesize: NODESIZE, fsid: [3; 16], chunk_tree_uuid: [4; 16], names_hidden: false };
+    let format = NodeFormat {
+        nodesize: NODESIZE,
+        fsid: [3; 16],
+        chunk_tree_uuid: [4; 16],
+        names_hidden: false,
+    };
     let blocks = Arc::new(Blocks::default());
     let mut first = vec![0u8; NODESIZE as usize];
     let at = Logical(1 << 20);
@@ -103,8 +113,14 @@ fn fixture() -> Fixture {
     let sum = CsumType::Crc32c.compute(&first[32..]);
     first[..32].copy_from_slice(&sum);
     blocks.0.lock().insert(at, first);
-    let store =
-        Arc::new(NodeStore::new(blocks.clone(), format, CsumType::Crc32c, Generation(1), 64 << 10, false));
+    let store = Arc::new(NodeStore::new(
+        blocks.clone(),
+        format,
+        CsumType::Crc32c,
+        Generation(1),
+        64 << 10,
+        false,
+    ));
     let root = Pointer { at, generation: Generation(1), level: 0, first_key: None };
     let tree = Tree::new(ObjectId::UUID_TREE, store.clone(), root, Generation(0), Arc::default());
     let source = Source {
@@ -190,8 +206,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// Random edits leave what a map would have; versions taken on the way keep what they saw; every block that was
-    /// made is reachable or was dropped.
+    /// Random edits leave what a map would have; versions taken on the way keep what they saw;
+    /// every block that was made is reachable or was dropped.
     #[test]
     fn edits_match_a_map(ops in ops()) {
         let mut f = fixture();
@@ -247,7 +263,8 @@ proptest! {
                     remembered.push((f.tree.version(epoch), f.model.clone()));
                 }
             }
-            // Each edit has to ask for all that it may need: what another one left over must not hide that it did not.
+            // Each edit has to ask for all that it may need: what another one left over must not
+            // hide that it did not.
             f.source.purse.clear();
         }
         let now = f.tree.version(f.epochs.enter());
@@ -263,7 +280,8 @@ proptest! {
     }
 }
 
-/// Keys that grow, but not quite in order, as when several threads make files: the leaves must not stay half full.
+/// Keys that grow, but not quite in order, as when several threads make files: the leaves must not
+/// stay half full.
 #[test]
 fn leaves_are_packed_when_neighbours_come_in_turn() {
     for distance in [1u16, 3, 8, 40] {
@@ -284,9 +302,14 @@ fn leaves_are_packed_when_neighbours_come_in_turn() {
             }
         }
         let leaves = f.source.live.values().filter(|level| **level == 0).count();
-        let fill = bytes as f64 / (leaves * (NODESIZE as usize - larder_format::node::HEADER_SIZE)) as f64;
+        let fill =
+            bytes as f64 / (leaves * (NODESIZE as usize - larder_format::node::HEADER_SIZE)) as f64;
         println!("distance {distance}: {leaves} leaves, {:.0} % full", fill * 100.0);
-        assert!(fill > 0.85, "keys at distance {distance} leave {leaves} leaves {:.0} % full", fill * 100.0);
+        assert!(
+            fill > 0.85,
+            "keys at distance {distance} leave {leaves} leaves {:.0} % full",
+            fill * 100.0
+        );
     }
 }
 
@@ -301,7 +324,11 @@ fn reachable(version: &Version) -> BTreeMap<Logical, u8> {
                 Some(c) => c.clone(),
                 None => v.store.get(&super::version::child_pointer(node, slot), v.tree).unwrap(),
             };
-            assert_eq!(child.first_key(), node.view().key(slot), "a parent's key is its child's first key");
+            assert_eq!(
+                child.first_key(),
+                node.view().key(slot),
+                "a parent's key is its child's first key"
+            );
             walk(v, &child, out);
         }
     }
@@ -317,7 +344,14 @@ fn reachable(version: &Version) -> BTreeMap<Logical, u8> {
 /// A block as it lies on the device.
 fn put_raw(f: &Fixture, at: u64, level: u8, fill: impl FnOnce(&mut [u8])) -> Logical {
     let mut bytes = vec![0u8; NODESIZE as usize];
-    image::init(&mut bytes, f.store.format(), Logical(at), Generation(1), ObjectId::UUID_TREE, level);
+    image::init(
+        &mut bytes,
+        f.store.format(),
+        Logical(at),
+        Generation(1),
+        ObjectId::UUID_TREE,
+        level,
+    );
     image::header_mut(&mut bytes).set_flags(1);
     fill(&mut bytes);
     let sum = CsumType::Crc32c.compute(&bytes[32..]);
@@ -326,8 +360,9 @@ fn put_raw(f: &Fixture, at: u64, level: u8, fill: impl FnOnce(&mut [u8])) -> Log
     Logical(at)
 }
 
-/// Seven levels of twenty nodes each; every node points to all of the level below whose first keys are not smaller than
-/// its own. Each node is sound by itself. A walk that believes them visits millions of leaves, backwards again and again.
+/// Seven levels of twenty nodes each; every node points to all of the level below whose first keys
+/// are not smaller than its own. Each node is sound by itself. A walk that believes them visits
+/// millions of leaves, backwards again and again.
 #[test]
 fn a_walk_over_blocks_used_many_times_ends() {
     let f = fixture();

@@ -1,11 +1,12 @@
 //! A tree that changes: one root, short shared look-ups, and edits that never wait under the lock.
 //!
-//! An edit names the keys it is going to touch. With the lock held it makes the path to each of them writable —
-//! copied to a new address where the running transaction does not own it yet — and only then runs the caller's
-//! changes. Whatever is missing on the way (a node that is not in memory, the reference count of a block that a
-//! snapshot may share, addresses for new blocks) ends the attempt with a [`Need`]; the lock is dropped, the
-//! [`BlockSource`] provides it, and the attempt starts over. Making a path writable changes nothing that anybody can
-//! see, so starting over is harmless. Once the caller's changes run, nothing can be missing any more.
+//! An edit names the keys it is going to touch. With the lock held it makes the path to each of
+//! them writable — copied to a new address where the running transaction does not own it yet — and
+//! only then runs the caller's changes. Whatever is missing on the way (a node that is not in
+//! memory, the reference count of a block that a snapshot may share, addresses for new blocks) ends
+//! the attempt with a [`Need`]; the lock is dropped, the [`BlockSource`] provides it, and the
+//! attempt starts over. Making a path writable changes nothing that anybody can see, so starting
+//! over is harmless. Once the caller's changes run, nothing can be missing any more.
 //!
 //! All changes of one edit appear at once: a version has them all or none.
 
@@ -66,11 +67,17 @@ pub(crate) trait BlockSource {
     fn buffer(&mut self) -> Arc<[u8]>;
     /// A new block of `tree`.
     fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key);
-    /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: somebody else may, so its reference
-    /// count has to be looked at.
-    fn copied(&mut self, tree: TreeId, old: &Node, new: Logical, maybe_shared: bool) -> Result<(), Stop>;
-    /// `snapshot` is about to begin with the block `new`, a copy of `root`, which stays: all that it points to is used
-    /// twice from now on.
+    /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: somebody else
+    /// may, so its reference count has to be looked at.
+    fn copied(
+        &mut self,
+        tree: TreeId,
+        old: &Node,
+        new: Logical,
+        maybe_shared: bool,
+    ) -> Result<(), Stop>;
+    /// `snapshot` is about to begin with the block `new`, a copy of `root`, which stays: all that
+    /// it points to is used twice from now on.
     fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop>;
     /// `tree` no longer uses a block that it made in this transaction.
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
@@ -97,8 +104,9 @@ pub struct TreeStats {
     pub tallest: AtomicU64,
 }
 
-/// Addresses that `growing` inserts or enlargements can need beyond the copies of their paths, in a tree whose root has
-/// this level: a leaf becomes three, every level above splits, a root is added; and one when nothing is left.
+/// Addresses that `growing` inserts or enlargements can need beyond the copies of their paths, in a
+/// tree whose root has this level: a leaf becomes three, every level above splits, a root is added;
+/// and one when nothing is left.
 pub(crate) fn blocks_for_splits(growing: usize, level: u8) -> usize {
     growing * (2 + usize::from(level)) + growing / 16 + if growing > 0 { 3 } else { 1 }
 }
@@ -108,7 +116,8 @@ pub(crate) struct State {
     pub(crate) root: Root,
     /// Blocks up to this generation may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
-    /// Blocks that were copied in the transaction of the last snapshot, but after it: nobody else has them.
+    /// Blocks that were copied in the transaction of the last snapshot, but after it: nobody else
+    /// has them.
     since: HashSet<Logical>,
 }
 
@@ -139,7 +148,8 @@ impl Tree {
         last_snapshot: Generation,
         stats: Arc<TreeStats>,
     ) -> Self {
-        let state = State { root: Root { ptr: root, node: None }, last_snapshot, since: HashSet::new() };
+        let state =
+            State { root: Root { ptr: root, node: None }, last_snapshot, since: HashSet::new() };
         stats.tallest.fetch_max(u64::from(root.level.min(MAX_LEVEL)), Ordering::Relaxed);
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats }
     }
@@ -164,9 +174,9 @@ impl Tree {
         let state = State { root, last_snapshot: Generation(0), since: HashSet::new() };
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(1), stats }
     }
-    /// Makes a snapshot: a tree whose root is a copy of this one's and shares everything below. The root itself becomes
-    /// one of the running transaction, as on Linux; from here on edits copy whatever the two share. What it costs
-    /// does not depend on the size of the tree.
+    /// Makes a snapshot: a tree whose root is a copy of this one's and shares everything below. The
+    /// root itself becomes one of the running transaction, as on Linux; from here on edits copy
+    /// whatever the two share. What it costs does not depend on the size of the tree.
     ///
     /// # Errors
     /// Reading, corruption, no space; nothing that anybody can see has changed then.
@@ -235,7 +245,12 @@ impl Tree {
     }
     /// The tree as it is now, never to change. The epoch must have been entered before the call.
     pub(crate) fn version(&self, epoch: Epoch) -> Version {
-        Version { tree: self.id, root: self.state.read().root.clone(), store: self.store.clone(), epoch }
+        Version {
+            tree: self.id,
+            root: self.state.read().root.clone(),
+            store: self.store.clone(),
+            epoch,
+        }
     }
     /// By how many blocks the tree has grown since this was last asked.
     pub(crate) fn take_growth(&self) -> i64 {
@@ -258,7 +273,8 @@ impl Tree {
     pub(crate) fn last_snapshot(&self) -> Generation {
         self.state.read().last_snapshot
     }
-    /// Replaces the root's image by its clean form, if nobody has edited the tree since `frozen` was taken.
+    /// Replaces the root's image by its clean form, if nobody has edited the tree since `frozen`
+    /// was taken.
     pub(crate) fn settle(&self, frozen: &Root) {
         let mut state = self.state.write();
         if let (Some(now), Some(then)) = (&state.root.node, &frozen.node)
@@ -272,7 +288,8 @@ impl Tree {
     /// Looks one item up under the shared lock. The epoch must have been entered before the call.
     ///
     /// # Errors
-    /// Reading or corruption; `WouldBlock` where the thread may not wait and a node is not in memory.
+    /// Reading or corruption; `WouldBlock` where the thread may not wait and a node is not in
+    /// memory.
     pub(crate) fn get(&self, key: &Key, _epoch: &Epoch) -> Result<Option<Item>> {
         let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
         loop {
@@ -280,7 +297,11 @@ impl Tree {
                 let state = self.state.read();
                 match find(&state.root, key, |p| self.at_hand(p, &held)) {
                     Ok(leaf) => {
-                        return Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)));
+                        return Ok(leaf
+                            .view()
+                            .search(key)
+                            .ok()
+                            .and_then(|slot| Item::at(&leaf, slot)));
                     }
                     Err(p) => p,
                 }
@@ -290,10 +311,12 @@ impl Tree {
         }
     }
 
-    /// Changes items. `keys` are all keys that `change` is going to look up, insert, update or delete; it runs once.
+    /// Changes items. `keys` are all keys that `change` is going to look up, insert, update or
+    /// delete; it runs once.
     ///
     /// # Errors
-    /// What `change` returns (its changes up to there stay), or reading, corruption, no space — before any change.
+    /// What `change` returns (its changes up to there stay), or reading, corruption, no space —
+    /// before any change.
     pub(crate) fn edit<R>(
         &self,
         source: &mut dyn BlockSource,
@@ -303,8 +326,8 @@ impl Tree {
         self.edit_growing(source, keys, keys.len(), change)
     }
 
-    /// Like [`Tree::edit`], where at most `growing` of the items are inserted or become longer: the fewer, the fewer
-    /// addresses have to be at hand. Deleting on a full file system depends on it.
+    /// Like [`Tree::edit`], where at most `growing` of the items are inserted or become longer: the
+    /// fewer, the fewer addresses have to be at hand. Deleting on a full file system depends on it.
     ///
     /// # Errors
     /// As [`Tree::edit`].
@@ -322,16 +345,20 @@ impl Tree {
             let since = Instant::now();
             let need = match self.prepare(&mut state, source, keys, growing, &held) {
                 Ok(()) => {
-                    // Neighbours may be the snapshot's, too. Nothing is deleted in what is left of that transaction.
+                    // Neighbours may be the snapshot's, too. Nothing is deleted in what is left of
+                    // that transaction.
                     let tidy = !state.is_forced(source.generation());
-                    let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
+                    let mut editor =
+                        Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
                     let result = change(&mut editor);
                     if tidy && editor.shrunk {
                         keys.iter().for_each(|key| editor.tidy(key));
                     }
                     self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
                     let changed = editor.changed;
-                    self.stats.tallest.fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
+                    self.stats
+                        .tallest
+                        .fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
                     drop(state);
                     self.note_hold(since);
                     if let Err(e) = &result
@@ -356,8 +383,13 @@ impl Tree {
         }
     }
 
-    /// The node that a pointer means, from those that were fetched for this attempt or from the cache.
-    fn at_hand(&self, ptr: &Pointer, held: &HashMap<(Logical, Generation), Arc<Node>>) -> Option<Arc<Node>> {
+    /// The node that a pointer means, from those that were fetched for this attempt or from the
+    /// cache.
+    fn at_hand(
+        &self,
+        ptr: &Pointer,
+        held: &HashMap<(Logical, Generation), Arc<Node>>,
+    ) -> Option<Arc<Node>> {
         let held = held.get(&(ptr.at, ptr.generation)).filter(|node| ptr.means(node, self.id));
         held.cloned().or_else(|| self.store.peek(ptr, self.id))
     }
@@ -381,11 +413,16 @@ impl Tree {
         let splits = blocks_for_splits(growing, level);
         // Usually enough for the copies too: most keys of an edit share most of their paths.
         let usual = splits
-            + if state.root.ptr.generation == source.generation() { 0 } else { usize::from(level) + 1 };
+            + if state.root.ptr.generation == source.generation() {
+                0
+            } else {
+                usize::from(level) + 1
+            };
         if source.available() < usual {
             return Err(Stop::Need(Need::Blocks(usual)));
         }
-        // Neighbouring keys share their leaf: keys from the one to the other are on the path that was opened last.
+        // Neighbouring keys share their leaf: keys from the one to the other are on the path that
+        // was opened last.
         let mut open: Option<(Key, Option<Key>)> = None;
         for key in keys {
             if !open.is_some_and(|(from, to)| from <= *key && to.is_none_or(|to| *key < to)) {
@@ -406,21 +443,27 @@ impl Tree {
         held: &HashMap<(Logical, Generation), Arc<Node>>,
     ) -> Result<(), Stop> {
         let generation = source.generation();
-        // A root of this generation that is not in memory is a damaged image's; what we make always is.
+        // A root of this generation that is not in memory is a damaged image's; what we make always
+        // is.
         if state.root.ptr.generation != generation || state.root.node.is_none() {
             let old = match &state.root.node {
                 Some(n) => n.clone(),
-                None => self.at_hand(&state.root.ptr, held).ok_or(Stop::Need(Need::Node(state.root.ptr)))?,
+                None => self
+                    .at_hand(&state.root.ptr, held)
+                    .ok_or(Stop::Need(Need::Node(state.root.ptr)))?,
             };
             let new = self.copy(source, &old, false)?;
-            state.root =
-                Root { ptr: Pointer { at: new.address(), generation, ..state.root.ptr }, node: Some(new) };
+            state.root = Root {
+                ptr: Pointer { at: new.address(), generation, ..state.root.ptr },
+                node: Some(new),
+            };
             state.since.clear();
         }
         Ok(())
     }
 
-    /// Makes the path to a key writable. The first key behind it that another leaf may hold, if there is one.
+    /// Makes the path to a key writable. The first key behind it that another leaf may hold, if
+    /// there is one.
     fn open_path(
         &self,
         state: &mut State,
@@ -438,9 +481,9 @@ impl Tree {
         while node.level() > 0 {
             let slot = child_slot(node, key);
             end = node.view().key(slot + 1).or(end);
-            let ours = node
-                .child(slot)
-                .is_some_and(|c| c.generation() == generation && (!forced || since.contains(&c.address())));
+            let ours = node.child(slot).is_some_and(|c| {
+                c.generation() == generation && (!forced || since.contains(&c.address()))
+            });
             if !ours {
                 let ptr = child_pointer(node, slot);
                 let old = match node.child(slot) {
@@ -461,7 +504,12 @@ impl Tree {
     }
 
     /// Copies a block to a new address.
-    fn copy(&self, source: &mut dyn BlockSource, old: &Arc<Node>, shared: bool) -> Result<Arc<Node>, Stop> {
+    fn copy(
+        &self,
+        source: &mut dyn BlockSource,
+        old: &Arc<Node>,
+        shared: bool,
+    ) -> Result<Arc<Node>, Stop> {
         if source.available() == 0 {
             return Err(Stop::Need(Need::Blocks(usize::from(old.level()) + 1)));
         }
@@ -478,7 +526,8 @@ impl Tree {
     }
 }
 
-/// Walks to the leaf for `key` through what `find` has in memory; the first pointer that it has not is the error.
+/// Walks to the leaf for `key` through what `find` has in memory; the first pointer that it has not
+/// is the error.
 fn find(
     root: &Root,
     key: &Key,

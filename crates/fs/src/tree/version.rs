@@ -1,8 +1,9 @@
 //! Versions: unchanging trees for readers, and the epochs that keep their blocks from being reused.
 //!
-//! A version is a root and an [`Epoch`]. While any clone of an epoch lives, space that was freed by transactions
-//! published after it began stays pinned; so a version reads with no lock, and what it reads is never overwritten
-//! beneath it. Versions live for one operation: a lingering one pins space.
+//! A version is a root and an [`Epoch`]. While any clone of an epoch lives, space that was freed by
+//! transactions published after it began stays pinned; so a version reads with no lock, and what it
+//! reads is never overwritten beneath it. Versions live for one operation: a lingering one pins
+//! space.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::node::Node;
@@ -13,8 +14,9 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// A stretch of time between two published transactions. Holding it pins what they and later ones free. Whoever holds
-/// one may wait for locks, nodes and devices, but neither for space nor for a commit: both may be waiting for its end.
+/// A stretch of time between two published transactions. Holding it pins what they and later ones
+/// free. Whoever holds one may wait for locks, nodes and devices, but neither for space nor for a
+/// commit: both may be waiting for its end.
 #[derive(Debug, Clone)]
 pub struct Epoch(#[allow(dead_code)] Arc<Stretch>);
 
@@ -55,7 +57,8 @@ impl<T> Epochs<T> {
     }
     /// A transaction was published that freed `pinned`: begins a new epoch.
     pub(crate) fn advance(&self, pinned: T) {
-        // Within the lock, so that epochs queue up in order; let go of outside, see `wait_for_oldest`.
+        // Within the lock, so that epochs queue up in order; let go of outside, see
+        // `wait_for_oldest`.
         let mut waiting = self.waiting.lock();
         let new = Epoch(Arc::new(Stretch(self.ends.clone())));
         let old = std::mem::replace(&mut *self.current.write(), new);
@@ -63,8 +66,8 @@ impl<T> Epochs<T> {
         drop(waiting);
         drop(old);
     }
-    /// Waits until the oldest version is gone that keeps freed space from being used, if there is one. It lives for one
-    /// operation at most, which does not wait for the caller.
+    /// Waits until the oldest version is gone that keeps freed space from being used, if there is
+    /// one. It lives for one operation at most, which does not wait for the caller.
     pub(crate) fn wait_for_oldest(&self) {
         let Some(oldest) = self.waiting.lock().front().map(|(w, _)| w.clone()) else { return };
         // An epoch may end wherever its last clone goes: nothing is locked outside of this.
@@ -182,7 +185,8 @@ impl Version {
         let root = self.root_node()?;
         let Some(below) = root.level().checked_sub(1) else { return Ok(1) };
         let pointers = max_pointers(self.store.format().nodesize) as u64;
-        let child = (0..below).fold(1u64, |blocks, _| blocks.saturating_mul(pointers).saturating_add(1));
+        let child =
+            (0..below).fold(1u64, |blocks, _| blocks.saturating_mul(pointers).saturating_add(1));
         Ok((root.view().nritems() as u64).saturating_mul(child).saturating_add(1))
     }
     pub(crate) fn root_node(&self) -> Result<Arc<Node>> {
@@ -211,14 +215,18 @@ impl Version {
         let mut levels = 0;
         while node.level() > 0 {
             if levels >= MAX_LEVEL {
-                return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+                return Err(Error::corrupt(
+                    Place::tree(self.tree),
+                    "tree higher than eight levels",
+                ));
             }
             levels += 1;
             node = self.child(&node, child_slot(&node, key))?;
         }
         Ok(node)
     }
-    /// Pointers to the blocks on the way to the leaf that holds `key` or would, the leaf's own among them, the root's not.
+    /// Pointers to the blocks on the way to the leaf that holds `key` or would, the leaf's own
+    /// among them, the root's not.
     ///
     /// # Errors
     /// Reading or corruption.
@@ -227,7 +235,10 @@ impl Version {
         let mut node = self.root_node()?;
         while node.level() > 0 {
             if out.len() >= usize::from(MAX_LEVEL) {
-                return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+                return Err(Error::corrupt(
+                    Place::tree(self.tree),
+                    "tree higher than eight levels",
+                ));
             }
             let slot = child_slot(&node, key);
             out.push(child_pointer(&node, slot));
@@ -235,8 +246,8 @@ impl Version {
         }
         Ok(out)
     }
-    /// Calls `each` for the items of all leaves that were written in transaction `since` or later, from the leaf that holds
-    /// `from` or would, until it returns false.
+    /// Calls `each` for the items of all leaves that were written in transaction `since` or later,
+    /// from the leaf that holds `from` or would, until it returns false.
     ///
     /// # Errors
     /// Reading or corruption; those of `each`.
@@ -268,7 +279,10 @@ impl Version {
                 }
             } else if child_pointer(&node, here).generation >= since {
                 if path.len() >= usize::from(MAX_LEVEL) {
-                    return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+                    return Err(Error::corrupt(
+                        Place::tree(self.tree),
+                        "tree higher than eight levels",
+                    ));
                 }
                 let child = self.child(&node, here)?;
                 path.push((begin(&child), child));
@@ -285,7 +299,10 @@ impl Version {
         let mut node = self.root_node()?;
         while node.level() > 0 {
             if path.len() >= usize::from(MAX_LEVEL) {
-                return Err(Error::corrupt(Place::tree(self.tree), "tree higher than eight levels"));
+                return Err(Error::corrupt(
+                    Place::tree(self.tree),
+                    "tree higher than eight levels",
+                ));
             }
             let slot = child_slot(&node, key);
             let child = self.child(&node, slot)?;
@@ -330,7 +347,12 @@ impl Version {
     ///
     /// # Errors
     /// Reading or corruption, or what `each` says.
-    pub fn scan(&self, from: &Key, to: &Key, mut each: impl FnMut(&Item) -> Result<bool>) -> Result<()> {
+    pub fn scan(
+        &self,
+        from: &Key,
+        to: &Key,
+        mut each: impl FnMut(&Item) -> Result<bool>,
+    ) -> Result<()> {
         let mut cursor = self.seek(from)?;
         while let Some(item) = cursor.next()? {
             if item.key > *to || !each(&item)? {
@@ -341,7 +363,8 @@ impl Version {
     }
 }
 
-/// A version where item logic wants to look something up. It never changes: the changing calls are refused.
+/// A version where item logic wants to look something up. It never changes: the changing calls are
+/// refused.
 impl crate::tree::TreeOps for Version {
     fn max_item_size(&self) -> usize {
         larder_format::node::max_item_size(self.store.format().nodesize)
@@ -440,16 +463,20 @@ impl Cursor {
             };
             path.push((child, slot));
         }
-        // Keys are checked within nodes and against their parents, but not between neighbours. Where they did not rise,
-        // a walk over blocks that a damaged tree uses many times would not end in our lifetime.
+        // Keys are checked within nodes and against their parents, but not between neighbours.
+        // Where they did not rise, a walk over blocks that a damaged tree uses many times would not
+        // end in our lifetime.
         let (old, new) = (self.path[leaf_depth].0.view(), path[leaf_depth].0.view());
         let (before, after) = if forward { (old, new) } else { (new, old) };
         let last = before.nritems().checked_sub(1).and_then(|slot| before.key(slot));
         if let (Some(last), Some(first)) = (last, after.key(0))
             && last >= first
         {
-            let place =
-                Place { tree: Some(self.version.tree), address: Some(new.bytenr()), ..Place::default() };
+            let place = Place {
+                tree: Some(self.version.tree),
+                address: Some(new.bytenr()),
+                ..Place::default()
+            };
             return Err(Error::corrupt(
                 place,
                 format!("keys of neighbouring leaves overlap: {last} and {first}"),

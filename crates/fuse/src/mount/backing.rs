@@ -1,13 +1,14 @@
 //! Settings of a mount's backing device, and which device the mount is.
 //!
-//! Read-ahead: INIT can only lower the kernel's 128 KiB. Reads of a megabyte cost the engine one look at the extent map
-//! instead of eight, and several of them at once keep a real device busy; root may set that for the mount's own backing
-//! device entry in sysfs.
+//! Read-ahead: INIT can only lower the kernel's 128 KiB. Reads of a megabyte cost the engine one
+//! look at the extent map instead of eight, and several of them at once keep a real device busy;
+//! root may set that for the mount's own backing device entry in sysfs.
 //!
-//! Dirty pages: the kernel lets a FUSE mount have one hundredth of what all file systems may delay together, and holds it to that
-//! strictly, because it cannot know whether the daemon will take them. Scattered pages then come back one by one, before any
-//! neighbours have been written: a cache that merges nothing. Who asks as root for that cache gets the share that every other
-//! file system has.
+//! Dirty pages: the kernel lets a FUSE mount have one hundredth of what all file systems may delay
+//! together, and holds it to that strictly, because it cannot know whether the daemon will take
+//! them. Scattered pages then come back one by one, before any neighbours have been written: a
+//! cache that merges nothing. Who asks as root for that cache gets the share that every other file
+//! system has.
 
 use crate::proto::init::MAX_WRITE;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +17,8 @@ use std::path::Path;
 /// Reads of a sequential reader that are on their way at once.
 const READS_AHEAD: u32 = 4;
 
-/// Raises the read-ahead of the mount on `mountpoint`, where that is permitted. After INIT, which sets it.
+/// Raises the read-ahead of the mount on `mountpoint`, where that is permitted. After INIT, which
+/// sets it.
 pub(crate) fn raise_read_ahead(mountpoint: &Path) {
     set(mountpoint, &[("read_ahead_kb", &format!("{}", READS_AHEAD * (MAX_WRITE >> 10)))]);
 }
@@ -37,7 +39,8 @@ fn set(mountpoint: &Path, values: &[(&str, &str)]) {
     }
 }
 
-/// Number of the device that is mounted there, as `stat` of its files shows it; the last mount counts.
+/// Number of the device that is mounted there, as `stat` of its files shows it; the last mount
+/// counts.
 pub(crate) fn device(mountpoint: &Path) -> Option<u64> {
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").ok()?;
     number(entry_of(&table, mountpoint)?.device)
@@ -107,8 +110,10 @@ mod tests {
         let table = "24 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                      30 24 0:40 / /mnt/a\\040b rw,noatime shared:1 - fuse.larder x rw\n\
                      31 24 0:41 / /mnt/a\\040b rw - fuse.larder y rw\n\
-                     32 24 7:0 / /mnt/b rw,noatime shared:2 master:1 - fuseblk.larder /dev/loop0 rw\n";
-        let found = |path: &str| entry_of(table, Path::new(path)).map(|e| (e.device, e.backing_device()));
+                     32 24 7:0 / /mnt/b rw,noatime shared:2 master:1 - fuseblk.larder /dev/loop0 \
+                     rw\n";
+        let found =
+            |path: &str| entry_of(table, Path::new(path)).map(|e| (e.device, e.backing_device()));
         assert_eq!(found("/mnt/a b"), Some(("0:41", "0:41".to_owned())));
         assert_eq!(found("/"), Some(("8:1", "8:1".to_owned())));
         assert_eq!(found("/mnt/b"), Some(("7:0", "7:0-fuseblk".to_owned())));

@@ -1,12 +1,12 @@
 //! Mounting as an ordinary user, through the setuid helper `fusermount3`.
 //!
-//! The helper opens `/dev/fuse`, mounts, and passes the descriptor over a socket whose number it finds in
-//! `_FUSE_COMMFD`.
+//! The helper opens `/dev/fuse`, mounts, and passes the descriptor over a socket whose number it
+//! finds in `_FUSE_COMMFD`.
 
 use super::{MountError, Request};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
-    socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
 };
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,7 +21,8 @@ pub(super) fn mount(request: &Request<'_>) -> Result<OwnedFd, MountError> {
     let broken = |e: rustix::io::Errno| MountError::Helper(io::Error::from(e).to_string());
     // Not close-on-exec: the helper inherits its end.
     let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None).map_err(broken)?;
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)
+            .map_err(broken)?;
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(broken)?;
     let child = Command::new(HELPER)
         .arg("-o")
@@ -63,13 +64,20 @@ pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    let kind =
-        if said.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::PermissionDenied };
+    let kind = if said.contains("busy") {
+        io::ErrorKind::ResourceBusy
+    } else {
+        io::ErrorKind::PermissionDenied
+    };
     Err(io::Error::new(kind, said))
 }
 
 fn missing(e: io::Error) -> MountError {
-    if e.kind() == io::ErrorKind::NotFound { MountError::NoHelper } else { MountError::Helper(e.to_string()) }
+    if e.kind() == io::ErrorKind::NotFound {
+        MountError::NoHelper
+    } else {
+        MountError::Helper(e.to_string())
+    }
 }
 
 fn refusal(said: &str) -> MountError {
@@ -89,7 +97,8 @@ fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::empty()) {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::empty())
+        {
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e),
             Ok(_) => break,
@@ -107,8 +116,8 @@ mod tests {
 
     #[test]
     fn refusals_are_understood() {
-        let said =
-            "fusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
+        let said = "fusermount3: option allow_other only allowed if 'user_allow_other' is set in \
+            /etc/fuse.conf\n";
         assert!(matches!(refusal(said), MountError::AllowOther));
         assert!(matches!(
             refusal("fusermount3: failed to open /dev/fuse: Permission denied"),

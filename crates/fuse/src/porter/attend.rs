@@ -27,12 +27,16 @@ pub enum End {
     Daemon,
 }
 
-/// Serves the daemon at the other end of `socket` until it says that it is done — then `tidy_up` runs before the answer —
-/// or is gone.
+/// Serves the daemon at the other end of `socket` until it says that it is done — then `tidy_up`
+/// runs before the answer — or is gone.
 ///
 /// # Errors
 /// If the socket fails, or something else than a request arrives.
-pub fn attend(socket: BorrowedFd<'_>, duties: &Duties, tidy_up: impl FnOnce(End)) -> io::Result<()> {
+pub fn attend(
+    socket: BorrowedFd<'_>,
+    duties: &Duties,
+    tidy_up: impl FnOnce(End),
+) -> io::Result<()> {
     let mut porter = Attendant { duties, mounted: false, device: None };
     while let Some(request) = wire::receive_request(socket)? {
         let end = match request.op {
@@ -45,7 +49,8 @@ pub fn attend(socket: BorrowedFd<'_>, duties: &Duties, tidy_up: impl FnOnce(End)
             return wire::send_reply(socket, &Reply::default(), None);
         }
         let (reply, fuse) = porter.answer(request);
-        // Sent, the descriptor is the daemon's alone: a copy here would keep the mount from dying with it.
+        // Sent, the descriptor is the daemon's alone: a copy here would keep the mount from dying
+        // with it.
         wire::send_reply(socket, &reply, fuse.as_ref().map(AsFd::as_fd))?;
     }
     Ok(())
@@ -69,7 +74,9 @@ impl Attendant<'_> {
             }
             Op::Unmount => self.unmounter().and_then(|u| u.unmount()).map(|()| 0),
             Op::Detach => self.unmounter().and_then(|u| u.detach()).map(|()| 0),
-            Op::Resolve => self.own_device().and_then(|device| inode_of(request.pid, request.fd, device)),
+            Op::Resolve => {
+                self.own_device().and_then(|device| inode_of(request.pid, request.fd, device))
+            }
             // Answered by `attend`.
             Op::Dismiss | Op::Leave => Ok(0),
         };
@@ -134,7 +141,8 @@ mod tests {
     /// What a porter answers that cannot mount.
     fn ask(requests: &[Request]) -> (Vec<Reply>, Option<End>) {
         let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
         let porter = std::thread::spawn(move || {
             let duties = Duties {
                 source: "/nonexistent.img".into(),
@@ -165,7 +173,11 @@ mod tests {
             request(Op::Mount, 0, 0),
         ]);
         assert_eq!(replies[..3].iter().map(|r| r.status).collect::<Vec<_>>(), [libc::ENODEV; 3]);
-        assert!(replies[3].status != 0 && replies[3].text().contains("/nonexistent"), "{:?}", replies[3]);
+        assert!(
+            replies[3].status != 0 && replies[3].text().contains("/nonexistent"),
+            "{:?}",
+            replies[3]
+        );
         assert_eq!(tidied, None, "a daemon that just vanished leaves its traces");
         let (replies, tidied) = ask(&[request(Op::Dismiss, 0, 0)]);
         assert_eq!((tidied, &replies[0]), (Some(End::Daemon), &Reply::default()));

@@ -85,7 +85,8 @@ impl Porter {
         Self(Arc::new(Inner { mountpoint: mountpoint.to_owned(), way: Way::Here(OnceLock::new()) }))
     }
 
-    /// Starts a porter for a mount on `mountpoint`: `command`, which has to call [`attend`] with its standard input.
+    /// Starts a porter for a mount on `mountpoint`: `command`, which has to call [`attend`] with
+    /// its standard input.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -112,7 +113,10 @@ impl Porter {
 
     fn beside(socket: OwnedFd, child: Option<Child>, mountpoint: &Path) -> Self {
         let beside = Beside { socket: Some(socket), child };
-        Self(Arc::new(Inner { mountpoint: mountpoint.to_owned(), way: Way::Beside(Mutex::new(beside)) }))
+        Self(Arc::new(Inner {
+            mountpoint: mountpoint.to_owned(),
+            way: Way::Beside(Mutex::new(beside)),
+        }))
     }
 
     fn begin(command: &mut Command) -> io::Result<(OwnedFd, Child)> {
@@ -134,8 +138,8 @@ impl Porter {
         &self.0.mountpoint
     }
 
-    /// Has a started porter make the mount that it was started for; `options` are those that it was told, which the server needs,
-    /// too.
+    /// Has a started porter make the mount that it was started for; `options` are those that it was
+    /// told, which the server needs, too.
     ///
     /// # Errors
     /// See [`MountError`].
@@ -182,16 +186,18 @@ impl Porter {
         }
     }
 
-    /// The inode number (as `stat` shows it) behind descriptor `fd` of the process or thread `pid`, if that is open on this
-    /// mount.
+    /// The inode number (as `stat` shows it) behind descriptor `fd` of the process or thread `pid`,
+    /// if that is open on this mount.
     ///
-    /// For requests that name a descriptor of their caller; `pid` is the one in the request's head. Asks the kernel only for
-    /// what it has cached: no request comes back to the server meanwhile. It may take a while for a queue's thread, so
-    /// it is for workers. The number is what the server has given out, so `Nodes::id` knows it.
+    /// For requests that name a descriptor of their caller; `pid` is the one in the request's head.
+    /// Asks the kernel only for what it has cached: no request comes back to the server meanwhile.
+    /// It may take a while for a queue's thread, so it is for workers. The number is what the
+    /// server has given out, so `Nodes::id` knows it.
     ///
     /// # Errors
-    /// `EBADF` if there is no such descriptor, `EXDEV` if it leads elsewhere, `EACCES` or `EPERM` if the porter may not look into
-    /// that process (it runs as the user who mounted), `EPIPE` if the porter is gone.
+    /// `EBADF` if there is no such descriptor, `EXDEV` if it leads elsewhere, `EACCES` or `EPERM`
+    /// if the porter may not look into that process (it runs as the user who mounted), `EPIPE` if
+    /// the porter is gone.
     pub fn resolve_fd(&self, pid: u32, fd: i32) -> io::Result<u64> {
         match &self.0.way {
             Way::Here(device) => {
@@ -209,7 +215,8 @@ impl Porter {
         }
     }
 
-    /// Raises the read-ahead of the mount, where that is permitted. To be called when requests are served.
+    /// Raises the read-ahead of the mount, where that is permitted. To be called when requests are
+    /// served.
     pub(crate) fn raise_read_ahead(&self) {
         match &self.0.way {
             Way::Here(_) => backing::raise_read_ahead(&self.0.mountpoint),
@@ -239,15 +246,24 @@ impl Porter {
 
 impl Beside {
     fn ask(&mut self, op: Op, pid: u32, fd: i32) -> io::Result<(Reply, Option<OwnedFd>)> {
-        let gone =
-            || io::Error::new(io::ErrorKind::BrokenPipe, "the process that mounts and unmounts is gone");
+        let gone = || {
+            io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "the process that mounts and unmounts is gone",
+            )
+        };
         let socket = self.socket.as_ref().ok_or_else(gone)?;
-        let outcome =
-            wire::send_request(socket, Request { op, pid, fd }).and_then(|()| wire::receive_reply(socket));
+        let outcome = wire::send_request(socket, Request { op, pid, fd })
+            .and_then(|()| wire::receive_reply(socket));
         match outcome {
             Ok(Some(reply)) => Ok(reply),
             Ok(None) => Err(gone()),
-            Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) =>
+            {
                 Err(gone())
             }
             Err(e) => Err(e),
@@ -288,8 +304,10 @@ fn inode_of(pid: u32, fd: i32, device: u64) -> io::Result<u64> {
     if pid == 0 || fd < 0 {
         return Err(errno(libc::EBADF));
     }
-    // What is cached will do: the number never changes, and the server, who waits for us, must not be asked.
-    let found = statx(CWD, format!("/proc/{pid}/fd/{fd}"), AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+    // What is cached will do: the number never changes, and the server, who waits for us, must not
+    // be asked.
+    let found =
+        statx(CWD, format!("/proc/{pid}/fd/{fd}"), AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
     let found = found.map_err(|e| match e {
         rustix::io::Errno::NOENT => errno(libc::EBADF),
         e => e.into(),

@@ -1,12 +1,13 @@
 //! What crosses the socket between a daemon and its porter.
 //!
-//! Messages keep their boundaries (`SOCK_SEQPACKET`). A request is 12 bytes: what, a process, a descriptor. A reply is 16
-//! bytes — an error number or 0, flags, a number — and, for a mount that failed, why, as text. Numbers are in the
-//! machine's own order: both ends are the same program. The reply to a mount carries the descriptor of `/dev/fuse`.
+//! Messages keep their boundaries (`SOCK_SEQPACKET`). A request is 12 bytes: what, a process, a
+//! descriptor. A reply is 16 bytes — an error number or 0, flags, a number — and, for a mount that
+//! failed, why, as text. Numbers are in the machine's own order: both ends are the same program.
+//! The reply to a mount carries the descriptor of `/dev/fuse`.
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -152,7 +153,11 @@ pub(super) fn receive_reply(socket: &OwnedFd) -> io::Result<Option<(Reply, Optio
     reply().map(|reply| Some((reply, fd))).ok_or_else(malformed)
 }
 
-fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn send(
+    socket: BorrowedFd<'_>,
+    parts: &[IoSlice<'_>],
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();

@@ -49,7 +49,8 @@ pub struct InitFlags(pub u64);
 #[allow(missing_docs)]
 impl InitFlags {
     pub const ASYNC_READ: Self = Self(1 << 0);
-    /// Never taken: without OPEN requests the kernel would leave truncation to a message that it does not send.
+    /// Never taken: without OPEN requests the kernel would leave truncation to a message that it
+    /// does not send.
     pub const ATOMIC_O_TRUNC: Self = Self(1 << 3);
     pub const EXPORT_SUPPORT: Self = Self(1 << 4);
     pub const BIG_WRITES: Self = Self(1 << 5);
@@ -192,8 +193,10 @@ mod tests {
         assert!(!got.has(InitFlags::POSIX_ACL));
         assert!(!got.has(InitFlags::OVER_IO_URING));
         assert!(got.has(InitFlags::HANDLE_KILLPRIV_V2) && got.has(InitFlags::DIRECT_IO_ALLOW_MMAP));
-        let all =
-            negotiate(&offer(u64::MAX), Wishes { writeback: true, kernel_permissions: true, uring: true });
+        let all = negotiate(
+            &offer(u64::MAX),
+            Wishes { writeback: true, kernel_permissions: true, uring: true },
+        );
         let got = InitFlags::from_words(all.flags, all.flags2);
         assert!(got.has(InitFlags::WRITEBACK_CACHE) && got.has(InitFlags::POSIX_ACL));
         assert!(got.has(InitFlags::OVER_IO_URING));

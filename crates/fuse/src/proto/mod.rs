@@ -1,10 +1,12 @@
 //! The FUSE protocol as bytes: opcodes, fixed structures, flags.
 //!
-//! This module hides the layout of messages. It knows version 7.45 (Linux 6.18) and talks to any kernel from 7.36 on,
-//! the first with the second word of INIT flags that everything here assumes; older ones are refused by name.
-//! Structures are in the machine's own byte order, as the kernel's ABI is; sizes are asserted at compile time.
+//! This module hides the layout of messages. It knows version 7.45 (Linux 6.18) and talks to any
+//! kernel from 7.36 on, the first with the second word of INIT flags that everything here assumes;
+//! older ones are refused by name. Structures are in the machine's own byte order, as the kernel's
+//! ABI is; sizes are asserted at compile time.
 //!
-//! Facts come from the kernel's public interface header (`linux/fuse.h`, which may be used under a BSD licence).
+//! Facts come from the kernel's public interface header (`linux/fuse.h`, which may be used under a
+//! BSD licence).
 
 pub mod init;
 pub mod messages;
@@ -29,7 +31,8 @@ pub const fn align_record(len: usize) -> usize {
     (len + 7) & !7
 }
 
-/// Device number as the protocol carries it (the 32-bit form of `stat`), from (major << 20) | minor.
+/// Device number as the protocol carries it (the 32-bit form of `stat`), from (major << 20) |
+/// minor.
 #[must_use]
 pub const fn encode_rdev(dev: u64) -> u32 {
     let (major, minor) = (dev >> 20, dev & 0xf_ffff);

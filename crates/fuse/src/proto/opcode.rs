@@ -94,7 +94,11 @@ mod tests {
     fn numbers_and_names_are_distinct() {
         for (i, a) in Opcode::ALL.iter().enumerate() {
             assert_eq!(Opcode::from_number(*a as u32), Some(*a));
-            assert!(Opcode::ALL[i + 1..].iter().all(|b| a.name() != b.name() && (*a as u32) < (*b as u32)));
+            assert!(
+                Opcode::ALL[i + 1..]
+                    .iter()
+                    .all(|b| a.name() != b.name() && (*a as u32) < (*b as u32))
+            );
             assert!(a.arg_len() <= 128, "fits the operation header of a ring entry");
         }
         assert_eq!(Opcode::from_number(7), None);

@@ -3,13 +3,15 @@
 //! Several filters, of which the kernel takes the strictest answer:
 //!
 //! 1. the list of what is needed; anything else is refused with a trace ([`super::refused`]);
-//! 2. `clone3` does not exist: its flags lie in memory, where a filter cannot see them. libc then uses `clone`;
-//! 3. `clone` makes threads only; the refusal of processes is traced in another way ([`super::processes`]);
+//! 2. `clone3` does not exist: its flags lie in memory, where a filter cannot see them. libc then
+//!    uses `clone`;
+//! 3. `clone` makes threads only; the refusal of processes is traced in another way
+//!    ([`super::processes`]);
 //! 4. what only somebody else's code would call ends the process;
 //! 5. once sealed: what only the start needed.
 //!
-//! The list was found with strace over the tests, and is by purpose rather than by observation where a library may choose
-//! between relatives (`readv`, `preadv2`, `poll`, `ppoll`).
+//! The list was found with strace over the tests, and is by purpose rather than by observation
+//! where a library may choose between relatives (`readv`, `preadv2`, `poll`, `ppoll`).
 
 use std::io;
 
@@ -28,7 +30,8 @@ pub(super) fn refuse_processes_silently() -> io::Result<()> {
     imp::install(imp::threads_only(imp::SILENTLY))
 }
 
-/// The filter by which the kernel asks before `clone` makes a process, to be installed with a listener.
+/// The filter by which the kernel asks before `clone` makes a process, to be installed with a
+/// listener.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn ask_about_processes() -> io::Result<Vec<seccompiler::sock_filter>> {
     imp::asking(imp::threads_only(imp::ASKING))
@@ -42,7 +45,10 @@ pub(super) fn seal() -> io::Result<()> {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn apply() -> io::Result<()> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "there is no list of system calls for this processor"))
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "there is no list of system calls for this processor",
+    ))
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -116,7 +122,8 @@ mod imp {
         // The allocator looks how many memory nodes there are.
         libc::SYS_faccessat,
         libc::SYS_getcwd,
-        // FUSE over io_uring; what a ring may do is restricted in the ring, and making one ends with the start.
+        // FUSE over io_uring; what a ring may do is restricted in the ring, and making one ends
+        // with the start.
         libc::SYS_io_uring_setup,
         libc::SYS_io_uring_register,
         libc::SYS_io_uring_enter,
@@ -188,8 +195,8 @@ mod imp {
     #[cfg(not(target_arch = "x86_64"))]
     const NEEDED_HERE: &[c_long] = &[];
 
-    /// A program is executed, another process entered, the kernel loaded with code, or a world left: no code of ours or
-    /// of its libraries does that in a daemon, by whatever mistake.
+    /// A program is executed, another process entered, the kernel loaded with code, or a world
+    /// left: no code of ours or of its libraries does that in a daemon, by whatever mistake.
     const FATAL: &[c_long] = &[
         libc::SYS_execve,
         libc::SYS_execveat,
@@ -217,10 +224,12 @@ mod imp {
     ];
 
     /// Only the start needs these.
-    const START_ONLY: &[c_long] = &[libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_seccomp];
+    const START_ONLY: &[c_long] =
+        &[libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_seccomp];
 
-    /// `FUSE_DEV_IOC_CLONE`, `BLKDISCARD`, `BLKZEROOUT`, `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`; `TCGETS`, by which
-    /// libraries find out whether they write to a terminal; and the kernel's questions about processes, and answers.
+    /// `FUSE_DEV_IOC_CLONE`, `BLKDISCARD`, `BLKZEROOUT`, `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`;
+    /// `TCGETS`, by which libraries find out whether they write to a terminal; and the kernel's
+    /// questions about processes, and answers.
     const IOCTLS: [u32; 9] = [
         0x8004_e500,
         0x1277,
@@ -233,15 +242,23 @@ mod imp {
         libc::SECCOMP_IOCTL_NOTIF_SEND as u32,
     ];
 
-    /// What happens to the call that would make a process: it fails; or, once [`asking`] has put it in, the listener is asked.
-    /// The filter's compiler does not know the latter, so another action that is not used otherwise stands for it.
+    /// What happens to the call that would make a process: it fails; or, once [`asking`] has put it
+    /// in, the listener is asked. The filter's compiler does not know the latter, so another action
+    /// that is not used otherwise stands for it.
     pub(super) const SILENTLY: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
     pub(super) const ASKING: SeccompAction = SeccompAction::Trace(0);
 
-    const FCNTLS: [libc::c_int; 6] =
-        [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
+    const FCNTLS: [libc::c_int; 6] = [
+        libc::F_DUPFD,
+        libc::F_DUPFD_CLOEXEC,
+        libc::F_GETFD,
+        libc::F_SETFD,
+        libc::F_GETFL,
+        libc::F_SETFL,
+    ];
 
-    /// What a thread may do with itself: have a name, name its memory, and see (not change) what it may.
+    /// What a thread may do with itself: have a name, name its memory, and see (not change) what it
+    /// may.
     const PRCTLS: [libc::c_int; 5] = [
         libc::PR_SET_NAME,
         libc::PR_GET_NAME,
@@ -251,8 +268,17 @@ mod imp {
     ];
 
     /// One condition on the low 32 bits of an argument.
-    fn when(argument: u8, how: SeccompCmpOp, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
-        SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, value)?])
+    fn when(
+        argument: u8,
+        how: SeccompCmpOp,
+        value: u64,
+    ) -> Result<SeccompRule, seccompiler::BackendError> {
+        SeccompRule::new(vec![SeccompCondition::new(
+            argument,
+            SeccompCmpArgLen::Dword,
+            how,
+            value,
+        )?])
     }
 
     fn one_of(
@@ -305,7 +331,8 @@ mod imp {
 
     pub(super) fn asking(filter: Filter) -> io::Result<BpfProgram> {
         const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-        let mut program: BpfProgram = filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
+        let mut program: BpfProgram =
+            filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
         for step in &mut program {
             if step.code == RETURN && step.k == libc::SECCOMP_RET_TRACE {
                 step.k = libc::SECCOMP_RET_USER_NOTIF;
@@ -333,7 +360,9 @@ mod imp {
 
         #[test]
         fn the_filters_compile_and_do_not_contradict_each_other() {
-            for filter in [needed(), without_clone3(), threads_only(SILENTLY), fatal(), start_only()] {
+            for filter in
+                [needed(), without_clone3(), threads_only(SILENTLY), fatal(), start_only()]
+            {
                 let program: BpfProgram = filter.unwrap().try_into().unwrap();
                 assert!(!program.is_empty() && program.len() < 4096);
             }

@@ -52,16 +52,18 @@ pub struct Sandbox {
     seccomp: bool,
 }
 
-/// Confines this thread and all threads that it will start; the filter of system calls confines those that exist, too.
+/// Confines this thread and all threads that it will start; the filter of system calls confines
+/// those that exist, too.
 ///
-/// To be called while there is one thread, and after everything is open that will be needed: devices, state files,
-/// `/dev/null`, the way to the porter.
+/// To be called while there is one thread, and after everything is open that will be needed:
+/// devices, state files, `/dev/null`, the way to the porter.
 ///
 /// Nothing here fails: what the kernel does not offer is left out, which the log says.
 pub fn enter() -> Sandbox {
     let precedes = priority::take();
     let capabilities = note("capabilities", capabilities::drop_all());
-    // seccomp and Landlock ask for it and would set it themselves; it shall hold even where both are missing.
+    // seccomp and Landlock ask for it and would set it themselves; it shall hold even where both
+    // are missing.
     let no_new_privs = rustix::thread::set_no_new_privs(true).map_err(std::io::Error::from);
     note("no_new_privs", no_new_privs);
     let landlock = match paths::restrict() {

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 /// The newest interface whose rights are known here; older kernels enforce what they have.
 const KNOWN: ABI = ABI::V6;
 
-/// Restricts this thread and those that it will start. Returns the interface's version in use, `None` if the kernel
-/// has no Landlock.
+/// Restricts this thread and those that it will start. Returns the interface's version in use,
+/// `None` if the kernel has no Landlock.
 pub(super) fn restrict() -> io::Result<Option<i32>> {
     let status = rules().map_err(io::Error::other)?;
     Ok(match status {
@@ -30,7 +30,8 @@ fn rules() -> Result<LandlockStatus, RulesetError> {
         .create()?;
     let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
     for path in [
-        // Callers' groups, our own memory and mappings. Landlock itself keeps us from other processes' memory.
+        // Callers' groups, our own memory and mappings. Landlock itself keeps us from other
+        // processes' memory.
         Path::new("/proc"),
         // How many queues FUSE has, and how many threads are worth having.
         Path::new("/sys/devices/system/cpu"),

@@ -1,19 +1,21 @@
 //! New processes are refused, and that is seen, too.
 //!
-//! The signal by which other refusals are seen cannot be used here: libc blocks all signals around the call that makes a
-//! process, and one that is raised then would kill. So the kernel asks a thread of this process instead, which notes the
-//! number and answers `EPERM`; whoever wanted a process waits for it meanwhile. Threads are not asked about: the filter
-//! tells them by their flags.
+//! The signal by which other refusals are seen cannot be used here: libc blocks all signals around
+//! the call that makes a process, and one that is raised then would kill. So the kernel asks a
+//! thread of this process instead, which notes the number and answers `EPERM`; whoever wanted a
+//! process waits for it meanwhile. Threads are not asked about: the filter tells them by their
+//! flags.
 //!
-//! One listener is all that a process may have, its ancestors' filters included. Where there is one already, or the kernel is
-//! older than this, processes are refused without a trace.
+//! One listener is all that a process may have, its ancestors' filters included. Where there is one
+//! already, or the kernel is older than this, processes are refused without a trace.
 
 use super::{filter, refused};
 use crate::transport::priority;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Installs the filter, for all threads, and returns what the kernel asks through. `None`: it will not ask.
+/// Installs the filter, for all threads, and returns what the kernel asks through. `None`: it will
+/// not ask.
 pub(super) fn refuse() -> io::Result<Option<OwnedFd>> {
     match listen() {
         Ok(listener) => Ok(Some(listener)),
@@ -34,9 +36,11 @@ fn listen() -> io::Result<OwnedFd> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER
         | libc::SECCOMP_FILTER_FLAG_TSYNC
         | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
-    // SAFETY: the program outlives the call, which reads as many instructions as `len` says; their layout is the kernel's.
-    let fd =
-        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
+    // SAFETY: the program outlives the call, which reads as many instructions as `len` says; their
+    // layout is the kernel's.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -49,7 +53,8 @@ pub(super) fn answer(listener: OwnedFd) -> io::Result<()> {
     let body = move || {
         priority::give_up();
         while let Ok(true) = answer_one(&listener) {}
-        // Nobody shall wait for an answer that does not come: the call fails with ENOSYS from now on.
+        // Nobody shall wait for an answer that does not come: the call fails with ENOSYS from now
+        // on.
         drop(listener);
     };
     std::thread::Builder::new().name("refuser".into()).stack_size(128 << 10).spawn(body).map(drop)
@@ -60,7 +65,9 @@ fn answer_one(listener: &OwnedFd) -> io::Result<bool> {
     // SAFETY: all zeros is a valid value, which the kernel demands.
     let mut question: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a question of just this type.
-    let got = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut question) };
+    let got = unsafe {
+        libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut question)
+    };
     if got < 0 {
         return match io::Error::last_os_error() {
             // A signal came, or whoever asked is gone.
@@ -69,8 +76,10 @@ fn answer_one(listener: &OwnedFd) -> io::Result<bool> {
         };
     }
     refused::refused(u64::from(question.data.nr.cast_unsigned()));
-    let answer = libc::seccomp_notif_resp { id: question.id, val: 0, error: -libc::EPERM, flags: 0 };
-    // SAFETY: the kernel reads an answer of just this type. That nobody waits for it any more does not matter.
+    let answer =
+        libc::seccomp_notif_resp { id: question.id, val: 0, error: -libc::EPERM, flags: 0 };
+    // SAFETY: the kernel reads an answer of just this type. That nobody waits for it any more does
+    // not matter.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
     Ok(true)
 }

@@ -1,7 +1,8 @@
 //! Refused system calls are seen.
 //!
-//! The filter raises SIGSYS; the handler notes the number, says it on standard error the first time, and lets the call fail
-//! with `EPERM`. It runs in the middle of anything: no allocation, no lock, no formatting.
+//! The filter raises SIGSYS; the handler notes the number, says it on standard error the first
+//! time, and lets the call fail with `EPERM`. It runs in the middle of anything: no allocation, no
+//! lock, no formatting.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,8 +55,8 @@ fn line(mut number: u64) -> ([u8; 128], usize) {
 pub(super) fn refused(number: u64) {
     if note(number) {
         let (text, len) = line(number);
-        // SAFETY: write(2) is safe in a signal handler and `len` bytes of the buffer are filled. errno is put back for the
-        // interrupted code; the raw call's own result is ignored.
+        // SAFETY: write(2) is safe in a signal handler and `len` bytes of the buffer are filled.
+        // errno is put back for the interrupted code; the raw call's own result is ignored.
         unsafe {
             let errno = libc::__errno_location();
             let before = *errno;
@@ -86,7 +87,8 @@ pub(super) fn watch() -> std::io::Result<()> {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 extern "C" fn on_sigsys(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: with SA_SIGINFO the kernel passes the interrupted thread's ucontext, which is ours until we return.
+    // SAFETY: with SA_SIGINFO the kernel passes the interrupted thread's ucontext, which is ours
+    // until we return.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
     #[cfg(target_arch = "x86_64")]
     let number = registers.gregs[libc::REG_RAX as usize].cast_unsigned();

@@ -29,7 +29,11 @@ impl Server {
         let stat = StatxAttr {
             mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
             blksize: 4096,
-            attributes: STATX_FLAGS.iter().filter(|(flag, _)| a.flags & flag != 0).map(|(_, bit)| bit).sum(),
+            attributes: STATX_FLAGS
+                .iter()
+                .filter(|(flag, _)| a.flags & flag != 0)
+                .map(|(_, bit)| bit)
+                .sum(),
             attributes_mask: STATX_FLAGS.iter().map(|(_, bit)| bit).sum(),
             nlink: a.nlink,
             uid: a.uid,
@@ -50,12 +54,17 @@ impl Server {
     }
 
     pub(super) fn access(&self, id: InodeId, request: &Request<'_>) -> Outcome {
-        // Root is the only one who gets this far; asking is of no use to it, and stops with this answer.
+        // Root is the only one who gets this far; asking is of no use to it, and stops with this
+        // answer.
         let Some(caller) = self.checked(request) else { return Err(Errno::NOSYS.into()) };
         let want = request.arg::<proto::AccessIn>()?.mask as u8 & 7;
         let attr = self.fs.getattr(id)?;
         let acl = self.access_acl(id)?;
-        if perm::allows(caller, &attr, acl.as_ref(), want) { Ok(0) } else { Err(Errno::ACCES.into()) }
+        if perm::allows(caller, &attr, acl.as_ref(), want) {
+            Ok(0)
+        } else {
+            Err(Errno::ACCES.into())
+        }
     }
 
     pub(super) fn setattr(
@@ -95,15 +104,18 @@ impl Server {
         self.attributes(&attr, reply)
     }
 
-    /// Takes from a file whose contents change what it may not keep then: set-user-id and set-group-id. For WRITE the kernel
-    /// says whether; what else changes contents asks [`Self::changes_contents`].
+    /// Takes from a file whose contents change what it may not keep then: set-user-id and
+    /// set-group-id. For WRITE the kernel says whether; what else changes contents asks
+    /// [`Self::changes_contents`].
     pub(super) fn remove_privileges(
         &self,
         id: InodeId,
         request: &Request<'_>,
         patience: Patience,
     ) -> Result<(), Failure> {
-        let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) else { return Ok(()) };
+        let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) else {
+            return Ok(());
+        };
         // A change besides the one that was asked for.
         if patience == Patience::Queue {
             return Err(Failure::Wait);
@@ -114,8 +126,8 @@ impl Server {
         Ok(())
     }
 
-    /// Requests other than WRITE do not say whether the caller may leave a file its set-id bits. Root may, as with Linux's own file
-    /// systems.
+    /// Requests other than WRITE do not say whether the caller may leave a file its set-id bits.
+    /// Root may, as with Linux's own file systems.
     pub(super) fn changes_contents(
         &self,
         id: InodeId,
@@ -147,7 +159,8 @@ impl Server {
         {
             return Err(Errno::PERM.into());
         }
-        // A file handle was checked when it was opened. Without one, a size needs the right to write.
+        // A file handle was checked when it was opened. Without one, a size needs the right to
+        // write.
         const FH: u32 = 1 << 6;
         if change.size.is_some() && asked.valid & FH == 0 {
             self.check(request, id, perm::WRITE)?;
@@ -177,7 +190,11 @@ fn wanted(asked: &SetattrIn) -> SetAttr {
     let has = |bit| asked.valid & bit != 0;
     let time = |set, now, sec: u64, nsec| {
         has(set).then(|| {
-            if has(now) { SetTime::Now } else { SetTime::To(Timestamp { sec: sec.cast_signed(), nsec }) }
+            if has(now) {
+                SetTime::Now
+            } else {
+                SetTime::To(Timestamp { sec: sec.cast_signed(), nsec })
+            }
         })
     };
     let mut change = SetAttr {

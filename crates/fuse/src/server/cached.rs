@@ -1,18 +1,21 @@
 //! Which files the kernel may keep contents of.
 //!
-//! Before a write with `O_DIRECT` the kernel drops its pages of the range; after one that it does not wait for (io_uring, AIO) it
-//! does not do so again. Who reads the file through the page cache meanwhile leaves the old contents there for everybody, until
-//! the pages go: a backup of a virtual machine's disk would have them. Therefore the kernel is told to drop them before
-//! such a write is answered. Telling waits for pages that other requests are filling, which takes another thread
-//! ([`Patience::Kernel`](crate::handler::Patience::Kernel)) and costs several times as much as the write — and hardly any file is both
-//! read through the page cache and written past it. So it is noted which were read.
+//! Before a write with `O_DIRECT` the kernel drops its pages of the range; after one that it does
+//! not wait for (io_uring, AIO) it does not do so again. Who reads the file through the page cache
+//! meanwhile leaves the old contents there for everybody, until the pages go: a backup of a virtual
+//! machine's disk would have them. Therefore the kernel is told to drop them before such a write is
+//! answered. Telling waits for pages that other requests are filling, which takes another thread
+//! ([`Patience::Kernel`](crate::handler::Patience::Kernel)) and costs several times as much as the
+//! write — and hardly any file is both read through the page cache and written past it. So it is
+//! noted which were read.
 //!
-//! Those other requests need buffers, too. Where half of them are taken by writes that wait in this way, further writes are answered
-//! first and told of afterwards.
+//! Those other requests need buffers, too. Where half of them are taken by writes that wait in this
+//! way, further writes are answered first and told of afterwards.
 //!
-//! The notes are a table of bits, by a hash of the node. A bit that is set for another file costs time; none is ever taken back,
-//! because the kernel does not say when it drops pages. What this does not see is a mapping of a file that was opened with
-//! `O_DIRECT`: requests for its pages look like direct ones.
+//! The notes are a table of bits, by a hash of the node. A bit that is set for another file costs
+//! time; none is ever taken back, because the kernel does not say when it drops pages. What this
+//! does not see is a mapping of a file that was opened with `O_DIRECT`: requests for its pages look
+//! like direct ones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,8 +38,8 @@ impl Cached {
         (&self.0[(hash >> 6) as usize], 1 << (hash & 63))
     }
 
-    /// The kernel is about to be given contents of this file to keep. To be called before they are read: whoever replaces them
-    /// later than that finds the note.
+    /// The kernel is about to be given contents of this file to keep. To be called before they are
+    /// read: whoever replaces them later than that finds the note.
     pub(super) fn reads(&self, node: u64) {
         let (word, bit) = self.place(node);
         if word.load(Ordering::SeqCst) & bit == 0 {

@@ -1,14 +1,15 @@
 //! What one mount changes, as the others learn it.
 //!
 //! A kernel may believe names, attributes and contents for a day, because only its own requests
-//! change them. With overlapping mounts ([`crate::mount_group`]) that is not so. For them this holds:
-//! **when a change has been answered, every system call that begins then on another mount sees
-//! it.** Three means serve this. None of them is used where no two mounts overlap.
+//! change them. With overlapping mounts ([`crate::mount_group`]) that is not so. For them this
+//! holds: **when a change has been answered, every system call that begins then on another mount
+//! sees it.** Three means serve this. None of them is used where no two mounts overlap.
 //!
 //! 1. **No time.** An inode may be *known* to several mounts: each of them holds look-ups of it
-//!    ([`Filesystem::hold`]). What is answered about such an inode is valid for no time at all, and so
-//!    are the names in such a directory, absent ones included: the kernel asks again. A hold is taken
-//!    before attributes are read, so of a change and a look-up at the same time one sees the other.
+//!    ([`Filesystem::hold`]). What is answered about such an inode is valid for no time at all, and
+//!    so are the names in such a directory, absent ones included: the kernel asks again. A hold is
+//!    taken before attributes are read, so of a change and a look-up at the same time one sees the
+//!    other.
 //! 2. **Telling.** A kernel may have got something while no other mount knew the inode; and
 //!    contents and listings have no time. So before a change is answered, each other mount that
 //!    knows the inode is told to drop what it has. Contents are told of before the change, too:
@@ -18,20 +19,20 @@
 //!
 //! **Waiting.** A kernel that is told waits until no request works in that directory, or on those
 //! pages. These are requests to us. So a change that has to be told of goes to a thread that no
-//! other request needs ([`Patience::Kernel`]) before it is begun. Two such changes on two mounts could
-//! each keep what the other waits for. Therefore not every change waits
+//! other request needs ([`Patience::Kernel`]) before it is begun. Two such changes on two mounts
+//! could each keep what the other waits for. Therefore not every change waits
 //! ([`begin_to_wait`](crate::mount_group::MountGroup)):
 //!
 //! - *Contents:* of each inode, changes of one mount at a time wait. The pages of a file are locked
 //!   by reads, which wait for nothing, and by writes to this file, which then do not wait.
 //! - *Names:* of all directories together, changes of one mount at a time wait. A kernel takes the
-//!   locks of several directories, and of files in them, one after the other. So a rename on each of
-//!   two mounts can tie directories together that have nothing else to do with each other. A change
-//!   of names may wait for one of contents, never the other way round.
+//!   locks of several directories, and of files in them, one after the other. So a rename on each
+//!   of two mounts can tie directories together that have nothing else to do with each other. A
+//!   change of names may wait for one of contents, never the other way round.
 //!
 //! A change that must not wait is answered first, which lets the other one go on, and told of by
-//! another thread. An `fsync` comes after what is still to be told of contents. It does not wait for
-//! names, because its own file is locked meanwhile.
+//! another thread. An `fsync` comes after what is still to be told of contents. It does not wait
+//! for names, because its own file is locked meanwhile.
 //!
 //! **What does not hold:**
 //!
@@ -47,11 +48,11 @@
 //!   appending goes on at the old end if the file is cut short elsewhere.
 //! - Locks (`flock`, `fcntl`) of one mount are not seen by another: each kernel has its own. On
 //!   Linux's btrfs all mounts of a file system share these and the offsets.
-//! - A kernel takes one link off its count when a removal is answered, even if it has just asked for
-//!   the new count; here it asks often. So where threads link and remove names of one file on one
-//!   mount at the same time, a `link` may fail with `ENOENT`.
-//! - A daemon that is killed while one of its threads waits for a kernel in this way may not come to
-//!   its end: the lock is held by a request that nothing answers any more. `larder umount` and
+//! - A kernel takes one link off its count when a removal is answered, even if it has just asked
+//!   for the new count; here it asks often. So where threads link and remove names of one file on
+//!   one mount at the same time, a `link` may fail with `ENOENT`.
+//! - A daemon that is killed while one of its threads waits for a kernel in this way may not come
+//!   to its end: the lock is held by a request that nothing answers any more. `larder umount` and
 //!   `umount -f` of the mount end that request.
 //!
 //! [`Filesystem::hold`]: larder_fs::Filesystem::hold
@@ -149,11 +150,16 @@ impl Server {
     ///
     /// # Errors
     /// [`Failure::WaitForKernel`] if this thread must not wait for what has to be waited for.
-    pub(super) fn about_to_change(&self, patience: Patience, id: InodeId) -> Result<Telling<'_>, Failure> {
+    pub(super) fn about_to_change(
+        &self,
+        patience: Patience,
+        id: InodeId,
+    ) -> Result<Telling<'_>, Failure> {
         self.begin(patience, &[id], id)
     }
 
-    /// To be called before names are changed, with the directories and the inodes that they lead to.
+    /// To be called before names are changed, with the directories and the inodes that they lead
+    /// to.
     ///
     /// # Errors
     /// As [`about_to_change`](Self::about_to_change).
@@ -165,7 +171,12 @@ impl Server {
         self.begin(patience, touched, NAMES)
     }
 
-    fn begin(&self, patience: Patience, touched: &[InodeId], about: InodeId) -> Result<Telling<'_>, Failure> {
+    fn begin(
+        &self,
+        patience: Patience,
+        touched: &[InodeId],
+        about: InodeId,
+    ) -> Result<Telling<'_>, Failure> {
         let telling = |how, about| Telling { server: self, how, about };
         if !self.group.overlaps() || !touched.iter().any(|id| self.fs.is_known_elsewhere(*id)) {
             return Ok(telling(How::Later, None));

@@ -14,7 +14,12 @@ const DIRECT: u32 = libc::O_DIRECT.cast_unsigned();
 const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
 
 impl Server {
-    pub(super) fn read(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn read(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let read: proto::ReadIn = request.arg()?;
         if read.flags & DIRECT == 0 {
             self.cached.reads(request.header.nodeid);
@@ -34,8 +39,11 @@ impl Server {
         let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
         let range = write.offset..write.offset.saturating_add(write.size.into());
         let write_back = write.write_flags & proto::WRITE_CACHE != 0;
-        let telling =
-            if write_back { self.about_to_write_back() } else { self.about_to_change(patience, id)? };
+        let telling = if write_back {
+            self.about_to_write_back()
+        } else {
+            self.about_to_change(patience, id)?
+        };
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
             self.remove_privileges(id, request, patience)?;
         }
@@ -48,8 +56,8 @@ impl Server {
         }
         telling.before(id, range.clone());
         self.fs.write(id, write.offset, data)?;
-        // Asked again: somebody may have read what has just been replaced. Writing it twice is as good as once, because nobody has
-        // been told yet that it is written.
+        // Asked again: somebody may have read what has just been replaced. Writing it twice is as
+        // good as once, because nobody has been told yet that it is written.
         if must_say() {
             match patience {
                 Patience::Queue | Patience::Worker => return Err(Failure::WaitForKernel),
@@ -64,7 +72,12 @@ impl Server {
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
     }
 
-    pub(super) fn fallocate(&self, id: InodeId, request: &Request<'_>, patience: Patience) -> Outcome {
+    pub(super) fn fallocate(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let wanted: proto::FallocateIn = request.arg()?;
         // Those that Linux's btrfs has; the kernel lets no others through either.
         let keep_size = wanted.mode & KEEP_SIZE != 0;
@@ -87,7 +100,12 @@ impl Server {
         Ok(0)
     }
 
-    pub(super) fn lseek(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn lseek(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let seek: proto::LseekIn = request.arg()?;
         let what = match seek.whence.cast_signed() {
             libc::SEEK_DATA => Seek::Data,

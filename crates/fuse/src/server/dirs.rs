@@ -16,7 +16,12 @@ struct Found {
 }
 
 impl Server {
-    pub(super) fn readdir(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn readdir(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let read: proto::ReadIn = request.arg()?;
         if read.offset == 0 {
             self.check(request, dir, perm::READ)?;
@@ -28,8 +33,14 @@ impl Server {
         done(listed, &records)
     }
 
-    /// As READDIR, and each entry is looked up at once. The kernel counts a look-up for each but `.` and `..`.
-    pub(super) fn readdirplus(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    /// As READDIR, and each entry is looked up at once. The kernel counts a look-up for each but
+    /// `.` and `..`.
+    pub(super) fn readdirplus(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let read: proto::ReadIn = request.arg()?;
         if read.offset == 0 {
             self.check(request, dir, perm::READ)?;
@@ -38,7 +49,9 @@ impl Server {
         let mut room = read.size as usize;
         let mut found = Vec::new();
         let listed = self.fs.readdir_page(dir, read.offset, &mut |e| {
-            let Some(rest) = room.checked_sub(Records::record_len(e.name.len(), true)) else { return false };
+            let Some(rest) = room.checked_sub(Records::record_len(e.name.len(), true)) else {
+                return false;
+            };
             room = rest;
             found.push(Found { id: e.id, kind: e.kind, next: e.next, name: e.name.to_vec() });
             true
@@ -59,7 +72,8 @@ impl Server {
                     }
                     // Gone since it was listed.
                     Err(Error::NotFound) => continue,
-                    // A short answer would make the kernel look the rest up one by one; a worker gives a full one.
+                    // A short answer would make the kernel look the rest up one by one; a worker
+                    // gives a full one.
                     Err(Error::WouldBlock) => {
                         handed_out.into_iter().for_each(|id| self.fs.release(id, 1));
                         return Err(Failure::Wait);
@@ -68,8 +82,13 @@ impl Server {
                     Err(_) => {}
                 }
             }
-            let pushed =
-                records.push(Some(&entry), self.me.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, &e.name);
+            let pushed = records.push(
+                Some(&entry),
+                self.me.nodes.ino(e.id),
+                e.next,
+                kind_bits(e.kind) >> 12,
+                &e.name,
+            );
             if !pushed {
                 if held {
                     self.fs.release(e.id, 1);

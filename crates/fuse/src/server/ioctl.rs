@@ -1,5 +1,5 @@
-//! IOCTL: inode flags (`lsattr`, `chattr`), the label, the btrfs ioctls that have an answer here, and Larder's own
-//! ([`crate::control`]).
+//! IOCTL: inode flags (`lsattr`, `chattr`), the label, the btrfs ioctls that have an answer here,
+//! and Larder's own ([`crate::control`]).
 
 use super::Server;
 use super::changes::Change;
@@ -75,7 +75,8 @@ fn from_fs(attr: &Attr, wanted: u32) -> Result<u64, Errno> {
     for (own, ..) in FLAGS.iter().filter(|(own, ..)| has(*own)) {
         flags |= own;
     }
-    // Contents with checksums cannot lose them half-way: for a file that has any, the flag stays as it was.
+    // Contents with checksums cannot lose them half-way: for a file that has any, the flag stays as
+    // it was.
     if attr.kind == FileKind::Regular {
         if attr.size > 0 {
             flags = flags & !NODATACOW | attr.flags & NODATACOW;
@@ -122,10 +123,14 @@ impl Server {
             reply.value_and_bytes(&IoctlOut::default(), &bytes[..len])
         };
         match asked.cmd {
-            c if GETFLAGS.contains(&c) => answer(&u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes()),
+            c if GETFLAGS.contains(&c) => {
+                answer(&u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes())
+            }
             c if SETFLAGS.contains(&c) => {
                 let wanted = arg.first_chunk::<4>().ok_or(Errno::INVAL)?;
-                self.set_flags(id, request, patience, |attr| from_fs(attr, u32::from_ne_bytes(*wanted)))?;
+                self.set_flags(id, request, patience, |attr| {
+                    from_fs(attr, u32::from_ne_bytes(*wanted))
+                })?;
                 answer(&[])
             }
             FSGETXATTR => {
@@ -137,7 +142,9 @@ impl Server {
                 self.set_flags(id, request, patience, |attr| from_x(attr, arg))?;
                 answer(&[])
             }
-            c if GETVERSION.contains(&c) => answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes()),
+            c if GETVERSION.contains(&c) => {
+                answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes())
+            }
             IOC_SYNC | BTRFS_SYNC => {
                 self.fs.sync()?;
                 answer(&[])
@@ -172,8 +179,9 @@ impl Server {
                 if !self.is_privileged(request) {
                     return Err(Errno::PERM.into());
                 }
-                let word =
-                    |i: usize| arg.get(8 * i..).and_then(<[u8]>::first_chunk).map(|b| u64::from_ne_bytes(*b));
+                let word = |i: usize| {
+                    arg.get(8 * i..).and_then(<[u8]>::first_chunk).map(|b| u64::from_ne_bytes(*b))
+                };
                 let (Some(start), Some(len), Some(min_len)) = (word(0), word(1), word(2)) else {
                     return Err(Errno::INVAL.into());
                 };
@@ -287,7 +295,11 @@ mod tests {
             assert_eq!(flags & !NODATASUM, own);
             assert_eq!(to_fs(flags), fs);
         }
-        assert_eq!(from_fs(&attr(0, IMMUTABLE | (1 << 31)), 0).unwrap(), 1 << 31, "unknown flags stay");
+        assert_eq!(
+            from_fs(&attr(0, IMMUTABLE | (1 << 31)), 0).unwrap(),
+            1 << 31,
+            "unknown flags stay"
+        );
         assert_eq!(from_fs(&attr(0, 0), 0x4 | 0x400), Err(Errno::INVAL));
         assert_eq!(from_fs(&attr(0, 0), 0x1), Err(Errno::OPNOTSUPP));
     }

@@ -50,15 +50,15 @@ const NAME_MAX: usize = 255;
 /// How a session ended.
 #[derive(Debug)]
 pub struct Served {
-    /// The file system was closed because the kernel waited for it (`fuseblk`), with this result. `None`: closing it is
-    /// left to the caller.
+    /// The file system was closed because the kernel waited for it (`fuseblk`), with this result.
+    /// `None`: closing it is left to the caller.
     pub closed: Option<larder_fs::Result<()>>,
 }
 
 /// Serves a mount of `fs` until it is unmounted.
 ///
-/// `on_ready` is called once requests are being answered. After the return nobody uses `fs` but the caller, who closes
-/// it, unless that was done already.
+/// `on_ready` is called once requests are being answered. After the return nobody uses `fs` but the
+/// caller, who closes it, unless that was done already.
 ///
 /// # Errors
 /// If the session cannot be set up; `fs` is then untouched.
@@ -87,7 +87,8 @@ pub fn serve_beside(
     stats: Arc<Stats>,
     on_ready: impl FnOnce(Ready),
 ) -> Result<(), ServeError> {
-    let server = Server::joined(Arc::clone(group), Arc::clone(member), &mounted, Arc::clone(&stats));
+    let server =
+        Server::joined(Arc::clone(group), Arc::clone(member), &mounted, Arc::clone(&stats));
     let served = group.host.serve(Arc::new(server), mounted, stats, on_ready);
     member.notify.finish();
     served
@@ -147,7 +148,8 @@ impl Handler for Server {
         };
         let fs = Arc::clone(&self.fs);
         if self.is_shared(id) {
-            let work = move || fs.fsync(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0).map_err(number);
+            let work =
+                move || fs.fsync(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0).map_err(number);
             // Directories are locked meanwhile; and what is told of names is told before it is
             // answered.
             return if request.opcode == Opcode::Fsync {
@@ -158,7 +160,9 @@ impl Handler for Server {
         }
         let then = move |synced| match synced {
             Synced::Done(done) => later.answer(done.map_err(number)),
-            Synced::Commit(unlogged) => later.work(move || fs.finish_fsync(unlogged).map_err(number)),
+            Synced::Commit(unlogged) => {
+                later.work(move || fs.finish_fsync(unlogged).map_err(number))
+            }
         };
         self.fs.fsync_then(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0, Box::new(then));
     }
@@ -167,12 +171,15 @@ impl Handler for Server {
     fn comes_after_forgets(&self, request: &Request<'_>) -> bool {
         match request.opcode {
             Opcode::Syncfs => true,
-            Opcode::Ioctl => request.arg::<proto::IoctlIn>().is_ok_and(|asked| ioctl::syncs(asked.cmd)),
+            Opcode::Ioctl => {
+                request.arg::<proto::IoctlIn>().is_ok_and(|asked| ioctl::syncs(asked.cmd))
+            }
             _ => false,
         }
     }
 
-    /// What a program changed through a mapping, or the kernel delayed, before a sync or a snapshot is to be in it.
+    /// What a program changed through a mapping, or the kernel delayed, before a sync or a snapshot
+    /// is to be in it.
     fn comes_after_writes(&self, request: &Request<'_>) -> bool {
         let asked = || request.arg::<proto::IoctlIn>();
         request.opcode == Opcode::Ioctl
@@ -213,7 +220,12 @@ impl Server {
     }
 
     /// Answers for one of several mounts.
-    fn joined(group: Arc<MountGroup>, me: Arc<Member>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
+    fn joined(
+        group: Arc<MountGroup>,
+        me: Arc<Member>,
+        mounted: &Mounted,
+        stats: Arc<Stats>,
+    ) -> Self {
         Self::one_of(group, me, !mounted.kernel_permissions, stats).connected(mounted)
     }
 
@@ -252,7 +264,9 @@ impl Server {
             Opcode::Read => self.read(here()?, request, reply),
             Opcode::Write => self.write(here()?, request, reply, patience),
             Opcode::Lseek => self.lseek(here()?, request, reply),
-            Opcode::CopyFileRange | Opcode::CopyFileRange64 => self.copy(here()?, request, reply, patience),
+            Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
+                self.copy(here()?, request, reply, patience)
+            }
             Opcode::Fallocate => self.fallocate(here()?, request, patience),
             Opcode::Syncfs => {
                 self.fs.sync()?;
@@ -360,7 +374,11 @@ impl Server {
         let Some(caller) = self.checked(request) else { return Ok(()) };
         let attr = self.fs.getattr(id)?;
         let acl = self.access_acl(id)?;
-        if perm::allows(caller, &attr, acl.as_ref(), want) { Ok(()) } else { Err(Errno::ACCES.into()) }
+        if perm::allows(caller, &attr, acl.as_ref(), want) {
+            Ok(())
+        } else {
+            Err(Errno::ACCES.into())
+        }
     }
 
     /// The inode's access list, if it has one.

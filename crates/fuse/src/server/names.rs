@@ -26,7 +26,12 @@ struct Wanted<'a> {
 }
 
 impl Server {
-    pub(super) fn lookup(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn lookup(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let name = valid(request.name()?)?;
         // "." asks for an inode by its number (file handles), which need not be a directory's.
         let found = match name {
@@ -39,7 +44,9 @@ impl Server {
         };
         match found {
             Ok(attr) => self.entry(dir, attr, reply),
-            Err(Error::NotFound) => reply.value(&EntryOut { entry_valid: self.time_of(dir), ..no_entry() }),
+            Err(Error::NotFound) => {
+                reply.value(&EntryOut { entry_valid: self.time_of(dir), ..no_entry() })
+            }
             Err(e) => Err(e.into()),
         }
     }
@@ -101,7 +108,8 @@ impl Server {
         let name = valid(name)?;
         let telling = self.about_to_change_names(patience, &[dir])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
-        let attr = self.with_new(dir, request, wanted, |new| Ok(self.fs.create(dir, name, new)?))?;
+        let attr =
+            self.with_new(dir, request, wanted, |new| Ok(self.fs.create(dir, name, new)?))?;
         self.made(telling, dir, name, attr, reply)
     }
 
@@ -123,13 +131,24 @@ impl Server {
         answer
     }
 
-    pub(super) fn tmpfile(&self, dir: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn tmpfile(
+        &self,
+        dir: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let asked: proto::CreateIn = request.arg()?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
-        let wanted =
-            Wanted { kind: FileKind::Regular, perm: asked.mode, umask: asked.umask, rdev: 0, target: b"" };
+        let wanted = Wanted {
+            kind: FileKind::Regular,
+            perm: asked.mode,
+            umask: asked.umask,
+            rdev: 0,
+            target: b"",
+        };
         // It comes with a hold, which is the look-up that this reply is.
-        let attr = self.with_new(dir, request, &wanted, |new| Ok(self.fs.create_unnamed(dir, new)?))?;
+        let attr =
+            self.with_new(dir, request, &wanted, |new| Ok(self.fs.create_unnamed(dir, new)?))?;
         let opened = OpenOut { open_flags: proto::FOPEN_KEEP_CACHE, ..OpenOut::default() };
         reply.value_and_bytes(&self.entry_of(dir, &attr), opened.as_bytes())
     }
@@ -233,7 +252,9 @@ impl Server {
             NOREPLACE => RenameMode::NoReplace,
             EXCHANGE => RenameMode::Exchange,
             // With NOREPLACE the kernel has made sure that nothing is there.
-            WHITEOUT | 5 => RenameMode::Whiteout { uid: request.header.uid, gid: request.header.gid },
+            WHITEOUT | 5 => {
+                RenameMode::Whiteout { uid: request.header.uid, gid: request.header.gid }
+            }
             _ => return Err(Errno::INVAL.into()),
         };
         let moved = [self.named(dir, name)?, self.named(to, to_name)?];
@@ -242,7 +263,9 @@ impl Server {
         if self.checked(request).is_some() {
             self.may_remove(request, dir, name)?;
             match self.may_remove(request, to, to_name) {
-                Err(Failure::Errno(Errno::NOENT)) => self.check(request, to, perm::WRITE | perm::EXECUTE)?,
+                Err(Failure::Errno(Errno::NOENT)) => {
+                    self.check(request, to, perm::WRITE | perm::EXECUTE)?
+                }
                 other => other?,
             }
         }

@@ -25,7 +25,8 @@ impl Server {
             let mountpoint = member.mountpoint().to_string_lossy().into_owned();
             len += mountpoint.len();
             if len <= MOST {
-                let (read_only, subvolume) = (member.is_read_only(), member.filesystem().root().subvol.0);
+                let (read_only, subvolume) =
+                    (member.is_read_only(), member.filesystem().root().subvol.0);
                 all.push(serde_json::json!({
                     "mountpoint": mountpoint,
                     "subvolume": subvolume,

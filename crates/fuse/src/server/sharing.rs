@@ -1,7 +1,8 @@
 //! IOCTL about shared extents ([`crate::sharing`]).
 //!
-//! A request names a second file by a descriptor of its caller, which the porter looks up: having it open proves that
-//! the caller got there; what it may do with the file is checked here, since an ioctl needs no particular way of opening.
+//! A request names a second file by a descriptor of its caller, which the porter looks up: having
+//! it open proves that the caller got there; what it may do with the file is checked here, since an
+//! ioctl needs no particular way of opening.
 
 use super::Server;
 use super::changes::{ALL, Change};
@@ -72,7 +73,11 @@ impl Server {
     }
 
     /// What a client of the mount has open as this descriptor.
-    pub(super) fn open_of_caller(&self, request: &Request<'_>, fd: u64) -> Result<InodeId, Failure> {
+    pub(super) fn open_of_caller(
+        &self,
+        request: &Request<'_>,
+        fd: u64,
+    ) -> Result<InodeId, Failure> {
         let fd = i32::try_from(fd).map_err(|_| Errno(libc::EBADF))?;
         let porter = self.porter.as_ref().ok_or(Errno::OPNOTSUPP)?;
         let found = porter.resolve_fd(request.header.pid, fd);

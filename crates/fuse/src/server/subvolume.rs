@@ -1,8 +1,8 @@
 //! IOCTL about subvolumes, as Linux's btrfs answers them ([`crate::subvolumes`]).
 //!
-//! The kernel does not check who may make or remove a name by an ioctl, so that is done here, whoever checks otherwise.
-//! Anybody may delete a subvolume who could remove a directory in its place and write in it: what Linux allows under
-//! `user_subvol_rm_allowed`.
+//! The kernel does not check who may make or remove a name by an ioctl, so that is done here,
+//! whoever checks otherwise. Anybody may delete a subvolume who could remove a directory in its
+//! place and write in it: what Linux allows under `user_subvol_rm_allowed`.
 
 use super::Server;
 use super::report::text;
@@ -12,9 +12,9 @@ use crate::errno::Errno;
 use crate::handler::{Failure, Patience, Request};
 use crate::perm::{self, Caller};
 use crate::subvolumes::{
-    BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP, IOC_FIND_NEW,
-    IOC_SNAPSHOT, IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS, SNAP_CREATE_V2, describe,
-    describe_new,
+    BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP,
+    IOC_FIND_NEW, IOC_SNAPSHOT, IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS,
+    SNAP_CREATE_V2, describe, describe_new,
 };
 use larder_format::ids::{Generation, ObjectId};
 use larder_fs::{FileKind, InodeId, NewInode, Timestamp};
@@ -221,8 +221,8 @@ impl Server {
         let mut out = first.to_ne_bytes().to_vec();
         let all = self.fs.subvolumes()?;
         let inside = all.iter().filter(|s| s.id.0 >= first);
-        let inside =
-            inside.filter_map(|s| s.parent.as_ref().filter(|p| p.0 == id.subvol).map(|p| (s.id, p.1)));
+        let inside = inside
+            .filter_map(|s| s.parent.as_ref().filter(|p| p.0 == id.subvol).map(|p| (s.id, p.1)));
         let mut count = 0;
         for (child, dir) in inside {
             if count == MOST {
@@ -238,8 +238,14 @@ impl Server {
         Ok(out)
     }
 
-    /// `struct btrfs_ioctl_ino_lookup_args`: the subvolume that this inode is in, and for the privileged paths in any.
-    fn ino_lookup(&self, id: InodeId, request: &Request<'_>, arg: &[u8]) -> Result<Vec<u8>, Failure> {
+    /// `struct btrfs_ioctl_ino_lookup_args`: the subvolume that this inode is in, and for the
+    /// privileged paths in any.
+    fn ino_lookup(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        arg: &[u8],
+    ) -> Result<Vec<u8>, Failure> {
         let (tree, ino) = (word(arg, 0)?, word(arg, 8)?);
         let subvol = if tree == 0 { id.subvol } else { ObjectId(tree) };
         let mut out = subvol.0.to_ne_bytes().to_vec();
@@ -259,7 +265,12 @@ impl Server {
     }
 
     /// Extents that were written since some transaction, as many as fit.
-    fn find_new_page(&self, id: InodeId, request: &Request<'_>, arg: &[u8]) -> Result<Vec<u8>, Failure> {
+    fn find_new_page(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        arg: &[u8],
+    ) -> Result<Vec<u8>, Failure> {
         if !self.is_privileged(request) {
             return Err(Errno::PERM.into());
         }

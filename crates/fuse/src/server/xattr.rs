@@ -42,7 +42,12 @@ fn kind(name: &[u8]) -> Result<Kind, Errno> {
 }
 
 impl Server {
-    pub(super) fn getxattr(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn getxattr(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let room = request.arg::<GetxattrIn>()?.size;
         let name = request.name()?;
         if kind(name)? == Kind::User {
@@ -51,7 +56,12 @@ impl Server {
         sized(reply, room, &self.fs.getxattr(id, name)?)
     }
 
-    pub(super) fn listxattr(&self, id: InodeId, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+    pub(super) fn listxattr(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let room = request.arg::<GetxattrIn>()?.size;
         // Trusted ones are listed for everybody, as on Linux's btrfs; their values are root's.
         let mut list = Vec::new();
@@ -62,7 +72,12 @@ impl Server {
         sized(reply, room, &list)
     }
 
-    pub(super) fn setxattr(&self, id: InodeId, request: &Request<'_>, patience: Patience) -> Outcome {
+    pub(super) fn setxattr(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let set: SetxattrIn = request.arg()?;
         let (name, value) = request.name_and_rest()?;
         let value = value.get(..set.size as usize).ok_or(Errno::INVAL)?;
@@ -76,7 +91,9 @@ impl Server {
         let telling = self.about_to_change(patience, id)?;
         self.may_change(request, id, kind)?;
         match kind {
-            Kind::User | Kind::Trusted | Kind::Security => self.fs.setxattr(id, name, value, mode)?,
+            Kind::User | Kind::Trusted | Kind::Security => {
+                self.fs.setxattr(id, name, value, mode)?
+            }
             // The others go with a change of the mode or of flags.
             _ if patience == Patience::Queue => return Err(Failure::Wait),
             Kind::AccessAcl => self.set_access_acl(id, value, set.setxattr_flags)?,
@@ -87,7 +104,12 @@ impl Server {
         Ok(0)
     }
 
-    pub(super) fn removexattr(&self, id: InodeId, request: &Request<'_>, patience: Patience) -> Outcome {
+    pub(super) fn removexattr(
+        &self,
+        id: InodeId,
+        request: &Request<'_>,
+        patience: Patience,
+    ) -> Outcome {
         let name = request.name()?;
         let kind = kind(name)?;
         let telling = self.about_to_change(patience, id)?;
@@ -111,8 +133,8 @@ impl Server {
         }
     }
 
-    /// An access list is the mode and what goes beyond it: the mode follows, and a list that is no more than a mode is
-    /// not kept.
+    /// An access list is the mode and what goes beyond it: the mode follows, and a list that is no
+    /// more than a mode is not kept.
     fn set_access_acl(&self, id: InodeId, value: &[u8], flags: u32) -> Result<(), Failure> {
         let attr = self.fs.getattr(id)?;
         if attr.kind == FileKind::Symlink {
@@ -149,7 +171,13 @@ impl Server {
         Ok(self.fs.setxattr(id, acl::DEFAULT, &list.to_bytes(), XattrMode::Set)?)
     }
 
-    fn set_property(&self, id: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), Failure> {
+    fn set_property(
+        &self,
+        id: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Failure> {
         if name != b"btrfs.compression" {
             return Err(Errno::INVAL.into());
         }

@@ -1,7 +1,8 @@
 //! Requests read from `/dev/fuse`.
 //!
-//! One reader per CPU, each pinned, on a cloned descriptor of its own so that replies do not contend. A reader answers what it can
-//! at once; a request that must wait moves to the workers together with its bytes.
+//! One reader per CPU, each pinned, on a cloned descriptor of its own so that replies do not
+//! contend. A reader answers what it can at once; a request that must wait moves to the workers
+//! together with its bytes.
 //!
 //! Beside io_uring one reader stays here, [`Silent`]: FORGET and INTERRUPT always come this way.
 
@@ -22,9 +23,11 @@ use zerocopy::FromBytes;
 
 /// Most readers, however many CPUs there are.
 const MAX_READERS: usize = 16;
-/// Requests up to this length are copied when they move to a worker; longer ones take their buffer along.
+/// Requests up to this length are copied when they move to a worker; longer ones take their buffer
+/// along.
 const COPY_LIMIT: usize = 16 << 10;
-/// Most requests that wait for the kernel, with their bytes: as many as it lets be under way without anybody waiting.
+/// Most requests that wait for the kernel, with their bytes: as many as it lets be under way
+/// without anybody waiting.
 const MAX_KERNEL_WAITS: usize = 64;
 
 /// Buffers that are not in use, each [`MESSAGE_SIZE`] long.
@@ -43,7 +46,8 @@ impl Buffers {
     }
 }
 
-/// Where all readers come together, so that none has anything in hand that nobody knows of: see [`drain`].
+/// Where all readers come together, so that none has anything in hand that nobody knows of: see
+/// [`drain`].
 pub(super) struct Meeting {
     marker: Marker,
     readers: usize,
@@ -65,7 +69,8 @@ struct State {
     round: u64,
     /// Transfers that are with workers, by their numbers.
     away: BTreeSet<u64>,
-    /// Transfers that may have been background ones: with workers when the marks were put in, or seen since.
+    /// Transfers that may have been background ones: with workers when the marks were put in, or
+    /// seen since.
     background: usize,
     /// Drains that only wait for these.
     leaving: Vec<(Arc<Drain>, BTreeSet<u64>)>,
@@ -93,7 +98,8 @@ impl Meeting {
         through.iter().for_each(|drain| drain.through());
     }
 
-    /// Calls the readers together if somebody needs it. Returns the drains that have nothing to wait for any more.
+    /// Calls the readers together if somebody needs it. Returns the drains that have nothing to
+    /// wait for any more.
     fn call(self: &Arc<Self>, state: &mut State) -> Vec<Arc<Drain>> {
         if state.gone {
             return self.end(state);
@@ -112,7 +118,8 @@ impl Meeting {
         Vec::new()
     }
 
-    /// A mark could not be put in: nothing is to be waited for. Who has got one already waits for no more of them than there are.
+    /// A mark could not be put in: nothing is to be waited for. Who has got one already waits for
+    /// no more of them than there are.
     fn not_put(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let mut through = std::mem::take(&mut state.meeting);
@@ -256,14 +263,16 @@ pub(super) fn serve<H: Handler>(
             None => mounted.fuse_fd().try_clone_to_owned(),
         };
         let fd = Arc::new(fd.map_err(io_error("opening another reader"))?);
-        let (dispatch, buffers, loans) = (Arc::clone(dispatch), Arc::clone(&buffers), Arc::clone(&loans));
+        let (dispatch, buffers, loans) =
+            (Arc::clone(dispatch), Arc::clone(&buffers), Arc::clone(&loans));
         let shared = Shared { meeting: Some(Arc::clone(&meeting)), fd, dispatch, buffers, loans };
-        let thread = std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
-            cpus::pin(i % cpu_count);
-            let served = read_loop(&shared);
-            shared.meeting.iter().for_each(|meeting| meeting.leave());
-            served
-        });
+        let thread =
+            std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
+                cpus::pin(i % cpu_count);
+                let served = read_loop(&shared);
+                shared.meeting.iter().for_each(|meeting| meeting.leave());
+                served
+            });
         threads.push(thread.map_err(io_error("starting a reader"))?);
     }
     on_ready(readers);
@@ -276,7 +285,8 @@ pub(super) fn serve<H: Handler>(
     result
 }
 
-/// The messages that io_uring does not carry, which have no reply: whoever wants to be behind all that are there reads them.
+/// The messages that io_uring does not carry, which have no reply: whoever wants to be behind all
+/// that are there reads them.
 #[derive(Debug)]
 pub(super) struct Silent {
     fd: Arc<OwnedFd>,
@@ -315,7 +325,8 @@ impl Silent {
 
     /// Returns when what was there has been done. What comes meanwhile may still be there.
     pub(super) fn settle<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) {
-        /// The kernel puts what waits into one message, as many as fit (some 65,000), with interrupts before it.
+        /// The kernel puts what waits into one message, as many as fit (some 65,000), with
+        /// interrupts before it.
         const MESSAGES: usize = 64;
         // Else a read, the reader's too, may wait for what never comes.
         let messages = if self.at_once { MESSAGES } else { 0 };
@@ -329,13 +340,17 @@ impl Silent {
     fn next<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> io::Result<Next> {
         let mut message = self.message.lock();
         let n = match rustix::io::read(&*self.fd, &mut message[..]) {
-            Ok(0) | Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(Next::Gone),
+            Ok(0) | Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => {
+                return Ok(Next::Gone);
+            }
             Ok(n) => n,
             Err(rustix::io::Errno::AGAIN) => return Ok(Next::Nothing),
             Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => return Ok(Next::Done),
             Err(e) => return Err(e.into()),
         };
-        let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else { return Ok(Next::Done) };
+        let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else {
+            return Ok(Next::Done);
+        };
         dispatch.arrived(&header);
         match dispatch.silent(&message[..n], &header) {
             Some(forgotten) => dispatch.forget(&forgotten),
@@ -359,11 +374,13 @@ enum Next {
     Gone,
 }
 
-/// A descriptor of the same connection with a queue of its own for replies; `None` where that is refused.
+/// A descriptor of the same connection with a queue of its own for replies; `None` where that is
+/// refused.
 pub(super) fn clone_fd(fd: BorrowedFd<'_>, flags: OFlags) -> Option<OwnedFd> {
     /// `FUSE_DEV_IOC_CLONE`: _IOR(229, 0, u32).
     const CLONE: libc::Ioctl = 0x8004_e500u32 as libc::Ioctl;
-    let new = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty()).ok()?;
+    let new = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty())
+        .ok()?;
     let source = fd.as_raw_fd().cast_unsigned();
     // SAFETY: the ioctl reads one u32 from the pointer, which lives through the call.
     (unsafe { libc::ioctl(new.as_raw_fd(), CLONE, &raw const source) } == 0).then_some(new)
@@ -377,7 +394,9 @@ fn read_loop<H: Handler>(shared: &Shared<H>) -> io::Result<()> {
             Ok(0) => return Ok(()),
             Ok(n) => n,
             // NOENT: the request was taken back before it was read.
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT | rustix::io::Errno::AGAIN) => continue,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT | rustix::io::Errno::AGAIN) => {
+                continue;
+            }
             Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
@@ -440,7 +459,9 @@ impl<H: Handler> Moved<H> {
         {
             return dispatch.after_writes(unique, move || self.go_on(unique, failure));
         }
-        let Some((pool, patience)) = dispatch.elsewhere(failure, &self.shared.loans) else { return };
+        let Some((pool, patience)) = dispatch.elsewhere(failure, &self.shared.loans) else {
+            return;
+        };
         pool.run(move || {
             let Shared { meeting, fd, dispatch, buffers, loans } = &self.shared;
             if let Some(raw) = parse(&self.bytes[..self.len])

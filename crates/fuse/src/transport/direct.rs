@@ -1,8 +1,8 @@
 //! Requests as bytes, answered in place: the transport without a kernel.
 //!
-//! A message takes the way that it takes through `/dev/fuse` — taken apart by the same code, tried by a thread that must not
-//! wait, then by one that may — but on the caller's thread and without a descriptor. It exists for tests and fuzzers, which
-//! have no kernel that would send them nonsense.
+//! A message takes the way that it takes through `/dev/fuse` — taken apart by the same code, tried
+//! by a thread that must not wait, then by one that may — but on the caller's thread and without a
+//! descriptor. It exists for tests and fuzzers, which have no kernel that would send them nonsense.
 
 use super::{Dispatch, parse};
 use crate::errno::Errno;
@@ -21,15 +21,16 @@ pub struct Direct<H> {
 }
 
 impl<H: Handler> Direct<H> {
-    /// Speaks to this handler, and counts as a mount does: a handler that panics is in the counters, too.
+    /// Speaks to this handler, and counts as a mount does: a handler that panics is in the
+    /// counters, too.
     #[must_use]
     pub fn new(handler: Arc<H>, stats: Arc<Stats>) -> Self {
         let dispatch = Arc::new(Dispatch::new(handler, stats));
         Self { dispatch, out: vec![0; MAX_WRITE as usize] }
     }
 
-    /// The answer to a message: the body of the reply, or an errno. `None` for what has no reply, and for what is too short
-    /// to have come from anybody.
+    /// The answer to a message: the body of the reply, or an errno. `None` for what has no reply,
+    /// and for what is too short to have come from anybody.
     pub fn message(&mut self, message: &[u8]) -> Option<Result<&[u8], i32>> {
         let (header, _) = InHeader::read_from_prefix(message).ok()?;
         self.dispatch.arrived(&header);
@@ -78,7 +79,12 @@ mod tests {
     struct Echo(AtomicU64);
 
     impl Handler for Echo {
-        fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+        fn handle(
+            &self,
+            request: &Request<'_>,
+            reply: &mut Reply<'_>,
+            patience: Patience,
+        ) -> Outcome {
             match patience {
                 Patience::Queue => Err(Failure::Wait),
                 _ => reply.bytes(request.name()?),

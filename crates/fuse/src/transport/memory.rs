@@ -1,7 +1,8 @@
 //! The memory that ring entries share with the kernel.
 //!
-//! Every entry is a page for its header and a megabyte for its payload, mapped once per queue and touched only as far as
-//! requests need it. An [`Entry`] owns its part; while the kernel has it, nobody else does.
+//! Every entry is a page for its header and a megabyte for its payload, mapped once per queue and
+//! touched only as far as requests need it. An [`Entry`] owns its part; while the kernel has it,
+//! nobody else does.
 
 use crate::proto::init::MAX_WRITE;
 use crate::proto::{InHeader, OutHeader, RingEntryInOut};
@@ -10,7 +11,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes of the header that the kernel shares: request or reply head, operation header, ring header.
+/// Bytes of the header that the kernel shares: request or reply head, operation header, ring
+/// header.
 const HEADER_SIZE: usize = 288;
 /// Offset of the operation header.
 const ARG_AT: usize = 128;
@@ -27,7 +29,8 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory; who may touch which part is governed by `Entry`, of which there is one per part.
+// SAFETY: the mapping is plain memory; who may touch which part is governed by `Entry`, of which
+// there is one per part.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the struct itself gives no access.
 unsafe impl Sync for Mapping {}
@@ -113,8 +116,8 @@ impl Entry {
     }
 
     fn header(&self) -> &[u8] {
-        // SAFETY: 288 bytes of this entry's own page; the kernel writes only while it has the entry, when no method is
-        // called.
+        // SAFETY: 288 bytes of this entry's own page; the kernel writes only while it has the
+        // entry, when no method is called.
         unsafe { std::slice::from_raw_parts(self.header.as_ptr(), HEADER_SIZE) }
     }
     fn header_mut(&mut self) -> &mut [u8] {
@@ -134,7 +137,9 @@ impl Entry {
 
     /// Head of the request that arrived, and how many bytes of payload it has.
     pub(super) fn fetched(&mut self) -> (InHeader, usize) {
-        let read = |bytes: &[u8]| RingEntryInOut::read_from_prefix(bytes).map(|(v, _)| v).unwrap_or_default();
+        let read = |bytes: &[u8]| {
+            RingEntryInOut::read_from_prefix(bytes).map(|(v, _)| v).unwrap_or_default()
+        };
         let ring = read(&self.header()[RING_AT..]);
         self.commit_id = ring.commit_id;
         self.registering = false;
@@ -149,10 +154,14 @@ impl Entry {
         if self.touched <= keep {
             return;
         }
-        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it; nobody else uses them, and they
-        // read as zeros from then on.
+        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it; nobody
+        // else uses them, and they read as zeros from then on.
         unsafe {
-            libc::madvise(self.payload.as_ptr().add(keep).cast(), self.touched - keep, libc::MADV_DONTNEED)
+            libc::madvise(
+                self.payload.as_ptr().add(keep).cast(),
+                self.touched - keep,
+                libc::MADV_DONTNEED,
+            )
         };
         self.touched = keep;
     }
@@ -214,7 +223,8 @@ mod tests {
     fn a_request_is_taken_apart() {
         let mut e = entries(1).unwrap().pop().unwrap();
         let head = InHeader { opcode: 16, unique: 9, nodeid: 5, ..InHeader::default() };
-        let ring = RingEntryInOut { commit_id: 77, payload_size: u32::MAX, ..RingEntryInOut::default() };
+        let ring =
+            RingEntryInOut { commit_id: 77, payload_size: u32::MAX, ..RingEntryInOut::default() };
         e.header_mut()[..40].copy_from_slice(head.as_bytes());
         e.header_mut()[128..132].copy_from_slice(&[1, 2, 3, 4]);
         e.header_mut()[256..].copy_from_slice(ring.as_bytes());

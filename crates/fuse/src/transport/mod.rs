@@ -95,11 +95,15 @@ pub enum ServeError {
         minor: u32,
     },
     /// io_uring was demanded and the kernel does not offer it.
-    #[error("the kernel does not offer FUSE over io_uring (see /sys/module/fuse/parameters/enable_uring)")]
+    #[error(
+        "the kernel does not offer FUSE over io_uring (see \
+            /sys/module/fuse/parameters/enable_uring)"
+    )]
     NoUring,
     /// io_uring was demanded for a further mount, and the first one does without.
     #[error(
-        "the first mount of this image was made without FUSE over io_uring, which cannot be had later: \
+        "the first mount of this image was made without FUSE over io_uring, which cannot be had \
+            later: \
          unmount it first, or leave out transport=uring"
     )]
     NoThreads,
@@ -117,7 +121,8 @@ pub(crate) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> ServeErr
 /// `on_ready` is called once, when the kernel and we have agreed and requests are being served.
 ///
 /// # Errors
-/// If the session cannot be set up. Once requests are served it ends with the mount, which is no error.
+/// If the session cannot be set up. Once requests are served it ends with the mount, which is no
+/// error.
 pub fn serve_handler<H: Handler>(
     handler: Arc<H>,
     mounted: Mounted,
@@ -203,19 +208,22 @@ fn serve_session<H: Handler>(
     if offer.major != crate::proto::MAJOR || offer.minor < crate::proto::OLDEST_MINOR {
         return Err(ServeError::TooOld { major: offer.major, minor: offer.minor });
     }
-    let offers_uring =
-        InitFlags::from_words(offer.flags, offer.flags2).has(InitFlags::OVER_IO_URING) && wishes.uring;
+    let offers_uring = InitFlags::from_words(offer.flags, offer.flags2)
+        .has(InitFlags::OVER_IO_URING)
+        && wishes.uring;
     if mounted.options.transport == Transport::Uring && !offers_uring {
         return Err(ServeError::NoUring);
     }
     let dispatch = Arc::new(Dispatch::new(handler, stats));
-    // The rings must exist before io_uring is accepted: from then on the kernel holds every request back until all
-    // queues are registered, and there is no way back.
+    // The rings must exist before io_uring is accepted: from then on the kernel holds every request
+    // back until all queues are registered, and there is no way back.
     let prepared = host
         .threads(offers_uring)
         .and_then(|threads| threads.map(|threads| threads.prepare(mounted, &dispatch)).transpose());
     let rings = match prepared {
-        Ok(None) if mounted.options.transport == Transport::Uring => return Err(ServeError::NoThreads),
+        Ok(None) if mounted.options.transport == Transport::Uring => {
+            return Err(ServeError::NoThreads);
+        }
         Ok(rings) => rings,
         Err(source) if mounted.options.transport == Transport::Uring => {
             return Err(ServeError::Io { what: "setting up io_uring", source });
@@ -226,7 +234,8 @@ fn serve_session<H: Handler>(
         }
     };
     let out = init::negotiate(&offer, Wishes { uring: rings.is_some(), ..wishes });
-    send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes())).map_err(io_error("answering INIT"))?;
+    send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes()))
+        .map_err(io_error("answering INIT"))?;
     let ready = |threads: usize| {
         mounted.porter().raise_read_ahead();
         Ready {
@@ -237,11 +246,13 @@ fn serve_session<H: Handler>(
         }
     };
     let served = match &rings {
-        Some(rings) => rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
-            let silent = dev_fuse::Silent::open(mounted)?;
-            on_ready(ready(rings.len()));
-            dispatch.silent.get_or_init(|| silent).serve(&dispatch)
-        }),
+        Some(rings) => {
+            rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
+                let silent = dev_fuse::Silent::open(mounted)?;
+                on_ready(ready(rings.len()));
+                dispatch.silent.get_or_init(|| silent).serve(&dispatch)
+            })
+        }
         None => dev_fuse::serve(mounted, &dispatch, |threads| on_ready(ready(threads))),
     };
     if served.is_err() {
@@ -264,7 +275,8 @@ fn read_init(fd: BorrowedFd<'_>) -> Result<(InHeader, InitIn), ServeError> {
         }
     };
     let message = buffer.get(..n).unwrap_or_default();
-    let unexpected = || io_error("reading INIT")(io::Error::other("an unexpected message came first"));
+    let unexpected =
+        || io_error("reading INIT")(io::Error::other("an unexpected message came first"));
     let (header, body) = InHeader::read_from_prefix(message).map_err(|_| unexpected())?;
     if header.opcode != Opcode::Init as u32 {
         return Err(unexpected());
@@ -303,8 +315,8 @@ pub(crate) struct Raw<'a> {
 
 /// How many requests of one kind of buffer may wait for the kernel at the same time.
 ///
-/// It may be waiting for a request for which no buffer would be left otherwise: for a page that it has locked until a read has filled
-/// it.
+/// It may be waiting for a request for which no buffer would be left otherwise: for a page that it
+/// has locked until a read has filled it.
 #[derive(Debug)]
 pub(crate) struct Loans(AtomicUsize);
 
@@ -331,8 +343,8 @@ pub(crate) struct Dispatch<H> {
     handler: Arc<H>,
     pub(crate) stats: Arc<Stats>,
     workers: Workers,
-    /// Threads for [`Patience::Kernel`]. They wait until the kernel has what other requests bring it, so none of those may ever
-    /// have to wait for one of these threads.
+    /// Threads for [`Patience::Kernel`]. They wait until the kernel has what other requests bring
+    /// it, so none of those may ever have to wait for one of these threads.
     kernel_waiters: Workers,
     forgets: Mutex<Forgets>,
     /// Held by who forgets elsewhere than a reader.
@@ -378,13 +390,19 @@ impl<H> Dispatch<H> {
         }
     }
 
-    /// Where requests go on that were refused with this: the threads, and the patience that they have. `None`: nowhere.
-    /// [`Patience::Kernel`] is a loan, to be given back.
-    pub(crate) fn elsewhere(&self, failure: Failure, loans: &Loans) -> Option<(&Workers, Patience)> {
+    /// Where requests go on that were refused with this: the threads, and the patience that they
+    /// have. `None`: nowhere. [`Patience::Kernel`] is a loan, to be given back.
+    pub(crate) fn elsewhere(
+        &self,
+        failure: Failure,
+        loans: &Loans,
+    ) -> Option<(&Workers, Patience)> {
         match failure {
             Failure::Errno(_) => None,
             Failure::Wait => Some((&self.workers, Patience::Worker)),
-            Failure::WaitForKernel if loans.take() => Some((&self.kernel_waiters, Patience::Kernel)),
+            Failure::WaitForKernel if loans.take() => {
+                Some((&self.kernel_waiters, Patience::Kernel))
+            }
             Failure::WaitForKernel => Some((&self.workers, Patience::Afterwards)),
         }
     }
@@ -416,7 +434,8 @@ impl<H: Handler> Dispatch<H> {
         self.stats.request(header.opcode);
     }
 
-    /// Answers a request into `out`: bytes of the body, or why there is none. A handler that panics answers EIO.
+    /// Answers a request into `out`: bytes of the body, or why there is none. A handler that panics
+    /// answers EIO.
     pub(crate) fn answer(
         self: &Arc<Self>,
         raw: Raw<'_>,
@@ -430,11 +449,16 @@ impl<H: Handler> Dispatch<H> {
         if patience != Patience::Queue && self.handler.comes_after_forgets(&request) {
             self.settle();
         }
-        let outcome =
-            catch_unwind(AssertUnwindSafe(|| self.handler.handle(&request, &mut Reply::new(out), patience)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            self.handler.handle(&request, &mut Reply::new(out), patience)
+        }));
         let outcome = outcome.unwrap_or_else(|_| {
             self.stats.panic();
-            tracing::error!(opcode = opcode.name(), node = raw.header.nodeid, "internal error while serving");
+            tracing::error!(
+                opcode = opcode.name(),
+                node = raw.header.nodeid,
+                "internal error while serving"
+            );
             Err(Failure::Errno(Errno::IO))
         });
         match outcome {
@@ -449,7 +473,10 @@ impl<H: Handler> Dispatch<H> {
             Err(failure @ (Failure::Wait | Failure::WaitForKernel)) => {
                 let final_word = matches!(patience, Patience::Kernel | Patience::Afterwards);
                 if final_word || (failure, patience) == (Failure::Wait, Patience::Worker) {
-                    tracing::error!(opcode = opcode.name(), "a thread that waits was told to wait elsewhere");
+                    tracing::error!(
+                        opcode = opcode.name(),
+                        "a thread that waits was told to wait elsewhere"
+                    );
                     self.stats.error();
                     return Err(Failure::Errno(Errno::IO));
                 }
@@ -472,27 +499,35 @@ impl<H: Handler> Dispatch<H> {
         })
     }
 
-    /// Calls `then` when no transfer older than the request with the number `before` is left; on any thread of ours, at once
-    /// where none can be under way.
+    /// Calls `then` when no transfer older than the request with the number `before` is left; on
+    /// any thread of ours, at once where none can be under way.
     fn after_writes(&self, before: u64, then: impl FnOnce() + Send + 'static) {
         match self.drains.get() {
             Some(Drains::Queues(queues, _)) => {
                 let drain = Arc::new(drain::Drain::new(before, queues.len(), then));
                 queues.iter().for_each(|queue| queue.drain(&drain));
             }
-            Some(Drains::Readers(meeting)) => meeting.drain(Arc::new(drain::Drain::new(before, 1, then))),
+            Some(Drains::Readers(meeting)) => {
+                meeting.drain(Arc::new(drain::Drain::new(before, 1, then)))
+            }
             None => then(),
         }
     }
 
-    /// Is a request answered through [`answer_later`](Self::answer_later), once it is where there is this patience?
+    /// Is a request answered through [`answer_later`](Self::answer_later), once it is where there
+    /// is this patience?
     pub(crate) fn answers_later(&self, header: &InHeader, patience: Patience) -> bool {
         let opcode = Opcode::from_number(header.opcode);
-        patience == Patience::Worker && opcode.is_some_and(|opcode| self.handler.answers_later(opcode))
+        patience == Patience::Worker
+            && opcode.is_some_and(|opcode| self.handler.answers_later(opcode))
     }
 
     /// Has a request answered through `send`, now or later.
-    pub(crate) fn answer_later(&self, raw: Raw<'_>, send: impl FnOnce(Result<(), Errno>) + Send + 'static) {
+    pub(crate) fn answer_later(
+        &self,
+        raw: Raw<'_>,
+        send: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
         let later = Later::new(&self.workers, &self.stats, send);
         let Some(opcode) = Opcode::from_number(raw.header.opcode) else {
             return later.answer(Err(Errno::NOSYS));
@@ -501,11 +536,16 @@ impl<H: Handler> Dispatch<H> {
         // One that is dropped on the way out answers by itself.
         if catch_unwind(AssertUnwindSafe(|| self.handler.handle_later(&request, later))).is_err() {
             self.stats.panic();
-            tracing::error!(opcode = opcode.name(), node = raw.header.nodeid, "internal error while serving");
+            tracing::error!(
+                opcode = opcode.name(),
+                node = raw.header.nodeid,
+                "internal error while serving"
+            );
         }
     }
 
-    /// What a message forgets that has no reply: it may be nothing. `None`: it is an ordinary request.
+    /// What a message forgets that has no reply: it may be nothing. `None`: it is an ordinary
+    /// request.
     pub(crate) fn silent(&self, message: &[u8], header: &InHeader) -> Option<Vec<(u64, u64)>> {
         let body = message.get(size_of::<InHeader>()..).unwrap_or_default();
         let mut forgotten = Vec::new();
@@ -524,7 +564,8 @@ impl<H: Handler> Dispatch<H> {
                     }
                 }
             }
-            // Requests are short or already decided; nothing is to be gained from stopping one half-way.
+            // Requests are short or already decided; nothing is to be gained from stopping one
+            // half-way.
             Some(Opcode::Interrupt) => {}
             _ => return None,
         }
@@ -532,8 +573,8 @@ impl<H: Handler> Dispatch<H> {
         Some(forgotten)
     }
 
-    /// Waits until the handler knows of what the kernel has forgotten so far. (Without io_uring but for what a reader
-    /// is just about to take in.)
+    /// Waits until the handler knows of what the kernel has forgotten so far. (Without io_uring but
+    /// for what a reader is just about to take in.)
     fn settle(self: &Arc<Self>) {
         if let Some(silent) = self.silent.get() {
             silent.settle(self);
@@ -546,7 +587,9 @@ impl<H: Handler> Dispatch<H> {
     /// The last look-up of a deleted file gives its space back, which takes a while.
     pub(crate) fn forget(&self, list: &[(u64, u64)]) {
         for &(node, count) in list {
-            if count > 0 && catch_unwind(AssertUnwindSafe(|| self.handler.forget(node, count))).is_err() {
+            if count > 0
+                && catch_unwind(AssertUnwindSafe(|| self.handler.forget(node, count))).is_err()
+            {
                 self.stats.panic();
                 tracing::error!(node, "internal error while forgetting an inode");
             }

@@ -1,25 +1,32 @@
-//! Precedence: a queue's thread gets more of its CPU than those whose requests it answers, so that they stay there.
+//! Precedence: a queue's thread gets more of its CPU than those whose requests it answers, so that
+//! they stay there.
 //!
-//! A request is answered on the CPU that it was made on. The caller goes to sleep, the queue's thread answers, wakes it, and goes
-//! to sleep in its turn. Where the caller goes on is decided when it is woken, and at that moment the queue's thread
-//! still runs: to a scheduler that looks for an idle CPU, another one looks better. Taking it costs an
-//! interrupt from CPU to CPU and 25 µs until that has left its halt, again for the next request's thread there, and both find cold caches.
+//! A request is answered on the CPU that it was made on. The caller goes to sleep, the queue's
+//! thread answers, wakes it, and goes to sleep in its turn. Where the caller goes on is decided
+//! when it is woken, and at that moment the queue's thread still runs: to a scheduler that looks
+//! for an idle CPU, another one looks better. Taking it costs an interrupt from CPU to CPU and 25
+//! µs until that has left its halt, again for the next request's thread there, and both find cold
+//! caches.
 //!
-//! Linux's scheduler (EEVDF) does not look where the sleeper never left: since 6.12 a thread that goes to sleep after having had more
-//! than its share stays in its run queue until its share has caught up ("delayed dequeue"), and when it is woken
-//! before, it just goes on. So callers stay where they are as long as they have had more than the queue's thread, in proportion to
-//! the weights of both. With equal weights that depends on a microsecond in the time that an answer takes: with the in-memory server one more
-//! made an unpacked source tree 3.4 seconds slower, four times the added time. With [`STEPS`], callers nearly always stay: 9,000
-//! interrupts in unpacking a source tree instead of 180,000, and 13 seconds instead of 22.
+//! Linux's scheduler (EEVDF) does not look where the sleeper never left: since 6.12 a thread that
+//! goes to sleep after having had more than its share stays in its run queue until its share has
+//! caught up ("delayed dequeue"), and when it is woken before, it just goes on. So callers stay
+//! where they are as long as they have had more than the queue's thread, in proportion to the
+//! weights of both. With equal weights that depends on a microsecond in the time that an answer
+//! takes: with the in-memory server one more made an unpacked source tree 3.4 seconds slower, four
+//! times the added time. With [`STEPS`], callers nearly always stay: 9,000 interrupts in unpacking
+//! a source tree instead of 180,000, and 13 seconds instead of 22.
 //!
-//! Shares are compared within one scheduling group: a control group with the `cpu` controller or, with
-//! `kernel.sched_autogroup_enabled` (Linux's default), a session. A caller that is alone in its group always leaves. That is why the
-//! daemon stays in the session that it was started from. For those of other sessions nothing is won.
+//! Shares are compared within one scheduling group: a control group with the `cpu` controller or,
+//! with `kernel.sched_autogroup_enabled` (Linux's default), a session. A caller that is alone in
+//! its group always leaves. That is why the daemon stays in the session that it was started from.
+//! For those of other sessions nothing is won.
 //!
-//! A lower nice value takes a right: root has it, others if `RLIMIT_NICE` says so. Without, all works as before. The daemon gives the
-//! right up with all others before it reads an image. So it takes the nice value itself before ([`take`]), starts a thread that inherits it
-//! ([`pass_on`]), and goes back; that thread starts the queues' threads, which inherit it in their turn. What these start goes back, too
-//! ([`give_up`]): a higher nice value takes no right.
+//! A lower nice value takes a right: root has it, others if `RLIMIT_NICE` says so. Without, all
+//! works as before. The daemon gives the right up with all others before it reads an image. So it
+//! takes the nice value itself before ([`take`]), starts a thread that inherits it ([`pass_on`]),
+//! and goes back; that thread starts the queues' threads, which inherit it in their turn. What
+//! these start goes back, too ([`give_up`]): a higher nice value takes no right.
 
 use parking_lot::Mutex;
 use rustix::process::{getpriority_process, setpriority_process};
@@ -27,7 +34,8 @@ use std::io;
 use std::sync::{OnceLock, mpsc};
 use std::thread::{Builder, JoinHandle};
 
-/// How many nice levels a queue's thread is above the others: 2.4 times the weight. More wins nothing.
+/// How many nice levels a queue's thread is above the others: 2.4 times the weight. More wins
+/// nothing.
 const STEPS: i32 = 4;
 
 /// The nice value of the other threads.
@@ -56,14 +64,16 @@ pub(crate) fn take() -> bool {
     set((usual() - STEPS).max(-20))
 }
 
-/// Takes precedence from this thread, which keeps it for [`spawn`]. To be called once after [`take`] succeeded.
+/// Takes precedence from this thread, which keeps it for [`spawn`]. To be called once after
+/// [`take`] succeeded.
 pub(crate) fn pass_on() {
     let (sender, jobs) = mpsc::channel::<Job>();
-    let started = Builder::new().name("larder-starter".into()).stack_size(128 << 10).spawn(move || {
-        for job in jobs {
-            job();
-        }
-    });
+    let started =
+        Builder::new().name("larder-starter".into()).stack_size(128 << 10).spawn(move || {
+            for job in jobs {
+                job();
+            }
+        });
     match started {
         Ok(_) => *STARTER.lock() = Some(sender),
         Err(error) => tracing::debug!(%error, "no thread keeps the right to precedence"),
@@ -85,7 +95,10 @@ pub(crate) fn end() {
 ///
 /// # Errors
 /// No thread can be started.
-pub(super) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(super) fn spawn(
+    name: String,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     usual();
     let start = move || {
         Builder::new().name(name).spawn(move || {

@@ -1,6 +1,8 @@
-//! Fills, empties and refills a file system from many threads for some time, and checks what is left: `make fill`.
+//! Fills, empties and refills a file system from many threads for some time, and checks what is
+//! left: `make fill`.
 //!
-//! Through the engine on an image file, or with `--mounted` on a directory that somebody has mounted.
+//! Through the engine on an image file, or with `--mounted` on a directory that somebody has
+//! mounted.
 
 use clap::Parser;
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};
@@ -48,8 +50,11 @@ struct Args {
 
 fn open(path: &Path, args: &Args) -> Result<Arc<Filesystem>, String> {
     let device = FileDevice::open(path, OpenMode::Write).map_err(|e| e.to_string())?;
-    let options =
-        OpenOptions { cache_size: args.cache << 20, discard: !args.nodiscard, ..OpenOptions::default() };
+    let options = OpenOptions {
+        cache_size: args.cache << 20,
+        discard: !args.nodiscard,
+        ..OpenOptions::default()
+    };
     Filesystem::open(Arc::new(device) as Arc<dyn Device>, options).map_err(|e| e.to_string())
 }
 
@@ -64,7 +69,9 @@ fn idle(fs: &Filesystem, when: &str) -> Result<(), String> {
     let stats = fs.stats();
     match (stats.data_reserved, stats.metadata_reserved, stats.delayed_bytes, &stats.read_only) {
         (0, 0, 0, None) => Ok(()),
-        other => Err(format!("{when}: data reserved, metadata reserved, delayed, read-only: {other:?}")),
+        other => {
+            Err(format!("{when}: data reserved, metadata reserved, delayed, read-only: {other:?}"))
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Crash simulation from the command line: `make torture`.
 //!
-//! Runs workloads on the engine over a simulated disk, takes the power away everywhere, and judges what is left, until
-//! enough different states were seen, the time is up, or something failed. Every failure prints the command that
-//! repeats it.
+//! Runs workloads on the engine over a simulated disk, takes the power away everywhere, and judges
+//! what is left, until enough different states were seen, the time is up, or something failed.
+//! Every failure prints the command that repeats it.
 
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
@@ -65,8 +65,8 @@ struct Args {
     /// Store file data as the data workload of this number does.
     #[arg(long)]
     settings: Option<u64>,
-    /// No commit but those of the workload: otherwise there is one after each step of an operation of several, in every
-    /// second workload.
+    /// No commit but those of the workload: otherwise there is one after each step of an operation
+    /// of several, in every second workload.
     #[arg(long)]
     whole: bool,
     /// Leave out operations on file data: names, attributes and commits only.
@@ -106,7 +106,12 @@ fn bases(args: &Args, usual: &Config) -> Result<Vec<Image>, String> {
     let with_usual = matches!(chosen, "default" | "all").then(|| usual.base.clone());
     let others = ALL.iter().filter(|format| matches!(chosen, "all") || format.name == chosen);
     let others = others.map(|format| usual.clone().on(format).map(|config| config.base));
-    with_usual.into_iter().map(Ok).chain(others).collect::<Result<_, _>>().map_err(|e| e.to_string())
+    with_usual
+        .into_iter()
+        .map(Ok)
+        .chain(others)
+        .collect::<Result<_, _>>()
+        .map_err(|e| e.to_string())
 }
 
 /// Workloads without end, in the order of the seed.
@@ -117,10 +122,17 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
     let seed = args.seed;
     let placements = if args.placements == 0 { usize::MAX } else { args.placements };
     let sequences = |length: usize| -> Box<dyn Iterator<Item = Workload>> {
-        let all = if length <= 2 { Sequences::all(length) } else { Sequences::sample(length, 5000, seed) };
+        let all = if length <= 2 {
+            Sequences::all(length)
+        } else {
+            Sequences::sample(length, 5000, seed)
+        };
         let mut order: Vec<usize> = (0..all.skeletons.len()).collect();
-        let count: usize =
-            if length <= 2 { order.iter().map(|i| all.workloads(*i).len()).sum() } else { order.len() };
+        let count: usize = if length <= 2 {
+            order.iter().map(|i| all.workloads(*i).len()).sum()
+        } else {
+            order.len()
+        };
         println!("seq-{length}: {} sequences, {count} workloads with their syncs", order.len());
         order.shuffle(&mut StdRng::seed_from_u64(seed));
         Box::new(order.into_iter().flat_map(move |i| {
@@ -171,8 +183,10 @@ fn source(args: &Args) -> Result<Box<dyn Iterator<Item = Workload>>, String> {
 
 fn torture(args: &Args) -> Result<Outcome, String> {
     let mut config = Config::new(args.seed).map_err(|e| e.to_string())?;
-    config.mode = if config.options.tuning.no_log { model::Mode::Strict } else { model::Mode::Weak };
-    config.options.compress = args.compress.map(|packing| larder_fs::Compress { packing, force: true });
+    config.mode =
+        if config.options.tuning.no_log { model::Mode::Strict } else { model::Mode::Weak };
+    config.options.compress =
+        args.compress.map(|packing| larder_fs::Compress { packing, force: true });
     config.limits = Limits { seed: args.seed, ..Limits::default() };
     config.max_states = args.per_workload;
     config.only = args.state;
@@ -213,7 +227,8 @@ fn torture(args: &Args) -> Result<Outcome, String> {
         if args.whole || !scripted && (every_second || workload.name.starts_with("cloning")) {
             config = config.whole();
         }
-        let number = || workload.name.split_once("--settings ")?.1.trim_end_matches(')').parse().ok();
+        let number =
+            || workload.name.split_once("--settings ")?.1.trim_end_matches(')').parse().ok();
         if let Some(number) = args.settings.or_else(number) {
             data::settings(number, &mut config.options);
         }
@@ -222,7 +237,8 @@ fn torture(args: &Args) -> Result<Outcome, String> {
             println!("{:4} s: {outcome}", begin.elapsed().as_secs());
             told = Instant::now();
         }
-        let enough = outcome.distinct.len() >= args.states || begin.elapsed().as_secs() >= args.seconds;
+        let enough =
+            outcome.distinct.len() >= args.states || begin.elapsed().as_secs() >= args.seconds;
         if enough || outcome.failures.len() >= config.max_failures {
             break;
         }

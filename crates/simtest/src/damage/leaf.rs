@@ -1,7 +1,8 @@
 //! A leaf as a list of items: taken apart, changed, packed again.
 //!
-//! Items' data has to lie without gaps from the end of the node backwards, in the order of the keys; whoever changes the
-//! length of one moves all that follow. Taking the leaf apart and packing it anew is simple and cannot get that wrong.
+//! Items' data has to lie without gaps from the end of the node backwards, in the order of the
+//! keys; whoever changes the length of one moves all that follow. Taking the leaf apart and packing
+//! it anew is simple and cannot get that wrong.
 
 use super::raw;
 use anyhow::{Context, Result, ensure};
@@ -24,7 +25,10 @@ pub(super) fn unpack(node: &[u8]) -> Result<Vec<(Key, Vec<u8>)>> {
 pub(super) fn pack(node: &mut [u8], items: &[(Key, Vec<u8>)]) -> Result<()> {
     let capacity = leaf_capacity(u32::try_from(node.len())?);
     let needed: usize = items.iter().map(|(_, data)| ITEM_SIZE + data.len()).sum();
-    ensure!(needed <= capacity, "items of {needed} bytes do not fit a leaf of {capacity}: choose another");
+    ensure!(
+        needed <= capacity,
+        "items of {needed} bytes do not fit a leaf of {capacity}: choose another"
+    );
     node[HEADER_SIZE..].fill(0);
     raw::header(node).nritems.set(u32::try_from(items.len())?);
     let mut end = capacity;
@@ -39,11 +43,13 @@ pub(super) fn pack(node: &mut [u8], items: &[(Key, Vec<u8>)]) -> Result<()> {
     Ok(())
 }
 
-/// Where to cut a list of items so that two leaves of nodes of `nodesize` bytes hold it, about half each; `None` if they
-/// cannot.
+/// Where to cut a list of items so that two leaves of nodes of `nodesize` bytes hold it, about half
+/// each; `None` if they cannot.
 pub(super) fn balance(items: &[(Key, Vec<u8>)], nodesize: usize) -> Option<usize> {
     let capacity = leaf_capacity(u32::try_from(nodesize).ok()?);
-    let size = |items: &[(Key, Vec<u8>)]| items.iter().map(|(_, data)| ITEM_SIZE + data.len()).sum::<usize>();
+    let size = |items: &[(Key, Vec<u8>)]| {
+        items.iter().map(|(_, data)| ITEM_SIZE + data.len()).sum::<usize>()
+    };
     let larger = |cut: &usize| size(&items[..*cut]).max(size(&items[*cut..]));
     (1..items.len()).min_by_key(larger).filter(|cut| larger(cut) <= capacity)
 }

@@ -1,12 +1,13 @@
 //! An editor that damages images: one call changes one thing.
 //!
-//! What a checker must find has to be made first, and honestly: a wrong link count is worth testing only if the node
-//! that holds it has a right checksum, lies at its place in both copies, and everything else is as it was. The decision
-//! hidden here is how a change gets onto an image in that way: where the copies of a block lie, which node of which
-//! tree holds a key, how a leaf is packed again around an item that grew, and whose checksum has to follow.
+//! What a checker must find has to be made first, and honestly: a wrong link count is worth testing
+//! only if the node that holds it has a right checksum, lies at its place in both copies, and
+//! everything else is as it was. The decision hidden here is how a change gets onto an image in
+//! that way: where the copies of a block lie, which node of which tree holds a key, how a leaf is
+//! packed again around an item that grew, and whose checksum has to follow.
 //!
-//! Nothing is copied to another place and no sum is kept up to date: an edit happens where the bytes lie, and what
-//! contradicts it afterwards is the damage.
+//! Nothing is copied to another place and no sum is kept up to date: an edit happens where the
+//! bytes lie, and what contradicts it afterwards is the damage.
 //!
 //! ```
 //! # use larder_simtest::{damage::Damage, image::Image};
@@ -20,11 +21,13 @@
 //! ```
 //!
 //! - here: superblocks, blocks and data, with or without checksums, on all copies or on one;
-//! - `leaf`: taking a leaf apart and packing it again; `raw`: the fixed structures in a node's bytes;
+//! - `leaf`: taking a leaf apart and packing it again; `raw`: the fixed structures in a node's
+//!   bytes;
 //! - `tree`: finding and changing items;
 //! - [`random`]: a change that a number stands for, where nobody thought of one.
 //!
-//! The editor opens sound images only, and complains as a test does: it returns errors that say what it could not find.
+//! The editor opens sound images only, and complains as a test does: it returns errors that say
+//! what it could not find.
 
 mod leaf;
 pub mod random;
@@ -75,7 +78,10 @@ impl Damage {
     /// The superblock or the chunk tree cannot be read.
     pub fn on(image: &Image) -> Result<Self> {
         let mut bytes = vec![0; SUPER_SIZE];
-        ensure!(image.size() > SUPER_OFFSETS[0].0 + SUPER_SIZE as u64, "too small for a superblock");
+        ensure!(
+            image.size() > SUPER_OFFSETS[0].0 + SUPER_SIZE as u64,
+            "too small for a superblock"
+        );
         image.read(SUPER_OFFSETS[0].0, &mut bytes);
         let superblock = Superblock::parse(&bytes, SUPER_OFFSETS[0])?;
         let map = ChunkMap::new();
@@ -98,8 +104,8 @@ impl Damage {
         self.image
     }
 
-    /// The superblock that the image had when the editor opened it. Edits find their way through it, whatever they do
-    /// to the one on disk.
+    /// The superblock that the image had when the editor opened it. Edits find their way through
+    /// it, whatever they do to the one on disk.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
@@ -122,7 +128,10 @@ impl Damage {
     /// # Errors
     /// It is not longer than that.
     pub fn truncate(&mut self, size: u64) -> Result<()> {
-        ensure!(size < self.image.size() && size.is_multiple_of(PAGE as u64), "cannot be cut off at {size}");
+        ensure!(
+            size < self.image.size() && size.is_multiple_of(PAGE as u64),
+            "cannot be cut off at {size}"
+        );
         let mut shorter = Image::zeroed(size);
         for number in 0..size / PAGE as u64 {
             if let Some(page) = self.image.page(number) {
@@ -145,7 +154,11 @@ impl Damage {
     ///
     /// # Errors
     /// The copy is not sound any more, or there is no such copy.
-    pub fn edit_super_copy(&mut self, n: usize, change: impl FnOnce(&mut Superblock)) -> Result<()> {
+    pub fn edit_super_copy(
+        &mut self,
+        n: usize,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<()> {
         let at = self.super_at(n)?;
         let mut bytes = vec![0; SUPER_SIZE];
         self.image.read(at.0, &mut bytes);
@@ -169,7 +182,9 @@ impl Damage {
     }
 
     fn super_at(&self, n: usize) -> Result<Physical> {
-        copies_within(self.image.size()).nth(n).with_context(|| format!("there is no superblock copy {n}"))
+        copies_within(self.image.size())
+            .nth(n)
+            .with_context(|| format!("there is no superblock copy {n}"))
     }
 
     /// Places of all copies of `at` on the device.
@@ -231,11 +246,17 @@ impl Damage {
         self.put(at, copies, &bytes)
     }
 
-    /// Changes a sector of data in some copies. Checksums of data lie in a tree; they are left alone.
+    /// Changes a sector of data in some copies. Checksums of data lie in a tree; they are left
+    /// alone.
     ///
     /// # Errors
     /// No chunk covers it, or there is no such copy.
-    pub fn edit_data(&mut self, at: Logical, copies: Copies, change: impl FnOnce(&mut [u8])) -> Result<()> {
+    pub fn edit_data(
+        &mut self,
+        at: Logical,
+        copies: Copies,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
         let mut bytes = self.read(at, SECTOR_SIZE as usize)?;
         change(&mut bytes);
         self.put(at, copies, &bytes)

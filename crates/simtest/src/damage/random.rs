@@ -1,9 +1,10 @@
 //! Random damage: from a number, one change somewhere in a sound image, in the format's own words.
 //!
-//! The catalogue plants what somebody thought of. This plants what nobody did, evenly: it chooses among the *kinds* of items
-//! of each tree first, so that a root item is changed as often as one of ten thousand directory entries, and among its
-//! fields, and values that are nearly right — one more, the neighbour's — as well as absurd ones. Checksums are put right on
-//! all copies, and the keys that parents keep, unless the change is about them; so what is to be noticed is the change.
+//! The catalogue plants what somebody thought of. This plants what nobody did, evenly: it chooses
+//! among the *kinds* of items of each tree first, so that a root item is changed as often as one of
+//! ten thousand directory entries, and among its fields, and values that are nearly right — one
+//! more, the neighbour's — as well as absurd ones. Checksums are put right on all copies, and the
+//! keys that parents keep, unless the change is about them; so what is to be noticed is the change.
 //!
 //! A number gives the same change of the same image each time.
 
@@ -94,7 +95,8 @@ impl Patient {
             image: self.survey.image.clone(),
             what: String::new(),
         };
-        let (class, _) = CLASSES.choose_weighted(&mut knife.rng, |(_, weight)| *weight).expect("classes");
+        let (class, _) =
+            CLASSES.choose_weighted(&mut knife.rng, |(_, weight)| *weight).expect("classes");
         // What turns out to change nothing, or finds no room, is tried elsewhere.
         for _ in 0..100 {
             if knife.cut(class) {
@@ -298,7 +300,10 @@ impl Knife<'_> {
                 }
                 let (next, theirs) = leaf.0[slot + 1].clone();
                 let keys = self.rng.random_range(0..2) == 0;
-                self.note(format_args!("{} exchanged with {next}", if keys { "key" } else { "content" }));
+                self.note(format_args!(
+                    "{} exchanged with {next}",
+                    if keys { "key" } else { "content" }
+                ));
                 if keys {
                     (leaf.0[slot].0, leaf.0[slot + 1].0) = (next, key);
                 } else {
@@ -339,7 +344,8 @@ impl Knife<'_> {
     fn header(&mut self) -> bool {
         let block = self.block();
         let mut bytes = self.bytes(block);
-        let places = [(32, 8), (48, 8), (56, 8), (63, 1), (64, 8), (80, 8), (88, 8), (96, 4), (100, 1)];
+        let places =
+            [(32, 8), (48, 8), (56, 8), (63, 1), (64, 8), (80, 8), (88, 8), (96, 4), (100, 1)];
         let (at, width) = *places.choose(&mut self.rng).expect("fields");
         let now = read(&bytes, at, width);
         let value = self.value(now, width);
@@ -403,7 +409,8 @@ impl Knife<'_> {
     fn transplant(&mut self) -> bool {
         let (from, to) = (self.block(), self.block());
         let (mut bytes, place) = (self.bytes(from), self.bytes(to));
-        let (source, target) = (self.survey().blocks[from].clone(), self.survey().blocks[to].clone());
+        let (source, target) =
+            (self.survey().blocks[from].clone(), self.survey().blocks[to].clone());
         if source.level != target.level || from == to {
             return false;
         }

@@ -1,7 +1,7 @@
 //! The fixed structures in a node's bytes, to be written over.
 //!
-//! Views for edits that no item editor would make: a header that lies, pointers that lead astray, offsets that overlap.
-//! Slots that the block has no room for are a mistake of the caller.
+//! Views for edits that no item editor would make: a header that lies, pointers that lead astray,
+//! offsets that overlap. Slots that the block has no room for are a mistake of the caller.
 
 use larder_format::node::{HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, KeyPointer, POINTER_SIZE};
 use zerocopy::FromBytes;

@@ -1,9 +1,10 @@
 //! Finding items by tree and key, and changing them in their leaves.
 //!
-//! Trees are found as the format says: root tree, chunk tree and log root through the superblock, all others through
-//! their root items, a subvolume's log through the log root. What is hidden here is what a change to a leaf drags along:
-//! the packing, the keys in the nodes above when the first item comes or goes, and room: what does not fit a leaf any more
-//! is shared with the one beside it.
+//! Trees are found as the format says: root tree, chunk tree and log root through the superblock,
+//! all others through their root items, a subvolume's log through the log root. What is hidden here
+//! is what a change to a leaf drags along: the packing, the keys in the nodes above when the first
+//! item comes or goes, and room: what does not fit a leaf any more is shared with the one beside
+//! it.
 
 use super::{Damage, leaf, raw};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -55,7 +56,9 @@ impl Damage {
     /// There is none.
     pub fn root_item(&self, tree: TreeId) -> Result<(Key, RootItem)> {
         let (key, data) = self
-            .first(ObjectId::ROOT_TREE, |key, _| key.objectid == tree && key.kind == KeyType::ROOT_ITEM)
+            .first(ObjectId::ROOT_TREE, |key, _| {
+                key.objectid == tree && key.kind == KeyType::ROOT_ITEM
+            })
             .with_context(|| format!("no root item of tree {tree}"))?;
         Ok((key, RootItem::parse(&data)?))
     }
@@ -113,7 +116,11 @@ impl Damage {
     ///
     /// # Errors
     /// There is none.
-    pub fn first(&self, tree: TreeId, mut wanted: impl FnMut(&Key, &[u8]) -> bool) -> Result<(Key, Vec<u8>)> {
+    pub fn first(
+        &self,
+        tree: TreeId,
+        mut wanted: impl FnMut(&Key, &[u8]) -> bool,
+    ) -> Result<(Key, Vec<u8>)> {
         let found = self.items(tree)?.into_iter().find(|(key, data)| wanted(key, data));
         found.ok_or_else(|| anyhow!("tree {tree} has no such item"))
     }
@@ -153,7 +160,8 @@ impl Damage {
             }
             let slot = found.unwrap_or_else(|slot| slot.saturating_sub(1));
             path.push(Step { at, slot });
-            let pointer = node.pointers().get(slot).with_context(|| format!("node {at} is empty"))?;
+            let pointer =
+                node.pointers().get(slot).with_context(|| format!("node {at} is empty"))?;
             at = Logical(pointer.blockptr.get());
         }
     }
@@ -177,7 +185,10 @@ impl Damage {
     /// It is there already, or its leaf is full and those beside it are, too.
     pub fn insert(&mut self, tree: TreeId, key: Key, data: &[u8]) -> Result<()> {
         self.edit_leaf(tree, key, |items, slot| {
-            ensure!(items.get(slot).is_none_or(|(k, _)| *k != key), "tree {tree} has an item {key} already");
+            ensure!(
+                items.get(slot).is_none_or(|(k, _)| *k != key),
+                "tree {tree} has an item {key} already"
+            );
             items.insert(slot, (key, data.to_vec()));
             Ok(())
         })
@@ -191,7 +202,10 @@ impl Damage {
         let path = self.path_below(root, key)?;
         let (step, above) = path.split_last().expect("a path has a leaf");
         let mut items = leaf::unpack(&self.node(step.at)?)?;
-        ensure!(items.get(step.slot).is_none_or(|(k, _)| *k != key), "there is an item {key} already");
+        ensure!(
+            items.get(step.slot).is_none_or(|(k, _)| *k != key),
+            "there is an item {key} already"
+        );
         items.insert(step.slot, (key, data.to_vec()));
         self.put_leaf(step.at, above, &items)
     }
@@ -207,8 +221,13 @@ impl Damage {
         let mut bytes = self.node(step.at)?;
         let mut items = leaf::unpack(&bytes)?;
         change(&mut items, step.slot)?;
-        ensure!(!items.is_empty() || above.is_empty(), "{key} is alone in its leaf: choose another");
-        let Err(full) = leaf::pack(&mut bytes, &items) else { return self.put_leaf(step.at, above, &items) };
+        ensure!(
+            !items.is_empty() || above.is_empty(),
+            "{key} is alone in its leaf: choose another"
+        );
+        let Err(full) = leaf::pack(&mut bytes, &items) else {
+            return self.put_leaf(step.at, above, &items);
+        };
         // What a subvolume shares with its snapshots has to stay where it is.
         if tree != ObjectId::FS_TREE && tree.is_subvolume() {
             return Err(full);
@@ -231,7 +250,8 @@ impl Damage {
         Ok(())
     }
 
-    /// Shares the items of a leaf that has become too small with a leaf beside it: look-ups find all of them as before.
+    /// Shares the items of a leaf that has become too small with a leaf beside it: look-ups find
+    /// all of them as before.
     fn put_with_neighbour(&mut self, path: &[Step], items: Items) -> Result<()> {
         let [above @ .., parent, leaf] = path else { bail!("the tree is this one leaf") };
         let node = self.node(parent.at)?;
@@ -291,7 +311,8 @@ impl ItemEdit<'_> {
     /// Writes over bytes of the item.
     ///
     /// # Errors
-    /// It is not there, or shorter; or it holds these bytes already, so that nothing would be damaged.
+    /// It is not there, or shorter; or it holds these bytes already, so that nothing would be
+    /// damaged.
     pub fn set(self, at: usize, bytes: &[u8]) -> Result<()> {
         let (tree, key) = (self.tree, self.key);
         let old = self.damage.get(tree, key)?;
@@ -349,7 +370,10 @@ impl ItemEdit<'_> {
     pub fn delete(self) -> Result<()> {
         let (tree, key) = (self.tree, self.key);
         self.damage.edit_leaf(tree, key, |items, slot| {
-            ensure!(items.get(slot).is_some_and(|(k, _)| *k == key), "tree {tree} has no item {key}");
+            ensure!(
+                items.get(slot).is_some_and(|(k, _)| *k == key),
+                "tree {tree} has no item {key}"
+            );
             items.remove(slot);
             Ok(())
         })

@@ -1,13 +1,14 @@
 //! What a victim changes in a file system that somebody made: names, files, attributes, subvolumes.
 //!
-//! One pass over what was met, with a different change for each inode; `script` decides which gets which, and when it is all made
-//! durable, `variant` what happens with subvolumes. Snapshots are taken before the pass, so that everything in it meets
-//! shared blocks, and deleted after it, so that dropping them does.
+//! One pass over what was met, with a different change for each inode; `script` decides which gets
+//! which, and when it is all made durable, `variant` what happens with subvolumes. Snapshots are
+//! taken before the pass, so that everything in it meets shared blocks, and deleted after it, so
+//! that dropping them does.
 
 use super::exercise::{Found, Victim};
 use larder_fs::{
-    Fallocate, FileKind, Filesystem, InodeId, NewInode, Received, RenameMode, SetAttr, SetTime, Timestamp,
-    TrimRange, XattrMode,
+    Fallocate, FileKind, Filesystem, InodeId, NewInode, Received, RenameMode, SetAttr, SetTime,
+    Timestamp, TrimRange, XattrMode,
 };
 
 /// Subvolumes of which snapshots are taken, and that are deleted.
@@ -37,7 +38,13 @@ impl Victim {
                     self.ask("create", || fs.create(id, b"new", &new(FileKind::Regular)));
                     self.ask("symlink", || fs.create(id, b"new-symlink", &symlink));
                     self.ask("rename", || {
-                        fs.rename(id, b"new", root, format!("from-{i}").as_bytes(), RenameMode::Replace)
+                        fs.rename(
+                            id,
+                            b"new",
+                            root,
+                            format!("from-{i}").as_bytes(),
+                            RenameMode::Replace,
+                        )
                     });
                     self.ask("rmdir", || fs.rmdir(found.dir, &found.name));
                 }
@@ -46,7 +53,9 @@ impl Victim {
             }
             if turn.is_multiple_of(5) {
                 self.ask("setxattr", || fs.setxattr(id, b"user.new", &[1; 200], XattrMode::Set));
-                for name in self.ask("listxattr", || fs.listxattr(id)).unwrap_or_default().iter().take(2) {
+                for name in
+                    self.ask("listxattr", || fs.listxattr(id)).unwrap_or_default().iter().take(2)
+                {
                     self.ask("removexattr", || fs.removexattr(id, name));
                 }
             }
@@ -62,7 +71,9 @@ impl Victim {
     fn take_snapshots(&mut self, fs: &Filesystem) {
         let root = fs.root();
         let dir = new(FileKind::Directory);
-        if let Some(top) = self.ask("create a subvolume", || fs.create_subvolume(root, b"made-sub", &dir)) {
+        if let Some(top) =
+            self.ask("create a subvolume", || fs.create_subvolume(root, b"made-sub", &dir))
+        {
             self.ask("create", || fs.create(top.id, b"inside", &new(FileKind::Regular)));
         }
         let all = self.ask("subvolumes", || fs.subvolumes()).unwrap_or_default();
@@ -71,7 +82,8 @@ impl Victim {
             let subvol = &all[(i + turn) % all.len()];
             let read_only = (i + turn).is_multiple_of(2);
             let name = format!("snapshot-{i}");
-            let made = self.ask("snapshot", || fs.snapshot(subvol.id, root, name.as_bytes(), read_only));
+            let made =
+                self.ask("snapshot", || fs.snapshot(subvol.id, root, name.as_bytes(), read_only));
             if let Some(made) = made {
                 self.ask("facts about a subvolume", || fs.subvolume(made));
                 self.ask("default", || fs.set_default_subvolume(made));
@@ -98,7 +110,9 @@ impl Victim {
             let dir = InodeId { subvol: *subvol, ino: *ino };
             if (i + turn) % 4 == 3 {
                 let mode = RenameMode::NoReplace;
-                self.ask("move a subvolume", || fs.rename(dir, name, fs.root(), b"moved-sub", mode));
+                self.ask("move a subvolume", || {
+                    fs.rename(dir, name, fs.root(), b"moved-sub", mode)
+                });
             } else {
                 self.ask("delete a subvolume", || fs.delete_subvolume(dir, name));
             }

@@ -1,8 +1,8 @@
 //! A disk in memory that counts what a request costs.
 //!
-//! The difference to [`crate::device::SimDevice`] is what it is for: nothing is recorded, and a request that asks more of
-//! it than [`super::limits::ACCESSES`] is stopped by a panic in the thread that asks. So an endless loop that reads ends
-//! where it is, and with a stack to look at.
+//! The difference to [`crate::device::SimDevice`] is what it is for: nothing is recorded, and a
+//! request that asks more of it than [`super::limits::ACCESSES`] is stopped by a panic in the
+//! thread that asks. So an endless loop that reads ends where it is, and with a stack to look at.
 
 use super::limits::ACCESSES;
 use crate::image::{Image, PAGE, Page};
@@ -58,7 +58,10 @@ impl HostileDevice {
     }
     fn access(&self, at: Physical, len: usize) -> io::Result<()> {
         let n = self.accesses.fetch_add(1, Relaxed);
-        assert!(n != self.allowed, "hostile: a request that reads and writes the device without end");
+        assert!(
+            n != self.allowed,
+            "hostile: a request that reads and writes the device without end"
+        );
         if n > self.allowed {
             return Err(io::Error::other("too many accesses for one request"));
         }

@@ -1,13 +1,15 @@
-//! What a victim does with an image: mounts it, reads everything, mounts it for writing, changes things, and looks again.
+//! What a victim does with an image: mounts it, reads everything, mounts it for writing, changes
+//! things, and looks again.
 //!
-//! What it changes is in [`changes`](super::changes). New data are packed by some scripts, and what was made of the image is
-//! shown to the checker or to restoring by others.
-//! Each call to the engine is one request under the [`limits`]. Answers are not judged, errors are as good as data: an
-//! image that somebody made may say anything. What is checked is that the engine comes back, that it does not take more
-//! than it may, and what no image can excuse: that `readdir` goes forward and that `read` fills what it says it fills.
+//! What it changes is in [`changes`](super::changes). New data are packed by some scripts, and what
+//! was made of the image is shown to the checker or to restoring by others. Each call to the engine
+//! is one request under the [`limits`]. Answers are not judged, errors are as good as data: an
+//! image that somebody made may say anything. What is checked is that the engine comes back, that
+//! it does not take more than it may, and what no image can excuse: that `readdir` goes forward and
+//! that `read` fills what it says it fills.
 //!
-//! How much is asked is bounded here, because the image decides how much there seems to be: directories may contain
-//! themselves, and files may be as long as a number can say.
+//! How much is asked is bounded here, because the image decides how much there seems to be:
+//! directories may contain themselves, and files may be as long as a number can say.
 
 use super::device::HostileDevice;
 use super::limits::{self, HEAP};
@@ -115,7 +117,8 @@ impl Victim {
         self.device.begin();
         limits::reset_peak();
         let answer = limits::timed(what, request);
-        // What the disk was told to keep lies in this process's memory, too: twice while it is being copied.
+        // What the disk was told to keep lies in this process's memory, too: twice while it is
+        // being copied.
         let allowed = self.base + CACHE + HEAP + 2 * self.device.written() as usize;
         let peak = limits::peak();
         assert!(peak <= allowed, "hostile: {what} took {} MiB of memory", (peak - self.base) >> 20);
@@ -133,8 +136,9 @@ impl Victim {
     }
 
     fn open(&mut self, read_only: bool) -> Option<Arc<Filesystem>> {
-        let pack =
-            |text: &str, force| text.parse::<Packing>().ok().map(|packing| Compress { packing, force });
+        let pack = |text: &str, force| {
+            text.parse::<Packing>().ok().map(|packing| Compress { packing, force })
+        };
         let compress = match self.script >> 6 {
             _ if read_only => None,
             1 => pack("zstd", true),
@@ -173,13 +177,15 @@ impl Victim {
         });
     }
 
-    /// Looks at everything that can be reached, until enough was seen. Gives back what it met: attributes, and where.
+    /// Looks at everything that can be reached, until enough was seen. Gives back what it met:
+    /// attributes, and where.
     fn walk(&mut self, fs: &Filesystem) -> Vec<Found> {
         self.bytes = 0;
         let seen = self.list(fs);
         self.ask("statfs", || fs.statfs());
         let _ = (fs.info(), fs.stats(), fs.space_usage());
-        for subvol in self.ask("subvolumes", || fs.subvolumes()).unwrap_or_default().iter().take(20) {
+        for subvol in self.ask("subvolumes", || fs.subvolumes()).unwrap_or_default().iter().take(20)
+        {
             self.ask("path of a subvolume", || fs.subvolume_path(subvol.id));
         }
         self.ask("default subvolume", || fs.default_subvolume());
@@ -218,7 +224,11 @@ impl Victim {
             let (before, mut position) = (names.len(), from);
             let more = self.ask("readdir", || {
                 fs.readdir(dir, from, &mut |e| {
-                    assert!(e.next > position, "hostile: readdir goes from {position} to {}", e.next);
+                    assert!(
+                        e.next > position,
+                        "hostile: readdir goes from {position} to {}",
+                        e.next
+                    );
                     position = e.next;
                     names.push(e.name.to_vec());
                     names.len() - before < 37
@@ -263,7 +273,9 @@ impl Victim {
     fn read(&mut self, fs: &Filesystem, id: InodeId, size: u64) {
         let mut at = 0;
         for _ in 0..24 {
-            let Some(Some(data)) = self.ask("seek to data", || fs.seek(id, at, Seek::Data)) else { break };
+            let Some(Some(data)) = self.ask("seek to data", || fs.seek(id, at, Seek::Data)) else {
+                break;
+            };
             assert!(data >= at, "hostile: seek goes from {at} to {data}");
             let hole = self.ask("seek to a hole", || fs.seek(id, data, Seek::Hole)).flatten();
             assert!(hole.is_none_or(|h| h >= data), "hostile: seek goes from {data} to {hole:?}");
@@ -274,7 +286,9 @@ impl Victim {
             }
             at = end;
         }
-        for at in [0, 1, size.saturating_sub(5000), size / 2 + 1, size, u64::MAX - 100, i64::MAX as u64] {
+        for at in
+            [0, 1, size.saturating_sub(5000), size / 2 + 1, size, u64::MAX - 100, i64::MAX as u64]
+        {
             self.read_at(fs, id, at, size);
         }
     }

@@ -1,25 +1,28 @@
-//! Bodies for everything that turns bytes into types: whatever the bytes, a value or an error comes back.
+//! Bodies for everything that turns bytes into types: whatever the bytes, a value or an error comes
+//! back.
 //!
-//! Where a parser accepts, more must hold: what encodes must give the same bytes, and the rule sets must agree that what
-//! passed the node checker can be parsed as far as the checker promises.
+//! Where a parser accepts, more must hold: what encodes must give the same bytes, and the rule sets
+//! must agree that what passed the node checker can be parsed as far as the checker promises.
 
 use super::choices::Choices;
 use larder_codec::{Packer, Packing};
 use larder_format::check::{Expect, check_chunk, check_node, check_unsealed};
 use larder_format::items::keys::parse_uuid_item;
 use larder_format::items::{
-    BlockGroupItem, Chunk, Compression, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs, ExtentItem,
-    FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, encode_sys_array, free_space,
-    inode_ref, parse_keyed_refs, parse_sys_array,
+    BlockGroupItem, Chunk, Compression, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs,
+    ExtentItem, FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef,
+    encode_sys_array, free_space, inode_ref, parse_keyed_refs, parse_sys_array,
 };
 use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE, Header, NodeView};
 use larder_format::{
-    CsumType, DevItem, Generation, Key, KeyType, Logical, ObjectId, SUPER_OFFSETS, SUPER_SIZE, Superblock,
+    CsumType, DevItem, Generation, Key, KeyType, Logical, ObjectId, SUPER_OFFSETS, SUPER_SIZE,
+    Superblock,
 };
 use std::cell::RefCell;
 use zerocopy::{FromBytes, IntoBytes};
 
-const CSUMS: [CsumType; 4] = [CsumType::Crc32c, CsumType::XxHash64, CsumType::Sha256, CsumType::Blake2b];
+const CSUMS: [CsumType; 4] =
+    [CsumType::Crc32c, CsumType::XxHash64, CsumType::Sha256, CsumType::Blake2b];
 
 /// A superblock: as it is, and with magic, address and checksum put right.
 pub fn superblock(bytes: &[u8]) {
@@ -37,8 +40,13 @@ pub fn superblock(bytes: &[u8]) {
         sb.dev_item.fsid = sb.metadata_fsid();
         let sealed = sb.seal(at);
         let Ok(sb) = Superblock::parse(&sealed, at) else { continue };
-        let _ =
-            (sb.support(), format!("{sb:?}"), sb.label(), sb.current_backup_slot(), sb.next_backup_slot());
+        let _ = (
+            sb.support(),
+            format!("{sb:?}"),
+            sb.label(),
+            sb.current_backup_slot(),
+            sb.next_backup_slot(),
+        );
         let _ = (sb.incompat().names(), sb.compat_ro().names(), sb.super_flags().names());
         sys_chunks(sb.sys_chunk_bytes());
     }
@@ -61,7 +69,8 @@ pub fn sys_chunks(bytes: &[u8]) {
 pub fn node(bytes: &[u8]) {
     let mut c = Choices::new(bytes);
     let shape = c.byte();
-    let (nodesize, csum) = ([4096u32, 16384][usize::from(shape & 1)], CSUMS[usize::from(shape >> 1 & 3)]);
+    let (nodesize, csum) =
+        ([4096u32, 16384][usize::from(shape & 1)], CSUMS[usize::from(shape >> 1 & 3)]);
     let mut block = c.rest().to_vec();
     block.resize(nodesize as usize, 0);
     let (raw_header, _) = Header::read_from_prefix(&block).expect("longer than a header");
@@ -90,7 +99,8 @@ pub fn node(bytes: &[u8]) {
     views(NodeView(&block), believed);
 }
 
-/// Every accessor of a node and every parser of its items; `believed` if the node checker had no objection.
+/// Every accessor of a node and every parser of its items; `believed` if the node checker had no
+/// objection.
 fn views(node: NodeView<'_>, believed: bool) {
     let _ = (format!("{node:?}"), node.leaf_free(), node.search(&Key::MIN), node.search(&Key::MAX));
     for slot in 0..node.nritems().min(node.0.len()) {
@@ -106,7 +116,8 @@ fn views(node: NodeView<'_>, believed: bool) {
             }
         }
     }
-    let _ = (node.pointers().len(), node.items().len(), node.key(usize::MAX), node.data(usize::MAX));
+    let _ =
+        (node.pointers().len(), node.items().len(), node.key(usize::MAX), node.data(usize::MAX));
 }
 
 /// One item: the bytes of its key, then its data.
@@ -219,8 +230,12 @@ fn item(key: &Key, data: &[u8]) {
                 assert_eq!(e.encoded_len(), data.len());
                 assert_eq!(e.encode(), data, "extent items encode as they were");
                 for (r, _) in &e.inline {
-                    let _ =
-                        (e.inline_count(r), r.sequence(), r.inline_order(), r.keyed(Logical(key.objectid.0)));
+                    let _ = (
+                        e.inline_count(r),
+                        r.sequence(),
+                        r.inline_order(),
+                        r.keyed(Logical(key.objectid.0)),
+                    );
                 }
             }
         }
@@ -237,7 +252,9 @@ fn item(key: &Key, data: &[u8]) {
                 let _ = (g.kind().profile(), g.kind().type_name());
             }
         }
-        KeyType::FREE_SPACE_INFO => drop(FreeSpaceInfo::parse(data).map(FreeSpaceInfo::uses_bitmaps)),
+        KeyType::FREE_SPACE_INFO => {
+            drop(FreeSpaceInfo::parse(data).map(FreeSpaceInfo::uses_bitmaps))
+        }
         KeyType::FREE_SPACE_BITMAP => drop(free_space::check_bitmap(key.offset, data)),
         KeyType::DEV_EXTENT => drop(DevExtent::parse(data).map(|_| ())),
         KeyType::DEV_ITEM => drop(DevItem::read_from_bytes(data).map(|d| d.as_bytes().len())),
@@ -254,10 +271,12 @@ fn item(key: &Key, data: &[u8]) {
     }
 }
 
-/// A compressed extent: the method, the length it claims, then the stream. And the same bytes as data to be packed.
+/// A compressed extent: the method, the length it claims, then the stream. And the same bytes as
+/// data to be packed.
 ///
 /// # Panics
-/// If it unpacks to different bytes when there is less room, or what was packed does not unpack to what it was.
+/// If it unpacks to different bytes when there is less room, or what was packed does not unpack to
+/// what it was.
 pub fn compressed(bytes: &[u8]) {
     let mut c = Choices::new(bytes);
     let method = [Compression::Zlib, Compression::Lzo, Compression::Zstd][c.below(3)];
@@ -270,7 +289,9 @@ pub fn compressed(bytes: &[u8]) {
         }
     }
     let (level, data) = (i32::from(c.byte()) - 20, c.rest());
-    let Some(packing) = Packing::new(method, Some(level)).filter(|_| !data.is_empty()) else { return };
+    let Some(packing) = Packing::new(method, Some(level)).filter(|_| !data.is_empty()) else {
+        return;
+    };
     // Often enough to see that what a packer keeps does not matter.
     thread_local!(static PACKER: RefCell<Packer> = RefCell::default());
     let data = data.repeat(1 + (level.unsigned_abs() & 7) as usize);

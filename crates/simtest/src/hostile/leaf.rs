@@ -1,7 +1,7 @@
 //! A leaf taken apart into items and put together again.
 //!
-//! Hidden here is the layout, so that a mutator can change keys, sizes and contents of items and still give a leaf that the
-//! node checker reads to the end.
+//! Hidden here is the layout, so that a mutator can change keys, sizes and contents of items and
+//! still give a leaf that the node checker reads to the end.
 
 use larder_format::Key;
 use larder_format::node::{HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, NodeView};
@@ -19,7 +19,8 @@ impl Leaf {
         let item = |slot| Some((node.key(slot)?, node.data(slot)?.to_vec()));
         Self((0..node.nritems().min(block.len() / ITEM_SIZE)).filter_map(item).collect())
     }
-    /// Writes the items into a block, whose header keeps everything but the number of items. Says whether there was room.
+    /// Writes the items into a block, whose header keeps everything but the number of items. Says
+    /// whether there was room.
     pub fn store(&self, block: &mut [u8]) -> bool {
         let data: usize = self.0.iter().map(|(_, d)| d.len()).sum();
         if HEADER_SIZE + self.0.len() * ITEM_SIZE + data > block.len() {

@@ -1,13 +1,14 @@
 //! What a request may cost at most, and how that is noticed.
 //!
-//! A hostile image may be refused, and every request to it may fail; but no request may take the process down, run for
-//! ever or eat the machine. Decided here is what those words mean, in units that do not depend on how busy the machine
-//! is: accesses to the device, CPU time of the process, bytes on the heap. Accesses are counted by [`super::device`]; the
-//! heap by [`CountingAllocator`], where a program has it as its global allocator; CPU time by a thread that ends the
-//! process, for code that does not come back cannot be asked to.
+//! A hostile image may be refused, and every request to it may fail; but no request may take the
+//! process down, run for ever or eat the machine. Decided here is what those words mean, in units
+//! that do not depend on how busy the machine is: accesses to the device, CPU time of the process,
+//! bytes on the heap. Accesses are counted by [`super::device`]; the heap by [`CountingAllocator`],
+//! where a program has it as its global allocator; CPU time by a thread that ends the process, for
+//! code that does not come back cannot be asked to.
 //!
-//! Panics count wherever they happen: the engine's committer turns its own into a read-only file system, which must not
-//! hide them. A fuzzer ends at the first; tests ask [`PanicLog`].
+//! Panics count wherever they happen: the engine's committer turns its own into a read-only file
+//! system, which must not hide them. A fuzzer ends at the first; tests ask [`PanicLog`].
 
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
@@ -20,10 +21,11 @@ use std::time::Duration;
 pub const HEAP: usize = 256 << 20;
 /// Reads and writes of the device that one request may cause.
 pub const ACCESSES: u64 = 20_000;
-/// CPU time of the process that one request may take; a debug build on an image of 128 MiB needs hundredths.
+/// CPU time of the process that one request may take; a debug build on an image of 128 MiB needs
+/// hundredths.
 const CPU: Duration = Duration::from_secs(30);
-/// Looks at the clock, one a second, that may find the same request running: more is a deadlock. Not a difference of two
-/// times, for a process can be stopped and go on.
+/// Looks at the clock, one a second, that may find the same request running: more is a deadlock.
+/// Not a difference of two times, for a process can be stopped and go on.
 const STANDSTILL: u32 = 600;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -40,7 +42,8 @@ fn grew(bytes: usize) {
     }
 }
 
-// SAFETY: every call is handed to the system's allocator as it came; the counters do not touch memory.
+// SAFETY: every call is handed to the system's allocator as it came; the counters do not touch
+// memory.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`.

@@ -1,12 +1,14 @@
-//! The mutator: an input is a program that changes a sound image, and puts right what would only be caught early.
+//! The mutator: an input is a program that changes a sound image, and puts right what would only be
+//! caught early.
 //!
-//! Random bytes in an image end at a checksum. So a program names what to change in the format's own words — a field of an
-//! item, a key, a pointer, a header, a block that takes another's place — and afterwards the checksums of the touched
-//! blocks are computed anew, and mostly the keys that parents keep of them, too. What comes out is an image that somebody
-//! wrote on purpose, which is what must not hurt.
+//! Random bytes in an image end at a checksum. So a program names what to change in the format's
+//! own words — a field of an item, a key, a pointer, a header, a block that takes another's place —
+//! and afterwards the checksums of the touched blocks are computed anew, and mostly the keys that
+//! parents keep of them, too. What comes out is an image that somebody wrote on purpose, which is
+//! what must not hurt.
 //!
-//! A program is a row of [`Choices`]: the seed, then steps until the input ends. Steps and values are numbered; inputs that
-//! are kept depend on the numbers, so new ones are appended.
+//! A program is a row of [`Choices`]: the seed, then steps until the input ends. Steps and values
+//! are numbered; inputs that are kept depend on the numbers, so new ones are appended.
 
 use super::choices::Choices;
 use super::leaf::Leaf;
@@ -53,8 +55,8 @@ pub fn mutate(input: &[u8]) -> Mutated<'static> {
     Mutated { image: patient.close(), seed, script, variant, steps }
 }
 
-/// A seed in which one pointer of an interior block leads to another block, with that block's own generation and the key
-/// that stood there.
+/// A seed in which one pointer of an interior block leads to another block, with that block's own
+/// generation and the key that stood there.
 #[must_use]
 pub fn point(seed: usize, block: usize, slot: usize, target: usize) -> Image {
     let mut patient = Patient::new(seeds::seed(seed));
@@ -258,7 +260,8 @@ impl Patient {
         let number = self.any_leaf(c);
         self.edit(number, |this, leaf| {
             let own = leaf.0.get(c.below(leaf.0.len())).cloned();
-            let Some((mut key, data)) = (if c.byte().is_multiple_of(2) { own } else { this.other_item(c) })
+            let Some((mut key, data)) =
+                (if c.byte().is_multiple_of(2) { own } else { this.other_item(c) })
             else {
                 return;
             };
@@ -427,7 +430,8 @@ impl Patient {
             return "no data";
         }
         let extent = from[c.below(from.len())];
-        let sector = c.below((extent.len / u64::from(SECTOR_SIZE)) as usize) as u64 * u64::from(SECTOR_SIZE);
+        let sector =
+            c.below((extent.len / u64::from(SECTOR_SIZE)) as usize) as u64 * u64::from(SECTOR_SIZE);
         let mut bytes = vec![0; SECTOR_SIZE as usize];
         let at = Physical(extent.physical.0 + sector);
         self.image.read(at.0, &mut bytes);
@@ -445,7 +449,8 @@ impl Patient {
         let (wanted, size) = (csum_key(at), self.survey.csum.size());
         let sum = self.survey.csum.compute(bytes);
         let leaves = 0..self.survey.blocks.len();
-        for number in leaves.filter(|n| self.info(*n).tree == ObjectId::CSUM_TREE && self.info(*n).level == 0)
+        for number in
+            leaves.filter(|n| self.info(*n).tree == ObjectId::CSUM_TREE && self.info(*n).level == 0)
         {
             let mut leaf = Leaf::parse(&self.now(number));
             for (key, data) in &mut leaf.0 {
@@ -499,7 +504,9 @@ impl Patient {
 
 /// A little-endian number of up to eight bytes; what lies outside counts as zero.
 pub(crate) fn read(bytes: &[u8], at: usize, width: usize) -> u64 {
-    (0..width.min(8)).rev().fold(0, |n, i| n << 8 | u64::from(bytes.get(at + i).copied().unwrap_or(0)))
+    (0..width.min(8))
+        .rev()
+        .fold(0, |n, i| n << 8 | u64::from(bytes.get(at + i).copied().unwrap_or(0)))
 }
 
 pub(crate) fn write(bytes: &mut [u8], at: usize, width: usize, value: u64) {
@@ -594,8 +601,8 @@ pub(crate) const KINDS: [KeyType; 36] = [
 /// Fields of an item that are worth a change; none: any byte.
 pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
     match kind {
-        // Generation, transid, size, nbytes, block group, links, owner, group, mode, device, flags, sequence, seconds,
-        // nanoseconds.
+        // Generation, transid, size, nbytes, block group, links, owner, group, mode, device, flags,
+        // sequence, seconds, nanoseconds.
         KeyType::INODE_ITEM => &[
             (0, 8),
             (8, 8),
@@ -618,12 +625,22 @@ pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
             &[(0, 8), (0, 8), (8, 1), (9, 8), (17, 8), (25, 2), (27, 2), (29, 1), (30, 1), (31, 1)]
         }
         KeyType::EXTENT_DATA if len > 53 => &[(0, 8), (8, 8), (16, 1), (20, 1)],
-        // Generation, ram_bytes, compression, encryption, type, address, length on disk, offset, length.
-        KeyType::EXTENT_DATA => {
-            &[(0, 8), (8, 8), (16, 1), (17, 1), (20, 1), (21, 8), (29, 8), (37, 8), (45, 8), (45, 8)]
-        }
-        // Inode (size, links, mode, flags), generation, directory, address, limit, used, last snapshot, flags, refs,
-        // drop_progress, levels, second generation.
+        // Generation, ram_bytes, compression, encryption, type, address, length on disk, offset,
+        // length.
+        KeyType::EXTENT_DATA => &[
+            (0, 8),
+            (8, 8),
+            (16, 1),
+            (17, 1),
+            (20, 1),
+            (21, 8),
+            (29, 8),
+            (37, 8),
+            (45, 8),
+            (45, 8),
+        ],
+        // Inode (size, links, mode, flags), generation, directory, address, limit, used, last
+        // snapshot, flags, refs, drop_progress, levels, second generation.
         KeyType::ROOT_ITEM => &[
             (16, 8),
             (40, 4),
@@ -656,7 +673,9 @@ pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
         // The end of a range of deletions.
         KeyType::DIR_LOG_ITEM | KeyType::DIR_LOG_INDEX => &[(0, 8)],
         KeyType::DEV_EXTENT => &[(0, 8), (8, 8), (16, 8), (24, 8)],
-        KeyType::DEV_ITEM => &[(0, 8), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4), (36, 8), (44, 8)],
+        KeyType::DEV_ITEM => {
+            &[(0, 8), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4), (36, 8), (44, 8)]
+        }
         KeyType::CHUNK_ITEM => &[
             (0, 8),
             (0, 8),

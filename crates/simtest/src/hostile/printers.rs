@@ -1,7 +1,8 @@
 //! What `larder inspect`, `check`, `map` and `restore` print of an image that somebody made.
 //!
-//! The commands are the command line's own, which this crate does not know: whoever calls brings them. An input makes an image
-//! of a seed and chooses command lines; the image is a file without a name, which commands open through `/proc`.
+//! The commands are the command line's own, which this crate does not know: whoever calls brings
+//! them. An input makes an image of a seed and chooses command lines; the image is a file without a
+//! name, which commands open through `/proc`.
 
 use super::survey::Survey;
 use super::{limits, mutate};
@@ -61,7 +62,12 @@ pub fn printers(input: &[u8], run: Run<'_>) -> io::Result<()> {
 ///
 /// # Panics
 /// If a command breaks a limit.
-pub fn print_some(image: &Image, survey: &Survey, choices: [u8; 3], run: Run<'_>) -> io::Result<()> {
+pub fn print_some(
+    image: &Image,
+    survey: &Survey,
+    choices: [u8; 3],
+    run: Run<'_>,
+) -> io::Result<()> {
     let fd = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC)?;
     let file = File::from(fd);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

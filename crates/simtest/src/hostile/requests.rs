@@ -1,10 +1,12 @@
 //! What a mount answers to messages that no kernel would send.
 //!
-//! An input is a sound seed (the kernel is attacked from elsewhere, here it attacks), then messages: an operation, a node —
-//! mostly one that an earlier reply has named, or the mount would only ever say that it knows none —, an argument of any
-//! length, and what follows it, with or without the NUL that should end it. Some messages are well-formed in all but what they
-//! ask for: what they need would not come together by chance (ioctls about subvolumes, ranges, properties). Messages reach the server by the code that takes
-//! apart what `/dev/fuse` gives. Whatever they say, an answer comes back; a handler that panics is found by its panic.
+//! An input is a sound seed (the kernel is attacked from elsewhere, here it attacks), then
+//! messages: an operation, a node — mostly one that an earlier reply has named, or the mount would
+//! only ever say that it knows none —, an argument of any length, and what follows it, with or
+//! without the NUL that should end it. Some messages are well-formed in all but what they ask for:
+//! what they need would not come together by chance (ioctls about subvolumes, ranges, properties).
+//! Messages reach the server by the code that takes apart what `/dev/fuse` gives. Whatever they
+//! say, an answer comes back; a handler that panics is found by its panic.
 
 use super::choices::Choices;
 use super::device::HostileDevice;
@@ -46,7 +48,8 @@ const NAMES: [&[u8]; 16] = [
     b"\0",
 ];
 
-/// A command of an ioctl: direction (1: to the kernel, 2: from it), kind, number, size of the argument.
+/// A command of an ioctl: direction (1: to the kernel, 2: from it), kind, number, size of the
+/// argument.
 const fn ioc(direction: u32, kind: u8, number: u32, size: u32) -> u32 {
     direction << 30 | size << 16 | (kind as u32) << 8 | number
 }
@@ -102,7 +105,8 @@ pub fn requests(input: &[u8]) -> Outcome {
     let mut c = Choices::new(input);
     let ((seed, variant), how) = (seeds::choose(c.byte()), c.byte());
     let device = Arc::new(HostileDevice::new(seeds::seed(seed).image.clone()));
-    let pack = |text: &str| text.parse().ok().map(|packing| Compress { packing, force: variant & 1 != 0 });
+    let pack =
+        |text: &str| text.parse().ok().map(|packing| Compress { packing, force: variant & 1 != 0 });
     let options = OpenOptions {
         read_only: how & 1 != 0,
         compress: pack(["none", "zstd", "lzo", "zlib"][usize::from(how >> 2 & 3)]),
@@ -126,7 +130,9 @@ pub fn requests(input: &[u8]) -> Outcome {
         device.begin();
         limits::reset_peak();
         let answer = limits::timed("message", || {
-            direct.message(&message).map(|answer| answer.map(|body| body[..body.len().min(2048)].to_vec()))
+            direct
+                .message(&message)
+                .map(|answer| answer.map(|body| body[..body.len().min(2048)].to_vec()))
         });
         let (peak, allowed) = (limits::peak(), base + CACHE + HEAP + 2 * device.written() as usize);
         assert!(peak <= allowed, "hostile: a message took {} MiB of memory", (peak - base) >> 20);
@@ -148,14 +154,15 @@ pub fn requests(input: &[u8]) -> Outcome {
     outcome
 }
 
-/// Nodes that a reply names, if it is one to a look-up, a creation or READDIRPLUS; from others something is taken for them,
-/// which does no harm.
+/// Nodes that a reply names, if it is one to a look-up, a creation or READDIRPLUS; from others
+/// something is taken for them, which does no harm.
 fn named(mut body: &[u8]) -> Vec<u64> {
     let mut nodes = Vec::new();
     while let Ok((entry, rest)) = EntryOut::read_from_prefix(body) {
         nodes.extend(Some(entry.nodeid).filter(|n| *n != 0));
         let Ok((record, _)) = Dirent::read_from_prefix(rest) else { break };
-        let Some(next) = rest.get(align_record(size_of::<Dirent>() + record.namelen as usize)..) else {
+        let Some(next) = rest.get(align_record(size_of::<Dirent>() + record.namelen as usize)..)
+        else {
             break;
         };
         body = next;
@@ -261,7 +268,8 @@ fn well_formed(c: &mut Choices<'_>, nodes: &[u64], shape: u8) -> Vec<u8> {
                 let text = if c.byte() < 0xc0 { NAMES[c.below(NAMES.len())] } else { c.bytes(40) };
                 arg[name..name + text.len()].copy_from_slice(text);
             }
-            let head = IoctlIn { cmd, in_size: arg.len() as u32, out_size: size, ..IoctlIn::default() };
+            let head =
+                IoctlIn { cmd, in_size: arg.len() as u32, out_size: size, ..IoctlIn::default() };
             (Opcode::Ioctl, [head.as_bytes(), &arg].concat())
         }
         0xfd => {
@@ -272,12 +280,14 @@ fn well_formed(c: &mut Choices<'_>, nodes: &[u64], shape: u8) -> Vec<u8> {
             (Opcode::Fallocate, head.as_bytes().to_vec())
         }
         _ => {
-            let value: &[u8] = [&b"zstd"[..], b"lzo", b"zlib", b"none", b"", b"no", b"zstd:15"][c.below(7)];
+            let value: &[u8] =
+                [&b"zstd"[..], b"lzo", b"zlib", b"none", b"", b"no", b"zstd:15"][c.below(7)];
             let head = SetxattrIn { size: value.len() as u32, ..SetxattrIn::default() };
             (Opcode::Setxattr, [head.as_bytes(), b"btrfs.compression\0", value].concat())
         }
     };
-    let header = InHeader { opcode: opcode as u32, unique: 2, nodeid, pid: 1, ..InHeader::default() };
+    let header =
+        InHeader { opcode: opcode as u32, unique: 2, nodeid, pid: 1, ..InHeader::default() };
     let mut message = [header.as_bytes(), &rest].concat();
     let len = message.len() as u32;
     message[..4].copy_from_slice(&len.to_ne_bytes());

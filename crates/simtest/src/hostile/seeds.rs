@@ -1,19 +1,22 @@
 //! The seeds: small real images, unpacked and surveyed when first asked for.
 //!
-//! Those that Linux made lie packed in `fuzz/seeds` (`make.sh` there says how they came to be). One more is made here, by
-//! the engine itself, so that what *it* writes is attacked as it is now; nothing of the corpus depends on its layout but the
-//! meaning of inputs that chose it.
+//! Those that Linux made lie packed in `fuzz/seeds` (`make.sh` there says how they came to be). One
+//! more is made here, by the engine itself, so that what *it* writes is attacked as it is now;
+//! nothing of the corpus depends on its layout but the meaning of inputs that chose it.
 
 use super::device::HostileDevice;
 use super::survey::Survey;
 use crate::image::{Image, PAGE, Page};
 use larder_fs::mkfs::{MkfsOptions, mkfs};
-use larder_fs::{Fallocate, FileKind, Filesystem, NewInode, OpenOptions, Timestamp, Tuning, XattrMode};
+use larder_fs::{
+    Fallocate, FileKind, Filesystem, NewInode, OpenOptions, Timestamp, Tuning, XattrMode,
+};
 use std::io::Read;
 use std::sync::{Arc, OnceLock};
 
 /// Names of the seeds. Inputs choose by position ([`choose`]): append only.
-pub const NAMES: [&str; 9] = ["bgt", "small", "mixed", "old", "bitmaps", "log", "larder", "cut", "cut_old"];
+pub const NAMES: [&str; 9] =
+    ["bgt", "small", "mixed", "old", "bitmaps", "log", "larder", "cut", "cut_old"];
 
 /// Position of the seed that is not packed.
 const MADE: usize = 6;
@@ -29,8 +32,9 @@ static PACKED: [&[u8]; 8] = [
     include_bytes!("../../../../fuzz/seeds/cut_old.img.zst"),
 ];
 
-/// The seed that a byte of an input chooses, and what is left of the byte for other choices. The seeds that came later have
-/// a share at the end of what a byte can say, so that most inputs still mean what they meant.
+/// The seed that a byte of an input chooses, and what is left of the byte for other choices. The
+/// seeds that came later have a share at the end of what a byte can say, so that most inputs still
+/// mean what they meant.
 #[must_use]
 pub fn choose(byte: u8) -> (usize, u8) {
     const FIRST: usize = 7;
@@ -93,7 +97,8 @@ fn made_by_the_engine() -> Image {
         ..OpenOptions::default()
     };
     let fs = Filesystem::open(device.clone(), options).expect("open");
-    let new = |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
+    let new =
+        |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
     let root = fs.root();
     let make = |dir, name: &str, kind| fs.create(dir, name.as_bytes(), &new(kind)).expect(name).id;
     let dir = make(root, "dir", FileKind::Directory);
@@ -101,7 +106,8 @@ fn made_by_the_engine() -> Image {
         device.begin();
         let file = make(dir, &format!("file with a name of some length {i}"), FileKind::Regular);
         fs.write(file, 0, &vec![i as u8; (i as usize * 97) % 9000]).expect("write");
-        fs.setxattr(file, b"user.number", format!("{i}").as_bytes(), XattrMode::Set).expect("setxattr");
+        fs.setxattr(file, b"user.number", format!("{i}").as_bytes(), XattrMode::Set)
+            .expect("setxattr");
         fs.link(file, root, format!("link {i}").as_bytes()).expect("link");
     }
     let symlink = NewInode { target: b"dir/somewhere", ..new(FileKind::Symlink) };
@@ -113,13 +119,15 @@ fn made_by_the_engine() -> Image {
     for method in ["zlib", "lzo", "zstd"] {
         device.begin();
         let file = make(sub, method, FileKind::Regular);
-        fs.setxattr(file, b"btrfs.compression", method.as_bytes(), XattrMode::Set).expect("setxattr");
+        fs.setxattr(file, b"btrfs.compression", method.as_bytes(), XattrMode::Set)
+            .expect("setxattr");
         let text: Vec<u8> = (0..90_000u32).map(|i| (i / 300 % 251) as u8).collect();
         fs.write(file, 0, &text).expect("write");
     }
     let plain = make(sub, "plain", FileKind::Regular);
     fs.write(plain, 0, &[5; 60_000]).expect("write");
-    fs.fallocate(plain, Fallocate::Allocate { keep_size: true }, 70_000, 50_000).expect("fallocate");
+    fs.fallocate(plain, Fallocate::Allocate { keep_size: true }, 70_000, 50_000)
+        .expect("fallocate");
     fs.create_subvolume(sub, b"nested", &new(FileKind::Directory)).expect("a subvolume");
     for (name, read_only) in [("snapshot", true), ("writable", false)] {
         device.begin();

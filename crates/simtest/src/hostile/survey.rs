@@ -1,13 +1,16 @@
 //! What lies where in a sound image: the map by which a mutator finds something worth changing.
 //!
-//! Every block that can be reached from the superblock is listed once, in the order of a walk that depends on nothing but
-//! the image; so a number names the same block each time. The image must be sound: it is a seed, not an attack.
+//! Every block that can be reached from the superblock is listed once, in the order of a walk that
+//! depends on nothing but the image; so a number names the same block each time. The image must be
+//! sound: it is a seed, not an attack.
 
 use super::device::HostileDevice;
 use crate::image::Image;
 use larder_format::items::{Chunk, Compression, FileExtent, RootItem};
 use larder_format::node::NodeView;
-use larder_format::{CsumType, Key, KeyType, Logical, ObjectId, Physical, SUPER_OFFSETS, Superblock, TreeId};
+use larder_format::{
+    CsumType, Key, KeyType, Logical, ObjectId, Physical, SUPER_OFFSETS, Superblock, TreeId,
+};
 use larder_volume::superblock::read_superblock;
 use larder_volume::{MappedChunk, Volume};
 use std::collections::HashMap;

@@ -1,7 +1,8 @@
 //! What the tools do with an image that somebody made: check it, and restore what is left of it.
 //!
-//! Both are meant for images that are broken, so they see more of what is hostile than the engine, which refuses early. They
-//! never give up; hence what counts is that they come to an end, and without taking memory by what a field says.
+//! Both are meant for images that are broken, so they see more of what is hostile than the engine,
+//! which refuses early. They never give up; hence what counts is that they come to an end, and
+//! without taking memory by what a field says.
 
 use super::device::HostileDevice;
 use super::limits::{self, HEAP};
@@ -14,8 +15,9 @@ use larder_restore::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Reads of the device that a tool may make on one of the seeds. The largest has 32,768 sectors, of which few are in use; but
-/// a checker reads each data sector once for each copy, and what refers to a sector may do so many times.
+/// Reads of the device that a tool may make on one of the seeds. The largest has 32,768 sectors, of
+/// which few are in use; but a checker reads each data sector once for each copy, and what refers
+/// to a sector may do so many times.
 const READS: u64 = 400_000;
 /// Memory that restoring keeps nodes in.
 const NODES: usize = 64 << 20;
@@ -26,7 +28,11 @@ fn ask<T>(what: &'static str, room: usize, request: impl FnOnce() -> T) -> T {
     limits::reset_peak();
     let answer = limits::timed(what, request);
     let peak = limits::peak();
-    assert!(peak <= base + room + HEAP, "hostile: {what} took {} MiB of memory", (peak - base) >> 20);
+    assert!(
+        peak <= base + room + HEAP,
+        "hostile: {what} took {} MiB of memory",
+        (peak - base) >> 20
+    );
     answer
 }
 
@@ -42,10 +48,14 @@ pub fn check(image: &Image, script: u8) -> Option<Report> {
     // A report of a few findings must count like one of many.
     let keep = if script & 1 == 0 { 50 } else { 2 };
     let options = larder_check::Options { data: script & 2 == 0, threads: 2, keep };
-    let report = ask("check", 0, || larder_check::check(&[device(image)], &options, &|_| ())).ok()?;
+    let report =
+        ask("check", 0, || larder_check::check(&[device(image)], &options, &|_| ())).ok()?;
     let all: u64 = report.counts.values().map(|c| c.found + c.follow_ups).sum();
     assert!(report.findings.len() as u64 <= all, "hostile: more findings than were counted");
-    assert!(report.findings.iter().all(|f| report.counts.contains_key(&f.kind)), "hostile: not counted");
+    assert!(
+        report.findings.iter().all(|f| report.counts.contains_key(&f.kind)),
+        "hostile: not counted"
+    );
     for finding in &report.findings {
         let _ = format!("{finding:?} {} {:?}", finding.kind, finding.key.map(|k| k.to_string()));
     }
@@ -79,7 +89,8 @@ impl Observer for Ears {
     }
 }
 
-/// Lists the moments that an image can be restored at and reads everything of one of them. Gives how many entries there were.
+/// Lists the moments that an image can be restored at and reads everything of one of them. Gives
+/// how many entries there were.
 ///
 /// # Panics
 /// If a limit is broken, or an entry's path would lead out of the destination.

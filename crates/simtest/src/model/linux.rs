@@ -1,12 +1,15 @@
-//! What Linux's own btrfs is known not to keep of what the model asks for. Replay can add nothing to that, whoever does it.
+//! What Linux's own btrfs is known not to keep of what the model asks for. Replay can add nothing
+//! to that, whoever does it.
 //!
 //! Three things, each as narrow as what was seen, and only while no commit has the operation:
 //!
-//! - **Renames.** Until the inode that was moved is synced itself, a log may have its old name as well: in the old directory
-//!   when the new one is synced, and that of a directory when a file below it is. Where it has taken another one's place, that
-//!   name may be nobody's for as long as neither it nor its new directory is synced.
-//! - **Zeros.** A file that is cut, or that grows by a clone, while it has data in memory gets its new size without them. Nobody
-//!   has synced them: what a sync has promised of a byte is never excused.
+//! - **Renames.** Until the inode that was moved is synced itself, a log may have its old name as
+//!   well: in the old directory when the new one is synced, and that of a directory when a file
+//!   below it is. Where it has taken another one's place, that name may be nobody's for as long as
+//!   neither it nor its new directory is synced.
+//! - **Zeros.** A file that is cut, or that grows by a clone, while it has data in memory gets its
+//!   new size without them. Nobody has synced them: what a sync has promised of a byte is never
+//!   excused.
 
 use super::{Bounds, Content, Domain, Done, History, Seq, World, weak};
 use crate::ops::{Move, Op};
@@ -14,8 +17,8 @@ use crate::world::{Body, Ino};
 use std::sync::Arc;
 
 impl History {
-    /// As [`History::verify`] with logs, for a file system that Linux wrote: the complaint, where it is about something that
-    /// Linux is known not to keep.
+    /// As [`History::verify`] with logs, for a file system that Linux wrote: the complaint, where
+    /// it is about something that Linux is known not to keep.
     ///
     /// # Errors
     /// What is not allowed, in words.
@@ -25,7 +28,8 @@ impl History {
         for domain in &self.domains {
             let bounds = self.bounds(domain, at);
             if let Err(complaint) = weak(domain, &bounds, self.is_alone(domain), found) {
-                let known = Complaint::parse(&complaint).is_some_and(|c| c.is_known(domain, &bounds));
+                let known =
+                    Complaint::parse(&complaint).is_some_and(|c| c.is_known(domain, &bounds));
                 if !known {
                     return Err(format!(
                         "{complaint}\n  (operations {}..{} must / may be there)",
@@ -79,11 +83,13 @@ impl Complaint {
         let may = |from: usize| (from..bounds.hi.max(from)).map(|k| (k, &domain.done[k]));
         let mut renames = may(bounds.all).filter_map(|(k, done)| Rename::of(done).map(|r| (k, r)));
         match self {
-            Self::Entry { dir, name, to: Some(to) } => {
-                renames.any(|(k, r)| r.moved == *to && r.from == (*dir, name.as_str()) && since(to) <= k)
-            }
+            Self::Entry { dir, name, to: Some(to) } => renames
+                .any(|(k, r)| r.moved == *to && r.from == (*dir, name.as_str()) && since(to) <= k),
             Self::Entry { dir, name, to: None } => renames.any(|(k, r)| {
-                r.replaces && r.to == (*dir, name.as_str()) && since(dir) <= k && since(&r.moved) <= k
+                r.replaces
+                    && r.to == (*dir, name.as_str())
+                    && since(dir) <= k
+                    && since(&r.moved) <= k
             }),
             Self::Links { ino } => renames.any(|(k, r)| r.moved == *ino && since(ino) <= k),
             Self::Zero { ino, at } => {
@@ -91,7 +97,8 @@ impl Complaint {
                 let resizes = |d: &Done| matches!(d.op, Op::Truncate { .. } | Op::Copy { .. });
                 let since = since(ino);
                 byte(since) == 0
-                    && may(since).any(|(k, d)| resizes(d) && d.touched.inodes.contains(ino) && byte(k) != 0)
+                    && may(since)
+                        .any(|(k, d)| resizes(d) && d.touched.inodes.contains(ino) && byte(k) != 0)
             }
         }
     }
@@ -105,7 +112,11 @@ fn content(world: &World, ino: Ino) -> Option<Arc<Content>> {
 }
 
 fn byte(content: &Content, at: u64) -> u8 {
-    if at < content.size { content.page(at / 4096).map_or(0, |page| page[(at % 4096) as usize]) } else { 0 }
+    if at < content.size {
+        content.page(at / 4096).map_or(0, |page| page[(at % 4096) as usize])
+    } else {
+        0
+    }
 }
 
 /// A rename that was done, but not an exchange.
@@ -159,7 +170,10 @@ mod tests {
         assert!(h.verify_linux(&w, Seq(60)).is_err(), "the file itself is synced");
         assert_eq!(h.verify_linux(&world(&h, 5), Seq(60)), Ok(None));
         let h = history("mk A; new A/f; COMMIT; F A/f");
-        assert!(h.verify_linux(&both(&h, 4, "A/f", ("", "f")), Seq(40)).is_err(), "nobody moved it");
+        assert!(
+            h.verify_linux(&both(&h, 4, "A/f", ("", "f")), Seq(40)).is_err(),
+            "nobody moved it"
+        );
         let h = history("mk D; new D/f; F D/f; mv D E; F E/f; F E");
         assert!(h.verify_linux(&world(&h, 3), Seq(50)).unwrap().is_some());
         assert!(h.verify_linux(&world(&h, 3), Seq(60)).is_err(), "the directory itself is synced");
@@ -185,7 +199,11 @@ mod tests {
             h.verify_linux(&w, Seq(1000))
         };
         assert!(zeros("new f; f[0,8K)=a; trunc f 6000; new g; F g", 100).unwrap().is_some());
-        assert!(zeros("new f; new g; g[0,8K)=a; f[0,4K)=b; copy g[0,8K)>f@4K; F g", 100).unwrap().is_some());
+        assert!(
+            zeros("new f; new g; g[0,8K)=a; f[0,4K)=b; copy g[0,8K)>f@4K; F g", 100)
+                .unwrap()
+                .is_some()
+        );
         assert!(zeros("new f; f[0,8K)=a; F f; trunc f 6000; new g; F g", 100).is_err(), "synced");
         assert!(zeros("new f; f[0,8K)=a; new g; F g", 100).is_err(), "nothing was cut");
         let h = history("new f; f[0,8K)=a; trunc f 6000; new g; F g");

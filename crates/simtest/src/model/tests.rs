@@ -3,7 +3,8 @@
 use super::*;
 use crate::ops::{Bytes, parse};
 
-/// Runs a workload on the model alone; operation `k` begins at `10 k + 1` and returns at `10 k + 5`.
+/// Runs a workload on the model alone; operation `k` begins at `10 k + 1` and returns at `10 k +
+/// 5`.
 pub(super) fn history(text: &str) -> History {
     let mut domain = Domain::new("", World::empty(0o755, 256));
     for (k, op) in parse(text).unwrap()[0].iter().enumerate() {
@@ -28,7 +29,11 @@ fn allowed(h: &History, n: u64, mode: Mode) -> Vec<usize> {
 fn a_sync_is_a_floor_and_what_has_not_begun_a_ceiling() {
     let h = history("new f; new g; COMMIT; mk A; mv f A/f; rm g");
     for mode in [Mode::Strict, Mode::Weak] {
-        assert_eq!(allowed(&h, 2, mode), [0, 1, 2, 3], "{mode:?}: before the sync (which changes nothing)");
+        assert_eq!(
+            allowed(&h, 2, mode),
+            [0, 1, 2, 3],
+            "{mode:?}: before the sync (which changes nothing)"
+        );
         assert_eq!(allowed(&h, 4, mode), [2, 3, 4], "{mode:?}");
     }
     assert_eq!(allowed(&h, 6, Mode::Strict), [2, 3, 4, 5, 6]);
@@ -73,16 +78,21 @@ fn a_lost_name_stays_lost_and_has_its_new_owner_where_replay_has_to_free_it() {
     freed.apply(&Op::Unlink("f".into())).unwrap();
     assert!(h.verify(&freed, Seq(50), Mode::Weak).is_err());
     assert_eq!(allowed(&h, 5, Mode::Weak), [4, 5]);
-    // Nor does an fsync of who has lost it, and has not changed since it was synced, know who has got the name.
+    // Nor does an fsync of who has lost it, and has not changed since it was synced, know who has
+    // got the name.
     let later = history("new f; COMMIT; mv f g; F g; new f; F g");
     let mut freed_later = later.domains[0].worlds[5].clone();
     freed_later.apply(&Op::Unlink("f".into())).unwrap();
     assert!(later.verify(&freed_later, Seq(60), Mode::Weak).is_ok());
-    assert!(later.verify(&later.domains[0].worlds[2], Seq(60), Mode::Weak).is_err(), "it comes back");
+    assert!(
+        later.verify(&later.domains[0].worlds[2], Seq(60), Mode::Weak).is_err(),
+        "it comes back"
+    );
     // So may an operation of several steps have, before the name was free.
     let steps = |committed: bool| {
         let mut h = history("new f; COMMIT; mv f g; new f; trunc g 9000; rm f; F g");
-        let last = h.domains[0].done.iter_mut().find(|d| matches!(d.op, Op::Truncate { .. })).unwrap();
+        let last =
+            h.domains[0].done.iter_mut().find(|d| matches!(d.op, Op::Truncate { .. })).unwrap();
         last.committed = committed;
         h
     };
@@ -96,7 +106,10 @@ fn a_lost_name_stays_lost_and_has_its_new_owner_where_replay_has_to_free_it() {
         w.set_real(again, node.real);
         w
     };
-    assert!(steps(false).verify(&with_f, Seq(70), Mode::Weak).is_err(), "who had the name is in no commit");
+    assert!(
+        steps(false).verify(&with_f, Seq(70), Mode::Weak).is_err(),
+        "who had the name is in no commit"
+    );
     assert!(steps(true).verify(&with_f, Seq(70), Mode::Weak).is_ok());
     // Another thread may have committed after the name was lost.
     let mut two = h;
@@ -153,9 +166,18 @@ fn bytes_are_old_or_new_and_never_anything_else() {
         fill(c, 0, 8192, b'a');
         fill(c, 12288, 16384, b'c');
     };
-    assert!(check(&hole, 50).is_err(), "the append before the write: the size covers what is not there");
-    assert!(check(&|c| fill(c, 0, 4096, b'a'), 50).unwrap_err().contains("size"), "an fsynced size");
-    assert!(check(&|c| (fill(c, 0, 4096, b'a'), c.truncate(8192)).1, 50).is_err(), "an fsynced byte");
+    assert!(
+        check(&hole, 50).is_err(),
+        "the append before the write: the size covers what is not there"
+    );
+    assert!(
+        check(&|c| fill(c, 0, 4096, b'a'), 50).unwrap_err().contains("size"),
+        "an fsynced size"
+    );
+    assert!(
+        check(&|c| (fill(c, 0, 4096, b'a'), c.truncate(8192)).1, 50).is_err(),
+        "an fsynced byte"
+    );
     assert!(check(&|c| fill(c, 0, 8192, b'z'), 50).is_err(), "foreign bytes");
     assert!(
         check(&|c| (fill(c, 0, 8192, b'a'), fill(c, 8192, 16384, b'c')).1, 50).is_err(),
@@ -167,8 +189,9 @@ fn bytes_are_old_or_new_and_never_anything_else() {
 
 #[test]
 fn zeros_behind_a_new_end_are_written_in_place_also_where_the_file_is_removed_later() {
-    let h =
-        |made: &str| history(&format!("new f; {made} f[0,12K)=a; COMMIT; trunc f 5000; rm f; new x; F x"));
+    let h = |made: &str| {
+        history(&format!("new f; {made} f[0,12K)=a; COMMIT; trunc f 5000; rm f; new x; F x"))
+    };
     let nocow = h("nocow f;");
     let shows = |h: &History, zeros: std::ops::Range<u64>| {
         let before = h.domains[0].worlds.iter().rposition(|w| w.resolve("f").is_ok()).unwrap() - 1;
@@ -189,7 +212,10 @@ fn zeros_behind_a_new_end_are_written_in_place_also_where_the_file_is_removed_la
     assert!(shows(&nocow, 5000..8193).unwrap_err().contains("byte 8192"), "nor behind it");
     let cow = h("");
     assert_eq!(shows(&cow, 5000..5000), Ok(()));
-    assert!(shows(&cow, 5000..8192).unwrap_err().contains("byte 5000"), "what is copied keeps the old block");
+    assert!(
+        shows(&cow, 5000..8192).unwrap_err().contains("byte 5000"),
+        "what is copied keeps the old block"
+    );
 }
 
 #[test]
@@ -200,7 +226,8 @@ fn a_size_that_was_set_is_there_or_is_not() {
         c.write(0, &crate::ops::filled(b'a', Bytes { from: 0, to: 4096 }));
         build(&mut c);
         c.truncate(size);
-        h.verify(&file_of(&h, 1, c), Seq(60), Mode::Strict).map_err(|e| assert!(e.contains("size"), "{e}"))
+        h.verify(&file_of(&h, 1, c), Seq(60), Mode::Strict)
+            .map_err(|e| assert!(e.contains("size"), "{e}"))
     };
     for fits in [4, 40] {
         assert!(shows(fits << 10, &|_| {}).is_ok(), "{fits} KiB");
@@ -250,7 +277,8 @@ fn domains_are_checked_each_by_itself_and_share_syncs() {
     };
     let worlds = [with_b(2, false), with_b(2, true), with_b(3, true), with_b(0, true)];
     let h = History { domains: vec![a, b] };
-    let verdicts: Vec<bool> = worlds.iter().map(|w| h.verify(w, Seq(30), Mode::Strict).is_ok()).collect();
+    let verdicts: Vec<bool> =
+        worlds.iter().map(|w| h.verify(w, Seq(30), Mode::Strict).is_ok()).collect();
     assert_eq!(verdicts, [false, true, true, false], "b's file was there before a's sync began");
     assert!(h.verify(&worlds[0], Seq(14), Mode::Strict).is_ok());
 }

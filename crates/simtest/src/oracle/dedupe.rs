@@ -23,12 +23,18 @@ struct Range {
 
 const _: () = assert!(size_of::<Range>() == 24 + 32);
 
-/// Asks the kernel to let a range of `to` share the extents of a range of `from`. The bytes that do, or `None` where the
-/// ranges differ.
+/// Asks the kernel to let a range of `to` share the extents of a range of `from`. The bytes that
+/// do, or `None` where the ranges differ.
 ///
 /// # Errors
 /// What the file system says, for the call or for the range.
-pub fn dedupe_range(from: &File, at: u64, len: u64, to: &File, to_at: u64) -> io::Result<Option<u64>> {
+pub fn dedupe_range(
+    from: &File,
+    at: u64,
+    len: u64,
+    to: &File,
+    to_at: u64,
+) -> io::Result<Option<u64>> {
     let mut range = Range {
         src_offset: at,
         src_length: len,

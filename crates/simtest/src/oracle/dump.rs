@@ -1,7 +1,8 @@
 //! Metadata dumps: through `btrfs-image`, and in the form that it restores no more.
 //!
-//! The older form, in which nodes lie at their logical addresses, is made here byte by byte: btrfs-image 6.14 still writes it
-//! (`-r -o`), but looks at the result as if it were the newer one, and aborts.
+//! The older form, in which nodes lie at their logical addresses, is made here byte by byte:
+//! btrfs-image 6.14 still writes it (`-r -o`), but looks at the result as if it were the newer one,
+//! and aborts.
 
 use super::loop_device::output;
 use super::tool;
@@ -15,8 +16,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// Dumps an image (or the devices of one file system, of which one is given) with `btrfs-image ARGS`, and restores the dump
-/// beside it.
+/// Dumps an image (or the devices of one file system, of which one is given) with `btrfs-image
+/// ARGS`, and restores the dump beside it.
 ///
 /// # Errors
 /// btrfs-image fails, with what it said.

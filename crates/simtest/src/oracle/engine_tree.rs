@@ -25,7 +25,8 @@ impl TreeSource for EngineTree<'_> {
     }
 
     fn children(&self, dir: &InodeId) -> Result<Vec<(Vec<u8>, InodeId)>> {
-        // In portions, so that going on where the last one stopped is tried in every directory of some size.
+        // In portions, so that going on where the last one stopped is tried in every directory of
+        // some size.
         const PORTION: usize = 500;
         let mut found = Vec::new();
         let mut from = 0;

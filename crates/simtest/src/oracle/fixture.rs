@@ -1,8 +1,9 @@
 //! A tree with everything that the format can hold, made through the kernel's btrfs.
 //!
-//! The decision hidden here is what "everything" is: for each feature the sizes and shapes at which the format changes
-//! its representation (inline or not, one inode-ref item or extrefs, one extent or pieces of a shared one). Contents and
-//! times are fixed by the knobs alone, so two runs make the same tree (though not the same blocks).
+//! The decision hidden here is what "everything" is: for each feature the sizes and shapes at which
+//! the format changes its representation (inline or not, one inode-ref item or extrefs, one extent
+//! or pieces of a shared one). Contents and times are fixed by the knobs alone, so two runs make
+//! the same tree (though not the same blocks).
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, Timespec, Timestamps, XattrFlags};
@@ -21,8 +22,8 @@ pub struct Fixture {
     pub entries: usize,
     /// Bytes of the large regular file, written in pieces with fsyncs.
     pub large_file: u64,
-    /// Separate 4 KiB extents of which every other one is freed: more than about 160 per block group turn the
-    /// free-space tree to bitmaps.
+    /// Separate 4 KiB extents of which every other one is freed: more than about 160 per block
+    /// group turn the free-space tree to bitmaps.
     pub fragments: u64,
     /// Hard links, with names of 200 bytes, of one file in one directory.
     pub links: usize,
@@ -42,17 +43,20 @@ impl Fixture {
     }
 }
 
-/// Names with the same directory hash: 2^`rounds` of them, each `7 * rounds` bytes. They collide as xattr names, too, behind
-/// any common prefix.
+/// Names with the same directory hash: 2^`rounds` of them, each `7 * rounds` bytes. They collide as
+/// xattr names, too, behind any common prefix.
 #[must_use]
 pub fn colliding_names(rounds: u32) -> Vec<Vec<u8>> {
-    // The difference of two crc values depends only on the difference of the messages, so names made of colliding
-    // pieces of equal length collide from any start value.
+    // The difference of two crc values depends only on the difference of the messages, so names
+    // made of colliding pieces of equal length collide from any start value.
     const PAIR: [&[u8; 7]; 2] = [b"TTqGO4p", b"snNzDoq"];
-    (0..1usize << rounds).map(|n| (0..rounds).flat_map(|bit| *PAIR[n >> bit & 1]).collect()).collect()
+    (0..1usize << rounds)
+        .map(|n| (0..rounds).flat_map(|bit| *PAIR[n >> bit & 1]).collect())
+        .collect()
 }
 
-/// Makes the tree in `dir`, an empty directory on a btrfs that the kernel has mounted; needs root. Ends with a sync.
+/// Makes the tree in `dir`, an empty directory on a btrfs that the kernel has mounted; needs root.
+/// Ends with a sync.
 ///
 /// # Errors
 /// Whatever the file system answers.
@@ -103,7 +107,9 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len + 64);
     let mut line = seed;
     while out.len() < len {
-        out.extend_from_slice(format!("line {line:012} of a text that a compressor likes\n").as_bytes());
+        out.extend_from_slice(
+            format!("line {line:012} of a text that a compressor likes\n").as_bytes(),
+        );
         line += 1;
     }
     out.truncate(len);
@@ -152,7 +158,8 @@ fn regular(dir: &Path, knobs: &Fixture) -> Result<()> {
     sync(&path)?;
     File::options().write(true).open(&path)?.write_all_at(&noise(22, 70_000), 30_000)?;
     sync(&path)?;
-    // A tail beyond the end of the file, on disk, that must read as a hole when the file grows again.
+    // A tail beyond the end of the file, on disk, that must read as a hole when the file grows
+    // again.
     let path = dir.join("cut-and-grown");
     write(&path, &noise(23, 50_000))?;
     sync(&path)?;
@@ -200,7 +207,12 @@ fn sparse(dir: &Path, _: &Fixture) -> Result<()> {
     let file = create(&dir.join("punched"))?;
     file.write_all_at(&noise(45, 300_000), 0)?;
     file.sync_all()?;
-    rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 50_000, 100_000)?;
+    rustix::fs::fallocate(
+        &file,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        50_000,
+        100_000,
+    )?;
     // As far out as a file offset goes.
     let file = create(&dir.join("huge"))?;
     let end = i64::MAX.cast_unsigned();
@@ -299,8 +311,8 @@ fn reflink(dir: &Path, _: &Fixture) -> Result<()> {
     source.sync_all()?;
     let copy = create(&dir.join("prealloc-copy"))?;
     clone_range(&source, 0, 0, &copy, 0)?;
-    // A clone lacks the inode flag that says "has preallocated extents", and without it Linux's SEEK_HOLE takes them for
-    // data. Allocating a little behind the end sets it.
+    // A clone lacks the inode flag that says "has preallocated extents", and without it Linux's
+    // SEEK_HOLE takes them for data. Allocating a little behind the end sets it.
     Ok(rustix::fs::fallocate(&copy, FallocateFlags::KEEP_SIZE, 1 << 20, 4096)?)
 }
 
@@ -319,7 +331,8 @@ fn nodatacow(dir: &Path, _: &Fixture) -> Result<()> {
 }
 
 fn links(dir: &Path, knobs: &Fixture) -> Result<()> {
-    // Enough names in one directory that they do not fit one INODE_REF item, whatever the node size.
+    // Enough names in one directory that they do not fit one INODE_REF item, whatever the node
+    // size.
     write(dir.join("file"), &noise(71, 3000))?;
     for n in 0..knobs.links {
         std::fs::hard_link(dir.join("file"), dir.join(format!("{n:0>200}")))?;
@@ -340,10 +353,15 @@ fn links(dir: &Path, knobs: &Fixture) -> Result<()> {
 fn names(dir: &Path, _: &Fixture) -> Result<()> {
     for (n, name) in colliding_names(4).into_iter().enumerate() {
         let path = dir.join(OsStr::from_bytes(&name));
-        if n % 5 == 0 { std::fs::create_dir(&path)? } else { write(&path, &noise(n as u64, 10 * n))? }
+        if n % 5 == 0 {
+            std::fs::create_dir(&path)?
+        } else {
+            write(&path, &noise(n as u64, 10 * n))?
+        }
     }
     let long = [b'n'; 255];
-    let other_long: Vec<u8> = (0..255u8).map(|n| if matches!(n, 0 | b'/') { b'x' } else { n }).collect();
+    let other_long: Vec<u8> =
+        (0..255u8).map(|n| if matches!(n, 0 | b'/') { b'x' } else { n }).collect();
     let odd: [&[u8]; 12] = [
         &long,
         &other_long,
@@ -386,8 +404,9 @@ fn special(dir: &Path, _: &Fixture) -> Result<()> {
     symlink("/", dir.join("absolute"))?;
     symlink("a/b/c/does/not/exist", dir.join("dangling"))?;
     // The longest target that the node size allows: the kernel refuses more.
-    let longest =
-        [4095usize, 3900].into_iter().find(|len| symlink("t".repeat(*len), dir.join("long-symlink")).is_ok());
+    let longest = [4095usize, 3900]
+        .into_iter()
+        .find(|len| symlink("t".repeat(*len), dir.join("long-symlink")).is_ok());
     ensure!(longest.is_some(), "no long symlink");
     let mode = Mode::from_raw_mode(0o640);
     for (name, kind, major, minor) in [
@@ -408,7 +427,8 @@ fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
     rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())
 }
 
-/// A POSIX ACL in the form that the kernel takes and stores: version 2, then (tag, permissions, id).
+/// A POSIX ACL in the form that the kernel takes and stores: version 2, then (tag, permissions,
+/// id).
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut out = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
@@ -519,7 +539,8 @@ fn many(dir: &Path, knobs: &Fixture) -> Result<()> {
 fn fragments(dir: &Path, knobs: &Fixture) -> Result<()> {
     const SECTOR: usize = 4096;
     let path = dir.join("every-other");
-    let file = File::options().write(true).create_new(true).custom_flags(libc::O_DIRECT).open(&path)?;
+    let file =
+        File::options().write(true).create_new(true).custom_flags(libc::O_DIRECT).open(&path)?;
     // Direct I/O needs an aligned buffer: an aligned piece of a larger one.
     let mut store = vec![0u8; 2 * SECTOR];
     let skip = store.as_ptr().align_offset(SECTOR);
@@ -570,7 +591,8 @@ fn set_read_only(subvolume: &Path) -> Result<()> {
     let read_only: u64 = 2;
     let opened = File::open(subvolume)?;
     // SAFETY: the request reads one u64.
-    let done = unsafe { libc::ioctl(opened.as_raw_fd(), BTRFS_IOC_SUBVOL_SETFLAGS, &raw const read_only) };
+    let done =
+        unsafe { libc::ioctl(opened.as_raw_fd(), BTRFS_IOC_SUBVOL_SETFLAGS, &raw const read_only) };
     ensure!(done == 0, "read-only flag: {}", std::io::Error::last_os_error());
     Ok(())
 }
@@ -589,7 +611,8 @@ fn subvolumes(dir: &Path) -> Result<()> {
     let deeper = subvolume_create(&nested, "deeper")?;
     write(deeper.join("in-deeper"), &noise(92, 9000))?;
 
-    // Snapshots, and changes on both sides of each afterwards. A nested subvolume shows as an empty directory there.
+    // Snapshots, and changes on both sides of each afterwards. A nested subvolume shows as an empty
+    // directory there.
     let frozen = snapshot(&origin, &top, "frozen")?;
     let copy = snapshot(&origin, &top, "copy")?;
     for (side, seed) in [(&origin, 600u64), (&copy, 700)] {
@@ -599,7 +622,10 @@ fn subvolumes(dir: &Path) -> Result<()> {
         for n in (0..120u64).filter(|n| n % 11 == 5) {
             let path = side.join(format!("file{n}"));
             if path.exists() {
-                File::options().write(true).open(path)?.write_all_at(&noise(seed + n, 5000), 3000)?;
+                File::options()
+                    .write(true)
+                    .open(path)?
+                    .write_all_at(&noise(seed + n, 5000), 3000)?;
             }
         }
         for n in 0..30 {
@@ -631,7 +657,8 @@ mod tests {
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 16);
         let hashes: BTreeSet<u64> = names.iter().map(|n| name_hash(n)).collect();
         assert_eq!(hashes.len(), 1);
-        let hashes: BTreeSet<u64> = names.iter().map(|n| name_hash(&[b"user.", &n[..]].concat())).collect();
+        let hashes: BTreeSet<u64> =
+            names.iter().map(|n| name_hash(&[b"user.", &n[..]].concat())).collect();
         assert_eq!(hashes.len(), 1);
     }
 }

@@ -1,8 +1,9 @@
 //! Which single-device images Linux can make, as `mkfs.btrfs` arguments and mount options.
 //!
-//! The decision hidden here is which combinations a test has to try. The full product is in [`all_kernel_images`];
-//! [`kernel_images`] is a selection in which every value of every dimension occurs, with every value of those that it
-//! interacts with (node size with mixed groups, block-group tree with free-space tree, holes with node size).
+//! The decision hidden here is which combinations a test has to try. The full product is in
+//! [`all_kernel_images`]; [`kernel_images`] is a selection in which every value of every dimension
+//! occurs, with every value of those that it interacts with (node size with mixed groups,
+//! block-group tree with free-space tree, holes with node size).
 
 use super::progs::mkfs_btrfs;
 use anyhow::Result;
@@ -57,7 +58,8 @@ impl Shape {
     /// mkfs refuses the rest.
     fn is_possible(&self) -> bool {
         // A block-group tree needs no-holes; mixed groups need nodes of one sector.
-        (self.cache != Cache::TreeAndGroups || self.no_holes) && (!self.mixed || self.nodesize == 4096)
+        (self.cache != Cache::TreeAndGroups || self.no_holes)
+            && (!self.mixed || self.nodesize == 4096)
     }
 
     fn variant(&self) -> ImageVariant {
@@ -117,7 +119,13 @@ pub fn kernel_images() -> Vec<ImageVariant> {
     for (n, nodesize) in NODESIZES.into_iter().enumerate() {
         shapes.push(Shape { nodesize, csum: CSUMS[n % CSUMS.len()], ..usual });
         let cache = [Cache::Tree, Cache::V1, Cache::None][n % 3];
-        shapes.push(Shape { nodesize, cache, no_holes: false, csum: CSUMS[(n + 1) % CSUMS.len()], ..usual });
+        shapes.push(Shape {
+            nodesize,
+            cache,
+            no_holes: false,
+            csum: CSUMS[(n + 1) % CSUMS.len()],
+            ..usual
+        });
     }
     for csum in CSUMS {
         shapes.push(Shape { csum, cache: Cache::Tree, ..usual });
@@ -170,9 +178,17 @@ mod tests {
         for part in CSUMS.into_iter().chain(["-4k", "-8k", "-16k", "-32k", "-64k"]) {
             assert!(has(part), "{part}");
         }
-        for part in
-            ["-bgt", "-fst", "-v1", "-nocache", "-mixed", "-holes", "-single", "-bgt-mixed", "-v1-mixed"]
-        {
+        for part in [
+            "-bgt",
+            "-fst",
+            "-v1",
+            "-nocache",
+            "-mixed",
+            "-holes",
+            "-single",
+            "-bgt-mixed",
+            "-v1-mixed",
+        ] {
             assert!(has(part), "{part}");
         }
         assert!(some.len() <= 32, "{} images are too many for every test run", some.len());

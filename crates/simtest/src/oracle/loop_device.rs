@@ -1,8 +1,8 @@
 //! Loop devices that detach themselves.
 //!
-//! The decision hidden here: the device is configured with autoclear in the same call that attaches it, and this
-//! process holds it open. So there is no moment at which a killed test could leave a device behind; the kernel detaches
-//! it when the last user — this struct or a mount — is gone.
+//! The decision hidden here: the device is configured with autoclear in the same call that attaches
+//! it, and this process holds it open. So there is no moment at which a killed test could leave a
+//! device behind; the kernel detaches it when the last user — this struct or a mount — is gone.
 
 use anyhow::{Context, Result, bail};
 use std::fs::File;
@@ -136,7 +136,8 @@ impl LoopDevice {
             }
             let error = std::io::Error::last_os_error();
             if error.raw_os_error() != Some(libc::EBUSY) {
-                return Err(error).with_context(|| format!("cannot attach {} to {path:?}", image.display()));
+                return Err(error)
+                    .with_context(|| format!("cannot attach {} to {path:?}", image.display()));
             }
         }
         bail!("every free loop device was taken by somebody else first")
@@ -173,16 +174,16 @@ impl LoopDevice {
 }
 
 impl Drop for LoopDevice {
-    /// The last one to close the device detaches it. A process that is being started has copies of all descriptors until it
-    /// executes its program; for so long nothing is closed.
+    /// The last one to close the device detaches it. A process that is being started has copies of
+    /// all descriptors until it executes its program; for so long nothing is closed.
     fn drop(&mut self) {
         let backing = self.backing();
         {
             let _none_starts = STARTING.write().unwrap_or_else(PoisonError::into_inner);
             self.held = None;
         }
-        // Somebody who looks at all devices of the machine may have it open just now. Whoever opens the file next must not
-        // find it in use.
+        // Somebody who looks at all devices of the machine may have it open just now. Whoever opens
+        // the file next must not find it in use.
         let patience = Instant::now() + PATIENCE;
         while backing.is_some()
             && self.backing() == backing
@@ -200,7 +201,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Held shared while a process is started.
 static STARTING: RwLock<()> = RwLock::new(());
 
-/// Runs a program to its end, as `Command::output` does, so that loop devices which are given up meanwhile are free at once.
+/// Runs a program to its end, as `Command::output` does, so that loop devices which are given up
+/// meanwhile are free at once.
 ///
 /// # Errors
 /// It cannot be started, or its output not be read.

@@ -1,12 +1,14 @@
 //! When are two trees the same?
 //!
-//! A [`Manifest`] is everything a program can see of a tree, in one map sorted by path. What must agree depends on how
-//! the trees are related, and that is the decision held here, in [`Aspects`]: a *copy* has the same names, types, modes,
-//! owners, mtimes, sizes, contents, attributes and link structure; two readers of the *same image* must agree on all
-//! the rest too: inode numbers, all times, allocated bytes, and where the holes are.
+//! A [`Manifest`] is everything a program can see of a tree, in one map sorted by path. What must
+//! agree depends on how the trees are related, and that is the decision held here, in [`Aspects`]:
+//! a *copy* has the same names, types, modes, owners, mtimes, sizes, contents, attributes and link
+//! structure; two readers of the *same image* must agree on all the rest too: inode numbers, all
+//! times, allocated bytes, and where the holes are.
 //!
-//! Contents are digested by non-zero 4 KiB blocks with their offsets. So a hole, a preallocated range and written zeros
-//! are equal (they read equal), and a file of nearly 2^63 bytes costs no more than its data.
+//! Contents are digested by non-zero 4 KiB blocks with their offsets. So a hole, a preallocated
+//! range and written zeros are equal (they read equal), and a file of nearly 2^63 bytes costs no
+//! more than its data.
 
 use super::std_tree::StdTree;
 use super::tree::{Facts, Kind, Time, TreeSource};
@@ -17,7 +19,8 @@ use std::fmt;
 use std::path::Path;
 
 const BLOCK: u64 = 4096;
-/// Refuses to read more data than this from one file: a source without holes would be read for years.
+/// Refuses to read more data than this from one file: a source without holes would be read for
+/// years.
 const MOST_DATA: u64 = 1 << 40;
 
 /// What an entry holds.
@@ -53,8 +56,8 @@ pub struct Manifest {
     pub entries: BTreeMap<Vec<u8>, Entry>,
 }
 
-/// What has to agree beyond names, types, modes, owners, mtimes, sizes, contents, xattrs, device numbers, targets and
-/// link structure, which always have to.
+/// What has to agree beyond names, types, modes, owners, mtimes, sizes, contents, xattrs, device
+/// numbers, targets and link structure, which always have to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Aspects {
@@ -68,8 +71,8 @@ pub struct Aspects {
     pub directory_size: bool,
     /// Do not compare the mtime of the top directory, which making or mounting a copy may touch.
     pub ignore_top_mtime: bool,
-    /// Both sides have replayed a log, since this moment: what lost or won a name by that has a time of its own on each, and so
-    /// have all directories.
+    /// Both sides have replayed a log, since this moment: what lost or won a name by that has a
+    /// time of its own on each, and so have all directories.
     pub replayed_since: Option<Time>,
 }
 
@@ -80,7 +83,8 @@ impl Aspects {
         Self::default()
     }
 
-    /// Both are the same image seen by two readers. `atime` is left out unless both read without touching it.
+    /// Both are the same image seen by two readers. `atime` is left out unless both read without
+    /// touching it.
     #[must_use]
     pub fn same_image() -> Self {
         Self {
@@ -150,8 +154,9 @@ pub fn compare_sources<A: TreeSource, B: TreeSource>(
     Ok(found)
 }
 
-/// Compares two directories as copies of each other: names, types, modes, owners, mtimes to the nanosecond, link
-/// structure, sizes, contents, xattrs, device numbers, symlink targets. The mtime of the two tops is not compared.
+/// Compares two directories as copies of each other: names, types, modes, owners, mtimes to the
+/// nanosecond, link structure, sizes, contents, xattrs, device numbers, symlink targets. The mtime
+/// of the two tops is not compared.
 ///
 /// # Errors
 /// Anything in either cannot be read.
@@ -172,7 +177,8 @@ fn collect<S: TreeSource>(source: &S) -> Result<Collected<S>> {
     while let Some((path, id)) = pending.pop() {
         let entry = read_entry(source, &id).with_context(|| format!("/{}", path.escape_ascii()))?;
         if entry.facts.kind == Kind::Directory {
-            let children = source.children(&id).with_context(|| format!("/{}", path.escape_ascii()))?;
+            let children =
+                source.children(&id).with_context(|| format!("/{}", path.escape_ascii()))?;
             for (name, child) in children {
                 let mut below = path.clone();
                 if !below.is_empty() {
@@ -217,7 +223,10 @@ fn read_data_map<S: TreeSource>(source: &S, file: &S::File, size: u64) -> Result
     let mut at = 0;
     while at < size {
         let Some((start, end)) = source.next_data(file, at)? else { break };
-        ensure!(start >= at && end > start, "SEEK_DATA({at}) = {start}, SEEK_HOLE({start}) = {end}");
+        ensure!(
+            start >= at && end > start,
+            "SEEK_DATA({at}) = {start}, SEEK_HOLE({start}) = {end}"
+        );
         ensure!(start < size, "SEEK_DATA found data at {start}, past the end at {size}");
         map.push((start, end.min(size)));
         at = end;
@@ -228,7 +237,12 @@ fn read_data_map<S: TreeSource>(source: &S, file: &S::File, size: u64) -> Result
 }
 
 /// Reads exactly `buf`, or less at the end of the file.
-fn read_full<S: TreeSource>(source: &S, file: &S::File, offset: u64, buf: &mut [u8]) -> Result<usize> {
+fn read_full<S: TreeSource>(
+    source: &S,
+    file: &S::File,
+    offset: u64,
+    buf: &mut [u8],
+) -> Result<usize> {
     let mut done = 0;
     while done < buf.len() {
         match source.read(file, offset + done as u64, &mut buf[done..])? {
@@ -239,7 +253,8 @@ fn read_full<S: TreeSource>(source: &S, file: &S::File, offset: u64, buf: &mut [
     Ok(done)
 }
 
-/// Calls `each` with every block that may hold data, padded with zeros, and its offset. Stops when it returns false.
+/// Calls `each` with every block that may hold data, padded with zeros, and its offset. Stops when
+/// it returns false.
 fn blocks<S: TreeSource>(
     source: &S,
     file: &S::File,
@@ -272,7 +287,12 @@ fn blocks<S: TreeSource>(
     Ok(())
 }
 
-fn digest<S: TreeSource>(source: &S, file: &S::File, size: u64, map: &[(u64, u64)]) -> Result<[u8; 32]> {
+fn digest<S: TreeSource>(
+    source: &S,
+    file: &S::File,
+    size: u64,
+    map: &[(u64, u64)],
+) -> Result<[u8; 32]> {
     let mut hash = Sha256::new();
     blocks(source, file, size, map, |offset, block| {
         if block.iter().any(|b| *b != 0) {
@@ -307,7 +327,10 @@ fn first_difference<A: TreeSource, B: TreeSource>(
         other.fill(0);
         let want = usize::try_from((size - offset).min(BLOCK)).unwrap_or(BLOCK as usize);
         match read_full(b, &fb, offset, &mut other[..want]) {
-            Ok(_) => found = block.iter().zip(&other).position(|(x, y)| x != y).map(|p| offset + p as u64),
+            Ok(_) => {
+                found =
+                    block.iter().zip(&other).position(|(x, y)| x != y).map(|p| offset + p as u64)
+            }
             Err(e) => failed = Err(e),
         }
         found.is_none() && failed.is_ok()
@@ -342,7 +365,8 @@ impl Manifest {
         let mut found = Vec::new();
         for (path, a) in &self.entries {
             match other.entries.get(path) {
-                None => found.push(Difference { path: path.clone(), what: "only in the first tree".into() }),
+                None => found
+                    .push(Difference { path: path.clone(), what: "only in the first tree".into() }),
                 Some(b) => a.differences(b, path, aspects, &mut found),
             }
         }
@@ -354,7 +378,13 @@ impl Manifest {
 }
 
 impl Entry {
-    fn differences(&self, other: &Self, path: &[u8], aspects: Aspects, found: &mut Vec<Difference>) {
+    fn differences(
+        &self,
+        other: &Self,
+        path: &[u8],
+        aspects: Aspects,
+        found: &mut Vec<Difference>,
+    ) {
         let mut differ = |what: String| found.push(Difference { path: path.to_vec(), what });
         let (a, b) = (&self.facts, &other.facts);
         if a.kind != b.kind {
@@ -373,8 +403,8 @@ impl Entry {
         check("owner", &a.uid, &b.uid);
         check("group", &a.gid, &b.gid);
         check("device number", &a.rdev, &b.rdev);
-        // Inode 2: the empty directory shown where a snapshot's source had a nested subvolume. It is not on disk, and
-        // Linux gives it the time at which it was first looked at.
+        // Inode 2: the empty directory shown where a snapshot's source had a nested subvolume. It
+        // is not on disk, and Linux gives it the time at which it was first looked at.
         let placeholder = directory && (a.identity.1 == PLACEHOLDER || b.identity.1 == PLACEHOLDER);
         let ignored = aspects.ignore_top_mtime && path.is_empty();
         let own = |x: &Time, y: &Time| {
@@ -410,7 +440,9 @@ impl Entry {
         for (xattr, value) in &self.xattrs {
             match other.xattrs.get(xattr) {
                 None => differ(format!("xattr {} only in the first tree", xattr.escape_ascii())),
-                Some(v) if v != value => differ(format!("xattr {} has two values", xattr.escape_ascii())),
+                Some(v) if v != value => {
+                    differ(format!("xattr {} has two values", xattr.escape_ascii()))
+                }
                 Some(_) => {}
             }
         }

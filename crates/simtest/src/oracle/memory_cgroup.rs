@@ -1,7 +1,7 @@
 //! A memory cgroup: less memory than the machine has, for one process.
 //!
-//! Hidden here is which of the two kinds of cgroups the machine has its memory controller in. What the group may use
-//! includes the page cache that its processes fill; swap is not to be counted on.
+//! Hidden here is which of the two kinds of cgroups the machine has its memory controller in. What
+//! the group may use includes the page cache that its processes fill; swap is not to be counted on.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A group below the one that the machine began with. Removed when dropped, which needs it to be empty.
+/// A group below the one that the machine began with. Removed when dropped, which needs it to be
+/// empty.
 #[derive(Debug)]
 pub struct MemoryCgroup {
     path: PathBuf,
@@ -59,7 +60,8 @@ impl MemoryCgroup {
     pub fn is_possible() -> bool {
         Self::new(1 << 30).is_ok()
     }
-    /// The file whose writers join the group: `echo $$ > FILE` in a shell that then becomes the process.
+    /// The file whose writers join the group: `echo $$ > FILE` in a shell that then becomes the
+    /// process.
     #[must_use]
     pub fn entrance(&self) -> PathBuf {
         self.path.join("cgroup.procs")
@@ -78,7 +80,8 @@ impl MemoryCgroup {
     pub fn kills(&self) -> io::Result<u64> {
         let file = if self.second_kind { "memory.events" } else { "memory.oom_control" };
         let text = fs::read_to_string(self.path.join(file))?;
-        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+        let count =
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
         Ok(count.unwrap_or(0))
     }
     /// Its directory.

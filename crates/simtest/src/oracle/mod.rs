@@ -1,9 +1,10 @@
 //! The kernel and btrfs-progs as judges of what Larder reads and writes.
 //!
-//! The decision hidden here is how a test gets at Linux's own btrfs without owning the machine: which of the things
-//! it needs are there ([`need`]), how images become mounts that vanish with the test whatever kills it
-//! ([`LoopDevice`], [`KernelMount`]), what `btrfs check` really said ([`btrfs_check`]), when two trees are the same
-//! ([`Manifest`], [`tree_compare`]), and which images are worth looking at ([`populate`], [`kernel_images`]).
+//! The decision hidden here is how a test gets at Linux's own btrfs without owning the machine:
+//! which of the things it needs are there ([`need`]), how images become mounts that vanish with the
+//! test whatever kills it ([`LoopDevice`], [`KernelMount`]), what `btrfs check` really said
+//! ([`btrfs_check`]), when two trees are the same ([`Manifest`], [`tree_compare`]), and which
+//! images are worth looking at ([`populate`], [`kernel_images`]).
 //!
 //! # Missing oracles
 //!
@@ -19,9 +20,9 @@
 //! # test()
 //! ```
 //!
-//! With `LARDER_REQUIRE_ORACLES=1` in the environment, as in CI, a missing oracle panics instead: there nothing may
-//! pass by not having run. With `LARDER_SKIP_LOG=FILE` each skipped test is also written to FILE, which is how
-//! `make test` lists them at its end.
+//! With `LARDER_REQUIRE_ORACLES=1` in the environment, as in CI, a missing oracle panics instead:
+//! there nothing may pass by not having run. With `LARDER_SKIP_LOG=FILE` each skipped test is also
+//! written to FILE, which is how `make test` lists them at its end.
 
 mod dedupe;
 mod dump;
@@ -44,7 +45,9 @@ pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};
 pub use images::{ImageVariant, all_kernel_images, kernel_images};
 pub use loop_device::{LoopDevice, LoopOptions};
-pub use manifest::{Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare};
+pub use manifest::{
+    Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare,
+};
 pub use memory_cgroup::MemoryCgroup;
 pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use path_runner::PathRunner;
@@ -67,7 +70,8 @@ pub enum Need {
     BtrfsProgs,
     /// Loop devices that this process may attach.
     LoopDevices,
-    /// The kernel's btrfs, with the right to mount it (implies loop devices and a private mount namespace).
+    /// The kernel's btrfs, with the right to mount it (implies loop devices and a private mount
+    /// namespace).
     KernelBtrfs,
     /// A FUSE mount: `/dev/fuse`, and root or `fusermount3`.
     Fuse,
@@ -93,12 +97,15 @@ impl Need {
                 match features {
                     None => Some("mkfs.btrfs"),
                     Some(text) if text.contains("block-group-tree") => None,
-                    Some(_) => Some("a mkfs.btrfs that knows the block-group tree (btrfs-progs 6.14 does)"),
+                    Some(_) => {
+                        Some("a mkfs.btrfs that knows the block-group tree (btrfs-progs 6.14 does)")
+                    }
                 }
             }
             Self::BtrfsProgs => output("btrfs", &["--version"]).is_none().then_some("btrfs-progs"),
             Self::LoopDevices => {
-                let control = std::fs::File::options().read(true).write(true).open("/dev/loop-control");
+                let control =
+                    std::fs::File::options().read(true).write(true).open("/dev/loop-control");
                 control.is_err().then_some("loop devices (root, and /dev/loop-control)")
             }
             Self::KernelBtrfs => {
@@ -142,8 +149,8 @@ impl Need {
     }
 }
 
-/// Are all of these oracles there? If not, says `skipped: needs …` (past the test harness's capture) and returns
-/// false: the caller returns.
+/// Are all of these oracles there? If not, says `skipped: needs …` (past the test harness's
+/// capture) and returns false: the caller returns.
 ///
 /// # Panics
 /// One is missing and `LARDER_REQUIRE_ORACLES=1` is set.
@@ -172,7 +179,8 @@ pub fn required() -> bool {
     std::env::var("LARDER_REQUIRE_ORACLES").is_ok_and(|v| !v.is_empty() && v != "0")
 }
 
-/// A temporary directory for images: on the RAM-backed `/dev/shm` where that has room, in the usual place otherwise.
+/// A temporary directory for images: on the RAM-backed `/dev/shm` where that has room, in the usual
+/// place otherwise.
 ///
 /// # Panics
 /// No temporary directory can be made at all.
@@ -180,7 +188,8 @@ pub fn required() -> bool {
 pub fn scratch() -> tempfile::TempDir {
     const ROOM: u64 = 2 << 30;
     let shm = PathBuf::from("/dev/shm");
-    let roomy = rustix::fs::statvfs(&shm).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= ROOM);
+    let roomy =
+        rustix::fs::statvfs(&shm).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= ROOM);
     let builder = || {
         let mut b = tempfile::Builder::new();
         b.prefix("larder-");
@@ -201,12 +210,14 @@ fn output(program: &str, args: &[&str]) -> Option<String> {
 
 /// A command that is also found where administrators' programs live, in English.
 ///
-/// It is looked up here: a command that gets a `PATH` to be looked up in is started by a fork, which copies the page tables
-/// of all the memory that tests have, and takes longer than what it starts.
+/// It is looked up here: a command that gets a `PATH` to be looked up in is started by a fork,
+/// which copies the page tables of all the memory that tests have, and takes longer than what it
+/// starts.
 fn tool(program: &str) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{path}:/usr/local/sbin:/usr/sbin:/sbin");
-    let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file());
+    let found =
+        std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file());
     let mut command = Command::new(found.unwrap_or_else(|| program.into()));
     command.env("PATH", path).env("LC_ALL", "C");
     command

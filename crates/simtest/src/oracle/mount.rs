@@ -1,17 +1,19 @@
 //! Mounts of the kernel's btrfs that leave nothing behind.
 //!
-//! The decision hidden here: where such a mount lives. A mount in the machine's own namespace survives a test that is
-//! killed, is copied into every namespace somebody makes meanwhile (and then keeps the image busy), and is visible to
-//! everybody. So the thread that mounts first moves into a *private mount namespace*; the mount exists only there. When the last
-//! process or thread of that namespace is gone — killed, whatever — the kernel unmounts, and the loop device, which has
-//! autoclear set, detaches itself.
+//! The decision hidden here: where such a mount lives. A mount in the machine's own namespace
+//! survives a test that is killed, is copied into every namespace somebody makes meanwhile (and
+//! then keeps the image busy), and is visible to everybody. So the thread that mounts first moves
+//! into a *private mount namespace*; the mount exists only there. When the last process or thread
+//! of that namespace is gone — killed, whatever — the kernel unmounts, and the loop device, which
+//! has autoclear set, detaches itself.
 //!
-//! The price: only the thread that mounted, and threads and processes that it starts **afterwards**, see the mount. A
-//! thread pool that exists already does not. Therefore [`KernelMount`] is not `Send`: code that walks a mount runs on the
-//! thread that made it, and what is started from there.
+//! The price: only the thread that mounted, and threads and processes that it starts
+//! **afterwards**, see the mount. A thread pool that exists already does not. Therefore
+//! [`KernelMount`] is not `Send`: code that walks a mount runs on the thread that made it, and what
+//! is started from there.
 //!
-//! Kernel messages about the mount's device are collected, because that is where btrfs says what it found: a mount that
-//! succeeds says little.
+//! Kernel messages about the mount's device are collected, because that is where btrfs says what it
+//! found: a mount that succeeds says little.
 
 use super::loop_device::{LoopDevice, LoopOptions};
 use anyhow::{Context, Result};
@@ -30,8 +32,9 @@ thread_local! {
     static PRIVATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Moves the calling thread into a mount namespace of its own, once. [`KernelMount`] does it by itself; tests that mount
-/// otherwise (FUSE) call it first, so that their mounts, too, go with the process.
+/// Moves the calling thread into a mount namespace of its own, once. [`KernelMount`] does it by
+/// itself; tests that mount otherwise (FUSE) call it first, so that their mounts, too, go with the
+/// process.
 ///
 /// # Errors
 /// Without the right to do so (CAP_SYS_ADMIN).
@@ -39,8 +42,8 @@ pub fn enter_private_namespace() -> std::io::Result<()> {
     if PRIVATE.get() {
         return Ok(());
     }
-    // SAFETY: NEWNS (and FS, which it implies) gives this thread its own working directory and mount table; memory and
-    // file descriptors stay shared, so nothing that Rust relies on changes.
+    // SAFETY: NEWNS (and FS, which it implies) gives this thread its own working directory and
+    // mount table; memory and file descriptors stay shared, so nothing that Rust relies on changes.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     PRIVATE.set(true);
@@ -54,7 +57,8 @@ pub(super) fn may_mount() -> bool {
 
 /// The kernel refused a mount.
 #[derive(Debug, thiserror::Error)]
-#[error("the kernel refuses the mount: {errno}{}", messages.iter().map(|m| format!("\n  {m}")).collect::<String>())]
+#[error("the kernel refuses the mount: {errno}{}", messages.iter().map(|m| format!("\n  \
+    {m}")).collect::<String>())]
 pub struct KernelMountError {
     /// What `mount(2)` returned.
     #[source]
@@ -75,21 +79,24 @@ pub struct KernelMount {
 }
 
 impl KernelMount {
-    /// Mounts the image with comma-separated `options` (`""` for none; with `ro` the loop device is read-write all the
-    /// same, because the kernel replays a log even then).
+    /// Mounts the image with comma-separated `options` (`""` for none; with `ro` the loop device is
+    /// read-write all the same, because the kernel replays a log even then).
     ///
     /// # Errors
-    /// [`KernelMountError`] with the kernel's messages where it refuses; others where no loop device is to be had.
+    /// [`KernelMountError`] with the kernel's messages where it refuses; others where no loop
+    /// device is to be had.
     pub fn image(image: &Path, options: &str) -> Result<Self> {
         Self::device(LoopDevice::attach(image)?, options)
     }
 
-    /// Mounts the image on a read-only loop device, so that nothing can be written whatever happens.
+    /// Mounts the image on a read-only loop device, so that nothing can be written whatever
+    /// happens.
     ///
     /// # Errors
     /// As [`KernelMount::image`]; also for an image whose log would have to be replayed.
     pub fn image_read_only(image: &Path, options: &str) -> Result<Self> {
-        let device = LoopDevice::attach_with(image, LoopOptions { read_only: true, direct_io: false })?;
+        let device =
+            LoopDevice::attach_with(image, LoopOptions { read_only: true, direct_io: false })?;
         Self::device(device, &format!("ro,{options}"))
     }
 
@@ -99,7 +106,11 @@ impl KernelMount {
     /// As [`KernelMount::image`].
     pub fn device(device: LoopDevice, options: &str) -> Result<Self> {
         enter_private_namespace().context("cannot make a private mount namespace")?;
-        let dir = tempfile::Builder::new().prefix("larder-mnt-").tempdir().context("no mount point")?.keep();
+        let dir = tempfile::Builder::new()
+            .prefix("larder-mnt-")
+            .tempdir()
+            .context("no mount point")?
+            .keep();
         let mut log = open_log();
         let (flags, data) = split_options(options);
         let data = CString::new(data)?;
@@ -107,7 +118,8 @@ impl KernelMount {
             Ok(()) => Ok(Self { dir: Some(dir), device, log, _not_send: PhantomData }),
             Err(errno) => {
                 let _ = std::fs::remove_dir(&dir);
-                let messages = log.as_mut().map(|l| read_log(l, device.name(), 7)).unwrap_or_default();
+                let messages =
+                    log.as_mut().map(|l| read_log(l, device.name(), 7)).unwrap_or_default();
                 Err(KernelMountError { errno: errno.into(), messages }.into())
             }
         }
@@ -131,8 +143,8 @@ impl KernelMount {
         &self.device
     }
 
-    /// What the kernel has logged about this device since the mount or since the last call: warnings and worse.
-    /// Empty where the kernel log cannot be read.
+    /// What the kernel has logged about this device since the mount or since the last call:
+    /// warnings and worse. Empty where the kernel log cannot be read.
     pub fn complaints(&mut self) -> Vec<String> {
         const WARNING: u8 = 4;
         let name = self.device.name().to_owned();
@@ -148,11 +160,12 @@ impl KernelMount {
         Ok(())
     }
 
-    /// Unmounts and returns once the file system has let go of the device, with what the kernel complained about
-    /// during the life of the mount.
+    /// Unmounts and returns once the file system has let go of the device, with what the kernel
+    /// complained about during the life of the mount.
     ///
     /// # Errors
-    /// Something still uses the mount (it is detached all the same), or the device is still claimed.
+    /// Something still uses the mount (it is detached all the same), or the device is still
+    /// claimed.
     pub fn unmount(mut self) -> Result<Vec<String>> {
         let dir = self.dir.take().expect("mounted until now");
         let unmounted = unmount_when_idle(&dir);
@@ -161,7 +174,11 @@ impl KernelMount {
         }
         let _ = std::fs::remove_dir(&dir);
         unmounted.context("the kernel's mount cannot be unmounted")?;
-        anyhow::ensure!(!self.device.is_claimed()?, "{} is still mounted elsewhere", self.device.name());
+        anyhow::ensure!(
+            !self.device.is_claimed()?,
+            "{} is still mounted elsewhere",
+            self.device.name()
+        );
         let complaints = self.complaints();
         forget_device(self.device.path());
         Ok(complaints)
@@ -184,7 +201,8 @@ impl KernelMount {
 impl Drop for KernelMount {
     fn drop(&mut self) {
         if let Some(dir) = &self.dir {
-            // Lazily: whatever a failed test still holds open must not keep the mount alive by name.
+            // Lazily: whatever a failed test still holds open must not keep the mount alive by
+            // name.
             let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
             let _ = std::fs::remove_dir(dir);
             forget_device(self.device.path());
@@ -192,13 +210,16 @@ impl Drop for KernelMount {
     }
 }
 
-/// Unmounts as soon as nobody uses the mount. A child that another thread is just starting holds copies of all our open
-/// files until it has called `exec`, so "busy" may be over in a moment; it is believed after ten seconds.
+/// Unmounts as soon as nobody uses the mount. A child that another thread is just starting holds
+/// copies of all our open files until it has called `exec`, so "busy" may be over in a moment; it
+/// is believed after ten seconds.
 fn unmount_when_idle(dir: &Path) -> rustix::io::Result<()> {
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
     loop {
         match rustix::mount::unmount(dir, UnmountFlags::empty()) {
-            Err(rustix::io::Errno::BUSY) if std::time::Instant::now() < patience => std::thread::yield_now(),
+            Err(rustix::io::Errno::BUSY) if std::time::Instant::now() < patience => {
+                std::thread::yield_now()
+            }
             done => return done,
         }
     }
@@ -223,8 +244,8 @@ fn split_options(options: &str) -> (MountFlags, String) {
     (flags, data.join(","))
 }
 
-/// Tells btrfs to forget the device, which it remembers by file-system id after a mount: the next image with the same id
-/// may come on another loop device.
+/// Tells btrfs to forget the device, which it remembers by file-system id after a mount: the next
+/// image with the same id may come on another loop device.
 fn forget_device(device: &Path) {
     const BTRFS_IOC_FORGET_DEV: libc::c_ulong = 0x5000_9405;
     #[repr(C)]
@@ -232,18 +253,21 @@ fn forget_device(device: &Path) {
         fd: i64,
         name: [u8; 4088],
     }
-    let Ok(control) = File::options().read(true).write(true).open("/dev/btrfs-control") else { return };
+    let Ok(control) = File::options().read(true).write(true).open("/dev/btrfs-control") else {
+        return;
+    };
     let mut arguments = Arguments { fd: 0, name: [0; 4088] };
     let name = device.as_os_str().as_encoded_bytes();
     arguments.name[..name.len()].copy_from_slice(name);
-    // SAFETY: the request reads one `struct btrfs_ioctl_vol_args` (4096 bytes), which is what it gets. Failure is
-    // harmless: a device that is mounted elsewhere stays known.
+    // SAFETY: the request reads one `struct btrfs_ioctl_vol_args` (4096 bytes), which is what it
+    // gets. Failure is harmless: a device that is mounted elsewhere stays known.
     unsafe { libc::ioctl(control.as_raw_fd(), BTRFS_IOC_FORGET_DEV, &raw const arguments) };
 }
 
 /// The kernel log from here on; `None` without permission.
 fn open_log() -> Option<File> {
-    let mut log = File::options().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg").ok()?;
+    let mut log =
+        File::options().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg").ok()?;
     log.seek(SeekFrom::End(0)).ok()?;
     Some(log)
 }
@@ -261,7 +285,8 @@ fn read_log(log: &mut File, device: &str, level: u8) -> Vec<String> {
             Ok(n) => {
                 let text = String::from_utf8_lossy(&record[..n]);
                 let Some((head, message)) = text.split_once(';') else { continue };
-                let priority: u32 = head.split(',').next().and_then(|p| p.parse().ok()).unwrap_or(0);
+                let priority: u32 =
+                    head.split(',').next().and_then(|p| p.parse().ok()).unwrap_or(0);
                 let message = message.lines().next().unwrap_or_default();
                 let ours = message
                     .split_once("(device ")

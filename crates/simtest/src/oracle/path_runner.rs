@@ -1,10 +1,13 @@
-//! Runs operations on a directory through the system's own calls: what a program does on a mount, Linux's or ours.
+//! Runs operations on a directory through the system's own calls: what a program does on a mount,
+//! Linux's or ours.
 
 use super::dedupe::dedupe_range;
 use crate::ops::{Alloc, Move, Op, Special, filled};
 use crate::world::special_kind;
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags,
+};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -16,7 +19,8 @@ fn subvolume(args: &[&OsStr]) -> Result<()> {
     super::btrfs(&[&["subvolume".as_ref()], args].concat()).map(drop)
 }
 
-/// Lets ranges share extents, and demands that all of them was the same, but for a part of a sector at the end.
+/// Lets ranges share extents, and demands that all of them was the same, but for a part of a sector
+/// at the end.
 fn dedupe(from: &File, at: u64, len: u64, to: &File, to_at: u64) -> Result<()> {
     let same = dedupe_range(from, at, len, to, to_at).context("FIDEDUPERANGE")?;
     ensure!(same.is_some(), "FIDEDUPERANGE: the ranges differ");
@@ -96,7 +100,8 @@ impl PathRunner {
             }
             Op::Symlink { target, path } => std::os::unix::fs::symlink(target, self.path(path)?)?,
             Op::Link { from, to } => {
-                let flags = if from.starts_with('@') { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
+                let flags =
+                    if from.starts_with('@') { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
                 rustix::fs::linkat(CWD, self.path(from)?, CWD, self.path(to)?, flags)?;
             }
             Op::Unlink(p) => std::fs::remove_file(self.path(p)?)?,
@@ -115,11 +120,15 @@ impl PathRunner {
             Op::Append { path, len, fill } => {
                 let file = self.open(path, true)?;
                 let from = file.metadata()?.len();
-                file.write_all_at(&filled(*fill, crate::ops::Bytes { from, to: from + len }), from)?;
+                file.write_all_at(
+                    &filled(*fill, crate::ops::Bytes { from, to: from + len }),
+                    from,
+                )?;
             }
             Op::Truncate { path, size } => self.open(path, true)?.set_len(*size)?,
             Op::Allocate { path, how, range } => {
-                let keep = if how.grows() { FallocateFlags::empty() } else { FallocateFlags::KEEP_SIZE };
+                let keep =
+                    if how.grows() { FallocateFlags::empty() } else { FallocateFlags::KEEP_SIZE };
                 let mode = match how {
                     Alloc::Reserve | Alloc::ReserveKeepSize => keep,
                     Alloc::Zero | Alloc::ZeroKeepSize => FallocateFlags::ZERO_RANGE | keep,
@@ -133,10 +142,15 @@ impl PathRunner {
                 let flags = rustix::fs::ioctl_getflags(&file)?;
                 rustix::fs::ioctl_setflags(&file, flags | IFlags::NOCOW)?;
             }
-            Op::SetXattr { path, name, value } => {
-                rustix::fs::lsetxattr(self.path(path)?, name.as_str(), value.as_bytes(), XattrFlags::empty())?
+            Op::SetXattr { path, name, value } => rustix::fs::lsetxattr(
+                self.path(path)?,
+                name.as_str(),
+                value.as_bytes(),
+                XattrFlags::empty(),
+            )?,
+            Op::RemoveXattr { path, name } => {
+                rustix::fs::lremovexattr(self.path(path)?, name.as_str())?
             }
-            Op::RemoveXattr { path, name } => rustix::fs::lremovexattr(self.path(path)?, name.as_str())?,
             Op::Chmod { path, perm } => {
                 std::fs::set_permissions(self.path(path)?, std::fs::Permissions::from_mode(*perm))?;
             }
@@ -145,8 +159,13 @@ impl PathRunner {
                 let (mut from, mut at) = (range.from, *at);
                 while from < range.to {
                     let len = usize::try_from(range.to - from)?;
-                    let n =
-                        rustix::fs::copy_file_range(&source, Some(&mut from), &target, Some(&mut at), len)?;
+                    let n = rustix::fs::copy_file_range(
+                        &source,
+                        Some(&mut from),
+                        &target,
+                        Some(&mut at),
+                        len,
+                    )?;
                     if n == 0 {
                         break;
                     }
@@ -159,17 +178,26 @@ impl PathRunner {
             Op::Subvolume(p) => subvolume(&["create".as_ref(), self.path(p)?.as_os_str()])?,
             Op::Snapshot { from, to, read_only } => {
                 let (from, to) = (self.path(from)?, self.path(to)?);
-                let how: &[&OsStr] =
-                    if *read_only { &["snapshot".as_ref(), "-r".as_ref()] } else { &["snapshot".as_ref()] };
+                let how: &[&OsStr] = if *read_only {
+                    &["snapshot".as_ref(), "-r".as_ref()]
+                } else {
+                    &["snapshot".as_ref()]
+                };
                 subvolume(&[how, &[from.as_os_str(), to.as_os_str()]].concat())?;
             }
             Op::DeleteSubvolume(p) => subvolume(&["delete".as_ref(), self.path(p)?.as_os_str()])?,
-            Op::DefaultSubvolume(p) => subvolume(&["set-default".as_ref(), self.path(p)?.as_os_str()])?,
+            Op::DefaultSubvolume(p) => {
+                subvolume(&["set-default".as_ref(), self.path(p)?.as_os_str()])?
+            }
             Op::Fsync(p) => self.open(p, false)?.sync_all()?,
             Op::Fdatasync(p) => self.open(p, false)?.sync_data()?,
             Op::Sync => rustix::fs::syncfs(File::open(&self.top)?)?,
             Op::Open { path, handle } => {
-                let fd = rustix::fs::open(self.path(path)?, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+                let fd = rustix::fs::open(
+                    self.path(path)?,
+                    OFlags::RDONLY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )?;
                 self.handles.insert(handle.clone(), fd);
             }
             Op::Unnamed { handle } => {

@@ -1,8 +1,8 @@
 //! btrfs-progs: making images, checking them, dumping their trees.
 //!
-//! What is hidden here is how to read `btrfs check`. Its exit code is 0 when it has only warned, its errors have no
-//! common mark, and its harmless output is a fixed set of lines: so every line that is not one of those is a
-//! complaint.
+//! What is hidden here is how to read `btrfs check`. Its exit code is 0 when it has only warned,
+//! its errors have no common mark, and its harmless output is a fixed set of lines: so every line
+//! that is not one of those is a complaint.
 
 use super::loop_device::output;
 use super::tool;
@@ -17,7 +17,8 @@ use std::process::Stdio;
 /// # Errors
 /// The file cannot be made, or mkfs fails: with what it said.
 pub fn mkfs_btrfs<S: AsRef<OsStr>>(path: &Path, size: u64, args: &[S]) -> Result<()> {
-    let file = std::fs::File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let file =
+        std::fs::File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     file.set_len(size)?;
     drop(file);
     let out = output(tool("mkfs.btrfs").arg("-q").args(args).arg(path).stdin(Stdio::null()))?;
@@ -62,9 +63,11 @@ pub fn dump_tree(path: &Path, args: &[&str]) -> Result<String> {
 pub struct Report {
     /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// Every line that is not part of the output for a sound file system: errors and warnings alike.
+    /// Every line that is not part of the output for a sound file system: errors and warnings
+    /// alike.
     pub complaints: Vec<String>,
-    /// Remarks that say nothing against the image, such as a stale v1 space cache that Linux will rebuild.
+    /// Remarks that say nothing against the image, such as a stale v1 space cache that Linux will
+    /// rebuild.
     pub notes: Vec<String>,
     /// All that it printed.
     pub output: String,
@@ -97,7 +100,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// `btrfs check --readonly`, with `--check-data-csum` if `data_csum`. The image must not be mounted.
+/// `btrfs check --readonly`, with `--check-data-csum` if `data_csum`. The image must not be
+/// mounted.
 ///
 /// # Panics
 /// `btrfs` cannot be started: ask [`need`](super::need) first.
@@ -106,8 +110,8 @@ pub fn btrfs_check(path: &Path, data_csum: bool) -> Report {
     report_of(tool("btrfs"), path, if data_csum { &["--check-data-csum"] } else { &[] })
 }
 
-/// `btrfs check --readonly ARGS` of an image that may make it go on for ever and take all memory: it is stopped after
-/// `seconds`, or at 2 GiB.
+/// `btrfs check --readonly ARGS` of an image that may make it go on for ever and take all memory:
+/// it is stopped after `seconds`, or at 2 GiB.
 ///
 /// # Panics
 /// `timeout` or `prlimit` cannot be started.
@@ -173,9 +177,12 @@ fn judge(line: &str) -> Verdict {
 
 /// `[3/8] checking extents`
 fn is_step(line: &str) -> bool {
-    let Some((step, rest)) = line.strip_prefix('[').and_then(|l| l.split_once("] ")) else { return false };
-    let numbers =
-        step.split_once('/').is_some_and(|(a, b)| a.parse::<u8>().is_ok() && b.parse::<u8>().is_ok());
+    let Some((step, rest)) = line.strip_prefix('[').and_then(|l| l.split_once("] ")) else {
+        return false;
+    };
+    let numbers = step
+        .split_once('/')
+        .is_some_and(|(a, b)| a.parse::<u8>().is_ok() && b.parse::<u8>().is_ok());
     numbers && rest.starts_with("checking ")
 }
 

@@ -1,4 +1,5 @@
-//! A directory of this machine as a [`TreeSource`]: the kernel's btrfs, Larder's mount, or any other file system.
+//! A directory of this machine as a [`TreeSource`]: the kernel's btrfs, Larder's mount, or any
+//! other file system.
 
 use super::tree::{Facts, Time, TreeSource, decode_kind};
 use anyhow::{Context, Result};
@@ -60,7 +61,8 @@ impl TreeSource for StdTree {
     fn facts(&self, path: &PathBuf) -> Result<Facts> {
         let m = std::fs::symlink_metadata(path)?;
         let kind = decode_kind(m.mode()).with_context(|| format!("mode {:o}", m.mode()))?;
-        let device = u64::from(rustix::fs::major(m.rdev())) << 20 | u64::from(rustix::fs::minor(m.rdev()));
+        let device =
+            u64::from(rustix::fs::major(m.rdev())) << 20 | u64::from(rustix::fs::minor(m.rdev()));
         let time = |sec: i64, nsec: i64| -> Time { (sec, u32::try_from(nsec).unwrap_or(u32::MAX)) };
         let btime = m.created().ok().map(|t| match t.duration_since(UNIX_EPOCH) {
             Ok(d) => (d.as_secs().cast_signed(), d.subsec_nanos()),

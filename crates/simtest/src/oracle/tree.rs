@@ -1,8 +1,8 @@
-//! A tree of files as whoever serves it shows it: the seam between "the kernel's mount", "Larder's mount", "the engine
-//! called directly" and the comparison.
+//! A tree of files as whoever serves it shows it: the seam between "the kernel's mount", "Larder's
+//! mount", "the engine called directly" and the comparison.
 //!
-//! It hides where a tree comes from. Values are in the units of `stat`, device numbers in the format's internal form, so
-//! that two sources can be compared field by field.
+//! It hides where a tree comes from. Values are in the units of `stat`, device numbers in the
+//! format's internal form, so that two sources can be compared field by field.
 
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -35,7 +35,8 @@ pub fn decode_kind(mode: u32) -> Option<Kind> {
     })
 }
 
-/// Seconds and nanoseconds since 1970; the seconds may be negative, the nanoseconds always count forwards.
+/// Seconds and nanoseconds since 1970; the seconds may be negative, the nanoseconds always count
+/// forwards.
 pub type Time = (i64, u32);
 
 /// What `stat` tells about an entry.
@@ -106,7 +107,8 @@ pub trait TreeSource {
     /// # Errors
     /// It cannot be opened.
     fn open(&self, id: &Self::Id) -> Result<Self::File>;
-    /// First data at or after `offset`, and where that run of data ends; `None` where only a hole follows.
+    /// First data at or after `offset`, and where that run of data ends; `None` where only a hole
+    /// follows.
     ///
     /// # Errors
     /// The file cannot be read.

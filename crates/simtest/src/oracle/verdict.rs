@@ -1,9 +1,10 @@
 //! What the kernel thinks of an image, in one call.
 //!
-//! The decision hidden here is how much it takes to believe the kernel. A mount that succeeds proves little: wrong
-//! reference counts, block-group sums and free space show only when something is allocated and freed. So the image is
-//! checked, mounted, read completely, changed in every tree (a file with data, a directory, a rename, a deletion), unmounted, and
-//! checked again; and the kernel must not have logged a warning on the way.
+//! The decision hidden here is how much it takes to believe the kernel. A mount that succeeds
+//! proves little: wrong reference counts, block-group sums and free space show only when something
+//! is allocated and freed. So the image is checked, mounted, read completely, changed in every tree
+//! (a file with data, a directory, a rename, a deletion), unmounted, and checked again; and the
+//! kernel must not have logged a warning on the way.
 
 use super::manifest::{Manifest, manifest};
 use super::mount::KernelMount;
@@ -14,9 +15,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Checks, mounts, reads, changes and checks the image again, which is changed thereby: give it a copy
-/// ([`copy_image`]). Returns what the kernel showed before it changed anything; the log of an image that has one has
-/// been replayed by then.
+/// Checks, mounts, reads, changes and checks the image again, which is changed thereby: give it a
+/// copy ([`copy_image`]). Returns what the kernel showed before it changed anything; the log of an
+/// image that has one has been replayed by then.
 ///
 /// # Errors
 /// The first thing that is wrong, with what the check or the kernel said about it.
@@ -39,8 +40,8 @@ fn clean(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Something in every tree: made, made durable, and most of it removed again. A full image may refuse; it must not
-/// fail otherwise.
+/// Something in every tree: made, made durable, and most of it removed again. A full image may
+/// refuse; it must not fail otherwise.
 fn change(mount: &KernelMount) -> Result<()> {
     let work = mount.join(".written-by-the-kernel");
     let done = || -> std::io::Result<()> {
@@ -91,7 +92,11 @@ pub fn sum_of_image(path: &Path) -> Result<u64> {
 }
 
 /// Reads what is not a hole, in order.
-fn each_piece(path: &Path, source: &File, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+fn each_piece(
+    path: &Path,
+    source: &File,
+    each: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
     use super::tree::TreeSource;
     let tree = StdTree::new(path);
     let mut buf = vec![0; 1 << 20];

@@ -1,10 +1,11 @@
 //! What shares: subvolumes, snapshots and deduplication in the model.
 //!
-//! Each inode knows the root directory of its subvolume. A snapshot copies inodes, not contents, and gives the copies
-//! numbers of their own; which file system numbers they have is known as soon as that of the snapshot's root directory
-//! is. In the place of subvolumes inside of its source it shows an empty directory, in which nothing can be made and which can only be
-//! removed; what else is tried with it is not modelled, nor what becomes of files that are open in a subvolume which is deleted,
-//! nor exchanging subvolumes.
+//! Each inode knows the root directory of its subvolume. A snapshot copies inodes, not contents,
+//! and gives the copies numbers of their own; which file system numbers they have is known as soon
+//! as that of the snapshot's root directory is. In the place of subvolumes inside of its source it
+//! shows an empty directory, in which nothing can be made and which can only be removed; what else
+//! is tried with it is not modelled, nor what becomes of files that are open in a subvolume which
+//! is deleted, nor exchanging subvolumes.
 
 use super::{Body, Ino, Node, ROOT, Refusal, Top, Touched, World, new_perm};
 use crate::ops::{Bytes, Move, Op};
@@ -76,7 +77,8 @@ impl World {
         if changed.iter().flatten().any(read_only) { Err(Refusal::ReadOnly) } else { Ok(()) }
     }
 
-    /// May `moved` go from one directory to another, in the place of `target`, as far as subvolumes go?
+    /// May `moved` go from one directory to another, in the place of `target`, as far as subvolumes
+    /// go?
     pub(super) fn check_border(
         &self,
         from_dir: Ino,
@@ -113,7 +115,12 @@ impl World {
         if self.nodes[&ino].top == Top::No { Err(Refusal::Invalid) } else { Ok(ino) }
     }
 
-    pub(super) fn snapshot(&mut self, from: &str, to: &str, read_only: bool) -> Result<Touched, Refusal> {
+    pub(super) fn snapshot(
+        &mut self,
+        from: &str,
+        to: &str,
+        read_only: bool,
+    ) -> Result<Touched, Refusal> {
         let source = self.top(from)?;
         let (dir, name) = self.parent(to)?;
         if self.entries(dir).contains_key(name) {
@@ -225,7 +232,13 @@ impl World {
     }
 
     /// Nobody sees anything of it, but whether it was possible.
-    pub(super) fn dedupe(&mut self, from: &str, range: Bytes, to: &str, at: u64) -> Result<Touched, Refusal> {
+    pub(super) fn dedupe(
+        &mut self,
+        from: &str,
+        range: Bytes,
+        to: &str,
+        at: u64,
+    ) -> Result<Touched, Refusal> {
         let (source, a) = self.file(from)?;
         let a = a.clone();
         let (ino, b) = self.file(to)?;
@@ -263,7 +276,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_a_copy_with_numbers_of_its_own() {
-        let (mut w, r) = run("sub S; new S/f; S/f[0,5000)=a; ln S/f S/g; mk S/d; snap S>T; S/f+9=b; rm T/g");
+        let (mut w, r) =
+            run("sub S; new S/f; S/f[0,5000)=a; ln S/f S/g; mk S/d; snap S>T; S/f+9=b; rm T/g");
         assert!(r.iter().all(Result::is_ok), "{r:?}");
         let node = |w: &World, path: &str| w.node(w.resolve(path).unwrap()).unwrap().clone();
         assert_eq!((node(&w, "T/f").nlink, node(&w, "S/f").nlink), (1, 2));
@@ -278,25 +292,41 @@ mod tests {
     fn a_snapshot_shows_an_empty_directory_where_its_source_has_subvolumes() {
         use Refusal::*;
         let (w, r) = run(
-            "sub S; mk S/d; sub S/d/one; new S/d/one/f; sub S/two; snap S>T; new T/two/x; rmdir T/two; \
-                          mode T/d/one 700; snap T>U; rmdir U/d/one; rmdir U/d; rm T/d/one; sub- T; rm S/d/one/f",
+            "sub S; mk S/d; sub S/d/one; new S/d/one/f; sub S/two; snap S>T; new T/two/x; rmdir \
+                T/two; \
+                          mode T/d/one 700; snap T>U; rmdir U/d/one; rmdir U/d; rm T/d/one; sub- \
+                          T; rm S/d/one/f",
         );
         let errors: Vec<_> = r.into_iter().map(Result::err).collect();
         assert_eq!(errors[..6], [None, None, None, None, None, None]);
-        let wanted =
-            [Some(NotPermitted), None, Some(NotModelled), None, None, None, Some(IsDirectory), None, None];
+        let wanted = [
+            Some(NotPermitted),
+            None,
+            Some(NotModelled),
+            None,
+            None,
+            None,
+            Some(IsDirectory),
+            None,
+            None,
+        ];
         assert_eq!(errors[6..], wanted);
         let names: Vec<_> = w.names().into_iter().map(|n| n.0).collect();
         assert_eq!(names, ["S", "U", "S/d", "S/two", "S/d/one"]);
-        assert!(!w.nodes().any(|(_, n)| n.placeholder), "the last name was removed, or the subvolume");
+        assert!(
+            !w.nodes().any(|(_, n)| n.placeholder),
+            "the last name was removed, or the subvolume"
+        );
     }
 
     #[test]
     fn borders_and_read_only_subvolumes_refuse() {
         use Refusal::*;
         let (_, r) = run(
-            "sub S; new S/f; new g; snap= S>R; sub S/in; mv S/f f; ln g S/g; new R/x; R/f+9=a; rm R/f; \
-                          snap S>T; sub- S; default R; sub- R; mv S/in R/in; mv R S; rm S; snap g>h; mv S/in in",
+            "sub S; new S/f; new g; snap= S>R; sub S/in; mv S/f f; ln g S/g; new R/x; R/f+9=a; rm \
+                R/f; \
+                          snap S>T; sub- S; default R; sub- R; mv S/in R/in; mv R S; rm S; snap \
+                          g>h; mv S/in in",
         );
         let errors: Vec<_> = r.iter().map(|r| r.clone().err()).collect();
         assert_eq!(errors[..5], [None, None, None, None, None]);
@@ -320,10 +350,12 @@ mod tests {
     #[test]
     fn what_is_the_same_can_be_deduplicated() {
         use Refusal::*;
-        let (_, r) =
-            run("new f; new g; f[0,9000)=a; g[0,9000)=a; dedupe f[0,9000)>g@0; dedupe f[4K,8K)>g@0; \
-                          dedupe f[0,5000)>g@0; g[8K,8200)=b; dedupe f[0,9000)>g@0; dedupe f[0,8200)>g@0; \
-                          dedupe f[0,4000)>g@1; dedupe f[0,4K)>f@0; dedupe f[0,12K)>g@0");
+        let (_, r) = run(
+            "new f; new g; f[0,9000)=a; g[0,9000)=a; dedupe f[0,9000)>g@0; dedupe f[4K,8K)>g@0; \
+                          dedupe f[0,5000)>g@0; g[8K,8200)=b; dedupe f[0,9000)>g@0; dedupe \
+                          f[0,8200)>g@0; \
+                          dedupe f[0,4000)>g@1; dedupe f[0,4K)>f@0; dedupe f[0,12K)>g@0",
+        );
         let errors: Vec<_> = r.into_iter().skip(4).map(Result::err).collect();
         let wanted = [
             None,

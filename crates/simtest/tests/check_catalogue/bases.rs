@@ -1,8 +1,9 @@
 //! The sound images that damage is planted on, each made once.
 //!
-//! Every one has the directory `plant` with the same files, so that most of the catalogue can be planted on an image of
-//! Larder's own and on one that Linux made. What only Linux makes so far comes from `populate` (snapshots, compression,
-//! preallocation, bitmaps of free space), and from images in the midst of something.
+//! Every one has the directory `plant` with the same files, so that most of the catalogue can be
+//! planted on an image of Larder's own and on one that Linux made. What only Linux makes so far
+//! comes from `populate` (snapshots, compression, preallocation, bitmaps of free space), and from
+//! images in the midst of something.
 
 use anyhow::{Context, Result, ensure};
 use larder_format::superblock::Superblock;
@@ -11,7 +12,9 @@ use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, Tuning, XattrMode};
 use larder_simtest::device::SimDevice;
 use larder_simtest::image::Image;
-use larder_simtest::oracle::{Fixture, KernelMount, Need, btrfs, mkfs_btrfs, need, populate, scratch};
+use larder_simtest::oracle::{
+    Fixture, KernelMount, Need, btrfs, mkfs_btrfs, need, populate, scratch,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -30,7 +33,8 @@ pub(crate) enum Base {
     Old,
     /// Data and metadata in the same block groups, all of it twice.
     Mixed,
-    /// Power lost while a file without a name was open, a deleted subvolume was in use, and a log was waiting.
+    /// Power lost while a file without a name was open, a deleted subvolume was in use, and a log
+    /// was waiting.
     Pending,
     /// With quotas: groups of groups, snapshots that share some of their files.
     Quotas,
@@ -49,14 +53,16 @@ pub(crate) const ALL: [Base; 8] = [
     Base::Caches,
 ];
 
-/// Files whose one extent others share: so many that their references do not fit in its item, and so few that they do.
+/// Files whose one extent others share: so many that their references do not fit in its item, and
+/// so few that they do.
 const SHARED: [(&str, usize); 2] = [("shared", 50), ("few", 3)];
 const SIZE: u64 = 256 << 20;
 
 impl Base {
     /// The image; `None` where the oracles that make it are missing.
     pub(crate) fn image(self) -> Option<&'static Image> {
-        static IMAGES: [OnceLock<Option<Image>>; ALL.len()] = [const { OnceLock::new() }; ALL.len()];
+        static IMAGES: [OnceLock<Option<Image>>; ALL.len()] =
+            [const { OnceLock::new() }; ALL.len()];
         let made = IMAGES[self as usize].get_or_init(|| {
             if self != Self::Larder && !need(&[Need::MkfsBtrfs, Need::KernelBtrfs]) {
                 return None;
@@ -82,7 +88,17 @@ impl Base {
                 &few,
             ),
             Self::Mixed => linux(
-                &["--mixed", "-n", "4096", "-m", "dup", "-d", "dup", "-O", "mixed-bg,^block-group-tree"],
+                &[
+                    "--mixed",
+                    "-n",
+                    "4096",
+                    "-m",
+                    "dup",
+                    "-d",
+                    "dup",
+                    "-O",
+                    "mixed-bg,^block-group-tree",
+                ],
                 "",
                 &few,
             ),
@@ -138,10 +154,13 @@ fn larder() -> Result<Image> {
     let tuning = Tuning { fake_clock: true, ..Tuning::default() };
     let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
     let fs = Filesystem::open(device.clone(), options)?;
-    let new = |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
+    let new =
+        |kind| NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] };
     let walk = |path: &str| -> Result<InodeId> {
         let names = path.split('/').filter(|n| !n.is_empty());
-        Ok(names.map(str::as_bytes).try_fold(fs.root(), |at, name| fs.lookup(at, name).map(|a| a.id))?)
+        Ok(names
+            .map(str::as_bytes)
+            .try_fold(fs.root(), |at, name| fs.lookup(at, name).map(|a| a.id))?)
     };
     let make = |path: &str, new: &NewInode<'_>| -> Result<InodeId> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -203,7 +222,10 @@ fn plant(root: &Path) -> Result<()> {
     for (name, sharers) in SHARED {
         let source = File::open(top.join(name))?;
         for n in 0..sharers {
-            rustix::fs::ioctl_ficlone(File::create_new(top.join(format!("{name}-{n:02}")))?, &source)?;
+            rustix::fs::ioctl_ficlone(
+                File::create_new(top.join(format!("{name}-{n:02}")))?,
+                &source,
+            )?;
         }
     }
     Ok(())
@@ -227,7 +249,8 @@ fn linux(args: &[&str], options: &str, knobs: &Fixture) -> Result<Image> {
 
 /// A subvolume with nodes between its root and its leaves, of which its snapshot shares some.
 fn tall(mount: &KernelMount) -> Result<()> {
-    let (tall, copy) = (mount.join("tall").display().to_string(), mount.join("copy").display().to_string());
+    let (tall, copy) =
+        (mount.join("tall").display().to_string(), mount.join("copy").display().to_string());
     btrfs(&["subvolume", "create", &tall])?;
     for n in 0..400 {
         std::fs::write(mount.join(format!("tall/{n}")), noise(n, 1900))?;
@@ -270,11 +293,15 @@ fn pending() -> Result<Image> {
     mount.unmount_clean()?;
     let mut superblock = vec![0; SUPER_SIZE];
     image.read(64 << 10, &mut superblock);
-    ensure!(Superblock::parse(&superblock, Physical(64 << 10))?.log_root().is_some(), "there is no log");
+    ensure!(
+        Superblock::parse(&superblock, Physical(64 << 10))?.log_root().is_some(),
+        "there is no log"
+    );
     Ok(image)
 }
 
-/// `tall` and `copy` are subvolumes whose groups belong to 1/1, and that one to 2/1; `apart` belongs to nobody.
+/// `tall` and `copy` are subvolumes whose groups belong to 1/1, and that one to 2/1; `apart`
+/// belongs to nobody.
 fn quotas() -> Result<Image> {
     let dir = scratch();
     let path = dir.path().join("image");
@@ -283,10 +310,18 @@ fn quotas() -> Result<Image> {
     let top = mount.path().display().to_string();
     btrfs(&["quota", "enable", &top])?;
     tall(&mount)?;
-    btrfs(&["subvolume", "snapshot", &mount.join("copy").display().to_string(), &format!("{top}/apart")])?;
+    btrfs(&[
+        "subvolume",
+        "snapshot",
+        &mount.join("copy").display().to_string(),
+        &format!("{top}/apart"),
+    ])?;
     std::fs::write(mount.join("apart/own"), noise(3, 30_000))?;
     std::fs::write(mount.join("beside"), noise(4, 30_000))?;
-    rustix::fs::ioctl_ficlone(File::create_new(mount.join("shared"))?, File::open(mount.join("apart/own"))?)?;
+    rustix::fs::ioctl_ficlone(
+        File::create_new(mount.join("shared"))?,
+        File::open(mount.join("apart/own"))?,
+    )?;
     for group in ["1/1", "2/1"] {
         btrfs(&["qgroup", "create", group, &top])?;
     }

@@ -33,7 +33,8 @@ impl File {
     }
     /// The page of the first bitmap.
     fn bitmap_page(&self) -> u64 {
-        let more = self.entries.saturating_sub(self.in_first_page()).div_ceil(SECTOR as usize / ENTRY);
+        let more =
+            self.entries.saturating_sub(self.in_first_page()).div_ceil(SECTOR as usize / ENTRY);
         1 + more as u64
     }
 }
@@ -78,13 +79,18 @@ fn edit(d: &mut Damage, file: &File, page: u64, change: impl FnOnce(&mut [u8])) 
 /// A run of several sectors with used space on both sides: its place in the first page of its file.
 fn a_run(d: &Damage) -> Result<(File, usize)> {
     for file in files(d)? {
-        let group = d.chunks().iter().find(|c| c.start.0 == file.start).context("the cache's chunk")?;
+        let group =
+            d.chunks().iter().find(|c| c.start.0 == file.start).context("the cache's chunk")?;
         let page = d.read(file.at, SECTOR as usize)?;
         let inside = |at: &usize| {
             let (start, len) = (word(&page, *at), word(&page, *at + 8));
-            page[*at + 16] == 1 && len > SECTOR && start > group.start.0 && start + len < group.end().0
+            page[*at + 16] == 1
+                && len > SECTOR
+                && start > group.start.0
+                && start + len < group.end().0
         };
-        let mut entries = (0..file.entries.min(file.in_first_page())).map(|n| file.first_entry() + n * ENTRY);
+        let mut entries =
+            (0..file.entries.min(file.in_first_page())).map(|n| file.first_entry() + n * ENTRY);
         if let Some(at) = entries.find(inside) {
             return Ok((file, at));
         }
@@ -108,29 +114,38 @@ fn run(d: &mut Damage, change: impl FnOnce(&mut u64, &mut u64)) -> Result<()> {
 }
 
 pub(crate) const ENTRIES: &[Entry] = &[
-    seen("cache-run-too-long", CACHES, &[Kind::SpaceCacheAllocated], |d| run(d, |_, len| *len += SECTOR)),
+    seen("cache-run-too-long", CACHES, &[Kind::SpaceCacheAllocated], |d| {
+        run(d, |_, len| *len += SECTOR)
+    }),
     seen(
         "cache-run-that-begins-too-early",
         CACHES,
         &[Kind::SpaceCacheAllocated, Kind::SpaceCacheMissing],
         |d| run(d, |start, _| *start -= SECTOR),
     ),
-    seen("cache-run-beyond-its-group", CACHES, &[Kind::SpaceCacheInvalid, Kind::SpaceCacheMissing], |d| {
-        run(d, |start, _| *start += 1 << 40)
-    }),
+    seen(
+        "cache-run-beyond-its-group",
+        CACHES,
+        &[Kind::SpaceCacheInvalid, Kind::SpaceCacheMissing],
+        |d| run(d, |start, _| *start += 1 << 40),
+    ),
     seen(
         "cache-bitmap-with-another-bit",
         CACHES,
         &[Kind::SpaceCacheAllocated, Kind::SpaceCacheMissing],
         |d| {
-            let file = files(d)?.into_iter().find(|f| f.bitmaps > 0).context("a cache with bitmaps")?;
+            let file =
+                files(d)?.into_iter().find(|f| f.bitmaps > 0).context("a cache with bitmaps")?;
             edit(d, &file, file.bitmap_page(), |bits| {
-                let at = bits.iter().position(|b| *b == 0b0101_0101 || *b == 0b1010_1010).unwrap_or(0);
+                let at =
+                    bits.iter().position(|b| *b == 0b0101_0101 || *b == 0b1010_1010).unwrap_or(0);
                 bits[at] = !bits[at];
             })
         },
     ),
-    mentioned("cache-run-too-short", CACHES, &[Kind::SpaceCacheUnused], |d| run(d, |_, len| *len -= SECTOR)),
+    mentioned("cache-run-too-short", CACHES, &[Kind::SpaceCacheUnused], |d| {
+        run(d, |_, len| *len -= SECTOR)
+    }),
     mentioned("cache-of-another-time", CACHES, &[Kind::SpaceCacheUnused], |d| {
         let file = largest(d)?;
         edit(d, &file, 0, |page| page[file.sums] ^= 1)

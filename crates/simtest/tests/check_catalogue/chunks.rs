@@ -23,12 +23,17 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let key = find::chunk_of(d, record.disk_bytenr)?;
         d.item(CHUNKS, key).set_u64(24, BlockGroupFlags::METADATA.bits())
     }),
-    seen("chunk-stripe-elsewhere", BOTH, &[Kind::DeviceExtentMissing, Kind::DeviceExtentWithoutChunk], |d| {
-        let (_, record) = find::stored(d, "plant/plain")?;
-        let key = find::chunk_of(d, record.disk_bytenr)?;
-        let behind = find::behind_dev_extents(d)?;
-        d.item(CHUNKS, key).set_u64(56, behind)
-    }),
+    seen(
+        "chunk-stripe-elsewhere",
+        BOTH,
+        &[Kind::DeviceExtentMissing, Kind::DeviceExtentWithoutChunk],
+        |d| {
+            let (_, record) = find::stored(d, "plant/plain")?;
+            let key = find::chunk_of(d, record.disk_bytenr)?;
+            let behind = find::behind_dev_extents(d)?;
+            d.item(CHUNKS, key).set_u64(56, behind)
+        },
+    ),
     seen("chunk-stripe-on-an-unknown-device", BOTH, &[Kind::DeviceMissing], |d| {
         let (_, record) = find::stored(d, "plant/plain")?;
         let key = find::chunk_of(d, record.disk_bytenr)?;

@@ -34,10 +34,12 @@ fn inline_item<'a>(d: &'a mut Damage, path: &str) -> Result<ItemEdit<'a>> {
 fn hole(d: &Damage) -> Result<Key> {
     let ino = find::ino(d, "plant/sparse")?;
     let is_hole = |data: &[u8]| data[TYPE] == 1 && data[DISK_BYTENR..DISK_NUM_BYTES] == [0; 8];
-    Ok(d.first(FS, |k, data| k.objectid == ino && k.kind == KeyType::EXTENT_DATA && is_hole(data))?.0)
+    Ok(d.first(FS, |k, data| k.objectid == ino && k.kind == KeyType::EXTENT_DATA && is_hole(data))?
+        .0)
 }
 
-/// Packs the first extent of a file wrongly: its first bytes are others, and the checksum is theirs.
+/// Packs the first extent of a file wrongly: its first bytes are others, and the checksum is
+/// theirs.
 fn repack(d: &mut Damage, path: &str, bytes: &[u8]) -> Result<()> {
     let (_, record) = find::stored(d, path)?;
     let csum = d.superblock().csum_type();
@@ -173,10 +175,15 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let key = inline(d, "plant/inline")?;
         d.item(FS, key).rekey(Key { offset: 4096, ..key })
     }),
-    seen("symlink-without-target", BOTH, &[Kind::InodeSize], |d| inline_item(d, "plant/symlink")?.delete()),
-    missed("file-extent-compressed-without-copy-on-write", LINUX, &[Kind::FileExtentCompression], |d| {
-        find::inode_item(d, "compressed/zstd/one-extent")?.set_u64(64, 2)
+    seen("symlink-without-target", BOTH, &[Kind::InodeSize], |d| {
+        inline_item(d, "plant/symlink")?.delete()
     }),
+    missed(
+        "file-extent-compressed-without-copy-on-write",
+        LINUX,
+        &[Kind::FileExtentCompression],
+        |d| find::inode_item(d, "compressed/zstd/one-extent")?.set_u64(64, 2),
+    ),
     missed("data-packed-wrongly-zlib", LINUX, &[Kind::DataUnpack], |d| {
         repack(d, "compressed/zlib/one-extent", &[0xff; 8])
     }),

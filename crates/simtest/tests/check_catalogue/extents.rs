@@ -19,7 +19,8 @@ fn data_extent(d: &Damage) -> ExtentItem {
     }
 }
 
-/// An extent item or node record with an inline reference of this type: its key, and where the reference begins.
+/// An extent item or node record with an inline reference of this type: its key, and where the
+/// reference begins.
 fn inline(d: &Damage, wanted: KeyType) -> Result<(Key, usize)> {
     for (key, data) in d.items(EXTENTS)? {
         if matches!(key.kind, KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM) {
@@ -113,17 +114,28 @@ pub(crate) const ENTRIES: &[Entry] = &[
             data[49] = 3;
         })
     }),
-    seen("extent-ref-of-another-tree", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
-        find::extent_item(d, "plant/plain")?.set_u64(25, 1000)
-    }),
-    seen("extent-ref-of-another-inode", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
-        let key = find::extent(d, "plant/plain")?;
-        let other = find::ino(d, "plant/second")?;
-        d.item(EXTENTS, key).set_u64(33, other.0)
-    }),
-    seen("extent-ref-of-another-offset", BOTH, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
-        find::extent_item(d, "plant/plain")?.set_u64(41, 4096)
-    }),
+    seen(
+        "extent-ref-of-another-tree",
+        BOTH,
+        &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
+        |d| find::extent_item(d, "plant/plain")?.set_u64(25, 1000),
+    ),
+    seen(
+        "extent-ref-of-another-inode",
+        BOTH,
+        &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
+        |d| {
+            let key = find::extent(d, "plant/plain")?;
+            let other = find::ino(d, "plant/second")?;
+            d.item(EXTENTS, key).set_u64(33, other.0)
+        },
+    ),
+    seen(
+        "extent-ref-of-another-offset",
+        BOTH,
+        &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
+        |d| find::extent_item(d, "plant/plain")?.set_u64(41, 4096),
+    ),
     seen(
         "extent-ref-of-another-tree-to-a-node",
         BOTH,
@@ -190,7 +202,8 @@ pub(crate) const ENTRIES: &[Entry] = &[
             let item = ExtentItem::parse(key.kind, data);
             key.kind == KeyType::METADATA_ITEM
                 && item.is_ok_and(|i| {
-                    i.inline.len() > 1 && i.inline.iter().all(|(r, _)| r.kind() == KeyType::TREE_BLOCK_REF)
+                    i.inline.len() > 1
+                        && i.inline.iter().all(|(r, _)| r.kind() == KeyType::TREE_BLOCK_REF)
                 })
         })?;
         let mut item = ExtentItem::parse(key.kind, &data)?;
@@ -210,10 +223,15 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
         d.item(EXTENTS, key).set_u32(24, 2)
     }),
-    seen("extent-keyed-ref-of-another-inode", LINUX, &[Kind::ExtentRefMissing, Kind::ExtentRefUnused], |d| {
-        let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
-        d.item(EXTENTS, key).add_u64(8, 100_000)
-    }),
+    seen(
+        "extent-keyed-ref-of-another-inode",
+        LINUX,
+        &[Kind::ExtentRefMissing, Kind::ExtentRefUnused],
+        |d| {
+            let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
+            d.item(EXTENTS, key).add_u64(8, 100_000)
+        },
+    ),
     missed("extent-keyed-ref-with-a-wrong-hash", LINUX, &[Kind::ExtentItemInvalid], |d| {
         let key = keyed(d, KeyType::EXTENT_DATA_REF)?;
         d.item(EXTENTS, key).rekey(Key { offset: key.offset ^ 0x40_0000, ..key })

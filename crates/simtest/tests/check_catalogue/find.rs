@@ -45,7 +45,8 @@ pub(crate) fn inode_item<'a>(d: &'a mut Damage, path: &str) -> Result<ItemEdit<'
     Ok(d.item(FS, key))
 }
 
-/// What the directory at `path` has for its entry `name`: keys of DIR_ITEM and DIR_INDEX, and the inode.
+/// What the directory at `path` has for its entry `name`: keys of DIR_ITEM and DIR_INDEX, and the
+/// inode.
 pub(crate) struct Name {
     pub item: Key,
     pub index: Key,
@@ -59,7 +60,8 @@ pub(crate) fn name(d: &Damage, path: &str) -> Result<Name> {
     let reference = Key::new(child, KeyType::INODE_REF, dir.0);
     let refs = d.get(FS, reference)?;
     let mut entries = InodeRefs::new(&refs).filter_map(Result::ok);
-    let index = entries.find(|r| r.name == name.as_bytes()).context("a reference with this name")?.index;
+    let index =
+        entries.find(|r| r.name == name.as_bytes()).context("a reference with this name")?.index;
     Ok(Name {
         item: dir_item_key(dir, name.as_bytes()),
         index: Key::new(dir, KeyType::DIR_INDEX, index),
@@ -144,7 +146,8 @@ pub(crate) fn group_tree(d: &Damage) -> TreeId {
 /// Key of the BLOCK_GROUP_ITEM that holds `at`.
 pub(crate) fn group_of(d: &Damage, at: Logical) -> Result<Key> {
     let (key, _) = d.first(group_tree(d), |key, _| {
-        key.kind == KeyType::BLOCK_GROUP_ITEM && (key.objectid.0..key.objectid.0 + key.offset).contains(&at.0)
+        key.kind == KeyType::BLOCK_GROUP_ITEM
+            && (key.objectid.0..key.objectid.0 + key.offset).contains(&at.0)
     })?;
     Ok(key)
 }
@@ -163,21 +166,23 @@ pub(crate) fn dev_extent_of(d: &Damage, at: Logical) -> Result<Key> {
 
 /// A place on the device behind the last device extent.
 pub(crate) fn behind_dev_extents(d: &Damage) -> Result<u64> {
-    let ends =
-        d.items(DEVICES)?.into_iter().filter(|(k, _)| k.kind == KeyType::DEV_EXTENT).map(|(key, data)| {
+    let ends = d.items(DEVICES)?.into_iter().filter(|(k, _)| k.kind == KeyType::DEV_EXTENT).map(
+        |(key, data)| {
             let length = u64::from_le_bytes(data[24..32].try_into().expect("eight bytes"));
             key.offset + length
-        });
+        },
+    );
     ends.max().context("device extents")
 }
 
-/// Free logical space in a group of this kind: the first sector of a free run of at least `len` bytes, as the free-space
-/// tree lists it. Not at a superblock.
+/// Free logical space in a group of this kind: the first sector of a free run of at least `len`
+/// bytes, as the free-space tree lists it. Not at a superblock.
 pub(crate) fn free_space(d: &Damage, kind: BlockGroupFlags, len: u64) -> Result<Logical> {
     for chunk in d.chunks().iter().filter(|c| c.kind & kind.bits() != 0) {
         for (key, _) in d.items(FREE)? {
             let at = Logical(key.objectid.0);
-            let clear = |(from, bytes): &(Logical, u64)| from.0 + bytes <= at.0 || at.0 + len <= from.0;
+            let clear =
+                |(from, bytes): &(Logical, u64)| from.0 + bytes <= at.0 || at.0 + len <= from.0;
             if key.kind == KeyType::FREE_SPACE_EXTENT
                 && (chunk.start..chunk.end()).contains(&at)
                 && key.offset >= len
@@ -216,7 +221,8 @@ pub(crate) fn parent_of(d: &Damage, leaf: Logical) -> Result<(Logical, usize)> {
     anyhow::bail!("nothing points to {leaf}")
 }
 
-/// Tries a damage on one item of a tree after the other, until there is room for it in the item's leaf.
+/// Tries a damage on one item of a tree after the other, until there is room for it in the item's
+/// leaf.
 pub(crate) fn where_it_fits(
     d: &mut Damage,
     tree: TreeId,

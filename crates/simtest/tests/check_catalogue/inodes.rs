@@ -117,7 +117,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("inode-changed-in-the-future", BOTH, &[Kind::InodeInvalid], |d| {
         find::inode_item(d, "plant/plain")?.add_u64(TRANSID, 1000)
     }),
-    seen("inode-item-missing", BOTH, &[Kind::InodeMissing], |d| find::inode_item(d, "plant/plain")?.delete()),
+    seen("inode-item-missing", BOTH, &[Kind::InodeMissing], |d| {
+        find::inode_item(d, "plant/plain")?.delete()
+    }),
     missed("inode-item-too-short", BOTH, &[Kind::InodeInvalid], |d| {
         find::inode_item(d, "plant/plain")?.edit(|data| data.truncate(100))
     }),
@@ -147,8 +149,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("directory-size-of-an-empty-one", BOTH, &[Kind::DirectorySize], |d| {
         find::inode_item(d, "plant/empty")?.set_u64(SIZE, 12)
     }),
-    seen("name-without-dir-item", BOTH, &[Kind::DirItemMissing], |d| one(d, |name| name.item)?.delete()),
-    seen("name-without-dir-index", BOTH, &[Kind::DirIndexMissing], |d| one(d, |name| name.index)?.delete()),
+    seen("name-without-dir-item", BOTH, &[Kind::DirItemMissing], |d| {
+        one(d, |name| name.item)?.delete()
+    }),
+    seen("name-without-dir-index", BOTH, &[Kind::DirIndexMissing], |d| {
+        one(d, |name| name.index)?.delete()
+    }),
     seen("name-without-inode-ref", BOTH, &[Kind::InodeRefMissing], |d| {
         one(d, |name| name.reference)?.delete()
     }),
@@ -173,9 +179,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("name-changed-in-dir-index", BOTH, &[Kind::DirItemMissing, Kind::DirIndexMissing], |d| {
         one(d, |name| name.index)?.set(30, b"eno")
     }),
-    seen("name-changed-in-inode-ref", BOTH, &[Kind::InodeRefMissing, Kind::InodeRefWithoutEntry], |d| {
-        one(d, |name| name.reference)?.set(10, b"eno")
-    }),
+    seen(
+        "name-changed-in-inode-ref",
+        BOTH,
+        &[Kind::InodeRefMissing, Kind::InodeRefWithoutEntry],
+        |d| one(d, |name| name.reference)?.set(10, b"eno"),
+    ),
     seen("name-with-another-index-in-inode-ref", BOTH, &[Kind::InodeRefDiffers], |d| {
         one(d, |name| name.reference)?.set_u64(0, 77)
     }),
@@ -193,7 +202,8 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     seen("name-that-no-directory-has", BOTH, &[Kind::InodeRefWithoutEntry], |d| {
         let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.reference).edit(|data| InodeRef { index: 50, name: b"ghost" }.append_to(data))
+        d.item(FS, name.reference)
+            .edit(|data| InodeRef { index: 50, name: b"ghost" }.append_to(data))
     }),
     seen("name-in-a-file", BOTH, &[Kind::ItemMisplaced], |d| {
         let file = find::ino(d, "plant/inline")?;
@@ -274,11 +284,18 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.insert(FS, Key::new(child, KeyType::INODE_REF, dir.0), &reference)?;
         d.item(FS, inode_key(dir)).add_u64(SIZE, 10)
     }),
-    seen("name-of-no-inode", BOTH, &[Kind::DirEntryWithoutInode, Kind::InodeRefWithoutEntry], |d| {
-        let name = find::name(d, "plant/dir/one")?;
-        d.item(FS, name.item).set_u64(0, 1_000_000)?;
-        d.item(FS, name.index).set_u64(0, 1_000_000)
-    }),
+    seen(
+        "name-of-no-inode",
+        BOTH,
+        &[Kind::DirEntryWithoutInode, Kind::InodeRefWithoutEntry],
+        |d| {
+            let name = find::name(d, "plant/dir/one")?;
+            d.item(FS, name.item).set_u64(0, 1_000_000)?;
+            d.item(FS, name.index).set_u64(0, 1_000_000)
+        },
+    ),
     missed("name-with-a-slash", BOTH, &[Kind::NameInvalid], |d| rename(d, "plant/dir/one", b"a/b")),
-    missed("name-that-leads-upwards", BOTH, &[Kind::NameInvalid], |d| rename(d, "plant/pair-a", b"../../")),
+    missed("name-that-leads-upwards", BOTH, &[Kind::NameInvalid], |d| {
+        rename(d, "plant/pair-a", b"../../")
+    }),
 ];

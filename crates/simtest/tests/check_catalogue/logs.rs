@@ -20,7 +20,8 @@ fn log(d: &Damage) -> Result<(Logical, Items)> {
 fn set(d: &mut Damage, kind: KeyType, at: usize, bytes: &[u8]) -> Result<()> {
     let (leaf, items) = log(d)?;
     let slot = items.iter().position(|(key, data)| {
-        let hole = || matches!(FileExtent::parse(data), Ok(FileExtent::Stored(r)) if r.disk_bytenr.0 == 0);
+        let hole =
+            || matches!(FileExtent::parse(data), Ok(FileExtent::Stored(r)) if r.disk_bytenr.0 == 0);
         key.kind == kind && (kind != KeyType::EXTENT_DATA || !hole())
     });
     let slot = slot.with_context(|| format!("a {kind} in the log"))?;

@@ -48,7 +48,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.edit_node_in(leaf, Copies::All, Seal::Leave, |n| n[5000] ^= 1)
     }),
     seen("node-rotten-interior", BOTH, &[Kind::NodeChecksum, Kind::SubtreeLost], |d| rot(d, FS)),
-    seen("node-rotten-csum-tree", BOTH, &[Kind::NodeChecksum, Kind::SubtreeLost], |d| rot(d, CSUMS)),
+    seen("node-rotten-csum-tree", BOTH, &[Kind::NodeChecksum, Kind::SubtreeLost], |d| {
+        rot(d, CSUMS)
+    }),
     seen("node-never-written", BOTH, &[Kind::NodeAddress], |d| {
         let leaf = find::fs_leaf(d)?;
         d.edit_node_in(leaf, Copies::All, Seal::Leave, |n| n.fill(0))
@@ -144,7 +146,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("node-more-items-than-fit", BOTH, &[Kind::NodeLayout], |d| {
         edit_leaf(d, |n| raw::header(n).nritems.set(10_000))
     }),
-    seen("node-empty-leaf", BOTH, &[Kind::NodeLayout], |d| edit_leaf(d, |n| raw::header(n).nritems.set(0))),
+    seen("node-empty-leaf", BOTH, &[Kind::NodeLayout], |d| {
+        edit_leaf(d, |n| raw::header(n).nritems.set(0))
+    }),
     seen("node-more-pointers-than-fit", BOTH, &[Kind::NodeLayout], |d| {
         let root = d.root(FS)?;
         d.edit_node(root, |n| raw::header(n).nritems.set(494))

@@ -58,8 +58,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
     missed("quota-group-that-does-not-name-a-member", QUOTAS, &[Kind::QuotaRelation], |d| {
         d.item(TREE, relation(GROUP, 256)).delete()
     }),
-    seen("quota-group-of-groups-missing", QUOTAS, &[Kind::QuotaRelation], |d| info(d, 2, 1).delete()),
-    seen("quota-group-of-a-member-missing", QUOTAS, &[Kind::QuotaRelation], |d| info(d, 0, 256).delete()),
+    seen("quota-group-of-groups-missing", QUOTAS, &[Kind::QuotaRelation], |d| {
+        info(d, 2, 1).delete()
+    }),
+    seen("quota-group-of-a-member-missing", QUOTAS, &[Kind::QuotaRelation], |d| {
+        info(d, 0, 256).delete()
+    }),
     seen("quota-item-too-short", QUOTAS, &[Kind::QuotaItemInvalid], |d| {
         status(d).edit(|data| data.truncate(31))
     }),
@@ -75,5 +79,9 @@ fn what_nobody_counts_is_not_compared() {
     let mut d = Damage::on(image).unwrap();
     info(&mut d, 0, 256).add_u64(REFERENCED_COMPRESSED, 4096).unwrap();
     let report = crate::check(SimDevice::new(d.into_image())).unwrap();
-    assert!(report.findings.iter().all(|f| f.kind.severity() == Severity::Note), "{:?}", report.findings);
+    assert!(
+        report.findings.iter().all(|f| f.kind.severity() == Severity::Note),
+        "{:?}",
+        report.findings
+    );
 }

@@ -32,7 +32,8 @@ fn root(d: &mut Damage, tree: TreeId) -> Result<ItemEdit<'_>> {
 fn subvolume(d: &Damage, name: &str) -> Result<TreeId> {
     let (key, _) = d
         .first(ROOTS, |key, data| {
-            key.kind == KeyType::ROOT_BACKREF && RootRef::parse(data).is_ok_and(|r| r.name == name.as_bytes())
+            key.kind == KeyType::ROOT_BACKREF
+                && RootRef::parse(data).is_ok_and(|r| r.name == name.as_bytes())
         })
         .context(name.to_owned())?;
     Ok(key.objectid)
@@ -60,23 +61,31 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let nowhere = find::unmapped(d);
         d.item(ROOTS, key).set_u64(BYTENR, nowhere.0)
     }),
-    seen("root-item-unaligned", BOTH, &[Kind::RootItemInvalid], |d| root(d, FS)?.add_u64(BYTENR, 1)),
+    seen("root-item-unaligned", BOTH, &[Kind::RootItemInvalid], |d| {
+        root(d, FS)?.add_u64(BYTENR, 1)
+    }),
     seen("root-item-level", BOTH, &[Kind::NodeLevel], |d| {
         let (key, root) = d.root_item(FS)?;
         d.item(ROOTS, key).set_u8(LEVEL, root.level + 1)
     }),
-    seen("root-item-generation", BOTH, &[Kind::NodeGeneration], |d| root(d, FS)?.add_u64(GENERATION, -1)),
+    seen("root-item-generation", BOTH, &[Kind::NodeGeneration], |d| {
+        root(d, FS)?.add_u64(GENERATION, -1)
+    }),
     missed("root-item-second-generation", BOTH, &[Kind::UuidStale], |d| {
         root(d, FS)?.add_u64(GENERATION_V2, -1)
     }),
-    missed("root-item-unknown-flag", BOTH, &[Kind::RootItemInvalid], |d| root(d, FS)?.set_u64(FLAGS, 2)),
+    missed("root-item-unknown-flag", BOTH, &[Kind::RootItemInvalid], |d| {
+        root(d, FS)?.set_u64(FLAGS, 2)
+    }),
     missed("root-item-last-snapshot-of-the-future", BOTH, &[Kind::RootItemInvalid], |d| {
         root(d, FS)?.add_u64(LAST_SNAPSHOT, 1000)
     }),
     missed("root-item-of-an-odd-size", BOTH, &[Kind::RootItemInvalid], |d| {
         root(d, FS)?.edit(|data| data.truncate(400))
     }),
-    seen("root-item-top-directory", BOTH, &[Kind::RootItemWrong], |d| root(d, FS)?.set_u64(DIRID, 300)),
+    seen("root-item-top-directory", BOTH, &[Kind::RootItemWrong], |d| {
+        root(d, FS)?.set_u64(DIRID, 300)
+    }),
     seen("root-item-top-directory-of-data-relocation", BOTH, &[Kind::RootItemWrong], |d| {
         root(d, ObjectId::DATA_RELOC_TREE)?.set_u64(DIRID, 300)
     }),
@@ -97,7 +106,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
         d.item(ROOTS, key).set_u64(LAST_SNAPSHOT, 0)
     }),
     seen("tree-missing-checksums", BOTH, &[Kind::TreeMissing], |d| root(d, CSUMS)?.delete()),
-    seen("tree-missing-extents", BOTH, &[Kind::TreeMissing], |d| root(d, ObjectId::EXTENT_TREE)?.delete()),
+    seen("tree-missing-extents", BOTH, &[Kind::TreeMissing], |d| {
+        root(d, ObjectId::EXTENT_TREE)?.delete()
+    }),
     seen("tree-missing-data-relocation", BOTH, &[Kind::TreeMissing], |d| {
         root(d, ObjectId::DATA_RELOC_TREE)?.delete()
     }),
@@ -148,10 +159,15 @@ pub(crate) const ENTRIES: &[Entry] = &[
         let (key, ..) = keys(d, subvolume(d, "copy")?)?;
         d.item(ROOTS, key).set_u32(REFS, 0)
     }),
-    missed("subvolume-being-dropped-without-orphan", PENDING, &[Kind::DroppedRootWithoutOrphan], |d| {
-        let (_, key) = deleted_subvolume(d)?;
-        d.item(ROOTS, key).delete()
-    }),
+    missed(
+        "subvolume-being-dropped-without-orphan",
+        PENDING,
+        &[Kind::DroppedRootWithoutOrphan],
+        |d| {
+            let (_, key) = deleted_subvolume(d)?;
+            d.item(ROOTS, key).delete()
+        },
+    ),
     missed("subvolume-being-dropped-alive-again", PENDING, &[Kind::SubvolumeUnreachable], |d| {
         let (tree, _) = deleted_subvolume(d)?;
         root(d, tree)?.set_u32(REFS, 1)

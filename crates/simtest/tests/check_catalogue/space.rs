@@ -31,7 +31,8 @@ fn bitmap(d: &Damage) -> Result<(Key, Vec<u8>)> {
 /// Address of a preallocated extent that nobody has written to.
 fn preallocated(d: &Damage) -> Result<Logical> {
     let ino = find::ino(d, "prealloc/untouched")?;
-    let (_, data) = d.first(FS, |key, _| key.objectid == ino && key.kind == KeyType::EXTENT_DATA)?;
+    let (_, data) =
+        d.first(FS, |key, _| key.objectid == ino && key.kind == KeyType::EXTENT_DATA)?;
     match FileExtent::parse(&data)? {
         FileExtent::Stored(record) => Ok(record.disk_bytenr),
         FileExtent::Inline(_) => anyhow::bail!("inline"),
@@ -61,7 +62,8 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     seen("free-space-run-that-begins-too-early", BOTH, &[Kind::FreeSpaceAllocated], |d| {
         let run = free_extent(d)?;
-        let to = Key { objectid: ObjectId(run.objectid.0 - 16384), offset: run.offset + 16384, ..run };
+        let to =
+            Key { objectid: ObjectId(run.objectid.0 - 16384), offset: run.offset + 16384, ..run };
         d.item(FREE, run).rekey(to)
     }),
     seen("free-space-run-beyond-its-group", BOTH, &[Kind::FreeSpaceOverlap], |d| {
@@ -170,7 +172,11 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     seen("free-space-runs-overlap", BOTH, &[Kind::FreeSpaceOverlap], |d| {
         let run = free_extent(d)?;
-        d.insert(FREE, Key { objectid: ObjectId(run.objectid.0 + 16384), offset: 16384, ..run }, &[])
+        d.insert(
+            FREE,
+            Key { objectid: ObjectId(run.objectid.0 + 16384), offset: 16384, ..run },
+            &[],
+        )
     }),
     missed("free-space-not-valid", HOLES, &[Kind::FreeSpaceNotValid], |d| {
         d.edit_super(|s| s.compat_ro_flags.set(s.compat_ro_flags.get() & !2))

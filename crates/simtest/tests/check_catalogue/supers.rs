@@ -12,7 +12,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("super-without-magic", BOTH, &[Kind::SuperPrimary], |d| {
         d.edit_super_bytes(0, |b| b[0x40..0x48].fill(0))
     }),
-    missed("super-mirror-rotten", BOTH, &[Kind::SuperMirror], |d| d.edit_super_bytes(1, |b| b[0x130] ^= 1)),
+    missed("super-mirror-rotten", BOTH, &[Kind::SuperMirror], |d| {
+        d.edit_super_bytes(1, |b| b[0x130] ^= 1)
+    }),
     missed("super-mirror-without-magic", BOTH, &[Kind::SuperMirror], |d| {
         d.edit_super_bytes(1, |b| b.fill(0))
     }),
@@ -57,7 +59,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("super-chunk-root-generation", BOTH, &[Kind::NodeGeneration], |d| {
         d.edit_super(|s| s.chunk_root_generation = s.generation)
     }),
-    seen("super-chunk-root-level", BOTH, &[Kind::NodeLevel], |d| d.edit_super(|s| s.chunk_root_level += 1)),
+    seen("super-chunk-root-level", BOTH, &[Kind::NodeLevel], |d| {
+        d.edit_super(|s| s.chunk_root_level += 1)
+    }),
     seen("super-dev-item-of-another-file-system", BOTH, &[Kind::SuperField], |d| {
         d.edit_super(|s| s.dev_item.fsid[0] ^= 1)
     }),
@@ -122,7 +126,9 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("super-in-the-midst-of-a-conversion", BOTH, &[Kind::SuperInterrupted], |d| {
         d.edit_super(|s| s.flags.set(s.flags.get() | 1 << 38))
     }),
-    seen("super-of-two-devices", BOTH, &[Kind::SuperNumDevices], |d| d.edit_super(|s| s.num_devices.set(2))),
+    seen("super-of-two-devices", BOTH, &[Kind::SuperNumDevices], |d| {
+        d.edit_super(|s| s.num_devices.set(2))
+    }),
     seen("super-sys-array-lacks-a-chunk", BOTH, &[Kind::SystemChunkMissing], |d| {
         let chunks = parse_sys_array(d.superblock().sys_chunk_bytes())?;
         let (key, mut chunk) = chunks[0].clone();

@@ -17,8 +17,12 @@ pub(super) fn is_aligned_memory(buf: &[u8]) -> bool {
     buf.as_ptr().addr().is_multiple_of(ALIGN)
 }
 
-/// Lends an aligned buffer of `len` bytes (a multiple of the alignment, at most [`BOUNCE`]) that belongs to the thread.
-pub(super) fn with_bounce<T>(len: usize, f: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
+/// Lends an aligned buffer of `len` bytes (a multiple of the alignment, at most [`BOUNCE`]) that
+/// belongs to the thread.
+pub(super) fn with_bounce<T>(
+    len: usize,
+    f: impl FnOnce(&mut [u8]) -> io::Result<T>,
+) -> io::Result<T> {
     thread_local! {
         static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }

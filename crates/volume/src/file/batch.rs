@@ -1,11 +1,12 @@
 //! Several direct writes on their way at once.
 //!
-//! A direct write waits for the device, and a caller with many would wait once for each. Here they are copied into
-//! aligned memory piece by piece and handed to an io_uring; the caller waits until all have completed. Rings are made
-//! when the device is opened: a confined daemon can make none. A ring can write to the one file that it was made for,
-//! and nothing else.
+//! A direct write waits for the device, and a caller with many would wait once for each. Here they
+//! are copied into aligned memory piece by piece and handed to an io_uring; the caller waits until
+//! all have completed. Rings are made when the device is opened: a confined daemon can make none. A
+//! ring can write to the one file that it was made for, and nothing else.
 //!
-//! A batch that comes while every ring is in use writes one piece after another instead of waiting for one.
+//! A batch that comes while every ring is in use writes one piece after another instead of waiting
+//! for one.
 
 use super::aligned::{ALIGN, Gather};
 use super::os;
@@ -42,12 +43,16 @@ impl Rings {
     /// # Errors
     /// The kernel has no io_uring, or does not let this process use it.
     pub(super) fn new(file: &File) -> io::Result<Self> {
-        (0..RINGS).map(|_| Ring::new(file)).collect::<io::Result<_>>().map(|rings| Self(Mutex::new(rings)))
+        (0..RINGS)
+            .map(|_| Ring::new(file))
+            .collect::<io::Result<_>>()
+            .map(|rings| Self(Mutex::new(rings)))
     }
 
     /// Writes all of a batch; for each how it ended. `None` while every ring is in use.
     pub(super) fn write(&self, file: &File, writes: &[Write<'_>]) -> Option<Vec<io::Result<()>>> {
-        // What is on its way reads from the ring's memory: unless all has ended, neither may be used again.
+        // What is on its way reads from the ring's memory: unless all has ended, neither may be
+        // used again.
         let mut ring = ManuallyDrop::new(self.0.lock().pop()?);
         let mut results: Vec<io::Result<()>> = writes.iter().map(|_| Ok(())).collect();
         match ring.write(file, writes, &mut results) {
@@ -93,7 +98,8 @@ impl Ring {
             .setup_r_disabled()
             .build(u32::try_from(SLOTS).unwrap_or(u32::MAX))?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        // What a ring does passes no filter of system calls: it shall be able to do just what is done here.
+        // What a ring does passes no filter of system calls: it shall be able to do just what is
+        // done here.
         ring.submitter().register_restrictions(&mut [
             Restriction::sqe_op(opcode::Write::CODE),
             Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()),
@@ -112,7 +118,12 @@ impl Ring {
 
     /// # Errors
     /// The ring itself failed: what is on its way is not known to have ended.
-    fn write(&mut self, file: &File, writes: &[Write<'_>], results: &mut [io::Result<()>]) -> io::Result<()> {
+    fn write(
+        &mut self,
+        file: &File,
+        writes: &[Write<'_>],
+        results: &mut [io::Result<()>],
+    ) -> io::Result<()> {
         for (n, write) in writes.iter().enumerate() {
             let mut source = Gather::new(write.data);
             let mut at = write.at;
@@ -146,10 +157,13 @@ impl Ring {
         self.pieces[slot] = Some(piece);
         let bytes = self.slot(slot, piece.len);
         let len = u32::try_from(piece.len).expect("no longer than a slot");
-        let entry =
-            opcode::Write::new(Fixed(0), bytes.as_ptr(), len).offset(piece.at).build().user_data(slot as u64);
+        let entry = opcode::Write::new(Fixed(0), bytes.as_ptr(), len)
+            .offset(piece.at)
+            .build()
+            .user_data(slot as u64);
         let mut queue: SubmissionQueue<'_> = self.ring.submission();
-        // SAFETY: the memory belongs to the ring and stays as it is until this entry's completion was seen, or for ever.
+        // SAFETY: the memory belongs to the ring and stays as it is until this entry's completion
+        // was seen, or for ever.
         let pushed = unsafe { queue.push(&entry) };
         pushed.expect("there are as many entries as slots");
     }
@@ -168,7 +182,8 @@ impl Ring {
             let piece = self.pieces[slot].take().expect("what completes was pushed");
             let outcome = match usize::try_from(result) {
                 Ok(done) if done == piece.len => Ok(()),
-                // The rest, or all of it, as any other write: short transfers and interruptions are carried on with there.
+                // The rest, or all of it, as any other write: short transfers and interruptions are
+                // carried on with there.
                 Ok(done) => self.write_rest(file, slot, piece, done),
                 Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => {
                     self.write_rest(file, slot, piece, 0)
@@ -183,7 +198,13 @@ impl Ring {
         Ok(())
     }
 
-    fn write_rest(&mut self, file: &File, slot: usize, piece: Piece, done: usize) -> io::Result<()> {
+    fn write_rest(
+        &mut self,
+        file: &File,
+        slot: usize,
+        piece: Piece,
+        done: usize,
+    ) -> io::Result<()> {
         // A disk may end a transfer within a block; a direct one cannot begin there.
         let done = done / ALIGN * ALIGN;
         os::write_all_at(file, &self.slot(slot, piece.len)[done..], piece.at + done as u64)

@@ -1,15 +1,16 @@
 //! Transfers past the page cache.
 //!
-//! What lies in the page cache of the machine is there twice for a mount: as the mounted file and as a part of the
-//! image. A write through it also holds the image's inode, so that a write that meets pages on their way to the disk
-//! keeps all others waiting. Direct transfers do neither.
+//! What lies in the page cache of the machine is there twice for a mount: as the mounted file and
+//! as a part of the image. A write through it also holds the image's inode, so that a write that
+//! meets pages on their way to the disk keeps all others waiting. Direct transfers do neither.
 //!
 //! Two things stay with the page cache, and the kernel keeps both ways coherent:
 //!
-//! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead for that. Contents of
-//!   files are dropped from there behind the reader ([`super::passing`]).
-//! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and a superblock one after
-//!   another; past the page cache it would wait for the device each time, and not only in the flush.
+//! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead
+//!   for that. Contents of files are dropped from there behind the reader ([`super::passing`]).
+//! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and
+//!   a superblock one after another; past the page cache it would wait for the device each time,
+//!   and not only in the flush.
 
 use super::aligned::{BOUNCE, is_aligned, is_aligned_memory, with_bounce};
 #[cfg(target_os = "linux")]
@@ -125,11 +126,13 @@ impl Direct {
         })
     }
 
-    /// Writes a batch of whole blocks, on their way together where that can be done; for each how it ended.
+    /// Writes a batch of whole blocks, on their way together where that can be done; for each how
+    /// it ended.
     pub(super) fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
         #[cfg(target_os = "linux")]
         if let Some(rings) = self.rings.as_ref().filter(|_| worth_a_ring(writes)) {
-            let pieces: Vec<_> = writes.iter().map(|w| batch::Write { at: w.at.0, data: w.data }).collect();
+            let pieces: Vec<_> =
+                writes.iter().map(|w| batch::Write { at: w.at.0, data: w.data }).collect();
             if let Some(results) = rings.write(&self.file, &pieces) {
                 return results;
             }

@@ -11,9 +11,10 @@
 //! pay for it. Files are never grown by a write: an image is as long as it was when it was opened,
 //! and writing past that is an error, as on a disk.
 //!
-//! Where it can be done, whole blocks are written past the page cache, and read so where a read is long
-//! ([`Caching`]); the few others (a label wiped with a few bytes, the odd tail of a file) go through a
-//! second, buffered descriptor of the same file, which the kernel keeps coherent with the first.
+//! Where it can be done, whole blocks are written past the page cache, and read so where a read is
+//! long ([`Caching`]); the few others (a label wiped with a few bytes, the odd tail of a file) go
+//! through a second, buffered descriptor of the same file, which the kernel keeps coherent with the
+//! first.
 
 mod aligned;
 #[cfg(target_os = "linux")]
@@ -77,21 +78,28 @@ impl FileDevice {
     /// Opens an existing image file or block device, refusing one that is in use.
     ///
     /// # Errors
-    /// [`VolumeError::Busy`] when somebody else uses the image (see [`crate::lock`]); otherwise why it could not be
-    /// opened: missing, a directory, no permission, no block device.
+    /// [`VolumeError::Busy`] when somebody else uses the image (see [`crate::lock`]); otherwise why
+    /// it could not be opened: missing, a directory, no permission, no block device.
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> VolumeResult<Self> {
         Self::open_cached(path, mode, Caching::Auto)
     }
 
-    /// As [`FileDevice::open`], for a caller that insists on transfers through the page cache or past it.
+    /// As [`FileDevice::open`], for a caller that insists on transfers through the page cache or
+    /// past it.
     ///
     /// # Errors
-    /// As [`FileDevice::open`]; with [`Caching::Direct`] also that there is no direct I/O where the image lies.
-    pub fn open_cached(path: impl AsRef<Path>, mode: OpenMode, caching: Caching) -> VolumeResult<Self> {
+    /// As [`FileDevice::open`]; with [`Caching::Direct`] also that there is no direct I/O where the
+    /// image lies.
+    pub fn open_cached(
+        path: impl AsRef<Path>,
+        mode: OpenMode,
+        caching: Caching,
+    ) -> VolumeResult<Self> {
         Self::open_inner(path.as_ref(), mode, caching, false)
     }
 
-    /// Opens for reading even if somebody else is using the image. What is read may be in the middle of a change.
+    /// Opens for reading even if somebody else is using the image. What is read may be in the
+    /// middle of a change.
     ///
     /// # Errors
     /// As [`FileDevice::open`], without [`VolumeError::Busy`].
@@ -99,8 +107,8 @@ impl FileDevice {
         Self::open_inner(path.as_ref(), OpenMode::Read, Caching::Auto, true)
     }
 
-    /// Makes a file of `size` bytes (sparse), or gives an existing regular file that size, and opens it for writing.
-    /// Block devices keep their size.
+    /// Makes a file of `size` bytes (sparse), or gives an existing regular file that size, and
+    /// opens it for writing. Block devices keep their size.
     ///
     /// # Errors
     /// As [`FileDevice::open`]. An existing file that is in use is not touched.
@@ -127,7 +135,10 @@ impl FileDevice {
     pub fn set_size(&mut self, size: u64) -> VolumeResult<()> {
         let fail = |e| io_error(&self.path, "resize", Physical(0), 0, e);
         if self.block_device || self.read_only {
-            return Err(fail(io::Error::new(io::ErrorKind::Unsupported, "not a writable image file")));
+            return Err(fail(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "not a writable image file",
+            )));
         }
         self.file.set_len(size).map_err(fail)?;
         self.size = size;
@@ -135,17 +146,28 @@ impl FileDevice {
         Ok(())
     }
 
-    fn open_inner(path: &Path, mode: OpenMode, caching: Caching, despite_users: bool) -> VolumeResult<Self> {
+    fn open_inner(
+        path: &Path,
+        mode: OpenMode,
+        caching: Caching,
+        despite_users: bool,
+    ) -> VolumeResult<Self> {
         let fail = |op, e| io_error(path, op, Physical(0), 0, e);
         let meta = std::fs::metadata(path).map_err(|e| fail("open", e))?;
         let block_device = is_block_device(&meta);
         if meta.is_dir() {
-            return Err(fail("open", io::Error::new(io::ErrorKind::IsADirectory, "is a directory")));
+            return Err(fail(
+                "open",
+                io::Error::new(io::ErrorKind::IsADirectory, "is a directory"),
+            ));
         }
         if !meta.is_file() && !block_device {
             return Err(fail(
                 "open",
-                io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"),
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "neither a regular file nor a block device",
+                ),
             ));
         }
         let write = mode == OpenMode::Write;
@@ -157,7 +179,8 @@ impl FileDevice {
         let lock = if despite_users { None } else { Some(lock::acquire(&file, path, mode)?) };
         let size = if block_device {
             // The end of a block device is its size, without a platform's own ioctl.
-            io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(|e| fail("look up the size", e))?
+            io::Seek::seek(&mut file, io::SeekFrom::End(0))
+                .map_err(|e| fail("look up the size", e))?
         } else {
             // Looked up anew: the lock is held only now.
             file.metadata().map_err(|e| fail("look up the size", e))?.len()
@@ -169,9 +192,10 @@ impl FileDevice {
             Caching::Auto => Direct::open(path, write, size, false)
                 .inspect_err(|error| tracing::info!(%error, "no direct I/O for the image"))
                 .ok(),
-            Caching::Direct => {
-                Some(Direct::open(path, write, size, true).map_err(|e| fail("open for direct I/O", e))?)
-            }
+            Caching::Direct => Some(
+                Direct::open(path, write, size, true)
+                    .map_err(|e| fail("open for direct I/O", e))?,
+            ),
         };
         Ok(Self {
             path: path.to_owned(),
@@ -349,7 +373,13 @@ impl Device for FileDevice {
     }
 }
 
-fn io_error(path: &Path, op: &'static str, at: Physical, len: u64, source: io::Error) -> VolumeError {
+fn io_error(
+    path: &Path,
+    op: &'static str,
+    at: Physical,
+    len: u64,
+    source: io::Error,
+) -> VolumeError {
     VolumeError::Io { device: path.display().to_string(), op, at, len, source }
 }
 
@@ -384,7 +414,8 @@ mod tests {
         let (_dir, path) = image(64 << 20);
         let d = FileDevice::open(&path, OpenMode::Write).unwrap();
         d.write_at(Physical(32 << 20), &[1; 4096]).unwrap();
-        // A file system without holes says that everything is data; none may say that data is a hole.
+        // A file system without holes says that everything is data; none may say that data is a
+        // hole.
         assert!(d.data_from(Physical(0)).0 <= 32 << 20);
         assert_eq!(d.data_from(Physical(32 << 20)), Physical(32 << 20));
         assert!((40 << 20..=64 << 20).contains(&d.data_from(Physical(40 << 20)).0));
@@ -409,9 +440,10 @@ mod tests {
         for caching in every_way(&path) {
             let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
             assert!(caching == Caching::Auto || d.is_direct() == (caching == Caching::Direct));
-            for (i, (at, len)) in [(0u64, 4096), (4096, 3 << 20), (65536, 100), (65537, 5000), (12288, 4097)]
-                .into_iter()
-                .enumerate()
+            for (i, (at, len)) in
+                [(0u64, 4096), (4096, 3 << 20), (65536, 100), (65537, 5000), (12288, 4097)]
+                    .into_iter()
+                    .enumerate()
             {
                 let data = pattern(len + 1, i as u8 + 50 * caching as u8);
                 d.write_at(Physical(at), &data[1..]).unwrap();
@@ -428,7 +460,8 @@ mod tests {
         let (_dir, path) = image(4 << 20);
         for caching in every_way(&path) {
             let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
-            // More buffers than one system call takes, empty ones among them, and more than a bounce buffer holds.
+            // More buffers than one system call takes, empty ones among them, and more than a
+            // bounce buffer holds.
             let parts: Vec<Vec<u8>> =
                 (0..1500).map(|i| pattern([0, 4096, 512, 3584][i % 4], i as u8)).collect();
             let slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
@@ -449,14 +482,30 @@ mod tests {
         let d = FileDevice::open(&path, OpenMode::Read).unwrap();
         assert_eq!(d.size(), 10_000);
         assert!(d.is_read_only());
-        assert_eq!(d.write_at(Physical(0), b"x").unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
+        assert_eq!(
+            d.write_at(Physical(0), b"x").unwrap_err().kind(),
+            io::ErrorKind::ReadOnlyFilesystem
+        );
         let mut buf = [0; 100];
-        assert_eq!(d.read_at(Physical(9_950), &mut buf).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-        assert_eq!(d.read_at(Physical(u64::MAX), &mut buf).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            d.read_at(Physical(9_950), &mut buf).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        assert_eq!(
+            d.read_at(Physical(u64::MAX), &mut buf).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
         drop(d);
         let d = FileDevice::open(&path, OpenMode::Write).unwrap();
-        assert_eq!(d.write_at(Physical(9_999), b"xy").unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 10_000, "a write must not grow the image");
+        assert_eq!(
+            d.write_at(Physical(9_999), b"xy").unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().len(),
+            10_000,
+            "a write must not grow the image"
+        );
         assert!(FileDevice::open(path.parent().unwrap(), OpenMode::Read).is_err());
         assert!(FileDevice::open("/dev/null", OpenMode::Read).is_err());
         assert!(FileDevice::open("/nonexistent/image", OpenMode::Read).is_err());
@@ -487,7 +536,8 @@ mod tests {
         let (_dir, path) = image(32 << 20);
         for caching in every_way(&path) {
             let d = FileDevice::open_cached(&path, OpenMode::Write, caching).unwrap();
-            // More and longer pieces than are on their way at once; one begins within a block; one ends behind the file.
+            // More and longer pieces than are on their way at once; one begins within a block; one
+            // ends behind the file.
             let places = [
                 (0u64, 5 << 20),
                 (6 << 20, 4096),
@@ -500,7 +550,9 @@ mod tests {
                 let data: Vec<(u64, Vec<Vec<u8>>)> = places
                     .into_iter()
                     .chain(odd)
-                    .map(|(at, len)| (at, pattern(len, seed).chunks(100_000).map(<[u8]>::to_vec).collect()))
+                    .map(|(at, len)| {
+                        (at, pattern(len, seed).chunks(100_000).map(<[u8]>::to_vec).collect())
+                    })
                     .collect();
                 let slices: Vec<(u64, Vec<IoSlice<'_>>)> = data
                     .iter()
@@ -525,7 +577,8 @@ mod tests {
         }
     }
 
-    /// What was read through the page cache is not what is read there after a direct write, and the other way round.
+    /// What was read through the page cache is not what is read there after a direct write, and the
+    /// other way round.
     #[test]
     fn both_ways_show_the_same() {
         let (_dir, path) = image(4 << 20);
@@ -543,7 +596,8 @@ mod tests {
         }
     }
 
-    /// What a reader has passed is read as before, also where it was written through the page cache and not flushed.
+    /// What a reader has passed is read as before, also where it was written through the page cache
+    /// and not flushed.
     #[test]
     fn what_was_passed_is_still_there() {
         let (_dir, path) = image(16 << 20);
@@ -558,7 +612,11 @@ mod tests {
                     d.read_at(Physical(at), &mut piece).unwrap();
                     d.passed(Physical(at), 16384);
                     if at % (128 << 10) == 0 {
-                        assert_eq!(piece[100..800], [at as u8 ^ 0x5a; 700], "{caching:?}, {at}, {round}");
+                        assert_eq!(
+                            piece[100..800],
+                            [at as u8 ^ 0x5a; 700],
+                            "{caching:?}, {at}, {round}"
+                        );
                     }
                 }
             }

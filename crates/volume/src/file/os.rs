@@ -46,7 +46,8 @@ pub(super) fn write_all_at(file: &File, mut data: &[u8], mut at: u64) -> io::Res
 pub(super) fn read_cached_at(file: &File, buf: &mut [u8], at: u64) -> bool {
     let len = buf.len();
     let mut slices = [io::IoSliceMut::new(buf)];
-    rustix::io::preadv2(file, &mut slices, at, rustix::io::ReadWriteFlags::NOWAIT).is_ok_and(|n| n == len)
+    rustix::io::preadv2(file, &mut slices, at, rustix::io::ReadWriteFlags::NOWAIT)
+        .is_ok_and(|n| n == len)
 }
 #[cfg(not(target_os = "linux"))]
 pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
@@ -56,7 +57,9 @@ pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
 /// Drops clean pages of this range that nobody uses from the page cache.
 #[cfg(target_os = "linux")]
 pub(super) fn drop_cached(file: &File, range: std::ops::Range<u64>) {
-    let Some(len) = range.end.checked_sub(range.start).and_then(std::num::NonZeroU64::new) else { return };
+    let Some(len) = range.end.checked_sub(range.start).and_then(std::num::NonZeroU64::new) else {
+        return;
+    };
     // Advisory: what cannot be dropped stays.
     let _ = rustix::fs::fadvise(file, range.start, Some(len), rustix::fs::Advice::DontNeed);
 }
@@ -107,7 +110,8 @@ pub(super) fn discard(file: &File, block_device: bool, at: u64, len: u64) -> io:
     if from >= to {
         return Ok(());
     }
-    // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from the pointer that it is given, and keeps nothing.
+    // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from the pointer that it is
+    // given, and keeps nothing.
     unsafe {
         let arg = rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([from, to - from]);
         Ok(rustix::ioctl::ioctl(file, arg)?)
@@ -118,8 +122,8 @@ pub(super) fn discard(_: &File, _: bool, _: u64, _: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Bytes below which a discard of this file gives nothing back: blocks of its file system, or what the kernel says of
-/// a block device, 0 where that takes no discards. `None`: not known.
+/// Bytes below which a discard of this file gives nothing back: blocks of its file system, or what
+/// the kernel says of a block device, 0 where that takes no discards. `None`: not known.
 #[cfg(target_os = "linux")]
 pub(super) fn discard_granularity(file: &File, block_device: bool) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
@@ -139,8 +143,8 @@ pub(super) fn discard_granularity(_: &File, _: bool) -> Option<u64> {
     None
 }
 
-/// Where data begins from `at` on; `None` in it if there is none any more. Moves the file's position, which nothing
-/// else here uses.
+/// Where data begins from `at` on; `None` in it if there is none any more. Moves the file's
+/// position, which nothing else here uses.
 #[cfg(target_os = "linux")]
 pub(super) fn data_from(file: &File, at: u64) -> Option<Option<u64>> {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {

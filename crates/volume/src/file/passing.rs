@@ -1,8 +1,9 @@
 //! Data that passes through the page cache once.
 //!
 //! Short reads go through the page cache for the sake of its read-ahead: the files of a directory
-//! mostly lie behind each other. Behind the reader the pages are of no use any more, because a mount
-//! has the contents of the file in the page cache as well, and a command reads each file once.
+//! mostly lie behind each other. Behind the reader the pages are of no use any more, because a
+//! mount has the contents of the file in the page cache as well, and a command reads each file
+//! once.
 //!
 //! So reads that lie behind each other are joined to runs, and what a run has passed is dropped.
 //! Scattered reads make no runs: a drop costs a system call, and such a reader comes back sooner.
@@ -32,7 +33,8 @@ impl Passing {
     /// [`Passing::drop_passed`].
     pub(super) fn note(&self, read: Range<u64>) {
         let mut runs = self.runs.lock();
-        let follows = |run: &Range<u64>| run.start <= read.start && read.start <= run.end.saturating_add(GAP);
+        let follows =
+            |run: &Range<u64>| run.start <= read.start && read.start <= run.end.saturating_add(GAP);
         let run = match runs.iter().rposition(follows) {
             Some(at) => {
                 let run = runs.remove(at);

@@ -64,7 +64,9 @@ pub(super) fn places(s: &Session<'_>, at: Logical) -> Vec<Value> {
 
 fn group(s: &Session<'_>, at: Logical) -> Value {
     match s.reader.volume().map().chunk_at(at) {
-        Some(c) => json!({ "start": c.start.0, "length": c.length, "type": super::trees::type_text(c.kind) }),
+        Some(c) => {
+            json!({ "start": c.start.0, "length": c.length, "type": super::trees::type_text(c.kind) })
+        }
         None => Value::Null,
     }
 }
@@ -82,7 +84,8 @@ fn facts(s: &Session<'_>, e: &Extent) -> Map<String, Value> {
 }
 
 fn place_text(places: &[Value]) -> String {
-    let all: Vec<String> = places.iter().map(|p| format!("{}:{}", p["devid"], p["offset"])).collect();
+    let all: Vec<String> =
+        places.iter().map(|p| format!("{}:{}", p["devid"], p["offset"])).collect();
     if all.is_empty() { "nowhere".into() } else { all.join(", ") }
 }
 
@@ -113,15 +116,18 @@ pub(super) fn extent(args: &Args) -> anyhow::Result<()> {
     session(device(&args.image, &args.how)?, |s| {
         let at = logical(s, args)?;
         let owners = Owners::new(s);
-        let extent =
-            owners.extent_at(at).map_err(|e| anyhow::anyhow!("the extent tree cannot be read: {e}"))?;
+        let extent = owners
+            .extent_at(at)
+            .map_err(|e| anyhow::anyhow!("the extent tree cannot be read: {e}"))?;
         if args.how.json {
             let value = extent.as_ref().map(|e| {
                 let mut v = facts(s, e);
                 v.insert("refs".into(), items::refs(&e.refs).into());
                 v
             });
-            return print::json(&json!({ "address": at.0, "block_group": group(s, at), "extent": value }));
+            return print::json(
+                &json!({ "address": at.0, "block_group": group(s, at), "extent": value }),
+            );
         }
         print::line(&head(s, at, extent.as_ref()))?;
         for (r, count) in extent.iter().flat_map(|e| &e.refs).take(args.limit) {
@@ -134,7 +140,8 @@ pub(super) fn extent(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Offset in the file of an address, if the item's window covers it. Of a compressed extent every byte is everywhere.
+/// Offset in the file of an address, if the item's window covers it. Of a compressed extent every
+/// byte is everywhere.
 fn file_offset(at: Logical, item_offset: u64, r: &ExtentRecord) -> Option<u64> {
     if r.compression != Compression::None {
         return Some(item_offset);
@@ -197,7 +204,10 @@ pub(super) fn files_at(args: &Args) -> anyhow::Result<()> {
             let names: Vec<&str> =
                 f["paths"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             let names = if names.is_empty() { "(no name)".to_owned() } else { names.join("  ") };
-            print::line(&format!("  subvolume {} inode {} {offset}  {names}", f["subvolume"], f["inode"]))?;
+            print::line(&format!(
+                "  subvolume {} inode {} {offset}  {names}",
+                f["subvolume"], f["inode"]
+            ))?;
         }
         if !trees.is_empty() {
             let ids: Vec<String> = trees.iter().map(ToString::to_string).collect();

@@ -74,7 +74,10 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         if common.how.json {
             let value = |g: &Group| {
                 let stripes: Vec<Value> = map.chunk_at(g.start).map_or(Vec::new(), |c| {
-                    c.stripes.iter().map(|s| json!({ "devid": s.device.0, "offset": s.at.0 })).collect()
+                    c.stripes
+                        .iter()
+                        .map(|s| json!({ "devid": s.device.0, "offset": s.at.0 }))
+                        .collect()
                 });
                 json!({
                     "start": g.start.0,
@@ -93,8 +96,9 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
             let full = percent(g.used, g.length);
             print::line(&format!("{:>16} {length:>12} {used:>12} {full:>6.1}  {kind}", g.start.0))?;
         }
-        let (length, used): (u64, u64) =
-            groups.iter().fold((0, 0), |(l, u), g| (l.saturating_add(g.length), u.saturating_add(g.used)));
+        let (length, used): (u64, u64) = groups
+            .iter()
+            .fold((0, 0), |(l, u), g| (l.saturating_add(g.length), u.saturating_add(g.used)));
         print::line(&format!(
             "{} block groups, {} of {} used ({:.1} %)",
             groups.len(),

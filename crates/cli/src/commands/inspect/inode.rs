@@ -1,4 +1,5 @@
-//! Where a file lies: every extent with its copies, whether it is shared, and how fragmented it all is.
+//! Where a file lies: every extent with its copies, whether it is shared, and how fragmented it all
+//! is.
 
 use super::owners::Owners;
 use super::paths::{Paths, default_subvolume, resolve};
@@ -99,7 +100,9 @@ fn show(s: &Session<'_>, args: &Args, tree: TreeId, ino: u64) -> anyhow::Result<
             KeyType::INODE_ITEM => item = Some(i.data.to_vec()),
             KeyType::XATTR_ITEM => {
                 let entries = DirEntries::new(i.data).map_while(Result::ok);
-                xattrs.extend(entries.map(|e| json!({ "name": print::name(e.name), "size": e.data.len() })));
+                xattrs.extend(
+                    entries.map(|e| json!({ "name": print::name(e.name), "size": e.data.len() })),
+                );
             }
             KeyType::EXTENT_DATA => match FileExtent::parse(i.data) {
                 Ok(extent) => {
@@ -126,7 +129,8 @@ fn show(s: &Session<'_>, args: &Args, tree: TreeId, ino: u64) -> anyhow::Result<
     });
     s.problems.gaps(gaps);
     let Some(item) = item else { anyhow::bail!("subvolume {tree} has no inode {ino}") };
-    let names: Vec<String> = Paths::new(s).of(tree, ino, args.limit).iter().map(|p| print::name(p)).collect();
+    let names: Vec<String> =
+        Paths::new(s).of(tree, ino, args.limit).iter().map(|p| print::name(p)).collect();
     let key = Key::new(ino, KeyType::INODE_ITEM, 0);
     let facts = items::value(key, &item).unwrap_or_default();
     let summary = json!({
@@ -178,8 +182,9 @@ fn show(s: &Session<'_>, args: &Args, tree: TreeId, ino: u64) -> anyhow::Result<
             .flatten()
             .map(|p| format!("{}:{}", p["devid"], p["offset"]))
             .collect();
-        let text =
-            |k: &str| r[k].as_str().map_or_else(|| r[k].to_string(), str::to_owned).replace("null", "-");
+        let text = |k: &str| {
+            r[k].as_str().map_or_else(|| r[k].to_string(), str::to_owned).replace("null", "-")
+        };
         print::line(&format!(
             "{:>14} {:>12} {:<9} {:>16} {:>10} {:<5} {:<6} {:>10}  {}",
             text("offset"),
@@ -204,7 +209,13 @@ fn show(s: &Session<'_>, args: &Args, tree: TreeId, ino: u64) -> anyhow::Result<
     ))
 }
 
-fn row(s: &Session<'_>, owners: &mut Owners<'_>, at: u64, extent: &FileExtent<'_>, leaf: Logical) -> Value {
+fn row(
+    s: &Session<'_>,
+    owners: &mut Owners<'_>,
+    at: u64,
+    extent: &FileExtent<'_>,
+    leaf: Logical,
+) -> Value {
     let mut row = items::file_extent(extent);
     let mut set = |k: &str, v: Value| {
         if let Some(o) = row.as_object_mut() {
@@ -216,8 +227,11 @@ fn row(s: &Session<'_>, owners: &mut Owners<'_>, at: u64, extent: &FileExtent<'_
         && !r.is_hole()
     {
         // Of a compressed extent the bytes of a window cannot be told apart.
-        let begins =
-            if r.compression == Compression::None { r.disk_bytenr.plus(r.offset) } else { r.disk_bytenr };
+        let begins = if r.compression == Compression::None {
+            r.disk_bytenr.plus(r.offset)
+        } else {
+            r.disk_bytenr
+        };
         let found = owners.extent_at(r.disk_bytenr).ok().flatten();
         let shared = found.is_some_and(|e| e.item.refs > 1) || owners.trees_of(leaf).len() > 1;
         set("logical", begins.0.into());

@@ -1,12 +1,12 @@
 //! What an item holds, as named values.
 //!
-//! Kinds that have no structure worth naming (checksums, bitmaps) give nothing, and are shown as bytes. An item that
-//! cannot be parsed says why.
+//! Kinds that have no structure worth naming (checksums, bitmaps) give nothing, and are shown as
+//! bytes. An item that cannot be parsed says why.
 
 use crate::print;
 use larder_format::items::{
-    BlockGroupItem, Chunk, DevExtent, DirEntries, ExtRefs, ExtentItem, ExtentKind, ExtentRef, FileExtent,
-    FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, parse_keyed_refs,
+    BlockGroupItem, Chunk, DevExtent, DirEntries, ExtRefs, ExtentItem, ExtentKind, ExtentRef,
+    FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, parse_keyed_refs,
 };
 use larder_format::{FormatError, Key, KeyType};
 use serde_json::{Map, Value, json};
@@ -76,8 +76,9 @@ fn flat(value: &Value) -> String {
 
 fn inode(data: &[u8]) -> Parsed {
     let i = InodeItem::parse(data)?;
-    let time =
-        |t: larder_format::items::Timespec| format!("{}.{:09}", print::time(t.sec.get()), t.nsec.get());
+    let time = |t: larder_format::items::Timespec| {
+        format!("{}.{:09}", print::time(t.sec.get()), t.nsec.get())
+    };
     Ok(json!({
         "generation": i.generation.get(),
         "transid": i.transid.get(),

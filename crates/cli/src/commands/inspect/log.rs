@@ -1,7 +1,7 @@
 //! `larder inspect log`: what was fsynced after the last commit, and waits to be replayed.
 //!
-//! [`contents`] is the short form: which inodes, by which names, with how much data. `larder rescue zero-log` tells with it
-//! what would be lost.
+//! [`contents`] is the short form: which inodes, by which names, with how much data. `larder rescue
+//! zero-log` tells with it what would be lost.
 
 use super::{Common, Problems, device, trees, with_reader};
 use crate::print;
@@ -31,7 +31,8 @@ fn log_trees(reader: &Reader<'_>, problems: &Problems) -> Vec<(ObjectId, Tree)> 
     let sb = reader.superblock();
     let Some(at) = sb.log_root() else { return Vec::new() };
     let generation = Some(sb.generation().next());
-    let top = Tree::plain(ObjectId::TREE_LOG, RootPointer { at, generation, level: sb.log_root_level });
+    let top =
+        Tree::plain(ObjectId::TREE_LOG, RootPointer { at, generation, level: sb.log_root_level });
     let mut found = Vec::new();
     let gaps = top.walk(reader, Key::MIN, Key::MAX, &mut |item| {
         if item.key.kind == KeyType::ROOT_ITEM {
@@ -59,9 +60,13 @@ pub(crate) fn contents(reader: &Reader<'_>, problems: &Problems) -> Vec<(ObjectI
             }
             let logged = inodes.entry(item.key.objectid.0).or_default();
             match item.key.kind {
-                KeyType::INODE_ITEM => logged.size = InodeItem::parse(item.data).ok().map(|i| i.size.get()),
+                KeyType::INODE_ITEM => {
+                    logged.size = InodeItem::parse(item.data).ok().map(|i| i.size.get())
+                }
                 KeyType::INODE_REF => {
-                    logged.names.extend(InodeRefs::new(item.data).flatten().map(|r| r.name.to_vec()));
+                    logged
+                        .names
+                        .extend(InodeRefs::new(item.data).flatten().map(|r| r.name.to_vec()));
                 }
                 KeyType::INODE_EXTREF => {
                     logged.names.extend(ExtRefs::new(item.data).flatten().map(|r| r.name.to_vec()));

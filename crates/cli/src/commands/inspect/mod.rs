@@ -1,7 +1,8 @@
 //! `larder inspect`: the structures of an image, as they lie on disk.
 //!
-//! Meant for images that may be broken: it reads blocks itself instead of opening the file system, goes on after what
-//! it cannot read, says so, and ends with exit code 1 then. One module per question:
+//! Meant for images that may be broken: it reads blocks itself instead of opening the file system,
+//! goes on after what it cannot read, says so, and ends with exit code 1 then. One module per
+//! question:
 //!
 //! | module | question |
 //! |---|---|
@@ -37,7 +38,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) use groups::{Group, percent, read_groups};
 pub(crate) use trees::type_text;
 
-/// Show the structures of an image: superblocks, trees, chunks, block groups; whose an address is; where a file lies.
+/// Show the structures of an image: superblocks, trees, chunks, block groups; whose an address is;
+/// where a file lies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -76,7 +78,8 @@ enum What {
     Super(Common),
     /// The blocks and items of a tree
     #[command(
-        after_help = "Examples:\n  larder inspect tree --tree fs disk.img\n  larder inspect tree --block 30441472 disk.img"
+        after_help = "Examples:\n  larder inspect tree --tree fs disk.img\n  larder inspect tree \
+            --block 30441472 disk.img"
     )]
     Tree(trees::Args),
     /// Where the logical address space lies on the device
@@ -90,12 +93,14 @@ enum What {
     Extent(extent::Args),
     /// Where a file lies: its extents, copies, compression, sharing, fragments
     #[command(
-        after_help = "Examples:\n  larder inspect inode disk.img:/etc/passwd\n  larder inspect inode --subvolid 5 --number 257 disk.img"
+        after_help = "Examples:\n  larder inspect inode disk.img:/etc/passwd\n  larder inspect \
+            inode --subvolid 5 --number 257 disk.img"
     )]
     Inode(inode::Args),
     /// Which files, in which subvolumes and snapshots, use an address
     #[command(
-        after_help = "Examples:\n  larder inspect files-at disk.img 30441472\n  larder inspect files-at --physical disk.img 38797312"
+        after_help = "Examples:\n  larder inspect files-at disk.img 30441472\n  larder inspect \
+            files-at --physical disk.img 38797312"
     )]
     FilesAt(extent::Args),
     /// What was fsynced after the last commit and waits to be replayed

@@ -1,14 +1,17 @@
 //! Who uses an extent: back references, followed up through everything that shares them.
 //!
-//! A data extent's reference leads to a leaf (or to a tree and key, where the leaf is then looked up). That leaf may be
-//! shared: its own references lead to the trees that point to it, or to the nodes above it, and so on to the roots.
-//! Each tree that arrives at the leaf has the file. Where the extent tree cannot be read, all subvolumes are searched.
+//! A data extent's reference leads to a leaf (or to a tree and key, where the leaf is then looked
+//! up). That leaf may be shared: its own references lead to the trees that point to it, or to the
+//! nodes above it, and so on to the roots. Each tree that arrives at the leaf has the file. Where
+//! the extent tree cannot be read, all subvolumes are searched.
 //!
 //! Bounded: a node above another has a higher level, nodes are resolved once, and no more than
 //! [`MOST_NODES`] of them.
 
 use super::Session;
-use larder_format::items::{ExtentFlags, ExtentItem, ExtentRecord, ExtentRef, FileExtent, parse_keyed_refs};
+use larder_format::items::{
+    ExtentFlags, ExtentItem, ExtentRecord, ExtentRef, FileExtent, parse_keyed_refs,
+};
 use larder_format::node::NodeView;
 use larder_format::{Key, KeyType, Logical, MAX_COMPRESSED_EXTENT, ObjectId, TreeId};
 use larder_restore::Tree;
@@ -31,7 +34,8 @@ pub(super) struct Extent {
     pub(super) refs: Vec<(ExtentRef, u32)>,
 }
 
-/// A file that uses an extent: subvolume, inode and file offset of the item, with what the item says.
+/// A file that uses an extent: subvolume, inode and file offset of the item, with what the item
+/// says.
 pub(super) type Users = BTreeMap<(TreeId, u64, u64), ExtentRecord>;
 
 /// Looks for users.
@@ -117,7 +121,9 @@ impl<'a> Owners<'a> {
                         trees.insert(*root);
                     }
                     ExtentRef::TreeBlock { root } => {
-                        if let Some(parent) = first.and_then(|k| self.parent_in(*root, node, level, k)) {
+                        if let Some(parent) =
+                            first.and_then(|k| self.parent_in(*root, node, level, k))
+                        {
                             trees.extend(self.trees_of(parent).iter().copied());
                         }
                     }
@@ -167,7 +173,8 @@ impl<'a> Owners<'a> {
         for (r, count) in &extent.refs {
             match r {
                 ExtentRef::Data { root, objectid, offset } => {
-                    for (leaf, at, record) in self.by_key(extent, *root, *objectid, *offset, *count) {
+                    for (leaf, at, record) in self.by_key(extent, *root, *objectid, *offset, *count)
+                    {
                         self.add(&mut users, leaf, ObjectId(*objectid), at, record);
                     }
                 }
@@ -187,7 +194,14 @@ impl<'a> Owners<'a> {
         users
     }
 
-    fn add(&mut self, users: &mut Users, leaf: Logical, ino: ObjectId, at: u64, record: ExtentRecord) {
+    fn add(
+        &mut self,
+        users: &mut Users,
+        leaf: Logical,
+        ino: ObjectId,
+        at: u64,
+        record: ExtentRecord,
+    ) {
         for tree in self.trees_of(leaf).iter() {
             users.insert((*tree, ino.0, at), record);
         }
@@ -204,7 +218,8 @@ impl<'a> Owners<'a> {
     ) -> Vec<(Logical, u64, ExtentRecord)> {
         let mut out = Vec::new();
         let Some(tree) = self.s.trees.tree(tree) else { return out };
-        // Items begin within the extent's length from where its first byte would lie, which may be before the file.
+        // Items begin within the extent's length from where its first byte would lie, which may be
+        // before the file.
         let most = extent.length.max(MAX_COMPRESSED_EXTENT);
         let low = if offset.cast_signed() < 0 { 0 } else { offset };
         let high = offset.wrapping_add(most);
@@ -216,7 +231,11 @@ impl<'a> Owners<'a> {
             {
                 out.push((item.leaf, item.key.offset, record));
             }
-            if out.len() < count as usize { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            if out.len() < count as usize {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
         });
         self.s.problems.gaps(gaps);
         out

@@ -45,7 +45,8 @@ impl<'a> Paths<'a> {
         out
     }
 
-    /// Path of a directory within its subvolume, with a slash in front, without one behind; the top is empty.
+    /// Path of a directory within its subvolume, with a slash in front, without one behind; the top
+    /// is empty.
     fn directory(&mut self, tree: TreeId, dir: u64) -> Option<Vec<u8>> {
         let mut chain = Vec::new();
         let mut at = dir;
@@ -85,7 +86,8 @@ impl<'a> Paths<'a> {
             if let Some(known) = self.subvolumes.get(&at) {
                 break known.clone();
             }
-            let Some(sub) = self.s.trees.subvolumes.get(&at).filter(|_| chain.len() < DEEPEST) else {
+            let Some(sub) = self.s.trees.subvolumes.get(&at).filter(|_| chain.len() < DEEPEST)
+            else {
                 break Vec::new();
             };
             let Some(up) = sub.parent else { break Vec::new() };
@@ -119,7 +121,11 @@ impl<'a> Paths<'a> {
 }
 
 /// Follows a path from the top of a subvolume; symbolic links are not followed.
-pub(super) fn resolve(s: &Session<'_>, start: TreeId, path: &[u8]) -> anyhow::Result<(TreeId, u64)> {
+pub(super) fn resolve(
+    s: &Session<'_>,
+    start: TreeId,
+    path: &[u8],
+) -> anyhow::Result<(TreeId, u64)> {
     let (mut tree, mut ino) = (start, TOP);
     for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
         let shown = String::from_utf8_lossy(path).into_owned();
@@ -139,8 +145,8 @@ pub(super) fn resolve(s: &Session<'_>, start: TreeId, path: &[u8]) -> anyhow::Re
 pub(super) fn default_subvolume(s: &Session<'_>) -> TreeId {
     let name = b"default";
     let root = s.trees.tree(ObjectId::ROOT_TREE);
-    let item =
-        root.and_then(|t| t.find(s.reader, dir_item_key(ObjectId::ROOT_TREE_DIR, name)).ok().flatten());
+    let item = root
+        .and_then(|t| t.find(s.reader, dir_item_key(ObjectId::ROOT_TREE_DIR, name)).ok().flatten());
     let entry = item.as_deref().and_then(|d| find_entry(d, name).ok().flatten());
     entry.map_or(ObjectId::FS_TREE, |e| e.location.objectid)
 }

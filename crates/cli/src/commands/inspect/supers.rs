@@ -12,10 +12,12 @@ use std::fmt::Write as _;
 pub(super) fn run(device: &dyn Device, json: bool) -> anyhow::Result<()> {
     let copies = read_all_superblocks(device);
     // Nothing that looks like a superblock anywhere: not damaged, but something else.
-    let is_other = |c: &SuperCopy| matches!(&c.content, Err(e) if e.to_string().contains("not a btrfs"));
+    let is_other =
+        |c: &SuperCopy| matches!(&c.content, Err(e) if e.to_string().contains("not a btrfs"));
     if copies.iter().all(is_other) {
-        let error =
-            read_superblock(device).err().map_or_else(|| anyhow::anyhow!("no superblock"), Into::into);
+        let error = read_superblock(device)
+            .err()
+            .map_or_else(|| anyhow::anyhow!("no superblock"), Into::into);
         return Err(error).could_not_run();
     }
     let is_dump = |c: &SuperCopy| matches!(&c.content, Ok(sb) if sb.metadata_dump().is_some());

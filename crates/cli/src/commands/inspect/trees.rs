@@ -16,7 +16,8 @@ use std::path::PathBuf;
 pub(super) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Tree to show: a number or root, extent, chunk, dev, fs, csum, uuid, free-space, block-group, data-reloc
+    /// Tree to show: a number or root, extent, chunk, dev, fs, csum, uuid, free-space, block-group,
+    /// data-reloc
     #[arg(long, default_value = "root", value_parser = tree_id, allow_hyphen_values = true)]
     tree: u64,
     /// Show this one block instead of a whole tree
@@ -48,7 +49,8 @@ fn tree_id(text: &str) -> Result<u64, String> {
     if let Some((_, id)) = NAMES.iter().find(|(n, _)| *n == text) {
         return Ok(*id);
     }
-    let negative = text.strip_prefix('-').and_then(|n| n.parse::<u64>().ok()).map(u64::wrapping_neg);
+    let negative =
+        text.strip_prefix('-').and_then(|n| n.parse::<u64>().ok()).map(u64::wrapping_neg);
     text.parse()
         .ok()
         .or(negative)
@@ -75,7 +77,8 @@ fn open_tree(reader: &Reader<'_>, problems: &Problems, id: u64) -> anyhow::Resul
 
 pub(super) fn tree(args: &Args) -> anyhow::Result<()> {
     with_reader(device(&args.image, &args.how)?, |reader, problems| {
-        let (mut values, mut result, mut left) = (Vec::new(), Ok(()), args.limit.unwrap_or(usize::MAX));
+        let (mut values, mut result, mut left) =
+            (Vec::new(), Ok(()), args.limit.unwrap_or(usize::MAX));
         let mut one = |view: NodeView<'_>| {
             if left == 0 {
                 return ControlFlow::Break(());
@@ -129,7 +132,8 @@ pub(super) fn chunks(common: &Common) -> anyhow::Result<()> {
         }
         print::line(&format!("{:>16} {:>14} {:<22} device:physical", "logical", "length", "type"))?;
         for (at, c) in &chunks {
-            let places: Vec<String> = c.stripes.iter().map(|s| format!("{}:{}", s.devid, s.offset)).collect();
+            let places: Vec<String> =
+                c.stripes.iter().map(|s| format!("{}:{}", s.devid, s.offset)).collect();
             let kind = type_text(c.flags.bits());
             print::line(&format!("{at:>16} {:>14} {kind:<22} {}", c.length, places.join(" ")))?;
         }
@@ -175,8 +179,10 @@ pub(super) fn node_text(view: NodeView<'_>) -> String {
             continue;
         }
         for line in shown.chunks(32) {
-            let ascii: String =
-                line.iter().map(|b| if b.is_ascii_graphic() { char::from(*b) } else { '.' }).collect();
+            let ascii: String = line
+                .iter()
+                .map(|b| if b.is_ascii_graphic() { char::from(*b) } else { '.' })
+                .collect();
             let _ = writeln!(out, "      {:<64}  {ascii}", hex(line));
         }
         if !cut.is_empty() {
@@ -184,7 +190,13 @@ pub(super) fn node_text(view: NodeView<'_>) -> String {
         }
     }
     for p in view.pointers().iter().filter(|_| view.level() > 0) {
-        let _ = writeln!(out, "  {} block {} generation {}", Key::from(p.key), p.blockptr, p.generation);
+        let _ = writeln!(
+            out,
+            "  {} block {} generation {}",
+            Key::from(p.key),
+            p.blockptr,
+            p.generation
+        );
     }
     out
 }

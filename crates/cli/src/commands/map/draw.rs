@@ -1,7 +1,8 @@
 //! Shapes, tooltips, legends: cells become an SVG.
 //!
-//! The picture must be readable on screen and on paper, without scripts and without anything from elsewhere. Runs of cells
-//! that look alike and say the same are one shape, which keeps pictures of empty devices small.
+//! The picture must be readable on screen and on paper, without scripts and without anything from
+//! elsewhere. Runs of cells that look alike and say the same are one shape, which keeps pictures of
+//! empty devices small.
 
 use super::layout::{Grid, Layout};
 use super::paint::{self, Colour, Letters, Line, Paint, STEPS};
@@ -52,7 +53,8 @@ fn share(part: u64, whole: u64) -> String {
     }
 }
 
-/// The kind that a cell shows. System space is tiny and would never have most of a large cell, so it always shows.
+/// The kind that a cell shows. System space is tiny and would never have most of a large cell, so
+/// it always shows.
 fn shown(cell: &Cell, bytes: u64) -> Option<Kind> {
     if cell.allocated[Kind::System as usize] > 0 {
         return Some(Kind::System);
@@ -85,7 +87,9 @@ fn age_ends(space: &Space) -> Vec<u64> {
     for (generation, n) in all {
         sum += u128::from(n);
         // The step is full: whatever comes with the same generation still belongs to it.
-        if sum * AGES as u128 >= total * (ends.len() as u128 + 1) && ends.last() != Some(&generation) {
+        if sum * AGES as u128 >= total * (ends.len() as u128 + 1)
+            && ends.last() != Some(&generation)
+        {
             ends.push(generation);
         }
     }
@@ -128,8 +132,10 @@ fn panel(
         }
         let _ = write!(out, "<path{} d=\"", first.paint);
         // Neighbours on a line are one rectangle.
-        let mut places: Vec<(u32, u32)> =
-            (from..to).map(|i| grid.place(u32::try_from(i).unwrap_or(0))).map(|(x, y)| (y, x)).collect();
+        let mut places: Vec<(u32, u32)> = (from..to)
+            .map(|i| grid.place(u32::try_from(i).unwrap_or(0)))
+            .map(|(x, y)| (y, x))
+            .collect();
         places.sort_unstable();
         let mut i = 0;
         while i < places.len() {
@@ -172,7 +178,8 @@ fn borders(out: &mut String, space: &Space, grid: &Grid) {
         let (x, y) = grid.place(u32::try_from(i).unwrap_or(0));
         at[y as usize * side + x as usize] = cell.group.map(|g| g.0);
     }
-    let line = Line { colour: paint::INK, width: f64::from(grid.side) / PANEL * 1.2, opacity: ".7" };
+    let line =
+        Line { colour: paint::INK, width: f64::from(grid.side) / PANEL * 1.2, opacity: ".7" };
     let _ = write!(out, "<path{line} d=\"");
     for y in 0..side {
         for x in 0..side {
@@ -224,7 +231,8 @@ fn tip(space: &Space, from: usize, to: usize) -> String {
     }
     let group = cells.first().and_then(|c| c.group).map(|g| g.0);
     lines.extend(group_text(space, group));
-    let ages = cells.iter().filter_map(|c| c.generations).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+    let ages =
+        cells.iter().filter_map(|c| c.generations).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     if let Some((oldest, newest)) = ages {
         lines.push(if oldest == newest {
             format!("Written in transaction {oldest}")
@@ -242,7 +250,8 @@ fn text(out: &mut String, x: f64, y: f64, letters: Letters, content: &str) {
 /// A swatch of the legend whose text stands at `y`.
 fn swatch(out: &mut String, x: f64, y: f64, width: u32, paint: Paint) {
     let y = y - 11.0;
-    let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width}\" height=\"13\"{paint}/>");
+    let _ =
+        writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width}\" height=\"13\"{paint}/>");
 }
 
 /// Colour swatches of a kind, from empty to full.
@@ -300,8 +309,11 @@ fn age_legend(out: &mut String, space: &Space, ends: &[u64], y: f64) -> f64 {
         at += 24.0;
         let colour = age_colour(i, ends.len());
         swatch(out, left, at, 41, Paint::full(paint::AGES[colour]));
-        let range =
-            if from[i] == ends[i] { format!("{}", ends[i]) } else { format!("{} – {}", from[i], ends[i]) };
+        let range = if from[i] == ends[i] {
+            format!("{}", ends[i])
+        } else {
+            format!("{} – {}", from[i], ends[i])
+        };
         text(out, left + 54.0, at, Letters::PLAIN, &range);
         text(out, left + PANEL, at, Letters::PLAIN.before(), &human(bytes[i]));
     }
@@ -333,7 +345,8 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
             let x = left + i as f64 * width / BINS as f64;
             let _ = writeln!(
                 out,
-                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" fill=\"{colour}\"><title>{count} \
+                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" \
+                    fill=\"{colour}\"><title>{count} \
                  {} block groups are {} to {} % full</title></rect>",
                 x + 1.0,
                 base - h,
@@ -357,7 +370,8 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
 /// The whole picture.
 pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> String {
     let mut body = String::new();
-    let title = if space.label.is_empty() { name.to_owned() } else { format!("{} ({name})", space.label) };
+    let title =
+        if space.label.is_empty() { name.to_owned() } else { format!("{} ({name})", space.label) };
     let used: u64 = space.used.iter().sum();
     text(&mut body, MARGIN, 46.0, Letters::TITLE, &title);
     let facts = format!(
@@ -421,7 +435,8 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
     let bottom = histogram(&mut body, space, bottom + 50.0);
     let cell = human(space.size / space.cells.len().max(1) as u64);
     let foot = format!(
-        "A cell is {cell} of the device. Lines are borders of block groups, where there is room for them."
+        "A cell is {cell} of the device. Lines are borders of block groups, where there is room \
+            for them."
     );
     text(&mut body, MARGIN, bottom + 36.0, Letters::SOFT, &foot);
     let height = bottom + 60.0;
@@ -429,23 +444,28 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
     if html { page(&svg, &title) } else { svg }
 }
 
-/// The picture in a page of its own. The script only makes tooltips come at once; without it the browser's own appear.
+/// The picture in a page of its own. The script only makes tooltips come at once; without it the
+/// browser's own appear.
 fn page(svg: &str, title: &str) -> String {
     const PAGE: &str = "
 :root{color-scheme:light dark}
 body{margin:0;background:#fff}svg{display:block;max-width:1400px;margin:auto}
-#t{position:fixed;pointer-events:none;white-space:pre;font:13px/1.45 system-ui,sans-serif;background:#1b1e23;color:#fff;
+#t{position:fixed;pointer-events:none;white-space:pre;font:13px/1.45 \
+system-ui,sans-serif;background:#1b1e23;color:#fff;
 padding:8px 11px;border-radius:6px;box-shadow:0 2px 12px #0006;display:none;max-width:90vw}
 @media(prefers-color-scheme:dark){body{background:#14171c}#t{background:#e8eaed;color:#14171c}}";
     const SCRIPT: &str = "
 const t=document.getElementById('t');
-document.querySelectorAll('svg path>title,svg rect>title').forEach(e=>{const p=e.parentNode;p.dataset.t=e.textContent;e.remove()});
-document.addEventListener('mousemove',e=>{const s=e.target.dataset&&e.target.dataset.t;if(!s){t.style.display='none';return}
+document.querySelectorAll('svg path>title,svg rect>title').forEach(e=>{const \
+p=e.parentNode;p.dataset.t=e.textContent;e.remove()});
+document.addEventListener('mousemove',e=>{const \
+s=e.target.dataset&&e.target.dataset.t;if(!s){t.style.display='none';return}
 t.textContent=s;t.style.display='block';const w=t.offsetWidth,h=t.offsetHeight;
 t.style.left=Math.max(4,Math.min(e.clientX+14,innerWidth-w-4))+'px';
 t.style.top=(e.clientY+18+h>innerHeight?e.clientY-h-10:e.clientY+18)+'px'});";
     format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta \
+            name=\"viewport\" \
          content=\"width=device-width\">\n<title>{}</title>\n<style>{PAGE}</style>\n</head>\n<body>\n{svg}<div \
          id=\"t\"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
         xml(title)

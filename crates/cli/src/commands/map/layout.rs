@@ -1,7 +1,8 @@
 //! Where on the picture a cell lies.
 //!
-//! On a Hilbert curve neighbours on the device are neighbours on the picture, so that a range is a blob whose area is
-//! its size, whatever the size of the device. Rows are for those who want to read addresses.
+//! On a Hilbert curve neighbours on the device are neighbours on the picture, so that a range is a
+//! blob whose area is its size, whatever the size of the device. Rows are for those who want to
+//! read addresses.
 
 use clap::ValueEnum;
 
@@ -74,7 +75,9 @@ mod tests {
             assert_eq!(grid.side, side);
             let places: Vec<(u32, u32)> = (0..grid.cells()).map(|c| grid.place(c)).collect();
             assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), grid.cells() as usize);
-            assert!(places.windows(2).all(|w| w[0].0.abs_diff(w[1].0) + w[0].1.abs_diff(w[1].1) == 1));
+            assert!(
+                places.windows(2).all(|w| w[0].0.abs_diff(w[1].0) + w[0].1.abs_diff(w[1].1) == 1)
+            );
             assert_eq!(places[0], (0, 0));
             assert_eq!(places[places.len() - 1], (side - 1, 0));
         }

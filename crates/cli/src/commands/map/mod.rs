@@ -24,8 +24,9 @@ use std::path::{Path, PathBuf};
 
 /// Draw a picture of an image's space: what lies where, how full it is, how old.
 ///
-/// Every cell is the same number of bytes of the device. Left: data, metadata, system, unallocated; the fuller, the
-/// stronger. Right: how long ago what lies there was written, by transaction. Point at a cell for its facts.
+/// Every cell is the same number of bytes of the device. Left: data, metadata, system, unallocated;
+/// the fuller, the stronger. Right: how long ago what lies there was written, by transaction. Point
+/// at a cell for its facts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -34,7 +35,8 @@ Examples:
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// File to write: .svg, or .html for tooltips that come at once; `-` is an SVG on standard output
+    /// File to write: .svg, or .html for tooltips that come at once; `-` is an SVG on standard
+    /// output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// How cells are put on the picture
@@ -50,19 +52,28 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let to_stdout = args.output.as_os_str() == "-";
-    let extension = args.output.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let extension =
+        args.output.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
     let html = match &extension[..] {
         "html" | "htm" => true,
         "svg" => false,
         _ if to_stdout => false,
-        _ => return crate::failure::usage("the output must end in .svg or .html, or be - for an SVG"),
+        _ => {
+            return crate::failure::usage(
+                "the output must end in .svg or .html, or be - for an SVG",
+            );
+        }
     };
     let device = open_device(&args.image, Access::Read { force: args.force })?;
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("{bytes} of {total_bytes} in extents ({elapsed})") {
+    let bar =
+        if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    if let Ok(style) =
+        ProgressStyle::with_template("{bytes} of {total_bytes} in extents ({elapsed})")
+    {
         bar.set_style(style);
     }
-    let name = args.image.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    let name =
+        args.image.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let grid = layout::Grid::new(args.layout, args.cells);
     super::inspect::session(device, |s| {
         let space = space::Space::read(s, grid.cells(), &bar)?;

@@ -1,11 +1,12 @@
 //! Colours and letters, as every viewer shows them.
 //!
-//! Image viewers, office programs and most renderers know attributes like `fill="#0072b2"` and little
-//! or nothing of style sheets: what is in a style sheet alone is black there. So every shape and every
-//! text has its look as attributes, on a light ground that the picture brings along. The style sheet
-//! only adds what may be missing: other colours where the reader prefers a dark ground, figures of
-//! equal width, and a border around the cell that is pointed at. It finds a colour by the attribute
-//! that names it; therefore no two colours may have the same name on the light ground.
+//! Image viewers, office programs and most renderers know attributes like `fill="#0072b2"` and
+//! little or nothing of style sheets: what is in a style sheet alone is black there. So every shape
+//! and every text has its look as attributes, on a light ground that the picture brings along. The
+//! style sheet only adds what may be missing: other colours where the reader prefers a dark ground,
+//! figures of equal width, and a border around the cell that is pointed at. It finds a colour by
+//! the attribute that names it; therefore no two colours may have the same name on the light
+//! ground.
 //!
 //! The colours can be told apart by those who cannot tell red from green: hues of the Okabe-Ito
 //! palette, viridis for age, and always a difference in lightness.
@@ -115,8 +116,10 @@ pub(super) struct Letters {
 impl Letters {
     pub(super) const PLAIN: Self = Self { look: "", soft: false, anchor: "" };
     pub(super) const SOFT: Self = Self { soft: true, ..Self::PLAIN };
-    pub(super) const TITLE: Self = Self { look: " font-size=\"26\" font-weight=\"600\"", ..Self::PLAIN };
-    pub(super) const HEADING: Self = Self { look: " font-size=\"16\" font-weight=\"600\"", ..Self::PLAIN };
+    pub(super) const TITLE: Self =
+        Self { look: " font-size=\"26\" font-weight=\"600\"", ..Self::PLAIN };
+    pub(super) const HEADING: Self =
+        Self { look: " font-size=\"16\" font-weight=\"600\"", ..Self::PLAIN };
 
     /// The place is the text's end.
     pub(super) const fn before(self) -> Self {
@@ -135,20 +138,24 @@ impl fmt::Display for Letters {
     }
 }
 
-/// The picture around `body`, `width` by `height`: ground, letters, and the style sheet with what may be missing.
+/// The picture around `body`, `width` by `height`: ground, letters, and the style sheet with what
+/// may be missing.
 pub(super) fn frame(title: &str, width: f64, height: f64, body: &str) -> String {
     let mut dark = String::new();
     for Colour { light, dark: other } in all() {
-        let _ = write!(dark, "[fill='{light}']{{fill:{other}}}[stroke='{light}']{{stroke:{other}}}");
+        let _ =
+            write!(dark, "[fill='{light}']{{fill:{other}}}[stroke='{light}']{{stroke:{other}}}");
     }
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+            role=\"img\" \
          aria-label=\"Map of the space of {title}\">\n<title>{title}</title>\n\
          <style>\ntext{{font-variant-numeric:tabular-nums}}\n\
          .c path:hover{{stroke:{INK};stroke-width:.3}}\n\
          @media(prefers-color-scheme:dark){{.c path:hover{{stroke:{}}}\n{dark}}}\n</style>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"{GROUND}\"/>\n\
-         <g fill=\"{INK}\" font-size=\"13\" font-family=\"system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica \
+         <g fill=\"{INK}\" font-size=\"13\" font-family=\"system-ui,-apple-system,'Segoe \
+         UI',Roboto,'Helvetica \
          Neue',sans-serif\">\n{body}</g>\n</svg>\n",
         INK.dark
     )
@@ -163,7 +170,9 @@ mod tests {
         let names: std::collections::BTreeSet<&str> = all().map(|c| c.light).collect();
         assert_eq!(names.len(), all().count());
         let framed = frame("", 10.0, 10.0, "");
-        assert!(all().all(|c| framed.contains(&format!("[fill='{}']{{fill:{}}}", c.light, c.dark))));
+        assert!(
+            all().all(|c| framed.contains(&format!("[fill='{}']{{fill:{}}}", c.light, c.dark)))
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What each cell of the device holds.
 //!
-//! Cells are fixed in number; extents are added up as they are read and forgotten. So memory does not depend on the
-//! device, and a cell that covers gigabytes still knows how much of each kind there is in it.
+//! Cells are fixed in number; extents are added up as they are read and forgotten. So memory does
+//! not depend on the device, and a cell that covers gigabytes still knows how much of each kind
+//! there is in it.
 
 use crate::commands::inspect::{Group, Session, read_groups};
 use indicatif::ProgressBar;
@@ -110,7 +111,12 @@ impl Space {
             let group = space.groups.binary_search_by_key(&chunk.start, |g| g.start).ok();
             let kind = Kind::of_group(BlockGroupFlags::from_bits_retain(chunk.kind));
             for stripe in &chunk.stripes {
-                space.allocate(stripe.at.0, chunk.length, kind, group.and_then(|g| u32::try_from(g).ok()));
+                space.allocate(
+                    stripe.at.0,
+                    chunk.length,
+                    kind,
+                    group.and_then(|g| u32::try_from(g).ok()),
+                );
             }
         }
         bar.set_length(sb.bytes_used());
@@ -123,7 +129,8 @@ impl Space {
     /// Adds all extents; says whether they could be read.
     fn extents(&mut self, s: &Session<'_>, bar: &ProgressBar) -> bool {
         let Some(tree) = s.trees.tree(ObjectId::EXTENT_TREE) else {
-            s.problems.add("there is no extent tree: block groups are drawn as evenly filled".into());
+            s.problems
+                .add("there is no extent tree: block groups are drawn as evenly filled".into());
             return false;
         };
         let nodesize = u64::from(s.reader.superblock().nodesize());
@@ -224,7 +231,8 @@ impl Space {
             cell.used[kind as usize] = cell.used[kind as usize].saturating_add(n);
             if let Some(g) = generation {
                 cell.age = cell.age.saturating_add(u128::from(g) * u128::from(n));
-                cell.generations = Some(cell.generations.map_or((g, g), |(a, b)| (a.min(g), b.max(g))));
+                cell.generations =
+                    Some(cell.generations.map_or((g, g), |(a, b)| (a.min(g), b.max(g))));
             }
         });
     }

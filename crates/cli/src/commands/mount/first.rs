@@ -1,12 +1,14 @@
 //! The first mount of an image: this process becomes the daemon that serves it.
 //!
-//! What needs rights comes first: the image with its lock, the state file, the
-//! [attach socket](crate::attach) for further mounts, the porter. Then the daemon goes into its sandbox, and
-//! only then it reads the image. The start lock is released when the mount is ready or has failed. A
-//! second mount that waited for it then finds the socket, or no daemon.
+//! What needs rights comes first: the image with its lock, the state file, the [attach
+//! socket](crate::attach) for further mounts, the porter. Then the daemon goes into its sandbox,
+//! and only then it reads the image. The start lock is released when the mount is ready or has
+//! failed. A second mount that waited for it then finds the socket, or no daemon.
 
 use super::mounts::{Mounts, NewMount};
-use super::{Args, advise_mount, note_uring, porter_command, request, say_mounted, say_ready, tidy_up};
+use super::{
+    Args, advise_mount, note_uring, porter_command, request, say_mounted, say_ready, tidy_up,
+};
 use crate::attach::{AttachSocket, StartLock};
 use crate::failure::Advise;
 use crate::image::{Access, advise_content, advise_filesystem, advise_open, when_free};
@@ -33,11 +35,16 @@ pub(super) fn serve(
     start_lock: Option<StartLock>,
 ) -> anyhow::Result<()> {
     let source = &args.source;
-    let (access, mode) =
-        if wishes.read_only { (Access::Serve, OpenMode::Read) } else { (Access::Write, OpenMode::Write) };
-    let device =
-        advise_open(when_free(source, || FileDevice::open_cached(source, mode, wishes.caching)), access)
-            .map_err(|e| read_only_advice(e, wishes))?;
+    let (access, mode) = if wishes.read_only {
+        (Access::Serve, OpenMode::Read)
+    } else {
+        (Access::Write, OpenMode::Write)
+    };
+    let device = advise_open(
+        when_free(source, || FileDevice::open_cached(source, mode, wishes.caching)),
+        access,
+    )
+    .map_err(|e| read_only_advice(e, wishes))?;
     let settings = whole::settings(wishes, device.is_block_device());
     let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
@@ -56,23 +63,26 @@ pub(super) fn serve(
     }
     // From here on nothing can be opened any more. Nothing was read yet that somebody else could
     // have written.
-    let started = wishes.sandbox.then(|| start_porter(args, &image, mountpoint, socket_path.as_deref()));
+    let started =
+        wishes.sandbox.then(|| start_porter(args, &image, mountpoint, socket_path.as_deref()));
     let porter = started.transpose().inspect_err(|_| tidy())?;
     let sandbox = porter.is_some().then(sandbox::enter);
 
-    let (fs, mounted) = match open_and_mount(device, args, wishes, &image, mountpoint, porter.as_ref()) {
-        Ok(both) => both,
-        Err(e) => {
-            start_lock.into_iter().for_each(StartLock::leave);
-            porter.unwrap_or_else(|| Porter::here(mountpoint)).dismiss(End::Daemon, tidy);
-            drop(claim);
-            return Err(e);
-        }
-    };
+    let (fs, mounted) =
+        match open_and_mount(device, args, wishes, &image, mountpoint, porter.as_ref()) {
+            Ok(both) => both,
+            Err(e) => {
+                start_lock.into_iter().for_each(StartLock::leave);
+                porter.unwrap_or_else(|| Porter::here(mountpoint)).dismiss(End::Daemon, tidy);
+                drop(claim);
+                return Err(e);
+            }
+        };
     note_uring(mounted.enabled_uring);
     let porter = mounted.porter().clone();
     let group = Arc::<MountGroup>::default();
-    let member = group.join(Arc::clone(&fs), mountpoint, &request(wishes)).context("the first mount")?;
+    let member =
+        group.join(Arc::clone(&fs), mountpoint, &request(wishes)).context("the first mount")?;
     let mounts = Mounts::new(&image, settings, group, fs, socket_path);
     super::mounts::obey(signals, &mounts);
     let (daemon, foreground) = (args.daemon, (!args.daemon).then(|| args.clone()));
@@ -107,7 +117,9 @@ fn start_porter(
     socket: Option<&Path>,
 ) -> anyhow::Result<Porter> {
     let mut command = porter_command(&args.options, image, mountpoint, socket)?;
-    Porter::start(&mut command, mountpoint).context("starting the daemon's second process").could_not_run()
+    Porter::start(&mut command, mountpoint)
+        .context("starting the daemon's second process")
+        .could_not_run()
 }
 
 /// Reads the image for the first time, and mounts it.
@@ -138,7 +150,9 @@ fn open_and_mount(
     let opened = Filesystem::open(Arc::clone(&device) as Arc<dyn Device>, options);
     let fs = advise_content(advise_filesystem(opened, &name), &*device)?;
     if fs.info().has_unreplayed_log {
-        print::say(&format!("larder: note: {name} has a log that is not replayed; showing its last commit"));
+        print::say(&format!(
+            "larder: note: {name} has a log that is not replayed; showing its last commit"
+        ));
     }
     let mounted = match porter {
         Some(porter) => porter.mount(request(wishes)),
@@ -165,7 +179,10 @@ fn detach(nowhere: Option<File>) {
 
 fn read_only_advice(error: anyhow::Error, wishes: &MountWishes) -> anyhow::Error {
     let denied = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| {
-        matches!(e.kind(), std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem)
+        matches!(
+            e.kind(),
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem
+        )
     });
     if denied && !wishes.read_only {
         return Err::<(), _>(error).hint("-o ro needs only the right to read").unwrap_err();

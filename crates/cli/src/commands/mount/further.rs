@@ -25,7 +25,11 @@ pub(super) struct Further {
 }
 
 /// Has the image mounted by the daemon that serves it. `None`: there is none, or not any more.
-pub(super) fn mount(args: &Args, wishes: &MountWishes, mountpoint: &Path) -> anyhow::Result<Option<Further>> {
+pub(super) fn mount(
+    args: &Args,
+    wishes: &MountWishes,
+    mountpoint: &Path,
+) -> anyhow::Result<Option<Further>> {
     let Some(found) = Found::of(&args.source) else { return Ok(None) };
     let shown = args.source.display().to_string();
     let image = std::fs::canonicalize(&args.source).with_context(|| shown.clone())?;
@@ -68,7 +72,8 @@ fn ask(
     let given = whole::given(&args.options, args.cache_size.is_some(), &whole);
     // The kernel has one mount for a block device; to mount it again is to see that one in another
     // place.
-    let options: Vec<String> = args.options.iter().cloned().chain(["nofuseblk".to_owned()]).collect();
+    let options: Vec<String> =
+        args.options.iter().cloned().chain(["nofuseblk".to_owned()]).collect();
     let mut command = porter_command(&options, image, mountpoint, Some(&found.path))?;
     let (porter, pid) =
         Porter::lend(&mut command).context("starting the process that mounts").could_not_run()?;
@@ -104,7 +109,10 @@ impl Further {
                 }
             }
         };
-        std::thread::Builder::new().name("signals".into()).spawn(unmount).context("catching signals")?;
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(unmount)
+            .context("catching signals")?;
         match watch.wait()? {
             Some(Outcome::Clean) => Ok(()),
             Some(Outcome::Failed(why)) => bail!("the last changes may be lost: {why}"),

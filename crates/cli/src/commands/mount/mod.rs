@@ -132,8 +132,9 @@ fn call(role: &str, options: &[String]) -> Vec<OsString> {
 
 /// This program once more, for another role.
 fn this_program() -> anyhow::Result<Command> {
-    let mut program =
-        Command::new(std::env::current_exe().context("finding the program itself").could_not_run()?);
+    let mut program = Command::new(
+        std::env::current_exe().context("finding the program itself").could_not_run()?,
+    );
     // By whatever name we were called: it is the command, not the mount helper.
     program.arg0("larder");
     Ok(program)
@@ -240,7 +241,9 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     let mountpoint = mount_table::absolute(&args.mountpoint).could_not_run()?;
     match std::fs::metadata(&mountpoint) {
         Err(e) => return Err(anyhow::Error::new(e).context(shown)).could_not_run(),
-        Ok(m) if !m.is_dir() => return usage(format!("{shown} is not a directory: a mount needs one")),
+        Ok(m) if !m.is_dir() => {
+            return usage(format!("{shown} is not a directory: a mount needs one"));
+        }
         Ok(_) => {}
     }
     let start_lock = StartLock::of(&args.source).could_not_run()?;
@@ -277,6 +280,7 @@ fn note_uring(enabled: bool) {
 fn advise_mount(error: MountError) -> anyhow::Error {
     let not_ours = error.to_string().contains("no write access to mountpoint");
     let result = Err::<(), _>(anyhow!(error)).could_not_run();
-    let result = if not_ours { result.hint("give a directory that belongs to you") } else { result };
+    let result =
+        if not_ours { result.hint("give a directory that belongs to you") } else { result };
     result.unwrap_err()
 }

@@ -113,14 +113,15 @@ impl Mounts {
         let live = move || {
             let enabled_uring = mounted.enabled_uring;
             let mut told = Some(told);
-            let served = serve_beside(&mounts.group, &member, mounted, Arc::<Stats>::default(), |_| {
-                mounts.reached(number, Stage::Serving);
-                if told.take().is_some_and(|told| !told(Ok(enabled_uring)))
-                    && let Err(e) = porter.unmount().or_else(|_| porter.detach())
-                {
-                    tracing::warn!("a mount that nobody waits for cannot be taken away: {e}");
-                }
-            });
+            let served =
+                serve_beside(&mounts.group, &member, mounted, Arc::<Stats>::default(), |_| {
+                    mounts.reached(number, Stage::Serving);
+                    if told.take().is_some_and(|told| !told(Ok(enabled_uring)))
+                        && let Err(e) = porter.unmount().or_else(|_| porter.detach())
+                    {
+                        tracing::warn!("a mount that nobody waits for cannot be taken away: {e}");
+                    }
+                });
             let was_ready = told.is_none();
             if let (Err(e), Some(told)) = (&served, told) {
                 told(Err(e.to_string()));
@@ -154,7 +155,13 @@ impl Mounts {
     }
 
     /// The session of a mount has ended.
-    fn finish(&self, number: u64, member: Arc<Member>, served: anyhow::Result<()>, was_ready: bool) {
+    fn finish(
+        &self,
+        number: u64,
+        member: Arc<Member>,
+        served: anyhow::Result<()>,
+        was_ready: bool,
+    ) {
         if was_ready {
             self.reached(number, Stage::Ending);
         }
@@ -200,7 +207,9 @@ impl Mounts {
                 let Some(mounts) = mounts.upgrade() else { return };
                 let (wanted, porter, state, requester) = received.take();
                 let answer = move || mounts.answer(&wanted, porter, state, requester);
-                if let Err(e) = std::thread::Builder::new().name("larder-received".into()).spawn(answer) {
+                if let Err(e) =
+                    std::thread::Builder::new().name("larder-received".into()).spawn(answer)
+                {
                     tracing::warn!("a further mount cannot be made: {e}");
                 }
             }
@@ -210,7 +219,13 @@ impl Mounts {
         }
     }
 
-    fn answer(self: &Arc<Self>, wanted: &MountRequest, porter: OwnedFd, state: File, requester: Requester) {
+    fn answer(
+        self: &Arc<Self>,
+        wanted: &MountRequest,
+        porter: OwnedFd,
+        state: File,
+        requester: Requester,
+    ) {
         match self.admit(wanted, porter, state) {
             Ok((new, mounted)) => self.start(new, mounted, move |outcome| {
                 let answer = match outcome {
@@ -237,7 +252,8 @@ impl Mounts {
         self.agree(wanted, &wishes)?;
         let member = self.join(wanted, &wishes)?;
         let read_only = wishes.read_only;
-        let claim = Claim::take_over(state, &self.image, &wanted.mountpoint, read_only, wanted.porter);
+        let claim =
+            Claim::take_over(state, &self.image, &wanted.mountpoint, read_only, wanted.porter);
         let porter = Porter::at(porter, &wanted.mountpoint);
         let mounted = porter.mount(request(&wishes)).map_err(|e| e.to_string());
         match (claim.map_err(|e| format!("{e:#}")), mounted) {
@@ -267,7 +283,8 @@ impl Mounts {
             let option = said.split('=').next().unwrap_or(said);
             return Err(Answer::Refused {
                 why: format!(
-                    "{said} is an option of the whole file system, which is mounted on {} with {is}",
+                    "{said} is an option of the whole file system, which is mounted on {} with \
+                        {is}",
                     at()
                 ),
                 hint: Some(format!(
@@ -282,11 +299,13 @@ impl Mounts {
         if !wishes.read_only && opened_for_reading() {
             return Err(Answer::Refused {
                 why: format!(
-                    "its first mount, on {}, was made with ro, so the image is open for reading only",
+                    "its first mount, on {}, was made with ro, so the image is open for reading \
+                        only",
                     at()
                 ),
                 hint: Some(
-                    "mount this one with -o ro, too; or unmount the image, and mount it first where it is to be \
+                    "mount this one with -o ro, too; or unmount the image, and mount it first \
+                        where it is to be \
                      written"
                         .to_owned(),
                 ),
@@ -299,10 +318,12 @@ impl Mounts {
         let fs = self.fs.read().unwrap_or_else(PoisonError::into_inner);
         let ending = || Answer::Ending { pid: std::process::id() };
         let fs = fs.as_ref().ok_or_else(ending)?;
-        let front = advise_filesystem(fs.another(&wishes.subvol), &self.image.display().to_string());
+        let front =
+            advise_filesystem(fs.another(&wishes.subvol), &self.image.display().to_string());
         let front = front.map_err(|e| {
             let said = failure::text(&e);
-            let (why, hint) = said.split_once("\nhint: ").map_or((&said[..], None), |(w, h)| (w, Some(h)));
+            let (why, hint) =
+                said.split_once("\nhint: ").map_or((&said[..], None), |(w, h)| (w, Some(h)));
             let why = why.trim_start_matches("larder: ").to_owned();
             Answer::Refused { why, hint: hint.map(str::to_owned) }
         })?;
@@ -384,7 +405,8 @@ impl Mounts {
             if one.stuck {
                 stuck = true;
                 print::say(&format!(
-                    "larder: the process that unmounts is gone: `larder umount {}` clears the mount",
+                    "larder: the process that unmounts is gone: `larder umount {}` clears the \
+                        mount",
                     print::path(mountpoint)
                 ));
             }

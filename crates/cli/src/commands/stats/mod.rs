@@ -1,7 +1,7 @@
 //! `larder stats`: what a mount's daemon has done.
 //!
-//! People get a summary that fits a screen ([`summary`]), or with `--all` every counter by name; programs get JSON, whose names
-//! stay.
+//! People get a summary that fits a screen ([`summary`]), or with `--all` every counter by name;
+//! programs get JSON, whose names stay.
 
 mod summary;
 
@@ -56,7 +56,9 @@ fn flatten(prefix: &str, value: &Value, out: &mut Vec<(String, String)>) {
     let name = |n: &str| if prefix.is_empty() { n.to_owned() } else { format!("{prefix}.{n}") };
     match value {
         Value::Object(o) => o.iter().for_each(|(n, v)| flatten(&name(n), v, out)),
-        Value::Array(a) => a.iter().enumerate().for_each(|(i, v)| flatten(&name(&i.to_string()), v, out)),
+        Value::Array(a) => {
+            a.iter().enumerate().for_each(|(i, v)| flatten(&name(&i.to_string()), v, out))
+        }
         Value::String(s) => out.push((prefix.to_owned(), s.clone())),
         other => out.push((prefix.to_owned(), other.to_string())),
     }

@@ -1,9 +1,11 @@
-//! The statistics of a mount for people: the questions that they ask, in groups, on one screen of 80 columns.
+//! The statistics of a mount for people: the questions that they ask, in groups, on one screen of
+//! 80 columns.
 //!
-//! Which questions those are is decided here: how busy it is, how long an fsync takes and whether it was more than a log, what
-//! commits cost, what reaches the device, what the cache and the rest of the memory hold, and whether something is wrong. What
-//! is zero and would only matter if it were not is left out. The daemon may be of another version: what it does not tell is
-//! left out, too.
+//! Which questions those are is decided here: how busy it is, how long an fsync takes and whether
+//! it was more than a log, what commits cost, what reaches the device, what the cache and the rest
+//! of the memory hold, and whether something is wrong. What is zero and would only matter if it
+//! were not is left out. The daemon may be of another version: what it does not tell is left out,
+//! too.
 
 use crate::{print, size};
 use serde_json::Value;
@@ -82,7 +84,11 @@ fn mounted(told: Told<'_>) -> String {
         (None, Some(fsid)) => fsid.to_owned(),
         (None, None) => "?".to_owned(),
     };
-    let how = if told.get("file_system.read_only") == Some(&Value::Bool(true)) { ", read-only" } else { "" };
+    let how = if told.get("file_system.read_only") == Some(&Value::Bool(true)) {
+        ", read-only"
+    } else {
+        ""
+    };
     let age = told.age().map(|s| format!(", for {}", duration(s))).unwrap_or_default();
     format!("{name}{how}{age}, generation {}", told.number("file_system.generation"))
 }
@@ -92,7 +98,11 @@ fn requests(told: Told<'_>, out: &mut Lines) {
     let rate = told.age().map(|s| format!(", {} a second", rate(total, s))).unwrap_or_default();
     out.say(
         "Requests",
-        format!("{}{rate}; {} answered with an error", count(total), count(told.number("requests.errors"))),
+        format!(
+            "{}{rate}; {} answered with an error",
+            count(total),
+            count(told.number("requests.errors"))
+        ),
     );
     let mut kinds: Vec<(&String, u64)> = told
         .get("requests.by_kind")
@@ -100,17 +110,24 @@ fn requests(told: Told<'_>, out: &mut Lines) {
         .map(|kinds| kinds.iter().map(|(name, n)| (name, n.as_u64().unwrap_or(0))).collect())
         .unwrap_or_default();
     kinds.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let most: Vec<String> = kinds.iter().take(5).map(|(name, n)| format!("{name} {}", count(*n))).collect();
+    let most: Vec<String> =
+        kinds.iter().take(5).map(|(name, n)| format!("{name} {}", count(*n))).collect();
     if !most.is_empty() {
         out.more(format!("most: {}", most.join(", ")));
     }
     let moved = |path: &str| {
         let bytes = told.number(path);
-        let rate =
-            told.age().map(|s| format!(" ({}/s)", size::human(per_second(bytes, s)))).unwrap_or_default();
+        let rate = told
+            .age()
+            .map(|s| format!(" ({}/s)", size::human(per_second(bytes, s))))
+            .unwrap_or_default();
         format!("{}{rate}", size::human(bytes))
     };
-    out.more(format!("read {}, written {}", moved("requests.read_bytes"), moved("requests.written_bytes")));
+    out.more(format!(
+        "read {}, written {}",
+        moved("requests.read_bytes"),
+        moved("requests.written_bytes")
+    ));
     let panics = told.number("requests.panics");
     if panics > 0 {
         out.more(format!("{} ended in an internal error: please report it", count(panics)));
@@ -193,11 +210,13 @@ fn device(told: Told<'_>, out: &mut Lines) {
             count(told.number(&engine("flushes")))
         ),
     );
-    let (raw, packed) = (told.number("engine.compress_in_bytes"), told.number("engine.compress_out_bytes"));
+    let (raw, packed) =
+        (told.number("engine.compress_in_bytes"), told.number("engine.compress_out_bytes"));
     if raw > 0 {
         out.more(format!("compressed {} to {}", size::human(raw), size::human(packed)));
     }
-    let (waits, refusals) = (told.number("engine.space_waits"), told.number("engine.space_refusals"));
+    let (waits, refusals) =
+        (told.number("engine.space_waits"), told.number("engine.space_refusals"));
     if waits + refusals > 0 {
         out.more(format!("for space: {} waited, {} were refused", count(waits), count(refusals)));
     }
@@ -214,7 +233,11 @@ fn cache(told: Told<'_>, out: &mut Lines) {
         format!("{} of {}", held("held"), held("budget"))
     };
     out.say("Cache", format!("nodes {}{share}", of("clean_nodes")));
-    out.more(format!("to be written {}, to be committed {}", of("delayed_data"), of("transaction")));
+    out.more(format!(
+        "to be written {}, to be committed {}",
+        of("delayed_data"),
+        of("transaction")
+    ));
 }
 
 fn memory(told: Told<'_>, out: &mut Lines) {
@@ -248,7 +271,10 @@ fn state(told: Told<'_>, out: &mut Lines) {
     if sandbox("seccomp") == Some(&Value::Bool(false)) {
         said.push("the daemon runs without a sandbox".to_owned());
     }
-    if sandbox("refused_system_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty()) {
+    if sandbox("refused_system_calls")
+        .and_then(Value::as_array)
+        .is_some_and(|calls| !calls.is_empty())
+    {
         said.push("the sandbox refused a call: please report it (--all shows which)".to_owned());
     }
     if said.is_empty() {
@@ -319,7 +345,8 @@ mod tests {
     fn the_busiest_mount_fits_a_screen() {
         let most = u64::from(u32::MAX);
         let part = json!({ "held": most, "budget": most });
-        let names = ["lookup", "copy_file_range", "readdirplus", "setxattr", "getxattr", "write", "fsync"];
+        let names =
+            ["lookup", "copy_file_range", "readdirplus", "setxattr", "getxattr", "write", "fsync"];
         let kinds: serde_json::Map<String, Value> =
             names.map(|n| (n.to_owned(), most.into())).into_iter().collect();
         let value = json!({

@@ -27,13 +27,16 @@ pub(crate) struct Limits {
     pub(crate) flights: usize,
 }
 
-/// Takes dirty runs out of a file; the bytes of their sectors. `requeue`: the caller has taken the file out of the queue.
+/// Takes dirty runs out of a file; the bytes of their sectors. `requeue`: the caller has taken the
+/// file out of the queue.
 ///
-/// It goes on where it stopped the last time, and from the end of the file to its beginning. What is written at random
-/// places meanwhile so has time to grow together until its turn comes, and what one batch takes lies close together in the
-/// tree; from the beginning each time, only what came since would be found there.
+/// It goes on where it stopped the last time, and from the end of the file to its beginning. What
+/// is written at random places meanwhile so has time to grow together until its turn comes, and
+/// what one batch takes lies close together in the tree; from the beginning each time, only what
+/// came since would be found there.
 ///
-/// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older one.
+/// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older
+/// one.
 ///
 /// A few at a time: who writes to the file meanwhile waits for as long as its locks are held.
 pub(in crate::file) fn depart(
@@ -43,7 +46,8 @@ pub(in crate::file) fn depart(
     requeue: bool,
     out: &mut Vec<Departure>,
 ) -> u64 {
-    let mut round = Round { limits, stop: None, from: 0, around: false, span: 0, made: 0, flights: 0 };
+    let mut round =
+        Round { limits, stop: None, from: 0, around: false, span: 0, made: 0, flights: 0 };
     while round.take_some(core, inode, requeue, out) {
         inode.data.let_writers_in();
     }
@@ -108,7 +112,8 @@ impl Round {
                 break false;
             }
             let busy = |a, b| overlaps(&inner.flights, a, b);
-            let Some(taken) = inner.dirty.take(&mut self.from, self.limits.bytes - self.span, busy) else {
+            let Some(taken) = inner.dirty.take(&mut self.from, self.limits.bytes - self.span, busy)
+            else {
                 if std::mem::replace(&mut self.around, true) {
                     break true;
                 }

@@ -1,5 +1,5 @@
-//! The size of a file on the device, against a model: whatever is written, cut, taken and landed in whatever order, it covers
-//! what has landed and nothing that is on its way.
+//! The size of a file on the device, against a model: whatever is written, cut, taken and landed in
+//! whatever order, it covers what has landed and nothing that is on its way.
 
 use super::*;
 use proptest::prelude::*;
@@ -137,7 +137,8 @@ proptest! {
                 prop_assert!(shown <= *from || shown >= *to, "{shown} lies in {from}..{to}");
             }
             if let Some(at) = file.new.iter().find(|at| **at < shown) {
-                return Err(TestCaseError::fail(format!("{shown} covers {at}, which is on its way")));
+                return Err(TestCaseError::fail(format!("{shown} covers {at}, which is on its \
+                    way")));
             }
         }
         // Once everything has landed nothing holds the size back.

@@ -55,7 +55,8 @@ fn operations_go_on_meanwhile() {
     let w = world();
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
-        // Each commit writes ahead. Nobody but the committer may: what another thread has taken, its seal would not find.
+        // Each commit writes ahead. Nobody but the committer may: what another thread has taken,
+        // its seal would not find.
         let commits = s.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 w.fs.sync().unwrap();
@@ -73,7 +74,8 @@ fn operations_go_on_meanwhile() {
                             0 => w.fs.unlink(dir, format!("f{n}").as_bytes()).unwrap(),
                             1 => w.fs.fsync(f, false).unwrap(),
                             2 => drop(
-                                w.fs.setattr(f, &SetAttr { size: Some(50), ..SetAttr::default() }).unwrap(),
+                                w.fs.setattr(f, &SetAttr { size: Some(50), ..SetAttr::default() })
+                                    .unwrap(),
                             ),
                             _ => w.fs.link(f, dir, format!("l{n}").as_bytes()).map(drop).unwrap(),
                         }
@@ -91,7 +93,10 @@ fn operations_go_on_meanwhile() {
         let dir = w.find(w.root(), format!("d{t}")).unwrap().id;
         for n in (0..120u64).filter(|n| n % 4 != 0) {
             let f = w.find(dir, format!("f{n}")).unwrap();
-            assert_eq!((f.kind, f.size), (FileKind::Regular, if n % 4 == 2 { 50 } else { 100 + 97 * n }));
+            assert_eq!(
+                (f.kind, f.size),
+                (FileKind::Regular, if n % 4 == 2 { 50 } else { 100 + 97 * n })
+            );
             let mut data = vec![0; 20_000];
             let len = w.fs.read(f.id, 0, &mut data).unwrap();
             assert!(data[..len].iter().all(|b| u64::from(*b) == t + 1), "d{t}/f{n}");

@@ -66,7 +66,10 @@ fn immutable_and_append_only() {
         assert_err!(w.fs.unlink(d, b"f"), Error::NotPermitted(_));
         assert_err!(w.fs.link(f, d, b"g"), Error::NotPermitted(_));
         assert_err!(w.fs.rename(d, b"f", d, b"g", RenameMode::Replace), Error::NotPermitted(_));
-        assert_err!(w.fs.rename(w.root(), b"free", d, b"f", RenameMode::Replace), Error::NotPermitted(_));
+        assert_err!(
+            w.fs.rename(w.root(), b"free", d, b"f", RenameMode::Replace),
+            Error::NotPermitted(_)
+        );
         assert_err!(w.fs.setxattr(f, b"user.a", b"", Set), Error::NotPermitted(_));
         w.fs.setattr(f, &flags(InodeFlags::empty())).unwrap();
 
@@ -79,7 +82,10 @@ fn immutable_and_append_only() {
         // Names may be added to an append-only directory.
         let added = w.fs.create(d, format!("{flag:?}").as_bytes(), &new(FileKind::Regular));
         assert_eq!(added.is_ok(), flag == InodeFlags::APPEND);
-        assert_eq!(w.fs.link(free, d, format!("l{flag:?}").as_bytes()).is_ok(), flag == InodeFlags::APPEND);
+        assert_eq!(
+            w.fs.link(free, d, format!("l{flag:?}").as_bytes()).is_ok(),
+            flag == InodeFlags::APPEND
+        );
         w.fs.setattr(d, &flags(InodeFlags::empty())).unwrap();
     }
     w.fs.unlink(d, b"f").unwrap();
@@ -100,7 +106,10 @@ fn flags_of_data() {
     assert_err!(w.fs.setxattr(f, b"btrfs.compression", b"zstd", Set), Error::Invalid(_));
     w.fs.setattr(f, &flags(InodeFlags::empty())).unwrap();
     assert_eq!(got(f), InodeFlags::empty());
-    assert_err!(w.fs.setattr(f, &flags(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS)), Error::Invalid(_));
+    assert_err!(
+        w.fs.setattr(f, &flags(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS)),
+        Error::Invalid(_)
+    );
     assert_err!(w.fs.setattr(f, &flags(InodeFlags::READONLY)), Error::NotSupported(_));
     w.fs.setattr(d, &flags(nocow)).unwrap();
     assert_eq!(got(d), nocow);
@@ -127,7 +136,10 @@ fn the_compression_property_and_the_flags_are_one() {
     let e = w.dir(d, "e");
     let s = w.fs.create(d, b"s", &new(FileKind::Symlink)).unwrap().id;
     for id in [f, e] {
-        assert_eq!((got(id), w.fs.getxattr(id, P).unwrap()), (InodeFlags::COMPRESS, b"zstd".to_vec()));
+        assert_eq!(
+            (got(id), w.fs.getxattr(id, P).unwrap()),
+            (InodeFlags::COMPRESS, b"zstd".to_vec())
+        );
     }
     assert_err!(w.fs.getxattr(s, P), Error::NoAttribute);
     w.fs.setxattr(f, P, b"none", Replace).unwrap();
@@ -232,12 +244,18 @@ fn new_inodes_have_the_attributes_that_they_were_made_with() {
 #[test]
 fn user_attributes_are_for_files_and_directories() {
     let w = World::new();
-    let kinds =
-        [FileKind::Symlink, FileKind::Fifo, FileKind::Socket, FileKind::CharDevice, FileKind::BlockDevice];
+    let kinds = [
+        FileKind::Symlink,
+        FileKind::Fifo,
+        FileKind::Socket,
+        FileKind::CharDevice,
+        FileKind::BlockDevice,
+    ];
     for (n, kind) in kinds.into_iter().enumerate() {
         let name = format!("n{n}");
         let user = [(b"user.a".to_vec(), b"1".to_vec())];
-        let made = |xattrs| w.fs.create(w.root(), name.as_bytes(), &NewInode { xattrs, ..new(kind) });
+        let made =
+            |xattrs| w.fs.create(w.root(), name.as_bytes(), &NewInode { xattrs, ..new(kind) });
         assert_err!(made(&user), Error::NotPermitted(_));
         let trusted = [(b"trusted.a".to_vec(), b"1".to_vec())];
         let id = made(&trusted).unwrap().id;

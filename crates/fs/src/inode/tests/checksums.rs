@@ -2,8 +2,9 @@
 
 use super::World;
 
-/// Files whose extents alternate lose their checksums out of the middle of large items, and each deletion makes a leaf
-/// and drops one. A full disk has no room for as many blocks as there are deletions.
+/// Files whose extents alternate lose their checksums out of the middle of large items, and each
+/// deletion makes a leaf and drops one. A full disk has no room for as many blocks as there are
+/// deletions.
 #[test]
 fn leaves_made_and_dropped_by_a_commit_are_taken_again() {
     const FILES: usize = 2000;

@@ -1,4 +1,5 @@
-//! What has to agree between the items of a subvolume, checked item by item without the code under test.
+//! What has to agree between the items of a subvolume, checked item by item without the code under
+//! test.
 
 use larder_format::items::dir::single_entry;
 use larder_format::items::keys::{dir_index_key, dir_item_key, inode_key, orphan_key};
@@ -16,8 +17,8 @@ fn number(location: &Key) -> u64 {
     location.objectid.0 + if location.kind == KeyType::ROOT_ITEM { SUBVOLUME } else { 0 }
 }
 
-/// Checks that entries, indices and references are the same set, and that link counts, directory sizes and orphan
-/// items are what follows from it.
+/// Checks that entries, indices and references are the same set, and that link counts, directory
+/// sizes and orphan items are what follows from it.
 pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
     let mut by_index = Names::new();
     let mut by_reference = Names::new();
@@ -38,7 +39,8 @@ pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
                 }
                 by_index.insert((id, key.offset, e.name.to_vec()), number(&e.location));
                 let bucket = &items[&dir_item_key(ObjectId(id), e.name)];
-                let mut twins = DirEntries::new(bucket).map(Result::unwrap).filter(|t| t.name == e.name);
+                let mut twins =
+                    DirEntries::new(bucket).map(Result::unwrap).filter(|t| t.name == e.name);
                 assert_eq!(twins.next(), Some(e), "entry of {key}");
                 assert_eq!(twins.next(), None, "second entry of {key}");
             }
@@ -76,7 +78,8 @@ pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
         }
     }
     assert_eq!(by_index, by_reference, "indices and references");
-    let from_index: BTreeSet<_> = by_index.iter().map(|((d, _, n), i)| (*d, n.clone(), *i)).collect();
+    let from_index: BTreeSet<_> =
+        by_index.iter().map(|((d, _, n), i)| (*d, n.clone(), *i)).collect();
     assert_eq!(by_hash, from_index, "entries by hash and by index");
 
     let mut sizes = BTreeMap::<u64, u64>::new();

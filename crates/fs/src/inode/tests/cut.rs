@@ -11,9 +11,10 @@ fn extents(w: &World, id: InodeId) -> Vec<(Key, Vec<u8>)> {
     w.items().into_iter().filter(|(key, _)| of_file(key)).collect()
 }
 
-/// A file whose packed bytes lie in its leaf leaves it where they do not fit unpacked: zeros behind the
-/// new end have its sector written anew. While the cut waits to delay them, what the file has delayed
-/// may be written back, and then it lies in no leaf any more: what is behind the end stays there.
+/// A file whose packed bytes lie in its leaf leaves it where they do not fit unpacked: zeros behind
+/// the new end have its sector written anew. While the cut waits to delay them, what the file has
+/// delayed may be written back, and then it lies in no leaf any more: what is behind the end stays
+/// there.
 #[test]
 fn zeros_are_delayed_only_for_a_file_that_leaves_its_leaf() {
     for delayed in [false, true] {
@@ -24,7 +25,8 @@ fn zeros_are_delayed_only_for_a_file_that_leaves_its_leaf() {
         let fs = Filesystem::open(device.clone(), small).unwrap();
         let w = World { device, fs };
         let core = &w.fs.core;
-        // What is delayed is written back by the caller that finds no room for more, and by nobody before.
+        // What is delayed is written back by the caller that finds no room for more, and by nobody
+        // before.
         core.data.stop();
         let (f, others) = (w.file(w.root(), "f"), w.file(w.root(), "others"));
         w.fs.setxattr(f, b"btrfs.compression", b"zlib", XattrMode::Set).unwrap();

@@ -2,7 +2,9 @@
 
 use super::{World, assert_err, new};
 use crate::{Error, FileKind, InodeId, RenameMode, SetAttr};
-use larder_format::items::keys::{dir_index_key, dir_item_key, inode_key, inode_ref_key, orphan_key};
+use larder_format::items::keys::{
+    dir_index_key, dir_item_key, inode_key, inode_ref_key, orphan_key,
+};
 use larder_format::items::{DirEntryRef, FileType, InodeItem, InodeRef};
 use larder_format::{Generation, Key, ObjectId};
 use zerocopy::{FromBytes, IntoBytes};
@@ -41,7 +43,8 @@ fn assert_stuck(w: &World) {
     let before = w.items();
     let root = w.root();
     assert_err!(w.fs.unlink(root, b"f"), Error::Corrupt { .. });
-    for mode in [RenameMode::Replace, RenameMode::Exchange, RenameMode::Whiteout { uid: 0, gid: 0 }] {
+    for mode in [RenameMode::Replace, RenameMode::Exchange, RenameMode::Whiteout { uid: 0, gid: 0 }]
+    {
         assert_err!(w.fs.rename(root, b"f", root, b"g", mode), Error::Corrupt { .. });
         assert_err!(w.fs.rename(root, b"g", root, b"f", mode), Error::Corrupt { .. });
     }
@@ -67,7 +70,8 @@ fn a_name_without_its_index() {
 #[test]
 fn a_name_whose_index_is_another_names() {
     let (w, f) = world();
-    let other = DirEntryRef::inode(ObjectId(f.ino), Generation(1), FileType::Regular, b"other").encode();
+    let other =
+        DirEntryRef::inode(ObjectId(f.ino), Generation(1), FileType::Regular, b"other").encode();
     let w = w.damaged(&[(dir_index_key(ROOT, 2), Some(other))]);
     assert_stuck(&w);
 }
@@ -82,7 +86,10 @@ fn a_name_without_reference() {
 #[test]
 fn a_name_of_an_inode_that_is_missing() {
     let (w, f) = world();
-    let w = w.damaged(&[(inode_key(ObjectId(f.ino)), None), (inode_ref_key(ObjectId(f.ino), ROOT), None)]);
+    let w = w.damaged(&[
+        (inode_key(ObjectId(f.ino)), None),
+        (inode_ref_key(ObjectId(f.ino), ROOT), None),
+    ]);
     assert_err!(w.find(w.root(), "f"), Error::NotFound);
     assert_eq!(w.names(w.root()), [b"f", b"g"]);
     assert_stuck(&w);
@@ -92,7 +99,8 @@ fn a_name_of_an_inode_that_is_missing() {
 fn an_index_beyond_all_positions() {
     let (w, f) = world();
     let last = |index: u64| {
-        let entry = DirEntryRef::inode(ObjectId(f.ino), Generation(1), FileType::Regular, b"last").encode();
+        let entry =
+            DirEntryRef::inode(ObjectId(f.ino), Generation(1), FileType::Regular, b"last").encode();
         [(dir_index_key(ROOT, index), Some(entry))]
     };
     // Listing ends, and nothing can be added behind it; what is there can still be removed.
@@ -115,7 +123,10 @@ fn directories_within_each_other() {
     let mut up = Vec::new();
     InodeRef { index: 2, name: b"a" }.append_to(&mut up);
     let a_id = ObjectId(a.ino);
-    let w = w.damaged(&[(inode_ref_key(a_id, ROOT), None), (inode_ref_key(a_id, ObjectId(b.ino)), Some(up))]);
+    let w = w.damaged(&[
+        (inode_ref_key(a_id, ROOT), None),
+        (inode_ref_key(a_id, ObjectId(b.ino)), Some(up)),
+    ]);
     // Whatever follows the way up finds out that it does not end.
     assert_err!(w.fs.rename(w.root(), b"d", b, b"e", RenameMode::Replace), Error::Corrupt { .. });
     assert_eq!(w.find(a, "..").unwrap().id, b);
@@ -133,7 +144,8 @@ fn impossible_inodes() {
         let key = inode_key(ObjectId(f.ino));
         let mut item = InodeItem::read_from_bytes(&w.items()[&key]).unwrap();
         change(&mut item);
-        // The node checker refuses some of these when it writes; what it lets pass is refused when the inode is used.
+        // The node checker refuses some of these when it writes; what it lets pass is refused when
+        // the inode is used.
         let core = &w.fs.core;
         let subvol = core.subvol(f.subvol).unwrap();
         core.begin(1).unwrap().edit(&subvol, &[key], |e| e.update(&key, item.as_bytes())).unwrap();
@@ -168,7 +180,8 @@ fn a_root_directory_without_links_is_not_deleted() {
     let key = inode_key(ROOT);
     let mut item = InodeItem::read_from_bytes(&w.items()[&key]).unwrap();
     item.nlink = 0.into();
-    let w = w.damaged(&[(key, Some(item.as_bytes().to_vec())), (orphan_key(ROOT), Some(Vec::new()))]);
+    let w =
+        w.damaged(&[(key, Some(item.as_bytes().to_vec())), (orphan_key(ROOT), Some(Vec::new()))]);
     assert_eq!(w.find(w.root(), "f").unwrap().id, f);
     assert_eq!(w.names(w.root()), [b"f", b"g"]);
 }

@@ -34,7 +34,8 @@ fn a_file_lives_until_the_last_front_end_lets_go() {
 #[test]
 fn each_front_end_has_its_root() {
     let w = World::new();
-    let sub = |dir, name: &[u8]| w.fs.create_subvolume(dir, name, &new(FileKind::Directory)).unwrap().id;
+    let sub =
+        |dir, name: &[u8]| w.fs.create_subvolume(dir, name, &new(FileKind::Directory)).unwrap().id;
     let a = sub(w.root(), b"a");
     let b = sub(w.root(), b"b");
     let inner = sub(a, b"inner");
@@ -48,7 +49,11 @@ fn each_front_end_has_its_root() {
     assert!(in_a.overlaps(&in_inner).unwrap() && in_inner.overlaps(&in_a).unwrap());
     assert!(w.fs.overlaps(&in_b).unwrap() && in_b.overlaps(&see(b"b")).unwrap());
     assert!(!in_a.overlaps(&in_b).unwrap() && !in_b.overlaps(&in_inner).unwrap());
-    assert!(in_a.is_known_elsewhere(w.root()) && w.fs.is_known_elsewhere(a) && !in_a.is_known_elsewhere(a));
+    assert!(
+        in_a.is_known_elsewhere(w.root())
+            && w.fs.is_known_elsewhere(a)
+            && !in_a.is_known_elsewhere(a)
+    );
     // Nobody's root is deleted.
     assert_err!(in_a.delete_subvolume(a, b"inner"), Error::Busy(_));
     assert_err!(w.fs.rmdir(a, b"inner"), Error::Busy(_));

@@ -38,7 +38,8 @@ fn a_thousand_names_of_one_file() {
     for n in (0..1000).filter(|n| n % 3 == 0) {
         let dir = if n % 10 == 0 { other } else { w.root() };
         let to = format!("renamed{n}");
-        w.fs.rename(dir, name(n).as_bytes(), other, to.as_bytes(), crate::RenameMode::Replace).unwrap();
+        w.fs.rename(dir, name(n).as_bytes(), other, to.as_bytes(), crate::RenameMode::Replace)
+            .unwrap();
     }
     w.fs.unlink(w.root(), b"first").unwrap();
     assert_eq!((w.attr(id).nlink, extrefs(&w)), (334, 0));

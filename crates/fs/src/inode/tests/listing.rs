@@ -5,7 +5,12 @@ use crate::{DirEntry, Error, FileKind, InodeId};
 use std::collections::BTreeMap;
 
 /// Entries from a position on, at most `most`: name, id, kind; and where to go on.
-fn page(w: &World, dir: InodeId, from: u64, most: usize) -> (Vec<(Vec<u8>, InodeId, FileKind)>, u64) {
+fn page(
+    w: &World,
+    dir: InodeId,
+    from: u64,
+    most: usize,
+) -> (Vec<(Vec<u8>, InodeId, FileKind)>, u64) {
     let mut out = Vec::new();
     let mut next = from;
     w.fs.readdir(dir, from, &mut |e: &DirEntry<'_>| {
@@ -73,7 +78,8 @@ fn what_stays_is_listed_once_while_entries_come_and_go() {
         for (name, ..) in entries {
             *seen.entry(name).or_insert(0) += 1;
         }
-        // Remove before and behind the position, add, and move what stays within another directory's reach.
+        // Remove before and behind the position, add, and move what stays within another
+        // directory's reach.
         for n in [round, 299 - round] {
             let _ = w.fs.unlink(w.root(), format!("goes{n}").as_bytes());
         }

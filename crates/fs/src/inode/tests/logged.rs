@@ -32,7 +32,12 @@ fn an_fsync_is_no_commit_and_survives() {
         w.fs.fsync(f, false).unwrap();
         let there = content(&cut(&w), "f");
         assert_eq!(there.len(), (usize::from(n) + 1) * 10_000);
-        assert!(there.chunks(10_000).enumerate().all(|(i, c)| c.iter().all(|b| usize::from(*b) == i + 1)));
+        assert!(
+            there
+                .chunks(10_000)
+                .enumerate()
+                .all(|(i, c)| c.iter().all(|b| usize::from(*b) == i + 1))
+        );
     }
     let after = w.fs.stats();
     assert_eq!(after.commits, before.commits);
@@ -108,7 +113,9 @@ fn many_threads_share_batches() {
     for n in 0..files.len() {
         let data = content(&c, &format!("f{n}"));
         assert_eq!(data.len(), 50 * 4096);
-        assert!(data.chunks(4096).enumerate().all(|(i, c)| c.iter().all(|b| usize::from(*b) == i + 1)));
+        assert!(
+            data.chunks(4096).enumerate().all(|(i, c)| c.iter().all(|b| usize::from(*b) == i + 1))
+        );
     }
     c.check();
     w.check();

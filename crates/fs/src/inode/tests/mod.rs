@@ -43,7 +43,10 @@ impl Memory {
         Arc::new(Self { size: self.size, pages: Mutex::new(self.pages.lock().clone()) })
     }
     /// Splits a range into pieces of pages: page, offset in it, range of the buffer.
-    fn pieces(at: Physical, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+    fn pieces(
+        at: Physical,
+        len: usize,
+    ) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
         let mut done = 0;
         std::iter::from_fn(move || {
             let pos = at.0 + done as u64;
@@ -167,7 +170,8 @@ impl World {
             .unwrap();
         names
     }
-    /// Everything in the subvolume of the root, as it is in the tree: after a commit that is what is on disk.
+    /// Everything in the subvolume of the root, as it is in the tree: after a commit that is what
+    /// is on disk.
     fn items(&self) -> BTreeMap<Key, Vec<u8>> {
         let core = &self.fs.core;
         let subvol = core.subvol(self.root().subvol).unwrap();
@@ -181,11 +185,16 @@ impl World {
             .unwrap();
         items
     }
-    /// Commits, and checks that names, references, link counts, directory sizes and orphans agree in the tree.
+    /// Commits, and checks that names, references, link counts, directory sizes and orphans agree
+    /// in the tree.
     fn check(&self) {
         self.fs.sync().unwrap();
         let stats = self.fs.stats();
-        assert_eq!((stats.delayed_bytes, stats.memory.delayed_data.held), (0, 0), "delayed after a sync");
+        assert_eq!(
+            (stats.delayed_bytes, stats.memory.delayed_data.held),
+            (0, 0),
+            "delayed after a sync"
+        );
         consistency::check(&self.items());
     }
 }
@@ -196,11 +205,12 @@ fn new(kind: FileKind) -> NewInode<'static> {
     NewInode { kind, perm: 0o644, uid: 1000, gid: 100, rdev: 0, target, xattrs: &[] }
 }
 
-/// `2^blocks` names of `7 * blocks` bytes that all have the same hash: the two blocks they are made of do not
-/// change it differently, whatever stands before.
+/// `2^blocks` names of `7 * blocks` bytes that all have the same hash: the two blocks they are made
+/// of do not change it differently, whatever stands before.
 fn colliding_names(blocks: u32) -> impl Iterator<Item = Vec<u8>> {
     let pair: [&[u8]; 2] = [b"TTqGO4p", b"snNzDoq"];
-    (0..1usize << blocks).map(move |n| (0..blocks).flat_map(|b| pair[n >> b & 1].to_vec()).collect())
+    (0..1usize << blocks)
+        .map(move |n| (0..blocks).flat_map(|b| pair[n >> b & 1].to_vec()).collect())
 }
 
 /// Asserts that the result is this error.
@@ -241,7 +251,10 @@ fn what_was_made_is_found_now_and_after_reopening() {
         let xattrs = [(b"trusted.a".to_vec(), b"1".to_vec()), (b"trusted.b".to_vec(), vec![])];
         let n = NewInode { perm: 0o1755, rdev, xattrs: &xattrs, ..new(kind) };
         let attr = w.fs.create(w.root(), name.as_bytes(), &n).unwrap();
-        assert_eq!((attr.kind, attr.perm, attr.uid, attr.gid, attr.nlink), (kind, 0o1755, 1000, 100, 1));
+        assert_eq!(
+            (attr.kind, attr.perm, attr.uid, attr.gid, attr.nlink),
+            (kind, 0o1755, 1000, 100, 1)
+        );
         let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         assert_eq!(attr.rdev, if is_device { rdev } else { 0 });
         assert_eq!(attr.size, if kind == FileKind::Symlink { 6 } else { 0 });
@@ -259,7 +272,10 @@ fn what_was_made_is_found_now_and_after_reopening() {
         let link = w.find(w.root(), "Symlink").unwrap();
         assert_eq!(w.fs.readlink(link.id).unwrap(), b"target");
         assert_eq!(root.size, 2 * made.iter().map(|(n, _)| n.len() as u64).sum::<u64>());
-        assert_eq!(w.names(w.root()), made.iter().map(|(n, _)| n.as_bytes().to_vec()).collect::<Vec<_>>());
+        assert_eq!(
+            w.names(w.root()),
+            made.iter().map(|(n, _)| n.as_bytes().to_vec()).collect::<Vec<_>>()
+        );
         w.check();
         w = w.reopen();
     }
@@ -333,7 +349,8 @@ fn names_with_equal_hashes_live_side_by_side() {
 #[test]
 fn a_hash_can_be_full() {
     let w = World::new();
-    // 36 names of 91 bytes and 30 of header each are well below an item of 16258 bytes, 134 are the most.
+    // 36 names of 91 bytes and 30 of header each are well below an item of 16258 bytes, 134 are the
+    // most.
     let mut names = colliding_names(13);
     for name in names.by_ref().take(134) {
         w.file(w.root(), &name);

@@ -1,8 +1,9 @@
 //! Random operations on names, against a map that says what must come out.
 //!
-//! The model knows directories, files with several names, and holds; the operations pick from few names, so that they meet,
-//! some of them with equal hashes. After every operation results agree; now and then everything is committed and
-//! checked item by item, or the file system is reopened or crashes.
+//! The model knows directories, files with several names, and holds; the operations pick from few
+//! names, so that they meet, some of them with equal hashes. After every operation results agree;
+//! now and then everything is committed and checked item by item, or the file system is reopened or
+//! crashes.
 
 use super::{World, new};
 use crate::{Error, FileKind, InodeId, RenameMode};
@@ -111,8 +112,14 @@ impl Model {
         }
     }
     fn make(&mut self, id: InodeId, kind: FileKind, nlink: u32) {
-        let node =
-            Node { kind, nlink, holds: 0, linkable: nlink == 0, entries: BTreeMap::new(), parent: None };
+        let node = Node {
+            kind,
+            nlink,
+            holds: 0,
+            linkable: nlink == 0,
+            entries: BTreeMap::new(),
+            parent: None,
+        };
         assert!(self.nodes.insert(id, node).is_none(), "number given out twice");
         self.made.push(id);
     }
@@ -259,8 +266,8 @@ fn same(engine: crate::Result<()>, model: Answer, what: &Op) {
     assert_eq!(engine, model.map_err(str::to_owned), "{what:?}");
 }
 
-/// Runs an operation as a thread does that must not wait, and if it would have to, as one that may: the first attempt
-/// must have left no trace.
+/// Runs an operation as a thread does that must not wait, and if it would have to, as one that may:
+/// the first attempt must have left no trace.
 fn patient<T>(waits: &mut u32, mut op: impl FnMut() -> crate::Result<T>) -> crate::Result<T> {
     match crate::api::no_wait(&mut op) {
         Err(Error::WouldBlock) => {
@@ -305,7 +312,11 @@ fn run(ops: &[Op]) {
             }
             Op::Unlink(d, n) => {
                 let (dir, name) = (m.pick(*d), &names[*n]);
-                same(patient(&mut waits, || w.fs.unlink(dir, name)), m.remove(dir, name, false), op);
+                same(
+                    patient(&mut waits, || w.fs.unlink(dir, name)),
+                    m.remove(dir, name, false),
+                    op,
+                );
             }
             Op::Rmdir(d, n) => {
                 let (dir, name) = (m.pick(*d), &names[*n]);
@@ -315,7 +326,11 @@ fn run(ops: &[Op]) {
                 let (from, to) = (m.pick(*d), m.pick(*e));
                 let (name, to_name) = (&names[*n], &names[*k]);
                 let want = m.rename((from, name), (to, to_name), *mode);
-                same(patient(&mut waits, || w.fs.rename(from, name, to, to_name, *mode)), want.map(drop), op);
+                same(
+                    patient(&mut waits, || w.fs.rename(from, name, to, to_name, *mode)),
+                    want.map(drop),
+                    op,
+                );
                 if want == Ok(true) {
                     let white = w.find(from, name).unwrap();
                     m.make(white.id, FileKind::CharDevice, 1);
@@ -378,10 +393,14 @@ fn with_a_cold_cache_the_first_attempt_leaves_no_trace() {
             fs.rename(root, &name(n + 10), root, &name(n + 20_000), RenameMode::NoReplace)
         })
         .unwrap();
-        patient(&mut waits[3], || fs.rename(root, &name(n + 20), root, &name(n + 21), RenameMode::Replace))
-            .unwrap();
-        patient(&mut waits[4], || fs.rename(root, &name(n + 30), root, &name(n + 31), RenameMode::Exchange))
-            .unwrap();
+        patient(&mut waits[3], || {
+            fs.rename(root, &name(n + 20), root, &name(n + 21), RenameMode::Replace)
+        })
+        .unwrap();
+        patient(&mut waits[4], || {
+            fs.rename(root, &name(n + 30), root, &name(n + 31), RenameMode::Exchange)
+        })
+        .unwrap();
         patient(&mut waits[5], || fs.unlink(root, &name(n + 40))).unwrap();
         patient(&mut waits[6], || fs.create(root, &name(n + 30_000), &file)).unwrap();
     }

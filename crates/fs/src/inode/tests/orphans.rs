@@ -68,7 +68,8 @@ fn reading_only_leaves_orphans_alone() {
     w.fs.unlink(w.root(), b"f").unwrap();
     w.fs.sync().unwrap();
     let device = w.device.copy();
-    let fs = Filesystem::open(device.clone(), OpenOptions { read_only: true, ..options() }).unwrap();
+    let fs =
+        Filesystem::open(device.clone(), OpenOptions { read_only: true, ..options() }).unwrap();
     assert_eq!(fs.getattr(f).unwrap().nlink, 0);
     fs.release(f, 1);
     assert_err!(fs.create(fs.root(), b"x", &new(FileKind::Regular)), Error::ReadOnly(_));
@@ -84,7 +85,8 @@ fn closing_deletes_what_only_holds_kept() {
     w.fs.hold(f);
     w.fs.unlink(w.root(), b"f").unwrap();
     w.fs.close().unwrap();
-    let fs = Filesystem::open(w.device.clone(), OpenOptions { read_only: true, ..options() }).unwrap();
+    let fs =
+        Filesystem::open(w.device.clone(), OpenOptions { read_only: true, ..options() }).unwrap();
     assert_err!(fs.getattr(f), Error::NotFound);
 }
 
@@ -154,7 +156,8 @@ fn data_goes_with_its_file() {
     let w = World::new();
     w.fs.sync().unwrap();
     let used = |w: &World| {
-        // The commit that removes something writes new blocks itself; the next one shows what is left.
+        // The commit that removes something writes new blocks itself; the next one shows what is
+        // left.
         for _ in 0..2 {
             w.fs.setattr(w.root(), &SetAttr::default()).unwrap();
             w.fs.sync().unwrap();
@@ -219,8 +222,10 @@ fn many_threads_make_hold_and_remove() {
                     }
                     // Others come and go: this one is swept out of memory and read again.
                     for other in 0..20 {
-                        let _ = fs
-                            .lookup(root, format!("{}-{}", (t + 1) % 4, n.saturating_sub(other)).as_bytes());
+                        let _ = fs.lookup(
+                            root,
+                            format!("{}-{}", (t + 1) % 4, n.saturating_sub(other)).as_bytes(),
+                        );
                     }
                     let mut buf = [0; 3001];
                     assert_eq!(fs.read(id, 0, &mut buf).unwrap(), 3000);

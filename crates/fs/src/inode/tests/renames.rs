@@ -18,7 +18,13 @@ enum Thing {
 }
 use Thing::{EmptyDir, File, FullDir, Nothing, Same};
 
-fn put(w: &World, dir: InodeId, name: &str, thing: Thing, source: Option<InodeId>) -> Option<InodeId> {
+fn put(
+    w: &World,
+    dir: InodeId,
+    name: &str,
+    thing: Thing,
+    source: Option<InodeId>,
+) -> Option<InodeId> {
     match thing {
         Nothing => None,
         File => Some(w.file(dir, name)),
@@ -37,7 +43,11 @@ fn put(w: &World, dir: InodeId, name: &str, thing: Thing, source: Option<InodeId
 }
 
 /// What POSIX and Linux say.
-fn expected(source: Thing, target: Thing, mode: RenameMode) -> std::result::Result<(), &'static str> {
+fn expected(
+    source: Thing,
+    target: Thing,
+    mode: RenameMode,
+) -> std::result::Result<(), &'static str> {
     let is_dir = |t| matches!(t, EmptyDir | FullDir);
     match (source, target, mode) {
         (Nothing, ..) => Err("NotFound"),
@@ -62,7 +72,8 @@ fn every_source_target_and_mode() {
         for mode in [Replace, NoReplace, Exchange, WHITEOUT] {
             let w = World::new();
             for (n, source) in [Nothing, File, EmptyDir, FullDir].into_iter().enumerate() {
-                for (m, target) in [Nothing, File, Same, EmptyDir, FullDir].into_iter().enumerate() {
+                for (m, target) in [Nothing, File, Same, EmptyDir, FullDir].into_iter().enumerate()
+                {
                     if target == Same && source != File {
                         continue;
                     }
@@ -72,7 +83,8 @@ fn every_source_target_and_mode() {
                     let b = put(&w, to, "b", target, a);
                     let was = (w.names(case), w.names(to));
                     let result = w.fs.rename(case, b"a", to, b"b", mode);
-                    let what = format!("{source:?} to {target:?}, {mode:?}, same directory: {same_dir}");
+                    let what =
+                        format!("{source:?} to {target:?}, {mode:?}, same directory: {same_dir}");
                     let want = expected(source, target, mode);
                     assert_eq!(name_of(&result), want.map_err(str::to_owned), "{what}");
                     let now_a = w.find(case, "a").map(|x| x.id).ok();
@@ -140,7 +152,10 @@ fn odd_names() {
     let w = World::new();
     let f = w.file(w.root(), "f");
     for (from, to) in [(".", "x"), ("..", "x"), ("f", "."), ("f", "..")] {
-        assert_err!(w.fs.rename(w.root(), from.as_bytes(), w.root(), to.as_bytes(), Replace), Error::Busy(_));
+        assert_err!(
+            w.fs.rename(w.root(), from.as_bytes(), w.root(), to.as_bytes(), Replace),
+            Error::Busy(_)
+        );
     }
     let before = w.attr(f);
     w.fs.rename(w.root(), b"f", w.root(), b"f", Replace).unwrap();

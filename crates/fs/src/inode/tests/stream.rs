@@ -18,10 +18,12 @@ fn tight() -> World {
     World { device, fs }
 }
 
-/// Where the file is on the device: start in the file, address, length of the window, length of the extent.
+/// Where the file is on the device: start in the file, address, length of the window, length of the
+/// extent.
 fn extents(w: &World, id: InodeId) -> Vec<(u64, Logical, u64, u64)> {
     let items = w.items();
-    let mine = items.iter().filter(|(k, _)| k.objectid.0 == id.ino && k.kind == KeyType::EXTENT_DATA);
+    let mine =
+        items.iter().filter(|(k, _)| k.objectid.0 == id.ino && k.kind == KeyType::EXTENT_DATA);
     mine.filter_map(|(k, data)| match FileExtent::parse(data).unwrap() {
         FileExtent::Stored(r) => Some((k.offset, r.disk_bytenr, r.num_bytes, r.disk_num_bytes)),
         FileExtent::Inline(_) => None,
@@ -118,7 +120,8 @@ fn scattered<const PIECE: usize>() {
     let w = tight();
     let id = w.file(w.root(), "scattered");
     // Pieces of three writers in turn; 1231 has no divisor in common with their number.
-    let order = |writer: usize| (0..PIECES).map(|n| n * 1231 % PIECES).filter(move |n| n % 3 == writer);
+    let order =
+        |writer: usize| (0..PIECES).map(|n| n * 1231 % PIECES).filter(move |n| n % 3 == writer);
     std::thread::scope(|s| {
         let write = |writer: usize| {
             for round in 1..=ROUNDS {
@@ -147,7 +150,8 @@ fn scattered<const PIECE: usize>() {
     compare(&w.reopen());
 }
 
-/// Blocks and parts of blocks over each other, with reads and cuts in between: nothing is counted twice, or taken off twice.
+/// Blocks and parts of blocks over each other, with reads and cuts in between: nothing is counted
+/// twice, or taken off twice.
 #[test]
 fn what_is_delayed_is_counted_right() {
     const LEN: u64 = 64 * 4096;

@@ -38,7 +38,10 @@ fn a_new_subvolume_is_there_at_once_and_after_a_crash() {
     assert_eq!(info.parent, Some((made.id.subvol, 256, b"nested".to_vec())));
     assert_ne!(info.uuid, [0; 16]);
     assert_eq!((info.parent_uuid, info.received_uuid), ([0; 16], [0; 16]));
-    assert_eq!(w.fs.subvolumes().unwrap().iter().map(|s| s.id.0).collect::<Vec<_>>(), [5, 256, 257]);
+    assert_eq!(
+        w.fs.subvolumes().unwrap().iter().map(|s| s.id.0).collect::<Vec<_>>(),
+        [5, 256, 257]
+    );
     let next = w.fs.create_subvolume(w.root(), b"next", &dir()).unwrap();
     assert_eq!(next.id.subvol.0, 258);
     w.check();
@@ -190,7 +193,10 @@ fn a_deleted_subvolume_gives_its_space_back() {
     assert_err!(w.fs.getattr(sub), Error::NotFound);
     w.fs.wait_for_drops().unwrap();
     let w = w.crash();
-    assert_eq!(w.fs.subvolumes().unwrap().iter().map(|s| s.id).collect::<Vec<_>>(), [ObjectId(5), snap]);
+    assert_eq!(
+        w.fs.subvolumes().unwrap().iter().map(|s| s.id).collect::<Vec<_>>(),
+        [ObjectId(5), snap]
+    );
     for n in 0..2000 {
         let f = w.find(top(snap), format!("file with a longer name {n}")).unwrap().id;
         let want = match n {
@@ -256,8 +262,9 @@ fn subvolumes_move() {
     w.dir(d, "empty");
     let full = w.dir(d, "full");
     w.file(full, "file");
-    let mv =
-        |from, a: &str, to, b: &str| w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Replace);
+    let mv = |from, a: &str, to, b: &str| {
+        w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Replace)
+    };
     mv(w.root(), "sub", w.root(), "renamed").unwrap();
     mv(w.root(), "renamed", d, "sub").unwrap();
     assert_err!(mv(d, "sub", d, "full"), Error::NotEmpty);
@@ -265,8 +272,9 @@ fn subvolumes_move() {
     assert_err!(mv(d, "empty", w.root(), "other"), Error::NotEmpty);
     mv(d, "empty", other, "across").unwrap();
     assert_err!(mv(w.root(), "other", sub, "loop"), Error::Invalid(_));
-    let swap =
-        |from, a: &str, to, b: &str| w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Exchange);
+    let swap = |from, a: &str, to, b: &str| {
+        w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Exchange)
+    };
     w.file(other, "inside");
     assert_err!(swap(w.root(), "other", other, "inside"), Error::Invalid(_));
     assert_err!(swap(w.root(), "other", sub, "nothing"), Error::Invalid(_));
@@ -290,8 +298,9 @@ fn subvolumes_change_places() {
     let (full, file) = (w.dir(d, "full"), w.file(w.root(), "file"));
     w.file(full, "inside");
     w.fs.sync().unwrap();
-    let swap =
-        |from, a: &str, to, b: &str| w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Exchange);
+    let swap = |from, a: &str, to, b: &str| {
+        w.fs.rename(from, a.as_bytes(), to, b.as_bytes(), RenameMode::Exchange)
+    };
     let root = w.root();
     // Both in one tree, and in two.
     swap(root, "a", root, "b").unwrap();
@@ -352,7 +361,11 @@ fn subvolumes_leave_whiteouts() {
     mv(root, "empty", b, "across").unwrap();
     for name in ["a", "empty"] {
         let left = w.find(root, name).unwrap();
-        assert_eq!((left.kind, left.rdev, left.perm, left.nlink), (FileKind::CharDevice, 0, 0, 1), "{name}");
+        assert_eq!(
+            (left.kind, left.rdev, left.perm, left.nlink),
+            (FileKind::CharDevice, 0, 0, 1),
+            "{name}"
+        );
         assert_eq!((left.uid, left.gid), (7, 8));
     }
     w.check();

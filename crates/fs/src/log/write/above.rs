@@ -1,8 +1,8 @@
 //! The way to a subvolume: what leads to it lies in other trees than what a log of it is about.
 //!
-//! A log of a subvolume says where its files are within it. Should the subvolume itself have moved since the last commit, or
-//! a directory above it in the subvolume that it hangs in, then what was fsynced in it would come back somewhere else: such an
-//! `fsync` commits.
+//! A log of a subvolume says where its files are within it. Should the subvolume itself have moved
+//! since the last commit, or a directory above it in the subvolume that it hangs in, then what was
+//! fsynced in it would come back somewhere else: such an `fsync` commits.
 
 use super::Result;
 use super::collect::Pair;
@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering;
 /// Directories above each other that are looked at: more are taken for a loop.
 const MOST: usize = 10_000;
 
-/// May a subvolume be elsewhere than the last commit has it? `txn` is running, and the caller keeps it from being sealed.
+/// May a subvolume be elsewhere than the last commit has it? `txn` is running, and the caller keeps
+/// it from being sealed.
 ///
 /// # Errors
 /// Reading or corruption.

@@ -1,19 +1,22 @@
 //! Who writes the log, for whom, and when it is durable.
 //!
-//! Each transaction has a [`TxnLog`]. Who calls `fsync` adds a contribution to it, gets a ticket, and waits, or leaves a call behind
-//! ([`super::queue`]); there is always one who leads, one step at a time. A step
+//! Each transaction has a [`TxnLog`]. Who calls `fsync` adds a contribution to it, gets a ticket,
+//! and waits, or leaves a call behind ([`super::queue`]); there is always one who leads, one step
+//! at a time. A step
 //!
 //! 1. writes the superblock for the nodes that the last flush has made durable,
 //! 2. takes all contributions that have gathered, edits the log, and writes its nodes,
 //! 3. flushes, which makes both durable; those that the superblock was for are done.
 //!
-//! So with one caller there are two flushes, as many as it takes, and under load one for each batch. What the leader holds while it
-//! waits for the device is its own: nobody needs it to add a contribution.
+//! So with one caller there are two flushes, as many as it takes, and under load one for each
+//! batch. What the leader holds while it waits for the device is its own: nobody needs it to add a
+//! contribution.
 //!
-//! A log belongs to one transaction and hangs on the superblock of the one before. While that one is still being written,
-//! nodes are written all the same, and only the superblock waits. When the log's own transaction is sealed, no more
-//! is taken in ([`TxnLog::close`]); what is on its way may still come to its end before the commit's superblock, never after
-//! it; whoever is left waits for the commit. Once that is durable, the log's space is free ([`TxnLog::retire`]).
+//! A log belongs to one transaction and hangs on the superblock of the one before. While that one
+//! is still being written, nodes are written all the same, and only the superblock waits. When the
+//! log's own transaction is sealed, no more is taken in ([`TxnLog::close`]); what is on its way may
+//! still come to its end before the commit's superblock, never after it; whoever is left waits for
+//! the commit. Once that is durable, the log's space is free ([`TxnLog::retire`]).
 
 use super::collect::{Contribution, Pair, collect};
 use super::content::Content;
@@ -43,10 +46,11 @@ pub struct LogStats {
     pub fsyncs: u64,
     pub fsyncs_with_nothing_to_do: u64,
     pub fsyncs_logged: u64,
-    /// Those that had to be commits, by cause: in a subvolume that is not in the last commit, entries of subvolumes, chunks
-    /// that are not in the last commit, no space, a feature that the superblock lacks, data that another file wrote into preallocated space, a directory that left memory,
-    /// too much to log, the log switched off,
-    /// and too late for the log of a transaction that was being sealed.
+    /// Those that had to be commits, by cause: in a subvolume that is not in the last commit,
+    /// entries of subvolumes, chunks that are not in the last commit, no space, a feature that the
+    /// superblock lacks, data that another file wrote into preallocated space, a directory that
+    /// left memory, too much to log, the log switched off, and too late for the log of a
+    /// transaction that was being sealed.
     pub commits_new_subvolume: u64,
     pub commits_subvolume_entry: u64,
     pub commits_new_chunk: u64,
@@ -57,9 +61,9 @@ pub struct LogStats {
     pub commits_too_much: u64,
     pub commits_off: u64,
     pub commits_sealed: u64,
-    /// Items of checksums that came to logs; ranges of theirs that were searched for what other files had brought, which is done
-    /// for files that share extents since the last commit; ranges in which there was something. Nothing is ever deleted for
-    /// them, or locked.
+    /// Items of checksums that came to logs; ranges of theirs that were searched for what other
+    /// files had brought, which is done for files that share extents since the last commit; ranges
+    /// in which there was something. Nothing is ever deleted for them, or locked.
     pub csum_items: u64,
     pub csum_ranges_searched: u64,
     pub csum_ranges_present: u64,
@@ -170,8 +174,14 @@ impl TxnLog {
         queue.waiting.extend(contribution);
         Some(queue.given)
     }
-    /// Brings a contribution into the log in its caller, without a batch: for [`crate::Tuning::log_alone`].
-    fn add_alone(&self, core: &Core, txn: &Arc<Txn>, contribution: Contribution) -> Result<Option<u64>> {
+    /// Brings a contribution into the log in its caller, without a batch: for
+    /// [`crate::Tuning::log_alone`].
+    fn add_alone(
+        &self,
+        core: &Core,
+        txn: &Arc<Txn>,
+        contribution: Contribution,
+    ) -> Result<Option<u64>> {
         self.used.store(true, Ordering::Relaxed);
         let mut content = self.content.lock();
         if let Err(stop) = content.take_in(core, txn, vec![contribution]) {
@@ -193,7 +203,8 @@ impl TxnLog {
         // Inodes may go with them.
         drop(left);
     }
-    /// The superblock without this log is durable: its space, pinned. Waits for a step of the leader at most.
+    /// The superblock without this log is durable: its space, pinned. Waits for a step of the
+    /// leader at most.
     ///
     /// # Errors
     /// Broken accounts.
@@ -218,7 +229,8 @@ impl TxnLog {
         calls.make();
     }
 
-    /// Waits until a ticket is durable or known not to become so by the log; leads where nobody does.
+    /// Waits until a ticket is durable or known not to become so by the log; leads where nobody
+    /// does.
     fn wait(&self, core: &Core, txn: &Arc<Txn>, ticket: u64) -> crate::error::Result<Verdict> {
         let mut queue = self.queue.lock();
         loop {
@@ -332,7 +344,12 @@ fn step(core: &Core, txn: &Arc<Txn>, log: &TxnLog) -> crate::error::Result<()> {
     outcome
 }
 
-fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crate::error::Result<()> {
+fn step_with(
+    core: &Core,
+    txn: &Arc<Txn>,
+    log: &TxnLog,
+    work: &mut Work,
+) -> crate::error::Result<()> {
     let counters = &core.log;
     let before = Generation(txn.generation.0 - 1);
     let more = {
@@ -399,8 +416,8 @@ fn step_with(core: &Core, txn: &Arc<Txn>, log: &TxnLog, work: &mut Work) -> crat
     Ok(())
 }
 
-/// Writes the superblock of the last commit with the log on it; false where the commit of the log's own transaction
-/// has written its superblock already.
+/// Writes the superblock of the last commit with the log on it; false where the commit of the log's
+/// own transaction has written its superblock already.
 fn write_superblock(core: &Core, txn: &Txn, root: &Pointer) -> crate::error::Result<bool> {
     let written = core.superblock_written.lock();
     if written.generation >= txn.generation {
@@ -408,7 +425,10 @@ fn write_superblock(core: &Core, txn: &Txn, root: &Pointer) -> crate::error::Res
     }
     let mut sb = written.superblock.clone();
     let follows = sb.generation.get() + 1 == txn.generation.0;
-    assert!(follows || core.options.tuning.break_log_early_super, "a log hangs on the superblock before it");
+    assert!(
+        follows || core.options.tuning.break_log_early_super,
+        "a log hangs on the superblock before it"
+    );
     sb.log_root = U64::new(root.at.0);
     sb.log_root_level = root.level;
     for (_, device) in core.volume.devices() {
@@ -418,8 +438,8 @@ fn write_superblock(core: &Core, txn: &Txn, root: &Pointer) -> crate::error::Res
     Ok(true)
 }
 
-/// Brings contributions into the log and writes what has changed of it: its root, and the nodes that nobody needs once a
-/// superblock leads there.
+/// Brings contributions into the log and writes what has changed of it: its root, and the nodes
+/// that nobody needs once a superblock leads there.
 fn write_batch(
     core: &Core,
     txn: &Arc<Txn>,
@@ -456,7 +476,8 @@ pub(crate) struct Logged {
     ticket: u64,
     /// How many directories had moved then.
     moves: u64,
-    /// The size that it has there, in whole sectors: of what lies behind, the log says nothing but what is reserved.
+    /// The size that it has there, in whole sectors: of what lies behind, the log says nothing but
+    /// what is reserved.
     size: u64,
 }
 
@@ -512,8 +533,8 @@ pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> 
     }
 }
 
-/// As [`sync`], but waits for nobody else: the call is told how it ends, now or later. May lead meanwhile, for as long as there are
-/// others who did the same.
+/// As [`sync`], but waits for nobody else: the call is told how it ends, now or later. May lead
+/// meanwhile, for as long as there are others who did the same.
 pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     let (txn, outcome) = match begin(core, inode) {
         Ok(begun) => begun,
@@ -571,7 +592,8 @@ enum Outcome {
 fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>, Outcome)> {
     let tuning = &core.options.tuning;
     if tuning.log_waits_for_commit
-        && let Some(sealed) = core.txns.with_view(|view| view.sealed.as_ref().map(|txn| txn.generation))
+        && let Some(sealed) =
+            core.txns.with_view(|view| view.sealed.as_ref().map(|txn| txn.generation))
     {
         core.txns.wait(sealed)?;
     }
@@ -587,11 +609,13 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         Err(Stop::Fail(e)) => return Err(e),
     }
     let moves = txn.moves.load(Ordering::Relaxed);
-    let moved = moves > 0 && last.as_ref().is_none_or(|l| l.generation != txn.generation || l.moves != moves);
+    let moved = moves > 0
+        && last.as_ref().is_none_or(|l| l.generation != txn.generation || l.moves != moves);
     let (changed_in, unlogged, sealed) = {
         let mut state = inode.state.lock();
         let unlogged = moved || state.unlogged && state.last_change == txn.generation;
-        // Changed since it was logged, in the transaction before this one: only that one's commit has it.
+        // Changed since it was logged, in the transaction before this one: only that one's commit
+        // has it.
         let sealed = state.unlogged && !unlogged;
         if unlogged {
             state.unlogged = false;
@@ -643,16 +667,21 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let mut ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
     let item = inode.item_for_log(core);
     let size = item.as_ref().map_or(0, |item| ceil(item.size.get().min(MAX_FILE_SIZE)));
-    // What was cut off when it was logged is a hole now, and must not come back from the last commit.
+    // What was cut off when it was logged is a hole now, and must not come back from the last
+    // commit.
     let before = last.as_ref().filter(|l| l.generation == txn.generation).map(|l| l.size);
     ranges.extend(
-        before.filter(|before| *before < size && !tuning.break_log_no_holes).map(|before| (before, size)),
+        before
+            .filter(|before| *before < size && !tuning.break_log_no_holes)
+            .map(|before| (before, size)),
     );
     inode.keep_extents_for_log(txn.generation);
     let versions = Pair::of(core, &inode.subvol, &txn);
     drop(pin);
     let copied = match &versions {
-        Ok(versions) if tuning.log_copies_leaves_locked => versions.copy_leaves_locked(inode, txn.generation),
+        Ok(versions) if tuning.log_copies_leaves_locked => {
+            versions.copy_leaves_locked(inode, txn.generation)
+        }
         _ => Ok(()),
     };
     let added = match (item, versions) {

@@ -1,8 +1,9 @@
 //! Where the nodes of a log lie.
 //!
-//! In block groups that the superblock knows on which the log hangs, and in no extent tree: they are taken in the allocator's
-//! map alone. A node that a later batch has replaced may be used again as soon as a superblock without it is durable;
-//! all of them are free once the transaction that the log belongs to is published.
+//! In block groups that the superblock knows on which the log hangs, and in no extent tree: they
+//! are taken in the allocator's map alone. A node that a later batch has replaced may be used again
+//! as soon as a superblock without it is durable; all of them are free once the transaction that
+//! the log belongs to is published.
 
 use super::{Cause, Result, Stop};
 use crate::core::Core;

@@ -1,8 +1,9 @@
 //! What is logged of an inode's content.
 //!
-//! It is collected by who called `fsync`, beside others who do the same: from a version of the tree, with no lock held.
-//! The order matters. First the inode is asked what has changed, then what its item is, then the version is taken: what the
-//! item covers and what is known to have changed is then in the version, whatever else happens meanwhile.
+//! It is collected by who called `fsync`, beside others who do the same: from a version of the
+//! tree, with no lock held. The order matters. First the inode is asked what has changed, then what
+//! its item is, then the version is taken: what the item covers and what is known to have changed
+//! is then in the version, whatever else happens meanwhile.
 
 use super::{Cause, Result, Stop};
 use crate::api::FileKind;
@@ -15,7 +16,9 @@ use crate::transaction::Txn;
 use crate::tree::Version;
 use larder_format::features::Incompat;
 use larder_format::items::keys::{csum_key, extent_data_key, inode_key};
-use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags, InodeItem};
+use larder_format::items::{
+    Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags, InodeItem,
+};
 use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,14 +70,15 @@ impl Pair {
         let base = Version { tree: subvol.id, root: base, store: core.store.clone(), epoch };
         Ok(Self { base, now })
     }
-    /// Copies the leaves with an inode's items that have changed in a transaction, while their tree is locked: for
-    /// [`crate::Tuning::log_copies_leaves_locked`].
+    /// Copies the leaves with an inode's items that have changed in a transaction, while their tree
+    /// is locked: for [`crate::Tuning::log_copies_leaves_locked`].
     pub(super) fn copy_leaves_locked(&self, inode: &Inode, generation: Generation) -> Result<()> {
         let ino = inode.object();
         let mut last = None;
         inode.subvol.tree.locked(|| {
             self.now.scan_since(generation, &inode_key(ino), |item| {
-                if item.key.objectid == ino && last.replace(item.leaf_address()) != Some(item.leaf_address())
+                if item.key.objectid == ino
+                    && last.replace(item.leaf_address()) != Some(item.leaf_address())
                 {
                     drop(std::hint::black_box(item.copy_of_leaf()));
                 }
@@ -150,7 +154,10 @@ pub(super) fn collect(
         if r.kind == ExtentKind::Regular && !core.options.tuning.break_log_no_csums {
             let all = sums(core, txn, &r, out.shares, &mut out.sums);
             let summed = !inode.flags().contains(InodeFlags::NODATASUM);
-            if !all && summed && r.generation == txn.generation && !core.options.tuning.break_log_older_csums
+            if !all
+                && summed
+                && r.generation == txn.generation
+                && !core.options.tuning.break_log_older_csums
             {
                 older_sums(core, txn, &r, out.shares, &mut out.sums)?;
             }
@@ -164,7 +171,8 @@ pub(super) fn collect(
 }
 
 fn parse<'a>(inode: &Inode, key: Key, data: &'a [u8]) -> Result<FileExtent<'a>> {
-    FileExtent::parse(data).map_err(|e| Stop::Fail(Error::corrupt(Place::item(inode.id.subvol, key), e.0)))
+    FileExtent::parse(data)
+        .map_err(|e| Stop::Fail(Error::corrupt(Place::item(inode.id.subvol, key), e.0)))
 }
 
 /// Where an extent item ends in its file, in whole sectors.
@@ -177,8 +185,9 @@ fn end_of(key: Key, extent: &FileExtent<'_>) -> u64 {
 
 /// What the extent items of a range have in it.
 ///
-/// No more than that: what an item has before and behind was logged when it changed, or the last commit has it. A file whose
-/// preallocated extent is filled piece by piece has one item for all that is written; each log has the piece that is new.
+/// No more than that: what an item has before and behind was logged when it changed, or the last
+/// commit has it. A file whose preallocated extent is filled piece by piece has one item for all
+/// that is written; each log has the piece that is new.
 fn window(
     versions: &Pair,
     inode: &Inode,
@@ -242,8 +251,8 @@ impl Window {
     }
 }
 
-/// Has another file written into the extent while it had it preallocated? That file may not be in the log, or from before
-/// that: replayed, it would have preallocated what has checksums.
+/// Has another file written into the extent while it had it preallocated? That file may not be in
+/// the log, or from before that: replayed, it would have preallocated what has checksums.
 fn is_filled(txn: &Txn, inode: &Inode, r: &ExtentRecord) -> bool {
     r.kind == ExtentKind::Regular
         && txn.filled.lock().get(&r.disk_bytenr).is_some_and(|whose| *whose != inode.id)
@@ -252,19 +261,24 @@ fn is_filled(txn: &Txn, inode: &Inode, r: &ExtentRecord) -> bool {
 /// What of an extent's data an item needs checksums for.
 fn summed(r: &ExtentRecord) -> Run {
     match r.compression {
-        Compression::None => Run::new(Logical(r.disk_bytenr.0.saturating_add(r.offset)), r.num_bytes),
+        Compression::None => {
+            Run::new(Logical(r.disk_bytenr.0.saturating_add(r.offset)), r.num_bytes)
+        }
         _ => Run::new(r.disk_bytenr, r.disk_num_bytes),
     }
 }
 
-/// Adds the checksums of an extent item's data that the transaction has noted; false where these are not all.
+/// Adds the checksums of an extent item's data that the transaction has noted; false where these
+/// are not all.
 ///
-/// Notes are taken whole, although one may cover several extents that were written together: then the items of a log can only be
-/// equal or apart, whichever extents they were logged for. Replaying takes from them what it has extents for.
+/// Notes are taken whole, although one may cover several extents that were written together: then
+/// the items of a log can only be equal or apart, whichever extents they were logged for. Replaying
+/// takes from them what it has extents for.
 ///
-/// Not so where the file shares extents: of these it may use what another file has written into space that the log, which
-/// may have it from before that, says is preallocated. Sectors of that must not have checksums, so only what this file has of the
-/// extent is taken (`content::put_sums` keeps such items apart).
+/// Not so where the file shares extents: of these it may use what another file has written into
+/// space that the log, which may have it from before that, says is preallocated. Sectors of that
+/// must not have checksums, so only what this file has of the extent is taken (`content::put_sums`
+/// keeps such items apart).
 fn sums(
     core: &Core,
     txn: &Txn,
@@ -291,11 +305,12 @@ fn sums(
     missing == 0
 }
 
-/// Adds the checksums that an extent had before the transaction: some of what an item has of it was written into
-/// preallocated space in this one, some in an earlier one.
+/// Adds the checksums that an extent had before the transaction: some of what an item has of it was
+/// written into preallocated space in this one, some in an earlier one.
 ///
-/// Without these nothing would be lost, since the checksum tree has them, but a log has all that its items need. Those of the
-/// whole extent are taken, for the reason for which notes are taken whole.
+/// Without these nothing would be lost, since the checksum tree has them, but a log has all that
+/// its items need. Those of the whole extent are taken, for the reason for which notes are taken
+/// whole.
 fn older_sums(
     core: &Core,
     txn: &Txn,
@@ -340,9 +355,14 @@ pub(super) fn sums_end(core: &Core, at: Logical, sums: &[u8]) -> Logical {
 }
 
 /// Items for checksums: each as long as one may be.
-pub(super) fn sum_items(core: &Core, at: Logical, sums: &[u8]) -> impl Iterator<Item = (Key, Vec<u8>)> {
+pub(super) fn sum_items(
+    core: &Core,
+    at: Logical,
+    sums: &[u8],
+) -> impl Iterator<Item = (Key, Vec<u8>)> {
     let size = core.csum.size();
-    let most = csum_tree::max_sums(larder_format::node::max_item_size(core.nodesize()), core.csum) * size;
+    let most =
+        csum_tree::max_sums(larder_format::node::max_item_size(core.nodesize()), core.csum) * size;
     let first = move |n: usize| csum_key(at.plus((n * most / size) as u64 * SECTOR));
     sums.chunks(most)
         .enumerate()

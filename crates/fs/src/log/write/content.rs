@@ -1,7 +1,8 @@
 //! What the log of a transaction has, and how contributions come into it.
 //!
-//! [`Content`] is edited by one thread at a time and waits for no device: a batch's contributions come in, then the nodes that
-//! have changed are made, to be written by the caller when it is free for the next batch already.
+//! [`Content`] is edited by one thread at a time and waits for no device: a batch's contributions
+//! come in, then the nodes that have changed are made, to be written by the caller when it is free
+//! for the next batch already.
 
 use super::blocks::Blocks;
 use super::collect::{Contribution, Pair, Window, part_of, sum_items, sums_end};
@@ -48,7 +49,12 @@ impl Content {
     ///
     /// # Errors
     /// As far as the one that failed, they are in: nothing of this may be written any more.
-    pub(super) fn take_in(&mut self, core: &Core, txn: &Arc<Txn>, batch: Vec<Contribution>) -> Result<()> {
+    pub(super) fn take_in(
+        &mut self,
+        core: &Core,
+        txn: &Arc<Txn>,
+        batch: Vec<Contribution>,
+    ) -> Result<()> {
         let mut by_subvol: BTreeMap<TreeId, Vec<Contribution>> = BTreeMap::new();
         for contribution in batch {
             by_subvol.entry(contribution.inode.id.subvol).or_default().push(contribution);
@@ -59,7 +65,8 @@ impl Content {
                 continue;
             }
             let versions = {
-                // Versions of the log's own transaction: what a later one has changed belongs to another log.
+                // Versions of the log's own transaction: what a later one has changed belongs to
+                // another log.
                 let pin = core.txns.pin_running()?;
                 if pin.txn.generation != txn.generation {
                     return Err(Stop::Sealed);
@@ -67,7 +74,8 @@ impl Content {
                 Pair::of(core, &subvol, txn)?
             };
             self.blocks.overwrites = core.options.tuning.break_log_overwrites;
-            let (_, log) = self.subvols.entry(id).or_insert_with(|| (subvol.clone(), SubvolLog::new(core)));
+            let (_, log) =
+                self.subvols.entry(id).or_insert_with(|| (subvol.clone(), SubvolLog::new(core)));
             merge(core, &subvol, &versions, log, &mut self.blocks, contributions)?;
         }
         Ok(())
@@ -90,7 +98,8 @@ impl Content {
                 continue;
             }
             let root = log.tree.write(core, &mut self.blocks, txn.generation, &mut nodes)?;
-            let mut item = RootItem { bytenr: U64::new(root.at.0), level: root.level, ..RootItem::default() };
+            let mut item =
+                RootItem { bytenr: U64::new(root.at.0), level: root.level, ..RootItem::default() };
             item.set_generation(txn.generation);
             item.refs = 1.into();
             roots.put(&mut self.blocks, &key, item.as_bytes())?;
@@ -151,9 +160,15 @@ fn merge(
     Ok(())
 }
 
-/// Adds an item of checksums. Once a file that shares extents is logged, sectors that the log has checksums of already are left
-/// out.
-fn put_sums(core: &Core, log: &mut SubvolLog, blocks: &mut Blocks, key: Key, data: &[u8]) -> Result<()> {
+/// Adds an item of checksums. Once a file that shares extents is logged, sectors that the log has
+/// checksums of already are left out.
+fn put_sums(
+    core: &Core,
+    log: &mut SubvolLog,
+    blocks: &mut Blocks,
+    key: Key,
+    data: &[u8],
+) -> Result<()> {
     let shares = log.parts;
     core.log.csum_items.fetch_add(1, Ordering::Relaxed);
     let end = sums_end(core, Logical(key.offset), data);
@@ -185,7 +200,9 @@ fn put_sums(core: &Core, log: &mut SubvolLog, blocks: &mut Blocks, key: Key, dat
     if !there.is_empty() {
         core.log.csums_present.fetch_add(1, Ordering::Relaxed);
     }
-    let bytes = |at: u64| (at - key.offset) as usize / larder_format::SECTOR_SIZE as usize * core.csum.size();
+    let bytes = |at: u64| {
+        (at - key.offset) as usize / larder_format::SECTOR_SIZE as usize * core.csum.size()
+    };
     let mut at = key.offset;
     for (from, to) in there.into_iter().chain([(end.0, end.0)]) {
         if at < from {
@@ -200,7 +217,10 @@ fn put_sums(core: &Core, log: &mut SubvolLog, blocks: &mut Blocks, key: Key, dat
 fn overlay(log: &mut SubvolLog, blocks: &mut Blocks, ino: ObjectId, window: &Window) -> Result<()> {
     let key = |at: u64| extent_data_key(ino, FileOffset(at));
     let all = items_of(ino, KeyType::EXTENT_DATA, KeyType::EXTENT_DATA);
-    let first = log.tree.at_or_before(all.start(), &key(window.start)).map_or(key(window.start), |(k, _)| k);
+    let first = log
+        .tree
+        .at_or_before(all.start(), &key(window.start))
+        .map_or(key(window.start), |(k, _)| k);
     let old: Vec<(Key, Vec<u8>)> =
         log.tree.range(first..=key(window.end - 1)).map(|(k, d)| (k, d.to_vec())).collect();
     let mut kept = Vec::new();

@@ -1,7 +1,8 @@
 //! How two versions of a tree differ within a range of keys.
 //!
-//! Versions share what did not change between them: a block that both have, at one address and of one generation, has
-//! the same below it. Only the others are looked at, so that the cost follows what has changed.
+//! Versions share what did not change between them: a block that both have, at one address and of
+//! one generation, has the same below it. Only the others are looked at, so that the cost follows
+//! what has changed.
 
 use crate::error::Result;
 use crate::tree::{Node, Version, child_pointer, child_slot};
@@ -15,12 +16,17 @@ pub(super) type Change = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
 /// Leaves that are compared at most.
 const MOST_LEAVES: usize = 2000;
 
-/// The items in `from..=to` that are not the same in both versions of a tree, in order; `None` where too much has changed to say
-/// it here.
+/// The items in `from..=to` that are not the same in both versions of a tree, in order; `None`
+/// where too much has changed to say it here.
 ///
 /// # Errors
 /// Reading or corruption.
-pub(super) fn changed(old: &Version, new: &Version, from: &Key, to: &Key) -> Result<Option<Vec<Change>>> {
+pub(super) fn changed(
+    old: &Version,
+    new: &Version,
+    from: &Key,
+    to: &Key,
+) -> Result<Option<Vec<Change>>> {
     if same(old, new) {
         return Ok(Some(Vec::new()));
     }
@@ -76,8 +82,8 @@ pub(super) fn same(old: &Version, new: &Version) -> bool {
     (old.root.ptr.at, old.root.ptr.generation) == (new.root.ptr.at, new.root.ptr.generation)
 }
 
-/// The leaves that may hold keys in `from..=to`, but for those below blocks that `enter` refuses; not many more than
-/// [`MOST_LEAVES`].
+/// The leaves that may hold keys in `from..=to`, but for those below blocks that `enter` refuses;
+/// not many more than [`MOST_LEAVES`].
 fn leaves(
     version: &Version,
     from: &Key,
@@ -120,7 +126,11 @@ fn below(
     Ok(())
 }
 
-fn items<'a>(leaves: &'a [Arc<Node>], from: &'a Key, to: &'a Key) -> impl Iterator<Item = (Key, &'a [u8])> {
+fn items<'a>(
+    leaves: &'a [Arc<Node>],
+    from: &'a Key,
+    to: &'a Key,
+) -> impl Iterator<Item = (Key, &'a [u8])> {
     leaves.iter().flat_map(move |leaf| {
         let view = leaf.view();
         (0..view.nritems()).filter_map(move |slot| {

@@ -1,9 +1,9 @@
 //! Writing the log: `fsync` without a commit.
 //!
-//! A log says how a subvolume differs, for the inodes that were fsynced, from what the last commit left. Larder has both
-//! sides at hand as versions — the tree as it was sealed last, and the tree as it is — so what has to be logged is their
-//! *difference*, looked up when somebody asks for it. Operations leave next to no history behind for the log, and none
-//! ever edits it.
+//! A log says how a subvolume differs, for the inodes that were fsynced, from what the last commit
+//! left. Larder has both sides at hand as versions — the tree as it was sealed last, and the tree
+//! as it is — so what has to be logged is their *difference*, looked up when somebody asks for it.
+//! Operations leave next to no history behind for the log, and none ever edits it.
 //!
 //! | module | decision it hides |
 //! |---|---|
@@ -20,23 +20,26 @@
 //!
 //! # One `fsync`
 //!
-//! The caller writes the inode's delayed data back, takes both versions, and collects what its content needs. Then it
-//! joins the batch of its transaction and waits. One of those who wait is the *leader*: it takes everything that has
-//! gathered, works out the names over one version of the tree, edits the log, writes the nodes, and makes them durable with
-//! a superblock that is the last published one plus the log. While it waits for the device, the next batch gathers, and
-//! its nodes are written before the flush that makes this batch's superblock durable: one flush serves both.
+//! The caller writes the inode's delayed data back, takes both versions, and collects what its
+//! content needs. Then it joins the batch of its transaction and waits. One of those who wait is
+//! the *leader*: it takes everything that has gathered, works out the names over one version of the
+//! tree, edits the log, writes the nodes, and makes them durable with a superblock that is the last
+//! published one plus the log. While it waits for the device, the next batch gathers, and its nodes
+//! are written before the flush that makes this batch's superblock durable: one flush serves both.
 //!
 //! # Names
 //!
-//! A logged inode has all its references in the log, and a new name that the last commit gave to somebody else takes it
-//! from them; so does a range of deletion in a directory. Whoever loses a name this way must not be lost with it: it is
-//! logged, too, with the names that it has now (see [`names`]).
+//! A logged inode has all its references in the log, and a new name that the last commit gave to
+//! somebody else takes it from them; so does a range of deletion in a directory. Whoever loses a
+//! name this way must not be lost with it: it is logged, too, with the names that it has now (see
+//! [`names`]).
 //!
 //! # What a log cannot say
 //!
-//! Subvolumes that the last commit does not have or has elsewhere, entries of subvolumes, data or nodes in chunks that it does not have,
-//! features that its superblock lacks: then `fsync` commits, and so does everybody until that commit ([`Cause`] counts
-//! them). A transaction that is sealed takes no more batches: who comes too late waits for its commit.
+//! Subvolumes that the last commit does not have or has elsewhere, entries of subvolumes, data or
+//! nodes in chunks that it does not have, features that its superblock lacks: then `fsync` commits,
+//! and so does everybody until that commit ([`Cause`] counts them). A transaction that is sealed
+//! takes no more batches: who comes too late waits for its commit.
 
 mod above;
 mod batch;

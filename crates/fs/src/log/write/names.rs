@@ -1,15 +1,18 @@
 //! What has to be logged along with an inode, so that its names come out right.
 //!
-//! Replaying a log takes names away: a new name takes the place of who had it in the last commit, and a range of deletion
-//! takes what the directory had there. Whoever loses a name has others by now, or is gone; if it has others, they have to
-//! be in the log, or the inode would be lost with the name. Each of those may take names from yet others. [`Names`]
-//! follows that to its end, over one version of the tree, so that what the log says was true at one moment.
+//! Replaying a log takes names away: a new name takes the place of who had it in the last commit,
+//! and a range of deletion takes what the directory had there. Whoever loses a name has others by
+//! now, or is gone; if it has others, they have to be in the log, or the inode would be lost with
+//! the name. Each of those may take names from yet others. [`Names`] follows that to its end, over
+//! one version of the tree, so that what the log says was true at one moment.
 //!
-//! An inode that only its names are logged of *exists* in the log, with generation 0: replaying leaves its item as the last commit
-//! has it. It makes extended attributes what the log has, though; so of such inodes those of the last commit are logged.
+//! An inode that only its names are logged of *exists* in the log, with generation 0: replaying
+//! leaves its item as the last commit has it. It makes extended attributes what the log has,
+//! though; so of such inodes those of the last commit are logged.
 //!
-//! What was fsynced, and directories that are logged, take all directories above them along, as far as those are not where the
-//! last commit has them: otherwise they would not be found under their names, and two directories could end within each other.
+//! What was fsynced, and directories that are logged, take all directories above them along, as far
+//! as those are not where the last commit has them: otherwise they would not be found under their
+//! names, and two directories could end within each other.
 
 use super::blocks::Blocks;
 use super::diff::changed;
@@ -98,8 +101,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Logs an inode as `item`, and its names; for a directory that was asked for, also what has come and gone in it, and where
-    /// its companions are. False where the inode has no name any more: nothing of it is in the log then.
+    /// Logs an inode as `item`, and its names; for a directory that was asked for, also what has
+    /// come and gone in it, and where its companions are. False where the inode has no name any
+    /// more: nothing of it is in the log then.
     pub(super) fn log(
         &mut self,
         ino: ObjectId,
@@ -184,8 +188,11 @@ impl<'a> Names<'a> {
             return Ok(());
         }
         let base_head = Self::head(self.base, ino)?;
-        let head =
-            if self.now.get(&inode_key(ino))?.is_some() { Self::head(self.now, ino)? } else { Vec::new() };
+        let head = if self.now.get(&inode_key(ino))?.is_some() {
+            Self::head(self.now, ino)?
+        } else {
+            Vec::new()
+        };
         let (were, are) = (self.names(&base_head)?, self.names(&head)?);
         self.give_up_claims(ino, &are)?;
         if are.is_empty() {
@@ -211,11 +218,13 @@ impl<'a> Names<'a> {
             if !self.log.full.contains(&ino) {
                 self.exists(ino)?;
             }
-            let refs: Vec<_> = head.iter().filter(|(k, _)| k.kind != KeyType::XATTR_ITEM).cloned().collect();
+            let refs: Vec<_> =
+                head.iter().filter(|(k, _)| k.kind != KeyType::XATTR_ITEM).cloned().collect();
             self.replace(items_of(ino, KeyType::INODE_REF, KeyType::INODE_EXTREF), &refs)?;
             self.attributes(ino, &base_head, &head)?;
             if let Some(mut item) = self.logged_item(ino)? {
-                let links = if item.is_dir() { 1 } else { u32::try_from(are.len()).unwrap_or(u32::MAX) };
+                let links =
+                    if item.is_dir() { 1 } else { u32::try_from(are.len()).unwrap_or(u32::MAX) };
                 if item.nlink.get() != links {
                     item.nlink = links.into();
                     self.put(&inode_key(ino), item.as_bytes())?;
@@ -226,8 +235,9 @@ impl<'a> Names<'a> {
             }
         }
         for name in &were {
-            // One that it has again stands elsewhere in the directory. Linux would take the old entry away when it comes to the new
-            // one, after the inode's item, and leave the time of replaying in it.
+            // One that it has again stands elsewhere in the directory. Linux would take the old
+            // entry away when it comes to the new one, after the inode's item, and leave the time
+            // of replaying in it.
             if !are.contains(name) {
                 self.lost(name)?;
             }
@@ -239,8 +249,9 @@ impl<'a> Names<'a> {
         let Some(data) = self.log.tree.get(&key) else { return Ok(None) };
         InodeItem::parse(data).map(|i| Some(*i)).map_err(|e| self.corrupt(key, e))
     }
-    /// Logs the extended attributes of an inode, given what it had in the last commit and has now: those that belong to
-    /// the item that replaying will leave, or the two together would show a state that never was.
+    /// Logs the extended attributes of an inode, given what it had in the last commit and has now:
+    /// those that belong to the item that replaying will leave, or the two together would show a
+    /// state that never was.
     fn attributes(
         &mut self,
         ino: ObjectId,
@@ -256,7 +267,8 @@ impl<'a> Names<'a> {
             (false, false) if known => base_head,
             (false, false) => head,
         };
-        let of: Vec<_> = of.iter().filter(|(k, _)| k.kind == KeyType::XATTR_ITEM).cloned().collect();
+        let of: Vec<_> =
+            of.iter().filter(|(k, _)| k.kind == KeyType::XATTR_ITEM).cloned().collect();
         self.replace(items_of(ino, KeyType::XATTR_ITEM, KeyType::XATTR_ITEM), &of)
     }
 
@@ -316,23 +328,28 @@ impl<'a> Names<'a> {
             Ok(())
         }
     }
-    /// A directory of the last commit that is gone, and of which the log says what else has gone from it.
+    /// A directory of the last commit that is gone, and of which the log says what else has gone
+    /// from it.
     fn ghost(&mut self, ino: ObjectId) -> Result<()> {
         let Some(mut item) = self.item(self.base, ino)? else { return Ok(()) };
         item.generation = U64::ZERO;
         self.put(&inode_key(ino), item.as_bytes())?;
         // Attributes that the log has not would be taken away.
-        for (key, data) in Self::head(self.base, ino)?.iter().filter(|(k, _)| k.kind == KeyType::XATTR_ITEM) {
+        for (key, data) in
+            Self::head(self.base, ino)?.iter().filter(|(k, _)| k.kind == KeyType::XATTR_ITEM)
+        {
             self.put(key, data)?;
         }
         Ok(())
     }
 
-    /// The item of an inode as it is by now: what an operation changed may not be in the tree yet. With the one there, and the
-    /// extended attributes that are there, the log would show a state that never was.
+    /// The item of an inode as it is by now: what an operation changed may not be in the tree yet.
+    /// With the one there, and the extended attributes that are there, the log would show a state
+    /// that never was.
     fn item_by_now(&self, ino: ObjectId) -> Result<Option<InodeItem>> {
         let Some(in_tree) = self.item(self.now, ino)? else { return Ok(None) };
-        let in_memory = self.subvol.inodes.peek(ino.0).and_then(|inode| inode.item_for_log(self.core));
+        let in_memory =
+            self.subvol.inodes.peek(ino.0).and_then(|inode| inode.item_for_log(self.core));
         Ok(Some(in_memory.unwrap_or(in_tree)))
     }
 
@@ -357,8 +374,12 @@ impl<'a> Names<'a> {
         if let Some(was) =
             was.filter(|was| kind == S_IFREG && was.inode_flags().contains(InodeFlags::PREALLOC))
         {
-            // Replaying cuts a file behind its end: what was reserved there comes back only from the log.
-            let from = extent_data_key(ino, FileOffset(ceil(was.size.get().min(crate::file::MAX_FILE_SIZE))));
+            // Replaying cuts a file behind its end: what was reserved there comes back only from
+            // the log.
+            let from = extent_data_key(
+                ino,
+                FileOffset(ceil(was.size.get().min(crate::file::MAX_FILE_SIZE))),
+            );
             let mut behind = Vec::new();
             self.base.scan(&from, &extent_data_key(ino, FileOffset(u64::MAX)), |item| {
                 behind.push((item.key, item.data().to_vec()));
@@ -400,7 +421,8 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// Somebody has lost a name: who has it by now is concerned. There may have been no moment at which nobody had it.
+    /// Somebody has lost a name: who has it by now is concerned. There may have been no moment at
+    /// which nobody had it.
     fn queue_holder(&mut self, name: &Reference) -> Result<()> {
         let key = dir_item_key(name.dir, &name.name);
         if let Some(item) = self.now.get(&key)? {
@@ -478,7 +500,8 @@ impl<'a> Names<'a> {
         let changes = changes.ok_or(Stop::Commit(Cause::TooMuch))?;
         let (mut concerned, mut fresh) = (Vec::new(), Vec::new());
         // A file that was logged for itself may have gone since: the directory knows.
-        let claims = self.log.claims.range((dir, Vec::new())..).take_while(|((at, _), _)| *at == dir);
+        let claims =
+            self.log.claims.range((dir, Vec::new())..).take_while(|((at, _), _)| *at == dir);
         concerned.extend(claims.map(|(_, ino)| *ino));
         let stale: Vec<(Key, Vec<u8>)> =
             self.log.tree.range(keys).map(|(key, data)| (key, data.to_vec())).collect();

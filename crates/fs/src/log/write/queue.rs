@@ -1,11 +1,13 @@
 //! Who waits for which ticket of a log, and who hears when it is settled.
 //!
-//! Some wait with their thread: any of them can lead. Others have left a call behind ([`Settled`]) and gone on to other work: a
-//! hundred callers of `fsync` then cost no hundred threads that each batch puts to sleep and wakes. They cannot lead. So whoever leads does
-//! not leave while there are any: **calls are left behind only while somebody leads.**
+//! Some wait with their thread: any of them can lead. Others have left a call behind ([`Settled`])
+//! and gone on to other work: a hundred callers of `fsync` then cost no hundred threads that each
+//! batch puts to sleep and wakes. They cannot lead. So whoever leads does not leave while there are
+//! any: **calls are left behind only while somebody leads.**
 //!
-//! Calls are made where their ticket is settled — by the leader, or by the committer as it seals — with locks of the log held: they hand
-//! on what they were told, and neither wait nor call the engine.
+//! Calls are made where their ticket is settled — by the leader, or by the committer as it seals —
+//! with locks of the log held: they hand on what they were told, and neither wait nor call the
+//! engine.
 
 use super::Cause;
 use super::collect::Contribution;
@@ -32,14 +34,16 @@ enum Waiter {
 
 #[derive(Default)]
 pub(super) struct Queue {
-    /// Contributions that nobody has taken, in the order of their tickets; those are not among them that their callers have brought in.
+    /// Contributions that nobody has taken, in the order of their tickets; those are not among them
+    /// that their callers have brought in.
     pub(super) waiting: Vec<Contribution>,
     /// The last ticket given out, and the last that a batch has taken.
     pub(super) given: u64,
     pub(super) taken: u64,
     /// All tickets up to this are durable.
     pub(super) durable: u64,
-    /// All tickets from this on have to wait for the commit, and why, if not because it is on its way.
+    /// All tickets from this on have to wait for the commit, and why, if not because it is on its
+    /// way.
     pub(super) refused: Option<(u64, Option<Cause>)>,
     /// Somebody leads.
     pub(super) led: bool,
@@ -81,7 +85,8 @@ impl Calls {
 }
 
 impl Queue {
-    /// Tickets that the next batch will take: none once the log was given up, when what it has may be half of something.
+    /// Tickets that the next batch will take: none once the log was given up, when what it has may
+    /// be half of something.
     pub(super) fn fresh(&self) -> u64 {
         if self.closed || self.refused.is_some() { 0 } else { self.given - self.taken }
     }
@@ -164,14 +169,19 @@ impl Queue {
             Some(queue.verdict(ticket).map_or_else(|| Err(failed()), Ok))
         })
     }
-    /// Wakes those whose ticket is durable by now. Nobody else: where a hundred wait, each batch serves a few.
+    /// Wakes those whose ticket is durable by now. Nobody else: where a hundred wait, each batch
+    /// serves a few.
     pub(super) fn wake_served(&mut self) -> Calls {
         self.wake_threads(self.durable);
         self.take_calls(self.durable, |_, _| Some(Ok(Verdict::Durable)))
     }
-    /// Nobody leads: the first who is not served has to. Whoever was woken for it and leaves passes it on.
+    /// Nobody leads: the first who is not served has to. Whoever was woken for it and leaves passes
+    /// it on.
     pub(super) fn wake_leader(&self) {
-        debug_assert!(self.led || self.calls == 0, "nobody leads, and there is somebody who cannot");
+        debug_assert!(
+            self.led || self.calls == 0,
+            "nobody leads, and there is somebody who cannot"
+        );
         let mut unserved = self.waiters.range((self.durable + 1, 0)..);
         if !self.led
             && let Some(Waiter::Thread(thread)) = unserved.next().map(|(_, waiter)| waiter)
@@ -189,7 +199,8 @@ mod tests {
 
     type Answers = Receiver<(u64, crate::error::Result<Verdict>)>;
 
-    /// A queue in which somebody leads, and has given out `given` tickets, for each of which a call was left behind.
+    /// A queue in which somebody leads, and has given out `given` tickets, for each of which a call
+    /// was left behind.
     fn led(given: u64) -> (Queue, Answers) {
         let mut queue = Queue { given, led: true, ..Queue::default() };
         let (out, answers) = channel();
@@ -242,7 +253,8 @@ mod tests {
         assert!(!queue.has_calls());
         let all: Vec<_> = answers.try_iter().collect();
         assert!(matches!(all[0], (1, Ok(Verdict::Durable))), "{all:?}");
-        let failed = |n: usize| matches!(&all[n].1, Err(Error::ReadOnly(Some(why))) if why.contains("gone"));
+        let failed =
+            |n: usize| matches!(&all[n].1, Err(Error::ReadOnly(Some(why))) if why.contains("gone"));
         assert!(all.len() == 3 && failed(1) && failed(2), "{all:?}");
     }
 }

@@ -1,9 +1,10 @@
 //! How logged items lie in nodes, and which of them are written anew.
 //!
-//! A log tree lives for one transaction, has one editor, and is in memory whole; so it needs none of the machinery of
-//! [`crate::tree`]. Its leaves are kept by the smallest key that they may hold. A leaf that was written and is edited again goes to
-//! another address, because the durable superblock may lead to the old one; what is above the leaves is small and made
-//! anew for each write, but for nodes that come out as they were.
+//! A log tree lives for one transaction, has one editor, and is in memory whole; so it needs none
+//! of the machinery of [`crate::tree`]. Its leaves are kept by the smallest key that they may hold.
+//! A leaf that was written and is edited again goes to another address, because the durable
+//! superblock may lead to the old one; what is above the leaves is small and made anew for each
+//! write, but for nodes that come out as they were.
 
 use super::blocks::Blocks;
 use super::{Result, Stop};
@@ -60,8 +61,11 @@ impl LogTree {
         self.leaves.values().all(|leaf| NodeView(&leaf.bytes).nritems() == 0)
     }
     fn leaf(&self, key: &Key) -> NodeView<'_> {
-        let (_, leaf) =
-            self.leaves.range(..=*key).next_back().expect("the first leaf begins with the smallest key");
+        let (_, leaf) = self
+            .leaves
+            .range(..=*key)
+            .next_back()
+            .expect("the first leaf begins with the smallest key");
         NodeView(&leaf.bytes)
     }
     /// An item.
@@ -70,14 +74,18 @@ impl LogTree {
         view.search(key).ok().and_then(|slot| view.data(slot))
     }
     /// All items in a range of keys, in order.
-    pub(super) fn range(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = (Key, &[u8])> + use<'_> {
+    pub(super) fn range(
+        &self,
+        keys: RangeInclusive<Key>,
+    ) -> impl Iterator<Item = (Key, &[u8])> + use<'_> {
         let (from, to) = keys.into_inner();
         let first = self.leaves.range(..=from).next_back().map_or(Key::MIN, |(key, _)| *key);
         self.leaves.range(first..=to.max(first)).flat_map(move |(_, leaf)| {
             let view = NodeView(&leaf.bytes);
             let start = view.search(&from).unwrap_or_else(|slot| slot);
-            (start..view.nritems())
-                .map_while(move |slot| Some((view.key(slot).filter(|key| *key <= to)?, view.data(slot)?)))
+            (start..view.nritems()).map_while(move |slot| {
+                Some((view.key(slot).filter(|key| *key <= to)?, view.data(slot)?))
+            })
         })
     }
     /// The last item that is not above `key` and not below `from`.
@@ -102,8 +110,10 @@ impl LogTree {
         key: &Key,
         blocks: &mut Blocks,
     ) -> &'a mut Box<[u8]> {
-        let (_, leaf) =
-            leaves.range_mut(..=*key).next_back().expect("the first leaf begins with the smallest key");
+        let (_, leaf) = leaves
+            .range_mut(..=*key)
+            .next_back()
+            .expect("the first leaf begins with the smallest key");
         if let Some(at) = leaf.written.take() {
             blocks.replace(at);
         }
@@ -134,11 +144,16 @@ impl LogTree {
             insert(bytes, slot, key, data);
             return Ok(());
         }
-        // Log items come in rising order mostly: behind the end nothing is moved, and leaves stay full.
+        // Log items come in rising order mostly: behind the end nothing is moved, and leaves stay
+        // full.
         let count = NodeView(bytes).nritems();
         let mut right = self.empty();
         let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
-        image::leaf_move_tail(bytes, if slot == count { count } else { count / 2 }, &mut right.bytes);
+        image::leaf_move_tail(
+            bytes,
+            if slot == count { count } else { count / 2 },
+            &mut right.bytes,
+        );
         if let Some(first) = NodeView(&right.bytes).key(0) {
             self.leaves.insert(first, right);
         }
@@ -215,7 +230,14 @@ impl LogTree {
                 None => {
                     let at = blocks.take(core, generation)?;
                     let count = NodeView(&leaf.bytes).header().nritems;
-                    image::init(&mut leaf.bytes, core.store.format(), at, generation, ObjectId::TREE_LOG, 0);
+                    image::init(
+                        &mut leaf.bytes,
+                        core.store.format(),
+                        at,
+                        generation,
+                        ObjectId::TREE_LOG,
+                        0,
+                    );
                     image::header_mut(&mut leaf.bytes).nritems = count;
                     out.push(Outgoing { at, bytes: leaf.bytes.clone(), is_root: single });
                     leaf.written = Some(at);
@@ -229,7 +251,8 @@ impl LogTree {
         while children.len() > 1 {
             level += 1;
             let old = before.next().unwrap_or_default();
-            let (nodes, upper) = self.write_above(core, blocks, (generation, level), children, old, out)?;
+            let (nodes, upper) =
+                self.write_above(core, blocks, (generation, level), children, old, out)?;
             self.above.push(nodes);
             children = upper;
         }

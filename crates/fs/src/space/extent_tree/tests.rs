@@ -51,10 +51,15 @@ fn decode(tree: &MapTree, features: ExtentFeatures) -> Model {
             assert_eq!(refs.len(), r.inline.len(), "{key}: a reference twice");
             assert!(model.insert(at, (kind, refs)).is_none());
         } else {
-            let [(found, count)] = parse_keyed_refs(key, bytes).unwrap()[..] else { panic!("one each") };
+            let [(found, count)] = parse_keyed_refs(key, bytes).unwrap()[..] else {
+                panic!("one each")
+            };
             assert_eq!(found.kind(), key.kind);
             *want.get_mut(&at).expect("item of the extent") -= u64::from(count);
-            assert!(model.get_mut(&at).unwrap().1.insert(found, count).is_none(), "{found:?} twice");
+            assert!(
+                model.get_mut(&at).unwrap().1.insert(found, count).is_none(),
+                "{found:?} twice"
+            );
         }
     }
     assert!(want.values().all(|n| *n == 0), "keyed references and counts differ: {want:?}");
@@ -65,7 +70,8 @@ fn decode(tree: &MapTree, features: ExtentFeatures) -> Model {
 fn bytes_of_a_shared_leaf_are_those_of_linux() {
     let mut t = MapTree::default();
     let kind = ExtentKind::TreeBlock { level: 0 };
-    let refs = [(tree_ref(256), 1), (tree_ref(258), 1), (tree_ref(257), 1), (shared(0x1234_0000), 1)];
+    let refs =
+        [(tree_ref(256), 1), (tree_ref(258), 1), (tree_ref(257), 1), (shared(0x1234_0000), 1)];
     assert_eq!(apply(&mut t, SKINNY, A, &head(kind, true, &refs)).unwrap(), Applied::Added);
     let mut h = head(kind, false, &[(tree_ref(256), -1)]);
     h.set_full_backref = true;
@@ -81,7 +87,9 @@ fn bytes_of_a_shared_leaf_are_those_of_linux() {
     assert_eq!(t.0[&Key::new(A, KeyType::METADATA_ITEM, 0)], want);
     let info = extent_info(&mut t, A, 4096, kind, true).unwrap().unwrap();
     assert_eq!((info.refs, info.full_backref, info.is_data), (3, true, false));
-    assert!(extent_info(&mut t, A, 4096, ExtentKind::TreeBlock { level: 1 }, true).unwrap().is_none());
+    assert!(
+        extent_info(&mut t, A, 4096, ExtentKind::TreeBlock { level: 1 }, true).unwrap().is_none()
+    );
 }
 
 #[test]
@@ -155,8 +163,8 @@ fn malformed_items_are_reported() {
                 Some(0) => bytes.push(0),
                 Some(_) => drop(bytes.pop()),
             }
-            // The generation is not compared, and a count that is too large leaks the extent: that is for a
-            // checker to find, not for one who sees a single extent.
+            // The generation is not compared, and a count that is too large leaks the extent: that
+            // is for a checker to find, not for one who sees a single extent.
             let item = key.kind == KeyType::EXTENT_ITEM;
             let raised = n < 64 && good.0[key][n / 8] >> (n % 8) & 1 == 0;
             let passes = item && (raised || (64..128).contains(&n));
@@ -192,7 +200,8 @@ fn colliding_hashes_take_the_next_offset() {
     let at = |n| Key::new(A, KeyType::EXTENT_DATA_REF, a.sequence() + n);
     assert_eq!(parse_keyed_refs(&at(0), &t.0[&at(0)]).unwrap(), [(a, 1)]);
     assert_eq!(parse_keyed_refs(&at(1), &t.0[&at(1)]).unwrap(), [(b, 2)]);
-    // The first goes; the second is still found behind the gap, even if a new one came into the gap.
+    // The first goes; the second is still found behind the gap, even if a new one came into the
+    // gap.
     apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(a, -1)])).unwrap();
     let mut u = t.clone();
     apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(b, -2)])).unwrap();
@@ -210,7 +219,9 @@ fn colliding_hashes_take_the_next_offset() {
 
 fn random_ref(kind: ExtentKind, n: u64) -> ExtentRef {
     match kind {
-        ExtentKind::Data if n.is_multiple_of(4) => ExtentRef::SharedData { parent: Logical(n << 14) },
+        ExtentKind::Data if n.is_multiple_of(4) => {
+            ExtentRef::SharedData { parent: Logical(n << 14) }
+        }
         ExtentKind::Data => data(5 + n % 3, 257 + n, 0u64.wrapping_sub(n << 12)),
         ExtentKind::TreeBlock { .. } if n.is_multiple_of(3) => shared(n << 14),
         ExtentKind::TreeBlock { .. } => tree_ref(256 + n),

@@ -123,7 +123,9 @@ fn broken_items_are_reported() {
     });
     let huge = Key::new(g.start.plus(5 << 12), KeyType::FREE_SPACE_EXTENT, u64::MAX - 5);
     broken(&good, &|t| t.insert(&huge, &[]).unwrap());
-    broken(&good, &|t| t.insert(&Key::new(g.start.plus(5 << 12), KeyType(201), 4096), &[]).unwrap());
+    broken(&good, &|t| {
+        t.insert(&Key::new(g.start.plus(5 << 12), KeyType(201), 4096), &[]).unwrap()
+    });
     let map = Key::new(g.start, KeyType::FREE_SPACE_BITMAP, BITMAP_RANGE);
     broken(&maps, &|t| t.delete(&map).unwrap());
     broken(&maps, &|t| t.update(&map, &[0; 255]).unwrap());

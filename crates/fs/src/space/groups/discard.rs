@@ -1,12 +1,13 @@
 //! Free space on its way to be discarded.
 //!
-//! What is being discarded must not be handed out meanwhile, or the discard would take away what was just written. Such
-//! space counts as *pinned*: freed space is still so when its turn comes, and free space is pinned for the time that it
-//! takes, if it is promised to nobody.
+//! What is being discarded must not be handed out meanwhile, or the discard would take away what
+//! was just written. Such space counts as *pinned*: freed space is still so when its turn comes,
+//! and free space is pinned for the time that it takes, if it is promised to nobody.
 //!
-//! Discarding a few sectors costs as much as discarding many and helps little: what the host gives back are its own
-//! blocks. So space is discarded by *granules*. The last bytes of a granule that become free take the rest of it along,
-//! which was free before; nothing has to remember what was not discarded when it was freed.
+//! Discarding a few sectors costs as much as discarding many and helps little: what the host gives
+//! back are its own blocks. So space is discarded by *granules*. The last bytes of a granule that
+//! become free take the rest of it along, which was free before; nothing has to remember what was
+//! not discarded when it was freed.
 
 use super::{BlockGroup, Groups};
 use crate::space::Run;
@@ -18,8 +19,8 @@ fn between(from: u64, to: u64) -> Option<Run> {
 }
 
 impl Groups {
-    /// A pinned run becomes free, but for the granules of `granule` bytes that are free with it: they are pinned as a
-    /// whole and returned, to be discarded and given to [`Groups::discarded`].
+    /// A pinned run becomes free, but for the granules of `granule` bytes that are free with it:
+    /// they are pinned as a whole and returned, to be discarded and given to [`Groups::discarded`].
     ///
     /// # Panics
     /// When the run was not pinned.
@@ -27,7 +28,8 @@ impl Groups {
         let group = self.find_run(run).expect("space of a known group");
         let base = group.run.start.0;
         let floor = |at: u64| base + (at - base) / granule * granule;
-        let ceil = |at: u64| (base + (at - base).div_ceil(granule) * granule).min(group.run.end().0);
+        let ceil =
+            |at: u64| (base + (at - base).div_ceil(granule) * granule).min(group.run.end().0);
         let (start, end) = (run.start.0, run.end().0);
         let mut s = group.state.lock();
         let free = |from, to| match between(from, to) {
@@ -52,7 +54,9 @@ impl Groups {
             group.check(&s);
             drop(s);
             // What sticks out belongs to granules that are not free.
-            for part in [between(start, found.start.0.min(end)), between(found.end().0.max(start), end)] {
+            for part in
+                [between(start, found.start.0.min(end)), between(found.end().0.max(start), end)]
+            {
                 part.into_iter().for_each(|part| self.unpin(part));
             }
         } else {
@@ -62,7 +66,8 @@ impl Groups {
         found
     }
 
-    /// The first free run of `group` of which at least `min` bytes lie in `range`: the part that does.
+    /// The first free run of `group` of which at least `min` bytes lie in `range`: the part that
+    /// does.
     pub fn next_free(&self, group: &BlockGroup, range: Run, min: u64) -> Option<Run> {
         let s = group.state.lock();
         if s.read_only || s.removed {
@@ -78,9 +83,9 @@ impl Groups {
         }
     }
 
-    /// Pins free space of `group` within `range`: the first `most` bytes of its first run of at least `min` bytes, fewer
-    /// where less is promised to nobody. `None`: there is no more. Sectors that `range` has only a part of are pinned whole:
-    /// nothing else is ever free.
+    /// Pins free space of `group` within `range`: the first `most` bytes of its first run of at
+    /// least `min` bytes, fewer where less is promised to nobody. `None`: there is no more. Sectors
+    /// that `range` has only a part of are pinned whole: nothing else is ever free.
     pub fn pin_free(&self, group: &BlockGroup, range: Run, min: u64, most: u64) -> Option<Run> {
         let mut s = group.state.lock();
         let mut at = range.start;
@@ -95,7 +100,8 @@ impl Groups {
             }
             let sector = u64::from(SECTOR_SIZE);
             let whole = s.free.next_from(Logical(run.start.0 / sector * sector))?;
-            let mut len = (run.end().0.next_multiple_of(sector) - whole.start.0).min(whole.len).min(most);
+            let mut len =
+                (run.end().0.next_multiple_of(sector) - whole.start.0).min(whole.len).min(most);
             while len > 0 && !self.space.try_pin(group.kind(), len) {
                 len = len / 2 / sector * sector;
             }

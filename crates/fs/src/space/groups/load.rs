@@ -1,8 +1,8 @@
 //! Block groups from their items, and their free space from whatever records it.
 //!
 //! The free-space tree is used where it is valid and says the same as the block group item. A group
-//! where it does not, and every group of a file system without one, is read from the extent tree, which is the
-//! truth that both are derived from.
+//! where it does not, and every group of a file system without one, is read from the extent tree,
+//! which is the truth that both are derived from.
 
 use super::BlockGroup;
 use crate::error::{Error, Place, Result};
@@ -40,11 +40,12 @@ pub struct Loaded {
     pub rebuild_free_space: bool,
 }
 
-/// Reads the block group of one chunk. `items` is the tree that has the block group items (block-group tree or
-/// extent tree).
+/// Reads the block group of one chunk. `items` is the tree that has the block group items
+/// (block-group tree or extent tree).
 ///
 /// # Errors
-/// `Corrupt` when the item is missing or does not fit the chunk, or when its `used` is not what the extent tree holds.
+/// `Corrupt` when the item is missing or does not fit the chunk, or when its `used` is not what the
+/// extent tree holds.
 pub fn load(
     chunk: &MappedChunk,
     items: &mut dyn TreeOps,
@@ -59,7 +60,11 @@ pub fn load(
     let data = items.get(&key)?.ok_or_else(|| corrupt("the chunk has no block group".into()))?;
     let item = BlockGroupItem::parse(run.len, &data).map_err(|e| corrupt(e.0))?;
     if item.kind().bits() != chunk.kind {
-        return Err(corrupt(format!("type {:#x}, but its chunk has {:#x}", item.kind(), chunk.kind)));
+        return Err(corrupt(format!(
+            "type {:#x}, but its chunk has {:#x}",
+            item.kind(),
+            chunk.kind
+        )));
     }
     let used = item.used.get();
     let mut rebuild = false;
@@ -73,7 +78,8 @@ pub fn load(
         match loaded {
             Ok(()) if runs.total() == run.len - used => index = Some(runs),
             Ok(()) => {
-                tracing::warn!(group = %run.start, used, free = runs.total(), "free-space tree is wrong");
+                tracing::warn!(group = %run.start, used, free = runs.total(), "free-space tree is \
+                    wrong");
                 rebuild = true;
             }
             Err(e @ Error::Corrupt { .. }) => {
@@ -93,7 +99,9 @@ pub fn load(
             }
             if index.total() != run.len - used {
                 let held = run.len - index.total();
-                return Err(corrupt(format!("used {used}, but the extent tree holds {held} bytes")));
+                return Err(corrupt(format!(
+                    "used {used}, but the extent tree holds {held} bytes"
+                )));
             }
             index
         }
@@ -116,7 +124,8 @@ pub fn scan_used(extents: &mut dyn TreeOps, nodesize: u32, group: Run) -> Result
             break;
         }
         if let Some((start, len)) = extent_of(&key, nodesize) {
-            let end = start.0.checked_add(len).map(Logical).filter(|e| len > 0 && *e <= group.end());
+            let end =
+                start.0.checked_add(len).map(Logical).filter(|e| len > 0 && *e <= group.end());
             let clear = out.last().is_none_or(|last| last.end() <= start);
             let Some(end) = end.filter(|_| clear) else {
                 let what = "extent overlaps another or leaves its block group";

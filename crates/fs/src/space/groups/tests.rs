@@ -103,7 +103,11 @@ fn data_is_sequential_and_falls_back_to_the_longest_piece() {
         at += 2 * MIB;
     }
     assert_eq!(g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(), run(64 * MIB, 3 * MIB));
-    assert_eq!(g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(), run(22 * MIB, 2 * MIB), "the longest");
+    assert_eq!(
+        g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(),
+        run(22 * MIB, 2 * MIB),
+        "the longest"
+    );
     assert_eq!(g.allocate_data(3 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
     assert_eq!(r.bytes(), MIB);
     let pots = g.space().pots(SpaceKind::Data);
@@ -159,7 +163,10 @@ fn a_commit_takes_no_blocks_from_groups_that_it_does_not_have() {
     }
     let none = g.allocate_block(ClusterUser::Committer, Generation(8), &mut r);
     assert_eq!(none, Err(NeedChunk(SpaceKind::Metadata)));
-    assert_eq!(g.allocate_block(ClusterUser::Running, Generation(9), &mut r), Ok(Logical(16 * MIB)));
+    assert_eq!(
+        g.allocate_block(ClusterUser::Running, Generation(9), &mut r),
+        Ok(Logical(16 * MIB))
+    );
     let mut system = g.space().empty(SpaceKind::System);
     assert!(g.allocate_system_block(Generation(8), &mut system).is_err());
     assert_eq!(g.allocate_system_block(Generation(9), &mut system), Ok(Logical(96 * MIB)));
@@ -209,7 +216,10 @@ fn read_only_and_removed_groups_do_not_count() {
     assert!(g.add(group(32 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
     assert!(g.add(group(31 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
     let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
-    assert!(g.add(group(64 * MIB, MIB, both, 1)).is_err(), "data and metadata have accounts of their own");
+    assert!(
+        g.add(group(64 * MIB, MIB, both, 1)).is_err(),
+        "data and metadata have accounts of their own"
+    );
     assert!(Groups::new(Space::new(true), NODE).add(group(64 * MIB, MIB, both, 1)).is_ok());
 }
 
@@ -226,7 +236,10 @@ fn a_group_whose_space_was_promised_never_goes_out_of_service() {
     assert_eq!(g.space().pots(SpaceKind::Data).free(), 2 * MIB);
     drop(promised.split(4096));
     assert!(g.remove_unpromised(&second));
-    assert_eq!(g.space().pots(SpaceKind::Data), Pots { total: MIB, reserved: MIB, ..Pots::default() });
+    assert_eq!(
+        g.space().pots(SpaceKind::Data),
+        Pots { total: MIB, reserved: MIB, ..Pots::default() }
+    );
     let all = g.allocate_data(MIB, MIB, ANY, &mut promised).unwrap();
     assert_eq!((all.start, promised.bytes()), (Logical(16 * MIB), 0));
 }
@@ -268,7 +281,9 @@ fn image() -> Image {
     }
     let mut groups = MapTree::default();
     let item = BlockGroupItem::new(77824, BlockGroupFlags::DATA);
-    groups.insert(&Key::new(all.start, KeyType::BLOCK_GROUP_ITEM, all.len), item.as_bytes()).unwrap();
+    groups
+        .insert(&Key::new(all.start, KeyType::BLOCK_GROUP_ITEM, all.len), item.as_bytes())
+        .unwrap();
     let mut free = MapTree::default();
     free_space_tree::new_group(&mut free, all, &used).unwrap();
     Image { chunk, extents, groups, free }
@@ -312,7 +327,8 @@ fn a_wrong_free_space_tree_is_not_believed_and_wrong_items_are_reported() {
     assert_eq!(loaded.group.free_runs(), image().load(false).unwrap().group.free_runs());
     i.free = MapTree::default();
     assert!(i.load(true).unwrap().rebuild_free_space);
-    // An extent more than the group says; an extent across its end; overlapping ones; another type; no item.
+    // An extent more than the group says; an extent across its end; overlapping ones; another type;
+    // no item.
     let extent = |start: u64, len: u64| (Key::new(start, KeyType::EXTENT_ITEM, len), Vec::new());
     for (key, data) in [
         extent(102 * MIB, 4096),
@@ -402,7 +418,8 @@ fn threads_leave_nothing_behind() {
                 let mut r = g.space().empty(SpaceKind::Metadata);
                 let mut data = g.space().empty(SpaceKind::Data);
                 for n in 0..3000u64 {
-                    let user = if t % 2 == 0 { ClusterUser::Running } else { ClusterUser::Committer };
+                    let user =
+                        if t % 2 == 0 { ClusterUser::Running } else { ClusterUser::Committer };
                     if n % 2 == 0 {
                         mine.extend(g.allocate_data(4096 * (1 + n % 7), 4096, ANY, &mut data).ok());
                     } else if let Ok(at) = g.allocate_block(user, Generation(n % 4), &mut r) {

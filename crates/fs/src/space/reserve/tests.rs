@@ -133,7 +133,10 @@ fn who_is_about_to_give_back_is_waited_for() {
     let s = space(100);
     s.set_reclaim(Box::new(With(|_, _| Ok(false))));
     let held = s.reserve(META, 80).unwrap();
-    assert!(matches!(s.reserve(META, 30), Err(Error::NoSpace)), "nobody says that it will come back");
+    assert!(
+        matches!(s.reserve(META, 30), Err(Error::NoSpace)),
+        "nobody says that it will come back"
+    );
     drop(held);
     let mut passing = s.reserve_passing(80).unwrap();
     std::thread::scope(|scope| {
@@ -154,7 +157,8 @@ fn who_is_about_to_give_back_is_waited_for() {
     assert_eq!(s.reserved_by_operations(META), 0);
 }
 
-/// From the moment at which it is granted, also where it had to wait for that: its thread may not have run since.
+/// From the moment at which it is granted, also where it had to wait for that: its thread may not
+/// have run since.
 #[test]
 fn who_was_granted_what_it_waited_for_is_waited_for() {
     let s = space(100);
@@ -165,7 +169,8 @@ fn who_was_granted_what_it_waited_for_is_waited_for() {
     s.set_reclaim(Box::new(With({
         let others_wait = Arc::clone(&others_wait);
         move |_, bytes| {
-            // The first is granted what it asked for while its thread is still in here. The second has nothing to reclaim.
+            // The first is granted what it asked for while its thread is still in here. The second
+            // has nothing to reclaim.
             if bytes == 60 {
                 until("another to wait", || others_wait.load(Ordering::SeqCst));
                 drop(held.lock().take());
@@ -183,8 +188,8 @@ fn who_was_granted_what_it_waited_for_is_waited_for() {
             drop(r);
         });
         until("a ticket", || s.account(META).state.lock().queue.len() == 1);
-        let second =
-            scope.spawn(|| s.reserve(META, 70).map(|r| (r.bytes(), first_came.load(Ordering::SeqCst))));
+        let second = scope
+            .spawn(|| s.reserve(META, 70).map(|r| (r.bytes(), first_came.load(Ordering::SeqCst))));
         until("a second ticket", || s.account(META).state.lock().queue.len() == 2);
         others_wait.store(true, Ordering::SeqCst);
         first.join().unwrap();
@@ -194,7 +199,8 @@ fn who_was_granted_what_it_waited_for_is_waited_for() {
     assert_eq!(s.reserved_by_operations(META), 0);
 }
 
-/// It leaves something behind after the reclaimer has looked, and is gone before anybody is refused.
+/// It leaves something behind after the reclaimer has looked, and is gone before anybody is
+/// refused.
 #[test]
 fn after_whoever_has_passed_the_reclaimer_looks_again() {
     let s = space(100);
@@ -232,7 +238,9 @@ fn what_is_granted_to_who_gives_up_comes_back() {
         drop(all.lock().take());
         panic!("a bug")
     })));
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.reserve(META, 60))).is_err());
+    assert!(
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| s.reserve(META, 60))).is_err()
+    );
     assert_eq!(s.reserved_by_operations(META), 0);
     assert_eq!(s.reserve(META, 100).map(|r| r.bytes()).unwrap(), 100);
 }
@@ -258,7 +266,9 @@ fn a_thread_that_must_not_wait_is_told_so() {
 #[test]
 fn reclaim_without_gain_ends_and_its_errors_reach_the_caller() {
     let s = space(100);
-    s.set_reclaim(Box::new(With(|_, bytes| if bytes == 7 { Err(Error::ReadOnly(None)) } else { Ok(true) })));
+    s.set_reclaim(Box::new(With(
+        |_, bytes| if bytes == 7 { Err(Error::ReadOnly(None)) } else { Ok(true) },
+    )));
     let _all = s.reserve(META, 100).unwrap();
     assert!(matches!(s.reserve(META, 1), Err(Error::NoSpace)));
     assert!(matches!(s.reserve(META, 7), Err(Error::ReadOnly(None))));
@@ -326,7 +336,11 @@ fn tickets_are_served_oldest_first_whatever_their_size() {
         }
         let mut first = held.lock().pop().expect("the first");
         first.shrink_to(85);
-        assert_eq!(s.account(META).state.lock().queue.len(), 4, "15 free: the small ones do not overtake");
+        assert_eq!(
+            s.account(META).state.lock().queue.len(),
+            4,
+            "15 free: the small ones do not overtake"
+        );
         drop(first);
         go.store(true, Ordering::SeqCst);
     });
@@ -345,7 +359,8 @@ fn stress_ends_with_nothing_reserved() {
         let weak = Arc::downgrade(&s);
         s.set_reclaim(Box::new(With(move |_, bytes| {
             let s = weak.upgrade().expect("alive");
-            // Not for ever: our own ticket may have been served meanwhile, and then everybody else waits for us.
+            // Not for ever: our own ticket may have been served meanwhile, and then everybody else
+            // waits for us.
             for _ in 0..10_000 {
                 let (pots, held) = (s.pots(META), s.reserved_by_operations(META));
                 if pots.pinned > 0 || pots.free().saturating_sub(held) >= bytes + 4 {
@@ -364,12 +379,17 @@ fn stress_ends_with_nothing_reserved() {
             scope.spawn(move || {
                 let mut x = t + 1;
                 for _ in 0..3000 {
-                    x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    x = x
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     let bytes = 1 + (x >> 33) % 24;
                     match s.reserve(META, bytes) {
                         Ok(mut r) => {
                             let pots = s.pots(META);
-                            assert!(pots.used + pots.pinned + pots.reserved <= pots.total, "{pots:?}");
+                            assert!(
+                                pots.used + pots.pinned + pots.reserved <= pots.total,
+                                "{pots:?}"
+                            );
                             if x.is_multiple_of(3) {
                                 r.consume(bytes / 2);
                                 drop(r);

@@ -1,8 +1,8 @@
-//! What a commit does in the root tree and the uuid tree for subvolumes: the notes of the transaction
-//! ([`crate::root::RootNotes`]) as items.
+//! What a commit does in the root tree and the uuid tree for subvolumes: the notes of the
+//! transaction ([`crate::root::RootNotes`]) as items.
 //!
-//! A ROOT_ITEM is written by comparing it with what is there: the uuid tree follows from the difference, and so does
-//! the ORPHAN item that announces a tree to be dropped.
+//! A ROOT_ITEM is written by comparing it with what is there: the uuid tree follows from the
+//! difference, and so does the ORPHAN item that announces a tree to be dropped.
 
 use super::Committer;
 use crate::error::{Error, Place, Result};
@@ -19,7 +19,12 @@ use zerocopy::IntoBytes;
 
 impl Committer<'_> {
     /// Writes a subvolume's ROOT_ITEM, new or changed, and what follows from it.
-    pub(super) fn write_root_item(&mut self, id: TreeId, key_offset: u64, item: &RootItem) -> Result<()> {
+    pub(super) fn write_root_item(
+        &mut self,
+        id: TreeId,
+        key_offset: u64,
+        item: &RootItem,
+    ) -> Result<()> {
         let core = self.core;
         let key = Key::new(id, KeyType::ROOT_ITEM, key_offset);
         let old = self.ops(&core.roots.root).get(&key)?;
@@ -113,9 +118,10 @@ impl Committer<'_> {
                 item.drop_level = level;
                 self.ops(roots).update(&key, item.as_bytes())
             }
-            (Progress::At { .. }, None) => {
-                Err(Error::corrupt(Place::tree(id), "the root item of a tree that is being dropped is gone"))
-            }
+            (Progress::At { .. }, None) => Err(Error::corrupt(
+                Place::tree(id),
+                "the root item of a tree that is being dropped is gone",
+            )),
         }
     }
 
@@ -126,12 +132,18 @@ impl Committer<'_> {
         let found = self.ops(roots).at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))?;
         let offset = match found {
             Some((key, _)) if key.objectid == id && key.kind == KeyType::ROOT_ITEM => key.offset,
-            _ => return Err(Error::corrupt(Place::tree(id), "the default subvolume has no root item")),
+            _ => {
+                return Err(Error::corrupt(
+                    Place::tree(id),
+                    "the default subvolume has no root item",
+                ));
+            }
         };
         let name = b"default";
         let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, name_hash(name));
-        let corrupt =
-            |e: larder_format::FormatError| Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.0);
+        let corrupt = |e: larder_format::FormatError| {
+            Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.0)
+        };
         let mut data = self.ops(roots).get(&key)?.unwrap_or_default();
         let transid = match find_entry(&data, name).map_err(corrupt)? {
             Some(entry) => entry.transid,
@@ -139,12 +151,18 @@ impl Committer<'_> {
         };
         remove_entry(&mut data, name).map_err(corrupt)?;
         let location = Key::new(id, KeyType::ROOT_ITEM, offset);
-        DirEntryRef { location, transid, kind: FileType::Directory, name, data: &[] }.append_to(&mut data);
+        DirEntryRef { location, transid, kind: FileType::Directory, name, data: &[] }
+            .append_to(&mut data);
         self.put(roots, &key, &data)
     }
 
     /// Makes the uuid tree list a subvolume under the identities that it has now.
-    fn follow_uuids(&mut self, id: TreeId, before: Option<&RootItem>, now: Option<&RootItem>) -> Result<()> {
+    fn follow_uuids(
+        &mut self,
+        id: TreeId,
+        before: Option<&RootItem>,
+        now: Option<&RootItem>,
+    ) -> Result<()> {
         let core = self.core;
         let Some(tree) = &core.roots.uuid else { return Ok(()) };
         let of = |item: Option<&RootItem>, kind| {
@@ -157,7 +175,8 @@ impl Committer<'_> {
             if old == new {
                 continue;
             }
-            for (uuid, listed) in old.map(|u| (u, false)).into_iter().chain(new.map(|u| (u, true))) {
+            for (uuid, listed) in old.map(|u| (u, false)).into_iter().chain(new.map(|u| (u, true)))
+            {
                 let key = uuid_key(&uuid, kind);
                 let mut ids = match self.ops(tree).get(&key)? {
                     Some(data) => parse_uuid_item(&data)

@@ -18,9 +18,9 @@
 //!
 //! The queues of all mounts on a CPU share its thread and its ring. So a caller is answered by the
 //! thread of its CPU, whichever mount it asks. And further mounts need no further rings, which a
-//! daemon in its [sandbox](crate::sandbox) could not make. What belongs to one mount is a [`MountQueue`].
-//! It arrives by post when the mount is to be served, and leaves when the kernel has given all of
-//! its entries back.
+//! daemon in its [sandbox](crate::sandbox) could not make. What belongs to one mount is a
+//! [`MountQueue`]. It arrives by post when the mount is to be served, and leaves when the kernel
+//! has given all of its entries back.
 
 mod queue;
 mod returned;
@@ -157,7 +157,13 @@ impl<H: Handler> Threads<H> {
             let fuse = own.map_or_else(|| mounted.fuse_fd().try_clone_to_owned(), Ok)?;
             let returned = Arc::new(Returned::new(Arc::clone(&thread.post.event), large, most));
             mailboxes.push(Arc::clone(&returned));
-            queues.push(MountQueue::new((large, most), fuse, returned, Arc::clone(dispatch), here.clone())?);
+            queues.push(MountQueue::new(
+                (large, most),
+                fuse,
+                returned,
+                Arc::clone(dispatch),
+                here.clone(),
+            )?);
         }
         let marker = dispatch.marker(mounted)?;
         dispatch.drains.get_or_init(|| Drains::Queues(mailboxes, marker));
@@ -196,7 +202,9 @@ impl<H: Handler> Rings<H> {
     /// Registers every queue. To be called after INIT was answered.
     pub(super) fn start(&self) -> io::Result<()> {
         let mut registered = Vec::with_capacity(self.len());
-        for (queue, thread) in std::mem::take(&mut *self.queues.lock()).into_iter().zip(&self.threads.0) {
+        for (queue, thread) in
+            std::mem::take(&mut *self.queues.lock()).into_iter().zip(&self.threads.0)
+        {
             let (say, said) = mpsc::sync_channel(1);
             thread.post.send((queue, say))?;
             registered.push(said);
@@ -232,7 +240,8 @@ impl<H: Handler> Thread<H> {
     fn run(mut self) {
         loop {
             // What came while registering is served before anything is waited for.
-            let waits = self.completed.is_empty() && !self.queues.iter().flatten().any(MountQueue::has_long);
+            let waits = self.completed.is_empty()
+                && !self.queues.iter().flatten().any(MountQueue::has_long);
             if !self.ring.submit(usize::from(waits)) {
                 return;
             }
@@ -305,15 +314,21 @@ impl<H: Handler> Thread<H> {
         self.ring.take_completed(&mut self.completed);
         // The other queues serve already; somebody may even have unmounted, which is not a refusal.
         let refused = self.completed.iter().find(|(user_data, result)| {
-            *user_data != WAKE && place_of(*user_data).0 == slot && *result < 0 && !is_unmounted(-result)
+            *user_data != WAKE
+                && place_of(*user_data).0 == slot
+                && *result < 0
+                && !is_unmounted(-result)
         });
         refused.map_or(Ok(()), |(_, result)| Err(io::Error::from_raw_os_error(-result)))
     }
 
     /// Goes on with the drains. False if the ring is of no use any more.
     fn put_marks(&mut self) -> bool {
-        let mut drained =
-            self.queues.iter_mut().flatten().filter(|queue| queue.is_draining() && !queue.has_long());
+        let mut drained = self
+            .queues
+            .iter_mut()
+            .flatten()
+            .filter(|queue| queue.is_draining() && !queue.has_long());
         drained.all(|queue| queue.put_marks(&mut self.ring))
     }
 }

@@ -127,7 +127,9 @@ impl<H: Handler> MountQueue<H> {
 
     /// Serves one of the long requests.
     pub(super) fn serve_long(&mut self, ring: &mut CpuRing) -> io::Result<()> {
-        self.long.pop_front().map_or(Ok(()), |(entry, header, len)| self.serve(ring, entry, header, len))
+        self.long
+            .pop_front()
+            .map_or(Ok(()), |(entry, header, len)| self.serve(ring, entry, header, len))
     }
 
     /// Is a drain waiting for marks of this queue?
@@ -143,7 +145,12 @@ impl<H: Handler> MountQueue<H> {
         }
         let news = self.returned.take_news();
         let begun = news.begun.into_iter();
-        self.draining.extend(begun.map(|drain| Draining { drain, marks: 0, under_way: false, clean: false }));
+        self.draining.extend(begun.map(|drain| Draining {
+            drain,
+            marks: 0,
+            under_way: false,
+            clean: false,
+        }));
         for drain in news.marks {
             self.mark_came_out(drain);
         }
@@ -154,8 +161,15 @@ impl<H: Handler> MountQueue<H> {
     }
 
     /// The kernel has given an entry back, with a request or an error.
-    pub(super) fn completed(&mut self, ring: &mut CpuRing, index: usize, result: i32) -> io::Result<()> {
-        let Some(mut entry) = self.with_kernel.get_mut(index).and_then(Option::take) else { return Ok(()) };
+    pub(super) fn completed(
+        &mut self,
+        ring: &mut CpuRing,
+        index: usize,
+        result: i32,
+    ) -> io::Result<()> {
+        let Some(mut entry) = self.with_kernel.get_mut(index).and_then(Option::take) else {
+            return Ok(());
+        };
         self.armed -= 1;
         match -result {
             0 => self.came(ring, entry),
@@ -281,7 +295,8 @@ impl<H: Handler> MountQueue<H> {
                 }
                 let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
                 let names = std::mem::take(&mut ring.names);
-                Moved { dispatch, returned, entry, header, len, names, drained: false }.go_on(failure);
+                Moved { dispatch, returned, entry, header, len, names, drained: false }
+                    .go_on(failure);
                 // What waits with much in hand waits for memory: no more of that.
                 return if len <= KEPT { self.grow(ring) } else { Ok(()) };
             }
@@ -297,8 +312,12 @@ impl<H: Handler> MountQueue<H> {
         } else {
             (CMD_COMMIT_AND_FETCH, None, 0)
         };
-        let ring_command =
-            RingCommand { flags: 0, commit_id: entry.commit_id, qid: queue, ..RingCommand::default() };
+        let ring_command = RingCommand {
+            flags: 0,
+            commit_id: entry.commit_id,
+            qid: queue,
+            ..RingCommand::default()
+        };
         let mut area = [0; 80];
         area[..size_of::<RingCommand>()].copy_from_slice(ring_command.as_bytes());
         let built = opcode::UringCmd80::new(Fd(self.fuse.as_raw_fd()), cmd)
@@ -393,7 +412,8 @@ fn answer_write<H: Handler>(
     patience: Patience,
 ) -> Result<usize, Failure> {
     let mut out = [0; 64];
-    let raw = Raw { header, arg: entry.arg(Opcode::Write.arg_len()), data: &entry.payload()[..len] };
+    let raw =
+        Raw { header, arg: entry.arg(Opcode::Write.arg_len()), data: &entry.payload()[..len] };
     let n = dispatch.answer(raw, &mut out, patience)?;
     entry.payload_mut()[..n].copy_from_slice(&out[..n]);
     Ok(n)

@@ -50,8 +50,14 @@ impl CpuRing {
             Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()),
         ])?;
         ring.submitter().register_enable_rings()?;
-        let mut ring =
-            Self { id, ring, event, wake_buffer: Box::new([0; 8]), listening: false, names: Vec::new() };
+        let mut ring = Self {
+            id,
+            ring,
+            event,
+            wake_buffer: Box::new([0; 8]),
+            listening: false,
+            names: Vec::new(),
+        };
         ring.listen()?;
         Ok(ring)
     }
@@ -70,7 +76,8 @@ impl CpuRing {
 
     /// Reads the eventfd again.
     pub(super) fn listen(&mut self) -> io::Result<()> {
-        let read = opcode::Read::new(Fixed(0), self.wake_buffer.as_mut_ptr(), 8).build().user_data(WAKE);
+        let read =
+            opcode::Read::new(Fixed(0), self.wake_buffer.as_mut_ptr(), 8).build().user_data(WAKE);
         self.push(read.into())?;
         self.listening = true;
         Ok(())
@@ -79,11 +86,18 @@ impl CpuRing {
     /// Submits, and waits until there are this many completions. False if the ring is of no use any
     /// more.
     pub(super) fn submit(&mut self, completions: usize) -> bool {
-        let submitted =
-            if completions > 0 { self.ring.submit_and_wait(completions) } else { self.ring.submit() };
+        let submitted = if completions > 0 {
+            self.ring.submit_and_wait(completions)
+        } else {
+            self.ring.submit()
+        };
         match submitted {
             Ok(_) => true,
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => true,
+            Err(e)
+                if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) =>
+            {
+                true
+            }
             Err(error) => {
                 tracing::error!(queue = self.id, %error, "io_uring failed");
                 false
@@ -104,11 +118,13 @@ impl CpuRing {
     /// User data and results of what has completed.
     pub(super) fn take_completed(&mut self, into: &mut Vec<(u64, i32)>) {
         let listening = &mut self.listening;
-        into.extend(self.ring.completion().map(|c| (c.user_data(), c.result())).inspect(|(user, _)| {
-            if *user == WAKE {
-                *listening = false;
-            }
-        }));
+        into.extend(self.ring.completion().map(|c| (c.user_data(), c.result())).inspect(
+            |(user, _)| {
+                if *user == WAKE {
+                    *listening = false;
+                }
+            },
+        ));
     }
 }
 
