@@ -36,5 +36,6 @@ pub use error::{Error, Result};
 pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 pub use log::{LogStats, OnSynced, Synced, Unlogged};
 pub use root::{Received, SubvolInfo};
+pub use tree::{Hold, LongHolds};
 pub use trim::{TrimRange, Trimmed};
 pub use usage::{KindUsage, SpaceUsage};

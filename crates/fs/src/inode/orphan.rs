@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::file::{self, LastRefs};
 use crate::fronts::FrontId;
 use crate::root::Subvolume;
+use crate::tree::doing;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};
 use std::sync::Arc;
@@ -149,6 +150,7 @@ pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
 /// # Errors
 /// None at present, see [`Core::clean_once`].
 pub(crate) fn clean_up_after_crash(core: &Core) -> Result<()> {
+    let _doing = doing("clean-up after a crash");
     let subvols: Vec<_> = core.subvols.read().values().cloned().collect();
     for subvol in subvols {
         core.clean_once(&subvol)?;

@@ -21,7 +21,7 @@ use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::space::{csum_tree, free_space_tree, groups};
 use crate::transaction::{ChangedInodes, Handle, Txn, writeout};
-use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version};
+use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version, doing};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, TreeId};
@@ -52,7 +52,9 @@ const AHEAD: usize = 64;
 
 /// Seals the running transaction and brings it to the device.
 pub(crate) fn commit_once(core: &Core) -> Result<()> {
+    let _doing = doing("items before the seal");
     write_items_ahead(core);
+    let _doing = doing("seal");
     let (txn, since) = core.txns.close_running();
     txn.log.close();
     let delayed = if core.options.tuning.break_snapshot_before_items {
@@ -80,6 +82,7 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
         f.subvol.set_base(txn.generation.next(), f.root.clone());
     }
     core.txns.sealed(since);
+    let _doing = doing("commit");
     let begin = Instant::now();
     delayed?;
     let mut committer = Committer::new(core, txn.clone());
