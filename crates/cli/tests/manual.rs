@@ -35,6 +35,12 @@ fn it_names_every_command() {
     for command in commands.iter().filter(|command| *command != "help") {
         let entry = format!(".It Ic {command}");
         assert!(page.lines().any(|line| line == entry), "the manual has no `{entry}`");
+        let below = entries(&larder([command, "--help"]).ok().text(), "Commands:");
+        let words = page.lines().filter_map(|line| line.strip_prefix(".Cm "));
+        let named: Vec<&str> = words.flat_map(|line| line.split([' ', ','])).collect();
+        for name in below.iter().filter(|name| *name != "help") {
+            assert!(named.contains(&&**name), "the manual does not name {command} {name}");
+        }
     }
 }
 
