@@ -82,7 +82,8 @@ SHARE = $(DESTDIR)$(PREFIX)/share
 # `make build` first, where root has no Rust toolchain.
 install:
 	@test -x $(LARDER) || $(MAKE) build
-	install -d $(BIN) $(SBIN) $(SHARE)/man/man1 $(SHARE)/bash-completion/completions \
+	install -d $(BIN) $(SBIN) $(SHARE)/man/man1 $(SHARE)/man/man8 \
+	    $(SHARE)/bash-completion/completions \
 	    $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	install -m 755 $(LARDER) $(BIN)/larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/mount.fuse.larder
@@ -90,6 +91,7 @@ install:
 	rm -rf $(TARGET)/assets
 	$(LARDER) assets $(TARGET)/assets
 	install -m 644 $(TARGET)/assets/man/*.1 $(SHARE)/man/man1
+	install -m 644 docs/man/larder.8 $(SHARE)/man/man8/larder.8
 	install -m 644 $(TARGET)/assets/completions/larder.bash $(SHARE)/bash-completion/completions/larder
 	install -m 644 $(TARGET)/assets/completions/_larder $(SHARE)/zsh/site-functions/_larder
 	install -m 644 $(TARGET)/assets/completions/larder.fish $(SHARE)/fish/vendor_completions.d/larder.fish
@@ -97,6 +99,7 @@ install:
 uninstall:
 	rm -f $(BIN)/larder $(SBIN)/mount.fuse.larder $(SBIN)/umount.fuse.larder \
 	    $(SHARE)/man/man1/larder.1 $(SHARE)/man/man1/larder-*.1 \
+	    $(SHARE)/man/man8/larder.8 \
 	    $(SHARE)/bash-completion/completions/larder $(SHARE)/zsh/site-functions/_larder \
 	    $(SHARE)/fish/vendor_completions.d/larder.fish
 

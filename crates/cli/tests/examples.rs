@@ -1,5 +1,5 @@
-//! Every command line that the README and the help texts show does what a person expects of it: it
-//! works, as root and as an ordinary user.
+//! Every command line that the README, the manual and the help texts show does what a person expects
+//! of it: it works, as root and as an ordinary user.
 //!
 //! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `home`,
 //! `rootfs` — as it was at the start. What cannot be there is replaced: devices by files, addresses
@@ -170,14 +170,26 @@ fn preparation(line: &str) -> &'static str {
     }
 }
 
-/// Command lines of the README's list.
-fn of_the_readme() -> Vec<String> {
-    let readme =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
-    let commands = readme.split("## Commands").nth(1).unwrap();
-    let block = commands.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
-    let lines = block.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
-    lines.filter(|line| line.starts_with("larder ")).map(str::to_owned).collect()
+/// A document of the repository.
+fn document(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Command lines in blocks of a document that lie between two marks, without their comments.
+fn in_blocks(document: &str, begin: &str, end: &str) -> Vec<String> {
+    let blocks = document.split(begin).skip(1).filter_map(|rest| rest.split(end).next());
+    let lines = blocks.flat_map(str::lines).map(|line| line.split(" #").next().unwrap_or_default());
+    lines.map(str::trim).filter(|line| line.starts_with("larder ")).map(str::to_owned).collect()
+}
+
+/// Command lines that the README and the manual show, each once.
+fn of_the_documents() -> Vec<String> {
+    let mut lines = in_blocks(&document("README.md"), "```sh\n", "```");
+    lines.extend(in_blocks(&document("docs/man/larder.8"), ".Bd -literal", ".Ed"));
+    let mut seen = std::collections::HashSet::new();
+    lines.retain(|line| seen.insert(line.clone()));
+    lines
 }
 
 /// Examples of a help text and of those of its subcommands.
@@ -210,15 +222,15 @@ fn all_work(user: u32, examples: &[String]) {
 }
 
 #[test]
-fn what_the_readme_shows_works() {
-    let examples = of_the_readme();
-    assert!(examples.len() >= 30, "{examples:#?}");
+fn what_the_documents_show_works() {
+    let examples = of_the_documents();
+    assert!(examples.len() >= 40, "{examples:#?}");
     all_work(0, &examples);
 }
 
 #[test]
-fn what_the_readme_shows_works_for_ordinary_users() {
-    all_work(NOBODY, &of_the_readme());
+fn what_the_documents_show_works_for_ordinary_users() {
+    all_work(NOBODY, &of_the_documents());
 }
 
 #[test]
