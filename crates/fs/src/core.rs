@@ -5,13 +5,13 @@
 //! checking whether writing is still allowed. The parts themselves live in their modules and extend
 //! `Core` there.
 
-use crate::alloc::Allocator;
 use crate::api::{OpenOptions, Timestamp};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::hash::NumberMap;
 use crate::root::Subvolume;
 use crate::space::Run;
+use crate::space::alloc::Allocator;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::Reservation;
 use crate::transaction::{Handle, Transactions, Txn};
@@ -111,8 +111,8 @@ pub(crate) struct Core {
     pub(crate) drops: crate::root::drop::Drops,
     /// The default subvolume, if it was set.
     pub(crate) new_default: Mutex<Option<TreeId>>,
-    pub(crate) flushes: crate::ahead::Flushes,
-    pub(crate) fronts: crate::fronts::Fronts,
+    pub(crate) flushes: crate::transaction::barrier::Flushes,
+    pub(crate) fronts: crate::inode::fronts::Fronts,
 }
 
 impl Core {

@@ -35,6 +35,7 @@ mod join;
 mod map;
 mod nocow;
 mod read;
+pub(crate) mod reclaim;
 mod replace;
 pub(crate) mod scratch;
 mod seek;

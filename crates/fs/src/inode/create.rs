@@ -10,7 +10,7 @@ use super::{Inode, attr, dir, to_file_type, to_timespec, xattr};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
-use crate::fronts::FrontId;
+use crate::inode::fronts::FrontId;
 use crate::transaction::Handle;
 use larder_format::items::file_extent::INLINE_HEADER_SIZE;
 use larder_format::items::inode::{PERMISSIONS, type_to_mode};

@@ -20,6 +20,7 @@ pub(crate) mod attr;
 pub(crate) mod create;
 pub(crate) mod dir;
 mod draft;
+pub(crate) mod fronts;
 pub(crate) mod link;
 mod names;
 pub(crate) mod orphan;

@@ -13,7 +13,7 @@ use crate::api::{FileKind, may_wait, past_no_return};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::{self, LastRefs};
-use crate::fronts::FrontId;
+use crate::inode::fronts::FrontId;
 use crate::root::Subvolume;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};

@@ -11,10 +11,10 @@
 
 mod roots;
 
-use crate::alloc::NewGroup;
 use crate::core::{Core, Pinned, SuperblockWritten};
 use crate::error::{Error, Place, Result};
 use crate::root::{Subvolume, find_root, snapshot};
+use crate::space::alloc::NewGroup;
 use crate::space::extent_tree::{self, Applied};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;

@@ -18,6 +18,7 @@
 //! are written by one thread, in order; 8 an operation reserves before it joins, so nothing that a
 //! seal waits for can wait for a commit; 9 a failed metadata write or flush ends writing for good.
 
+pub(crate) mod barrier;
 pub(crate) mod commit;
 pub(crate) mod handle;
 pub(crate) mod manager;

@@ -1,6 +1,5 @@
 //! What a transaction collects while it runs.
 
-use crate::alloc::NewGroup;
 use crate::api::InodeId;
 use crate::budget::transaction_memory;
 use crate::hash::NumberMap;
@@ -8,6 +7,7 @@ use crate::inode::Inode;
 use crate::log::TxnLog;
 use crate::root::{RootNotes, Subvolume};
 use crate::space::Run;
+use crate::space::alloc::NewGroup;
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use larder_format::{Generation, Logical, TreeId};

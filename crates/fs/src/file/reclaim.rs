@@ -18,11 +18,11 @@
 //! given back, which takes two commits, before they are counted as taken; and if anything was
 //! published, made or given back since the round began, it was not the last.
 
-use crate::alloc::Wish;
 use crate::core::Core;
 use crate::error::Result;
 use crate::file::Delayed;
 use crate::space::SpaceKind;
+use crate::space::alloc::Wish;
 use crate::space::reserve::Reclaim;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

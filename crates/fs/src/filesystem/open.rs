@@ -5,12 +5,13 @@
 //! writing unsafe is found here, and turns into a refusal or a read-only file system with the
 //! reason said.
 
-use crate::alloc::Allocator;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
 use crate::budget::Budget;
 use crate::core::{Core, Roots, SuperblockWritten};
 use crate::error::{Error, Place, Result};
 use crate::root::{find_root, root_pointer};
+use crate::space::alloc::Allocator;
+use crate::space::chunks::mapped;
 use crate::transaction::Transactions;
 use crate::tree::{BlockReader, Epochs, NodeFormat, NodeStore, Pointer, Tree, TreeStats, Version};
 use larder_format::features::{CompatRo, Incompat};
@@ -19,7 +20,7 @@ use larder_format::{
     CsumType, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, csum,
 };
 use larder_volume::superblock::read_superblock;
-use larder_volume::{Device, MappedChunk, Stripe, Volume, VolumeResult, unflattened};
+use larder_volume::{Device, Volume, VolumeResult, unflattened};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -53,16 +54,6 @@ fn add_chunk(volume: &Volume, start: Logical, chunk: &Chunk) -> Result<()> {
     })?;
     volume.add_chunk(mapped(start, chunk))?;
     Ok(())
-}
-
-/// A chunk as the map wants it.
-pub(crate) fn mapped(start: Logical, chunk: &Chunk) -> MappedChunk {
-    MappedChunk {
-        start,
-        length: chunk.length,
-        kind: chunk.flags.bits(),
-        stripes: chunk.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset }).collect(),
-    }
 }
 
 /// Decides whether the image may be opened as asked; the reason why not to write, if any.
@@ -265,8 +256,8 @@ impl Core {
             next_subvol: AtomicU64::new(0),
             drops: crate::root::drop::Drops::default(),
             new_default: Mutex::default(),
-            flushes: crate::ahead::Flushes::default(),
-            fronts: crate::fronts::Fronts::default(),
+            flushes: crate::transaction::barrier::Flushes::default(),
+            fronts: crate::inode::fronts::Fronts::default(),
         });
         core.space.attach(&core);
         Ok(core)

@@ -10,9 +10,14 @@
 //! that changes something with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
 //! [`crate::api::no_wait`] each can answer `WouldBlock`, and has then changed nothing.
 
+mod lifecycle;
+mod open;
+mod subvolumes;
+
+pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
+
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
-use crate::lifecycle::Filesystem;
 use crate::log::{OnSynced, Synced, Unlogged};
 use crate::{
     Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek,

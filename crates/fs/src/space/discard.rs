@@ -13,7 +13,7 @@
 //! - space of tree blocks when the file system is closed. It is freed and taken again with every
 //!   commit; discarding it each time would cost every `fsync` for a few MiB. The same goes for
 //!   mixed groups, and for what a commit left out;
-//! - everything, when somebody asks for it ([`crate::trim`]).
+//! - everything, when somebody asks for it ([`crate::space::trim`]).
 //!
 //! Who is short of space does not wait for freed space to be discarded ([`Core::hurry`]), only for
 //! what the device has in its hands.

@@ -3,7 +3,7 @@
 use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::fronts::FrontId;
+use crate::inode::fronts::FrontId;
 use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
 use crate::tree::IMAGE_COPIES;
@@ -194,7 +194,7 @@ impl Filesystem {
         };
         spawn("larder-flush", Box::new(body))?;
         let ahead = core.clone();
-        spawn("larder-ahead", Box::new(move || crate::ahead::run(&ahead)))?;
+        spawn("larder-ahead", Box::new(move || crate::transaction::barrier::run(&ahead)))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
     }

@@ -1,7 +1,7 @@
 //! The facade's calls about subvolumes. Errors beyond those named are as in [`crate::filesystem`].
 
+use crate::filesystem::Filesystem;
 use crate::inode::subvolume::{self, Deletes};
-use crate::lifecycle::Filesystem;
 use crate::{Attr, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
 use larder_format::{Generation, TreeId};
 

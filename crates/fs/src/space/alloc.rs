@@ -11,18 +11,17 @@
 //! commit after the next, and a device has room for a few only.
 
 use crate::core::{Core, Roots};
-use crate::discard::Discards;
 use crate::error::{Error, Place, Result};
-use crate::open::mapped;
-use crate::reclaim::{ReclaimCounters, Reclaimer};
-use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, plan_chunk};
+use crate::file::reclaim::{ReclaimCounters, Reclaimer};
+use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, mapped, plan_chunk};
+use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
 use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
+use crate::space::trim::Told;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Txn;
 use crate::tree::{Epoch, TreeOps, Version};
-use crate::trim::Told;
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
 use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical, Superblock};
