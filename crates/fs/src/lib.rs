@@ -24,5 +24,6 @@ pub use api::*;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 pub use log::{LogStats, OnSynced, Synced, Unlogged};
-pub use root::{Received, SubvolInfo};
+pub use root::SubvolInfo;
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
+pub use transaction::Received;

@@ -3,6 +3,7 @@
 //! They are plain values in the engine's own words; front ends translate to theirs.
 
 pub use larder_codec::{Packing, PackingError};
+use larder_format::items::Timespec;
 use larder_format::{CsumType, Generation, Logical, TreeId};
 use std::cell::Cell;
 
@@ -525,4 +526,13 @@ pub(crate) fn past_no_return() -> impl Drop {
         }
     }
     Restore(NO_WAIT.replace(false))
+}
+
+/// Converts a time to the form of the format.
+pub(crate) fn to_timespec(t: Timestamp) -> Timespec {
+    Timespec::new(t.sec, t.nsec)
+}
+/// Converts a time from the form of the format.
+pub(crate) fn from_timespec(t: Timespec) -> Timestamp {
+    Timestamp { sec: t.sec.get(), nsec: t.nsec.get() }
 }

@@ -8,11 +8,9 @@
 //!   every allocation, and a library has none; one that asks [`is_logging_under_a_tree`] is in
 //!   `crates/simtest/tests/log_locks.rs`.
 //!
-//! That both are noticed is shown by doing them on purpose (`provoke`). Other builds have nothing
+//! That both are noticed is shown by doing them on purpose (`file::provoke`). Other builds have nothing
 //! of this.
 
-use crate::core::Core;
-use crate::inode::Inode;
 use larder_volume::Device;
 use std::sync::Arc;
 
@@ -168,22 +166,4 @@ pub(crate) fn device(device: Arc<dyn Device>) -> Arc<dyn Device> {
     return Arc::new(checks::Watched(device));
     #[cfg(not(debug_assertions))]
     device
-}
-
-/// Does what must be noticed, for tests that break the engine.
-///
-/// # Errors
-/// What the device says.
-pub(crate) fn provoke(core: &Core, inode: &Inode) -> crate::error::Result<()> {
-    let tuning = &core.options.tuning;
-    if tuning.break_log_copies_locked {
-        inode
-            .subvol
-            .tree
-            .locked(|| drop(std::hint::black_box(vec![0u8; core.nodesize() as usize])));
-    }
-    if tuning.break_log_waits_locked {
-        inode.subvol.tree.locked(|| core.volume.flush())?;
-    }
-    Ok(())
 }

@@ -39,7 +39,7 @@ pub(super) fn begin_taking_in<'a>(
         return core.begin_for_item(inode);
     }
     let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
-    let (handle, items) = Handle::join_for_item_keeping(core, inode, cost)?;
+    let (handle, items) = Handle::join_for_item_keeping(core, &inode.noted_in, cost)?;
     admitted.items = Some(items);
     Ok(handle)
 }

@@ -53,10 +53,10 @@ pub(crate) use seek::seek;
 pub(crate) use sums::View as Sums;
 pub(crate) use truncate::truncate;
 
-use crate::api::{FileKind, may_wait, past_no_return};
+use crate::api::{FileKind, may_wait, past_no_return, to_timespec};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::inode::{Inode, to_timespec};
+use crate::inode::Inode;
 use crate::lock::Shared;
 use crate::log::{OnSynced, Synced};
 use crate::transaction::Handle;
@@ -277,6 +277,24 @@ fn copy_bytes(
     Ok(())
 }
 
+/// Does what must be noticed, for tests that break the engine.
+///
+/// # Errors
+/// What the device says.
+fn provoke(core: &Core, inode: &Inode) -> Result<()> {
+    let tuning = &core.options.tuning;
+    if tuning.break_log_copies_locked {
+        inode
+            .subvol
+            .tree
+            .locked(|| drop(std::hint::black_box(vec![0u8; core.nodesize() as usize])));
+    }
+    if tuning.break_log_waits_locked {
+        inode.subvol.tree.locked(|| core.volume.flush())?;
+    }
+    Ok(())
+}
+
 /// Makes one inode durable: data, metadata and names.
 ///
 /// # Errors
@@ -289,7 +307,7 @@ pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result
     may_wait()?;
     let flushed = fsync_data(core, inode);
     let _logging = crate::watch::Logging::begin();
-    crate::watch::provoke(core, inode)?;
+    provoke(core, inode)?;
     crate::log::sync(core, inode)?;
     flushed
 }
@@ -304,7 +322,7 @@ pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     }
     let flushed = fsync_data(core, inode);
     let _logging = crate::watch::Logging::begin();
-    if let Err(e) = crate::watch::provoke(core, inode) {
+    if let Err(e) = provoke(core, inode) {
         return then(Synced::Done(Err(e)));
     }
     let then = match flushed {

@@ -217,8 +217,8 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
             handles.leave();
             written = 0;
         }
-        let h = handles.get()?;
-        let core = h.core;
+        let core = handles.core;
+        handles.get()?;
         let extents = inode.data.lock_extents();
         let version = inode.subvol.version(core);
         let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
@@ -252,7 +252,7 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         if at == end && left.is_empty() {
             let h = handles.get_same();
             // Within the handle: the seal that has the extent must see the size that it allows.
-            land(h.core, inode, [flight], true);
+            land(core, inode, [flight], true);
             h.mark_dirty(inode);
         }
         drop(extents);
@@ -269,8 +269,8 @@ fn write_run(
     (at, stop): (u64, u64),
     run: Run,
 ) -> Result<()> {
+    let core = handles.core;
     let h = handles.get_same();
-    let core = h.core;
     let inode = &item.departure.inode;
     let begin = item.departure.flight.taken.start;
     let slices = item.slices(at - begin..stop - begin);

@@ -48,24 +48,24 @@ impl Reclaim for Reclaimer {
         let accounts = &core.space.accounts;
         let enough =
             || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
-        core.hurry();
-        core.empty_purses();
+        core.space.hurry();
+        core.space.empty_purses();
         if enough() {
             return Ok(true);
         }
         let commit = || -> Result<()> {
-            core.space.reclaims.commits.fetch_add(1, Ordering::Relaxed);
+            core.reclaims.commits.fetch_add(1, Ordering::Relaxed);
             core.commit_now()?;
-            core.hurry();
+            core.space.hurry();
             let pinned = |kind| core.space.accounts.pots(kind).pinned > 0;
             if !enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
                 // Somebody still reads what was freed.
                 core.epochs.wait_for_oldest();
-                core.hurry();
+                core.space.hurry();
             }
             Ok(())
         };
-        let stats = &core.space.reclaims;
+        let stats = &core.reclaims;
         if kind == SpaceKind::Metadata {
             // A chunk for metadata is never given to data again while anything is left in it. Where
             // promises are all that stands in the way, and a commit ends them, none is made.
@@ -103,7 +103,7 @@ impl Reclaim for Reclaimer {
             if enough() {
                 return Ok(Wish::Granted);
             }
-            let wish = core.space.chunk_in_running(&core, kind, seen)?;
+            let wish = core.space.chunk_in_running(&core.txns, kind, seen)?;
             stats.chunks.fetch_add(u64::from(wish == Wish::Granted), Ordering::Relaxed);
             Ok(wish)
         };
@@ -156,7 +156,7 @@ impl Reclaim for Reclaimer {
         // A commit on its way has not said yet what it frees, and holds what was kept for it.
         if let Some(generation) = core.txns.request() {
             core.txns.wait(generation)?;
-            core.hurry();
+            core.space.hurry();
             chunk()?;
             return Ok(true);
         }
@@ -185,7 +185,7 @@ fn index(n: u64) -> usize {
 /// twice as much ... After each round what is on its way already is waited for. True when it is
 /// enough, false when nothing is delayed any more.
 fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>) -> Result<bool> {
-    let stats = &core.space.reclaims;
+    let stats = &core.reclaims;
     let mut wanted = wanted;
     for _ in 0..ROUNDS {
         let progress = core.data.progress();

@@ -477,7 +477,7 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
                     Some(run) => run,
                     None => {
                         match core.space.allocate_data(
-                            core,
+                            &core.txns,
                             left.min(MAX_DATA_EXTENT),
                             least,
                             &mut space,
@@ -607,7 +607,7 @@ pub(super) fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> 
 
 /// A transaction handle that is renewed now and then.
 pub(super) struct Handles<'a> {
-    core: &'a Core,
+    pub(super) core: &'a Core,
     reserved: Option<Reservation>,
     handle: Option<Handle<'a>>,
     edits: usize,
@@ -729,6 +729,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     if fresh.len() < 2 {
         return 0;
     }
+    let core = handles.core;
     let Ok(h) = handles.get_for(fresh.len()) else { return 0 };
     let extents = inode.data.lock_extents();
     let mut noted = 0;
@@ -741,7 +742,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     }
     if count > 0 {
         // Within the handle, as below.
-        land(h.core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
+        land(core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
         h.mark_dirty(&inode);
     }
     drop(extents);
@@ -771,6 +772,7 @@ fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
 }
 
 fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
+    let core = handles.core;
     let inode = &item.departure.inode;
     let flight = &item.departure.flight;
     let count = item.pieces.len();
@@ -822,7 +824,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                     compress::mark_incompressible(inode);
                 }
                 // Within the handle: the seal that has the extent must see the size that it allows.
-                land(h.core, inode, [flight], true);
+                land(core, inode, [flight], true);
                 h.mark_dirty(inode);
             }
             drop(extents);
@@ -842,13 +844,14 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
             (&plain, Compression::None)
         }
     };
+    let core = handles.core;
     let h = handles.get()?;
     h.need_incompat(compress::incompat(compression).bits());
     let extents = inode.data.lock_extents();
     let mut created = false;
     let new = New::Inline { data, ram_bytes: flight.size, compression };
     replace(h, inode, (0, SECTOR), new, &mut created)?;
-    land(h.core, inode, [flight], true);
+    land(core, inode, [flight], true);
     h.mark_dirty(inode);
     drop(extents);
     Ok(())

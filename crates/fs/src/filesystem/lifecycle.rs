@@ -270,7 +270,7 @@ impl Filesystem {
         let flushed = crate::file::flush_all(&self.core);
         self.core.commit()?;
         // Who looks at the image afterwards finds what was freed given back.
-        self.core.wait_for_discards();
+        self.core.space.wait_for_discards();
         flushed
     }
 
@@ -309,7 +309,7 @@ impl Filesystem {
     /// # Errors
     /// None at present.
     pub fn statfs(&self) -> Result<StatFs> {
-        let (total, free, available) = self.core.statfs_bytes();
+        let (total, free, available) = self.core.space.statfs_bytes(self.core.item_cost(8, 8));
         let info = self.info();
         Ok(StatFs { total, free, available, block_size: info.sectorsize, fsid: info.fsid })
     }
@@ -317,7 +317,7 @@ impl Filesystem {
     /// Where the space is, and what is full.
     #[must_use]
     pub fn space_usage(&self) -> crate::SpaceUsage {
-        self.core.space_usage()
+        self.core.space.usage(self.core.data.delayed_bytes(), self.core.item_cost(8, 8))
     }
 
     /// Counters.
@@ -328,7 +328,7 @@ impl Filesystem {
         let accounts = &core.space.accounts;
         let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
         let c = &core.compression.stats;
-        let r = &core.space.reclaims;
+        let r = &core.reclaims;
         let devices = core.volume.stats();
         let device = |of: fn(&DeviceStats) -> u64| devices.iter().map(|(_, s)| of(s)).sum::<u64>();
         Stats {
@@ -413,7 +413,7 @@ impl Filesystem {
     pub fn trim(&self, range: crate::TrimRange) -> Result<crate::Trimmed> {
         self.core.check_writable()?;
         self.sync()?;
-        self.core.trim(range)
+        self.core.space.trim(range)
     }
 
     /// New label, up to 255 bytes; durable with the next commit.
@@ -447,7 +447,7 @@ impl Filesystem {
             }
         };
         if done.is_ok() && self.core.read_only.is_none() {
-            self.core.discard_left();
+            self.core.space.discard_left();
         }
         self.engine.stop_threads();
         self.core.txns.end("the file system was closed");

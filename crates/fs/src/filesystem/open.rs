@@ -7,13 +7,16 @@
 
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
 use crate::budget::Budget;
-use crate::core::{Core, Roots, SuperblockWritten};
+use crate::core::{Core, Notes};
 use crate::error::{Error, Place, Result};
-use crate::root::{find_root, root_pointer};
+use crate::file::reclaim::Reclaimer;
 use crate::space::alloc::Allocator;
 use crate::space::chunks::mapped;
-use crate::transaction::Transactions;
-use crate::tree::{BlockReader, Epochs, NodeFormat, NodeStore, Pointer, Tree, TreeStats, Version};
+use crate::transaction::barrier::Flushes;
+use crate::transaction::{Ground, SuperblockWritten, Transactions, find_root, root_pointer};
+use crate::tree::{
+    BlockReader, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
+};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{Chunk, DirEntries, parse_sys_array};
 use larder_format::{
@@ -21,9 +24,9 @@ use larder_format::{
 };
 use larder_volume::superblock::read_superblock;
 use larder_volume::{Device, Volume, VolumeResult, unflattened};
-use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use parking_lot::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug)]
 struct VolumeReader(Arc<Volume>);
@@ -105,6 +108,7 @@ fn writability(
 impl Core {
     /// Opens the file system on one device.
     pub(crate) fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let options = Arc::new(options);
         let device = if options.metadata_dump { unflattened(device) } else { device };
         let device = crate::watch::device(device);
         let sb = read_superblock(device.as_ref())?;
@@ -166,7 +170,7 @@ impl Core {
             Budget::of(options.cache_size).nodes,
             read_only.is_none(),
         ));
-        let epochs = Epochs::new();
+        let epochs = Arc::new(Epochs::new());
         let tree_stats = Arc::new(TreeStats::default());
         let tree = |id, ptr| Tree::new(id, store.clone(), ptr, Generation(0), tree_stats.clone());
         let chunk = tree(ObjectId::CHUNK_TREE, chunk_root);
@@ -227,10 +231,11 @@ impl Core {
             },
         };
         drop(names);
-        let space = Allocator::load(&sb, &volume, &roots, &epochs.enter())?;
-        let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root());
+        let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
+        let txns =
+            Transactions::new(generation, roots.extent.root(), roots.csum.root(), Notes::empty);
         let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
-        let core = Arc::new(Self {
+        let ground = Ground {
             csum,
             space,
             txns,
@@ -242,24 +247,14 @@ impl Core {
             options,
             read_only,
             superblock: Mutex::new(sb),
-            subvols: RwLock::default(),
-            purses: Mutex::default(),
-            data: crate::file::DataState::default(),
-            compression: Arc::default(),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
             superblock_written: Mutex::new(superblock_written),
-            log: crate::log::Counters::default(),
-            log_replayed: AtomicBool::new(false),
-            links: crate::root::Links::default(),
-            subvol_tree: crate::lock::Mutex::default(),
-            next_subvol: AtomicU64::new(0),
-            drops: crate::root::drop::Drops::default(),
-            new_default: Mutex::default(),
-            flushes: crate::transaction::barrier::Flushes::default(),
-            fronts: crate::inode::fronts::Fronts::default(),
-        });
-        core.space.attach(&core);
+            flushes: Flushes::default(),
+            above: OnceLock::new(),
+        };
+        let core = Self::new(ground);
+        core.space.accounts.set_reclaim(Box::new(Reclaimer::new(&core)));
         Ok(core)
     }
 

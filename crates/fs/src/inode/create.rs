@@ -6,8 +6,8 @@
 
 use super::draft::{Draft, Prepared, prepare};
 use super::names::{self, Name, check_new_name};
-use super::{Inode, attr, dir, to_file_type, to_timespec, xattr};
-use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode};
+use super::{Inode, attr, dir, to_file_type, xattr};
+use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode, to_timespec};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::inode::fronts::FrontId;

@@ -21,6 +21,7 @@ pub(crate) mod create;
 pub(crate) mod dir;
 mod draft;
 pub(crate) mod fronts;
+pub(crate) mod late;
 pub(crate) mod link;
 mod names;
 pub(crate) mod orphan;
@@ -35,16 +36,16 @@ pub(crate) mod xattr;
 pub(crate) use subvolume::{EntryChange, path_within};
 pub(crate) use table::InodeTable;
 
-use crate::api::{FileKind, InodeId, Timestamp, may_wait};
+use crate::api::{FileKind, InodeId, Timestamp, may_wait, to_timespec};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::FileData;
 use crate::lock::{self, Exclusive, Mutex, RwLock};
 use crate::log::{Changes, Logged};
 use crate::root::Subvolume;
-use crate::transaction::Handle;
+use crate::transaction::{Ground, Handle};
 use larder_format::items::keys::inode_key;
-use larder_format::items::{FileType, InodeFlags, InodeItem, Timespec};
+use larder_format::items::{FileType, InodeFlags, InodeItem};
 use larder_format::{Generation, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -197,7 +198,7 @@ impl Inode {
     /// May a log of the transaction have its extents, its own or that of a file that shares them or
     /// did? Asked under the extent lock.
     pub(crate) fn has_logged_extents(&self, h: &Handle<'_>) -> bool {
-        let tuning = &h.core.options.tuning;
+        let tuning = &h.ground.options.tuning;
         let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= h.generation().0;
         let logged = in_it(&self.extents_logged_in) && !tuning.break_log_extents_grow;
         logged || in_it(&self.last_reflink) && !tuning.break_log_shared_grow
@@ -252,7 +253,7 @@ impl Inode {
     /// # Errors
     /// Reading or corruption.
     pub(crate) fn flush_item(&self, h: &mut Handle<'_>) -> Result<()> {
-        let Some(item) = self.item_for_disk(h.core) else { return Ok(()) };
+        let Some(item) = self.item_for_disk(h.ground) else { return Ok(()) };
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| e.update(&key, item.as_bytes()))
     }
@@ -263,7 +264,7 @@ impl Inode {
     /// # Errors
     /// Reading, corruption, no space.
     pub(crate) fn write_item_ahead(&self, h: &mut Handle<'_>) -> Result<()> {
-        let Some(item) = self.item_for_disk(h.core) else { return Ok(()) };
+        let Some(item) = self.item_for_disk(h.ground) else { return Ok(()) };
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| match e.get(&key) {
             Some(_) => e.update(&key, item.as_bytes()),
@@ -276,14 +277,14 @@ impl Inode {
         self.item_for_disk(core)
     }
     /// The item as it is to be written; `None` once the inode is deleted.
-    fn item_for_disk(&self, core: &Core) -> Option<InodeItem> {
+    fn item_for_disk(&self, ground: &Ground) -> Option<InodeItem> {
         let state = self.state.lock();
         if state.deleted || self.subvol.is_dead() {
             return None;
         }
         let mut item = state.item;
         item.size = match self.kind {
-            FileKind::Regular if !core.options.tuning.break_size_before_data => {
+            FileKind::Regular if !ground.options.tuning.break_size_before_data => {
                 self.data.disk_size(state.size).into()
             }
             _ => state.size.into(),
@@ -353,13 +354,4 @@ pub(crate) fn to_file_type(kind: FileKind) -> FileType {
         FileKind::Socket => FileType::Socket,
         FileKind::Symlink => FileType::Symlink,
     }
-}
-
-/// Converts a time to the form of the format.
-pub(crate) fn to_timespec(t: Timestamp) -> Timespec {
-    Timespec::new(t.sec, t.nsec)
-}
-/// Converts a time from the form of the format.
-pub(crate) fn from_timespec(t: Timespec) -> Timestamp {
-    Timestamp { sec: t.sec.get(), nsec: t.nsec.get() }
 }

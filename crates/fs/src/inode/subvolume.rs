@@ -3,7 +3,7 @@
 //!
 //! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is
 //! said in the root tree, so every change here comes with a note for the commit
-//! ([`crate::root::notes`]) under the same handle. Whoever changes the shape of the tree of
+//! ([`crate::transaction::RootNotes`]) under the same handle. Whoever changes the shape of the tree of
 //! subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being deleted while
 //! another is made in it, or from being moved into itself.
 
@@ -15,8 +15,8 @@ use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::root::snapshot::PendingSnapshot;
-use crate::root::{Link, Subvolume, drop as drops};
-use crate::transaction::Handle;
+use crate::root::{Subvolume, drop as drops};
+use crate::transaction::{Handle, Link};
 use crate::tree::{BlockSource, Tree};
 use larder_format::items::keys::inode_ref_key;
 use larder_format::items::{FileType, InodeFlags, InodeItem, InodeRef, RootItem};
@@ -120,7 +120,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     let item = new_root_item(core, generation.0, nascent.time());
     let subvol = Arc::new(Subvolume::new(id, 0, tree, item));
     subvol.inodes.clean.store(true, Ordering::Release);
-    h.txn.subvols.lock().insert(id, subvol.clone());
+    h.txn.subvols.lock().insert(id, subvol.below.clone());
     core.subvols.write().insert(id, subvol);
     core.note_link(
         &mut h,
@@ -147,7 +147,7 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
         ..InodeItem::default()
     };
     inode.set_inode_flags(InodeFlags::ROOT_ITEM_INIT);
-    let time = super::to_timespec(now);
+    let time = crate::api::to_timespec(now);
     RootItem {
         inode,
         root_dirid: U64::new(ObjectId::FIRST_FREE.0),

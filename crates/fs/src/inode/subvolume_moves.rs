@@ -20,8 +20,7 @@ use super::{Inode, attr, dir, link, lock_all, to_file_type};
 use crate::api::{FileKind, NewInode, RenameMode, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::root::Link;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Link};
 use larder_format::{KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 

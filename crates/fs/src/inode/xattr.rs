@@ -11,8 +11,8 @@
 
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
-use super::{Inode, attr, to_timespec};
-use crate::api::{FileKind, XattrMode};
+use super::{Inode, attr};
+use crate::api::{FileKind, XattrMode, to_timespec};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::compress;

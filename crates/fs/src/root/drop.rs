@@ -10,7 +10,7 @@
 //! One thing is not as simple. A shared block whose header names *this* tree as owner, without
 //! FULL_BACKREF, relies on the tree: the references of what is below it are written in the tree's
 //! name. Such blocks, and those of this tree below them, are first made to refer to their children
-//! themselves ([`Core::note_orphaned`]). A block at most as old as the snapshot that the tree began
+//! themselves ([`Ground::note_orphaned`]). A block at most as old as the snapshot that the tree began
 //! as cannot be its own and need not be read.
 //!
 //! Nobody else changes this tree: edits of a dead subvolume are refused, and the walk begins when
@@ -19,9 +19,9 @@
 use crate::api::past_no_return;
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
-use crate::root::{Subvolume, parse_root_item, root_pointer};
-use crate::transaction::Handle;
+use crate::root::Subvolume;
 use crate::transaction::sharing::{KnownRefs, Released};
+use crate::transaction::{Handle, Progress, parse_root_item, root_pointer};
 use crate::tree::{Need, Node, Pointer, Stop, child_pointer, child_slot};
 use larder_format::items::{ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
@@ -36,20 +36,6 @@ const STEP_NOTES: u64 = 2000;
 const STEP_BLOCKS: u64 = 256;
 /// Notes of a transaction from which on a step waits for its commit: notes take memory.
 const MANY_NOTES: u64 = 50_000;
-
-/// How far a tree has been dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// The next child is the one with this key in a node of this level.
-    At {
-        /// Its key.
-        key: Key,
-        /// Level of the node that points to it.
-        level: u8,
-    },
-    /// Nothing is left.
-    Done,
-}
 
 /// The trees that wait to be dropped, and since which transaction they are dead.
 #[derive(Debug, Default)]

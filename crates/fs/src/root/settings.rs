@@ -1,10 +1,9 @@
 //! What can be asked of a subvolume, and set on it: facts, read-only, the default.
 
-use crate::api::{Timestamp, may_wait};
+use crate::api::{Timestamp, from_timespec, may_wait};
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
-use crate::inode::{from_timespec, to_timespec};
-use crate::root::{Link, parse_root_item};
+use crate::transaction::{Link, Received, parse_root_item};
 use larder_format::features::Incompat;
 use larder_format::items::{RootFlags, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
@@ -59,31 +58,6 @@ impl SubvolInfo {
             stime: from_timespec(item.stime),
             rtime: from_timespec(item.rtime),
         }
-    }
-}
-
-/// Where a subvolume was received from. All zero: from nowhere.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Received {
-    /// The sent subvolume's uuid.
-    pub uuid: [u8; 16],
-    /// Its transaction when it was sent.
-    pub stransid: Generation,
-    /// The transaction here that received it.
-    pub rtransid: Generation,
-    /// When it was sent.
-    pub stime: Timestamp,
-    /// When it was received.
-    pub rtime: Timestamp,
-}
-
-impl Received {
-    pub(crate) fn apply(&self, item: &mut RootItem) {
-        item.received_uuid = self.uuid;
-        item.stransid = self.stransid.0.into();
-        item.rtransid = self.rtransid.0.into();
-        item.stime = to_timespec(self.stime);
-        item.rtime = to_timespec(self.rtime);
     }
 }
 

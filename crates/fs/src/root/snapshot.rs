@@ -11,12 +11,12 @@
 //! What the seal still edits in a subvolume that a snapshot was just taken of is copied first,
 //! although it may be of this very transaction: the tree knows which of its blocks nobody else has.
 
-use crate::api::Timestamp;
+use crate::api::{Timestamp, to_timespec};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::inode::{EntryChange, to_timespec};
-use crate::root::{Link, Subvolume};
-use crate::transaction::{Handle, Txn};
+use crate::inode::EntryChange;
+use crate::root::Subvolume;
+use crate::transaction::{Handle, Link, Received, Txn};
 use larder_format::items::RootFlags;
 use larder_format::{Generation, TreeId};
 use parking_lot::Mutex;
@@ -52,7 +52,7 @@ pub(crate) fn make_all(
     txn: &Arc<Txn>,
     flush: fn(&Core, &Arc<Txn>) -> Result<()>,
 ) -> Result<()> {
-    let pending = std::mem::take(&mut txn.roots.lock().snapshots);
+    let pending = std::mem::take(&mut *txn.gathered().snapshots.lock());
     for snapshot in pending {
         let mut h = Handle::for_seal(core, txn.clone());
         let made = make(core, &mut h, &snapshot)?;
@@ -101,7 +101,7 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
     item.otransid = U64::new(generation.0);
     item.otime = to_timespec(p.now);
     if !p.read_only {
-        super::Received::default().apply(&mut item);
+        Received::default().apply(&mut item);
     }
     let subvol = Arc::new(Subvolume::new(p.id, generation.0, tree, item));
     {
@@ -109,8 +109,8 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
         roots.untouched.insert(p.id);
     }
     let mut edited = h.txn.subvols.lock();
-    edited.insert(source.id, source.clone());
-    edited.insert(p.id, subvol.clone());
+    edited.insert(source.id, source.below.clone());
+    edited.insert(p.id, subvol.below.clone());
     drop(edited);
     core.subvols.write().insert(p.id, subvol);
     // An entry in the source itself changes it after all.
@@ -130,7 +130,7 @@ impl Core {
         // The root twice, the entry, the directory's inode; after the snapshot all of it is copied
         // anew.
         h.keep_for_seal(snapshot.entry.items() + 4);
-        h.txn.roots.lock().snapshots.push(snapshot);
+        h.txn.gathered().snapshots.lock().push(snapshot);
         h.generation()
     }
 }

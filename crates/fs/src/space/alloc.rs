@@ -10,18 +10,17 @@
 //! while there is one that he has not seen: one that nobody needed is not given back before the
 //! commit after the next, and a device has room for a few only.
 
-use crate::core::{Core, Roots};
+use crate::api::OpenOptions;
 use crate::error::{Error, Place, Result};
-use crate::file::reclaim::{ReclaimCounters, Reclaimer};
 use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, mapped, plan_chunk};
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
+use crate::space::purses::Purses;
 use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
 use crate::space::trim::Told;
 use crate::space::{Run, SpaceKind};
-use crate::transaction::Txn;
-use crate::tree::{Epoch, TreeOps, Version};
+use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
 use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical, Superblock};
@@ -36,6 +35,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) struct NewGroup {
     pub(crate) run: Run,
     pub(crate) chunk: Chunk,
+}
+
+/// Space freed by one transaction, to be given back when no version can reach it.
+pub(crate) type Pinned = Vec<Run>;
+
+/// A transaction, as far as chunks go: its commit writes the items of those that were made in it.
+pub(crate) trait ChunkNotes {
+    /// Its number.
+    fn generation(&self) -> Generation;
+    /// A group was made in it.
+    fn note_group(&self, group: NewGroup);
+}
+
+/// The running transaction.
+pub(crate) trait Running {
+    /// Calls `make` with it; it is not sealed meanwhile.
+    ///
+    /// # Errors
+    /// `ReadOnly`; those of `make`.
+    fn while_pinned(&self, make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<Wish>) -> Result<Wish>;
 }
 
 /// Blocks that a commit may need beyond copies and what grows by bytes: splits up to the root of
@@ -146,7 +165,12 @@ pub(crate) struct Allocator {
     /// Groups whose record in the free-space tree is wrong: the next commit makes it anew.
     rebuild: Mutex<Vec<Run>>,
     pub(crate) discards: Discards,
-    pub(crate) reclaims: ReclaimCounters,
+    /// Addresses for new blocks that operations did not need.
+    pub(crate) purses: Purses,
+    pub(super) options: Arc<OpenOptions>,
+    pub(super) volume: Arc<Volume>,
+    /// What keeps freed space from being used again.
+    pub(super) epochs: Arc<Epochs<Pinned>>,
     /// Wishes for chunks so far.
     #[cfg(test)]
     at_the_door: AtomicU64,
@@ -160,10 +184,12 @@ impl Allocator {
     /// Reads chunks, device extents, block groups and free space.
     pub(crate) fn load(
         sb: &Superblock,
-        volume: &Volume,
+        options: &Arc<OpenOptions>,
+        volume: &Arc<Volume>,
         roots: &Roots,
-        epoch: &Epoch,
+        epochs: &Arc<Epochs<Pinned>>,
     ) -> Result<Self> {
+        let epoch = &epochs.enter();
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
         let nodesize = sb.nodesize.get();
         let features =
@@ -231,18 +257,16 @@ impl Allocator {
             kept_by_commit: AtomicU64::new(0),
             rebuild: Mutex::new(rebuild),
             discards: Discards::default(),
-            reclaims: ReclaimCounters::default(),
+            purses: Purses::default(),
+            options: options.clone(),
+            volume: volume.clone(),
+            epochs: epochs.clone(),
             #[cfg(test)]
             at_the_door: AtomicU64::new(0),
         };
         this.measure_global_trees(roots, epoch)?;
         this.note_device_space();
         Ok(this)
-    }
-
-    /// Lets `core` be asked for space when it is short.
-    pub(crate) fn attach(&self, core: &Arc<Core>) {
-        self.accounts.set_reclaim(Box::new(Reclaimer::new(core)));
     }
 
     /// Makes the global reserve as large as commits need by now.
@@ -322,13 +346,7 @@ impl Allocator {
     }
 
     /// Makes a chunk for `kind` in `txn`, unless there is one that the caller has not seen.
-    fn new_chunk(
-        &self,
-        core: &Core,
-        txn: &Txn,
-        kind: SpaceKind,
-        seen: Option<Seen>,
-    ) -> Result<Wish> {
+    fn new_chunk(&self, txn: &dyn ChunkNotes, kind: SpaceKind, seen: Option<Seen>) -> Result<Wish> {
         let flags = self.flags(kind);
         #[cfg(test)]
         self.at_the_door.fetch_add(1, Ordering::AcqRel);
@@ -372,7 +390,7 @@ impl Allocator {
                 return Ok(Wish::Promised);
             }
         }
-        core.volume.add_chunk(in_map)?;
+        self.volume.add_chunk(in_map)?;
         for at in &plan.stripes {
             device.taken.insert(*at, plan.len);
             device.told.take(*at, plan.len);
@@ -383,10 +401,9 @@ impl Allocator {
             self.system_changed.store(true, Ordering::Release);
         }
         tracing::debug!(?kind, %start, len = plan.len, "new chunk");
-        txn.new_groups.lock().push(NewGroup { run, chunk });
-        txn.touch();
+        txn.note_group(NewGroup { run, chunk });
         self.groups
-            .add_new(BlockGroup::empty(run, flags, txn.generation, &excluded), overcommit)?;
+            .add_new(BlockGroup::empty(run, flags, txn.generation(), &excluded), overcommit)?;
         self.counter(kind).fetch_add(1, Ordering::AcqRel);
         drop(device);
         self.size_global_reserve();
@@ -396,24 +413,24 @@ impl Allocator {
     /// Leaves to the commit on its way what it was promised, in groups that it may use: where
     /// `bytes` would come out of that, a chunk is made first, if the device has room for one.
     /// Without room, what is free now is not promised twice.
-    fn spare_the_commit(&self, core: &Core, bytes: u64) -> Result<()> {
+    fn spare_the_commit(&self, txns: &impl Running, bytes: u64) -> Result<()> {
         let seen = self.seen(SpaceKind::Metadata);
         let kept = self.kept_by_commit.load(Ordering::Acquire);
         let floor = self.accounts.global_reserve().1.saturating_add(kept);
         if self.accounts.pots(SpaceKind::Metadata).free() >= floor.saturating_add(bytes) {
             return Ok(());
         }
-        self.chunk_in_running(core, SpaceKind::Metadata, seen).map(drop)
+        self.chunk_in_running(txns, SpaceKind::Metadata, seen).map(drop)
     }
 
     /// Addresses for blocks of subvolume trees.
     pub(crate) fn allocate_blocks(
         &self,
-        core: &Core,
+        txns: &impl Running,
         count: usize,
         from: &mut Reservation,
     ) -> Result<Vec<Logical>> {
-        self.spare_the_commit(core, count as u64 * u64::from(self.features.nodesize))?;
+        self.spare_the_commit(txns, count as u64 * u64::from(self.features.nodesize))?;
         let mut squeezed = false;
         loop {
             let seen = self.seen(SpaceKind::Metadata);
@@ -425,13 +442,13 @@ impl Allocator {
             ) {
                 Ok(blocks) => return Ok(blocks),
                 Err(_)
-                    if self.chunk_in_running(core, SpaceKind::Metadata, seen)? == Wish::Granted => {
+                    if self.chunk_in_running(txns, SpaceKind::Metadata, seen)? == Wish::Granted => {
                 }
                 // What was promised is somewhere.
                 Err(_) if !squeezed => {
                     squeezed = true;
-                    core.release_expired();
-                    core.empty_purses();
+                    self.release_expired();
+                    self.empty_purses();
                 }
                 Err(need) => return Err(need.into()),
             }
@@ -445,42 +462,40 @@ impl Allocator {
     /// `ReadOnly`; broken accounts.
     pub(crate) fn chunk_in_running(
         &self,
-        core: &Core,
+        txns: &impl Running,
         kind: SpaceKind,
         seen: Seen,
     ) -> Result<Wish> {
-        let pin = core.txns.pin_running()?;
-        self.new_chunk(core, &pin.txn, kind, Some(seen))
+        txns.while_pinned(&mut |txn| self.new_chunk(txn, kind, Some(seen)))
     }
 
     /// An address for a block of a global tree, in a group that the chunk tree of `txn` has.
     pub(crate) fn allocate_for_commit(
         &self,
-        core: &Core,
-        txn: &Txn,
+        txn: &dyn ChunkNotes,
         system: bool,
         from: &mut Reservation,
     ) -> Result<Logical> {
         let mut squeezed = false;
         loop {
             let got = if system {
-                self.groups.allocate_system_block(txn.generation, from)
+                self.groups.allocate_system_block(txn.generation(), from)
             } else {
-                self.groups.allocate_block(ClusterUser::Committer, txn.generation, from)
+                self.groups.allocate_block(ClusterUser::Committer, txn.generation(), from)
             };
             let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
             match got {
                 Ok(at) => return Ok(at),
                 // Whatever others have made meanwhile, a transaction too late for this one.
-                Err(_) if self.new_chunk(core, txn, kind, None)? == Wish::Granted => {}
+                Err(_) if self.new_chunk(txn, kind, None)? == Wish::Granted => {}
                 Err(_) if !squeezed => {
                     squeezed = true;
-                    core.epochs.wait_for_oldest();
-                    core.hurry();
-                    core.empty_purses();
+                    self.epochs.wait_for_oldest();
+                    self.hurry();
+                    self.empty_purses();
                 }
                 Err(_) => {
-                    self.explain(kind, txn.generation, from.bytes());
+                    self.explain(kind, txn.generation(), from.bytes());
                     return Err(Error::NoSpace);
                 }
             }
@@ -507,19 +522,19 @@ impl Allocator {
     #[allow(dead_code)]
     pub(crate) fn allocate_data(
         &self,
-        core: &Core,
+        txns: &impl Running,
         want: u64,
         min: u64,
         from: &mut Reservation,
     ) -> Result<Run> {
         if self.accounts.is_mixed() {
-            self.spare_the_commit(core, want)?;
+            self.spare_the_commit(txns, want)?;
         }
         loop {
             let seen = self.seen(SpaceKind::Data);
             match self.groups.allocate_data(want, min, Generation(u64::MAX), from) {
                 Ok(run) => return Ok(run),
-                Err(_) if self.chunk_in_running(core, SpaceKind::Data, seen)? == Wish::Granted => {}
+                Err(_) if self.chunk_in_running(txns, SpaceKind::Data, seen)? == Wish::Granted => {}
                 Err(need) => return Err(need.into()),
             }
         }
@@ -599,16 +614,16 @@ impl Allocator {
 
     /// The removed groups are gone from the durable superblock: their device space may be used
     /// again.
-    pub(crate) fn forget_removed(&self, core: &Core, removed: &[(Run, Chunk)]) {
+    pub(crate) fn forget_removed(&self, removed: &[(Run, Chunk)]) {
         if removed.is_empty() {
             return;
         }
-        if core.discards() {
+        if self.is_discarding() {
             for stripe in removed
                 .iter()
                 .flat_map(|(_, chunk)| chunk.stripes.iter().map(|s| (s, chunk.length)))
             {
-                core.discard_stripe(stripe.0.devid, stripe.0.offset, stripe.1);
+                self.discard_stripe(stripe.0.devid, stripe.0.offset, stripe.1);
             }
         }
         let mut device = self.device.lock();
@@ -617,7 +632,7 @@ impl Allocator {
             for stripe in &chunk.stripes {
                 device.taken.remove(&stripe.offset);
             }
-            core.volume.map().remove(run.start);
+            self.volume.map().remove(run.start);
         }
         self.given_back.fetch_add(removed.len() as u64, Ordering::AcqRel);
         drop(device);
@@ -629,7 +644,7 @@ impl Allocator {
     ///
     /// # Errors
     /// What the device said.
-    pub(crate) fn trim_unallocated(&self, core: &Core, most: u64) -> Result<u64> {
+    pub(crate) fn trim_unallocated(&self, most: u64) -> Result<u64> {
         let mut done = 0;
         loop {
             let mut device = self.device.lock();
@@ -640,7 +655,7 @@ impl Allocator {
                 return Ok(done);
             };
             let len = len.min(most);
-            done += core.volume.discard_on(device.id, at, len)?;
+            done += self.volume.discard_on(device.id, at, len)?;
             device.told.add(at, len);
         }
     }

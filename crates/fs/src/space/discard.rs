@@ -15,12 +15,12 @@
 //!   mixed groups, and for what a commit left out;
 //! - everything, when somebody asks for it ([`crate::space::trim`]).
 //!
-//! Who is short of space does not wait for freed space to be discarded ([`Core::hurry`]), only for
+//! Who is short of space does not wait for freed space to be discarded ([`Allocator::hurry`]), only for
 //! what the device has in its hands.
 //!
 //! A discard that fails is no reason to fail anything else; after the first one no more are tried.
 
-use crate::core::Core;
+use crate::space::alloc::Allocator;
 use crate::space::{Run, RunJoiner, SpaceKind};
 use larder_format::{DeviceId, Logical, Physical};
 use parking_lot::Mutex;
@@ -47,65 +47,65 @@ pub(crate) struct Discards {
     given_up: AtomicBool,
 }
 
-impl Core {
+impl Allocator {
     /// Is freed space discarded?
-    pub(crate) fn discards(&self) -> bool {
-        self.options.discard && !self.space.discards.given_up.load(Ordering::Relaxed)
+    pub(crate) fn is_discarding(&self) -> bool {
+        self.options.discard && !self.discards.given_up.load(Ordering::Relaxed)
     }
 
     /// Gives space back that no version can reach any more. Data that is to be discarded first
-    /// waits for the committer, or for [`Core::hurry`].
+    /// waits for the committer, or for [`Allocator::hurry`].
     pub(crate) fn release_expired(&self) {
-        let _releasing = self.space.discards.releasing.lock();
+        let _releasing = self.discards.releasing.lock();
         for pinned in self.epochs.expired() {
-            let discards = self.discards();
+            let discards = self.is_discarding();
             let mut data = Vec::new();
             for run in pinned {
                 if discards && self.options.tuning.discard_everything {
                     self.discard_run(run);
-                    self.space.groups.discarded(run);
+                    self.groups.discarded(run);
                 } else if discards && self.is_data(run) {
                     data.push(run);
                 } else {
-                    self.space.groups.unpin(run);
+                    self.groups.unpin(run);
                 }
             }
             if !data.is_empty() {
-                self.space.discards.queue.lock().append(&mut data);
+                self.discards.queue.lock().append(&mut data);
             }
         }
     }
     /// Does the run lie in a group for data alone?
     fn is_data(&self, run: Run) -> bool {
-        let mixed = self.space.accounts.is_mixed();
-        !mixed && self.space.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
+        let mixed = self.accounts.is_mixed();
+        !mixed && self.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
     }
     /// Space is short: gives back what can be given back without discarding it, and waits for what
     /// is being discarded.
     pub(crate) fn hurry(&self) {
         self.release_expired();
-        let runs = std::mem::take(&mut *self.space.discards.queue.lock());
-        runs.into_iter().for_each(|run| self.space.groups.unpin(run));
+        let runs = std::mem::take(&mut *self.discards.queue.lock());
+        runs.into_iter().for_each(|run| self.groups.unpin(run));
         self.wait_for_discards();
     }
 
     /// Waits for what the committer is discarding.
     pub(crate) fn wait_for_discards(&self) {
-        drop(self.space.discards.busy.lock());
+        drop(self.discards.busy.lock());
     }
 
     /// Discards freed data, and gives it back. The caller holds `busy`.
     pub(crate) fn discard_freed(&self) {
-        let mut runs = std::mem::take(&mut *self.space.discards.queue.lock());
+        let mut runs = std::mem::take(&mut *self.discards.queue.lock());
         runs.sort_unstable_by_key(|r| r.start);
         let mut joiner = RunJoiner::default();
         let mut whole = Vec::new();
         for run in runs {
-            let group = self.space.groups.find(run.start).map(|g| g.run().start);
+            let group = self.groups.find(run.start).map(|g| g.run().start);
             whole.extend(joiner.push(group, run));
         }
         whole.extend(joiner.finish());
-        let groups = &self.space.groups;
+        let groups = &self.groups;
         if self.options.tuning.break_discard_beyond {
             for (_, run) in whole {
                 let (start, end) =
@@ -131,21 +131,21 @@ impl Core {
 
     /// Discards what was freed and left out until now. For the end, when nobody allocates any more.
     pub(crate) fn discard_left(&self) {
-        if !self.discards() {
+        if !self.is_discarding() {
             return;
         }
         self.release_expired();
-        let _busy = self.space.discards.busy.lock();
+        let _busy = self.discards.busy.lock();
         self.discard_freed();
         let mut left = MOST_AT_CLOSE;
-        for group in self.space.groups.take_undiscarded() {
+        for group in self.groups.take_undiscarded() {
             let mut range = group.run();
-            while let Some(run) = self.space.groups.pin_free(&group, range, GRANULE, range.len) {
+            while let Some(run) = self.groups.pin_free(&group, range, GRANULE, range.len) {
                 self.discard_run(run);
-                self.space.groups.discarded(run);
+                self.groups.discarded(run);
                 range = Run::new(run.end(), range.end().0 - run.end().0);
                 left -= 1;
-                if left == 0 || !self.discards() {
+                if left == 0 || !self.is_discarding() {
                     return;
                 }
             }
@@ -153,7 +153,7 @@ impl Core {
     }
 
     fn discard_run(&self, run: Run) {
-        if self.discards()
+        if self.is_discarding()
             && let Err(e) = self.volume.discard(run.start, run.len)
         {
             self.give_up_discarding(&e);
@@ -161,14 +161,14 @@ impl Core {
     }
     /// Discards what a chunk that was given back took on its device.
     pub(crate) fn discard_stripe(&self, device: DeviceId, at: Physical, len: u64) {
-        if self.discards()
+        if self.is_discarding()
             && let Err(e) = self.volume.discard_on(device, at, len)
         {
             self.give_up_discarding(&e);
         }
     }
     fn give_up_discarding(&self, why: &dyn std::fmt::Display) {
-        if !self.space.discards.given_up.swap(true, Ordering::Relaxed) {
+        if !self.discards.given_up.swap(true, Ordering::Relaxed) {
             tracing::warn!("free space is not discarded any more: {why}");
         }
     }

@@ -14,6 +14,7 @@
 //! | [`reserve`] | who waits, and in which order, when space is short |
 //! | [`groups`] | which block group an allocation comes from |
 //! | `alloc` | when a chunk is made, and everything that then must know of it |
+//! | `purses` | how many unneeded addresses are kept |
 //! | `discard`, `trim` | when the device is told that space holds nothing; which space that is |
 //! | `usage` | figures about space for people: what is full |
 //!
@@ -29,6 +30,7 @@ pub mod extent_tree;
 pub mod free_index;
 pub mod free_space_tree;
 pub mod groups;
+pub(crate) mod purses;
 pub mod refs;
 pub mod reserve;
 pub(crate) mod trim;

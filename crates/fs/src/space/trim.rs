@@ -17,9 +17,9 @@
 //! What is being discarded is pinned meanwhile, in pieces, so that nobody finds the disk full for
 //! it.
 
-use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::space::Run;
+use crate::space::alloc::Allocator;
 use crate::space::groups::BlockGroup;
 use larder_format::{Logical, Physical, SECTOR_SIZE};
 use std::collections::BTreeMap;
@@ -87,14 +87,13 @@ impl Told {
     }
 }
 
-impl Core {
+impl Allocator {
     /// Discards the free space that the module's text describes.
     ///
     /// # Errors
-    /// `ReadOnly`; `NotSupported` where no device takes discards; `Invalid` for a range without a
+    /// `NotSupported` where no device takes discards; `Invalid` for a range without a
     /// whole sector; `WouldBlock`; what the device said.
     pub(crate) fn trim(&self, range: TrimRange) -> Result<Trimmed> {
-        self.check_writable()?;
         crate::api::may_wait()?;
         let unsupported = || Error::NotSupported("the device does not take discards");
         if !self.volume.can_discard() {
@@ -106,13 +105,13 @@ impl Core {
         let wanted = Run::new(Logical(range.start), range.len.min(u64::MAX - range.start));
         let min_len = range.min_len.max(self.volume.discard_granularity());
         let mut bytes = 0;
-        for group in self.space.groups.all() {
+        for group in self.groups.all() {
             let within = group.run().intersect(wanted);
             if let Some(within) = within.filter(|_| group.run().start >= wanted.start) {
                 bytes += self.trim_group(&group, within, min_len)?;
             }
         }
-        bytes += self.space.trim_unallocated(self, PIECE)?;
+        bytes += self.trim_unallocated(PIECE)?;
         // Some say so only when they are asked.
         if self.volume.can_discard() { Ok(Trimmed { bytes, min_len }) } else { Err(unsupported()) }
     }
@@ -120,14 +119,14 @@ impl Core {
     /// Discards the free runs of a group as far as they lie in `within`, if that is `min_len`
     /// bytes.
     fn trim_group(&self, group: &BlockGroup, within: Run, min_len: u64) -> Result<u64> {
-        let groups = &self.space.groups;
+        let groups = &self.groups;
         let behind = |at: Logical, range: Run| Run::new(at, range.end().0.saturating_sub(at.0));
         let (mut rest, mut done) = (within, 0);
         while let Some(run) = groups.next_free(group, rest, min_len) {
             let mut left = run;
             loop {
                 // The caller that finds no space waits for this lock.
-                let _busy = self.space.discards.busy.lock();
+                let _busy = self.discards.busy.lock();
                 let Some(pinned) = groups.pin_free(group, left, 1, PIECE) else { break };
                 let outcome = match pinned.intersect(left) {
                     Some(part) => self.volume.discard(part.start, part.len),

@@ -5,7 +5,7 @@
 //! `statfs` has room for hides which it is. This module collects the figures; front ends find the
 //! words.
 
-use crate::core::Core;
+use crate::space::alloc::Allocator;
 use crate::space::{Run, SpaceKind};
 use serde::Serialize;
 
@@ -62,32 +62,33 @@ pub struct SpaceUsage {
     pub metadata_full: bool,
 }
 
-impl Core {
-    pub(crate) fn space_usage(&self) -> SpaceUsage {
-        let space = &self.space;
-        let (device, unallocated) = space.device_bytes();
+impl Allocator {
+    /// The figures. `delayed`: bytes that no extent holds yet. `new_file`: bytes of metadata that
+    /// one more file may take.
+    pub(crate) fn usage(&self, delayed: u64, new_file: u64) -> SpaceUsage {
+        let (device, unallocated) = self.device_bytes();
         SpaceUsage {
             device,
             unallocated,
-            mixed: space.accounts.is_mixed(),
+            mixed: self.accounts.is_mixed(),
             data: self.kind_usage(SpaceKind::Data),
             metadata: self.kind_usage(SpaceKind::Metadata),
             system: self.kind_usage(SpaceKind::System),
-            delayed: self.data.delayed_bytes(),
-            metadata_full: self.metadata_is_full(),
+            delayed,
+            metadata_full: self.metadata_is_full(new_file),
         }
     }
 
     fn kind_usage(&self, kind: SpaceKind) -> KindUsage {
-        let accounts = &self.space.accounts;
+        let accounts = &self.accounts;
         let pots = accounts.pots(kind);
         let mixed = accounts.is_mixed() && kind != SpaceKind::System;
         let kept =
             if kind == SpaceKind::Metadata || mixed { accounts.global_reserve().0 } else { 0 };
         let reserved = accounts.reserved_by_operations(kind);
         let mut usage = KindUsage {
-            profile: self.space.profile_name(kind),
-            copies: self.space.copies(kind),
+            profile: self.profile_name(kind),
+            copies: self.copies(kind),
             total: pots.total,
             used: pots.used,
             pinned: pots.pinned,
@@ -98,9 +99,9 @@ impl Core {
             chunks: 0,
             sparse_chunks: 0,
             sparse_free: 0,
-            next_chunk: self.space.next_chunk(kind),
+            next_chunk: self.next_chunk(kind),
         };
-        for group in self.space.groups.all() {
+        for group in self.groups.all() {
             if group.kind() == kind || mixed && group.kind() != SpaceKind::System {
                 let (Run { len, .. }, now) = (group.run(), group.usage());
                 usage.chunks += 1;
@@ -115,17 +116,17 @@ impl Core {
 
     /// Is there neither room in metadata for another file nor room for another chunk of it? Pinned
     /// space counts as room: who needs it gets it.
-    pub(crate) fn metadata_is_full(&self) -> bool {
-        let accounts = &self.space.accounts;
+    pub(crate) fn metadata_is_full(&self, new_file: u64) -> bool {
+        let accounts = &self.accounts;
         let pots = accounts.pots(SpaceKind::Metadata);
-        let promised = accounts.global_reserve().0 + self.item_cost(8, 8);
-        pots.free() + pots.pinned < promised && self.space.next_chunk(SpaceKind::Metadata) == 0
+        let promised = accounts.global_reserve().0 + new_file;
+        pots.free() + pots.pinned < promised && self.next_chunk(SpaceKind::Metadata) == 0
     }
 
     /// Bytes in all, free bytes, and those that may be written now, for `statfs`.
-    pub(crate) fn statfs_bytes(&self) -> (u64, u64, u64) {
-        let (total, free) = self.space.statfs();
+    pub(crate) fn statfs_bytes(&self, new_file: u64) -> (u64, u64, u64) {
+        let (total, free) = self.statfs();
         // As on Linux: nothing can be written to a file that cannot be made.
-        (total, free, if self.metadata_is_full() { 0 } else { free })
+        (total, free, if self.metadata_is_full(new_file) { 0 } else { free })
     }
 }

@@ -11,10 +11,10 @@
 //! But a failed one is as final as any other ([`larder_volume::Device::flush`]): what it should
 //! have covered may be lost, although the next one succeeds, and a superblock would lead to what is
 //! not there. So it ends writing, and nobody's flush counts as one that succeeded while one of
-//! these is on its way that may have been told of a failure in its place ([`Core::flush`]).
+//! these is on its way that may have been told of a failure in its place ([`Ground::flush`]).
 
-use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::transaction::Ground;
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ struct State {
     failed: bool,
 }
 
-impl Core {
+impl Ground {
     /// Something was written that nobody flushes yet.
     pub(crate) fn flush_ahead(&self) {
         if self.much_unflushed() && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
@@ -100,11 +100,11 @@ impl Flushes {
 }
 
 /// What the thread does.
-pub(crate) fn run(core: &Core) {
-    while core.flushes.begin() {
+pub(crate) fn run(ground: &Ground) {
+    while ground.flushes.begin() {
         // Somebody may have done it meanwhile; who does it now sees that this one has begun, and
         // waits.
-        let flush = || if core.much_unflushed() { core.volume.flush() } else { Ok(()) };
+        let flush = || if ground.much_unflushed() { ground.volume.flush() } else { Ok(()) };
         let why = match catch_unwind(AssertUnwindSafe(flush)) {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(format!("what was written could not be made durable: {e}")),
@@ -113,13 +113,13 @@ pub(crate) fn run(core: &Core) {
             }
         };
         if let Some(why) = &why {
-            core.txns.fail(why);
+            ground.txns.fail(why);
         }
-        core.flushes.end(why.is_some());
+        ground.flushes.end(why.is_some());
         if why.is_some() {
             return;
         }
         // What has come meanwhile may be enough for the next one.
-        core.flush_ahead();
+        ground.flush_ahead();
     }
 }

@@ -8,6 +8,7 @@ mod edit;
 pub(crate) mod image;
 mod node;
 pub mod ops;
+mod roots;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ pub(crate) use edit::Editor;
 pub(crate) use image::{NodeFormat, header_mut};
 pub(crate) use node::{IMAGE_COPIES, Node};
 pub use ops::TreeOps;
+pub(crate) use roots::Roots;
 pub use store::{BlockReader, NodeStore, Pointer, StoreStats};
 pub(crate) use tree::{BlockSource, Need, Stop};
 pub use tree::{Tree, TreeStats};

@@ -524,7 +524,9 @@ pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> 
     let (txn, outcome) = begin(core, inode)?;
     let synced = match outcome {
         Outcome::Nothing => Synced::Done(Ok(())),
-        Outcome::Ticket(ticket) => ended(core, txn.generation, txn.log.wait(core, &txn, ticket)),
+        Outcome::Ticket(ticket) => {
+            ended(core, txn.generation, txn.gathered().log.wait(core, &txn, ticket))
+        }
         Outcome::Commit(cause) => Synced::Commit(Unlogged { generation: txn.generation, cause }),
     };
     match synced {
@@ -551,7 +553,7 @@ pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
                 let Some(core) = counting.upgrade() else { return };
                 then(ended(&core, generation, verdict));
             };
-            txn.log.call(core, &txn, ticket, Box::new(settled));
+            txn.gathered().log.call(core, &txn, ticket, Box::new(settled));
         }
     }
 }
@@ -695,9 +697,9 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
             collect(core, inode, &txn, item, ranges, &versions).and_then(|contribution| {
                 let contribution = Contribution { companions, ..contribution };
                 if tuning.log_alone {
-                    txn.log.add_alone(core, &txn, contribution)
+                    txn.gathered().log.add_alone(core, &txn, contribution)
                 } else {
-                    Ok(txn.log.add(contribution))
+                    Ok(txn.gathered().log.add(contribution))
                 }
             })
         }
@@ -708,7 +710,9 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
             *last = Some(Logged { generation, txn: Arc::downgrade(&txn), ticket, moves, size });
             return Ok((txn, Outcome::Ticket(ticket)));
         }
-        Ok(None) => Outcome::Commit(txn.log.queue.lock().refused.and_then(|(_, cause)| cause)),
+        Ok(None) => {
+            Outcome::Commit(txn.gathered().log.queue.lock().refused.and_then(|(_, cause)| cause))
+        }
         Err(Stop::Commit(cause)) => Outcome::Commit(Some(cause)),
         Err(Stop::Sealed) => Outcome::Commit(None),
         Err(Stop::Fail(e)) => {
@@ -728,6 +732,6 @@ pub(crate) fn lead_after_giving_up(core: &Core, inodes: &[Arc<Inode>]) {
     for inode in inodes {
         assert!(matches!(contribute(core, inode), Ok((_, Outcome::Ticket(_)))));
     }
-    txn.log.refuse(1, Some(Cause::TooMuch));
-    step(core, &txn, &txn.log).expect("nothing is done");
+    txn.gathered().log.refuse(1, Some(Cause::TooMuch));
+    step(core, &txn, &txn.gathered().log).expect("nothing is done");
 }

@@ -2,7 +2,8 @@
 //! either.
 
 use super::*;
-use crate::api::{FileKind, InodeId, NewInode, OpenOptions};
+use crate::api::{FileKind, InodeId, NewInode};
+use crate::core::Core;
 use crate::mkfs::{MkfsOptions, Profile, mkfs};
 use crate::{Filesystem, SpaceUsage};
 use larder_volume::{Device, FileDevice};
@@ -88,9 +89,9 @@ impl World {
     /// Makes chunks for `kind` until the device has room for none.
     fn fill_with_chunks(&self, kind: SpaceKind) {
         let space = &self.core().space;
-        while space.chunk_in_running(self.core(), kind, space.seen(kind)).unwrap() == Wish::Granted
-        {
-        }
+        while space.chunk_in_running(&self.core().txns, kind, space.seen(kind)).unwrap()
+            == Wish::Granted
+        {}
         assert_eq!(self.usage().unallocated / MIB, 0);
     }
     fn file(&self, name: &str) -> InodeId {
@@ -125,7 +126,7 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
         for _ in 0..THREADS {
             s.spawn(|| {
                 let mut mine = space.accounts.reserve(SpaceKind::Metadata, 8 * MIB).unwrap();
-                let blocks = space.allocate_blocks(w.core(), 512, &mut mine).unwrap();
+                let blocks = space.allocate_blocks(&w.core().txns, 512, &mut mine).unwrap();
                 let nodesize = u64::from(w.core().nodesize());
                 blocks.into_iter().for_each(|at| space.give_back(Run::new(at, nodesize), None));
             });
@@ -137,8 +138,14 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
     assert_eq!((after.chunks, after.total), (2, 8 * MIB + before.next_chunk));
     // Who has seen it may want another.
     let seen = space.seen(SpaceKind::Metadata);
-    assert_eq!(space.chunk_in_running(w.core(), SpaceKind::Metadata, seen).unwrap(), Wish::Granted);
-    assert_eq!(space.chunk_in_running(w.core(), SpaceKind::Metadata, seen).unwrap(), Wish::Granted);
+    assert_eq!(
+        space.chunk_in_running(&w.core().txns, SpaceKind::Metadata, seen).unwrap(),
+        Wish::Granted
+    );
+    assert_eq!(
+        space.chunk_in_running(&w.core().txns, SpaceKind::Metadata, seen).unwrap(),
+        Wish::Granted
+    );
     assert_eq!(w.usage().metadata.chunks, 3);
     w.close();
 }

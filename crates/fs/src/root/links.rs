@@ -1,111 +1,16 @@
-//! What operations want done in the root tree, which they may not touch.
+//! Where subvolumes hang, as far as the published root tree does not say so yet.
 //!
-//! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs,
-//! what its ROOT_ITEM is to say. Making, moving and deleting one in a single transaction is then
-//! one change for the commit, or none. Until the transaction is published, look-ups find the links
-//! here first ([`Links`]); what stands in the root tree may be older.
+//! Operations leave it with their transaction ([`crate::transaction::RootNotes`]). Until that is
+//! published, look-ups find it here first.
 
 use crate::core::Core;
 use crate::error::{Error, Place, Result};
-use crate::root::drop::Progress;
-use crate::root::snapshot::PendingSnapshot;
-use crate::root::{Received, Subvolume};
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Link};
+use larder_format::items::RootRef;
 use larder_format::items::keys::root_backref_key;
-use larder_format::items::{RootFlags, RootItem, RootRef};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use parking_lot::RwLock;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use zerocopy::FromZeros;
-
-/// Where a subvolume hangs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    /// The subvolume with its entry.
-    pub(crate) parent: TreeId,
-    /// The directory there.
-    pub(crate) dir: ObjectId,
-    /// Index of the entry.
-    pub(crate) index: u64,
-    /// Its name.
-    pub(crate) name: Vec<u8>,
-}
-
-impl Link {
-    /// As it stands in ROOT_REF and ROOT_BACKREF.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        RootRef { dirid: self.dir, sequence: self.index, name: &self.name }.encode()
-    }
-}
-
-/// What is to change in a ROOT_ITEM beside the root itself.
-#[derive(Debug, Default)]
-pub(crate) struct RootChange {
-    /// Read-only or not.
-    pub(crate) read_only: Option<bool>,
-    /// Deleted: to be dropped in the background.
-    pub(crate) deleted: bool,
-    /// Where it was received from.
-    pub(crate) received: Option<Received>,
-}
-
-impl RootChange {
-    fn apply(&self, item: &mut RootItem) {
-        let mut flags = item.root_flags();
-        if let Some(read_only) = self.read_only {
-            flags.set(RootFlags::RDONLY, read_only);
-        }
-        if self.deleted {
-            flags |= RootFlags::DEAD;
-            item.refs = 0.into();
-            item.drop_progress.zero();
-            item.drop_level = 0;
-        }
-        item.set_root_flags(flags);
-        if let Some(received) = &self.received {
-            received.apply(item);
-        }
-    }
-}
-
-/// What the commit of a transaction is to do in the root tree.
-#[derive(Debug, Default)]
-pub(crate) struct RootNotes {
-    /// Subvolumes that hang elsewhere than before, or nowhere.
-    pub(crate) links: BTreeMap<TreeId, Option<Link>>,
-    /// ROOT_ITEMs to change.
-    changes: BTreeMap<TreeId, (Arc<Subvolume>, RootChange)>,
-    /// How far subvolumes have been dropped.
-    pub(crate) drops: BTreeMap<TreeId, Progress>,
-    /// New default subvolume.
-    pub(crate) default: Option<TreeId>,
-    /// Snapshots to be made at the seal.
-    pub(crate) snapshots: Vec<Arc<PendingSnapshot>>,
-    /// Subvolumes in which nothing has changed but that a snapshot was taken, and new snapshots.
-    pub(crate) untouched: BTreeSet<TreeId>,
-}
-
-impl RootNotes {
-    /// What is to change in a subvolume's ROOT_ITEM.
-    pub(crate) fn root(&mut self, subvol: &Arc<Subvolume>) -> &mut RootChange {
-        &mut self
-            .changes
-            .entry(subvol.id)
-            .or_insert_with(|| (subvol.clone(), RootChange::default()))
-            .1
-    }
-    /// Makes the changes that were noted for a ROOT_ITEM, and forgets them.
-    pub(crate) fn change(&mut self, id: TreeId, item: &mut RootItem) {
-        if let Some((_, change)) = self.changes.remove(&id) {
-            change.apply(item);
-        }
-    }
-    /// A subvolume whose ROOT_ITEM is to change and did not yet.
-    pub(crate) fn first_change(&self) -> Option<Arc<Subvolume>> {
-        self.changes.values().next().map(|(subvol, _)| subvol.clone())
-    }
-}
+use std::collections::BTreeMap;
 
 /// Links of subvolumes that are newer than the published root tree.
 #[derive(Debug, Default)]
