@@ -194,7 +194,7 @@ impl Filesystem {
         };
         spawn("larder-flush", Box::new(body))?;
         let ahead = core.clone();
-        spawn("larder-ahead", Box::new(move || crate::transaction::barrier::run(&ahead)))?;
+        spawn("larder-ahead", Box::new(move || crate::transaction::ahead::run(&ahead)))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
     }

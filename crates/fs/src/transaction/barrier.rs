@@ -1,125 +1,108 @@
-//! Flushes ahead of need: the device does not keep a commit waiting for what was written seconds
-//! before.
+//! The durability barrier: what is on the device before what.
 //!
-//! A flush takes as long as what was written since the last one: a disk's cache, a hypervisor's,
-//! the page cache that an image lies in are in no hurry to empty themselves. After a gigabyte
-//! written within one commit interval the commit, or whoever calls `fsync` next, would wait for all
-//! of it. So the device is flushed whenever [`MOST`] bytes have gathered, by a thread of its own,
-//! while whoever writes goes on.
+//! Two rules make a crash harmless, and this module keeps both.
 //!
-//! Such a flush promises nothing to anybody; what must be durable is still flushed by who needs it.
-//! But a failed one is as final as any other ([`larder_volume::Device::flush`]): what it should
-//! have covered may be lost, although the next one succeeds, and a superblock would lead to what is
-//! not there. So it ends writing, and nobody's flush counts as one that succeeded while one of
-//! these is on its way that may have been told of a failure in its place ([`Ground::flush`]).
+//! - A superblock is written only when everything it leads to is durable: flush, superblocks, flush.
+//! - Superblocks are written in order. A log hangs on the superblock of the transaction before its
+//!   own; that one is never written behind the superblock of the log's own transaction. Whoever
+//!   writes one holds [`SuperblockWritten`].
+//!
+//! A flush counts as good only if no flush ahead failed beside it: see [`super::ahead`].
 
 use crate::error::{Error, Result};
 use crate::transaction::Ground;
-use parking_lot::{Condvar, Mutex};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::tree::Pointer;
+use larder_format::{Generation, Superblock};
+use larder_volume::superblock::{SuperCopies, write_superblocks};
+use zerocopy::little_endian::U64;
 
-/// Bytes that wait for a flush at most, as long as the device keeps up: a twentieth of a second for
-/// a disk that writes a gigabyte and more in one. Few enough flushes that it does not matter if one
-/// takes ten milliseconds by itself.
-pub(crate) const MOST: u64 = 64 << 20;
-
-/// Between those who write and the thread that flushes.
-#[derive(Debug, Default)]
-pub(crate) struct Flushes {
-    /// One is wanted, or on its way: whoever writes needs to look no further.
-    wanted: AtomicBool,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    go: bool,
-    stop: bool,
-    /// How many have begun and ended.
-    begun: u64,
-    ended: u64,
-    failed: bool,
+/// A commit's superblock, and the commit's transaction.
+#[derive(Debug)]
+pub(crate) struct SuperblockWritten {
+    pub(crate) generation: Generation,
+    pub(crate) superblock: Box<Superblock>,
 }
 
 impl Ground {
-    /// Something was written that nobody flushes yet.
-    pub(crate) fn flush_ahead(&self) {
-        if self.much_unflushed() && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
-            self.flushes.state.lock().go = true;
-            self.flushes.changed.notify_all();
-        }
-    }
-    fn much_unflushed(&self) -> bool {
-        self.volume.unflushed() >= self.options.tuning.flush_ahead.unwrap_or(MOST)
-    }
-
     /// Makes everything durable whose writing had completed.
     ///
     /// # Errors
     /// The device's; `ReadOnly` after a flush ahead that failed.
     pub(crate) fn flush(&self) -> Result<()> {
         self.volume.flush()?;
-        let mut state = self.flushes.state.lock();
-        let begun = state.begun;
-        while state.ended < begun {
-            self.flushes.changed.wait(&mut state);
-        }
-        if state.failed { Err(Error::ReadOnly(self.txns.failure())) } else { Ok(()) }
+        if self.flushes.settle() { Ok(()) } else { Err(Error::ReadOnly(self.txns.failure())) }
     }
-}
 
-impl Flushes {
-    /// Ends [`run`].
-    pub(crate) fn stop(&self) {
-        self.state.lock().stop = true;
-        self.changed.notify_all();
+    /// Makes everything written so far durable, then the superblock of the transaction `generation`,
+    /// then that.
+    pub(super) fn write_superblocks(
+        &self,
+        generation: Generation,
+        superblock: Box<Superblock>,
+    ) -> Result<()> {
+        // A log's superblock is of the transaction before: never behind this one.
+        let mut written = self.superblock_written.lock();
+        self.flush_around(&superblock)?;
+        *written = SuperblockWritten { generation, superblock };
+        Ok(())
     }
-    /// Waits until a flush is wanted, which then has begun. False: none will be.
-    fn begin(&self) -> bool {
-        let mut state = self.state.lock();
-        while !state.go && !state.stop {
-            self.changed.wait(&mut state);
-        }
-        if state.stop {
-            return false;
-        }
-        state.go = false;
-        state.begun += 1;
-        true
-    }
-    fn end(&self, failed: bool) {
-        let mut state = self.state.lock();
-        state.ended += 1;
-        state.failed |= failed;
-        drop(state);
-        self.changed.notify_all();
-        self.wanted.store(false, Ordering::Release);
-    }
-}
 
-/// What the thread does.
-pub(crate) fn run(ground: &Ground) {
-    while ground.flushes.begin() {
-        // Somebody may have done it meanwhile; who does it now sees that this one has begun, and
-        // waits.
-        let flush = || if ground.much_unflushed() { ground.volume.flush() } else { Ok(()) };
-        let why = match catch_unwind(AssertUnwindSafe(flush)) {
-            Ok(Ok(())) => None,
-            Ok(Err(e)) => Some(format!("what was written could not be made durable: {e}")),
-            Err(_) => {
-                Some("making durable what was written hit a broken invariant; see the log".into())
+    fn flush_around(&self, superblock: &Superblock) -> Result<()> {
+        let tuning = &self.options.tuning;
+        let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
+        let write = || -> Result<()> {
+            for (_, device) in self.volume.devices() {
+                let done = write_superblocks(device.as_ref(), superblock, which);
+                if !tuning.break_ignore_write_errors {
+                    done?;
+                }
             }
+            Ok(())
         };
-        if let Some(why) = &why {
-            ground.txns.fail(why);
+        if tuning.break_super_first {
+            write()?;
+            self.flush()?;
+            return Ok(());
         }
-        ground.flushes.end(why.is_some());
-        if why.is_some() {
-            return;
+        if !tuning.break_no_flush_before_super {
+            let done = self.flush();
+            if !tuning.break_ignore_write_errors {
+                done?;
+            }
         }
-        // What has come meanwhile may be enough for the next one.
-        ground.flush_ahead();
+        write()?;
+        if !tuning.break_no_flush_after_super {
+            let done = self.flush();
+            if !tuning.break_ignore_write_errors {
+                done?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock of the last commit with a log on it, that of the transaction
+    /// `generation`; false where the commit of that transaction has written its superblock already.
+    /// What the log consists of is durable.
+    pub(crate) fn write_log_superblock(
+        &self,
+        generation: Generation,
+        root: &Pointer,
+    ) -> Result<bool> {
+        let written = self.superblock_written.lock();
+        if written.generation >= generation {
+            return Ok(false);
+        }
+        let mut sb = written.superblock.clone();
+        let follows = sb.generation.get() + 1 == generation.0;
+        assert!(
+            follows || self.options.tuning.break_log_early_super,
+            "a log hangs on the superblock before it"
+        );
+        sb.log_root = U64::new(root.at.0);
+        sb.log_root_level = root.level;
+        for (_, device) in self.volume.devices() {
+            write_superblocks(device.as_ref(), &sb, SuperCopies::Primary)?;
+        }
+        Ok(true)
     }
 }

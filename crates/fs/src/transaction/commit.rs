@@ -17,7 +17,7 @@ use crate::space::extent_tree::{self, Applied};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind, csum_tree, free_space_tree, groups};
-use crate::transaction::{Ground, SubvolumeTree, SuperblockWritten, Txn, find_root, writeout};
+use crate::transaction::{Ground, SubvolumeTree, Txn, find_root, writeout};
 use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
@@ -81,12 +81,7 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
     if let Some(why) = ground.txns.failure() {
         return Err(Error::ReadOnly(Some(why)));
     }
-    {
-        // A log's superblock is of the transaction before: never behind this one.
-        let mut written = ground.superblock_written.lock();
-        writeout::write_superblocks(ground, &superblock)?;
-        *written = SuperblockWritten { generation: txn.generation, superblock: superblock.clone() };
-    }
+    ground.write_superblocks(txn.generation, superblock.clone())?;
     committer.freed.extend(above.superblock_durable(&txn)?);
     ground.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
     committer.publish(&frozen, superblock);

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::space::alloc::{Allocator, Pinned};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
-use crate::transaction::barrier::Flushes;
+use crate::transaction::ahead::Flushes;
+use crate::transaction::barrier::SuperblockWritten;
 use crate::transaction::{CommitSource, Handle, Transactions, Txn};
 use crate::tree::{Epochs, NodeStore, Roots, TreeStats};
 use larder_format::{CsumType, Generation, Superblock};
@@ -23,13 +24,6 @@ use parking_lot::Mutex;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-
-/// A commit's superblock, and the commit's transaction.
-#[derive(Debug)]
-pub(crate) struct SuperblockWritten {
-    pub(crate) generation: Generation,
-    pub(crate) superblock: Box<Superblock>,
-}
 
 /// What an open file system is made of, below files.
 #[derive(Debug)]

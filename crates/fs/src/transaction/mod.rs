@@ -19,7 +19,8 @@
 //! seal waits for can wait for a commit; 9 a failed metadata write or flush ends writing for good.
 
 mod above;
-pub(crate) mod barrier;
+pub(crate) mod ahead;
+mod barrier;
 pub(crate) mod commit;
 mod ground;
 pub(crate) mod handle;
@@ -32,7 +33,8 @@ mod subvolume_tree;
 pub(crate) mod writeout;
 
 pub(crate) use above::{CommitSource, Gathered};
-pub(crate) use ground::{Ground, SuperblockWritten};
+pub(crate) use barrier::SuperblockWritten;
+pub(crate) use ground::Ground;
 pub(crate) use handle::Handle;
 pub(crate) use manager::Transactions;
 pub(crate) use root_item::{find_root, parse_item, parse_root_item, root_pointer};

@@ -1,4 +1,4 @@
-//! Writing a transaction's nodes and superblocks.
+//! Writing a transaction's nodes.
 //!
 //! Nodes are found by walking the frozen roots through the children that hang in memory: exactly
 //! those made by this transaction. They are checked once more before they leave, because a bad item
@@ -10,9 +10,8 @@ use crate::transaction::Ground;
 use crate::tree::{Node, Root};
 use larder_format::check::{Expect, check_unsealed};
 use larder_format::node::{FLAG_WRITTEN, NodeView};
-use larder_format::{Generation, Logical, Superblock, TreeId};
+use larder_format::{Generation, Logical, TreeId};
 use larder_volume::VolumeResult;
-use larder_volume::superblock::{SuperCopies, write_superblocks as write_copies};
 use rayon::prelude::*;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -176,39 +175,5 @@ fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
     }
     // All have ended; the first one that failed is as good as any.
     ground.volume.write_batch(&writes).into_iter().collect::<VolumeResult<()>>()?;
-    Ok(())
-}
-
-/// Makes everything written so far durable, then the superblock, then that.
-pub(crate) fn write_superblocks(ground: &Ground, superblock: &Superblock) -> Result<()> {
-    let tuning = &ground.options.tuning;
-    let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
-    let write = || -> Result<()> {
-        for (_, device) in ground.volume.devices() {
-            let done = write_copies(device.as_ref(), superblock, which);
-            if !tuning.break_ignore_write_errors {
-                done?;
-            }
-        }
-        Ok(())
-    };
-    if tuning.break_super_first {
-        write()?;
-        ground.flush()?;
-        return Ok(());
-    }
-    if !tuning.break_no_flush_before_super {
-        let done = ground.flush();
-        if !tuning.break_ignore_write_errors {
-            done?;
-        }
-    }
-    write()?;
-    if !tuning.break_no_flush_after_super {
-        let done = ground.flush();
-        if !tuning.break_ignore_write_errors {
-            done?;
-        }
-    }
     Ok(())
 }

@@ -31,12 +31,10 @@ use crate::space::Run;
 use crate::transaction::{Txn, writeout};
 use crate::tree::Pointer;
 use larder_format::{Generation, Logical, ObjectId};
-use larder_volume::superblock::{SuperCopies, write_superblocks};
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use zerocopy::little_endian::U64;
 
 /// What `fsync` has done since the file system was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -366,7 +364,8 @@ fn step_with(
             if !core.options.tuning.break_log_early_super {
                 core.txns.wait(before)?;
             }
-            if write_superblock(core, txn, &written.root)? {
+            if core.write_log_superblock(txn.generation, &written.root)? {
+                counters.superblocks.fetch_add(1, Ordering::Relaxed);
                 landing = Some(written);
             } else {
                 // The commit was faster.
@@ -414,28 +413,6 @@ fn step_with(
         calls.make();
     }
     Ok(())
-}
-
-/// Writes the superblock of the last commit with the log on it; false where the commit of the log's
-/// own transaction has written its superblock already.
-fn write_superblock(core: &Core, txn: &Txn, root: &Pointer) -> crate::error::Result<bool> {
-    let written = core.superblock_written.lock();
-    if written.generation >= txn.generation {
-        return Ok(false);
-    }
-    let mut sb = written.superblock.clone();
-    let follows = sb.generation.get() + 1 == txn.generation.0;
-    assert!(
-        follows || core.options.tuning.break_log_early_super,
-        "a log hangs on the superblock before it"
-    );
-    sb.log_root = U64::new(root.at.0);
-    sb.log_root_level = root.level;
-    for (_, device) in core.volume.devices() {
-        write_superblocks(device.as_ref(), &sb, SuperCopies::Primary)?;
-    }
-    core.log.superblocks.fetch_add(1, Ordering::Relaxed);
-    Ok(true)
 }
 
 /// Brings contributions into the log and writes what has changed of it: its root, and the nodes
