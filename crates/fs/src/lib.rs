@@ -4,14 +4,14 @@
 //! and not FUSE. Everything behind it is private to the crate's modules.
 
 mod base;
-mod core;
+mod engine;
 mod file;
 pub mod filesystem;
 mod inode;
 mod log;
 pub mod mkfs;
-mod root;
 pub mod space;
+mod subvolume;
 mod transaction;
 pub mod tree;
 
@@ -21,9 +21,10 @@ pub use base::{api, error};
 use base::{budget, hash, lock};
 
 pub use api::*;
+pub use engine::fsyncs::LogStats;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
-pub use log::{LogStats, OnSynced, Synced, Unlogged};
-pub use root::SubvolInfo;
+pub use log::{OnSynced, Synced, Unlogged};
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
+pub use subvolume::SubvolInfo;
 pub use transaction::Received;

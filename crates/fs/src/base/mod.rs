@@ -6,13 +6,16 @@
 //! | [`error`] | what can go wrong, and where |
 //! | `hash` | how numbers are looked up fast |
 //! | `lock`, [`watch`] | the order of locks, how it is checked, and what must not happen under them |
+//! | `sectors` | where sectors of a file begin and end |
 //! | `budget` | how the cache size is divided |
 //!
-//! The crate's root brings these names in, so they are `crate::error`, `crate::lock` and so on.
+//! The crate's root brings most of these names in, so they are `crate::error`, `crate::lock` and so
+//! on.
 
 pub mod api;
 pub(crate) mod budget;
 pub mod error;
 pub(crate) mod hash;
 pub(crate) mod lock;
+pub(crate) mod sectors;
 pub mod watch;

@@ -8,8 +8,8 @@
 //!   every allocation, and a library has none; one that asks [`is_logging_under_a_tree`] is in
 //!   `crates/simtest/tests/log_locks.rs`.
 //!
-//! That both are noticed is shown by doing them on purpose (`file::provoke`). Other builds have nothing
-//! of this.
+//! That both are noticed is shown by doing them on purpose (`log::fsync`). Other builds have
+//! nothing of this.
 
 use larder_volume::Device;
 use std::sync::Arc;

@@ -12,8 +12,8 @@
 //! it.
 
 use super::extents::{Content, Extent, ExtentCursor};
+use crate::engine::Inode;
 use crate::error::Result;
-use crate::inode::Inode;
 use crate::space::refs::DelayedRefs;
 use crate::transaction::{Ground, Handle};
 use larder_format::items::keys::extent_data_key;

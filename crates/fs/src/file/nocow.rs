@@ -28,14 +28,13 @@
 //! ([`in_place`]). Should the extent have become shared by the time of write-back, space is sought
 //! then.
 
+use super::batch::{Handles, Item};
 use super::delalloc::land;
 use super::extents::{Extent, ExtentCursor, ceil, floor};
 use super::replace::{New, replace};
-use super::sums::View;
-use super::writeback::{Handles, Item};
-use crate::core::Core;
+use super::sums::{View, csums_of};
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
 use crate::space::groups::BlockGroup;
 use crate::space::{Run, extent_tree};
 use crate::tree::Version;
@@ -302,10 +301,7 @@ fn write_run(
             };
             if from == at && item.is_verified() {
                 h.txn.filled.lock().insert(record.disk_bytenr, inode.id);
-                h.add_csums(
-                    run.start,
-                    super::writeback::csums_of(core.csum, &slices, super::dirty::index(run.len)),
-                );
+                h.add_csums(run.start, csums_of(core.csum, &slices, super::dirty::index(run.len)));
             }
             from = match replace(h, inode, (from, stop), new, &mut false) {
                 Ok(reached) => reached,

@@ -18,7 +18,8 @@
 //! given back, which takes two commits, before they are counted as taken; and if anything was
 //! published, made or given back since the round began, it was not the last.
 
-use crate::core::Core;
+use crate::engine::Core;
+use crate::engine::reclaims::ReclaimCounters;
 use crate::error::Result;
 use crate::file::Delayed;
 use crate::space::SpaceKind;
@@ -210,30 +211,6 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
         wanted.flights = wanted.flights.saturating_mul(2);
     }
     Ok(false)
-}
-
-/// What the reclaimer has done, for statistics.
-#[derive(Debug, Default)]
-pub(crate) struct ReclaimCounters {
-    /// Rounds of writing delayed data.
-    pub(crate) writes: AtomicU64,
-    /// Runs of files that they were asked for, and that they wrote; where bytes were asked for,
-    /// those.
-    pub(crate) asked_runs: AtomicU64,
-    /// See `asked_runs`.
-    pub(crate) written_runs: AtomicU64,
-    /// See `asked_runs`.
-    pub(crate) asked_bytes: AtomicU64,
-    /// See `asked_runs`.
-    pub(crate) written_bytes: AtomicU64,
-    /// Most bytes that a round wrote beyond what it was asked for.
-    pub(crate) excess_bytes: AtomicU64,
-    /// Waits for data that was on its way.
-    pub(crate) settles: AtomicU64,
-    /// Chunks made.
-    pub(crate) chunks: AtomicU64,
-    /// Commits.
-    pub(crate) commits: AtomicU64,
 }
 
 impl ReclaimCounters {

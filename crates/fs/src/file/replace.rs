@@ -10,8 +10,8 @@
 //! contradict each other), an edit that was prepared cannot fail half way.
 
 use super::extents::{Content, Extent, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil};
+use crate::engine::Inode;
 use crate::error::{Error, Place, Result};
-use crate::inode::Inode;
 use crate::space::Run;
 use crate::transaction::{Ground, Handle};
 use crate::tree::{Editor, Item};

@@ -1,9 +1,9 @@
 //! The life of an open file system: opening, its threads, syncing, facts and figures, closing.
 
 use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
-use crate::core::Core;
+use crate::engine::Core;
+use crate::engine::fronts::FrontId;
 use crate::error::{Error, Result};
-use crate::inode::fronts::FrontId;
 use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
 use crate::tree::IMAGE_COPIES;
@@ -179,10 +179,10 @@ impl Filesystem {
         };
         let committer = core.clone();
         spawn("larder-commit", Box::new(move || commit::run(&committer)))?;
-        crate::file::start(&core)?;
-        crate::root::drop::queue_earlier(&core)?;
+        crate::engine::delalloc::start(&core)?;
+        crate::subvolume::drop::queue_earlier(&core)?;
         let dropper = core.clone();
-        spawn("larder-drop", Box::new(move || crate::root::drop::run(&dropper)))?;
+        spawn("larder-drop", Box::new(move || crate::subvolume::drop::run(&dropper)))?;
         let flusher = core.clone();
         let body = move || {
             while !flusher.txns.pause(flusher.options.commit_interval) {

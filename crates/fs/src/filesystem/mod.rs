@@ -10,6 +10,7 @@
 //! that changes something with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
 //! [`crate::api::no_wait`] each can answer `WouldBlock`, and has then changed nothing.
 
+mod commit_source;
 mod lifecycle;
 mod open;
 mod subvolumes;
@@ -18,7 +19,7 @@ pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
-use crate::log::{OnSynced, Synced, Unlogged};
+use crate::log::{self, OnSynced, Synced, Unlogged};
 use crate::{
     Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek,
     SetAttr, XattrMode,
@@ -275,7 +276,7 @@ impl Filesystem {
     /// # Errors
     /// `DataLost` while data of this inode could not be written.
     pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
-        file::fsync(&self.core, &self.core.inode(id)?, data_only)
+        log::fsync(&self.core, &self.core.inode(id)?, data_only)
     }
     /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once, on this
     /// thread or on another, with how it ends. Only where nobody else is at it, this thread writes
@@ -285,7 +286,7 @@ impl Filesystem {
     /// wait for, elsewhere: [`finish_fsync`](Self::finish_fsync).
     pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
         match self.core.inode(id) {
-            Ok(inode) => file::fsync_then(&self.core, &inode, then),
+            Ok(inode) => log::fsync_then(&self.core, &inode, then),
             Err(e) => then(Synced::Done(Err(e))),
         }
     }

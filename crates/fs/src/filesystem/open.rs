@@ -5,9 +5,10 @@
 //! writing unsafe is found here, and turns into a refusal or a read-only file system with the
 //! reason said.
 
+use super::commit_source::gathered;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
 use crate::budget::Budget;
-use crate::core::{Core, Notes};
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::reclaim::Reclaimer;
 use crate::space::alloc::Allocator;
@@ -26,7 +27,7 @@ use larder_volume::superblock::read_superblock;
 use larder_volume::{Device, Volume, VolumeResult, unflattened};
 use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 #[derive(Debug)]
 struct VolumeReader(Arc<Volume>);
@@ -232,8 +233,7 @@ impl Core {
         };
         drop(names);
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
-        let txns =
-            Transactions::new(generation, roots.extent.root(), roots.csum.root(), Notes::empty);
+        let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
         let ground = Ground {
             csum,
@@ -253,7 +253,9 @@ impl Core {
             flushes: Flushes::default(),
             above: OnceLock::new(),
         };
-        let core = Self::new(ground);
+        let core = Arc::new(Self::new(ground, crate::file::one_batch));
+        let above: Weak<Self> = Arc::downgrade(&core);
+        core.above.set(above).expect("a new ground has nothing above it");
         core.space.accounts.set_reclaim(Box::new(Reclaimer::new(&core)));
         Ok(core)
     }

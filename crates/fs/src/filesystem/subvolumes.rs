@@ -108,7 +108,7 @@ impl Filesystem {
         from: (u64, u64),
         each: &mut dyn FnMut(&NewExtent) -> bool,
     ) -> Result<()> {
-        crate::root::find_new::find_new(&self.core, subvol, since, from, each)
+        crate::subvolume::find_new::find_new(&self.core, subvol, since, from, each)
     }
     /// A path to an inode within its subvolume, without a slash at either end; of several names
     /// one.

@@ -8,7 +8,7 @@
 use super::draft::prepare;
 use super::{Inode, xattr};
 use crate::api::{Attr, FileKind, SetAttr, SetTime, from_timespec, past_no_return, to_timespec};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::file;
 use larder_format::SECTOR_SIZE;

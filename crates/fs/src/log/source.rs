@@ -1,6 +1,6 @@
 //! Where a log's nodes are, and how it is read.
 
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::transaction::parse_root_item;
 use crate::tree::{Pointer, Version, child_pointer};

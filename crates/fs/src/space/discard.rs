@@ -13,10 +13,10 @@
 //! - space of tree blocks when the file system is closed. It is freed and taken again with every
 //!   commit; discarding it each time would cost every `fsync` for a few MiB. The same goes for
 //!   mixed groups, and for what a commit left out;
-//! - everything, when somebody asks for it ([`crate::space::trim`]).
+//! - everything, when somebody asks for it ([`super::trim`]).
 //!
-//! Who is short of space does not wait for freed space to be discarded ([`Allocator::hurry`]), only for
-//! what the device has in its hands.
+//! Who is short of space does not wait for freed space to be discarded ([`Allocator::hurry`]), only
+//! for what the device has in its hands.
 //!
 //! A discard that fails is no reason to fail anything else; after the first one no more are tried.
 

@@ -1,6 +1,6 @@
 //! Trimming: telling the device of all free space, or of that in a range, because somebody asks.
 //!
-//! [`crate::space::discard`] tells the device what is freed as it is freed; a trim goes through what is
+//! [`super::discard`] tells the device what is freed as it is freed; a trim goes through what is
 //! free now. This module hides which space that is. It is what `FITRIM` takes on Linux:
 //!
 //! - Addresses are logical. They have nothing to do with the size of the device, so no start lies

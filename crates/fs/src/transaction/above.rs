@@ -35,9 +35,5 @@ pub(crate) trait CommitSource: Debug + Send + Sync {
     fn publishing(&self, generation: Generation);
 }
 
-/// What the layer above gathers in a transaction.
+/// What a room above gathers in a transaction.
 pub(crate) trait Gathered: Any + Debug + Send + Sync {}
-
-/// Nothing, where there is no layer above.
-#[cfg(test)]
-impl Gathered for () {}

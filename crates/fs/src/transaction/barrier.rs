@@ -2,7 +2,8 @@
 //!
 //! Two rules make a crash harmless, and this module keeps both.
 //!
-//! - A superblock is written only when everything it leads to is durable: flush, superblocks, flush.
+//! - A superblock is written only when everything it leads to is durable: flush, superblocks,
+//!   flush.
 //! - Superblocks are written in order. A log hangs on the superblock of the transaction before its
 //!   own; that one is never written behind the superblock of the log's own transaction. Whoever
 //!   writes one holds [`SuperblockWritten`].
@@ -33,8 +34,8 @@ impl Ground {
         if self.flushes.settle() { Ok(()) } else { Err(Error::ReadOnly(self.txns.failure())) }
     }
 
-    /// Makes everything written so far durable, then the superblock of the transaction `generation`,
-    /// then that.
+    /// Makes everything written so far durable, then the superblock of the transaction
+    /// `generation`, then that.
     pub(super) fn write_superblocks(
         &self,
         generation: Generation,

@@ -2,7 +2,7 @@
 //!
 //! [`Ground`] joins volume, node store, epochs, space, transactions and superblock, and knows no
 //! inode and no name. What is above it is built on it: rooms of files take the engine
-//! ([`crate::core::Core`]), which contains it. What a seal and a commit need from there comes in
+//! ([`crate::engine::Core`]), which contains it. What a seal and a commit need from there comes in
 //! through [`CommitSource`].
 //!
 //! Here are the few services that join the parts: reserving, checking whether writing is still

@@ -73,8 +73,8 @@ pub(crate) struct Transactions {
     /// Something changed that joiners, waiters or the committer may be waiting for.
     changed: Condvar,
     view: RwLock<RefsView, lock::View>,
-    /// Makes what the layer above gathers in a transaction.
-    above: fn() -> Box<dyn Gathered>,
+    /// Makes what the rooms above gather in a transaction.
+    above: fn() -> Vec<Box<dyn Gathered>>,
     pub(crate) stats: TransactionStats,
 }
 
@@ -96,7 +96,7 @@ impl Transactions {
         published: Generation,
         extent_root: Root,
         csum_root: Root,
-        above: fn() -> Box<dyn Gathered>,
+        above: fn() -> Vec<Box<dyn Gathered>>,
     ) -> Self {
         let running = Arc::new(Txn::new(published.next(), above()));
         let view = RefsView {
@@ -386,7 +386,7 @@ mod tests {
         Root { ptr, node: None }
     }
     fn manager() -> Transactions {
-        Transactions::new(Generation(7), root(), root(), || Box::new(()))
+        Transactions::new(Generation(7), root(), root(), Vec::new)
     }
     /// What a committer does, without anything to commit.
     fn commit(txns: &Transactions) -> Generation {

@@ -3,7 +3,7 @@
 //! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs,
 //! what its ROOT_ITEM is to say. Making, moving and deleting one in a single transaction is then
 //! one change for the commit, or none. Until the transaction is published, look-ups find the links
-//! elsewhere first ([`crate::root::Links`]); what stands in the root tree may be older.
+//! elsewhere first ([`crate::engine::Links`]); what stands in the root tree may be older.
 
 use crate::api::{Timestamp, to_timespec};
 use crate::transaction::SubvolumeTree;

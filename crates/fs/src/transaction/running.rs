@@ -9,6 +9,7 @@ use crate::space::reserve::Reservation;
 use crate::transaction::{Gathered, RootNotes, SubvolumeTree};
 use larder_format::{Generation, Logical, TreeId};
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,8 +30,8 @@ pub(crate) struct Txn {
     pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>>,
     /// Subvolumes whose trees were edited.
     pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<SubvolumeTree>>>,
-    /// What the layer above gathers in it.
-    pub(crate) above: Box<dyn Gathered>,
+    /// What the rooms above gather in it.
+    above: Vec<Box<dyn Gathered>>,
     /// What the commit is to do in the root tree.
     pub(crate) roots: Mutex<RootNotes>,
     /// Block groups made in this transaction; their items are written by its commit.
@@ -55,7 +56,7 @@ pub(crate) struct Txn {
 }
 
 impl Txn {
-    pub(crate) fn new(generation: Generation, above: Box<dyn Gathered>) -> Self {
+    pub(crate) fn new(generation: Generation, above: Vec<Box<dyn Gathered>>) -> Self {
         Self {
             generation,
             dirty: AtomicBool::new(false),
@@ -76,6 +77,14 @@ impl Txn {
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
         }
+    }
+    /// What one of the rooms above gathers in it.
+    pub(crate) fn gathered<T: Gathered>(&self) -> &T {
+        let found = self.above.iter().find_map(|one| {
+            let one: &dyn Any = &**one;
+            one.downcast_ref()
+        });
+        found.expect("transactions are made with one for each room")
     }
     /// Keeps more space for the commit.
     pub(crate) fn keep(&self, more: Reservation) {

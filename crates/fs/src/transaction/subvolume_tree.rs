@@ -1,7 +1,7 @@
 //! A subvolume as transactions know it: a changing tree and its ROOT_ITEM.
 //!
 //! What is in it, and which of its inodes are in memory, is known above
-//! ([`crate::root::Subvolume`]).
+//! ([`crate::engine::Subvolume`]).
 
 use crate::error::Result;
 use crate::transaction::Ground;

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::api::{FileKind, InodeId, NewInode};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::mkfs::{MkfsOptions, Profile, mkfs};
 use crate::{Filesystem, SpaceUsage};
 use larder_volume::{Device, FileDevice};

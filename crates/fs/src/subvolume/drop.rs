@@ -10,25 +10,22 @@
 //! One thing is not as simple. A shared block whose header names *this* tree as owner, without
 //! FULL_BACKREF, relies on the tree: the references of what is below it are written in the tree's
 //! name. Such blocks, and those of this tree below them, are first made to refer to their children
-//! themselves ([`Ground::note_orphaned`]). A block at most as old as the snapshot that the tree began
-//! as cannot be its own and need not be read.
+//! themselves ([`crate::transaction::Ground::note_orphaned`]). A block at most as old as the
+//! snapshot that the tree began as cannot be its own and need not be read.
 //!
 //! Nobody else changes this tree: edits of a dead subvolume are refused, and the walk begins when
 //! the transaction that killed it is published.
 
 use crate::api::past_no_return;
-use crate::core::Core;
+use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
-use crate::root::Subvolume;
 use crate::transaction::sharing::{KnownRefs, Released};
 use crate::transaction::{Handle, Progress, parse_root_item, root_pointer};
 use crate::tree::{Need, Node, Pointer, Stop, child_pointer, child_slot};
 use larder_format::items::{ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
-use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Notes that one step makes, give or take one block's: a seal waits for a step.
 const STEP_NOTES: u64 = 2000;
@@ -37,90 +34,14 @@ const STEP_BLOCKS: u64 = 256;
 /// Notes of a transaction from which on a step waits for its commit: notes take memory.
 const MANY_NOTES: u64 = 50_000;
 
-/// The trees that wait to be dropped, and since which transaction they are dead.
-#[derive(Debug, Default)]
-pub(crate) struct Drops {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    /// Blocks let go of since the file system was opened.
-    pub(crate) blocks: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: BTreeMap<TreeId, Generation>,
-    /// What failed and stays for the next mount.
-    given_up: Vec<TreeId>,
-    stop: bool,
-}
-
-impl Drops {
-    /// A tree is dead from this transaction on.
-    pub(crate) fn add(&self, id: TreeId, since: Generation) {
-        self.queue.lock().waiting.insert(id, since);
-        self.changed.notify_all();
-    }
-    /// Subvolumes that are deleted and still take space.
-    pub(crate) fn len(&self) -> usize {
-        let queue = self.queue.lock();
-        queue.waiting.len() + queue.given_up.len()
-    }
-    /// Ends the thread after the step at which it is.
-    pub(crate) fn stop(&self) {
-        self.queue.lock().stop = true;
-        self.changed.notify_all();
-    }
-    fn stopped(&self) -> bool {
-        self.queue.lock().stop
-    }
-    /// Waits until there is nothing to drop any more.
-    ///
-    /// # Errors
-    /// `ReadOnly` when writing has ended; `Corrupt` when some tree cannot be dropped.
-    pub(crate) fn wait(&self, core: &Core) -> Result<()> {
-        let mut queue = self.queue.lock();
-        while !queue.waiting.is_empty() && !queue.stop {
-            core.check_writable()?;
-            self.changed.wait(&mut queue);
-        }
-        match queue.given_up.first() {
-            None => Ok(()),
-            Some(id) => {
-                Err(Error::corrupt(Place::tree(*id), "the deleted subvolume cannot be dropped"))
-            }
-        }
-    }
-}
-
 /// Body of the thread that drops trees.
 pub(crate) fn run(core: &Core) {
-    loop {
-        let (id, since) = {
-            let mut queue = core.drops.queue.lock();
-            loop {
-                if queue.stop {
-                    return;
-                }
-                if let Some((id, since)) = queue.waiting.iter().next() {
-                    break (*id, *since);
-                }
-                core.drops.changed.wait(&mut queue);
-            }
-        };
+    while let Some((id, since)) = core.drops.next() {
         let done = core.txns.wait(since).and_then(|()| drop_tree(core, id));
-        let mut queue = core.drops.queue.lock();
-        match done {
-            Ok(true) => {
-                queue.waiting.remove(&id);
-            }
-            Ok(false) => {}
-            Err(e) => {
-                tracing::warn!("deleted subvolume {id} is not dropped yet: {e}");
-                queue.waiting.remove(&id);
-                queue.given_up.push(id);
-            }
+        if let Err(e) = &done {
+            tracing::warn!("deleted subvolume {id} is not dropped yet: {e}");
         }
-        core.drops.changed.notify_all();
+        core.drops.done(id, done.ok());
     }
 }
 

@@ -6,14 +6,14 @@
 //! has delayed data, the table itself while it has no name. Holds are only counted, beside the
 //! inodes: a front end may hold millions, and a count does not need the inode.
 
-use super::{Inode, PLACEHOLDER, kind_of};
+use super::inode::kind_of;
+use super::{Inode, PLACEHOLDER};
 use crate::api::FileKind;
-use crate::core::Core;
+use crate::engine::fronts::{FrontId, Holds};
+use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
 use crate::hash::NumberMap;
-use crate::inode::fronts::{FrontId, Holds};
 use crate::lock::{self, Mutex};
-use crate::root::Subvolume;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{InodeItem, inode::S_IFDIR};
 use larder_format::{Generation, Key, ObjectId};
@@ -30,11 +30,11 @@ pub(crate) struct InodeTable {
     inner: Mutex<Inner, lock::Table>,
     /// Held while a directory moves to another directory: the shape of the tree stands still for
     /// others who look at it.
-    pub(super) moving: Mutex<(), lock::Moving>,
+    pub(crate) moving: Mutex<(), lock::Moving>,
     /// Held while what a crash left behind is being cleaned up.
-    pub(super) cleaning: Mutex<(), lock::Cleaning>,
+    pub(crate) cleaning: Mutex<(), lock::Cleaning>,
     /// What a crash left behind was cleaned up.
-    pub(super) clean: AtomicBool,
+    pub(crate) clean: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl InodeTable {
     ///
     /// # Errors
     /// `NotFound`; reading; corruption.
-    pub(super) fn get(&self, core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<Arc<Inode>> {
+    pub(crate) fn get(&self, core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<Arc<Inode>> {
         loop {
             let evicted = {
                 let inner = self.inner.lock();
@@ -79,23 +79,23 @@ impl InodeTable {
         self.inner.lock().inodes.get(&ino).cloned()
     }
     /// Enters an inode that is being made.
-    pub(super) fn enter(&self, inode: &Arc<Inode>) {
+    pub(crate) fn enter(&self, inode: &Arc<Inode>) {
         self.inner.lock().insert(inode.clone());
     }
     /// Takes an inode out that is gone from the tree, or never came to be.
-    pub(super) fn remove(&self, ino: u64) {
+    pub(crate) fn remove(&self, ino: u64) {
         let mut inner = self.inner.lock();
         inner.inodes.remove(&ino);
         inner.orphans.remove(&ino);
         inner.evicted += 1;
     }
     /// One more reference from outside.
-    pub(super) fn hold(&self, front: FrontId, ino: u64) {
+    pub(crate) fn hold(&self, front: FrontId, ino: u64) {
         self.inner.lock().holds.add(front, ino);
     }
     /// Takes `n` references of a front end back; the inode if it has no name and nobody holds it
     /// now.
-    pub(super) fn release(&self, front: FrontId, ino: u64, n: u64) -> Option<Arc<Inode>> {
+    pub(crate) fn release(&self, front: FrontId, ino: u64, n: u64) -> Option<Arc<Inode>> {
         let mut inner = self.inner.lock();
         let last = inner.holds.give_back(front, ino, n);
         last.then(|| inner.orphans.get(&ino).cloned()).flatten()
@@ -105,7 +105,7 @@ impl InodeTable {
         self.inner.lock().holds.of(front, most)
     }
     /// Is it referred to from outside?
-    pub(super) fn is_held(&self, ino: u64) -> bool {
+    pub(crate) fn is_held(&self, ino: u64) -> bool {
         self.inner.lock().holds.has(ino)
     }
     /// Does a front end refer to it?
@@ -117,21 +117,21 @@ impl InodeTable {
         self.inner.lock().holds.has_elsewhere(front, ino)
     }
     /// Keeps an inode without a name until it is deleted or gets one.
-    pub(super) fn set_orphan(&self, inode: &Arc<Inode>) {
+    pub(crate) fn set_orphan(&self, inode: &Arc<Inode>) {
         self.inner.lock().orphans.insert(inode.id.ino, inode.clone());
     }
     /// It has a name (again).
-    pub(super) fn unset_orphan(&self, ino: u64) {
+    pub(crate) fn unset_orphan(&self, ino: u64) {
         self.inner.lock().orphans.remove(&ino);
     }
     /// Forgets all holds; the inodes that only they kept.
-    pub(super) fn drop_holds(&self) -> Vec<Arc<Inode>> {
+    pub(crate) fn drop_holds(&self) -> Vec<Arc<Inode>> {
         let mut inner = self.inner.lock();
         inner.holds.clear();
         inner.orphans.values().cloned().collect()
     }
     /// Forgets the holds of one front end; the inodes that only it kept.
-    pub(super) fn drop_holds_of(&self, front: FrontId) -> Vec<Arc<Inode>> {
+    pub(crate) fn drop_holds_of(&self, front: FrontId) -> Vec<Arc<Inode>> {
         let mut inner = self.inner.lock();
         inner.holds.end(front);
         let kept = |ino: &u64| inner.holds.has(*ino);
@@ -215,15 +215,6 @@ fn placeholder(core: &Core, subvol: &Arc<Subvolume>) -> Result<Inode> {
 }
 
 impl Core {
-    /// The inode with this id, loaded if need be.
-    ///
-    /// # Errors
-    /// `NotFound`; reading; corruption.
-    pub(crate) fn inode(&self, id: crate::InodeId) -> Result<Arc<Inode>> {
-        let subvol = self.subvol(id.subvol)?;
-        self.clean_once(&subvol)?;
-        subvol.inodes.get(self, &subvol, id.ino)
-    }
     /// A front end keeps a reference to the inode: it survives its last name.
     pub(crate) fn hold(&self, front: FrontId, id: crate::InodeId) {
         // An id that was given out is of a subvolume in memory: those stay.
@@ -250,14 +241,6 @@ impl Core {
             .read()
             .get(&id.subvol)
             .is_some_and(|s| s.inodes.is_held_elsewhere(front, id.ino))
-    }
-    /// Gives `n` holds back. An inode that has no name is deleted with the last; it waits for that
-    /// if need be.
-    pub(crate) fn release(&self, front: FrontId, id: crate::InodeId, n: u64) {
-        let subvol = self.subvols.read().get(&id.subvol).cloned();
-        if let Some(inode) = subvol.and_then(|s| s.inodes.release(front, id.ino, n)) {
-            super::orphan::delete_unheld(self, &inode);
-        }
     }
 }
 

@@ -67,7 +67,7 @@ impl File {
                 }
             }
             Op::Grow(by, tail) => {
-                let sector = super::super::extents::ceil(size);
+                let sector = crate::base::sectors::ceil(size);
                 let tail = tail && size < sector;
                 if self.inner.dirty.is_empty() && self.inner.flights.is_empty() {
                     (self.inner.on_disk, self.inner.taken_to) = (size, size);
@@ -83,7 +83,7 @@ impl File {
             }
             Op::Shrink(share) => {
                 let to = size * u64::from(share) / 256;
-                if self.inner.is_flying(super::super::extents::floor(to), u64::MAX) {
+                if self.inner.is_flying(crate::base::sectors::floor(to), u64::MAX) {
                     return;
                 }
                 self.inner.dirty.cut(to, u64::MAX);
@@ -93,7 +93,7 @@ impl File {
                 self.size = to;
                 self.new.retain(|at| *at < to);
                 self.set.iter_mut().for_each(|(_, end)| *end = to.min(*end));
-                let sector = super::super::extents::ceil(to);
+                let sector = crate::base::sectors::ceil(to);
                 if share % 2 == 1 && to < sector {
                     self.take_in(to, sector - to, to);
                     self.new.push(to);

@@ -3,7 +3,7 @@
 //! Operations leave it with their transaction ([`crate::transaction::RootNotes`]). Until that is
 //! published, look-ups find it here first.
 
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::transaction::{Handle, Link};
 use larder_format::items::RootRef;

@@ -6,7 +6,7 @@
 //! elsewhere later: keys only rise.
 
 use crate::api::NewExtent;
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, FileExtent};

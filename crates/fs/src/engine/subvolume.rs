@@ -3,22 +3,12 @@
 //! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes
 //! in memory and the counter for new inode numbers (there is none on disk). Its ROOT_ITEM is
 //! written by the commit alone: what operations want changed there, and where subvolumes hang, they
-//! leave with their transaction ([`crate::transaction::RootNotes`]). Snapshots are made at the seal ([`snapshot`]), deleted
-//! subvolumes go in the background ([`drop`]); [`settings`] is what can be asked of and set on a
-//! subvolume. The entries in directories are the business of [`crate::inode`].
+//! leave with their transaction ([`crate::transaction::RootNotes`]). The entries in directories are
+//! the business of [`crate::inode`]; snapshots, dropping and settings that of [`crate::subvolume`].
 
-pub(crate) mod drop;
-pub(crate) mod find_new;
-mod links;
-pub(crate) mod settings;
-pub(crate) mod snapshot;
-
-pub(crate) use links::Links;
-pub use settings::SubvolInfo;
-
-use crate::core::Core;
+use crate::engine::Core;
+use crate::engine::table::InodeTable;
 use crate::error::{Error, Result};
-use crate::inode::InodeTable;
 use crate::transaction::{SubvolumeTree, find_root, root_pointer};
 use crate::tree::Tree;
 use larder_format::items::{RootFlags, RootItem};

@@ -6,38 +6,45 @@
 //! A writer that has to wait for the budget writes the oldest data back itself.
 //!
 //! Locks: `Inode.state`, then [`FileData`]'s inner mutex, then the queue's, each for instructions
-//! only (the extent lock: [`super::replace`]). A waiter for bytes in flight holds none, nor a handle.
+//! only (the extent lock: [`crate::file`]). A waiter for bytes in flight holds none, nor a handle.
 
-use super::admission::Admitted;
-use super::dirty::{Buffers, Counts, Dirty, Gaps, MOST_RECENT, SECTOR_LEN, Taken, index};
-use super::scratch::Scratch;
 use crate::api::may_wait;
-use crate::core::Core;
-use crate::error::{Error, Result};
-use crate::inode::Inode;
+use crate::engine::{Core, Inode};
+use crate::error::Result;
 use crate::lock::{self, Locked, Mutex};
-use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
+use dirty::{Buffers, Counts, Dirty, Gaps, MOST_RECENT, SECTOR_LEN, Taken, index};
 use larder_format::items::inode::InodeFlags;
 use parking_lot::Condvar;
+use scratch::Scratch;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-pub(crate) use depart::Limits;
-pub(super) use depart::{Departure, depart};
+pub(crate) use depart::{Departure, Limits, depart};
+pub(crate) use workers::start;
+
+/// Writes the oldest dirty data back, if there is any older than a tick. False when nothing could
+/// be taken.
+pub(crate) type WriteBack = fn(&Core, u64) -> bool;
+
+/// Reserved space for a write that is about to be taken.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) space: Reservation,
+    pub(crate) items: Option<Reservation>,
+}
 
 /// Bytes taken from the device to memory on their way back: segments that are being written.
 #[derive(Debug)]
-pub(super) struct Flight {
-    pub(super) taken: Taken,
+pub(crate) struct Flight {
+    pub(crate) taken: Taken,
     /// Size of the file when they were taken: sectors are zero from there on.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// They are all the file has and may go into the leaf.
-    pub(super) inline: bool,
+    pub(crate) inline: bool,
 }
 
 /// Bytes that setting the size has added to a file. A crash shows the size that was set or one from
@@ -165,16 +172,16 @@ impl FileData {
         let inner = self.lock();
         (inner, state.size, state.item.inode_flags())
     }
-    /// Serialises changes of the extent items; see [`super::replace`].
+    /// Serialises changes of the extent items; see `file::replace`.
     pub(crate) fn lock_extents(&self) -> Locked<'_, ()> {
         self.extents.lock()
     }
     /// Could some of this file's data not be written?
-    pub(super) fn has_lost(&self) -> bool {
+    pub(crate) fn has_lost(&self) -> bool {
         !self.inner.lock().lost.is_empty()
     }
     /// Copies delayed bytes into the buffer's gaps.
-    pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
+    pub(crate) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
         if self.is_clean() || gaps.left().is_empty() {
             return;
         }
@@ -186,7 +193,7 @@ impl FileData {
         }
     }
     /// The first stretch of delayed bytes that ends behind `from`.
-    pub(super) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
+    pub(crate) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
         if self.is_clean() {
             return None;
         }
@@ -202,11 +209,11 @@ impl FileData {
     ///
     /// # Errors
     /// `WouldBlock`.
-    pub(super) fn wait_landed(&self, start: u64, end: u64) -> Result<()> {
+    pub(crate) fn wait_landed(&self, start: u64, end: u64) -> Result<()> {
         self.wait_until(|inner| !inner.is_flying(start, end))
     }
     /// Waits until nothing is in flight that was written before tick `age`.
-    pub(super) fn wait_landed_before(&self, age: u64) -> Result<()> {
+    pub(crate) fn wait_landed_before(&self, age: u64) -> Result<()> {
         self.wait_until(|inner| !inner.flights.values().any(|f| f.taken.age < age))
     }
     fn wait_until(&self, done: impl Fn(&Inner) -> bool) -> Result<()> {
@@ -221,11 +228,11 @@ impl FileData {
         Ok(())
     }
     /// Is a whole file in flight into a leaf?
-    pub(super) fn inline_in_flight(&self) -> bool {
+    pub(crate) fn inline_in_flight(&self) -> bool {
         !self.is_clean() && self.inner.lock().flights.values().any(|f| f.inline)
     }
     /// Tick of the oldest write that is dirty.
-    pub(super) fn oldest(&self) -> Option<u64> {
+    pub(crate) fn oldest(&self) -> Option<u64> {
         self.lock().dirty.oldest()
     }
 }
@@ -276,7 +283,7 @@ impl Inner {
     /// Setting the size has made a file of `old` bytes one of `new`. `tail`: zeros for the rest of
     /// the last sector are still to come.
     fn grown(&mut self, old: u64, new: u64, tail: bool) {
-        let sector = super::extents::ceil(old);
+        let sector = crate::base::sectors::ceil(old);
         let delayed = [self.first_dirty(old), self.first_flying(old)].into_iter().flatten().min();
         // While zeros for the last sector are on their way, the size must not cover it.
         let start = if tail || delayed.is_some_and(|at| at < sector) { sector } else { old };
@@ -326,11 +333,11 @@ impl Inner {
 
 /// Makes the file end at `size`, and forgets dirty bytes behind it; the size that it had. `None`,
 /// and nothing is changed, while bytes of the sectors behind are in flight.
-pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
+pub(crate) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let file = &inode.data;
     let mut state = inode.state.lock();
     let mut inner = file.lock();
-    if inner.is_flying(super::extents::floor(size), u64::MAX) {
+    if inner.is_flying(crate::base::sectors::floor(size), u64::MAX) {
         return None;
     }
     let before = inner.dirty.counts();
@@ -350,7 +357,7 @@ pub(super) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
 
 /// Makes the file end at `new` instead of `old`, which was less. `tail`: zeros for the rest of its
 /// last sector are about to be taken in.
-pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
+pub(crate) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
     let mut state = inode.state.lock();
     let mut inner = inode.data.lock();
     state.size = new;
@@ -364,14 +371,14 @@ pub(super) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
 
 /// What lies in `start..end` is not lost any more: it was given another content than what could not
 /// be written.
-pub(super) fn rewritten(inode: &Inode, start: u64, end: u64) {
+pub(crate) fn rewritten(inode: &Inode, start: u64, end: u64) {
     inode.data.inner.lock().forget_lost(start, end);
 }
 
 /// Gives a file space that others did not need, as far as it has less than its dirty bytes may
 /// take: those that were admitted without may come before those that were not. What is over comes
 /// back.
-pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
+pub(crate) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
     let mut inner = inode.data.lock();
     let held = inner.space.as_ref().map_or(0, Reservation::bytes);
     let lacking = inner.dirty.footprint().saturating_sub(held);
@@ -388,7 +395,7 @@ pub(super) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
 /// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on
 /// disk stays right, a transaction handle, in which it has set the file's new size already; `size`
 /// is the one before.
-pub(super) fn take_in(
+pub(crate) fn take_in(
     core: &Core,
     inode: &Arc<Inode>,
     start: u64,
@@ -433,14 +440,14 @@ pub(super) fn take_in(
 }
 
 /// Is this one of the flights that have not landed yet?
-pub(super) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
+pub(crate) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
     let inner = inode.data.inner.lock();
     inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
 }
 
 /// Flights of one file have ended: in extents, or lost. The caller holds a transaction handle if
 /// they are in extents.
-pub(super) fn land<'a>(
+pub(crate) fn land<'a>(
     core: &Core,
     inode: &Inode,
     flights: impl IntoIterator<Item = &'a Arc<Flight>>,
@@ -517,8 +524,9 @@ struct Shared {
 }
 
 /// Data of all files that is not in extents yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DataState {
+    write_back: WriteBack,
     shared: Mutex<Shared, lock::Queue>,
     /// For callers: a write-back has ended.
     ended: Condvar,
@@ -544,48 +552,6 @@ pub(crate) struct DataState {
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Pieces of less than this on average are short.
-const SHORT: u64 = 64 << 10;
-/// Files with more dirty data than this are large.
-const LARGE: u64 = 4 << 20;
-
-/// Dirty bytes from which on they are written back, of a budget of `all`. Not more, however large
-/// the budget: what lies in memory for long has left the processor's caches, and copying it to the
-/// device takes ten times as long.
-fn begin(all: u64) -> u64 {
-    (all / 4).min(16 << 20)
-}
-
-/// Who writes back.
-///
-/// As a rule one thread keeps up with those who write, and is enough: each further one takes the
-/// processor from them that the first would have left to them, and wakes up where a thread of the
-/// transport, bound to its processor, then has to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Writer {
-    First,
-    /// Where the first falls behind, or somebody waits.
-    Helper,
-}
-
-impl Writer {
-    /// Dirty bytes from which on this one writes, where the first begins at `first`, of a budget of
-    /// `all`.
-    fn begins(self, first: u64, all: u64) -> u64 {
-        match self {
-            Self::First => first,
-            Self::Helper => (4 * first).min(all / 2),
-        }
-    }
-    /// What files may have reserved for their items, for each byte of metadata that nobody has.
-    fn share_of_metadata(self) -> u64 {
-        match self {
-            Self::First => 1,
-            Self::Helper => 3,
-        }
-    }
-}
-
 /// Most memory that delayed data may take.
 fn budget(core: &Core) -> u64 {
     core.budget().data
@@ -593,7 +559,7 @@ fn budget(core: &Core) -> u64 {
 
 /// Bytes that have landed are not needed any more: their buffers are used again. Some are kept:
 /// a sixteenth of what may be delayed.
-pub(super) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
+pub(crate) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
     let most = index(budget(core) / 16) / SECTOR_LEN;
     let parts = flights.filter_map(Arc::into_inner).flat_map(|flight| flight.taken.parts);
     core.data.buffers.give_back(parts.map(|(_, buffer)| buffer), most);
@@ -601,11 +567,11 @@ pub(super) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
 
 /// A write-back that is registered as being at work.
 #[derive(Debug)]
-pub(super) struct Job<'a> {
+pub(crate) struct Job<'a> {
     core: &'a Core,
     number: u64,
     /// It has written something.
-    pub(super) wrote: bool,
+    pub(crate) wrote: bool,
 }
 
 impl Drop for Job<'_> {
@@ -621,6 +587,27 @@ impl Drop for Job<'_> {
 }
 
 impl DataState {
+    /// Nothing is delayed yet; what will be is written by `write_back`.
+    pub(crate) fn new(write_back: WriteBack) -> Self {
+        Self {
+            write_back,
+            shared: Mutex::default(),
+            ended: Condvar::new(),
+            work: Condvar::new(),
+            more_work: Condvar::new(),
+            first_waits: AtomicBool::new(false),
+            delayed: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            memory: AtomicU64::new(0),
+            segments: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            buffers: Buffers::default(),
+            scratch: Scratch::default(),
+            failures: AtomicU64::new(0),
+            threads: parking_lot::Mutex::default(),
+        }
+    }
     /// Bytes that wait for write-back.
     pub(crate) fn delayed_bytes(&self) -> u64 {
         self.delayed.load(Ordering::Acquire)
@@ -630,11 +617,11 @@ impl DataState {
         self.memory.load(Ordering::Acquire)
     }
     /// How many flights have been lost so far.
-    pub(super) fn failures(&self) -> u64 {
+    pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
     }
     /// A new tick.
-    pub(super) fn tick(&self) -> u64 {
+    pub(crate) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel)
     }
     /// One file's dirty bytes came to so much, and come to so much now. Not for those that set off:
@@ -673,7 +660,7 @@ impl DataState {
         assert!(other.is_none(), "two files have dirty data of one tick");
     }
     /// Registers a job that is going to take dirty bytes as old as `age`.
-    pub(super) fn start_job<'a>(&self, core: &'a Core, age: u64) -> Job<'a> {
+    pub(crate) fn start_job<'a>(&self, core: &'a Core, age: u64) -> Job<'a> {
         let mut shared = self.shared.lock();
         Self::job(core, &mut shared, age)
     }
@@ -685,7 +672,7 @@ impl DataState {
     }
     /// Takes the file with the oldest dirty bytes out of the queue, of those whose oldest tick lies
     /// in `from..before`; also that tick. The first call for a job registers it.
-    pub(super) fn pop<'a>(
+    pub(crate) fn pop<'a>(
         &self,
         core: &'a Core,
         (from, before): (u64, u64),
@@ -700,53 +687,8 @@ impl DataState {
         }
         Some((age, inode))
     }
-    /// Is there so much dirty data that writing it back should begin, although nobody waits?
-    ///
-    /// Small pieces of few files come one beside the other if they are given time: twice as much. A
-    /// piece by itself costs as much as a large one.
-    ///
-    /// Much it is, too, when the files' reservations for items, many times what they take, come to
-    /// half of what metadata has: beyond that operations would wait for reclaim, which writes a few
-    /// files at a time and commits.
-    fn is_much(&self, core: &Core, shared: &Shared, who: Writer) -> bool {
-        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
-        if self.presses(core, who) {
-            return true;
-        }
-        let per = |n: u64| dirty / n.max(1);
-        let segments = self.segments.load(Ordering::Acquire);
-        let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
-        let first = if scattered { 2 * begin(all) } else { begin(all) };
-        dirty >= who.begins(first, all)
-    }
-    /// Do files with delayed data hold half of what there is for metadata, or more of it?
-    fn presses(&self, core: &Core, who: Writer) -> bool {
-        let files = self.files.load(Ordering::Relaxed);
-        let unheld = || core.space.accounts.unheld(SpaceKind::Metadata);
-        files > 0 && files * core.item_cost(2, 2) > who.share_of_metadata() * unheld()
-    }
-    fn wake_workers(&self, core: &Core) {
-        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
-        let maybe = |who: Writer| dirty >= who.begins(begin(all), all) || self.presses(core, who);
-        if !maybe(Writer::First) {
-            return;
-        }
-        // Either it sees what was just counted, or we see that it waits.
-        fence(Ordering::SeqCst);
-        if self.first_waits.load(Ordering::Relaxed) || maybe(Writer::Helper) {
-            self.wake(core, &self.shared.lock());
-        }
-    }
-    /// Wakes the threads that have work.
-    fn wake(&self, core: &Core, shared: &Shared) {
-        for (who, condition) in [(Writer::First, &self.work), (Writer::Helper, &self.more_work)] {
-            if self.has_work(core, shared, who).is_some() {
-                condition.notify_all();
-            }
-        }
-    }
     /// Waits, or writes back, until `len` more bytes may be delayed.
-    pub(super) fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
+    pub(crate) fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
         let fits = || {
             let delayed = self.delayed_bytes();
             delayed == 0 || self.memory() + len <= budget(core)
@@ -760,7 +702,7 @@ impl DataState {
             if fits() {
                 return Ok(());
             }
-            if super::writeback::one_batch(core, u64::MAX) {
+            if (self.write_back)(core, u64::MAX) {
                 continue;
             }
             let mut shared = self.shared.lock();
@@ -781,7 +723,7 @@ impl DataState {
         }
         loop {
             let progress = self.shared.lock().progress;
-            if super::writeback::one_batch(core, before) {
+            if (self.write_back)(core, before) {
                 continue;
             }
             let mut shared = self.shared.lock();
@@ -825,76 +767,11 @@ impl DataState {
             let _ = thread.join();
         }
     }
-    /// Is there work for one of the threads that write back? The tick before which they should
-    /// write.
-    fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<u64> {
-        let (oldest, _) = shared.queue.first_key_value()?;
-        if shared.waiting > 0 || self.is_much(core, shared, who) {
-            Some(u64::MAX)
-        } else {
-            (*oldest < shared.flush_to).then_some(shared.flush_to)
-        }
-    }
-    /// What a worker waits for: the tick before which it should write. `None`: end.
-    fn next_work(&self, core: &Core, who: Writer, seen: &mut u64) -> Option<u64> {
-        let mut shared = self.shared.lock();
-        loop {
-            if shared.stop {
-                return None;
-            }
-            if who == Writer::First {
-                self.first_waits.store(true, Ordering::Relaxed);
-                fence(Ordering::SeqCst);
-            }
-            // After a batch that found nothing it could take, only progress elsewhere can change
-            // that.
-            if *seen != shared.progress
-                && let Some(before) = self.has_work(core, &shared, who)
-            {
-                *seen = shared.progress;
-                if who == Writer::First {
-                    self.first_waits.store(false, Ordering::Relaxed);
-                }
-                return Some(before);
-            }
-            match who {
-                Writer::First => self.work.wait(shared.inner()),
-                Writer::Helper => self.more_work.wait(shared.inner()),
-            }
-        }
-    }
-    fn work(&self, core: &Core, who: Writer) {
-        let mut seen = u64::MAX;
-        while let Some(before) = self.next_work(core, who, &mut seen) {
-            match catch_unwind(AssertUnwindSafe(|| super::writeback::one_batch(core, before))) {
-                Ok(true) => seen = u64::MAX,
-                Ok(false) => {}
-                Err(_) => core
-                    .txns
-                    .fail("choosing data to write back hit a broken invariant; see the log"),
-            }
-        }
-    }
-}
-
-/// Starts the threads that write back.
-///
-/// # Errors
-/// No thread can be started.
-pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
-    let count = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
-    for n in 0..count {
-        let who = if n == 0 { Writer::First } else { Writer::Helper };
-        let core_for_thread = core.clone();
-        let thread = std::thread::Builder::new()
-            .name("larder-data".into())
-            .spawn(move || core_for_thread.data.work(&core_for_thread, who))
-            .map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
-        core.data.threads.lock().push(thread);
-    }
-    Ok(())
 }
 
 mod depart;
+pub(crate) mod dirty;
+pub(crate) mod scratch;
 #[cfg(test)]
 mod tests;
+mod workers;

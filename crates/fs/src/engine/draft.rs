@@ -8,9 +8,8 @@
 //! between is what the `op` locks are for; the edit still checks that each item is as the draft
 //! found it, present or absent, before it writes the first.
 
-use crate::core::Core;
+use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
-use crate::root::Subvolume;
 use crate::transaction::Handle;
 use crate::tree::{BlockSource, Editor};
 use larder_format::node::max_item_size;
@@ -27,24 +26,24 @@ struct Change {
 }
 
 /// Key, whether the item exists already, new content if any.
-pub(super) type Changes = SmallVec<[(Key, bool, Option<Vec<u8>>); 8]>;
+pub(crate) type Changes = SmallVec<[(Key, bool, Option<Vec<u8>>); 8]>;
 
 /// Where a draft reads what it has not changed.
-pub(super) type Source<'a> = &'a dyn Fn(&Key) -> Result<Option<Vec<u8>>>;
+pub(crate) type Source<'a> = &'a dyn Fn(&Key) -> Result<Option<Vec<u8>>>;
 
 /// Changes of items of one subvolume's tree.
-pub(super) struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     tree: TreeId,
     /// Transaction that the changes are for: goes into the items.
-    pub(super) generation: Generation,
+    pub(crate) generation: Generation,
     /// Most bytes that an item may have.
-    pub(super) max_item: usize,
+    pub(crate) max_item: usize,
     source: Source<'a>,
     changes: BTreeMap<Key, Change>,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         tree: TreeId,
         generation: Generation,
         max_item: usize,
@@ -53,11 +52,11 @@ impl<'a> Draft<'a> {
         Self { tree, generation, max_item, source, changes: BTreeMap::new() }
     }
     /// A corruption of this tree's item.
-    pub(super) fn corrupt(&self, key: &Key, what: impl Into<String>) -> Error {
+    pub(crate) fn corrupt(&self, key: &Key, what: impl Into<String>) -> Error {
         Error::corrupt(Place::item(self.tree, *key), what)
     }
     /// Gives what was parsed from this tree's item, or the corruption.
-    pub(super) fn parsed<T>(&self, key: &Key, parsed: FormatResult<T>) -> Result<T> {
+    pub(crate) fn parsed<T>(&self, key: &Key, parsed: FormatResult<T>) -> Result<T> {
         parsed.map_err(|e| self.corrupt(key, e.0))
     }
     fn change(&mut self, key: &Key) -> Result<&mut Change> {
@@ -70,27 +69,27 @@ impl<'a> Draft<'a> {
         }
     }
     /// The item as it is after the changes so far.
-    pub(super) fn get(&mut self, key: &Key) -> Result<Option<&Vec<u8>>> {
+    pub(crate) fn get(&mut self, key: &Key) -> Result<Option<&Vec<u8>>> {
         Ok(self.change(key)?.now.as_ref())
     }
     /// The item, to be changed, set or taken away.
-    pub(super) fn slot(&mut self, key: &Key) -> Result<&mut Option<Vec<u8>>> {
+    pub(crate) fn slot(&mut self, key: &Key) -> Result<&mut Option<Vec<u8>>> {
         let change = self.change(key)?;
         change.touched = true;
         Ok(&mut change.now)
     }
     /// A new item that is known not to exist: nothing is read.
-    pub(super) fn insert_new(&mut self, key: &Key, data: Vec<u8>) {
+    pub(crate) fn insert_new(&mut self, key: &Key, data: Vec<u8>) {
         let old =
             self.changes.insert(*key, Change { existed: false, touched: true, now: Some(data) });
         debug_assert!(old.is_none(), "{key} was not new to the draft");
     }
     /// Takes away an item that is known to exist: nothing is read.
-    pub(super) fn delete_known(&mut self, key: &Key) {
+    pub(crate) fn delete_known(&mut self, key: &Key) {
         self.changes.insert(*key, Change { existed: true, touched: true, now: None });
     }
     /// The changes.
-    pub(super) fn into_changes(self) -> Changes {
+    pub(crate) fn into_changes(self) -> Changes {
         let real = |c: &Change| c.touched && (c.existed || c.now.is_some());
         self.changes
             .into_iter()
@@ -101,10 +100,10 @@ impl<'a> Draft<'a> {
 }
 
 /// A finished draft and the handle under which it is to be written.
-pub(super) struct Prepared<'c, T> {
-    pub(super) handle: Handle<'c>,
+pub(crate) struct Prepared<'c, T> {
+    pub(crate) handle: Handle<'c>,
     /// What drafting found out.
-    pub(super) found: T,
+    pub(crate) found: T,
     subvol: Arc<Subvolume>,
     changes: Changes,
 }
@@ -113,7 +112,7 @@ pub(super) struct Prepared<'c, T> {
 ///
 /// # Errors
 /// What `plan` says; no space; `WouldBlock`.
-pub(super) fn prepare<'c, T>(
+pub(crate) fn prepare<'c, T>(
     core: &'c Core,
     subvol: &Arc<Subvolume>,
     deleting: bool,
@@ -142,21 +141,21 @@ impl<'c, T> Prepared<'c, T> {
     /// # Errors
     /// Reading, no space, `WouldBlock`, or `Corrupt` when an item is not as it was found; nothing
     /// is changed then.
-    pub(super) fn write(mut self) -> Result<(Handle<'c>, T)> {
+    pub(crate) fn write(mut self) -> Result<(Handle<'c>, T)> {
         write_changes(&mut self.handle, &self.subvol, &self.changes)?;
         Ok((self.handle, self.found))
     }
     /// The handle, and the changes for whoever writes them under it.
-    pub(super) fn into_changes(self) -> (Handle<'c>, Changes) {
+    pub(crate) fn into_changes(self) -> (Handle<'c>, Changes) {
         (self.handle, self.changes)
     }
 }
 
 /// Finished drafts for two trees, and the handle under which they are to be written.
-pub(super) struct PreparedTwo<'c, T> {
+pub(crate) struct PreparedTwo<'c, T> {
     handle: Handle<'c>,
     /// What drafting found out.
-    pub(super) found: T,
+    pub(crate) found: T,
     parts: [(Arc<Subvolume>, Changes); 2],
 }
 
@@ -164,7 +163,7 @@ pub(super) struct PreparedTwo<'c, T> {
 ///
 /// # Errors
 /// As [`prepare`].
-pub(super) fn prepare_two<'c, T>(
+pub(crate) fn prepare_two<'c, T>(
     core: &'c Core,
     subvols: [&Arc<Subvolume>; 2],
     mut plan: impl FnMut(&mut Draft<'_>, &mut Draft<'_>) -> Result<T>,
@@ -191,14 +190,14 @@ pub(super) fn prepare_two<'c, T>(
 }
 
 impl<'c, T> PreparedTwo<'c, T> {
-    pub(super) fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         self.handle.generation()
     }
     /// Writes all changes, those of each tree in one edit.
     ///
     /// # Errors
     /// As [`Prepared::write`]. After one in the second tree nothing becomes durable any more.
-    pub(super) fn write(mut self) -> Result<Handle<'c>> {
+    pub(crate) fn write(mut self) -> Result<Handle<'c>> {
         let [(here, first), (there, second)] = &self.parts;
         write_changes(&mut self.handle, here, first)?;
         if let Err(e) = write_changes(&mut self.handle, there, second) {
@@ -213,7 +212,7 @@ impl<'c, T> PreparedTwo<'c, T> {
 ///
 /// # Errors
 /// As [`Prepared::write`].
-pub(super) fn write_changes(
+pub(crate) fn write_changes(
     h: &mut Handle<'_>,
     subvol: &Arc<Subvolume>,
     changes: &Changes,

@@ -12,11 +12,10 @@
 //! although it may be of this very transaction: the tree knows which of its blocks nobody else has.
 
 use crate::api::{Timestamp, to_timespec};
-use crate::core::Core;
+use crate::engine::draft::{Changes, write_changes};
+use crate::engine::{Core, Inode, Subvolume};
 use crate::error::{Error, Result};
-use crate::inode::EntryChange;
-use crate::root::Subvolume;
-use crate::transaction::{Handle, Link, Received, Txn};
+use crate::transaction::{Gathered, Handle, Link, Received, Txn};
 use larder_format::items::RootFlags;
 use larder_format::{Generation, TreeId};
 use parking_lot::Mutex;
@@ -43,6 +42,40 @@ pub(crate) struct PendingSnapshot {
     pub(crate) outcome: Mutex<Option<Result<()>>>,
 }
 
+/// A new entry that is to be written at the seal.
+#[derive(Debug)]
+pub(crate) struct EntryChange {
+    pub(crate) dir: Arc<Inode>,
+    pub(crate) changes: Changes,
+    pub(crate) index: u64,
+    pub(crate) name_bytes: i64,
+}
+
+impl EntryChange {
+    /// Items that it changes.
+    pub(crate) fn items(&self) -> u64 {
+        self.changes.len() as u64
+    }
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space.
+    pub(crate) fn apply(&self, h: &mut Handle<'_>, now: Timestamp) -> Result<()> {
+        write_changes(h, &self.dir.subvol, &self.changes)?;
+        self.dir.change(h, |state| {
+            state.last_index = state.last_index.max(Some(self.index));
+            state.entries_changed(self.name_bytes, now);
+        });
+        Ok(())
+    }
+}
+
+/// Those that are to be made at a transaction's seal.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots(Mutex<Vec<Arc<PendingSnapshot>>>);
+
+impl Gathered for Snapshots {}
+
 /// Makes all snapshots that were asked for. `flush` writes the inode items that changed in memory.
 ///
 /// # Errors
@@ -52,7 +85,7 @@ pub(crate) fn make_all(
     txn: &Arc<Txn>,
     flush: fn(&Core, &Arc<Txn>) -> Result<()>,
 ) -> Result<()> {
-    let pending = std::mem::take(&mut *txn.gathered().snapshots.lock());
+    let pending = std::mem::take(&mut *txn.gathered::<Snapshots>().0.lock());
     for snapshot in pending {
         let mut h = Handle::for_seal(core, txn.clone());
         let made = make(core, &mut h, &snapshot)?;
@@ -130,7 +163,7 @@ impl Core {
         // The root twice, the entry, the directory's inode; after the snapshot all of it is copied
         // anew.
         h.keep_for_seal(snapshot.entry.items() + 4);
-        h.txn.gathered().snapshots.lock().push(snapshot);
+        h.txn.gathered::<Snapshots>().0.lock().push(snapshot);
         h.generation()
     }
 }

@@ -1,8 +1,8 @@
 //! What can be asked of a subvolume, and set on it: facts, read-only, the default.
 
 use crate::api::{Timestamp, from_timespec, may_wait};
-use crate::core::Core;
-use crate::error::{Error, Place, Result};
+use crate::engine::Core;
+use crate::error::{Error, Result};
 use crate::transaction::{Link, Received, parse_root_item};
 use larder_format::features::Incompat;
 use larder_format::items::{RootFlags, RootItem};
@@ -100,33 +100,6 @@ impl Core {
             Ok(SubvolInfo::new(id, &item, self.link_of(id)?, read_only))
         })
         .collect()
-    }
-
-    /// Path of a subvolume from the top-level one: names with slashes between, empty for the top
-    /// level.
-    ///
-    /// # Errors
-    /// `NotFound`; reading; corruption, also when subvolumes hang in a circle.
-    pub(crate) fn subvol_path(&self, id: TreeId) -> Result<Vec<u8>> {
-        let mut path: Vec<u8> = Vec::new();
-        let mut at = self.subvol(id)?.id;
-        let mut seen = std::collections::HashSet::new();
-        while at != ObjectId::FS_TREE {
-            if !seen.insert(at) {
-                return Err(Error::corrupt(Place::tree(at), "subvolume hangs in itself"));
-            }
-            let link = self.link_of(at)?.ok_or(Error::NotFound)?;
-            let within = crate::inode::path_within(self, link.parent, link.dir.0)?;
-            let mut part = within;
-            part.extend_from_slice(&link.name);
-            if !path.is_empty() {
-                part.push(b'/');
-            }
-            part.append(&mut path);
-            path = part;
-            at = link.parent;
-        }
-        Ok(path)
     }
 
     /// Makes a subvolume read-only, or writable again. With `forget` one that was received is

@@ -1,9 +1,8 @@
 //! Delayed data sets off: runs of dirty bytes become flights.
 
-use super::super::scratch::MOST_MADE;
+use super::scratch::MOST_MADE;
 use super::{Flight, overlaps};
-use crate::core::Core;
-use crate::inode::Inode;
+use crate::engine::{Core, Inode};
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
 use std::sync::Arc;
@@ -11,11 +10,11 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of one file on their way, with what was reserved for them.
 #[derive(Debug)]
-pub(in crate::file) struct Departure {
-    pub(in crate::file) inode: Arc<Inode>,
-    pub(in crate::file) flight: Arc<Flight>,
-    pub(in crate::file) space: Reservation,
-    pub(in crate::file) items: Option<Reservation>,
+pub(crate) struct Departure {
+    pub(crate) inode: Arc<Inode>,
+    pub(crate) flight: Arc<Flight>,
+    pub(crate) space: Reservation,
+    pub(crate) items: Option<Reservation>,
 }
 
 /// How much to take at once, or how much was taken.
@@ -39,7 +38,7 @@ pub(crate) struct Limits {
 /// one.
 ///
 /// A few at a time: who writes to the file meanwhile waits for as long as its locks are held.
-pub(in crate::file) fn depart(
+pub(crate) fn depart(
     core: &Core,
     inode: &Arc<Inode>,
     limits: Limits,
@@ -126,7 +125,7 @@ impl Round {
             self.flights += 1;
             let inline = taken.start == 0
                 && inner.dirty.is_empty()
-                && crate::file::may_be_inline_somehow(core, size, flags);
+                && crate::engine::inline::may_be_inline_somehow(core, size, flags);
             let need = taken.end - taken.start;
             let space = match &mut inner.space {
                 Some(space) => space.split(need),

@@ -7,20 +7,19 @@
 //! be beyond the pool's part of the cache size.
 //!
 //! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs
-//! is bounded where batches are made up ([`MOST_MADE`], [`compress::batch`]). Who waits here holds
+//! is bounded where batches are made up ([`MOST_MADE`], `compress::batch`). Who waits here holds
 //! no transaction handle and no lock that write-back takes, and who has been let in waits for the
 //! device and for commits only: so he comes to his end and lets the next one in.
 
-use super::compress;
-use super::delalloc::Departure;
-use super::extents::SECTOR;
-use crate::core::Core;
+use super::Departure;
+use crate::base::sectors::SECTOR;
+use crate::engine::{Core, compression};
 use larder_format::MAX_COMPRESSED_EXTENT;
 use parking_lot::{Condvar, Mutex};
 
 /// Bytes of sectors that one batch makes whole, but for the last run in it, which has no more than
 /// these either.
-pub(super) const MOST_MADE: u64 = 4 << 20;
+pub(crate) const MOST_MADE: u64 = 4 << 20;
 
 /// What needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
@@ -43,14 +42,14 @@ struct Held {
 
 /// A part of the pool.
 #[derive(Debug)]
-pub(super) struct Part<'a> {
+pub(crate) struct Part<'a> {
     pool: &'a Scratch,
     bytes: u64,
 }
 
 impl Scratch {
     /// Waits for `bytes` of a pool of `size`.
-    pub(super) fn take(&self, bytes: u64, size: u64) -> Part<'_> {
+    pub(crate) fn take(&self, bytes: u64, size: u64) -> Part<'_> {
         let bytes = if bytes <= SMALL { 0 } else { bytes };
         if bytes > 0 {
             let mut held = self.held.lock();
@@ -78,13 +77,13 @@ impl Drop for Part<'_> {
 }
 
 /// What bringing these to the device will take.
-pub(super) fn need(core: &Core, departures: &[Departure]) -> u64 {
+pub(crate) fn need(core: &Core, departures: &[Departure]) -> u64 {
     let sum = core.csum.size() as u64;
     let (mut bytes, mut pieces) = (0, 0);
     for Departure { inode, flight, .. } in departures {
         let span = flight.taken.end - flight.taken.start;
         bytes += flight.taken.made + span / SECTOR * sum;
-        if compress::wanted(core, inode.flags()) {
+        if compression::wanted(core, inode.flags()) {
             bytes += span;
             pieces += span.div_ceil(MAX_COMPRESSED_EXTENT);
         }

@@ -17,8 +17,8 @@
 //! ([`Dirty::sort_in`]), write-back as a rule, brings them to their places. Until then a block
 //! counts as if it were new there.
 
-use super::extents::{SECTOR, ceil, floor};
 use super::scratch::MOST_MADE;
+use crate::base::sectors::{SECTOR, ceil, floor};
 use larder_format::MAX_DATA_EXTENT;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -29,7 +29,7 @@ const WINDOW: u64 = 1 << 20;
 /// From this size on a new segment gets room for the rest of its last sector.
 const ROOMY: usize = 1024;
 /// Blocks that wait for being brought to their places at most.
-pub(super) const MOST_RECENT: usize = 1024;
+pub(crate) const MOST_RECENT: usize = 1024;
 /// Memory that a segment takes beside its buffer: its entry, with room for another, and the
 /// allocator's heads.
 const SEGMENT_MEMORY: u64 = 128;
@@ -49,7 +49,7 @@ impl Segment {
 
 /// Parts of a buffer that are still to be filled: start and end in the file, ascending.
 #[derive(Debug)]
-pub(super) struct Gaps {
+pub(crate) struct Gaps {
     /// File offset of the buffer's first byte.
     base: u64,
     left: SmallVec<[(u64, u64); 2]>,
@@ -57,7 +57,7 @@ pub(super) struct Gaps {
 
 impl Gaps {
     /// All of a buffer of `len` bytes for the file's bytes from `base` on.
-    pub(super) fn new(base: u64, len: usize) -> Self {
+    pub(crate) fn new(base: u64, len: usize) -> Self {
         let left = if len == 0 {
             SmallVec::new()
         } else {
@@ -66,11 +66,11 @@ impl Gaps {
         Self { base, left }
     }
     /// What is left.
-    pub(super) fn left(&self) -> &[(u64, u64)] {
+    pub(crate) fn left(&self) -> &[(u64, u64)] {
         &self.left
     }
     /// The part of the buffer for a range of the file.
-    pub(super) fn slice<'b>(&self, buf: &'b mut [u8], start: u64, end: u64) -> &'b mut [u8] {
+    pub(crate) fn slice<'b>(&self, buf: &'b mut [u8], start: u64, end: u64) -> &'b mut [u8] {
         &mut buf[index(start - self.base)..index(end - self.base)]
     }
     /// Copies from `data`, which lies at `at`, into what is left.
@@ -90,13 +90,13 @@ impl Gaps {
         self.left = left;
     }
     /// First and last byte (exclusive) of what is left.
-    pub(super) fn bounds(&self) -> Option<(u64, u64)> {
+    pub(crate) fn bounds(&self) -> Option<(u64, u64)> {
         Some((self.left.first()?.0, self.left.last()?.1))
     }
 }
 
 /// An offset within a buffer in memory.
-pub(super) fn index(n: u64) -> usize {
+pub(crate) fn index(n: u64) -> usize {
     usize::try_from(n).expect("within a buffer in memory")
 }
 
@@ -142,7 +142,7 @@ fn window_of<'a>(
 /// Large files written at random places have very many: a table of windows is short, and so is what
 /// a window has.
 #[derive(Debug, Default)]
-pub(super) struct Dirty {
+pub(crate) struct Dirty {
     /// By number; none is empty.
     windows: BTreeMap<u64, Window>,
     /// Oldest tick and number of every window.
@@ -159,11 +159,11 @@ pub(super) struct Dirty {
 
 /// What segments come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) segments: u64,
-    pub(super) bytes: u64,
+pub(crate) struct Counts {
+    pub(crate) segments: u64,
+    pub(crate) bytes: u64,
     /// Bytes of memory that holding them takes.
-    pub(super) memory: u64,
+    pub(crate) memory: u64,
 }
 
 impl Counts {
@@ -195,30 +195,30 @@ impl Counts {
 
 impl Dirty {
     /// What is held, and what has been counted for blocks over others.
-    pub(super) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
     /// Bytes of device space that they will need at most.
-    pub(super) fn footprint(&self) -> u64 {
+    pub(crate) fn footprint(&self) -> u64 {
         self.footprint
     }
     /// Nothing held?
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.windows.is_empty() && self.recent.is_empty()
     }
     /// Tick of the oldest write held.
-    pub(super) fn oldest(&self) -> Option<u64> {
+    pub(crate) fn oldest(&self) -> Option<u64> {
         self.ages
             .first()
             .map(|(age, _)| *age)
             .or_else(|| self.recent.front().map(|(_, block)| block.age))
     }
     /// Brings all blocks to their places. Whoever asks what there is has to have done that.
-    pub(super) fn sort_in(&mut self) {
+    pub(crate) fn sort_in(&mut self) {
         self.sort_in_some(usize::MAX);
     }
     /// Brings so many blocks to their places, those first that came first. Are there more?
-    pub(super) fn sort_in_some(&mut self, most: usize) -> bool {
+    pub(crate) fn sort_in_some(&mut self, most: usize) -> bool {
         for _ in 0..most {
             let Some((start, block)) = self.recent.pop_front() else { return false };
             self.sort_in_one(start, block);
@@ -247,7 +247,7 @@ impl Dirty {
         }
     }
     /// As [`Self::sort_in`], and the counts are what there is then.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.sort_in();
         self.counts = self.counts.minus(std::mem::take(&mut self.over));
     }
@@ -321,7 +321,7 @@ impl Dirty {
 
     /// Takes `data` for the bytes from `start` on; newer than anything held. Now and then it
     /// [settles](Self::settle).
-    pub(super) fn write(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
+    pub(crate) fn write(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
         if data.len() == SECTOR_LEN
             && start.is_multiple_of(SECTOR)
             && self.recent.len() < MOST_RECENT
@@ -395,7 +395,7 @@ impl Dirty {
     }
 
     /// Forgets the bytes of `start..end`.
-    pub(super) fn cut(&mut self, start: u64, end: u64) {
+    pub(crate) fn cut(&mut self, start: u64, end: u64) {
         self.settle();
         let reaches_in = self.at_or_before(start).filter(|(s, e)| *s < start && *e > start);
         let from = reaches_in.map_or(start, |(s, _)| s);
@@ -413,7 +413,7 @@ impl Dirty {
     }
 
     /// Copies what is held into the buffer's gaps.
-    pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
+    pub(crate) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
         let Some((from, to)) = gaps.bounds() else { return };
         let first = self.at_or_before(from).map_or(from, |(s, _)| s);
         for (at, segment) in self.segs_from(first).take_while(|(at, _)| *at < to) {
@@ -422,7 +422,7 @@ impl Dirty {
     }
 
     /// The first byte held at or behind `from`.
-    pub(super) fn first_from(&self, from: u64) -> Option<u64> {
+    pub(crate) fn first_from(&self, from: u64) -> Option<u64> {
         match self.at_or_before(from) {
             Some((_, e)) if e > from => Some(from),
             _ => self.segs_from(from).next().map(|(s, _)| s),
@@ -431,7 +431,7 @@ impl Dirty {
 
     /// First and last byte (exclusive) of the first stretch of touching segments that ends behind
     /// `from`.
-    pub(super) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
+    pub(crate) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
         let first = self.at_or_before(from).filter(|(_, e)| *e > from).map_or(from, |(s, _)| s);
         let mut found: Option<(u64, u64)> = None;
         for (s, segment) in self.segs_from(first) {
@@ -469,7 +469,7 @@ impl Dirty {
     }
 
     /// The last sector boundary at or before `at`, itself one, that no segment crosses.
-    pub(super) fn boundary(&self, at: u64) -> u64 {
+    pub(crate) fn boundary(&self, at: u64) -> u64 {
         let mut at = at;
         while let Some((s, _)) = self.at_or_before(at).filter(|(s, e)| *s < at && *e > at) {
             at = floor(s);
@@ -479,7 +479,7 @@ impl Dirty {
 
     /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on
     /// whose sectors are none of `busy`, and moves `*from` behind it.
-    pub(super) fn take(
+    pub(crate) fn take(
         &mut self,
         from: &mut u64,
         limit: u64,
@@ -512,7 +512,7 @@ impl Dirty {
 /// Buffers of one sector that are free: single sectors come and go by the hundred thousand, from
 /// one thread to another, which is the hardest there is for an allocator.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
 
 impl Buffers {
     /// An empty buffer for so many bytes.
@@ -522,7 +522,7 @@ impl Buffers {
     }
     /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector.
     /// They are looked at before the lock is taken: who writes takes a buffer with each block.
-    pub(super) fn give_back(&self, buffers: impl Iterator<Item = Vec<u8>>, most: usize) {
+    pub(crate) fn give_back(&self, buffers: impl Iterator<Item = Vec<u8>>, most: usize) {
         let mut free: Vec<_> = buffers.filter(|b| b.capacity() == SECTOR_LEN).collect();
         free.iter_mut().for_each(Vec::clear);
         let mut kept = self.0.lock();
@@ -533,26 +533,26 @@ impl Buffers {
 
 /// Segments on their way to the device.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(crate) struct Taken {
     /// First byte of their first sector.
-    pub(super) start: u64,
+    pub(crate) start: u64,
     /// First byte behind their last sector.
-    pub(super) end: u64,
+    pub(crate) end: u64,
     /// Tick of the oldest write in them.
-    pub(super) age: u64,
+    pub(crate) age: u64,
     /// File offset and bytes, ascending.
-    pub(super) parts: Vec<(u64, Vec<u8>)>,
+    pub(crate) parts: Vec<(u64, Vec<u8>)>,
     /// Their bytes together.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes of memory that they take.
-    pub(super) memory: u64,
+    pub(crate) memory: u64,
     /// Bytes of sectors of which they are only parts, at most.
-    pub(super) made: u64,
+    pub(crate) made: u64,
 }
 
 impl Taken {
     /// Copies them into the buffer's gaps.
-    pub(super) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
+    pub(crate) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
         let Some((from, to)) = gaps.bounds() else { return };
         let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= from);
         for (at, data) in self.parts[first..].iter().take_while(|(at, _)| *at < to) {
@@ -560,14 +560,14 @@ impl Taken {
         }
     }
     /// First byte that it has at or behind `from`.
-    pub(super) fn first_from(&self, from: u64) -> Option<u64> {
+    pub(crate) fn first_from(&self, from: u64) -> Option<u64> {
         let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= from);
         self.parts.get(first).map(|(at, _)| (*at).max(from))
     }
 }
 
 /// Sector size as an index.
-pub(super) const SECTOR_LEN: usize = SECTOR as usize;
+pub(crate) const SECTOR_LEN: usize = SECTOR as usize;
 
 #[cfg(test)]
 mod tests {

@@ -4,19 +4,25 @@
 //! changes, its item is written once. Where very many are noted, most are written while operations
 //! go on, so that the seal, for which everybody waits, is short.
 
-use crate::core::Core;
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::hash::NumberMap;
-use crate::inode::Inode;
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
-use crate::transaction::{Handle, Txn};
+use crate::transaction::{Gathered, Handle, Txn};
 use larder_format::TreeId;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 /// Inodes whose items are newer in memory than in the tree.
 pub(crate) type ChangedInodes = NumberMap<(TreeId, u64), Arc<Inode>>;
+
+/// Those of a transaction.
+#[derive(Debug, Default)]
+pub(crate) struct LateItems(pub(crate) Mutex<ChangedInodes>);
+
+impl Gathered for LateItems {}
 
 impl Core {
     /// Like `begin`, to change an inode's attributes and no items.
@@ -39,7 +45,7 @@ impl Handle<'_> {
         }
         self.txn.touch();
         let others = {
-            let mut inodes = self.txn.gathered().inodes.lock();
+            let mut inodes = self.txn.gathered::<LateItems>().0.lock();
             inode.noted_in.store(self.txn.generation.0, Ordering::Relaxed);
             inodes.insert((inode.id.subvol, inode.id.ino), inode.clone())
         };
@@ -70,7 +76,7 @@ pub(crate) fn write_items_ahead(core: &Core) {
     let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);
     for _ in 0..4 {
         let mut dirty = {
-            let mut inodes = txn.gathered().inodes.lock();
+            let mut inodes = txn.gathered::<LateItems>().0.lock();
             if inodes.len() < many {
                 return;
             }
@@ -93,7 +99,7 @@ pub(crate) fn write_items_ahead(core: &Core) {
             };
             if let Err(e) = written {
                 tracing::debug!("inode items are left to the seal: {e}");
-                let mut inodes = txn.gathered().inodes.lock();
+                let mut inodes = txn.gathered::<LateItems>().0.lock();
                 dirty.into_iter().for_each(|(id, inode)| {
                     inodes.entry(id).or_insert(inode);
                 });
@@ -125,14 +131,14 @@ fn take_changed(inodes: &mut ChangedInodes) -> ChangedInodes {
     inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
     let changed = std::mem::take(inodes);
     // Either their writer sees a change, or who makes it sees that they were taken: see
-    // [`Handle::mark_dirty`].
+    // `Handle::mark_dirty`.
     fence(Ordering::SeqCst);
     changed
 }
 
 /// Writes the inode items that operations left to the seal.
 pub(crate) fn flush_delayed_items(core: &Core, txn: &Arc<Txn>) -> Result<()> {
-    let inodes = take_changed(&mut txn.gathered().inodes.lock());
+    let inodes = take_changed(&mut txn.gathered::<LateItems>().0.lock());
     let mut handle = Handle::for_seal(core, txn.clone());
     for inode in inodes.into_values() {
         inode.flush_item(&mut handle)?;

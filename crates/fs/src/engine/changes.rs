@@ -1,7 +1,10 @@
-//! Which ranges of a file's extents have changed since they were last logged.
+//! What an inode remembers for the log: which ranges of its extents have changed since they were
+//! last logged, and what its last `fsync` came to.
 
+use crate::transaction::Txn;
 use larder_format::Generation;
 use std::collections::BTreeMap;
+use std::sync::Weak;
 
 /// Ranges that are kept apart at most.
 const MOST: usize = 512;
@@ -38,10 +41,24 @@ impl Changes {
         }
     }
     /// Takes what has changed in the transaction `generation`.
-    pub(super) fn take(&mut self, generation: Generation) -> Vec<(u64, u64)> {
+    pub(crate) fn take(&mut self, generation: Generation) -> Vec<(u64, u64)> {
         let ranges = std::mem::take(&mut self.ranges);
         if self.generation == generation { ranges.into_iter().collect() } else { Vec::new() }
     }
+}
+
+/// What an inode remembers of its last `fsync`.
+#[derive(Debug)]
+pub(crate) struct Logged {
+    /// The transaction whose log has it.
+    pub(crate) generation: Generation,
+    pub(crate) txn: Weak<Txn>,
+    pub(crate) ticket: u64,
+    /// How many directories had moved then.
+    pub(crate) moves: u64,
+    /// The size that it has there, in whole sectors: of what lies behind, the log says nothing but
+    /// what is reserved.
+    pub(crate) size: u64,
 }
 
 #[cfg(test)]
