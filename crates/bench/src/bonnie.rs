@@ -6,6 +6,7 @@
 
 use crate::fsync::Said;
 use anyhow::{Context, Result, ensure};
+use std::borrow::Cow;
 use std::path::Path;
 use std::process::Command;
 
@@ -26,7 +27,7 @@ pub(crate) fn bonnie(
     mut command: Command,
     root: &Path,
     mib: u64,
-) -> Result<Vec<(&'static str, Said)>> {
+) -> Result<Vec<(Cow<'static, str>, Said)>> {
     let out = command
         .args(["-q", "-f", "-u", "root", "-m", "larder", "-n", "32:8192:0:32"])
         .args(["-r", &mib.to_string(), "-s", &format!("{}m", 2 * mib), "-d"])
@@ -44,7 +45,7 @@ pub(crate) fn bonnie(
 }
 
 /// Its steps. One that was over too soon to be measured says nothing.
-fn said(text: &str) -> Result<Vec<(&'static str, Said)>> {
+fn said(text: &str) -> Result<Vec<(Cow<'static, str>, Said)>> {
     let line =
         text.lines().rev().find(|l| l.split(',').count() >= 50).context("no line of values")?;
     let fields: Vec<&str> = line.split(',').collect();
@@ -54,7 +55,7 @@ fn said(text: &str) -> Result<Vec<(&'static str, Said)>> {
         // For ten thousand files, or for a GiB: rates of bytes are in KiB.
         let of_files = step.ends_with("create") || step.ends_with("delete");
         let amount = if of_files { 1e4 } else { 1024.0 * 1024.0 };
-        Some((*step, Said { seconds: amount / rate, fsyncs: 0, latency_ms }))
+        Some(((*step).into(), Said { seconds: amount / rate, fsyncs: 0, latency_ms }))
     });
     let steps: Vec<_> = steps.collect();
     ensure!(!steps.is_empty(), "nothing was measured");

@@ -39,12 +39,13 @@ const PIECE_KIB: u64 = 64;
 /// What a program says that it did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Said {
-    /// Seconds that the work took; for dbench, that a GiB took.
+    /// Seconds that the work took; for dbench, that a GiB took, for the database a thousand
+    /// transactions.
     pub(crate) seconds: f64,
     /// How often it called `fsync`, where it says so.
     pub(crate) fsyncs: u64,
-    /// How long one call took, in milliseconds: the 99th percentile of fio's fsyncs, 99.9th of
-    /// those that make names, the longest of any of dbench's and bonnie++'s.
+    /// How long one call took, in milliseconds: the 99th percentile of fio's and the database's
+    /// fsyncs, 99.9th of those that make names, the longest of any of dbench's and bonnie++'s.
     pub(crate) latency_ms: f64,
 }
 

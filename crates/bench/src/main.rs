@@ -2,18 +2,22 @@
 //!
 //! What makes the comparison fair is spread over the modules: [`target`] gives both sides the same
 //! file, full of zeros, with a file system of the same shape on it; [`workload`] times through the
-//! unmount, starts every cold step cold and looks whether what was written is there; [`measure`]
-//! counts the whole machine's CPU and everybody's memory; [`ratio`] compares round by round and
-//! gives the kernel against itself as the noise. Beside it all stands the ceiling: an in-memory
-//! server over the same transport ([`daemon`]).
+//! unmount, starts every cold step cold and looks whether what was written is there; [`case`] says
+//! in which state the image is, alike for all; [`measure`] counts the whole machine's CPU and
+//! everybody's memory; [`ratio`] compares round by round and gives the kernel against itself as the
+//! noise. Beside it all stands the ceiling: an in-memory server over the same transport
+//! ([`daemon`]).
 
 mod bonnie;
+mod case;
 mod daemon;
+mod database;
 mod engine;
 mod fsync;
 mod interrupt;
 mod measure;
 mod names;
+mod offline;
 mod plot;
 mod ratio;
 mod report;
@@ -23,6 +27,7 @@ mod target;
 mod workload;
 
 use anyhow::{Context, Result, bail};
+use case::{Case, Mkfs, Pages};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -46,6 +51,9 @@ enum Role {
     /// Makes names beside writers; used by the benchmark itself.
     #[command(hide = true)]
     Names(names::Names),
+    /// Works on a table as a database's clients do; used by the benchmark itself.
+    #[command(hide = true)]
+    Database(database::Database),
     /// Draws the plots of a report anew, beside its data.
     Plots {
         /// What a run left beside its report: `docs/benchmarks.json`
@@ -118,6 +126,21 @@ pub(crate) struct Run {
     /// Files of the subvolume that snapshots are made of.
     #[arg(long, default_value_t = 100_000)]
     pub(crate) files: u64,
+    /// MiB of the database's file.
+    #[arg(long, default_value_t = 2048)]
+    pub(crate) database_mib: u64,
+    /// Numbers of the database's clients.
+    #[arg(long, value_delimiter = ',', default_values_t = database::CLIENTS)]
+    pub(crate) database_clients: Vec<u64>,
+    /// Seconds that the database's clients work.
+    #[arg(long, default_value_t = 20)]
+    pub(crate) database_seconds: u64,
+    /// Where the image's pages lie when it is mounted; with both, everything is done in both cases.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Pages::Cold])]
+    pub(crate) pages: Vec<Pages>,
+    /// Who formats the image; with both, everything is done in both cases.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Mkfs::Linux])]
+    pub(crate) mkfs: Vec<Mkfs>,
     /// Profile of the metadata.
     #[arg(long, value_enum, default_value_t = Metadata::Single)]
     pub(crate) metadata: Metadata,
@@ -152,6 +175,7 @@ fn main() -> Result<()> {
     match cli.role {
         Some(Role::Serve(serve)) => serve.run(),
         Some(Role::Names(names)) => names.run(),
+        Some(Role::Database(database)) => database.run(),
         Some(Role::Engine(engine)) => engine.run(),
         Some(Role::Plots { data }) => data.iter().try_for_each(|data| report::redraw(data)),
         None => run(cli.run),
@@ -169,13 +193,26 @@ fn settle(mut run: Run) -> Result<Run> {
     if let Some(odd) = run.jobs.iter().find(|n| fsync::JOBS.iter().all(|(known, _)| known != *n)) {
         bail!("--jobs {odd}: a power of two up to 1024 is needed");
     }
+    if run.database_clients.contains(&0) {
+        bail!("--database-clients 0: at least one client is needed");
+    }
     if run.image_mib.is_none() {
         let disk = rustix::fs::statvfs(&run.dir).with_context(|| run.dir.display().to_string())?;
         let free_mib = disk.f_bavail.saturating_mul(disk.f_frsize) >> 20;
         run.image_mib = Some(4096.min(free_mib / 2));
     }
+    // Copy-on-write needs room beside what is there.
+    if run.workloads.contains(&Workload::Database) && run.database_mib * 2 > run.image_mib() {
+        bail!(
+            "--database-mib {0}: the image needs twice as much; --image-mib {1}, or a smaller \
+                database",
+            run.database_mib,
+            run.database_mib * 2
+        );
+    }
     run.stream_mib = run.stream_mib.or(Some(1024.min(run.image_mib() / 4)));
-    let needs_larder = run.targets.iter().any(|t| t.is_larder());
+    let needs_larder =
+        run.targets.iter().any(|t| t.is_larder()) || run.mkfs.contains(&Mkfs::Larder);
     if run.larder.is_none() && needs_larder {
         let beside = std::env::current_exe()?.with_file_name("larder");
         if !beside.exists() {
@@ -216,29 +253,35 @@ fn run(run: Run) -> Result<()> {
         if round % 2 == 1 {
             order.reverse();
         }
-        for target in order {
-            for workload in run.workloads.iter().filter(|w| w.is_for(target)) {
-                eprintln!(
-                    "round {} of {}: {} on {}",
-                    round + 1,
-                    run.rounds,
-                    workload,
-                    target.name()
-                );
-                let bench = workload::Bench { run: &run, target, round, archive: archive.as_ref() };
-                let done = bench
-                    .run(*workload)
-                    .with_context(|| format!("{workload} on {}", target.name()))?;
-                for s in &done {
-                    eprintln!(
-                        "  {:<14} {:>8.2} s  {:>6.2} s CPU",
-                        s.step, s.seconds, s.cpu_seconds
-                    );
-                }
-                steps.extend(done);
+        for case in Case::all(&run.pages, &run.mkfs) {
+            for target in &order {
+                let bench = workload::Bench {
+                    run: &run,
+                    target: *target,
+                    case,
+                    round,
+                    archive: archive.as_ref(),
+                };
+                steps.extend(on_one_target(&bench)?);
             }
         }
     }
     machine.look_again();
     report::write(&run, &machine, archive.as_ref(), &steps)
+}
+
+/// All workloads on a target in one round and case.
+fn on_one_target(bench: &workload::Bench<'_>) -> Result<Vec<workload::Step>> {
+    let (run, target) = (bench.run, bench.target);
+    let mut steps = Vec::new();
+    for workload in run.workloads.iter().filter(|w| w.is_for(target)) {
+        let what = format!("{workload} on {}{}", target.name(), bench.case);
+        eprintln!("round {} of {}: {what}", bench.round + 1, run.rounds);
+        let done = bench.run(*workload).context(what)?;
+        for s in &done {
+            eprintln!("  {:<14} {:>8.2} s  {:>6.2} s CPU", s.step, s.seconds, s.cpu_seconds);
+        }
+        steps.extend(done);
+    }
+    Ok(steps)
 }

@@ -184,6 +184,17 @@ fn process_ticks(stat: &str) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
+/// How much the machine's page cache holds, KiB: files, also those of memory file systems, and
+/// block devices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageCache(u64);
+
+impl PageCache {
+    pub(crate) fn now() -> Result<Self> {
+        Ok(Self(meminfo(&["Cached", "Buffers"])?))
+    }
+}
+
 /// A running measurement. Daemons end within it, so what they used is what was seen of them last.
 #[derive(Debug)]
 pub(crate) struct Watch {
@@ -191,6 +202,7 @@ pub(crate) struct Watch {
     start: Instant,
     before: CpuTime,
     base: u64,
+    page_cache_before: PageCache,
     base_ticks: u64,
     seen: Arc<Seen>,
     sampler: Option<JoinHandle<()>>,
@@ -199,6 +211,7 @@ pub(crate) struct Watch {
 #[derive(Debug, Default)]
 struct Seen {
     memory: AtomicU64,
+    page_cache: AtomicU64,
     ticks: AtomicU64,
     stop: AtomicBool,
 }
@@ -207,6 +220,9 @@ impl Seen {
     fn look(&self, watched: Watched) {
         self.memory.fetch_max(watched.memory(), Ordering::Relaxed);
         self.ticks.fetch_max(watched.ticks(), Ordering::Relaxed);
+        if let Ok(PageCache(kib)) = PageCache::now() {
+            self.page_cache.fetch_max(kib, Ordering::Relaxed);
+        }
     }
 }
 
@@ -218,10 +234,14 @@ pub(crate) struct Cost {
     pub(crate) stolen_seconds: f64,
     pub(crate) daemon_cpu_seconds: Option<f64>,
     pub(crate) memory_mib: f64,
+    /// By how much the machine's page cache grew at most.
+    pub(crate) page_cache_mib: f64,
 }
 
 impl Watch {
-    pub(crate) fn start(watched: Watched) -> Result<Self> {
+    /// Growth of the page cache is counted from `page_cache_before`, which is from before the
+    /// mount: that reads, too.
+    pub(crate) fn start(watched: Watched, page_cache_before: PageCache) -> Result<Self> {
         const INTERVAL: Duration = Duration::from_millis(50);
         let base = if matches!(watched, Watched::Kernel) { watched.memory() } else { 0 };
         let base_ticks = watched.ticks();
@@ -238,6 +258,7 @@ impl Watch {
             before: CpuTime::now()?,
             start: Instant::now(),
             base,
+            page_cache_before,
             base_ticks,
             seen,
             sampler: Some(sampler),
@@ -249,6 +270,8 @@ impl Watch {
         self.end_sampling();
         self.seen.look(self.watched);
         let peak = self.seen.memory.load(Ordering::Relaxed).saturating_sub(self.base);
+        let page_cache =
+            self.seen.page_cache.load(Ordering::Relaxed).saturating_sub(self.page_cache_before.0);
         let ticks = self.seen.ticks.load(Ordering::Relaxed).saturating_sub(self.base_ticks);
         Ok(Cost {
             seconds,
@@ -257,6 +280,7 @@ impl Watch {
             daemon_cpu_seconds: matches!(self.watched, Watched::Process(_))
                 .then_some(ticks as f64 / TICKS),
             memory_mib: peak as f64 / 1024.0,
+            page_cache_mib: page_cache as f64 / 1024.0,
         })
     }
 
@@ -302,14 +326,16 @@ mod tests {
 
     #[test]
     fn a_watch_sees_memory_and_time() {
-        let watch = Watch::start(Watched::Process(std::process::id())).unwrap();
+        let watch =
+            Watch::start(Watched::Process(std::process::id()), PageCache::now().unwrap()).unwrap();
         let held = std::hint::black_box(vec![1u8; 32 << 20]);
         let cost = watch.stop().unwrap();
         drop(held);
         assert!(cost.memory_mib >= 32.0, "{cost:?}");
         assert!(cost.daemon_cpu_seconds.is_some());
-        let cost = Watch::start(Watched::Kernel).unwrap().stop().unwrap();
+        let cost = Watch::start(Watched::Kernel, PageCache(0)).unwrap().stop().unwrap();
         assert_eq!(cost.daemon_cpu_seconds, None);
+        assert!(cost.page_cache_mib > 0.0, "from nothing it has grown: {cost:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Bars with whiskers as SVG: one group per step, one bar per pair, the median as its length and
 //! the range of the rounds as a line across its end.
 
-use crate::ratio::{Ratio, Results};
+use crate::ratio::{Ratio, Results, Row};
 use crate::target::Target;
 use std::fmt::Write as _;
 
@@ -32,15 +32,15 @@ const COLOURS: [&str; 5] = ["#33658a", "#86bbd8", "#758e4f", "#b0b0b0", "#c08552
 
 /// The plot; `None` where nothing of it was measured.
 pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
-    let groups: Vec<(&str, Vec<(usize, Ratio)>)> = results
-        .steps()
+    let groups: Vec<(Row<'_>, Vec<(usize, Ratio)>)> = results
+        .rows()
         .into_iter()
-        .map(|step| {
+        .map(|row| {
             let bars = plot.pairs.iter().enumerate();
-            let bars = bars.filter_map(|(i, ((a, b), _))| Some((i, results.ratio(*a, *b, step)?)));
-            (step, bars.collect())
+            let bars = bars.filter_map(|(i, ((a, b), _))| Some((i, results.ratio(*a, *b, row)?)));
+            (row, bars.collect())
         })
-        .filter(|(_, bars): &(&str, Vec<_>)| !bars.is_empty())
+        .filter(|(_, bars): &(Row<'_>, Vec<_>)| !bars.is_empty())
         .collect();
     if groups.is_empty() {
         return None;
@@ -50,7 +50,8 @@ pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
     let most = groups.iter().flat_map(|g| &g.1).map(|(_, r)| r.high).fold(1.2, f64::max);
     let step =
         [0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0].into_iter().find(|s| most / s <= 8.0).unwrap_or(50.0);
-    let longest = groups.iter().map(|(step, _)| step.chars().count()).max().unwrap_or_default();
+    let longest =
+        groups.iter().map(|(row, _)| row.to_string().chars().count()).max().unwrap_or_default();
     let left = 24.0 + longest as f64 * LETTER;
     let width = (left + WIDTH + RIGHT).max(16.0 + plot.title.chars().count() as f64 * TITLE_LETTER);
     let x = |v: f64| left + v / most * WIDTH;
@@ -92,10 +93,10 @@ pub(crate) fn draw(plot: &Plot<'_>, results: Results<'_>) -> Option<String> {
         ));
     }
     let mut y = TOP;
-    for (step, bars) in &groups {
+    for (row, bars) in &groups {
         let middle = y + bars.len() as f64 * ROW / 2.0 + 3.0;
         put(format_args!(
-            r#"<text x="{:.0}" y="{middle:.1}" text-anchor="end">{step}</text>"#,
+            r#"<text x="{:.0}" y="{middle:.1}" text-anchor="end">{row}</text>"#,
             left - 8.0
         ));
         for (i, r) in bars {

@@ -5,6 +5,7 @@
 //! therefore go between two marks; what is outside of them stays.
 
 use crate::Run;
+use crate::case::{Case, Mkfs, Pages};
 use crate::fsync;
 use crate::measure::Machine;
 use crate::names;
@@ -40,6 +41,7 @@ pub(crate) fn write(
         writeln!(text, "\n![{title}]({name})")?;
     }
     times(&mut text, results)?;
+    processor_times(&mut text, results)?;
     costs(&mut text, results)?;
     fsyncs(&mut text, results)?;
     expectations(&mut text, run, results)?;
@@ -168,7 +170,30 @@ fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<St
             run.stream_mib()
         )?;
     }
+    t.push_str(&cases(run));
     Ok(t)
+}
+
+/// What the names of the cases mean; nothing where only the default one was run.
+fn cases(run: &Run) -> String {
+    if Case::all(&run.pages, &run.mkfs) == [Case::default()] {
+        return String::new();
+    }
+    let pages = run.pages.iter().map(|pages| match pages {
+        Pages::Cold => "cold (on the disk only)",
+        Pages::Hot => "hot (all in the page cache)",
+    });
+    let mkfs = run.mkfs.iter().map(|mkfs| match mkfs {
+        Mkfs::Linux => "mkfs.btrfs",
+        Mkfs::Larder => "larder mkfs",
+    });
+    let (pages, mkfs) =
+        (pages.collect::<Vec<_>>().join(" and "), mkfs.collect::<Vec<_>>().join(" and "));
+    format!(
+        "The image's pages before each mount: {pages}. It was formatted by {mkfs}. Steps without \
+            a mark are of \
+         the case cold, mkfs.btrfs.\n"
+    )
 }
 
 fn cell(ratio: Option<Ratio>) -> String {
@@ -194,46 +219,73 @@ fn times(t: &mut String, results: Results<'_>) -> Result<()> {
         write!(t, " {} |", pair_name(*a, *b))?;
     }
     writeln!(t, "\n|---|{}", "---|".repeat(pairs.len()))?;
-    for step in results.steps() {
-        write!(t, "| {step} |")?;
+    for row in results.rows() {
+        write!(t, "| {row} |")?;
         for (a, b) in &pairs {
-            write!(t, " {} |", cell(results.ratio(*a, *b, step)))?;
+            write!(t, " {} |", cell(results.ratio(*a, *b, row)))?;
         }
         t.push('\n');
-    }
-    if results.has(Target::Larder) && results.has(Target::Kernel) {
-        t.push_str(
-            "\n### CPU of the whole machine, kernel : Larder\n\n| step | ratio |\n|---|---|\n",
-        );
-        for step in results.steps() {
-            let ratio = results.ratio_of(Target::Larder, Target::Kernel, step, |s| s.cpu_seconds);
-            writeln!(t, "| {step} | {} |", cell(ratio))?;
-        }
     }
     Ok(())
 }
 
+/// Whose processor time is set against Larder's.
+const CPU_OF: [Target; 2] = [Target::Kernel, Target::Ceiling];
+
+fn processor_times(t: &mut String, results: Results<'_>) -> Result<()> {
+    let others: Vec<_> = CPU_OF.into_iter().filter(|other| results.has(*other)).collect();
+    if others.is_empty() || !results.has(Target::Larder) {
+        return Ok(());
+    }
+    t.push_str("\n### CPU of the whole machine\n\n| step |");
+    for other in &others {
+        write!(t, " {} |", pair_name(*other, Target::Larder))?;
+    }
+    writeln!(t, "\n|---|{}", "---|".repeat(others.len()))?;
+    for row in results.rows() {
+        write!(t, "| {row} |")?;
+        for other in &others {
+            write!(t, " {} |", cell(results.ratio_of(Target::Larder, *other, row, cpu_of_work)))?;
+        }
+        t.push('\n');
+    }
+    Ok(())
+}
+
+/// Processor time of the same amount of work: of the step, or of one fsync where it says how many
+/// there were, since a program that runs for a time does more where it is fast.
+fn cpu_of_work(s: &Step) -> f64 {
+    s.cpu_seconds / s.fsync.map_or(1, |f| f.fsyncs).max(1) as f64
+}
+
 fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
     t.push_str(
-        "\n### What it took\n\n| step | who | seconds | CPU s | stolen s | daemon's CPU s | MiB | \
-            requests |\n\
-         |---|---|---|---|---|---|---|---|\n",
+        "\n### What it took\n\nMiB: anonymous memory of the daemon or command at its peak, for \
+            the kernel growth of slab and of \
+         dirty pages. Page cache: by how much the machine's grew at most since before the mount. \
+         Of the image: what the \
+         page cache held of it in the end.\n\n| step | who | seconds | CPU s | stolen s | \
+         daemon's CPU s | MiB | \
+         page cache, MiB | of the image, MiB | requests |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
     );
-    for step in results.steps() {
+    for row in results.rows() {
         for target in Target::value_variants() {
-            let m = |field: fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
+            let m = |field: fn(&Step) -> Option<f64>| results.median_of(*target, row, field);
             let Some(seconds) = m(|s| Some(s.seconds)) else { continue };
             let show =
                 |v: Option<f64>, digits: usize| v.map_or("–".into(), |v| format!("{v:.digits$}"));
             writeln!(
                 t,
-                "| {step} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {row} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 target.name(),
                 show(Some(seconds), if seconds < 0.1 { 4 } else { 2 }),
                 show(m(|s| Some(s.cpu_seconds)), 2),
                 show(m(|s| Some(s.stolen_seconds)), 2),
                 show(m(|s| s.daemon_cpu_seconds), 2),
                 show(m(|s| Some(s.memory_mib)), 0),
+                show(m(|s| s.page_cache_mib), 0),
+                show(m(|s| s.image_cached_mib), 0),
                 show(m(|s| s.requests), 1),
             )?;
         }
@@ -247,17 +299,17 @@ fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
         return Ok(());
     }
     t.push_str(
-        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's fsyncs, the 99.9th of \
-            calls that make names, the longest \
+        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's and the database's \
+            fsyncs, the 99.9th of calls that make names, the longest \
          of any call of dbench's and bonnie++'s. The floor: the same bytes and flushes by a bare \
          loop on the same file.\n\n\
          | step | who | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | \
          fsyncs in a batch | \
          were commits | share of the floor |\n|---|---|---|---|---|---|---|---|---|\n",
     );
-    for step in results.steps() {
+    for row in results.rows() {
         for target in Target::value_variants() {
-            let m = |field: &dyn Fn(&Step) -> Option<f64>| results.median_of(*target, step, field);
+            let m = |field: &dyn Fn(&Step) -> Option<f64>| results.median_of(*target, row, field);
             let Some(latency) = m(&|s| Some(s.fsync?.latency_ms)) else { continue };
             let each =
                 |s: &Step, n: f64| Some(n / s.fsync?.fsyncs as f64).filter(|n| n.is_finite());
@@ -277,7 +329,7 @@ fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
             };
             writeln!(
                 t,
-                "| {step} | {} | {latency:.2} | {} | {} | {} | {} | {} | {} |",
+                "| {row} | {} | {latency:.2} | {} | {} | {} | {} | {} | {} |",
                 target.name(),
                 show(m(&|s| each(s, s.cpu_seconds * 1e6)), 0),
                 show(m(&|s| each(s, engine(s, &["device_flushes"])?)), 2),
@@ -400,5 +452,49 @@ mod tests {
         expectations(&mut text, &run, Results(&steps)).unwrap();
         assert!(text.contains("**0.65** (0.50–0.80) | missed"), "{text}");
         assert!(text.contains("2 MiB | met"), "{text}");
+    }
+
+    #[test]
+    fn cases_are_named_where_there_is_more_than_the_default() {
+        let run_of = |args: &[&str]| {
+            <crate::Cli as clap::Parser>::try_parse_from([&["bench"], args].concat()).unwrap().run
+        };
+        assert_eq!(cases(&run_of(&[])), "");
+        let said = cases(&run_of(&["--pages", "cold,hot", "--mkfs", "larder"]));
+        assert!(said.contains("disk only) and hot") && said.contains("by larder mkfs."), "{said}");
+
+        let hot = Case { pages: Pages::Hot, ..Case::default() };
+        let mut steps = vec![step(Target::Kernel, 0, 2.0), step(Target::Larder, 0, 1.0)];
+        let table = |steps: &[Step]| {
+            let mut text = String::new();
+            times(&mut text, Results(steps)).unwrap();
+            text
+        };
+        assert!(table(&steps).ends_with("| unpack | **2.00** (2.00–2.00) |\n"));
+        steps.push(Step { case: hot, ..step(Target::Kernel, 0, 3.0) });
+        steps.push(Step { case: hot, ..step(Target::Larder, 0, 1.0) });
+        assert!(table(&steps).ends_with("| unpack (hot) | **3.00** (3.00–3.00) |\n"));
+    }
+
+    #[test]
+    fn processor_time_is_that_of_the_same_work() {
+        let of = |target, cpu_seconds, fsyncs| Step {
+            cpu_seconds,
+            fsync: Some(fsync::Extra { fsyncs, latency_ms: 1.0, floor_seconds: None }),
+            ..step(target, 0, 1.0)
+        };
+        // In the same time Larder does twice the work, and needs as much.
+        let steps = [
+            of(Target::Kernel, 4.0, 100),
+            of(Target::Larder, 4.0, 200),
+            of(Target::Ceiling, 1.0, 100),
+        ];
+        let mut text = String::new();
+        processor_times(&mut text, Results(&steps)).unwrap();
+        assert!(text.contains("| step | kernel : Larder | ceiling : Larder |"), "{text}");
+        assert!(
+            text.contains("| unpack | **2.00** (2.00–2.00) | **0.50** (0.50–0.50) |"),
+            "{text}"
+        );
     }
 }

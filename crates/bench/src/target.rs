@@ -4,10 +4,12 @@
 //! that neither a hole nor old content nor the fragments of a run before favours anybody. So does
 //! the ceiling, which has no use for it: gigabytes of page cache that are dropped before a step go
 //! back to the hypervisor on many a virtual machine, and come back page by page within it. The file
-//! system on it is made by mkfs.btrfs for both sides (without `--nodiscard` `larder mkfs` gives
-//! back the disk space of a file that it formats, and the image would be sparse).
+//! system on it is made by the same mkfs for both sides, mkfs.btrfs where the run does not say
+//! otherwise. Both are told to discard nothing: they would give back the disk space of the file,
+//! and the image would be sparse.
 
 use crate::Run;
+use crate::case::{self, Case, Mkfs};
 use crate::daemon::{Daemon, LarderMount};
 use crate::measure::Watched;
 use anyhow::{Context, Result, bail};
@@ -133,6 +135,7 @@ impl Target {
 pub(crate) struct Image<'a> {
     run: &'a Run,
     target: Target,
+    case: Case,
     file: PathBuf,
     /// For Larder on a loop device; the kernel's mounts have their own.
     device: Option<LoopDevice>,
@@ -172,7 +175,7 @@ impl Device for SlowFlush {
 
 impl<'a> Image<'a> {
     /// Makes it anew. `limited`: whoever works on it shares the memory that the run allows.
-    pub(crate) fn make(run: &'a Run, target: Target, limited: bool) -> Result<Self> {
+    pub(crate) fn make(run: &'a Run, target: Target, case: Case, limited: bool) -> Result<Self> {
         let file = if target.is_slow() {
             PathBuf::from(format!("/dev/shm/larder-bench-{}.img", std::process::id()))
         } else {
@@ -182,6 +185,7 @@ impl<'a> Image<'a> {
         let mut image = Self {
             run,
             target,
+            case,
             file,
             device: None,
             slow: None,
@@ -193,12 +197,7 @@ impl<'a> Image<'a> {
         if !target.keeps() {
             return Ok(image);
         }
-        // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
-        let args =
-            ["-q", "-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", run.metadata.name()];
-        quietly(
-            Command::new("mkfs.btrfs").args(args).args(["--csum", &run.csum]).arg(&image.file),
-        )?;
+        image.format()?;
         let file = File::open(&image.file)?;
         file.sync_all()?;
         let found = file.metadata()?;
@@ -213,6 +212,37 @@ impl<'a> Image<'a> {
             image.slow = Some(RecordedDisk::serve_slow(Arc::new(SlowFlush(device)))?);
         }
         Ok(image)
+    }
+    /// The two mkfs have the options that are used here in common.
+    fn format(&self) -> Result<()> {
+        let mut mkfs = match self.case.mkfs {
+            Mkfs::Linux => {
+                let mut mkfs = Command::new("mkfs.btrfs");
+                mkfs.arg("-q");
+                mkfs
+            }
+            Mkfs::Larder => {
+                let mut larder = Command::new(self.larder()?);
+                larder.arg("mkfs");
+                larder
+            }
+        };
+        // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
+        let features =
+            ["-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", self.run.metadata.name()];
+        quietly(mkfs.args(features).args(["--csum", &self.run.csum]).arg(&self.file))
+    }
+    /// Drops the machine's caches, and has the image's pages where the case wants them.
+    pub(crate) fn arrange(&self) -> Result<()> {
+        self.case.pages.arrange(&self.file)
+    }
+    /// MiB of it that the page cache holds.
+    pub(crate) fn cached_mib(&self) -> Result<f64> {
+        Ok(case::cached_bytes(&self.file)? as f64 / f64::from(1 << 20))
+    }
+    /// The `larder` command.
+    pub(crate) fn larder(&self) -> Result<&Path> {
+        self.run.larder.as_deref().context("no larder command")
     }
     /// A command of who works on it.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
@@ -232,16 +262,7 @@ impl<'a> Image<'a> {
             Target::Kernel
             | Target::KernelAgain
             | Target::KernelDirect
-            | Target::KernelSlowFlush => {
-                let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
-                let device = LoopDevice::attach_with(&self.source(), how)?;
-                check_direct(&device, self.target.direct())?;
-                // `ssd`: a loop device counts as rotational, which btrfs pays for in each log
-                // commit. `nodiscard`: it would otherwise punch holes into the file behind the
-                // device.
-                let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
-                Ok(Mount::Kernel(mount))
-            }
+            | Target::KernelSlowFlush => self.mount_with_kernel(),
             Target::Ceiling | Target::CeilingWriteback => {
                 let command = self.command(std::env::current_exe()?);
                 let daemon =
@@ -261,7 +282,7 @@ impl<'a> Image<'a> {
                     options.push(',');
                     options.push_str(more);
                 }
-                let larder = self.run.larder.as_deref().context("no larder command")?;
+                let larder = self.larder()?;
                 let source = self.source();
                 let how = LarderMount {
                     larder,
@@ -276,6 +297,17 @@ impl<'a> Image<'a> {
                 ))
             }
         }
+    }
+
+    /// Mounts it with the kernel's btrfs, on whichever target.
+    pub(crate) fn mount_with_kernel(&self) -> Result<Mount> {
+        let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
+        let device = LoopDevice::attach_with(&self.source(), how)?;
+        check_direct(&device, self.target.direct())?;
+        // `ssd`: a loop device counts as rotational, which btrfs pays for in each log commit.
+        // `nodiscard`: it would otherwise punch holes into the file behind the device.
+        let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
+        Ok(Mount::Kernel(mount))
     }
 
     fn path(&self) -> PathBuf {

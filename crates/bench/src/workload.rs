@@ -11,10 +11,13 @@
 
 use crate::Run;
 use crate::bonnie;
+use crate::case::Case;
+use crate::database;
 use crate::fsync::{self, Said};
 use crate::interrupt;
-use crate::measure::{Watch, drop_caches};
+use crate::measure::{Cost, PageCache, Watch, Watched};
 use crate::names;
+use crate::offline;
 use crate::sharing::{self, By, SNAPSHOTS};
 use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
@@ -27,7 +30,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// A group of steps on one image.
@@ -51,19 +54,27 @@ pub(crate) enum Workload {
     /// Snapshots of a subvolume with many files, a clone of a large file, two equal trees that come
     /// to share.
     Sharing,
+    /// Clients of a database that read and write pages of one table at random, with little memory.
+    Database,
+    /// Commands on an image that is not mounted: checking it, printing its file, restoring.
+    Offline,
 }
 
 impl Workload {
     /// Has everybody who takes part little memory?
     fn is_limited(self) -> bool {
-        matches!(self, Self::Names | Self::Bonnie)
+        matches!(self, Self::Names | Self::Bonnie | Self::Database)
     }
     pub(crate) fn needs_archive(self) -> bool {
         matches!(self, Self::Tree | Self::Sharing)
     }
     /// Can it be done there? The ceiling has no extents that could be shared.
     pub(crate) fn is_for(self, target: Target) -> bool {
-        self != Self::Sharing || target.keeps()
+        match self {
+            Self::Sharing => target.keeps(),
+            Self::Offline => offline::is_for(target),
+            _ => true,
+        }
     }
 }
 
@@ -78,6 +89,8 @@ impl fmt::Display for Workload {
             Self::Names => "names",
             Self::Bonnie => "bonnie",
             Self::Sharing => "sharing",
+            Self::Database => "database",
+            Self::Offline => "offline",
         })
     }
 }
@@ -87,6 +100,8 @@ impl fmt::Display for Workload {
 pub(crate) struct Step {
     pub(crate) target: Target,
     pub(crate) round: usize,
+    #[serde(default)]
+    pub(crate) case: Case,
     pub(crate) step: Cow<'static, str>,
     pub(crate) seconds: f64,
     /// Of the whole machine.
@@ -97,6 +112,12 @@ pub(crate) struct Step {
     /// Of the daemon, user and system.
     pub(crate) daemon_cpu_seconds: Option<f64>,
     pub(crate) memory_mib: f64,
+    /// By how much the machine's page cache grew at most, from before the mount on.
+    #[serde(default)]
+    pub(crate) page_cache_mib: Option<f64>,
+    /// What the page cache held of the image at the end.
+    #[serde(default)]
+    pub(crate) image_cached_mib: Option<f64>,
     /// Requests per operation: per entry of the tree, or per MiB.
     pub(crate) requests: Option<f64>,
     /// All that the daemon says about itself at the end of the step.
@@ -118,21 +139,24 @@ enum Shape {
 
 type Action<'a> = &'a mut dyn FnMut(&Path) -> Result<()>;
 /// Runs a program on a mount of an image; its steps.
-type Program<'a> = &'a mut dyn FnMut(&Path, &Image<'_>) -> Result<Vec<(&'static str, Said)>>;
+type Program<'a> = &'a mut dyn FnMut(&Path, &Image<'_>) -> Result<Vec<(Cow<'static, str>, Said)>>;
 
-/// One target in one round.
+/// One target in one round and one case.
 #[derive(Debug)]
 pub(crate) struct Bench<'a> {
     pub(crate) run: &'a Run,
     pub(crate) target: Target,
+    pub(crate) case: Case,
     pub(crate) round: usize,
     pub(crate) archive: Option<&'a Archive>,
 }
 
 impl Bench<'_> {
     pub(crate) fn run(&self, workload: Workload) -> Result<Vec<Step>> {
-        if workload == Workload::Fsync {
-            return self.fsync();
+        match workload {
+            Workload::Fsync => return self.fsync(),
+            Workload::Database => return self.database(),
+            _ => {}
         }
         let mut session = self.session(workload.is_limited())?;
         let run = self.run;
@@ -141,17 +165,20 @@ impl Bench<'_> {
             Workload::Stream => self.stream(&mut session)?,
             Workload::Random => self.random(&mut session)?,
             Workload::Sharing => self.sharing(&mut session)?,
-            Workload::Fsync | Workload::Dbench => session.said(false, &mut |m, image| {
-                let said =
-                    fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
-                Ok(vec![(fsync::DBENCH, said)])
-            })?,
+            Workload::Offline => self.offline(&mut session)?,
+            Workload::Fsync | Workload::Database | Workload::Dbench => {
+                session.said(false, &mut |m, image| {
+                    let said =
+                        fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
+                    Ok(vec![(fsync::DBENCH.into(), said)])
+                })?
+            }
             Workload::Names => session.said(false, &mut |m, image| {
                 let program = image.command(std::env::current_exe()?);
                 let done = names::names(program, m, run.names_seconds, run.names_mib)?;
                 let seconds = done.seconds / done.files as f64 * 1e3;
                 let said = Said { seconds, fsyncs: done.fsyncs, latency_ms: done.p999_ms };
-                Ok(vec![(names::NAMES, said)])
+                Ok(vec![(names::NAMES.into(), said)])
             })?,
             Workload::Bonnie => session.said(false, &mut |m, image| {
                 bonnie::bonnie(image.command("bonnie++"), m, run.limit_mib)
@@ -160,7 +187,7 @@ impl Bench<'_> {
         session.finish()
     }
     fn session(&self, limited: bool) -> Result<Session<'_>> {
-        let image = Image::make(self.run, self.target, limited)?;
+        let image = Image::make(self.run, self.target, self.case, limited)?;
         Ok(Session { bench: self, image, mount: None, operations: 0.0, done: Vec::new() })
     }
 
@@ -170,11 +197,61 @@ impl Bench<'_> {
         for (jobs, step) in fsync::JOBS.into_iter().filter(|(n, _)| self.run.jobs.contains(n)) {
             let mut session = self.session(false)?;
             session.said(true, &mut |m, image| {
-                Ok(vec![(step, fsync::fio(image.command("fio"), m, jobs, self.run.fsync_mib)?)])
+                Ok(vec![(
+                    step.into(),
+                    fsync::fio(image.command("fio"), m, jobs, self.run.fsync_mib)?,
+                )])
             })?;
             done.extend(session.finish()?);
         }
         Ok(done)
+    }
+
+    /// Each number of clients on an image of its own.
+    fn database(&self) -> Result<Vec<Step>> {
+        let (mib, seconds) = (self.run.database_mib, self.run.database_seconds);
+        let mut done = Vec::new();
+        for clients in self.run.database_clients.iter().copied() {
+            let mut session = self.session(Workload::Database.is_limited())?;
+            session.aside(|m| database::fill(m, mib, &block()))?;
+            session.said(false, &mut |m, image| {
+                let said = database::database(
+                    image.command(std::env::current_exe()?),
+                    m,
+                    clients,
+                    seconds,
+                )?;
+                Ok(vec![(database::step(clients), said)])
+            })?;
+            done.extend(session.finish()?);
+        }
+        Ok(done)
+    }
+
+    fn offline(&self, session: &mut Session<'_>) -> Result<()> {
+        let mib = self.run.stream_mib();
+        let file = session.image.file().to_owned();
+        if self.target == Target::Ceiling {
+            // No file system, but what is read is no hole and no zeros here either.
+            write_mib(&mut File::options().write(true).open(&file)?, mib)?;
+            return session.commands(offline::of_disk(&file, mib));
+        }
+        let mount = session.image.mount_with_kernel()?;
+        write_file(mount.path(), mib)?;
+        mount.unmount()?;
+        if !self.target.is_larder() {
+            session.commands(offline::of_linux(&file))?;
+            session.operations = mib as f64;
+            session
+                .step(offline::CAT, Shape::Through, &mut |m| read_file(m, mib, &mut |_| Ok(())))?;
+            return session.image.check();
+        }
+        let larder = session.image.larder()?.to_owned();
+        session.commands(offline::of_larder(&larder, &file, STREAM))?;
+        if self.round == 0 {
+            offline::verify(&larder, &file, STREAM, &block(), mib)?;
+        }
+        session.image.check()
     }
 
     fn tree(&self, session: &mut Session<'_>) -> Result<()> {
@@ -250,7 +327,7 @@ impl Bench<'_> {
             Ok(())
         })?;
         session.step("clone 1 file", Shape::Through, &mut |m| {
-            sharing::copy(&m.join("stream"), &m.join("clone"))
+            sharing::copy(&m.join(STREAM), &m.join("clone"))
         })?;
         session.aside(|m| {
             let after = sharing::used(m)?;
@@ -260,7 +337,7 @@ impl Bench<'_> {
                 "{before} bytes were used, and {after} with the clone: it is a copy"
             );
             if self.round == 0 {
-                fs::rename(m.join("clone"), m.join("stream"))?;
+                fs::rename(m.join("clone"), m.join(STREAM))?;
                 let expected = block();
                 read_file(m, mib, &mut |b| {
                     ensure!(b == expected, "the clone's content is not that of the file");
@@ -335,14 +412,12 @@ impl Session<'_> {
         interrupt::check()?;
         if shape != Shape::Warm {
             self.unmount()?;
-            drop_caches()?;
+            self.image.arrange()?;
         }
-        let mut mount = match self.mount.take() {
-            Some(mount) => mount,
-            None => self.image.mount()?,
-        };
+        let page_cache = PageCache::now()?;
+        let mut mount = self.take_mount()?;
         let before = total(mount.stats()?.as_ref());
-        let watch = Watch::start(mount.watched())?;
+        let watch = Watch::start(mount.watched(), page_cache)?;
         action(mount.path())?;
         let stats = mount.stats()?;
         self.mount = Some(mount);
@@ -352,17 +427,9 @@ impl Session<'_> {
         let cost = watch.stop()?;
         let after = total(stats.as_ref());
         self.done.push(Step {
-            target: self.bench.target,
-            round: self.bench.round,
-            step: step.into(),
-            seconds: cost.seconds,
-            cpu_seconds: cost.cpu_seconds,
-            stolen_seconds: cost.stolen_seconds,
-            daemon_cpu_seconds: cost.daemon_cpu_seconds,
-            memory_mib: cost.memory_mib,
             requests: before.zip(after).map(|(b, a)| a.saturating_sub(b) as f64 / self.operations),
             stats,
-            fsync: None,
+            ..self.result(step.into(), cost)?
         });
         Ok(())
     }
@@ -371,17 +438,19 @@ impl Session<'_> {
     /// `unmount`: the time that takes counts, too.
     fn said(&mut self, unmount: bool, action: Program<'_>) -> Result<()> {
         interrupt::check()?;
-        drop_caches()?;
-        let mut mount = self.image.mount()?;
+        self.unmount()?;
+        self.image.arrange()?;
+        let page_cache = PageCache::now()?;
+        let mut mount = self.take_mount()?;
         let before = total(mount.stats()?.as_ref());
-        let watch = Watch::start(mount.watched())?;
+        let watch = Watch::start(mount.watched(), page_cache)?;
         let said = action(mount.path(), &self.image)?;
         let stats = mount.stats()?;
         self.mount = Some(mount);
         let start = Instant::now();
         self.unmount()?;
         let unmounting = start.elapsed().as_secs_f64();
-        let cost = watch.stop()?;
+        let together = self.result(Cow::default(), watch.stop()?)?;
         self.image.check()?;
         let floor_seconds = match stats.as_ref().filter(|_| self.bench.target == Target::Larder) {
             Some(stats) => Some(fsync::floor(self.image.file(), stats)?),
@@ -390,14 +459,8 @@ impl Session<'_> {
         let requests = before.zip(total(stats.as_ref()));
         for (step, said) in said {
             self.done.push(Step {
-                target: self.bench.target,
-                round: self.bench.round,
-                step: step.into(),
+                step,
                 seconds: said.seconds + if unmount { unmounting } else { 0.0 },
-                cpu_seconds: cost.cpu_seconds,
-                stolen_seconds: cost.stolen_seconds,
-                daemon_cpu_seconds: cost.daemon_cpu_seconds,
-                memory_mib: cost.memory_mib,
                 requests: requests
                     .map(|(b, a)| a.saturating_sub(b) as f64 / said.fsyncs as f64)
                     .filter(|n| n.is_finite()),
@@ -407,17 +470,58 @@ impl Session<'_> {
                     latency_ms: said.latency_ms,
                     floor_seconds: floor_seconds.filter(|_| unmount),
                 }),
+                ..together.clone()
             });
         }
         Ok(())
     }
 
+    /// The step of each of these commands, on an image that is not mounted.
+    fn commands(&mut self, commands: Vec<(&'static str, Command)>) -> Result<()> {
+        for (step, mut command) in commands {
+            interrupt::check()?;
+            self.image.arrange()?;
+            let page_cache = PageCache::now()?;
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+            let child = command.spawn().with_context(|| format!("running {command:?}"))?;
+            let watch = Watch::start(Watched::Process(child.id()), page_cache)?;
+            let out = child.wait_with_output()?;
+            let cost = watch.stop()?;
+            let said = String::from_utf8_lossy(&out.stderr);
+            ensure!(out.status.success(), "{command:?}: {}: {}", out.status, said.trim());
+            self.done.push(self.result(step.into(), cost)?);
+        }
+        Ok(())
+    }
+
+    /// A step's result, as far as its cost says it.
+    fn result(&self, step: Cow<'static, str>, cost: Cost) -> Result<Step> {
+        Ok(Step {
+            target: self.bench.target,
+            round: self.bench.round,
+            case: self.bench.case,
+            step,
+            seconds: cost.seconds,
+            cpu_seconds: cost.cpu_seconds,
+            stolen_seconds: cost.stolen_seconds,
+            daemon_cpu_seconds: cost.daemon_cpu_seconds,
+            memory_mib: cost.memory_mib,
+            page_cache_mib: Some(cost.page_cache_mib),
+            image_cached_mib: Some(self.image.cached_mib()?),
+            requests: None,
+            stats: None,
+            fsync: None,
+        })
+    }
+
+    /// The mount that there is, or a new one.
+    fn take_mount(&mut self) -> Result<Mount> {
+        self.mount.take().map_or_else(|| self.image.mount(), Ok)
+    }
+
     /// Something on the mount that is not measured.
     fn aside(&mut self, action: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-        let mount = match self.mount.take() {
-            Some(mount) => mount,
-            None => self.image.mount()?,
-        };
+        let mount = self.take_mount()?;
         let result = action(mount.path());
         self.mount = Some(mount);
         result
@@ -512,8 +616,15 @@ fn block() -> Vec<u8> {
     .collect()
 }
 
+/// The file that is written and read in sequence.
+const STREAM: &str = "stream";
+
 fn write_file(root: &Path, mib: u64) -> Result<()> {
-    let (block, mut file) = (block(), File::create(root.join("stream"))?);
+    write_mib(&mut File::create(root.join(STREAM))?, mib)
+}
+
+fn write_mib(file: &mut File, mib: u64) -> Result<()> {
+    let block = block();
     for _ in 0..mib {
         interrupt::check()?;
         file.write_all(&block)?;
@@ -574,7 +685,7 @@ fn read_blocks(root: &Path, mib: u64) -> Result<()> {
 
 fn read_file(root: &Path, mib: u64, look: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
-    let mut file = File::open(root.join("stream"))?;
+    let mut file = File::open(root.join(STREAM))?;
     for _ in 0..mib {
         interrupt::check()?;
         file.read_exact(&mut buffer)?;

@@ -214,6 +214,37 @@ fn snapshots_clones_and_deduplication() {
 }
 
 #[test]
+fn both_cases_a_database_and_offline_commands() {
+    if !need(&NEEDS) || !need(&[Need::MemoryCgroup]) {
+        return;
+    }
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let small = ["--database-mib", "16", "--database-clients", "2", "--database-seconds", "1"];
+    let cases = ["--pages", "cold,hot", "--mkfs", "larder"];
+    let what = ["--workloads", "database,offline", "--targets", "kernel,larder,ceiling"];
+    let (text, data) = measured(dir.path(), &[small.as_slice(), &cases, &what].concat());
+    let steps = data["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 2 * (3 + 2 + 3 + 3), "cases; the database, commands");
+    for s in steps {
+        assert_eq!(s["case"]["mkfs"], "larder");
+        let cached = s["image_cached_mib"].as_f64().unwrap();
+        let is_checked_by_linux = s["target"] == "kernel" && s["step"] == "check with data";
+        // `btrfs check` drops the image's pages.
+        if s["case"]["pages"] == "hot" && s["step"] == "check with data" && !is_checked_by_linux {
+            assert!(cached > 200.0, "read past the page cache, a hot image stays hot: {s}");
+        }
+    }
+    for who in ["kernel", "Larder", "ceiling"] {
+        for row in ["database, 2 clients (hot, larder mkfs)", "check with data (larder mkfs)"] {
+            let row = format!("| {row} | {who} |");
+            assert!(text.contains(&row), "{row} in\n{text}");
+        }
+    }
+    nothing_stays(dir.path());
+}
+
+#[test]
 fn a_failure_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;

@@ -28,3 +28,4 @@ pub use log::{OnSynced, Synced, Unlogged};
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;
 pub use transaction::Received;
+pub use tree::{Hold, LongHolds};

@@ -28,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
+use crate::tree::doing;
 use larder_format::items::{Compression, ExtentKind};
 use larder_format::{CsumType, Logical, MAX_DATA_EXTENT, ObjectId};
 use rayon::prelude::*;
@@ -163,6 +164,7 @@ fn write(core: &Core, departures: Vec<Departure>) {
 }
 
 fn write_all(core: &Core, departures: Vec<Departure>) {
+    let _doing = doing("write-back");
     let _memory = core.data.scratch.take(scratch::need(core, &departures), core.budget().scratch);
     let mut items: Vec<Item> = departures.into_iter().map(|d| begin(core, d)).collect();
     let mut reserved: Option<Reservation> = None;

@@ -53,8 +53,11 @@ pub struct Stats {
     pub tree_edits: u64,
     /// Attempts to edit that first had to fetch something without the lock.
     pub tree_retries: u64,
+    /// The longest time that an edit held a tree's lock, all of it, and what is known of the long
+    /// ones.
     pub tree_lock_max_us: u64,
     pub tree_lock_total_us: u64,
+    pub tree_lock_holds: crate::LongHolds,
     /// Nodes copied to a new address.
     pub node_copies: u64,
     /// Nodes copied in memory because a version could see them.
@@ -327,6 +330,7 @@ impl Filesystem {
         let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
         let accounts = &core.space.accounts;
         let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
+        let holds = t.holds.long();
         let c = &core.compression.stats;
         let r = &core.reclaims;
         let devices = core.volume.stats();
@@ -342,8 +346,9 @@ impl Filesystem {
             nodes_written: get(&x.nodes_written),
             tree_edits: get(&t.edits),
             tree_retries: get(&t.retries),
-            tree_lock_max_us: get(&t.hold_max_ns) / 1000,
-            tree_lock_total_us: get(&t.hold_ns) / 1000,
+            tree_lock_max_us: holds.longest.us,
+            tree_lock_total_us: t.holds.total_us(),
+            tree_lock_holds: holds,
             node_copies: get(&t.cow),
             image_copies: get(&IMAGE_COPIES),
             cache_hits: get(&n.hits),

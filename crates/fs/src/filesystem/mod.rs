@@ -20,6 +20,7 @@ pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::log::{self, OnSynced, Synced, Unlogged};
+use crate::tree::doing;
 use crate::{
     Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek,
     SetAttr, XattrMode,
@@ -47,6 +48,7 @@ impl Filesystem {
     /// `NotPermitted` for an immutable or append-only inode; `IsDirectory`, `Invalid`, `FileTooBig`
     /// for a size; `Invalid`, `NotSupported` for flags.
     pub fn setattr(&self, id: InodeId, changes: &SetAttr) -> Result<Attr> {
+        let _doing = doing("set attributes");
         attr::set(&self.core, &self.core.inode(id)?, changes)
     }
     /// Makes a file, directory, symlink or special file.
@@ -56,6 +58,7 @@ impl Filesystem {
     /// immutable directory, `Overflow` when the directory cannot take another name with this hash,
     /// `Invalid` for an impossible name.
     pub fn create(&self, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+        let _doing = doing("create");
         create::create(&self.core, dir, name, new)
     }
     /// Makes a regular file without a name (O_TMPFILE); `link` may give it one. The result is held
@@ -64,6 +67,7 @@ impl Filesystem {
     /// # Errors
     /// `NotDirectory`; `Invalid` for another type.
     pub fn create_unnamed(&self, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
+        let _doing = doing("create unnamed");
         create::create_unnamed(&self.core, self.front, dir, new)
     }
     /// Gives an inode one more name.
@@ -73,6 +77,7 @@ impl Filesystem {
     /// `NotPermitted` for a directory or by flags; `NotFound` for an inode that has lost its last
     /// name.
     pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
+        let _doing = doing("link");
         link::link(&self.core, id, dir, name)
     }
     /// Removes a name of anything but a directory.
@@ -80,6 +85,7 @@ impl Filesystem {
     /// # Errors
     /// `IsDirectory`, `NotDirectory`; `NotPermitted` by flags.
     pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        let _doing = doing("unlink");
         link::unlink(&self.core, dir, name)
     }
     /// Removes an empty directory, or an empty subvolume.
@@ -87,6 +93,7 @@ impl Filesystem {
     /// # Errors
     /// `NotDirectory`, `NotEmpty`; as [`Filesystem::delete_subvolume`]; `NotPermitted` by flags.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        let _doing = doing("rmdir");
         link::rmdir(&self.core, dir, name)
     }
     /// Renames, across directories too; see [`RenameMode`]. Two names of one inode stay as they
@@ -104,6 +111,7 @@ impl Filesystem {
         to_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
+        let _doing = doing("rename");
         rename::rename(&self.core, (dir, name), (to_dir, to_name), mode)
     }
     /// Target of a symlink.
@@ -154,6 +162,7 @@ impl Filesystem {
     /// # Errors
     /// `IsDirectory`, `Invalid`, `FileTooBig`; `NotPermitted` by flags.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<()> {
+        let _doing = doing("write");
         file::write(&self.core, &self.core.inode(id)?, offset, data)
     }
     /// Reserves, zeroes or punches a range of a file; see [`Fallocate`].
@@ -162,6 +171,7 @@ impl Filesystem {
     /// `Invalid` for an empty range; `IsDirectory`, `Invalid` for other types; `FileTooBig`;
     /// `NotPermitted` by flags.
     pub fn fallocate(&self, id: InodeId, how: Fallocate, offset: u64, len: u64) -> Result<()> {
+        let _doing = doing("fallocate");
         file::fallocate(&self.core, &self.core.inode(id)?, how, offset, len)
     }
     /// Copies a range (sharing extents where that is possible); returns the bytes copied, 0 at the
@@ -177,6 +187,7 @@ impl Filesystem {
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
+        let _doing = doing("copy range");
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
     }
@@ -198,6 +209,7 @@ impl Filesystem {
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
+        let _doing = doing("clone");
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
@@ -216,6 +228,7 @@ impl Filesystem {
         to_offset: u64,
         len: u64,
     ) -> Result<Deduped> {
+        let _doing = doing("dedupe");
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
@@ -255,6 +268,7 @@ impl Filesystem {
     /// what an item holds; `Invalid` for a property that does not exist or cannot have this value;
     /// `NotPermitted` by flags, and for `user.` on anything but files and directories.
     pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let _doing = doing("set xattr");
         xattr::set(&self.core, &self.core.inode(id)?, name, value, mode)
     }
     /// Removes an extended attribute.
@@ -262,6 +276,7 @@ impl Filesystem {
     /// # Errors
     /// `NoAttribute`; `NotPermitted` by flags.
     pub fn removexattr(&self, id: InodeId, name: &[u8]) -> Result<()> {
+        let _doing = doing("remove xattr");
         xattr::remove(&self.core, &self.core.inode(id)?, name)
     }
     /// Names of all extended attributes.
@@ -276,6 +291,7 @@ impl Filesystem {
     /// # Errors
     /// `DataLost` while data of this inode could not be written.
     pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
+        let _doing = doing("fsync");
         log::fsync(&self.core, &self.core.inode(id)?, data_only)
     }
     /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once, on this
@@ -285,6 +301,7 @@ impl Filesystem {
     /// `then` must not wait and not call the engine. A commit that it is told of somebody has to
     /// wait for, elsewhere: [`finish_fsync`](Self::finish_fsync).
     pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
+        let _doing = doing("fsync");
         match self.core.inode(id) {
             Ok(inode) => log::fsync_then(&self.core, &inode, then),
             Err(e) => then(Synced::Done(Err(e))),
@@ -304,6 +321,7 @@ impl Filesystem {
     /// Gives `n` holds back. With the last one an inode without names is deleted, before the call
     /// returns.
     pub fn release(&self, id: InodeId, n: u64) {
+        let _doing = doing("release");
         self.core.release(self.front, id, n);
     }
 

@@ -2,6 +2,7 @@
 
 use crate::filesystem::Filesystem;
 use crate::inode::subvolume::{self, Deletes};
+use crate::tree::doing;
 use crate::{Attr, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
 use larder_format::{Generation, TreeId};
 
@@ -11,6 +12,7 @@ impl Filesystem {
     /// # Errors
     /// As making a directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+        let _doing = doing("create subvolume");
         subvolume::create(&self.core, dir, name, new)
     }
     /// Makes a snapshot of a subvolume: all that was done in it before the call, and of what is
@@ -27,6 +29,7 @@ impl Filesystem {
         name: &[u8],
         read_only: bool,
     ) -> Result<TreeId> {
+        let _doing = doing("snapshot");
         subvolume::snapshot(&self.core, source, dir, name, read_only)
     }
     /// Deletes a subvolume with everything in it. What it took comes back in the background
@@ -36,6 +39,7 @@ impl Filesystem {
     /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it;
     /// `NotPermitted` for the default one; `Busy` for the root of a mount.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<TreeId> {
+        let _doing = doing("delete subvolume");
         subvolume::delete(&self.core, dir, name, Deletes::Full)
     }
     /// Waits until deleted subvolumes take no space any more, but for what the next commit gives
@@ -86,6 +90,7 @@ impl Filesystem {
     /// # Errors
     /// `NotFound`; `Busy` for a received one.
     pub fn set_subvolume_read_only(&self, id: TreeId, read_only: bool, forget: bool) -> Result<()> {
+        let _doing = doing("set subvolume read-only");
         self.core.set_subvol_read_only(id, read_only, forget)
     }
     /// Notes where a subvolume was received from; returns the transaction that does it.
@@ -93,6 +98,7 @@ impl Filesystem {
     /// # Errors
     /// `NotFound`.
     pub fn set_subvolume_received(&self, id: TreeId, received: Received) -> Result<Generation> {
+        let _doing = doing("set subvolume received");
         self.core.set_subvol_received(id, received)
     }
     /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or

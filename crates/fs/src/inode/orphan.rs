@@ -14,6 +14,7 @@ use crate::engine::fronts::FrontId;
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Result};
 use crate::file::{self, LastRefs};
+use crate::tree::doing;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};
 use std::sync::Arc;
@@ -148,6 +149,7 @@ pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
 /// # Errors
 /// None at present, see [`Core::clean_once`].
 pub(crate) fn clean_up_after_crash(core: &Core) -> Result<()> {
+    let _doing = doing("clean-up after a crash");
     let subvols: Vec<_> = core.subvols.read().values().cloned().collect();
     for subvol in subvols {
         core.clean_once(&subvol)?;

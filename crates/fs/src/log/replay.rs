@@ -7,6 +7,7 @@ use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::space::{Run, SpaceKind};
 use crate::transaction::{Handle, commit};
+use crate::tree::doing;
 use larder_format::Key;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,6 +26,7 @@ const ITEMS: usize = 16;
 /// that did not reach its superblock.
 pub(crate) fn replay(core: &Core) -> Result<bool> {
     let Some(log) = Log::find(core)? else { return Ok(false) };
+    let _doing = doing("log replay");
     keep_nodes(core, &log)?;
     let mut claims = Claims::default();
     let mut outcomes = Vec::new();

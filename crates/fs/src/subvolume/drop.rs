@@ -21,7 +21,7 @@ use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
 use crate::transaction::sharing::{KnownRefs, Released};
 use crate::transaction::{Handle, Progress, parse_root_item, root_pointer};
-use crate::tree::{Need, Node, Pointer, Stop, child_pointer, child_slot};
+use crate::tree::{Need, Node, Pointer, Stop, child_pointer, child_slot, doing};
 use larder_format::items::{ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
@@ -67,6 +67,7 @@ pub(crate) fn queue_earlier(core: &Core) -> Result<()> {
 /// Drops a tree; false when it was told to stop before the end.
 fn drop_tree(core: &Core, id: TreeId) -> Result<bool> {
     let _waiting_is_allowed = past_no_return();
+    let _doing = doing("drop subvolume");
     let found = {
         let roots = core.roots.root.version(core.epochs.enter());
         match roots.at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))? {

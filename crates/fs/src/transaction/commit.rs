@@ -18,7 +18,7 @@ use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind, csum_tree, free_space_tree, groups};
 use crate::transaction::{Ground, SubvolumeTree, Txn, find_root, writeout};
-use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version};
+use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version, doing};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, TreeId};
@@ -46,7 +46,9 @@ pub(crate) fn run(ground: &Ground) {
 /// Seals the running transaction and brings it to the device.
 pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
     let above = ground.above();
+    let _doing = doing("items before the seal");
     above.before_seal();
+    let _doing = doing("seal");
     let (txn, since) = ground.txns.close_running();
     let delayed = above.seal(&txn);
     let untouched = std::mem::take(&mut txn.roots.lock().untouched);
@@ -68,6 +70,7 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
         f.subvol.set_base(txn.generation.next(), f.root.clone());
     }
     ground.txns.sealed(since);
+    let _doing = doing("commit");
     let begin = Instant::now();
     delayed?;
     let mut committer = Committer::new(ground, txn.clone());

@@ -429,6 +429,10 @@ impl BlockSource for Handle<'_> {
         match need {
             Need::Node(_) => unreachable!("the tree reads nodes itself"),
             Need::Refs(at, level) => self.ground.learn_refs(&mut self.known, *at, *level),
+            Need::Notes => {
+                self.ground.wait_for_notes(&self.txn);
+                Ok(())
+            }
             Need::Blocks(n) => {
                 let missing = n.saturating_sub(self.purse.len());
                 let bytes = missing as u64 * u64::from(self.ground.nodesize());

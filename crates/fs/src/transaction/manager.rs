@@ -6,8 +6,9 @@
 use crate::error::{Error, Result};
 use crate::lock::{self, Joined, Mutex, RwLock};
 use crate::space::alloc::{ChunkNotes, Running, Wish};
+use crate::transaction::sharing::at_once;
 use crate::transaction::{Gathered, Txn};
-use crate::tree::Root;
+use crate::tree::{Root, Stop};
 use larder_format::Generation;
 use parking_lot::Condvar;
 use std::sync::Arc;
@@ -135,6 +136,20 @@ impl Transactions {
     /// Reads the view with `f`; a seal or publication waits meanwhile.
     pub(crate) fn with_view<R>(&self, f: impl FnOnce(&RefsView) -> R) -> R {
         f(&self.view.read())
+    }
+    /// The same for a caller who holds a tree: waits for nobody.
+    pub(crate) fn with_view_at_once<R>(
+        &self,
+        f: impl FnOnce(&RefsView) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        f(&*at_once(|| self.view.try_read())?)
+    }
+    /// Does something while the view is locked as if it changed.
+    #[cfg(test)]
+    pub(crate) fn while_view_changes<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        let _view = self.view.write();
+        // Another thread: this one must not come for it again.
+        std::thread::scope(|s| s.spawn(f).join().expect("it does not panic"))
     }
     /// Why writing has ended, if it has.
     pub(crate) fn failure(&self) -> Option<String> {

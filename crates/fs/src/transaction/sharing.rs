@@ -8,7 +8,7 @@
 
 use crate::error::{Error, Place, Result};
 use crate::space::extent_tree::{self, ExtentInfo};
-use crate::space::refs::{DelayedRefs, ExtentKind};
+use crate::space::refs::{DelayedRefs, ExtentKind, RefDelta};
 use crate::transaction::manager::RefsView;
 use crate::transaction::{Ground, Txn};
 use crate::tree::{Need, Node, Stop, Version};
@@ -28,6 +28,21 @@ const NO_ITEM: ExtentInfo = ExtentInfo {
 /// Committed reference counts that were looked up, and of which generation they are.
 #[derive(Debug, Default)]
 pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
+
+/// How often a lock is tried that is held for some instructions only. If that does not help, its
+/// holder has lost its processor, and gets it back in milliseconds.
+const TRIES: usize = 100;
+
+/// Locks for a caller who holds a tree, which everybody else would wait for, too.
+pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, Stop> {
+    for _ in 0..TRIES {
+        if let Some(guard) = lock() {
+            return Ok(guard);
+        }
+        std::hint::spin_loop();
+    }
+    Err(Stop::Need(Need::Notes))
+}
 
 /// What became of the attempt to take a reference from a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +95,7 @@ impl Ground {
         }
     }
 
-    /// Notes that `tree` copied `old` to `new`.
+    /// Notes that `tree` copied `old` to `new`. Waits for nobody: the caller holds the tree.
     pub(crate) fn note_copied(
         &self,
         txn: &Txn,
@@ -102,20 +117,23 @@ impl Ground {
             refs.check_new(new)
         };
         if !maybe_shared || self.options.tuning.break_ignore_sharing {
-            let mut refs = txn.refs.lock();
+            let mut refs = at_once(|| txn.refs.try_lock())?;
             check(&refs)?;
             refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
             refs.drop_tree_block(at, nodesize, level, mine)?;
             return Ok(());
         }
-        self.txns.with_view(|view| {
+        self.txns.with_view_at_once(|view| {
             let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
                 return Err(Stop::Need(Need::Refs(at, level)));
             };
             debug_assert!(base == view.base && view.running.generation == txn.generation);
-            let mut refs = txn.refs.lock();
+            let mut refs = at_once(|| txn.refs.try_lock())?;
             let now = refs.delta(at);
-            let sealed = view.sealed.as_ref().map(|t| t.refs.lock().delta(at)).unwrap_or_default();
+            let sealed = match &view.sealed {
+                Some(sealed) => at_once(|| sealed.refs.try_lock())?.delta(at),
+                None => RefDelta::default(),
+            };
             let count = i128::from(info.refs) + i128::from(now.total) + i128::from(sealed.total);
             let full = info.full_backref || now.set_full_backref || sealed.set_full_backref;
             if count < 1 {
@@ -157,6 +175,12 @@ impl Ground {
             refs.drop_tree_block(at, nodesize, level, mine)?;
             Ok(())
         })
+    }
+
+    /// Waits, without a tree, until nobody has the notes locked that [`Ground::note_copied`] lacked.
+    pub(crate) fn wait_for_notes(&self, txn: &Txn) {
+        drop(txn.refs.lock());
+        self.txns.with_view(|view| view.sealed.as_ref().map(|sealed| drop(sealed.refs.lock())));
     }
 
     /// Notes that `snapshot` begins with `new`, a copy of `root`: what the copy points to has one

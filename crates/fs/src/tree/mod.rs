@@ -2,9 +2,11 @@
 //!
 //! From the bottom: `image` edits the bytes of one node, `node` is a node in memory, `store` reads
 //! and caches clean ones, `version` is a tree that never changes and its cursors, `tree` is one
-//! that does, `edit` changes its items. A tree sees space only through `BlockSource`.
+//! that does, `edit` changes its items. `holds` measures how long edits lock one. A tree sees space
+//! only through `BlockSource`.
 
 mod edit;
+mod holds;
 pub(crate) mod image;
 mod node;
 pub mod ops;
@@ -17,6 +19,8 @@ mod tree;
 mod version;
 
 pub(crate) use edit::Editor;
+pub(crate) use holds::doing;
+pub use holds::{Hold, LongHolds};
 pub(crate) use image::{NodeFormat, header_mut};
 pub(crate) use node::{IMAGE_COPIES, Node};
 pub use ops::TreeOps;

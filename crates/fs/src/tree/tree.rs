@@ -3,16 +3,18 @@
 //! An edit names the keys it is going to touch. With the lock held it makes the path to each of
 //! them writable — copied to a new address where the running transaction does not own it yet — and
 //! only then runs the caller's changes. Whatever is missing on the way (a node that is not in
-//! memory, the reference count of a block that a snapshot may share, addresses for new blocks) ends
-//! the attempt with a [`Need`]; the lock is dropped, the [`BlockSource`] provides it, and the
-//! attempt starts over. Making a path writable changes nothing that anybody can see, so starting
-//! over is harmless. Once the caller's changes run, nothing can be missing any more.
+//! memory, the reference count of a block that a snapshot may share, addresses for new blocks,
+//! notes that somebody else has locked) ends the attempt with a [`Need`]; the lock is dropped, the
+//! [`BlockSource`] provides it, and the attempt starts over. Making a path writable changes nothing
+//! that anybody can see, so starting over is harmless. Once the caller's changes run, nothing can
+//! be missing any more.
 //!
 //! All changes of one edit appear at once: a version has them all or none.
 
 use crate::error::{Error, Result};
-use crate::lock::{self, RwLock};
+use crate::lock::{self, Exclusive, RwLock};
 use crate::tree::edit::Editor;
+use crate::tree::holds::{self, Begun, Holds};
 use crate::tree::image;
 use crate::tree::node::Node;
 use crate::tree::store::{NodeStore, Pointer};
@@ -22,7 +24,6 @@ use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Instant;
 
 /// What an attempt to edit lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +34,9 @@ pub(crate) enum Need {
     Refs(Logical, u8),
     /// So many addresses for new blocks.
     Blocks(usize),
+    /// The transaction's notes, which another thread has locked for longer than a moment: it has
+    /// probably lost its processor.
+    Notes,
 }
 
 /// Why an attempt stopped.
@@ -94,10 +98,8 @@ pub struct TreeStats {
     pub edits: AtomicU64,
     /// Attempts that lacked something.
     pub retries: AtomicU64,
-    /// Nanoseconds that edits held a tree's lock, in all.
-    pub hold_ns: AtomicU64,
-    /// The longest of them.
-    pub hold_max_ns: AtomicU64,
+    /// How long trees were locked for that.
+    pub(crate) holds: Holds,
     /// Blocks copied to a new address.
     pub cow: AtomicU64,
     /// Height of the highest tree so far: what an item costs at worst grows with it.
@@ -183,12 +185,15 @@ impl Tree {
     pub(crate) fn snapshot(&self, source: &mut dyn BlockSource, id: TreeId) -> Result<Self> {
         let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
         loop {
-            let mut state = self.state.write();
+            let (mut state, begun) = self.lock();
             let need = match self.try_snapshot(&mut state, source, id, &held) {
                 Ok(root) => {
                     let last_snapshot = source.generation();
                     state.last_snapshot = last_snapshot;
                     state.since.clear();
+                    let over = self.stats.holds.over(&begun);
+                    drop(state);
+                    self.stats.holds.note(self.id, &over);
                     let state = State { root, last_snapshot, since: HashSet::new() };
                     let (store, stats) = (self.store.clone(), self.stats.clone());
                     return Ok(Self {
@@ -202,7 +207,9 @@ impl Tree {
                 Err(Stop::Fail(e)) => return Err(e),
                 Err(Stop::Need(need)) => need,
             };
+            let over = self.stats.holds.over(&begun);
             drop(state);
+            self.stats.holds.note(self.id, &over);
             match &need {
                 Need::Node(ptr) => {
                     let node = self.store.get(ptr, self.id)?;
@@ -276,13 +283,26 @@ impl Tree {
     /// Replaces the root's image by its clean form, if nobody has edited the tree since `frozen`
     /// was taken.
     pub(crate) fn settle(&self, frozen: &Root) {
-        let mut state = self.state.write();
+        let (mut state, begun) = self.lock();
         if let (Some(now), Some(then)) = (&state.root.node, &frozen.node)
             && Arc::ptr_eq(now, then)
         {
             let clean = then.stripped();
             state.root.node = Some(clean);
         }
+        let over = self.stats.holds.over(&begun);
+        drop(state);
+        self.stats.holds.note(self.id, &over);
+    }
+
+    /// Locks the tree for a change.
+    fn lock(&self) -> (Exclusive<'_, State>, Begun) {
+        let state = self.state.try_write().unwrap_or_else(|| {
+            let state = self.state.write();
+            holds::waited();
+            state
+        });
+        (state, holds::begin())
     }
 
     /// Looks one item up under the shared lock. The epoch must have been entered before the call.
@@ -341,8 +361,7 @@ impl Tree {
         let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
         self.stats.edits.fetch_add(1, Ordering::Relaxed);
         loop {
-            let mut state = self.state.write();
-            let since = Instant::now();
+            let (mut state, begun) = self.lock();
             let need = match self.prepare(&mut state, source, keys, growing, &held) {
                 Ok(()) => {
                     // Neighbours may be the snapshot's, too. Nothing is deleted in what is left of
@@ -359,8 +378,9 @@ impl Tree {
                     self.stats
                         .tallest
                         .fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
+                    let over = self.stats.holds.over(&begun);
                     drop(state);
-                    self.note_hold(since);
+                    self.stats.holds.note(self.id, &over);
                     if let Err(e) = &result
                         && changed
                     {
@@ -371,8 +391,9 @@ impl Tree {
                 Err(Stop::Fail(e)) => return Err(e),
                 Err(Stop::Need(need)) => need,
             };
+            let over = self.stats.holds.over(&begun);
             drop(state);
-            self.note_hold(since);
+            self.stats.holds.note(self.id, &over);
             self.stats.retries.fetch_add(1, Ordering::Relaxed);
             if let Need::Node(ptr) = &need {
                 let node = self.store.get(ptr, self.id)?;
@@ -392,12 +413,6 @@ impl Tree {
     ) -> Option<Arc<Node>> {
         let held = held.get(&(ptr.at, ptr.generation)).filter(|node| ptr.means(node, self.id));
         held.cloned().or_else(|| self.store.peek(ptr, self.id))
-    }
-
-    fn note_hold(&self, since: Instant) {
-        let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.stats.hold_ns.fetch_add(ns, Ordering::Relaxed);
-        self.stats.hold_max_ns.fetch_max(ns, Ordering::Relaxed);
     }
 
     /// Makes the paths to all keys writable.

@@ -4,8 +4,9 @@
 //! as a part of the image. A write through it also holds the image's inode, so that a write that
 //! meets pages on their way to the disk keeps all others waiting. Direct transfers do neither.
 //!
-//! Two things stay with the page cache, and the kernel keeps both ways coherent:
+//! Three things stay with the page cache, and the kernel keeps both ways coherent:
 //!
+//! - Reads of what it holds already: somebody else has read the image, or has just made it.
 //! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead
 //!   for that. Contents of files are dropped from there behind the reader ([`super::passing`]).
 //! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and
@@ -67,9 +68,14 @@ impl Direct {
         })
     }
 
-    /// Does a read of this place go past the page cache?
-    pub(super) fn reads(&self, at: u64, len: usize) -> bool {
-        is_aligned(at, len) && (self.all || len >= LONG_READ)
+    /// Does a read of this place go past the page cache? `file` is the descriptor that does not.
+    pub(super) fn reads(&self, file: &File, at: u64, len: usize) -> bool {
+        is_aligned(at, len) && (self.all || len >= LONG_READ && !os::is_cached(file, at, len))
+    }
+
+    /// Is the page cache rid of such a read when it is over?
+    pub(super) fn drops(&self, len: u64) -> bool {
+        !self.all && len < LONG_READ as u64
     }
 
     /// Do short transfers go through the page cache?

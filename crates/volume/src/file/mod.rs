@@ -262,7 +262,7 @@ impl Device for FileDevice {
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof)?;
         let Some(direct) = &self.direct else { return os::read_exact_at(&self.file, buf, at.0) };
-        if direct.reads(at.0, buf.len()) {
+        if direct.reads(&self.file, at.0, buf.len()) {
             return direct.read(buf, at.0);
         }
         os::read_exact_at(&self.file, buf, at.0)?;
@@ -279,7 +279,7 @@ impl Device for FileDevice {
 
     fn passed(&self, at: Physical, len: u64) {
         if let Some(direct) = &self.direct
-            && !direct.reads(at.0, usize::try_from(len).unwrap_or(usize::MAX))
+            && direct.drops(len)
         {
             direct.passing.note(at.0..at.0.saturating_add(len));
         }
@@ -620,6 +620,27 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_page_cache_is_asked_for_whole_ranges() {
+        let (_dir, path) = image(4 << 20);
+        let d = FileDevice::open(&path, OpenMode::Write).unwrap();
+        d.write_at(Physical(0), &pattern(4 << 20, 1)).unwrap();
+        d.flush().unwrap();
+        os::drop_cached(&d.file, 0..4 << 20);
+        if os::is_cached(&d.file, 0, 4096) {
+            println!("skipped: needs a file system whose pages can be dropped");
+            return;
+        }
+        let mut buf = vec![0; 1 << 20];
+        os::read_exact_at(&d.file, &mut buf, 0).unwrap();
+        let known = os::is_cached(&d.file, 0, 1 << 20);
+        assert!(!os::is_cached(&d.file, 3 << 20, 1 << 20), "more than was read");
+        if !known {
+            println!("skipped: needs Linux 6.5");
         }
     }
 }

@@ -7,6 +7,7 @@ mod consistency;
 mod cut;
 mod damage;
 mod fronts;
+mod holds;
 mod links;
 mod listing;
 mod logged;

@@ -1,0 +1,177 @@
+//! In which state an image is given to a file system: where its pages lie, and which mkfs made it.
+//!
+//! Both change what is measured, for everybody. Pages of the image that the machine's page cache
+//! holds (*hot*) are read without the disk, and a write past the page cache first has to drop them;
+//! an image just copied or downloaded is hot, and one after a boot is *cold*. The two mkfs lay the
+//! first chunks out differently. Neither state is the true one, so each is a case of its own, given
+//! to all alike, and ratios are taken within a case only.
+//!
+//! [`Pages::arrange`] brings the state about before each mount, and asks the kernel whether it came
+//! about: a page that is in use stays when caches are dropped, and one that was read goes when
+//! memory is short.
+
+use crate::interrupt;
+use crate::measure::drop_caches;
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::ptr;
+
+/// Where the pages of the image lie when it is mounted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pages {
+    /// On the disk only.
+    #[default]
+    Cold,
+    /// In the machine's page cache, all of them: the image was just read to its end.
+    Hot,
+}
+
+/// Which program formats the image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mkfs {
+    /// `mkfs.btrfs`
+    #[default]
+    Linux,
+    /// `larder mkfs`
+    Larder,
+}
+
+/// The state of an image when it is given to a file system. The default is what a name without a
+/// case means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) pages: Pages,
+    pub(crate) mkfs: Mkfs,
+}
+
+impl Case {
+    /// Every combination of these.
+    pub(crate) fn all(pages: &[Pages], mkfs: &[Mkfs]) -> Vec<Self> {
+        mkfs.iter()
+            .flat_map(|mkfs| pages.iter().map(|pages| Self { pages: *pages, mkfs: *mkfs }))
+            .collect()
+    }
+}
+
+/// What differs from the default, as it stands behind a name.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.pages, self.mkfs) {
+            (Pages::Cold, Mkfs::Linux) => "",
+            (Pages::Hot, Mkfs::Linux) => " (hot)",
+            (Pages::Cold, Mkfs::Larder) => " (larder mkfs)",
+            (Pages::Hot, Mkfs::Larder) => " (hot, larder mkfs)",
+        })
+    }
+}
+
+impl Pages {
+    /// Drops the machine's caches, then brings the pages of `image` to where they are wanted. A
+    /// file that has no other place than memory is left there.
+    pub(crate) fn arrange(self, image: &Path) -> Result<()> {
+        drop_caches()?;
+        if is_in_memory(image)? {
+            return Ok(());
+        }
+        if self == Self::Hot {
+            read_all(image)?;
+        }
+        let (cached, size) = (cached_bytes(image)?, image.metadata()?.len());
+        ensure!(
+            self.is_true_of(cached, size),
+            "{}: the page cache holds {} of {} MiB, which is not {self:?}; is it in use, or \
+                memory short?",
+            image.display(),
+            cached >> 20,
+            size >> 20
+        );
+        Ok(())
+    }
+    /// Is it so, but for a sixty-fourth? Some pages are always on their way.
+    fn is_true_of(self, cached: u64, size: u64) -> bool {
+        match self {
+            Self::Cold => cached <= size / 64,
+            Self::Hot => cached >= size - size / 64,
+        }
+    }
+}
+
+fn read_all(path: &Path) -> Result<()> {
+    let mut file = File::open(path).with_context(|| path.display().to_string())?;
+    let mut buffer = vec![0; 1 << 20];
+    while file.read(&mut buffer)? > 0 {
+        interrupt::check()?;
+    }
+    Ok(())
+}
+
+/// Is it a file of a memory file system? Its pages lie nowhere else.
+fn is_in_memory(path: &Path) -> Result<bool> {
+    let is = rustix::fs::statfs(path).with_context(|| path.display().to_string())?;
+    Ok(is.f_type == libc::TMPFS_MAGIC)
+}
+
+/// How much of a file the machine's page cache holds.
+pub(crate) fn cached_bytes(path: &Path) -> Result<u64> {
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let len = usize::try_from(file.metadata()?.len())?;
+    if len == 0 {
+        return Ok(0);
+    }
+    let page = rustix::param::page_size();
+    let mut present = vec![0u8; len.div_ceil(page)];
+    // SAFETY: a new mapping at an address of the kernel's choice; nothing reads through it.
+    let mapping = unsafe {
+        libc::mmap(ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    if mapping == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error()).context("mapping the image");
+    }
+    // SAFETY: `mapping` is that mapping of `len` bytes, and `present` has a byte for each of its
+    // pages.
+    let asked = match unsafe { libc::mincore(mapping, len, present.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // SAFETY: nobody has a pointer into the mapping.
+    unsafe { libc::munmap(mapping, len) };
+    asked.context("asking which pages of the image are in memory")?;
+    let pages = present.iter().filter(|bits| **bits & 1 == 1).count();
+    Ok((pages * page).min(len) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_all_combinations_and_the_default_has_no_name() {
+        let cases = Case::all(&[Pages::Cold, Pages::Hot], &[Mkfs::Linux, Mkfs::Larder]);
+        let names: Vec<String> = cases.iter().map(Case::to_string).collect();
+        assert_eq!(names, ["", " (hot)", " (larder mkfs)", " (hot, larder mkfs)"]);
+        assert_eq!(cases[0], Case::default());
+    }
+
+    #[test]
+    fn what_counts_as_cold_and_hot() {
+        assert!(Pages::Cold.is_true_of(1, 64) && !Pages::Cold.is_true_of(2, 64));
+        assert!(Pages::Hot.is_true_of(63, 64) && !Pages::Hot.is_true_of(62, 64));
+    }
+
+    #[test]
+    fn what_was_written_is_in_the_page_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        assert_eq!(cached_bytes(&path).unwrap(), 1 << 20);
+        assert!(cached_bytes(&dir.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! A database: many clients, one table, more data than memory, and a transaction is over when it is
+//! durable.
+//!
+//! It is done in the manner of PostgreSQL. Pages have 8 KiB, and are read and written one by one
+//! through the page cache, as a backend does it. A transaction reads nine pages, writes four and
+//! calls `fsync`: one of `pgbench` changes a row in three tables and adds one to a fourth, and
+//! finds them by way of their indices; seven reads to three writes is what comes of it. Pages are
+//! at random places of one file, which all clients share as backends share a segment of a table, so
+//! that their calls of `fsync` meet in one inode. The file was preallocated and then written to its
+//! end before anything is measured, as a table is that has been in use: each write is one over old
+//! data, the case that copy-on-write likes least.
+//!
+//! fio is not used: with reads and writes mixed, its `--fsync=4` also calls `fsync` behind each
+//! read that follows a fourth write, up to the next write. Of five calls three or four were such,
+//! and a transaction nothing that one could count. Clients are threads of a process of its own.
+//! Processes would take much of the memory that this is about.
+//!
+//! That memory is less than the file, as with names and bonnie++: the clients and the daemon are in
+//! one group. The kernel's side has its page cache of the file in that group, too; pages of the
+//! image behind the loop device are the kernel's to account for, and it may take them from outside.
+//! Growth of the machine's page cache, which is in the report, has both.
+//!
+//! It runs for a time, not for an amount. The result is the seconds that a thousand transactions
+//! took, so that a ratio means here what it means elsewhere.
+
+use crate::fsync::Said;
+use crate::interrupt;
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Numbers of clients, where nobody says another.
+pub(crate) const CLIENTS: [u64; 3] = [1, 16, 64];
+const TABLE: &str = "table";
+const PAGE: usize = 8 << 10;
+/// Of a transaction.
+const READS: u64 = 9;
+const WRITES: u64 = 4;
+
+/// Works on a table as the clients of a database do.
+#[derive(Args, Debug)]
+pub(crate) struct Database {
+    root: PathBuf,
+    #[arg(long)]
+    clients: u64,
+    /// For so long.
+    #[arg(long)]
+    seconds: u64,
+}
+
+/// What was done, as one process tells the other.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Done {
+    seconds: f64,
+    transactions: u64,
+    /// 99 of 100 calls of `fsync` took no longer.
+    p99_ms: f64,
+}
+
+impl Database {
+    pub(crate) fn run(self) -> Result<()> {
+        let done = work(&self.root, self.clients, Duration::from_secs(self.seconds))?;
+        println!("{}", serde_json::to_string(&done)?);
+        Ok(())
+    }
+}
+
+/// What the step with so many clients is called.
+pub(crate) fn step(clients: u64) -> Cow<'static, str> {
+    let plural = if clients == 1 { "" } else { "s" };
+    format!("database, {clients} client{plural}").into()
+}
+
+/// Makes the table: preallocated, then written with `block` again and again.
+pub(crate) fn fill(root: &Path, mib: u64, block: &[u8]) -> Result<()> {
+    let mut file = File::create(root.join(TABLE))?;
+    // Where it cannot be done (the ceiling keeps no data), being written is all there is.
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib << 20) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+        Err(e) => return Err(e).context("preallocating the table"),
+    }
+    let mut left = mib << 20;
+    while left > 0 {
+        interrupt::check()?;
+        let part = usize::try_from(left)?.min(block.len());
+        file.write_all(&block[..part])?;
+        left -= part as u64;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// Runs the clients as a process that `command`, this program, starts.
+pub(crate) fn database(
+    mut command: Command,
+    root: &Path,
+    clients: u64,
+    seconds: u64,
+) -> Result<Said> {
+    let args = ["database", "--clients", &clients.to_string(), "--seconds", &seconds.to_string()];
+    let out = command.args(args).arg(root).output()?;
+    ensure!(out.status.success(), "the database: {}", String::from_utf8_lossy(&out.stderr).trim());
+    let done: Done = serde_json::from_slice(&out.stdout).context("what it says")?;
+    Ok(done.said())
+}
+
+impl Done {
+    fn said(self) -> Said {
+        let seconds = self.seconds * 1000.0 / self.transactions as f64;
+        Said { seconds, fsyncs: self.transactions, latency_ms: self.p99_ms }
+    }
+}
+
+fn work(root: &Path, clients: u64, time: Duration) -> Result<Done> {
+    let table = File::options().read(true).write(true).open(root.join(TABLE))?;
+    let pages = table.metadata()?.len() / PAGE as u64;
+    ensure!(pages > 0, "the table has no page");
+    let start = Instant::now();
+    let mut calls = std::thread::scope(|threads| {
+        let working: Vec<_> = (0..clients)
+            .map(|n| {
+                let table = &table;
+                threads.spawn(move || client(table, pages, n, start, time))
+            })
+            .collect();
+        let mut calls = Vec::new();
+        for one in working {
+            calls.append(&mut one.join().expect("a client does not panic")?);
+        }
+        anyhow::Ok(calls)
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    calls.sort_unstable();
+    let p99 = calls[calls.len() - 1 - calls.len() / 100];
+    Ok(Done { seconds, transactions: calls.len() as u64, p99_ms: p99.as_secs_f64() * 1e3 })
+}
+
+/// Makes transactions until the time is over, at least one. How long their calls of `fsync` took.
+fn client(
+    table: &File,
+    pages: u64,
+    n: u64,
+    start: Instant,
+    time: Duration,
+) -> Result<Vec<Duration>> {
+    // Not 0, and another for each client; the same in each run.
+    let mut seed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut place = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % pages * PAGE as u64
+    };
+    let mut page = vec![0; PAGE];
+    let mut calls = Vec::new();
+    while calls.is_empty() || start.elapsed() < time {
+        for _ in 0..READS {
+            table.read_exact_at(&mut page, place())?;
+        }
+        for _ in 0..WRITES {
+            let at = place();
+            page[..8].copy_from_slice(&at.wrapping_add(calls.len() as u64).to_le_bytes());
+            table.write_all_at(&page, at)?;
+        }
+        let begin = Instant::now();
+        table.sync_all()?;
+        calls.push(begin.elapsed());
+    }
+    Ok(calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_work_on_a_table_that_keeps_its_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let length = || std::fs::metadata(dir.path().join(TABLE)).unwrap().len();
+        fill(dir.path(), 2, &[7; 3 << 19]).unwrap();
+        assert!(std::fs::read(dir.path().join(TABLE)).unwrap().iter().all(|b| *b == 7));
+        assert_eq!(length(), 2 << 20);
+        let done = work(dir.path(), 3, Duration::ZERO).unwrap();
+        assert_eq!(done.transactions, 3, "one for each client");
+        assert!(done.p99_ms > 0.0 && done.seconds > 0.0);
+        assert_eq!(length(), 2 << 20);
+    }
+
+    #[test]
+    fn a_result_is_for_a_thousand_transactions() {
+        let said = Done { seconds: 2.0, transactions: 500, p99_ms: 4.0 }.said();
+        assert!((said.seconds - 4.0).abs() < 1e-9 && (said.latency_ms - 4.0).abs() < 1e-9);
+        assert_eq!(said.fsyncs, 500);
+        assert_eq!(step(1), "database, 1 client");
+        assert_eq!(step(16), "database, 16 clients");
+    }
+}

@@ -1,0 +1,64 @@
+//! How long trees are locked: what is known of it, and what is not waited for meanwhile.
+
+use super::World;
+use crate::transaction::sharing::KnownRefs;
+use crate::tree::{Need, Stop};
+use larder_format::{Logical, ObjectId};
+
+#[test]
+fn the_longest_hold_of_a_tree_has_a_name() {
+    let w = World::new();
+    let by = || w.fs.stats().tree_lock_holds.longest.by;
+    assert!(["", "other", "commit", "seal"].contains(&by()), "{}", by());
+    // One of them takes longer than all before, for they are many.
+    for i in 0..2000 {
+        w.file(w.root(), format!("file{i}"));
+    }
+    let stats = w.fs.stats();
+    let longest = stats.tree_lock_holds.longest;
+    assert_eq!((longest.us, longest.tree > 0), (stats.tree_lock_max_us, true));
+    assert!(
+        ["create", "commit", "seal", "items before the seal", "write-back"].contains(&longest.by),
+        "{longest:?}"
+    );
+}
+
+/// Whoever has the notes locked may have lost its processor for milliseconds: an edit gives its
+/// tree back meanwhile.
+#[test]
+fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
+    let w = World::new();
+    w.file(w.root(), "first");
+    w.fs.sync().unwrap();
+    let core = &w.fs.core;
+    let root = core.subvol(ObjectId::FS_TREE).unwrap().tree.root().node.unwrap();
+    let txn = core.txns.running();
+    let free = Logical(1 << 40);
+    let copy = |shared| {
+        core.note_copied(&txn, &KnownRefs::default(), ObjectId::FS_TREE, &root, free, shared)
+    };
+    let lacks_notes = |done| matches!(done, Err(Stop::Need(Need::Notes)));
+    let notes = txn.refs.lock();
+    assert!(lacks_notes(copy(false)));
+    let known_first = copy(true);
+    assert!(matches!(known_first, Err(Stop::Need(Need::Refs(..)))), "{known_first:?}");
+
+    // It comes to its end once the notes are free.
+    std::thread::scope(|s| {
+        let creates = s.spawn(|| w.file(w.root(), "second"));
+        std::thread::yield_now();
+        drop(notes);
+        creates.join().unwrap();
+    });
+    w.fs.sync().unwrap();
+    w.find(w.root(), "second").unwrap();
+    w.check();
+}
+
+#[test]
+fn an_edit_does_not_wait_for_a_view_that_changes() {
+    let w = World::new();
+    let waits = w.fs.core.txns.while_view_changes(|| w.fs.core.txns.with_view_at_once(|_| Ok(())));
+    assert!(matches!(waits, Err(Stop::Need(Need::Notes))));
+    w.fs.core.txns.with_view_at_once(|_| Ok(())).unwrap();
+}
