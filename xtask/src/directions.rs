@@ -4,8 +4,8 @@
 //! modules of a folder from the ground up, and a module uses only what stands above it there.
 //! `ARCHITECTURE.md` explains the same lists to people.
 //!
-//! Paths are read from the text: `crate::…`, `super::…`, and groups in braces. What the crate's root
-//! brings in from a module (`use base::error`) belongs to that module. Tests may use anything,
+//! Paths are read from the text: `crate::…`, `super::…`, and groups in braces. What a folder's own
+//! module brings in from another (`use base::error`) belongs to that one. Tests may use anything,
 //! since nobody depends on them: files named `tests`, and items under `#[cfg(test)]`.
 
 use anyhow::{Context, Result};

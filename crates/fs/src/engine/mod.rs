@@ -1,8 +1,8 @@
 //! The engine: what all parts of an open file system share that know files.
 //!
 //! [`Core`] contains the [`Ground`] and adds what is in memory of files: subvolumes, inodes,
-//! delayed data, deleted trees, front ends. The rooms above work on it and extend `Core` there; none
-//! of them is named here.
+//! delayed data, deleted trees, front ends. The rooms above work on it and extend `Core` there;
+//! none of them is named here.
 //!
 //! | module | decision it hides |
 //! |---|---|

@@ -177,7 +177,8 @@ impl Ground {
         })
     }
 
-    /// Waits, without a tree, until nobody has the notes locked that [`Ground::note_copied`] lacked.
+    /// Waits, without a tree, until nobody has the notes locked that [`Ground::note_copied`]
+    /// lacked.
     pub(crate) fn wait_for_notes(&self, txn: &Txn) {
         drop(txn.refs.lock());
         self.txns.with_view(|view| view.sealed.as_ref().map(|sealed| drop(sealed.refs.lock())));

@@ -1,6 +1,6 @@
 //! Delayed data sets off: runs of dirty bytes become flights.
 
-use super::scratch::MOST_MADE;
+use super::dirty::MOST_MADE;
 use super::{Flight, overlaps};
 use crate::engine::{Core, Inode};
 use crate::space::SpaceKind;

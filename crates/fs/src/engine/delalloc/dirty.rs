@@ -17,13 +17,15 @@
 //! ([`Dirty::sort_in`]), write-back as a rule, brings them to their places. Until then a block
 //! counts as if it were new there.
 
-use super::scratch::MOST_MADE;
 use crate::base::sectors::{SECTOR, ceil, floor};
 use larder_format::MAX_DATA_EXTENT;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// Bytes of sectors that one batch makes whole, but for the last run in it, which has no more than
+/// these either.
+pub(crate) const MOST_MADE: u64 = 4 << 20;
 /// Segments end at multiples of this.
 const WINDOW: u64 = 1 << 20;
 /// From this size on a new segment gets room for the rest of its last sector.

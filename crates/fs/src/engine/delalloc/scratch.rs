@@ -7,7 +7,7 @@
 //! be beyond the pool's part of the cache size.
 //!
 //! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs
-//! is bounded where batches are made up ([`MOST_MADE`], `compress::batch`). Who waits here holds
+//! is bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). Who waits here holds
 //! no transaction handle and no lock that write-back takes, and who has been let in waits for the
 //! device and for commits only: so he comes to his end and lets the next one in.
 
@@ -16,10 +16,6 @@ use crate::base::sectors::SECTOR;
 use crate::engine::{Core, compression};
 use larder_format::MAX_COMPRESSED_EXTENT;
 use parking_lot::{Condvar, Mutex};
-
-/// Bytes of sectors that one batch makes whole, but for the last run in it, which has no more than
-/// these either.
-pub(crate) const MOST_MADE: u64 = 4 << 20;
 
 /// What needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
