@@ -3,6 +3,7 @@
 //! They are rules that were agreed on once and would be broken silently otherwise. Each finding is
 //! one line that names the place; the exit code is 1 if there is any.
 
+mod directions;
 mod licences;
 mod spdx;
 mod tidy;
@@ -23,7 +24,7 @@ struct Arguments {
 enum Task {
     /// Every dependency's licence is one of those in deny.toml
     Licences,
-    /// Sizes, essays, white space, links, leftovers
+    /// Sizes, essays, white space, links, leftovers, directions of dependencies
     Tidy,
 }
 
@@ -48,7 +49,7 @@ fn run() -> Result<Vec<String>> {
     let root = root()?;
     match Arguments::parse().task {
         Task::Licences => licences::check(&root),
-        Task::Tidy => tidy::check(&root),
+        Task::Tidy => Ok([tidy::check(&root)?, directions::check(&root)?].concat()),
     }
 }
 

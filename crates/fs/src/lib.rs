@@ -3,39 +3,29 @@
 //! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths
 //! and not FUSE. Everything behind it is private to the crate's modules.
 
-mod ahead;
-mod alloc;
-pub mod api;
-mod budget;
-mod core;
-mod discard;
-pub mod error;
+mod base;
+mod engine;
 mod file;
 pub mod filesystem;
-mod fronts;
-mod hash;
 mod inode;
-mod lifecycle;
-mod lock;
 mod log;
 pub mod mkfs;
-mod open;
-mod reclaim;
-mod root;
 pub mod space;
-mod subvolumes;
+mod subvolume;
 mod transaction;
 pub mod tree;
-mod trim;
-mod usage;
+
 #[doc(hidden)]
-pub mod watch;
+pub use base::watch;
+pub use base::{api, error};
+use base::{budget, hash, lock};
 
 pub use api::*;
+pub use engine::fsyncs::LogStats;
 pub use error::{Error, Result};
-pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
-pub use log::{LogStats, OnSynced, Synced, Unlogged};
-pub use root::{Received, SubvolInfo};
+pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
+pub use log::{OnSynced, Synced, Unlogged};
+pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
+pub use subvolume::SubvolInfo;
+pub use transaction::Received;
 pub use tree::{Hold, LongHolds};
-pub use trim::{TrimRange, Trimmed};
-pub use usage::{KindUsage, SpaceUsage};

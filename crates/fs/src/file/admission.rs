@@ -6,19 +6,11 @@
 //! operation's own handle, and passes to the file with the bytes.
 
 use super::nocow::in_place;
-use crate::core::Core;
+pub(super) use crate::engine::delalloc::Admitted;
+use crate::engine::{Core, Inode};
 use crate::error::Result;
-use crate::inode::Inode;
 use crate::space::SpaceKind;
-use crate::space::reserve::Reservation;
 use crate::transaction::Handle;
-
-/// Reserved space for a write that is about to be taken.
-#[derive(Debug)]
-pub(super) struct Admitted {
-    pub(super) space: Reservation,
-    pub(super) items: Option<Reservation>,
-}
 
 /// Items that delayed data of a file may change: one that is written, one that is split or trimmed
 /// for it.
@@ -39,7 +31,7 @@ pub(super) fn begin_taking_in<'a>(
         return core.begin_for_item(inode);
     }
     let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
-    let (handle, items) = Handle::join_for_item_keeping(core, inode, cost)?;
+    let (handle, items) = Handle::join_for_item_keeping(core, &inode.noted_in, cost)?;
     admitted.items = Some(items);
     Ok(handle)
 }

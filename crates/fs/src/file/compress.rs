@@ -20,20 +20,18 @@
 //! uses them or [`IDLE_PACKERS`].
 
 use super::dirty::SECTOR_LEN;
+use super::property;
 use crate::api::Compress;
-use crate::core::Core;
-use crate::inode::{Inode, xattr};
-use larder_codec::{Packer, Packing, promising};
-use larder_format::features::Incompat;
+use crate::engine::compression::{State, wanted};
+use crate::engine::{Core, Inode};
+use larder_codec::{Packing, promising};
+use larder_format::MAX_COMPRESSED_EXTENT;
 use larder_format::items::{Compression, InodeFlags};
-use larder_format::{Logical, MAX_COMPRESSED_EXTENT};
-use parking_lot::Mutex;
 use rayon::prelude::*;
 use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Bytes that one batch takes of one file that is to be compressed.
 const BATCH: u64 = 4 << 20;
@@ -41,30 +39,6 @@ const BATCH: u64 = 4 << 20;
 const EVIDENCE: u64 = 1 << 20;
 /// Packers that are kept while nobody needs them.
 const IDLE_PACKERS: usize = 4;
-/// Unpacked extents that are kept: of each reader only a part was wanted.
-const KEPT_EXTENTS: usize = 16;
-
-/// What all files share.
-#[derive(Debug, Default)]
-pub(crate) struct State {
-    packers: Mutex<Vec<Packer>>,
-    pub(crate) stats: Stats,
-    unpacked: Mutex<VecDeque<Kept>>,
-}
-
-/// Counters of bytes.
-#[derive(Debug, Default)]
-pub(crate) struct Stats {
-    /// Went into packed extents, before and after.
-    pub(crate) raw: AtomicU64,
-    pub(crate) packed: AtomicU64,
-    /// Were tried and did not shrink.
-    pub(crate) failed: AtomicU64,
-    /// Did not look promising.
-    pub(crate) skipped: AtomicU64,
-    /// Held packed in memory, on their way.
-    pub(crate) held: AtomicU64,
-}
 
 /// How an inode's data is to be compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,16 +48,6 @@ pub(super) struct Wish {
     force: bool,
     /// The inode's own: failing does not mark it.
     own: bool,
-}
-
-/// May data of an inode with these flags be compressed?
-pub(super) fn wanted(core: &Core, flags: InodeFlags) -> bool {
-    let mount = &core.options.compress;
-    let forced = mount.is_some_and(|m| m.force);
-    !flags.intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM)
-        && (forced
-            || !flags.contains(InodeFlags::NOCOMPRESS)
-                && (mount.is_some() || flags.contains(InodeFlags::COMPRESS)))
 }
 
 /// How the inode's data is to be compressed, if it is.
@@ -96,7 +60,7 @@ pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
     let force = mount.is_some_and(|m| m.force);
     // What cannot be read now was not asked of us: the data matters more.
     let own = if flags.contains(InodeFlags::COMPRESS) {
-        xattr::packing(core, inode).unwrap_or_default()
+        property::packing(core, inode).unwrap_or_default()
     } else {
         None
     };
@@ -119,15 +83,6 @@ fn default_of(method: Compression) -> Packing {
 /// Bytes to take of an inode at once, where others take `usual`.
 pub(super) fn batch(core: &Core, inode: &Inode, usual: u64) -> u64 {
     if wanted(core, inode.flags()) { usual.min(BATCH) } else { usual }
-}
-
-/// The bit that the superblock must have for extents of a method.
-pub(crate) fn incompat(method: Compression) -> Incompat {
-    match method {
-        Compression::None | Compression::Zlib => Incompat::empty(),
-        Compression::Lzo => Incompat::COMPRESS_LZO,
-        Compression::Zstd => Incompat::COMPRESS_ZSTD,
-    }
 }
 
 /// Bytes in another form.
@@ -309,39 +264,6 @@ pub(super) fn mark_incompressible(inode: &Inode) {
     }
 }
 
-/// An unpacked extent of which more may be wanted.
-#[derive(Debug)]
-struct Kept {
-    at: Logical,
-    data: Arc<[u8]>,
-}
-
-impl State {
-    /// An extent's bytes, if they are kept.
-    pub(super) fn kept(&self, at: Logical) -> Option<Arc<[u8]>> {
-        let mut kept = self.unpacked.lock();
-        let i = kept.iter().rposition(|k| k.at == at)?;
-        let found = kept.remove(i)?;
-        let data = found.data.clone();
-        kept.push_back(found);
-        Some(data)
-    }
-    /// Keeps an extent's bytes. The caller is in an epoch from before it read them, so that the
-    /// extent's space was not written again since.
-    pub(super) fn keep(&self, at: Logical, data: Arc<[u8]>) {
-        let mut kept = self.unpacked.lock();
-        kept.retain(|k| k.at != at);
-        if kept.len() >= KEPT_EXTENTS {
-            kept.pop_front();
-        }
-        kept.push_back(Kept { at, data });
-    }
-    /// Space is about to be written: what was there is gone.
-    pub(super) fn forget(&self, run: crate::space::Run) {
-        self.unpacked.lock().retain(|k| k.at < run.start || k.at >= run.end());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,19 +307,5 @@ mod tests {
             assert_eq!(jobs(wish, len, slices, &mut out), want, "{len}");
             assert!(out.iter().all(|j| j.range.end - j.range.start <= MAX_COMPRESSED_EXTENT));
         }
-    }
-
-    #[test]
-    fn kept_extents_go_when_their_space_is_written() {
-        let state = State::default();
-        let data: Arc<[u8]> = Arc::from(vec![1; 8]);
-        for i in 0..40u64 {
-            state.keep(Logical(i * 4096), data.clone());
-        }
-        assert!(state.kept(Logical(0)).is_none());
-        assert!(state.kept(Logical(39 * 4096)).is_some());
-        state.forget(crate::space::Run::new(Logical(38 * 4096), 4096));
-        assert!(state.kept(Logical(38 * 4096)).is_none());
-        assert!(state.kept(Logical(39 * 4096)).is_some());
     }
 }

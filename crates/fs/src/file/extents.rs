@@ -4,26 +4,12 @@
 //! or none, and all that can be wrong with items of a damaged image. What [`ExtentCursor`] yields
 //! is aligned, does not overflow and does not overlap.
 
+pub(crate) use crate::base::sectors::{MAX_FILE_SIZE, SECTOR, ceil, floor};
 use crate::error::{Error, Place, Result};
 use crate::tree::{Cursor, Item, Version};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent};
-use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, SECTOR_SIZE, TreeId};
-
-/// Bytes of a sector: extents begin and end at multiples of it.
-pub(crate) const SECTOR: u64 = SECTOR_SIZE as u64;
-/// Files end here at the latest.
-pub(crate) const MAX_FILE_SIZE: u64 = i64::MAX as u64;
-
-/// The sector boundary at or before `at`.
-pub(crate) fn floor(at: u64) -> u64 {
-    at - at % SECTOR
-}
-/// The sector boundary at or after `at`, which is no larger than [`MAX_FILE_SIZE`] and so cannot
-/// overflow.
-pub(crate) fn ceil(at: u64) -> u64 {
-    at.next_multiple_of(SECTOR)
-}
+use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, TreeId};
 
 /// What an extent item says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

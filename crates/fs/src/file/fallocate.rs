@@ -22,10 +22,9 @@ use super::dirty::index;
 use super::extents::{ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{New, RESERVE_ITEMS, replace};
 use super::truncate::{before_growing, grow_with, is_inline};
-use crate::api::{Fallocate, may_wait};
-use crate::core::Core;
+use crate::api::{Fallocate, may_wait, to_timespec};
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::{Inode, to_timespec};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use larder_format::items::{Compression, ExtentKind, InodeFlags};
@@ -136,7 +135,7 @@ fn missing(core: &Core, inode: &Inode, from: u64, to: u64) -> Result<u64> {
 /// Data space for `bytes`, all of it.
 fn reserve(core: &Core, bytes: u64) -> Result<Reservation> {
     // Nor does anybody need to search for what no device has.
-    if bytes > core.statfs_bytes().0 {
+    if bytes > core.space.statfs().0 {
         return Err(Error::NoSpace);
     }
     core.space.accounts.reserve(SpaceKind::Data, bytes)
@@ -151,8 +150,12 @@ fn preallocate(
 ) -> Result<()> {
     let mut start = from;
     while start < to {
-        let run =
-            core.space.allocate_data(core, (to - start).min(MAX_DATA_EXTENT), SECTOR, space)?;
+        let run = core.space.allocate_data(
+            &core.txns,
+            (to - start).min(MAX_DATA_EXTENT),
+            SECTOR,
+            space,
+        )?;
         insert(core, inode, start, run)?;
         start += run.len;
     }

@@ -12,11 +12,10 @@
 //! it.
 
 use super::extents::{Content, Extent, ExtentCursor};
-use crate::core::Core;
+use crate::engine::Inode;
 use crate::error::Result;
-use crate::inode::Inode;
 use crate::space::refs::DelayedRefs;
-use crate::transaction::Handle;
+use crate::transaction::{Ground, Handle};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef};
 use larder_format::{FileOffset, Generation, Logical, MAX_DATA_EXTENT, ObjectId};
@@ -59,11 +58,11 @@ impl Whole {
         Self { start: self.start, record }
     }
     /// Does `next` go on where this one ends, in the file and on the device?
-    fn goes_on(&self, next: &Self, core: &Core) -> bool {
+    fn goes_on(&self, next: &Self, ground: &Ground) -> bool {
         self.start + self.len() == next.start
             && self.at().plus(self.len()) == next.at()
             && self.len() + next.len() <= MAX_DATA_EXTENT
-            && core.space.same_group(self.at(), next.at())
+            && ground.space.same_group(self.at(), next.at())
     }
 }
 
@@ -76,7 +75,7 @@ pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64)
     if len < WORTH_IT || inode.has_logged_extents(h) {
         return Ok(());
     }
-    let version = inode.subvol.version(h.core);
+    let version = inode.subvol.version(h.ground);
     let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
     let generation = h.generation();
     let whole = |e: &Extent| Whole::of(e, generation);
@@ -88,13 +87,13 @@ pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64)
     let after = cursor.next()?.as_ref().and_then(whole);
     drop((cursor, version));
     if let Some(before) = before
-        && before.goes_on(&this, h.core)
+        && before.goes_on(&this, h.ground)
         && join_two(h, inode, &before, &this)?
     {
         this = before.joined(&this);
     }
     if let Some(after) = after
-        && this.goes_on(&after, h.core)
+        && this.goes_on(&after, h.ground)
     {
         join_two(h, inode, &this, &after)?;
     }
@@ -106,7 +105,7 @@ fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole)
     let key = |e: &Whole| extent_data_key(ObjectId(inode.id.ino), FileOffset(e.start));
     let sides = |e: &Whole| (e.at(), e.len(), e.reference(inode));
     let change = |f: &dyn Fn(&mut DelayedRefs) -> bool| f(&mut h.txn.refs.lock());
-    let forget = h.core.options.tuning.break_log_shared_grow;
+    let forget = h.ground.options.tuning.break_log_shared_grow;
     if !change(&|refs| refs.join_created(sides(left), sides(right), forget)) {
         return Ok(false);
     }

@@ -10,9 +10,8 @@
 use super::extents::{Content, Extent, ExtentCursor};
 use super::nocow;
 use crate::api::{ExtentPlace, MappedExtent, may_wait};
-use crate::core::Core;
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
 use crate::tree::Version;
 use larder_format::items::{Compression, ExtentKind};
 use larder_format::{Logical, ObjectId};

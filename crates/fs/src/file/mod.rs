@@ -2,11 +2,9 @@
 //!
 //! | module | decision it hides |
 //! |---|---|
-//! | `dirty` | how bytes that are not on the device yet are kept |
-//! | `delalloc` | the budget of delayed bytes, their order, the space reserved for them |
-//! | `writeback` | how delayed bytes become extents |
-//! | `scratch` | how much memory write-back takes while it works |
-//! | `compress` | what is compressed on the way, and how |
+//! | `admission` | what a write has to have before its bytes may be delayed |
+//! | `writeback`, `batch` | how delayed bytes become extents |
+//! | `compress`, `property` | what is compressed on the way, and how; what its inode says of it |
 //! | `extents` | how extents lie in items, and what can be wrong with them |
 //! | `join` | how pieces of a stream become one extent |
 //! | `replace` | how items, references and `nbytes` change when a range gets another content |
@@ -18,32 +16,32 @@
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
+//! | `reclaim` | what is done, and in which order, when space is short |
 //!
-//! A write goes into memory, with space reserved for it; write-back turns it into extents later.
-//! The two promises to the rest of the engine: an extent enters the tree only when its data is on
-//! the device (a commit flushes it), and the size in an inode's item never covers bytes that are
-//! not in extents ([`FileData::disk_size`]).
+//! A write goes into memory, with space reserved for it ([`delalloc`]); write-back turns it into
+//! extents later. The two promises to the rest of the engine: an extent enters the tree only when
+//! its data is on the device (a commit flushes it), and the size in an inode's item never covers
+//! bytes that are not in extents ([`delalloc::FileData::disk_size`]).
 
 mod admission;
+mod batch;
 mod clone;
 pub(crate) mod compress;
-mod delalloc;
-mod dirty;
 mod extents;
 mod fallocate;
 mod join;
 mod map;
 mod nocow;
+pub(crate) mod property;
 mod read;
+pub(crate) mod reclaim;
 mod replace;
-pub(crate) mod scratch;
 mod seek;
 mod sums;
 mod truncate;
 mod writeback;
 
 pub(crate) use clone::{clone_range, dedupe_range};
-pub(crate) use delalloc::{DataState, FileData, start};
 pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil, floor};
 pub(crate) use fallocate::fallocate;
 pub(crate) use map::map;
@@ -51,13 +49,14 @@ pub(crate) use replace::{LastRefs, has_no_holes};
 pub(crate) use seek::seek;
 pub(crate) use sums::View as Sums;
 pub(crate) use truncate::truncate;
+pub(crate) use writeback::one_batch;
 
-use crate::api::{FileKind, may_wait, past_no_return};
-use crate::core::Core;
+use crate::api::{FileKind, may_wait, past_no_return, to_timespec};
+use crate::engine::delalloc::{self, dirty, scratch};
+use crate::engine::inline::{max_inline, may_be_inline, may_be_inline_somehow};
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::{Inode, to_timespec};
 use crate::lock::Shared;
-use crate::log::{OnSynced, Synced};
 use crate::transaction::Handle;
 use admission::{admit, begin_taking_in, begin_with};
 use delalloc::take_in;
@@ -69,22 +68,6 @@ use std::sync::Arc;
 const WRITE_PIECE: usize = 4 << 20;
 /// Bytes that a copy holds in memory.
 const COPY_PIECE: u64 = 1 << 20;
-
-/// Bytes of a file that may lie in its leaf at most, as they lie there.
-fn max_inline(core: &Core) -> u64 {
-    let room = larder_format::node::max_item_size(core.nodesize()) as u64 / 2;
-    core.options.max_inline.min(room).min(SECTOR - 1)
-}
-
-/// May a file of this size lie in its leaf as it is?
-fn may_be_inline(core: &Core, size: u64) -> bool {
-    size > 0 && size <= max_inline(core)
-}
-
-/// May a file of this size and with these flags lie in its leaf, as it is or compressed?
-fn may_be_inline_somehow(core: &Core, size: u64, flags: InodeFlags) -> bool {
-    may_be_inline(core, size) || (size > 0 && size <= SECTOR && compress::wanted(core, flags))
-}
 
 fn expect_regular(inode: &Inode) -> Result<()> {
     match inode.kind {
@@ -276,53 +259,10 @@ fn copy_bytes(
     Ok(())
 }
 
-/// Makes one inode durable: data, metadata and names.
-///
-/// # Errors
-/// `DataLost` while data of the file could not be written; `ReadOnly` after a failed commit;
-/// `WouldBlock`.
-pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result<()> {
-    if core.read_only.is_some() {
-        return Ok(());
-    }
-    may_wait()?;
-    let flushed = fsync_data(core, inode);
-    let _logging = crate::watch::Logging::begin();
-    crate::watch::provoke(core, inode)?;
-    crate::log::sync(core, inode)?;
-    flushed
-}
-
-/// As [`fsync`], but waits for no batch that somebody else writes: `then` is told how it ends.
-pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
-    if core.read_only.is_some() {
-        return then(Synced::Done(Ok(())));
-    }
-    if let Err(e) = may_wait() {
-        return then(Synced::Done(Err(e)));
-    }
-    let flushed = fsync_data(core, inode);
-    let _logging = crate::watch::Logging::begin();
-    if let Err(e) = crate::watch::provoke(core, inode) {
-        return then(Synced::Done(Err(e)));
-    }
-    let then = match flushed {
-        Ok(()) => then,
-        // What there is of it is made durable all the same.
-        Err(e) => Box::new(move |synced| {
-            then(match synced {
-                Synced::Done(Err(worse)) => Synced::Done(Err(worse)),
-                Synced::Done(Ok(())) | Synced::Commit(_) => Synced::Done(Err(e)),
-            });
-        }),
-    };
-    crate::log::sync_then(core, inode, then);
-}
-
 /// Writes an inode's data back and waits for it, without a commit.
 ///
 /// # Errors
-/// As [`fsync`].
+/// `DataLost` while data of the file could not be written; `WouldBlock`.
 pub(crate) fn fsync_data(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     writeback::flush_inode(core, inode)
 }

@@ -28,14 +28,13 @@
 //! ([`in_place`]). Should the extent have become shared by the time of write-back, space is sought
 //! then.
 
+use super::batch::{Handles, Item};
 use super::delalloc::land;
 use super::extents::{Extent, ExtentCursor, ceil, floor};
 use super::replace::{New, replace};
-use super::sums::View;
-use super::writeback::{Handles, Item};
-use crate::core::Core;
+use super::sums::{View, csums_of};
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
 use crate::space::groups::BlockGroup;
 use crate::space::{Run, extent_tree};
 use crate::tree::Version;
@@ -217,8 +216,8 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
             handles.leave();
             written = 0;
         }
-        let h = handles.get()?;
-        let core = h.core;
+        let core = handles.core;
+        handles.get()?;
         let extents = inode.data.lock_extents();
         let version = inode.subvol.version(core);
         let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
@@ -252,7 +251,7 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         if at == end && left.is_empty() {
             let h = handles.get_same();
             // Within the handle: the seal that has the extent must see the size that it allows.
-            land(h.core, inode, [flight], true);
+            land(core, inode, [flight], true);
             h.mark_dirty(inode);
         }
         drop(extents);
@@ -269,8 +268,8 @@ fn write_run(
     (at, stop): (u64, u64),
     run: Run,
 ) -> Result<()> {
+    let core = handles.core;
     let h = handles.get_same();
-    let core = h.core;
     let inode = &item.departure.inode;
     let begin = item.departure.flight.taken.start;
     let slices = item.slices(at - begin..stop - begin);
@@ -302,10 +301,7 @@ fn write_run(
             };
             if from == at && item.is_verified() {
                 h.txn.filled.lock().insert(record.disk_bytenr, inode.id);
-                h.add_csums(
-                    run.start,
-                    super::writeback::csums_of(core.csum, &slices, super::dirty::index(run.len)),
-                );
+                h.add_csums(run.start, csums_of(core.csum, &slices, super::dirty::index(run.len)));
             }
             from = match replace(h, inode, (from, stop), new, &mut false) {
                 Ok(reached) => reached,

@@ -10,11 +10,10 @@
 //! contradict each other), an edit that was prepared cannot fail half way.
 
 use super::extents::{Content, Extent, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil};
-use crate::core::Core;
+use crate::engine::Inode;
 use crate::error::{Error, Place, Result};
-use crate::inode::Inode;
 use crate::space::Run;
-use crate::transaction::Handle;
+use crate::transaction::{Ground, Handle};
 use crate::tree::{Editor, Item};
 use larder_format::features::Incompat;
 use larder_format::items::keys::extent_data_key;
@@ -375,10 +374,10 @@ pub(super) fn fill_holes(
     fresh: &[Fresh],
     noted: impl FnOnce(&mut Handle<'_>, usize),
 ) -> usize {
-    if !has_no_holes(h.core) {
+    if !has_no_holes(h.ground) {
         return 0;
     }
-    let Ok(count) = count_in_holes(h.core, inode, fresh) else { return 0 };
+    let Ok(count) = count_in_holes(h.ground, inode, fresh) else { return 0 };
     let (subvol, ino) = (inode.id.subvol, inode.id.ino);
     let refs = fresh[..count].iter().map(|f| (f.run.start, f.run.len, f.start));
     let count = h.create_data_extents(subvol, ino, refs);
@@ -428,10 +427,10 @@ pub(super) fn fill_holes(
 }
 
 /// How many of the first ranges lie in holes.
-fn count_in_holes(core: &Core, inode: &Inode, fresh: &[Fresh]) -> Result<usize> {
+fn count_in_holes(ground: &Ground, inode: &Inode, fresh: &[Fresh]) -> Result<usize> {
     let Some(first) = fresh.first() else { return Ok(0) };
     assert!(fresh.is_sorted_by(|a, b| a.start + a.run.len <= b.start), "ranges ascend");
-    let version = inode.subvol.version(core);
+    let version = inode.subvol.version(ground);
     let ino = ObjectId(inode.id.ino);
     let mut cursor = ExtentCursor::new(&version, ino, first.start)?;
     let mut next = cursor.next()?;
@@ -452,8 +451,8 @@ fn count_in_holes(core: &Core, inode: &Inode, fresh: &[Fresh]) -> Result<usize> 
 }
 
 /// Does this image leave holes without items?
-pub(crate) fn has_no_holes(core: &Core) -> bool {
-    Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get())
+pub(crate) fn has_no_holes(ground: &Ground) -> bool {
+    Incompat::from_bits_retain(ground.superblock.lock().incompat_flags.get())
         .contains(Incompat::NO_HOLES)
 }
 
@@ -476,7 +475,7 @@ pub(super) fn replace(
         start < end && start.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR),
         "{start}..{end}"
     );
-    let version = inode.subvol.version(h.core);
+    let version = inode.subvol.version(h.ground);
     let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
     let mut plan = Plan::default();
     let tree = inode.id.subvol;
@@ -486,7 +485,7 @@ pub(super) fn replace(
     // What begins before the range ends the gap, too: it was found as the first extent, and
     // trimmed.
     let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < start);
-    let explicit = !has_no_holes(h.core);
+    let explicit = !has_no_holes(h.ground);
     if !matches!(new, New::Nothing | New::Hole) && !reaches_in && explicit {
         plan.fill_hole(before.as_ref(), start, generation);
     }
@@ -542,11 +541,11 @@ pub(super) fn replace(
 /// # Errors
 /// Reading, corruption, no space.
 pub(super) fn cover(h: &mut Handle<'_>, inode: &Arc<Inode>, size: u64) -> Result<()> {
-    if has_no_holes(h.core) {
+    if has_no_holes(h.ground) {
         return Ok(());
     }
     let end = ceil(size.min(MAX_FILE_SIZE));
-    let version = inode.subvol.version(h.core);
+    let version = inode.subvol.version(h.ground);
     let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), end)?;
     if cursor.next()?.is_some_and(|e| e.start < end) {
         return Ok(());

@@ -5,9 +5,8 @@
 
 use super::extents::{ExtentCursor, ceil, floor};
 use crate::api::{FileKind, Seek};
-use crate::core::Core;
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
 use larder_format::ObjectId;
 use std::sync::Arc;
 

@@ -4,14 +4,15 @@
 //! last published checksum tree (never the one that the committer is editing). A [`View`] takes
 //! these together, of one moment and in an epoch.
 
-use super::dirty::index;
+use super::dirty::{SECTOR_LEN, index};
 use super::extents::SECTOR;
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::Result;
 use crate::space::{Run, csum_tree};
 use crate::transaction::Txn;
 use crate::tree::{Epoch, Version};
-use larder_format::{Generation, Logical, ObjectId};
+use larder_format::{CsumType, Generation, Logical, ObjectId};
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// Where checksums are, all of one moment.
@@ -138,4 +139,32 @@ fn noted(txn: &Txn, run: Run, size: usize, sums: &mut [u8], known: &mut [bool]) 
             }
         }
     }
+}
+
+/// Checksums of more than this are computed on several threads.
+const PARALLEL: usize = 512 << 10;
+
+/// Checksums of whole sectors.
+pub(super) fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> {
+    let size = csum.size();
+    let of = |data: &[u8], out: &mut Vec<u8>| {
+        for sector in data.chunks_exact(SECTOR_LEN) {
+            out.extend_from_slice(&csum.compute(sector)[..size]);
+        }
+    };
+    if len < PARALLEL {
+        let mut out = Vec::with_capacity(len / SECTOR_LEN * size);
+        slices.iter().for_each(|s| of(s, &mut out));
+        return out;
+    }
+    let chunks: Vec<&[u8]> = slices.iter().flat_map(|s| s.chunks(PARALLEL / 4)).collect();
+    let sums: Vec<Vec<u8>> = chunks
+        .par_iter()
+        .map(|data| {
+            let mut out = Vec::with_capacity(data.len() / SECTOR_LEN * size);
+            of(data, &mut out);
+            out
+        })
+        .collect();
+    sums.concat()
 }

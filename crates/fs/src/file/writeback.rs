@@ -10,29 +10,30 @@
 //! Nothing here takes `Inode.op`: a writer that waits for space or budget may hold it. Nothing
 //! waits for a reservation either: what is needed was reserved by the write.
 
-use super::compress::{self, Packed, Part};
+use super::batch::{Handles, Item, Piece};
+use super::compress::{self, Part};
 use super::delalloc::{self, Departure, Job, Limits, depart, land};
-use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
-use super::extents::{ExtentCursor, SECTOR, floor};
+use super::dirty::index;
+use super::extents::{ExtentCursor, SECTOR};
 use super::join::{self, join};
 use super::nocow;
+use super::property;
 use super::replace::{
     Fresh, MAX_FRESH, MAX_ITEMS, New, RESERVE_ITEMS, cover, fill_holes, has_no_holes, replace,
 };
 use super::scratch;
-use crate::core::Core;
+use super::sums::csums_of;
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
 use crate::tree::doing;
-use larder_format::items::{Compression, ExtentKind, InodeFlags};
+use larder_format::items::{Compression, ExtentKind};
 use larder_format::{CsumType, Logical, MAX_DATA_EXTENT, ObjectId};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 use std::io::IoSlice;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -42,14 +43,10 @@ const BATCH: u64 = 32 << 20;
 const SMALL_BATCH: u64 = 1 << 20;
 /// Runs in a batch at most.
 const MAX_FLIGHTS: usize = 512;
-/// Edits under one handle: a seal waits for them.
-const EDITS_PER_HANDLE: usize = 64;
-/// Checksums of more than this are computed on several threads.
-const PARALLEL: usize = 512 << 10;
 
 /// Writes the oldest dirty data back, if there is any older than tick `before`. False when nothing
 /// could be taken.
-pub(super) fn one_batch(core: &Core, before: u64) -> bool {
+pub(crate) fn one_batch(core: &Core, before: u64) -> bool {
     batch(core, before, Limits { bytes: BATCH, flights: MAX_FLIGHTS }).flights > 0
 }
 
@@ -131,204 +128,19 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     if inode.data.has_lost() { Err(Error::DataLost) } else { Ok(()) }
 }
 
-/// Where a stretch of whole sectors lies in memory.
-#[derive(Debug)]
-enum Source {
-    /// In a segment of the flight.
-    Part(usize, Range<usize>),
-    /// In the image's own buffer.
-    Made(Range<usize>),
-}
-
-/// The sectors of a flight, made whole.
-#[derive(Debug, Default)]
-struct Image {
-    made: Vec<u8>,
-    sources: SmallVec<[Source; 1]>,
-}
-
-impl Image {
-    /// The sectors of a flight: borrowed from its segments where they fill sectors, made up where
-    /// they do not.
-    ///
-    /// # Errors
-    /// Reading the rest of a sector failed.
-    fn new(core: &Core, inode: &Inode, taken: &Taken, size: u64) -> Result<Self> {
-        let mut image = Self::default();
-        let (mut at, mut i) = (taken.start, 0);
-        while at < taken.end {
-            while taken.parts[i].0 + taken.parts[i].1.len() as u64 <= at {
-                i += 1;
-            }
-            let (start, data) = &taken.parts[i];
-            let whole_end = floor(start + data.len() as u64);
-            if *start <= at && whole_end > at {
-                image.sources.push(Source::Part(i, index(at - start)..index(whole_end - start)));
-                at = whole_end;
-            } else {
-                image.make(core, inode, taken, at, size)?;
-                at += SECTOR;
-            }
-        }
-        Ok(image)
-    }
-    fn make(
-        &mut self,
-        core: &Core,
-        inode: &Inode,
-        taken: &Taken,
-        at: u64,
-        size: u64,
-    ) -> Result<()> {
-        let from = self.made.len();
-        self.made.resize(from + SECTOR_LEN, 0);
-        let sector = &mut self.made[from..];
-        let mut gaps = Gaps::new(at, SECTOR_LEN);
-        taken.overlay(sector, &mut gaps);
-        if gaps.left().iter().any(|(a, _)| *a < size) {
-            let mut below = vec![0; index((at + SECTOR).min(size) - at)];
-            super::read::read_extents(core, inode, at, &mut below)?;
-            for &(a, b) in gaps.left() {
-                if a < size {
-                    let range = index(a - at)..index(b.min(size) - at);
-                    sector[range.clone()].copy_from_slice(&below[range]);
-                }
-            }
-        }
-        match self.sources.last_mut() {
-            Some(Source::Made(range)) if range.end == from => range.end = self.made.len(),
-            _ => self.sources.push(Source::Made(from..self.made.len())),
-        }
-        Ok(())
-    }
-    /// The bytes of a range of the sectors, in order.
-    fn slices<'a>(&'a self, taken: &'a Taken, range: Range<u64>) -> Vec<&'a [u8]> {
-        let mut out = Vec::with_capacity(self.sources.len());
-        let mut at = 0;
-        for source in &self.sources {
-            let data = match source {
-                Source::Part(i, r) => &taken.parts[*i].1[r.clone()],
-                Source::Made(r) => &self.made[r.clone()],
-            };
-            let end = at + data.len() as u64;
-            let (a, b) = (range.start.max(at), range.end.min(end));
-            if a < b {
-                out.push(&data[index(a - at)..index(b - at)]);
-            }
-            at = end;
-        }
-        out
-    }
-}
-
-/// A part of a flight's sectors that becomes one extent.
-#[derive(Debug)]
-struct Piece {
-    /// Where in the flight's sectors.
-    range: Range<u64>,
-    /// What is stored instead of them.
-    packed: Option<Packed>,
-    run: Run,
-    csums: Vec<u8>,
-}
-
-impl Piece {
-    /// The bytes that are stored, in order.
-    fn slices<'a>(&'a self, image: &'a Image, taken: &'a Taken) -> Vec<&'a [u8]> {
-        match &self.packed {
-            Some(packed) => vec![&packed.data],
-            None => image.slices(taken, self.range.clone()),
+/// A flight that is about to go through the steps.
+fn begin(core: &Core, departure: Departure) -> Item {
+    let mut item = Item::new(core, departure);
+    // As on Linux: such files never go back into the leaf.
+    let stays = nocow::is_candidate(&item.departure.inode);
+    if item.departure.flight.inline && item.failed.is_none() && !stays {
+        // Preallocated extents may lie behind the end of even the smallest file.
+        match only_first_sector(core, &item.departure.inode) {
+            Ok(inline) => item.inline = inline,
+            Err(e) => item.fail(e),
         }
     }
-}
-
-/// A flight on its way through the steps.
-#[derive(Debug)]
-pub(super) struct Item {
-    pub(super) departure: Departure,
-    image: Image,
-    /// Some of it may have been written in place; all of it, then it has landed.
-    in_place: bool,
-    landed: bool,
-    /// What is to be stored, in order, until it has space.
-    parts: Vec<Part>,
-    pieces: SmallVec<[Piece; 1]>,
-    /// Pieces that the transaction owns already, counted from the first.
-    created: usize,
-    verified: bool,
-    /// It goes into the leaf.
-    inline: bool,
-    /// In this form.
-    leaf: Option<Packed>,
-    /// It was tried to compress it, and its inode is to say that this is of no use.
-    incompressible: bool,
-    failed: Option<Error>,
-}
-
-impl Item {
-    fn new(core: &Core, departure: Departure) -> Self {
-        let flight = &departure.flight;
-        let verified =
-            !departure.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
-        let (image, failed) = match Image::new(core, &departure.inode, &flight.taken, flight.size) {
-            Ok(image) => (image, None),
-            Err(e) => (Image::default(), Some(e)),
-        };
-        let mut item = Self {
-            departure,
-            image,
-            in_place: false,
-            landed: false,
-            parts: Vec::new(),
-            pieces: SmallVec::new(),
-            created: 0,
-            verified,
-            inline: false,
-            leaf: None,
-            incompressible: false,
-            failed,
-        };
-        // As on Linux: such files never go back into the leaf.
-        let stays = nocow::is_candidate(&item.departure.inode);
-        if item.departure.flight.inline && item.failed.is_none() && !stays {
-            // Preallocated extents may lie behind the end of even the smallest file.
-            match only_first_sector(core, &item.departure.inode) {
-                Ok(inline) => item.inline = inline,
-                Err(e) => item.fail(e),
-            }
-        }
-        item
-    }
-    fn taken(&self) -> &Taken {
-        &self.departure.flight.taken
-    }
-    /// Bytes of its sectors.
-    fn len(&self) -> u64 {
-        self.taken().end - self.taken().start
-    }
-    /// Bytes of device space that it needs.
-    fn stored(&self) -> u64 {
-        self.parts.iter().map(Part::stored).sum()
-    }
-    /// The bytes of a range of its sectors, in order.
-    pub(super) fn slices(&self, range: Range<u64>) -> Vec<&[u8]> {
-        self.image.slices(self.taken(), range)
-    }
-    /// Do its sectors get checksums?
-    pub(super) fn is_verified(&self) -> bool {
-        self.verified
-    }
-    /// Its extent, if it is short, as it is, and all by itself.
-    fn fresh(&self) -> Option<Fresh> {
-        let [Piece { packed: None, run, .. }] = self.pieces.as_slice() else { return None };
-        let special = self.landed || self.inline || self.in_place || self.incompressible;
-        let short = run.len == self.len() && run.len < join::WORTH_IT;
-        (short && !special && self.failed.is_none())
-            .then(|| Fresh { start: self.taken().start, run: *run })
-    }
-    fn fail(&mut self, e: Error) {
-        self.failed.get_or_insert(e);
-    }
+    item
 }
 
 /// Brings flights to the device and into their trees. What fails is noted with its inode.
@@ -354,7 +166,7 @@ fn write(core: &Core, departures: Vec<Departure>) {
 fn write_all(core: &Core, departures: Vec<Departure>) {
     let _doing = doing("write-back");
     let _memory = core.data.scratch.take(scratch::need(core, &departures), core.budget().scratch);
-    let mut items: Vec<Item> = departures.into_iter().map(|d| Item::new(core, d)).collect();
+    let mut items: Vec<Item> = departures.into_iter().map(|d| begin(core, d)).collect();
     let mut reserved: Option<Reservation> = None;
     for item in &mut items {
         if let Some(more) = item.departure.items.take() {
@@ -479,7 +291,7 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
                     Some(run) => run,
                     None => {
                         match core.space.allocate_data(
-                            core,
+                            &core.txns,
                             left.min(MAX_DATA_EXTENT),
                             least,
                             &mut space,
@@ -582,86 +394,6 @@ fn compute_csums(csum: CsumType, items: &mut [Item]) {
     }
 }
 
-/// Checksums of whole sectors.
-pub(super) fn csums_of(csum: CsumType, slices: &[&[u8]], len: usize) -> Vec<u8> {
-    let size = csum.size();
-    let of = |data: &[u8], out: &mut Vec<u8>| {
-        for sector in data.chunks_exact(SECTOR_LEN) {
-            out.extend_from_slice(&csum.compute(sector)[..size]);
-        }
-    };
-    if len < PARALLEL {
-        let mut out = Vec::with_capacity(len / SECTOR_LEN * size);
-        slices.iter().for_each(|s| of(s, &mut out));
-        return out;
-    }
-    let chunks: Vec<&[u8]> = slices.iter().flat_map(|s| s.chunks(PARALLEL / 4)).collect();
-    let sums: Vec<Vec<u8>> = chunks
-        .par_iter()
-        .map(|data| {
-            let mut out = Vec::with_capacity(data.len() / SECTOR_LEN * size);
-            of(data, &mut out);
-            out
-        })
-        .collect();
-    sums.concat()
-}
-
-/// A transaction handle that is renewed now and then.
-pub(super) struct Handles<'a> {
-    core: &'a Core,
-    reserved: Option<Reservation>,
-    handle: Option<Handle<'a>>,
-    edits: usize,
-}
-
-impl<'a> Handles<'a> {
-    fn new(core: &'a Core, reserved: Option<Reservation>) -> Self {
-        Self { core, reserved, handle: None, edits: 0 }
-    }
-    /// Leaves the transaction; the next edit joins again.
-    pub(super) fn leave(&mut self) {
-        self.handle = None;
-    }
-    /// The handle that [`Self::get`] has given.
-    pub(super) fn get_same(&mut self) -> &mut Handle<'a> {
-        self.handle.as_mut().expect("it was got, and not left since")
-    }
-    /// A handle with room for a change.
-    ///
-    /// # Errors
-    /// No space for the change; writing has ended.
-    pub(super) fn get(&mut self) -> Result<&mut Handle<'a>> {
-        self.get_for(1)
-    }
-    /// A handle with room for a change, which is as much work as so many.
-    ///
-    /// # Errors
-    /// As [`Self::get`].
-    fn get_for(&mut self, edits: usize) -> Result<&mut Handle<'a>> {
-        self.edits += edits;
-        if self.edits > EDITS_PER_HANDLE || self.handle.as_ref().is_some_and(Handle::is_exhausted) {
-            self.handle = None;
-            self.edits = edits;
-        }
-        if self.handle.is_none() {
-            let mut reserved = self
-                .reserved
-                .take()
-                .unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata));
-            // One run of one file is what a write reserves for. There may be many.
-            if !self.core.top_up_for(&mut reserved, RESERVE_ITEMS) {
-                // No handle and no lock is held here. If a commit does not help, the global reserve
-                // pays.
-                self.core.commit_now()?;
-                self.core.top_up_for(&mut reserved, RESERVE_ITEMS);
-            }
-            self.handle = Some(Handle::join_with(self.core, reserved)?);
-        }
-        Ok(self.handle.as_mut().expect("just made"))
-    }
-}
-
 /// Enters all flights into their trees, and lets them land.
 fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
     let mut handles = Handles::new(core, reserved);
@@ -731,6 +463,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     if fresh.len() < 2 {
         return 0;
     }
+    let core = handles.core;
     let Ok(h) = handles.get_for(fresh.len()) else { return 0 };
     let extents = inode.data.lock_extents();
     let mut noted = 0;
@@ -743,7 +476,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     }
     if count > 0 {
         // Within the handle, as below.
-        land(h.core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
+        land(core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
         h.mark_dirty(&inode);
     }
     drop(extents);
@@ -773,6 +506,7 @@ fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
 }
 
 fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
+    let core = handles.core;
     let inode = &item.departure.inode;
     let flight = &item.departure.flight;
     let count = item.pieces.len();
@@ -803,7 +537,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                 create,
                 born: None,
             };
-            h.need_incompat(compress::incompat(compression).bits());
+            h.need_incompat(property::incompat(compression).bits());
             let mut created = false;
             let reached = replace(h, inode, (at, end), new, &mut created);
             item.created = item.created.max(i + usize::from(created));
@@ -824,7 +558,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                     compress::mark_incompressible(inode);
                 }
                 // Within the handle: the seal that has the extent must see the size that it allows.
-                land(h.core, inode, [flight], true);
+                land(core, inode, [flight], true);
                 h.mark_dirty(inode);
             }
             drop(extents);
@@ -844,13 +578,14 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
             (&plain, Compression::None)
         }
     };
+    let core = handles.core;
     let h = handles.get()?;
-    h.need_incompat(compress::incompat(compression).bits());
+    h.need_incompat(property::incompat(compression).bits());
     let extents = inode.data.lock_extents();
     let mut created = false;
     let new = New::Inline { data, ram_bytes: flight.size, compression };
     replace(h, inode, (0, SECTOR), new, &mut created)?;
-    land(h.core, inode, [flight], true);
+    land(core, inode, [flight], true);
     h.mark_dirty(inode);
     drop(extents);
     Ok(())

@@ -6,9 +6,9 @@
 //! nor in ownership, permissions or chosen times, and its names stay.
 
 use super::draft::prepare;
-use super::{Inode, from_timespec, to_timespec, xattr};
-use crate::api::{Attr, FileKind, SetAttr, SetTime, past_no_return};
-use crate::core::Core;
+use super::{Inode, xattr};
+use crate::api::{Attr, FileKind, SetAttr, SetTime, from_timespec, past_no_return, to_timespec};
+use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::file;
 use larder_format::SECTOR_SIZE;

@@ -6,11 +6,11 @@
 
 use super::draft::{Draft, Prepared, prepare};
 use super::names::{self, Name, check_new_name};
-use super::{Inode, attr, dir, to_file_type, to_timespec, xattr};
-use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode};
-use crate::core::Core;
+use super::{Inode, attr, dir, to_file_type, xattr};
+use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode, to_timespec};
+use crate::engine::Core;
+use crate::engine::fronts::FrontId;
 use crate::error::{Error, Place, Result};
-use crate::fronts::FrontId;
 use crate::transaction::Handle;
 use larder_format::items::file_extent::INLINE_HEADER_SIZE;
 use larder_format::items::inode::{PERMISSIONS, type_to_mode};

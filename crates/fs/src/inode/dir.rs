@@ -12,9 +12,8 @@
 use super::names::{Name, Target, check_name};
 use super::{Inode, PLACEHOLDER, attr, to_kind};
 use crate::api::{Attr, DirEntry, FileKind, InodeId};
-use crate::core::Core;
+use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
-use crate::root::Subvolume;
 use crate::tree::{Item, Version};
 use larder_format::items::dir::{find_entry, single_entry};
 use larder_format::items::keys::{dir_index_key, dir_item_key, root_ref_key};

@@ -10,7 +10,7 @@ use super::names::{self, Name, Target, check_name, check_new_name};
 use super::subvolume::{self, Deletes};
 use super::{Inode, attr, dir, lock_all, orphan, to_file_type};
 use crate::api::{Attr, InodeId};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use larder_format::items::keys::dir_item_key;
 use larder_format::{KeyType, LINK_MAX};

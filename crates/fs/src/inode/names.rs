@@ -7,7 +7,7 @@
 //! remove and find names.
 
 use super::draft::Draft;
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Result};
 use larder_format::features::Incompat;
 use larder_format::items::dir::{ENTRY_HEADER_SIZE, find_entry, remove_entry, single_entry};

@@ -10,11 +10,10 @@
 use super::draft::{prepare, write_changes};
 use super::{Inode, names};
 use crate::api::{FileKind, may_wait, past_no_return};
-use crate::core::Core;
+use crate::engine::fronts::FrontId;
+use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Result};
 use crate::file::{self, LastRefs};
-use crate::fronts::FrontId;
-use crate::root::Subvolume;
 use crate::tree::doing;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};

@@ -13,7 +13,7 @@ use super::names::{self, Target, check_name, check_new_name};
 use super::subvolume_moves::{self, Side, hanging};
 use super::{Inode, dir, lock_all, to_file_type};
 use crate::api::{FileKind, InodeId, NewInode, RenameMode, Timestamp, may_wait};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::transaction::Handle;
 use larder_format::KeyType;

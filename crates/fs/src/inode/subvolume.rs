@@ -3,20 +3,20 @@
 //!
 //! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is
 //! said in the root tree, so every change here comes with a note for the commit
-//! ([`crate::root::notes`]) under the same handle. Whoever changes the shape of the tree of
-//! subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being deleted while
+//! ([`crate::transaction::RootNotes`]) under the same handle. Whoever changes the shape of the tree
+//! of subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being deleted while
 //! another is made in it, or from being moved into itself.
 
 use super::create::{Nascent, check_new, check_takes_names, name_bytes};
-use super::draft::{Changes, Draft, prepare, write_changes};
+use super::draft::{Draft, prepare, write_changes};
 use super::names::{self, Name, Target, check_name, check_new_name};
 use super::{Inode, attr, dir, lock_all};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
-use crate::core::Core;
-use crate::error::{Error, Result};
-use crate::root::snapshot::PendingSnapshot;
-use crate::root::{Link, Subvolume, drop as drops};
-use crate::transaction::Handle;
+use crate::engine::{Core, Subvolume};
+use crate::error::{Error, Place, Result};
+use crate::subvolume::drop as drops;
+use crate::subvolume::snapshot::{EntryChange, PendingSnapshot};
+use crate::transaction::Link;
 use crate::tree::{BlockSource, Tree};
 use larder_format::items::keys::inode_ref_key;
 use larder_format::items::{FileType, InodeFlags, InodeItem, InodeRef, RootItem};
@@ -25,34 +25,6 @@ use larder_format::{Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::little_endian::{U32, U64};
-
-/// A new entry that is to be written at the seal.
-#[derive(Debug)]
-pub(crate) struct EntryChange {
-    dir: Arc<Inode>,
-    changes: Changes,
-    index: u64,
-    name_bytes: i64,
-}
-
-impl EntryChange {
-    /// Items that it changes.
-    pub(crate) fn items(&self) -> u64 {
-        self.changes.len() as u64
-    }
-    /// Writes it.
-    ///
-    /// # Errors
-    /// Reading, corruption, no space.
-    pub(crate) fn apply(&self, h: &mut Handle<'_>, now: Timestamp) -> Result<()> {
-        write_changes(h, &self.dir.subvol, &self.changes)?;
-        self.dir.change(h, |state| {
-            state.last_index = state.last_index.max(Some(self.index));
-            state.entries_changed(self.name_bytes, now);
-        });
-        Ok(())
-    }
-}
 
 /// What the entry of a subvolume leads to.
 pub(super) fn target(id: TreeId) -> Target {
@@ -120,7 +92,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     let item = new_root_item(core, generation.0, nascent.time());
     let subvol = Arc::new(Subvolume::new(id, 0, tree, item));
     subvol.inodes.clean.store(true, Ordering::Release);
-    h.txn.subvols.lock().insert(id, subvol.clone());
+    h.txn.subvols.lock().insert(id, subvol.below.clone());
     core.subvols.write().insert(id, subvol);
     core.note_link(
         &mut h,
@@ -147,7 +119,7 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
         ..InodeItem::default()
     };
     inode.set_inode_flags(InodeFlags::ROOT_ITEM_INIT);
-    let time = super::to_timespec(now);
+    let time = crate::api::to_timespec(now);
     RootItem {
         inode,
         root_dirid: U64::new(ObjectId::FIRST_FREE.0),
@@ -288,4 +260,33 @@ pub(crate) fn path_within(core: &Core, subvol: TreeId, dir: u64) -> Result<Vec<u
         at = parent;
     }
     Ok(names.iter().rev().flat_map(|n| n.iter().copied().chain([b'/'])).collect())
+}
+
+impl Core {
+    /// Path of a subvolume from the top-level one: names with slashes between, empty for the top
+    /// level.
+    ///
+    /// # Errors
+    /// `NotFound`; reading; corruption, also when subvolumes hang in a circle.
+    pub(crate) fn subvol_path(&self, id: TreeId) -> Result<Vec<u8>> {
+        let mut path: Vec<u8> = Vec::new();
+        let mut at = self.subvol(id)?.id;
+        let mut seen = std::collections::HashSet::new();
+        while at != ObjectId::FS_TREE {
+            if !seen.insert(at) {
+                return Err(Error::corrupt(Place::tree(at), "subvolume hangs in itself"));
+            }
+            let link = self.link_of(at)?.ok_or(Error::NotFound)?;
+            let within = path_within(self, link.parent, link.dir.0)?;
+            let mut part = within;
+            part.extend_from_slice(&link.name);
+            if !path.is_empty() {
+                part.push(b'/');
+            }
+            part.append(&mut path);
+            path = part;
+            at = link.parent;
+        }
+        Ok(path)
+    }
 }

@@ -18,10 +18,9 @@ use super::rename::{check_no_loop, note_companion, note_move};
 use super::subvolume::target;
 use super::{Inode, attr, dir, link, lock_all, to_file_type};
 use crate::api::{FileKind, NewInode, RenameMode, may_wait};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Result};
-use crate::root::Link;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, Link};
 use larder_format::{KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 

@@ -11,24 +11,21 @@
 
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
-use super::{Inode, attr, to_timespec};
-use crate::api::{FileKind, XattrMode};
-use crate::core::Core;
+use super::{Inode, attr};
+use crate::api::{FileKind, XattrMode, to_timespec};
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
-use crate::file::compress;
-use larder_codec::Packing;
+use crate::file::property::{COMPRESSION, Method};
 use larder_format::features::Incompat;
-use larder_format::items::dir::{find_entry, remove_entry};
+use larder_format::items::dir::remove_entry;
 use larder_format::items::keys::xattr_key;
-use larder_format::items::{Compression, DirEntries, DirEntryRef, InodeFlags};
+use larder_format::items::{DirEntries, DirEntryRef, InodeFlags};
 use larder_format::{Key, KeyType, NAME_MAX};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most bytes of a value, by the interface of Linux.
 const VALUE_MAX: usize = 65536;
-/// The property that chooses how a file's data is compressed.
-const COMPRESSION: &[u8] = b"btrfs.compression";
 
 /// Value of an attribute.
 ///
@@ -38,7 +35,7 @@ pub(crate) fn get(core: &Core, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
     if !may_have(inode.kind, name) {
         return Err(Error::NoAttribute);
     }
-    find(core, inode, name)?.ok_or(Error::NoAttribute)
+    inode.stored_xattr(core, name)?.ok_or(Error::NoAttribute)
 }
 
 /// Can an inode of this kind have an attribute of this name, as far as Linux lets anybody see?
@@ -53,17 +50,6 @@ pub(super) fn check_may_have(kind: FileKind, name: &[u8]) -> Result<()> {
         return Ok(());
     }
     Err(Error::NotPermitted("user attributes are for files and directories"))
-}
-
-fn find(core: &Core, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>> {
-    if name.is_empty() || name.len() > NAME_MAX || inode.no_xattrs.load(Ordering::Acquire) {
-        return Ok(None);
-    }
-    let key = xattr_key(inode.object(), name);
-    let Some(item) = inode.subvol.get(core, &key)? else { return Ok(None) };
-    let entry = find_entry(item.data(), name)
-        .map_err(|e| Error::corrupt(Place::item(inode.subvol.id, key), e.0))?;
-    Ok(entry.map(|e| e.data.to_vec()))
 }
 
 /// Names of all attributes that are stored, those that [`get`] does not give included, as on Linux.
@@ -234,7 +220,7 @@ pub(super) fn inherited_property(
     {
         return Ok(None);
     }
-    let method = find(core, dir, COMPRESSION)?.and_then(|v| Method::parse(&v));
+    let method = dir.stored_xattr(core, COMPRESSION)?.and_then(|v| Method::parse(&v));
     Ok(match method {
         // The method only: Linux does not pass levels on.
         Some(Method::Compress(packing)) => {
@@ -242,98 +228,4 @@ pub(super) fn inherited_property(
         }
         _ => None,
     })
-}
-
-/// How the property wants an inode's data to be compressed; `None` if it has none or says never.
-///
-/// # Errors
-/// Reading; corruption.
-pub(crate) fn packing(core: &Core, inode: &Inode) -> Result<Option<Packing>> {
-    Ok(match find(core, inode, COMPRESSION)?.and_then(|v| Method::parse(&v)) {
-        Some(Method::Compress(packing)) => Some(packing),
-        _ => None,
-    })
-}
-
-/// What the compression property says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
-    /// Nothing: as the mount has it.
-    Unset,
-    /// Never.
-    Never,
-    /// In this way.
-    Compress(Packing),
-}
-
-impl Method {
-    /// Checks a change of a property.
-    fn of_property(inode: &Inode, name: &[u8], value: Option<&[u8]>) -> Result<Self> {
-        if name != COMPRESSION {
-            return Err(Error::Invalid("unknown property"));
-        }
-        let copied = !inode.flags().intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
-        match value {
-            None => Ok(Self::Unset),
-            Some(_) if !copied => Err(Error::Invalid("this inode's data cannot be compressed")),
-            Some(v) => Self::parse(v).ok_or(Error::Invalid("unknown compression")),
-        }
-    }
-    /// As Linux does: what follows a method's name is not looked at when the property is set. Where
-    /// it is a level we heed it, otherwise it means the default.
-    fn parse(value: &[u8]) -> Option<Self> {
-        if matches!(value, b"no" | b"none") {
-            return Some(Self::Never);
-        }
-        let method = [Compression::Zlib, Compression::Lzo, Compression::Zstd]
-            .into_iter()
-            .find(|m| value.starts_with(m.name().as_bytes()))?;
-        let exact = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-        exact.or_else(|| Packing::new(method, None)).map(Self::Compress)
-    }
-    fn flags(self) -> InodeFlags {
-        match self {
-            Self::Unset => InodeFlags::empty(),
-            Self::Never => InodeFlags::NOCOMPRESS,
-            Self::Compress(_) => InodeFlags::COMPRESS,
-        }
-    }
-    fn incompat(self) -> Incompat {
-        match self {
-            Self::Compress(packing) => compress::incompat(packing.method()),
-            _ => Incompat::empty(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_of_the_compression_property() {
-        for (value, shown) in [
-            ("zlib", "zlib:3"),
-            ("zlib:9", "zlib:9"),
-            ("zlib:10", "zlib:9"),
-            ("zlib:x", "zlib:3"),
-            ("zlibx", "zlib:3"),
-            ("lzo", "lzo"),
-            ("lzo:1", "lzo"),
-            ("zstd", "zstd:3"),
-            ("zstd:15", "zstd:15"),
-            ("zstd:-5", "zstd:-5"),
-            ("zstd:", "zstd:3"),
-        ] {
-            let Some(Method::Compress(packing)) = Method::parse(value.as_bytes()) else {
-                panic!("{value}")
-            };
-            assert_eq!(packing.to_string(), shown, "{value}");
-        }
-        assert_eq!(Method::parse(b"none"), Some(Method::Never));
-        assert_eq!(Method::parse(b"no"), Some(Method::Never));
-        for bad in [&b""[..], b"zli", b"gzip", b"ZLIB", b"nox", b"none:1", b" zstd"] {
-            assert_eq!(Method::parse(bad), None, "{bad:?}");
-        }
-    }
 }

@@ -5,9 +5,9 @@
 //! says that its space is in use. That space is taken before anything is allocated ([`Claims`]).
 
 use super::subvolume::Replay;
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
-use crate::file::{MAX_FILE_SIZE, SECTOR, compress, has_no_holes};
+use crate::file::{MAX_FILE_SIZE, SECTOR, has_no_holes, property};
 use crate::space::{Run, SpaceKind, csum_tree};
 use crate::transaction::Handle;
 use larder_format::items::keys::extent_data_key;
@@ -205,7 +205,7 @@ impl Replay<'_> {
                 (r.num_bytes, r.compression)
             }
         };
-        self.incompat |= compress::incompat(compression).bits();
+        self.incompat |= property::incompat(compression).bits();
         self.tree.set(key, data.to_vec());
         self.change(ino, |item| item.nbytes = item.nbytes.get().saturating_add(bytes).into())
     }

@@ -24,6 +24,7 @@
 //! How logs are written is told in [`write`].
 
 mod extents;
+mod fsync;
 mod names;
 mod overlay;
 mod replay;
@@ -31,8 +32,10 @@ mod source;
 mod subvolume;
 mod write;
 
+pub(crate) use fsync::{fsync, fsync_then};
 pub(crate) use replay::replay;
+pub(crate) use write::TxnLog;
 #[cfg(test)]
 pub(crate) use write::lead_after_giving_up;
-pub(crate) use write::{Changes, Counters, Logged, TxnLog, sync, sync_then};
-pub use write::{LogStats, OnSynced, Synced, Unlogged};
+pub use write::{OnSynced, Synced, Unlogged};
+use write::{sync, sync_then};

@@ -3,7 +3,7 @@
 use super::extents::{Claims, Sums};
 use super::source::{Log, damaged};
 use super::subvolume::{Outcome, work_out};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::space::{Run, SpaceKind};
 use crate::transaction::{Handle, commit};

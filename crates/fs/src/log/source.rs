@@ -1,8 +1,8 @@
 //! Where a log's nodes are, and how it is read.
 
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::{Error, Place, Result};
-use crate::root::parse_root_item;
+use crate::transaction::parse_root_item;
 use crate::tree::{Pointer, Version, child_pointer};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::HashSet;
@@ -56,7 +56,7 @@ impl Log {
                     ),
                 ));
             }
-            roots.push((ObjectId(item.key.offset), crate::root::root_pointer(&root)));
+            roots.push((ObjectId(item.key.offset), crate::transaction::root_pointer(&root)));
             Ok(true)
         })?;
         for (subvol, root) in roots {

@@ -12,11 +12,10 @@
 use super::extents::{Claims, RefChange, Sums};
 use super::overlay::Overlay;
 use super::source::damaged;
-use crate::core::Core;
+use crate::api::to_timespec;
+use crate::engine::{Core, Subvolume};
 use crate::error::{Place, Result};
 use crate::file::ceil;
-use crate::inode::to_timespec;
-use crate::root::Subvolume;
 use crate::tree::Version;
 use larder_format::items::inode::S_IFMT;
 use larder_format::items::keys::{inode_key, orphan_key};

@@ -4,7 +4,9 @@
 //! other. Everything here is arithmetic on what is taken; nothing is allocated.
 
 use crate::space::SpaceKind;
-use larder_format::{DEVICE_RESERVED, Physical, STRIPE_LEN};
+use larder_format::items::Chunk;
+use larder_format::{DEVICE_RESERVED, Logical, Physical, STRIPE_LEN};
+use larder_volume::{MappedChunk, Stripe};
 use smallvec::SmallVec;
 
 /// Sizes that a tenth of the file system is rounded up to.
@@ -103,6 +105,16 @@ pub fn plan_chunk(
     let mut sizes: Vec<u64> = most.filter(|len| (MIN_STRIPE..want).contains(len)).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.into_iter().find_map(place)
+}
+
+/// A chunk as the map wants it.
+pub(crate) fn mapped(start: Logical, chunk: &Chunk) -> MappedChunk {
+    MappedChunk {
+        start,
+        length: chunk.length,
+        kind: chunk.flags.bits(),
+        stripes: chunk.stripes.iter().map(|s| Stripe { device: s.devid, at: s.offset }).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -13,19 +13,31 @@
 //! | [`chunks`] | how large chunks are and where they go |
 //! | [`reserve`] | who waits, and in which order, when space is short |
 //! | [`groups`] | which block group an allocation comes from |
+//! | `alloc` | when a chunk is made, and everything that then must know of it |
+//! | `purses` | how many unneeded addresses are kept |
+//! | `discard`, `trim` | when the device is told that space holds nothing; which space that is |
+//! | `usage` | figures about space for people: what is full |
 //!
 //! Two views of the same space must not be confused. The *allocator's view* (free index) already
 //! lacks blocks of the running transaction. The *applied view* (`used`, the free-space tree)
 //! changes only when the committer applies delayed refs, and is what goes to disk.
 
+pub(crate) mod alloc;
 pub mod chunks;
 pub mod csum_tree;
+pub(crate) mod discard;
 pub mod extent_tree;
 pub mod free_index;
 pub mod free_space_tree;
 pub mod groups;
+pub(crate) mod purses;
 pub mod refs;
 pub mod reserve;
+pub(crate) mod trim;
+pub(crate) mod usage;
+
+pub use trim::{TrimRange, Trimmed};
+pub use usage::{KindUsage, SpaceUsage};
 
 use larder_format::Logical;
 

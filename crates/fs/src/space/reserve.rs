@@ -28,7 +28,6 @@
 //! Lock order: nothing is locked, and nothing called, with an account locked.
 
 use crate::api::may_wait;
-use crate::core::MAX_COPIES_IN_RESERVE;
 use crate::error::{Error, Result};
 use crate::space::SpaceKind;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -37,6 +36,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// Bytes of copies of global trees' blocks that the global reserve pays in one commit.
+pub(crate) const MAX_COPIES_IN_RESERVE: u64 = 256 << 20;
 
 /// Rounds of reclaim without a gain after which a request is refused.
 const FRUITLESS_ROUNDS: u32 = 3;

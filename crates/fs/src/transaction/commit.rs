@@ -11,16 +11,13 @@
 
 mod roots;
 
-use crate::alloc::NewGroup;
-use crate::core::{Core, Pinned, SuperblockWritten};
 use crate::error::{Error, Place, Result};
-use crate::root::{Subvolume, find_root, snapshot};
+use crate::space::alloc::{NewGroup, Pinned};
 use crate::space::extent_tree::{self, Applied};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
-use crate::space::{Run, SpaceKind};
-use crate::space::{csum_tree, free_space_tree, groups};
-use crate::transaction::{ChangedInodes, Handle, Txn, writeout};
+use crate::space::{Run, SpaceKind, csum_tree, free_space_tree, groups};
+use crate::transaction::{Ground, SubvolumeTree, Txn, find_root, writeout};
 use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version, doing};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
@@ -28,41 +25,32 @@ use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, Tre
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 /// Body of the committer's thread.
-pub(crate) fn run(core: &Core) {
-    while core.txns.next_seal().is_some() {
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| commit_once(core)));
+pub(crate) fn run(ground: &Ground) {
+    while ground.txns.next_seal().is_some() {
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| commit_once(ground)));
         match outcome {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => core.txns.fail(&format!("a commit failed: {e}")),
-            Err(_) => core.txns.fail("a commit hit a broken invariant; see the log"),
+            Ok(Err(e)) => ground.txns.fail(&format!("a commit failed: {e}")),
+            Err(_) => ground.txns.fail("a commit hit a broken invariant; see the log"),
         }
     }
 }
 
-/// Dirty inodes from which on their items are written before the seal.
-const MANY_INODES: usize = 1000;
-/// Items that one handle writes then.
-const AHEAD: usize = 64;
-
 /// Seals the running transaction and brings it to the device.
-pub(crate) fn commit_once(core: &Core) -> Result<()> {
+pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
+    let above = ground.above();
     let _doing = doing("items before the seal");
-    write_items_ahead(core);
+    above.before_seal();
     let _doing = doing("seal");
-    let (txn, since) = core.txns.close_running();
-    txn.log.close();
-    let delayed = if core.options.tuning.break_snapshot_before_items {
-        snapshot::make_all(core, &txn, |_, _| Ok(())).and_then(|()| flush_delayed_items(core, &txn))
-    } else {
-        flush_delayed_items(core, &txn)
-            .and_then(|()| snapshot::make_all(core, &txn, flush_delayed_items))
-    };
+    let (txn, since) = ground.txns.close_running();
+    let delayed = above.seal(&txn);
     let untouched = std::mem::take(&mut txn.roots.lock().untouched);
     let mut frozen: Vec<Frozen> = txn
         .subvols
@@ -81,39 +69,34 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     for f in &frozen {
         f.subvol.set_base(txn.generation.next(), f.root.clone());
     }
-    core.txns.sealed(since);
+    ground.txns.sealed(since);
     let _doing = doing("commit");
     let begin = Instant::now();
     delayed?;
-    let mut committer = Committer::new(core, txn.clone());
+    let mut committer = Committer::new(ground, txn.clone());
     committer.fixpoint(&frozen)?;
     let superblock = committer.superblock()?;
     let mut roots: Vec<(TreeId, Root)> =
         frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
-    roots.extend(core.roots.all().map(|t| (t.id(), t.root())));
-    let nodes = writeout::write_nodes(core, txn.generation, &roots)?;
+    roots.extend(ground.roots.all().map(|t| (t.id(), t.root())));
+    let nodes = writeout::write_nodes(ground, txn.generation, &roots)?;
     // Whoever ended writing meanwhile had a reason not to trust what is in memory.
-    if let Some(why) = core.txns.failure() {
+    if let Some(why) = ground.txns.failure() {
         return Err(Error::ReadOnly(Some(why)));
     }
-    {
-        // A log's superblock is of the transaction before: never behind this one.
-        let mut written = core.superblock_written.lock();
-        writeout::write_superblocks(core, &superblock)?;
-        *written = SuperblockWritten { generation: txn.generation, superblock: superblock.clone() };
-    }
-    committer.freed.extend(txn.log.retire(core)?);
-    core.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
+    ground.write_superblocks(txn.generation, superblock.clone())?;
+    committer.freed.extend(above.superblock_durable(&txn)?);
+    ground.txns.stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
     committer.publish(&frozen, superblock);
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    core.txns.stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
-    core.txns.stats.commit_max_ns.fetch_max(ns, Ordering::Relaxed);
+    ground.txns.stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
+    ground.txns.stats.commit_max_ns.fetch_max(ns, Ordering::Relaxed);
     Ok(())
 }
 
 /// A subvolume as it was when the transaction was sealed.
 struct Frozen {
-    subvol: Arc<Subvolume>,
+    subvol: Arc<SubvolumeTree>,
     root: Root,
     /// Has anything in it changed, rather than that a snapshot was taken?
     changed: bool,
@@ -121,90 +104,9 @@ struct Frozen {
     growth: i64,
 }
 
-/// Writes inode items that operations left to the seal while operations go on, where there are
-/// many: the seal, for which everybody waits, then has only those that have changed again.
-///
-/// It never waits for space or a seal: this is the thread that such a wait would be for. What it
-/// cannot write, the seal does. For the committer only: a seal in the midst of it would not find
-/// the inodes that it has taken.
-pub(crate) fn write_items_ahead(core: &Core) {
-    let txn = core.txns.running();
-    let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);
-    for _ in 0..4 {
-        let mut dirty = {
-            let mut inodes = txn.inodes.lock();
-            if inodes.len() < many {
-                return;
-            }
-            take_changed(&mut inodes)
-        };
-        let mut order: Vec<_> = dirty.keys().copied().collect();
-        // Neighbours share leaves.
-        order.sort_unstable();
-        for some in order.chunks(AHEAD) {
-            let handle = reserve_ahead(core, &txn, some.len() as u64)
-                .map(|r| crate::api::no_wait(|| Handle::join_with(core, r)));
-            let written = match handle {
-                Some(Ok(mut handle)) => some.iter().try_for_each(|id| {
-                    dirty[id].write_item_ahead(&mut handle)?;
-                    dirty.remove(id);
-                    Ok(())
-                }),
-                Some(Err(e)) => Err(e),
-                None => Err(Error::NoSpace),
-            };
-            if let Err(e) = written {
-                tracing::debug!("inode items are left to the seal: {e}");
-                let mut inodes = txn.inodes.lock();
-                dirty.into_iter().for_each(|(id, inode)| {
-                    inodes.entry(id).or_insert(inode);
-                });
-                return;
-            }
-        }
-    }
-}
-
-/// Space to write so many items: what was kept for them, and more if it is there.
-fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
-    let cost = core.item_cost(items, 0);
-    let mut kept =
-        txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
-    let mut mine = kept.split(cost);
-    let lacking = cost - mine.bytes();
-    match core.space.accounts.try_reserve(SpaceKind::Metadata, lacking) {
-        Some(more) => mine.merge(more),
-        None => kept.merge(mine.split(u64::MAX)),
-    }
-    txn.keep(kept);
-    (mine.bytes() == cost).then_some(mine)
-}
-
-/// Takes the inodes whose items are to be written. From here on whoever changes one notes it again:
-/// snapshots, for one, which are made in the midst of the seal, change the directories that they
-/// appear in.
-fn take_changed(inodes: &mut ChangedInodes) -> ChangedInodes {
-    inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
-    let changed = std::mem::take(inodes);
-    // Either their writer sees a change, or who makes it sees that they were taken: see
-    // `Handle::mark_dirty`.
-    fence(Ordering::SeqCst);
-    changed
-}
-
-/// Writes the inode items that operations left to the seal.
-fn flush_delayed_items(core: &Core, txn: &Arc<Txn>) -> Result<()> {
-    let inodes = take_changed(&mut txn.inodes.lock());
-    let mut handle = Handle::for_seal(core, txn.clone());
-    for inode in inodes.into_values() {
-        inode.flush_item(&mut handle)?;
-    }
-    Ok(())
-}
-
 /// One commit at work.
 struct Committer<'a> {
-    core: &'a Core,
+    ground: &'a Ground,
     txn: Arc<Txn>,
     purse: Vec<Logical>,
     system_purse: Vec<Logical>,
@@ -233,7 +135,7 @@ impl BlockSource for Source<'_, '_> {
         self.committer.txn.generation
     }
     fn published(&self) -> Generation {
-        self.committer.core.published_hint()
+        self.committer.ground.published_hint()
     }
     fn available(&self) -> usize {
         if self.system { self.committer.system_purse.len() } else { self.committer.purse.len() }
@@ -249,10 +151,10 @@ impl BlockSource for Source<'_, '_> {
         purse.push(at);
     }
     fn buffer(&mut self) -> Arc<[u8]> {
-        self.committer.core.store.buffer()
+        self.committer.ground.store.buffer()
     }
     fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key) {
-        let nodesize = self.committer.core.nodesize();
+        let nodesize = self.committer.ground.nodesize();
         let generation = self.committer.txn.generation;
         let done = self.committer.pending.create_tree_block(
             at,
@@ -262,7 +164,7 @@ impl BlockSource for Source<'_, '_> {
             generation,
             Some(first_key),
         );
-        self.committer.core.noted(done);
+        self.committer.ground.noted(done);
     }
     fn copied(
         &mut self,
@@ -273,7 +175,7 @@ impl BlockSource for Source<'_, '_> {
     ) -> Result<(), Stop> {
         debug_assert!(!maybe_shared, "global trees are never shared");
         self.created(tree, new, old.level(), old.first_key().unwrap_or_default());
-        let nodesize = self.committer.core.nodesize();
+        let nodesize = self.committer.ground.nodesize();
         let mine = ExtentRef::TreeBlock { root: tree };
         self.committer.pending.drop_tree_block(old.address(), nodesize, old.level(), mine)?;
         Ok(())
@@ -287,10 +189,10 @@ impl BlockSource for Source<'_, '_> {
         if self.committer.pending.forget_created(at) {
             return self.untake(at);
         }
-        let nodesize = self.committer.core.nodesize();
+        let nodesize = self.committer.ground.nodesize();
         let mine = ExtentRef::TreeBlock { root: tree };
         let done = self.committer.pending.drop_tree_block(at, nodesize, level, mine);
-        self.committer.core.noted(done);
+        self.committer.ground.noted(done);
     }
     fn half_done(&mut self, _: &Error) {
         // The error ends the commit.
@@ -308,7 +210,7 @@ impl BlockSource for Source<'_, '_> {
         };
         let mut more = Vec::new();
         while purse.len() + more.len() < wanted {
-            more.push(c.core.space.allocate_for_commit(c.core, &c.txn, system, from)?);
+            more.push(c.ground.space.allocate_for_commit(&*c.txn, system, from)?);
         }
         // Addresses are taken from the end: keep them rising.
         more.reverse();
@@ -326,13 +228,13 @@ struct Ops<'c, 'a> {
 
 impl Ops<'_, '_> {
     fn version(&self) -> Version {
-        self.tree.version(self.source.committer.core.epochs.enter())
+        self.tree.version(self.source.committer.ground.epochs.enter())
     }
 }
 
 impl TreeOps for Ops<'_, '_> {
     fn max_item_size(&self) -> usize {
-        larder_format::node::max_item_size(self.source.committer.core.nodesize())
+        larder_format::node::max_item_size(self.source.committer.ground.nodesize())
     }
     fn get(&mut self, key: &Key) -> Result<Option<Vec<u8>>> {
         Ok(self.version().get(key)?.map(|i| i.data().to_vec()))
@@ -355,17 +257,17 @@ impl TreeOps for Ops<'_, '_> {
 }
 
 impl<'a> Committer<'a> {
-    fn new(core: &'a Core, txn: Arc<Txn>) -> Self {
+    fn new(ground: &'a Ground, txn: Arc<Txn>) -> Self {
         let reserve =
-            txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
-        core.space.kept_by_commit.store(reserve.bytes(), Ordering::Release);
+            txn.take_reserved().unwrap_or_else(|| ground.space.accounts.empty(SpaceKind::Metadata));
+        ground.space.kept_by_commit.store(reserve.bytes(), Ordering::Release);
         let freed = std::mem::take(&mut *txn.freed_log.lock());
         Self {
-            core,
+            ground,
             purse: Vec::new(),
             system_purse: Vec::new(),
             reserve,
-            system_reserve: core.space.accounts.empty(SpaceKind::System),
+            system_reserve: ground.space.accounts.empty(SpaceKind::System),
             pending: DelayedRefs::new(),
             freed,
             space_changes: BTreeMap::new(),
@@ -382,7 +284,7 @@ impl<'a> Committer<'a> {
 
     /// Brings the global trees to where they describe this transaction and themselves.
     fn fixpoint(&mut self, frozen: &[Frozen]) -> Result<()> {
-        let core = self.core;
+        let ground = self.ground;
         self.rebuild_free_space()?;
         self.write_new_groups()?;
         self.remove_empty_groups()?;
@@ -392,11 +294,11 @@ impl<'a> Committer<'a> {
         self.apply_root_notes()?;
         // Every superblock has a root tree of its own generation.
         let any = Key::new(ObjectId::FS_TREE, KeyType::ROOT_ITEM, 0);
-        core.roots.root.edit(&mut self.ops(&core.roots.root).source, &[any], |_| Ok(()))?;
+        ground.roots.root.edit(&mut self.ops(&ground.roots.root).source, &[any], |_| Ok(()))?;
         let mut next = Some(Logical(0));
-        while let Some((at, sums)) = next.and_then(|from| adjacent_csums(core, &self.txn, from)) {
-            csum_tree::insert(&mut self.ops(&core.roots.csum), core.csum, at, &sums)?;
-            next = at.0.checked_add((sums.len() / core.csum.size()) as u64 * SECTOR).map(Logical);
+        while let Some((at, sums)) = next.and_then(|from| adjacent_csums(ground, &self.txn, from)) {
+            csum_tree::insert(&mut self.ops(&ground.roots.csum), ground.csum, at, &sums)?;
+            next = at.0.checked_add((sums.len() / ground.csum.size()) as u64 * SECTOR).map(Logical);
         }
         // The notes stay where they are: operations of the next transaction still count with them.
         let txn = self.txn.clone();
@@ -428,45 +330,46 @@ impl<'a> Committer<'a> {
 
     /// Applies the changes of one extent, and what follows for space and checksums.
     fn apply(&mut self, at: Logical, head: &RefHead) -> Result<()> {
-        let core = self.core;
-        let features = core.extent_features();
-        let applied = extent_tree::apply(&mut self.ops(&core.roots.extent), features, at, head)?;
+        let ground = self.ground;
+        let features = ground.extent_features();
+        let applied = extent_tree::apply(&mut self.ops(&ground.roots.extent), features, at, head)?;
         let run = Run::new(at, head.num_bytes);
         match applied {
             Applied::Added => self.space_changed(run, false)?,
             Applied::Freed => {
                 self.space_changed(run, true)?;
-                core.space.groups.pin(run)?;
+                ground.space.groups.pin(run)?;
                 self.freed.push(run);
                 if head.kind == ExtentKind::Data {
-                    csum_tree::delete(&mut self.ops(&core.roots.csum), core.csum, run)?;
+                    csum_tree::delete(&mut self.ops(&ground.roots.csum), ground.csum, run)?;
                 }
             }
             Applied::NeverUsed => {
-                core.space.groups.pin(run)?;
+                ground.space.groups.pin(run)?;
                 self.freed.push(run);
                 if head.kind == ExtentKind::Data {
-                    csum_tree::delete(&mut self.ops(&core.roots.csum), core.csum, run)?;
+                    csum_tree::delete(&mut self.ops(&ground.roots.csum), ground.csum, run)?;
                 }
             }
             Applied::Changed => {}
         }
-        if core.options.tuning.break_discard_early && matches!(applied, Applied::Freed) {
-            core.volume.discard(run.start, run.len)?;
+        if ground.options.tuning.break_discard_early && matches!(applied, Applied::Freed) {
+            ground.volume.discard(run.start, run.len)?;
         }
-        if core.options.tuning.break_reuse_pinned && matches!(applied, Applied::Freed) {
-            core.space.groups.unpin(run);
+        if ground.options.tuning.break_reuse_pinned && matches!(applied, Applied::Freed) {
+            ground.space.groups.unpin(run);
             self.freed.pop();
         }
         Ok(())
     }
 
     fn space_changed(&mut self, run: Run, free: bool) -> Result<()> {
-        let group = self.core.space.groups.find_run(run)?;
+        let group = self.ground.space.groups.find_run(run)?;
         let len = run.len.cast_signed();
         group.apply_used(if free { -len } else { len })?;
         self.dirty_groups.insert(group.run().start);
-        if self.core.roots.free_space.is_some() && !self.core.options.tuning.break_stale_free_space
+        if self.ground.roots.free_space.is_some()
+            && !self.ground.options.tuning.break_stale_free_space
         {
             // A block that the commit itself made and dropped again within one round was never in
             // the tree.
@@ -487,12 +390,12 @@ impl<'a> Committer<'a> {
 
     /// Writes what became free or used into the free-space tree, neighbours together.
     fn write_free_space(&mut self) -> Result<()> {
-        let core = self.core;
-        let Some(tree) = &core.roots.free_space else { return Ok(()) };
+        let ground = self.ground;
+        let Some(tree) = &ground.roots.free_space else { return Ok(()) };
         let changes = std::mem::take(&mut self.space_changes);
         let mut changes = changes.into_iter().peekable();
         while let Some((start, (mut len, free))) = changes.next() {
-            let group = core.space.groups.find_run(Run::new(start, len))?.run();
+            let group = ground.space.groups.find_run(Run::new(start, len))?.run();
             while let Some((_, (more, _))) = changes
                 .next_if(|(s, (_, f))| *f == free && *s == start.plus(len) && *s < group.end())
             {
@@ -512,11 +415,11 @@ impl<'a> Committer<'a> {
     /// before anything else of this transaction is applied, so the extent tree is still that of the
     /// last commit.
     fn rebuild_free_space(&mut self) -> Result<()> {
-        let core = self.core;
-        let Some(tree) = &core.roots.free_space else { return Ok(()) };
-        for run in core.space.take_rebuilds() {
-            let mut extents = core.roots.extent.version(core.epochs.enter());
-            let used = groups::scan_used(&mut extents, core.nodesize(), run)?;
+        let ground = self.ground;
+        let Some(tree) = &ground.roots.free_space else { return Ok(()) };
+        for run in ground.space.take_rebuilds() {
+            let mut extents = ground.roots.extent.version(ground.epochs.enter());
+            let used = groups::scan_used(&mut extents, ground.nodesize(), run)?;
             drop(extents);
             free_space_tree::delete_group(&mut self.ops(tree), run)?;
             free_space_tree::new_group(&mut self.ops(tree), run, &used)?;
@@ -525,13 +428,13 @@ impl<'a> Committer<'a> {
     }
 
     fn group_tree(&self) -> &'a Tree {
-        self.core.roots.block_group.as_ref().unwrap_or(&self.core.roots.extent)
+        self.ground.roots.block_group.as_ref().unwrap_or(&self.ground.roots.extent)
     }
 
     fn write_group_items(&mut self) -> Result<()> {
         let tree = self.group_tree();
         for start in std::mem::take(&mut self.dirty_groups) {
-            let Some(group) = self.core.space.groups.find(start) else { continue };
+            let Some(group) = self.ground.space.groups.find(start) else { continue };
             let key = Key::new(start, KeyType::BLOCK_GROUP_ITEM, group.run().len);
             let item = BlockGroupItem::new(group.disk_used(), group.flags());
             self.ops(tree).update(&key, item.as_bytes())?;
@@ -554,11 +457,11 @@ impl<'a> Committer<'a> {
     }
 
     fn write_new_group(&mut self, group: &NewGroup) -> Result<()> {
-        let core = self.core;
+        let ground = self.ground;
         let run = group.run;
         let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
-        self.ops(&core.roots.chunk).insert(&key, &group.chunk.encode())?;
-        let format = *core.store.format();
+        self.ops(&ground.roots.chunk).insert(&key, &group.chunk.encode())?;
+        let format = *ground.store.format();
         for stripe in &group.chunk.stripes {
             let key = Key::new(ObjectId(stripe.devid.0), KeyType::DEV_EXTENT, stripe.offset.0);
             let item = DevExtent {
@@ -568,12 +471,12 @@ impl<'a> Committer<'a> {
                 length: U64::new(run.len),
                 chunk_tree_uuid: format.chunk_tree_uuid,
             };
-            self.ops(&core.roots.dev).insert(&key, item.as_bytes())?;
+            self.ops(&ground.roots.dev).insert(&key, item.as_bytes())?;
         }
         let key = Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len);
         let item = BlockGroupItem::new(0, group.chunk.flags);
         self.ops(self.group_tree()).insert(&key, item.as_bytes())?;
-        if let Some(tree) = &core.roots.free_space {
+        if let Some(tree) = &ground.roots.free_space {
             free_space_tree::new_group(&mut self.ops(tree), run, &[])?;
         }
         let added: u64 = group.chunk.stripes.len() as u64 * run.len;
@@ -582,19 +485,19 @@ impl<'a> Committer<'a> {
 
     /// Gives block groups back in which nothing is left.
     fn remove_empty_groups(&mut self) -> Result<()> {
-        let core = self.core;
-        for (run, chunk) in core.space.take_empty_groups(self.txn.generation) {
+        let ground = self.ground;
+        for (run, chunk) in ground.space.take_empty_groups(self.txn.generation) {
             let key = Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len);
             self.ops(self.group_tree()).delete(&key)?;
-            if let Some(tree) = &core.roots.free_space {
+            if let Some(tree) = &ground.roots.free_space {
                 free_space_tree::delete_group(&mut self.ops(tree), run)?;
             }
             for stripe in &chunk.stripes {
                 let key = Key::new(ObjectId(stripe.devid.0), KeyType::DEV_EXTENT, stripe.offset.0);
-                self.ops(&core.roots.dev).delete(&key)?;
+                self.ops(&ground.roots.dev).delete(&key)?;
             }
             let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
-            self.ops(&core.roots.chunk).delete(&key)?;
+            self.ops(&ground.roots.chunk).delete(&key)?;
             let gone: u64 = chunk.stripes.len() as u64 * run.len;
             self.change_device_bytes(-i128::from(gone))?;
             self.removed.push((run, chunk));
@@ -604,8 +507,8 @@ impl<'a> Committer<'a> {
 
     /// Changes the device's `bytes_used`, in the chunk tree and in the superblock.
     fn change_device_bytes(&mut self, delta: i128) -> Result<()> {
-        let core = self.core;
-        let mut item = core.superblock.lock().dev_item;
+        let ground = self.ground;
+        let mut item = ground.superblock.lock().dev_item;
         let used = i128::from(item.bytes_used.get()) + delta;
         let used = u64::try_from(used).map_err(|_| {
             Error::corrupt(
@@ -614,23 +517,23 @@ impl<'a> Committer<'a> {
             )
         })?;
         item.bytes_used = U64::new(used);
-        core.superblock.lock().dev_item = item;
+        ground.superblock.lock().dev_item = item;
         let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.get());
-        self.ops(&core.roots.chunk).update(&key, item.as_bytes())
+        self.ops(&ground.roots.chunk).update(&key, item.as_bytes())
     }
 
     fn write_subvolume_root(&mut self, frozen: &Frozen) -> Result<()> {
-        let core = self.core;
+        let ground = self.ground;
         let Frozen { subvol, root, changed, growth } = frozen;
         let item = {
             let mut item = subvol.item.lock();
             point_to(&mut item, root, self.txn.generation);
             item.last_snapshot = U64::new(subvol.tree.last_snapshot().0);
-            let growth = growth * i64::from(core.nodesize());
+            let growth = growth * i64::from(ground.nodesize());
             item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
             if *changed {
                 item.ctransid = U64::new(self.txn.generation.0);
-                item.ctime = crate::inode::to_timespec(core.now());
+                item.ctime = crate::api::to_timespec(ground.now());
             }
             self.txn.roots.lock().change(subvol.id, &mut item);
             *item
@@ -640,14 +543,14 @@ impl<'a> Committer<'a> {
 
     /// Writes the ROOT_ITEMs of global trees whose roots moved. True if any had.
     fn write_global_roots(&mut self) -> Result<bool> {
-        let core = self.core;
+        let ground = self.ground;
         let mut moved = false;
-        for tree in core.roots.with_items() {
+        for tree in ground.roots.with_items() {
             let root = tree.root();
             if root.ptr.generation != self.txn.generation {
                 continue;
             }
-            let version = core.roots.root.version(core.epochs.enter());
+            let version = ground.roots.root.version(ground.epochs.enter());
             let (key, mut item) = find_root(&version, tree.id())?.ok_or_else(|| {
                 Error::corrupt(
                     Place::tree(ObjectId::ROOT_TREE),
@@ -657,38 +560,38 @@ impl<'a> Committer<'a> {
             drop(version);
             let before = (item.bytenr, item.level, item.generation, item.bytes_used);
             point_to(&mut item, &root, self.txn.generation);
-            let growth = tree.take_growth() * i64::from(core.nodesize());
+            let growth = tree.take_growth() * i64::from(ground.nodesize());
             item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
             if before == (item.bytenr, item.level, item.generation, item.bytes_used) {
                 continue;
             }
             moved = true;
             let bytes = item.as_bytes().to_vec();
-            self.ops(&core.roots.root).update(&key, &bytes)?;
+            self.ops(&ground.roots.root).update(&key, &bytes)?;
         }
         Ok(moved || !self.txn.new_groups.lock().is_empty())
     }
 
     /// The superblock of this transaction.
     fn superblock(&self) -> Result<Box<Superblock>> {
-        let core = self.core;
-        let mut sb = core.superblock.lock().clone();
+        let ground = self.ground;
+        let mut sb = ground.superblock.lock().clone();
         let generation = U64::new(self.txn.generation.0);
         let followed_uuids = sb.uuid_tree_generation == sb.generation;
         sb.generation = generation;
-        let root = core.roots.root.root().ptr;
+        let root = ground.roots.root.root().ptr;
         sb.root = U64::new(root.at.0);
         sb.root_level = root.level;
-        let chunk = core.roots.chunk.root().ptr;
+        let chunk = ground.roots.chunk.root().ptr;
         sb.chunk_root = U64::new(chunk.at.0);
         sb.chunk_root_generation = U64::new(chunk.generation.0);
         sb.chunk_root_level = chunk.level;
         sb.log_root = U64::new(0);
         sb.log_root_level = 0;
-        sb.bytes_used = U64::new(core.space.disk_used());
+        sb.bytes_used = U64::new(ground.space.disk_used());
         // A v1 space cache would be stale now: 0 never equals a generation, so Linux rebuilds it.
         sb.cache_generation = U64::new(0);
-        if core.roots.free_space.is_none() {
+        if ground.roots.free_space.is_none() {
             sb.compat_ro_flags =
                 U64::new(sb.compat_ro_flags.get() & !CompatRo::FREE_SPACE_TREE_VALID.bits());
         }
@@ -696,7 +599,7 @@ impl<'a> Committer<'a> {
             sb.uuid_tree_generation = generation;
         }
         let mut incompat = sb.incompat_flags.get() | self.txn.incompat.load(Ordering::Relaxed);
-        if core.nodesize() > 4096 {
+        if ground.nodesize() > 4096 {
             incompat |= Incompat::BIG_METADATA.bits();
         }
         sb.incompat_flags = U64::new(incompat);
@@ -704,8 +607,8 @@ impl<'a> Committer<'a> {
             sb.label = [0; 256];
             sb.label[..label.len()].copy_from_slice(&label);
         }
-        if core.space.system_chunks_changed() {
-            let bytes = core.space.system_chunk_array(&self.removed)?;
+        if ground.space.system_chunks_changed() {
+            let bytes = ground.space.system_chunk_array(&self.removed)?;
             sb.set_sys_chunk_bytes(&bytes).map_err(|e| Error::corrupt(Place::default(), e.0))?;
         }
         self.fill_backup_root(&mut sb);
@@ -714,17 +617,17 @@ impl<'a> Committer<'a> {
 
     /// Notes the roots in the next of the four backup slots.
     fn fill_backup_root(&self, sb: &mut Superblock) {
-        let core = self.core;
+        let ground = self.ground;
         let before = sb.generation.get() - 1;
         let newest =
             sb.backup_roots.iter().position(|b| b.tree_root_gen.get() == before && before != 0);
         let slot = newest.map_or(0, |i| (i + 1) % 4);
-        let roots = &core.roots;
+        let roots = &ground.roots;
         let pair = |t: &Tree| {
             let p = t.root().ptr;
             (U64::new(p.at.0), U64::new(p.generation.0), p.level)
         };
-        let fs = core.subvols.read().get(&ObjectId::FS_TREE).map(|s| *s.item.lock());
+        let fs = ground.above().top_level_item();
         let mut b = sb.backup_roots[slot];
         (b.tree_root, b.tree_root_gen, b.tree_root_level) = pair(&roots.root);
         (b.chunk_root, b.chunk_root_gen, b.chunk_root_level) = pair(&roots.chunk);
@@ -742,44 +645,44 @@ impl<'a> Committer<'a> {
 
     /// Makes the transaction the published one.
     fn publish(mut self, frozen: &[Frozen], superblock: Box<Superblock>) {
-        let core = self.core;
-        *core.superblock.lock() = superblock;
-        core.store.set_super_generation(self.txn.generation);
+        let ground = self.ground;
+        *ground.superblock.lock() = superblock;
+        ground.store.set_super_generation(self.txn.generation);
         for f in frozen {
             f.subvol.tree.settle(&f.root);
             f.subvol.settle_base(&f.root);
         }
-        for tree in core.roots.all() {
+        for tree in ground.roots.all() {
             tree.settle(&tree.root());
         }
-        let nodesize = u64::from(core.nodesize());
+        let nodesize = u64::from(ground.nodesize());
         for at in self.purse.drain(..).chain(self.system_purse.drain(..)) {
-            core.space.groups.give_back(Run::new(at, nodesize), None);
+            ground.space.groups.give_back(Run::new(at, nodesize), None);
         }
         self.reserve.shrink_to(0);
-        core.space.kept_by_commit.store(0, Ordering::Release);
+        ground.space.kept_by_commit.store(0, Ordering::Release);
         // Whoever finds no space once this is published waits for what is discarded.
-        let discarding = core.discards().then(|| core.space.discards.busy.lock());
+        let discarding = ground.space.is_discarding().then(|| ground.space.discards.busy.lock());
         if discarding.is_none() {
-            core.space.forget_removed(core, &self.removed);
+            ground.space.forget_removed(&self.removed);
         }
-        if let Err(e) = core.space.measure_global_trees(&core.roots, &core.epochs.enter()) {
+        if let Err(e) = ground.space.measure_global_trees(&ground.roots, &ground.epochs.enter()) {
             // The reserve stays as large as it was; the next commit will need the root and say what
             // is wrong.
             tracing::warn!("the size of the global trees is not known: {e}");
         }
-        core.space.groups.set_published(self.txn.generation);
-        core.set_published_hint(self.txn.generation);
+        ground.space.groups.set_published(self.txn.generation);
+        ground.set_published_hint(self.txn.generation);
         // The root tree has them and is durable. Before anybody who waits goes on: the next `fsync`
         // would commit for them again.
-        core.links.forget(self.txn.generation);
+        ground.above().publishing(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);
-        let roots = (core.roots.extent.root(), core.roots.csum.root());
-        core.txns.publish(self.txn.generation, roots, || core.epochs.advance(freed));
-        core.release_expired();
+        let roots = (ground.roots.extent.root(), ground.roots.csum.root());
+        ground.txns.publish(self.txn.generation, roots, || ground.epochs.advance(freed));
+        ground.space.release_expired();
         if discarding.is_some() {
-            core.space.forget_removed(core, &self.removed);
-            core.discard_freed();
+            ground.space.forget_removed(&self.removed);
+            ground.space.discard_freed();
         }
     }
 }
@@ -791,11 +694,11 @@ const SECTOR: u64 = larder_format::SECTOR_SIZE as u64;
 
 /// The first checksums noted for `from` or behind it, with those of what follows without a gap:
 /// writing many small extents leaves a note for each, and they lie beside each other.
-fn adjacent_csums(core: &Core, txn: &Txn, from: Logical) -> Option<(Logical, Vec<u8>)> {
+fn adjacent_csums(ground: &Ground, txn: &Txn, from: Logical) -> Option<(Logical, Vec<u8>)> {
     let notes = txn.csums.lock();
     let mut found = notes.range(from..);
     let (at, first) = found.next()?;
-    let end = |len: usize| at.plus((len / core.csum.size()) as u64 * SECTOR);
+    let end = |len: usize| at.plus((len / ground.csum.size()) as u64 * SECTOR);
     let mut sums = first.clone();
     while let Some((next, more)) = found.next().filter(|(next, _)| **next == end(sums.len()))
         && sums.len() < CSUMS_AT_ONCE

@@ -5,24 +5,21 @@
 //! for an operation that waits for space. What its notes will cost when they are committed stays
 //! reserved when it leaves.
 
-use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::inode::Inode;
-use crate::root::Subvolume;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
-use crate::transaction::Txn;
 use crate::transaction::sharing::KnownRefs;
+use crate::transaction::{Ground, SubvolumeTree, Txn};
 use crate::tree::{BlockSource, Editor, Need, Node, Stop};
 use larder_format::items::ExtentRef;
 use larder_format::{Generation, Key, Logical, SECTOR_SIZE, TreeId};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Membership in the running transaction. Dropping it leaves.
 #[derive(Debug)]
 pub(crate) struct Handle<'a> {
-    pub(crate) core: &'a Core,
+    pub(crate) ground: &'a Ground,
     pub(crate) txn: Arc<Txn>,
     purse: Vec<Logical>,
     known: KnownRefs,
@@ -45,104 +42,104 @@ const NOTE_GROWTH: u64 = 256;
 
 impl<'a> Handle<'a> {
     /// Joins with space reserved for `items` item changes.
-    pub(crate) fn join(core: &'a Core, items: u64, deleting: bool) -> Result<Self> {
-        Ok(Self::join_keeping(core, items, deleting, 0)?.0)
+    pub(crate) fn join(ground: &'a Ground, items: u64, deleting: bool) -> Result<Self> {
+        Ok(Self::join_keeping(ground, items, deleting, 0)?.0)
     }
     /// The same, and reserves `more` bytes for something else in the same step: who waits for
     /// metadata must not hold any that another waits for.
     pub(crate) fn join_keeping(
-        core: &'a Core,
+        ground: &'a Ground,
         items: u64,
         deleting: bool,
         more: u64,
     ) -> Result<(Self, Reservation)> {
-        core.check_writable()?;
-        core.bound_dirty_nodes()?;
-        let mut reserved = core.reserve_items(items, deleting, more)?;
+        ground.check_writable()?;
+        ground.bound_dirty_nodes()?;
+        let mut reserved = ground.reserve_items(items, deleting, more)?;
         let kept = reserved.split(more);
-        let txn = core.txns.join()?;
-        let mut handle = Self::over(core, txn, reserved, false);
+        let txn = ground.txns.join()?;
+        let mut handle = Self::over(ground, txn, reserved, false);
         handle.deleting = deleting;
         Ok((handle, kept))
     }
     /// Joins to change an inode's attributes and no items. Where the running transaction knows of
     /// the inode already, what its item costs is kept: nothing is reserved then, however often the
     /// inode changes.
-    pub(crate) fn join_for_item(core: &'a Core, inode: &Inode) -> Result<Self> {
-        if inode.noted_in.load(Ordering::Relaxed) == 0 {
-            return Self::join(core, 1, false);
+    pub(crate) fn join_for_item(ground: &'a Ground, noted_in: &AtomicU64) -> Result<Self> {
+        if noted_in.load(Ordering::Relaxed) == 0 {
+            return Self::join(ground, 1, false);
         }
-        core.check_writable()?;
-        core.bound_dirty_nodes()?;
-        let txn = core.txns.join()?;
-        if inode.noted_in.load(Ordering::Relaxed) == txn.generation.0 {
+        ground.check_writable()?;
+        ground.bound_dirty_nodes()?;
+        let txn = ground.txns.join()?;
+        if noted_in.load(Ordering::Relaxed) == txn.generation.0 {
             // Should the item be written ahead any moment now, and noted once more, that is topped
             // up.
-            let reserved = core.space.accounts.empty(SpaceKind::Metadata);
-            return Ok(Self::with_purse(core, txn, reserved, false, Vec::new()));
+            let reserved = ground.space.accounts.empty(SpaceKind::Metadata);
+            return Ok(Self::with_purse(ground, txn, reserved, false, Vec::new()));
         }
-        core.txns.leave();
-        Self::join(core, 1, false)
+        ground.txns.leave();
+        Self::join(ground, 1, false)
     }
     /// As [`Self::join_for_item`], and reserves `more` bytes for something else in the same step.
     pub(crate) fn join_for_item_keeping(
-        core: &'a Core,
-        inode: &Inode,
+        ground: &'a Ground,
+        noted_in: &AtomicU64,
         more: u64,
     ) -> Result<(Self, Reservation)> {
-        core.check_writable()?;
-        core.bound_dirty_nodes()?;
-        if inode.noted_in.load(Ordering::Relaxed) != 0 {
-            let mut reserved = core.space.accounts.reserve_passing(more)?;
+        ground.check_writable()?;
+        ground.bound_dirty_nodes()?;
+        if noted_in.load(Ordering::Relaxed) != 0 {
+            let mut reserved = ground.space.accounts.reserve_passing(more)?;
             let kept = reserved.split(more);
-            let txn = core.txns.join()?;
-            if inode.noted_in.load(Ordering::Relaxed) == txn.generation.0 {
-                return Ok((Self::with_purse(core, txn, reserved, false, Vec::new()), kept));
+            let txn = ground.txns.join()?;
+            if noted_in.load(Ordering::Relaxed) == txn.generation.0 {
+                return Ok((Self::with_purse(ground, txn, reserved, false, Vec::new()), kept));
             }
-            core.txns.leave();
+            ground.txns.leave();
         }
-        Self::join_keeping(core, 1, false, more)
+        Self::join_keeping(ground, 1, false, more)
     }
     /// Joins with what was reserved earlier: never waits for space.
-    pub(crate) fn join_with(core: &'a Core, reserved: Reservation) -> Result<Self> {
-        core.check_writable()?;
-        core.bound_dirty_nodes()?;
-        let txn = core.txns.join()?;
+    pub(crate) fn join_with(ground: &'a Ground, reserved: Reservation) -> Result<Self> {
+        ground.check_writable()?;
+        ground.bound_dirty_nodes()?;
+        let txn = ground.txns.join()?;
         // Acknowledged data is worth more than the reserve of the commit.
-        let mut handle = Self::over(core, txn, reserved, false);
+        let mut handle = Self::over(ground, txn, reserved, false);
         handle.overdraws = true;
         Ok(handle)
     }
     /// The handle with which the committer writes delayed items while it seals.
-    pub(crate) fn for_seal(core: &'a Core, txn: Arc<Txn>) -> Self {
+    pub(crate) fn for_seal(ground: &'a Ground, txn: Arc<Txn>) -> Self {
         // What was kept for the notes pays for the items too.
         let reserved =
-            txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
-        let mut handle = Self::over(core, txn, reserved, true);
+            txn.take_reserved().unwrap_or_else(|| ground.space.accounts.empty(SpaceKind::Metadata));
+        let mut handle = Self::over(ground, txn, reserved, true);
         handle.overdraws = true;
         handle
     }
     /// The handle under which a log is replayed, on a file system that may be read-only: never
     /// waits, for nobody would come to help.
-    pub(crate) fn for_replay(core: &'a Core) -> Result<Self> {
-        let reserved = core.space.accounts.empty(SpaceKind::Metadata);
-        let mut handle = Self::over(core, core.txns.join()?, reserved, false);
+    pub(crate) fn for_replay(ground: &'a Ground) -> Result<Self> {
+        let reserved = ground.space.accounts.empty(SpaceKind::Metadata);
+        let mut handle = Self::over(ground, ground.txns.join()?, reserved, false);
         handle.overdraws = true;
         Ok(handle)
     }
-    fn over(core: &'a Core, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
-        let purse = core.purses.lock().pop().unwrap_or_default();
-        Self::with_purse(core, txn, reserved, inside_seal, purse)
+    fn over(ground: &'a Ground, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
+        let purse = ground.space.take_purse();
+        Self::with_purse(ground, txn, reserved, inside_seal, purse)
     }
     fn with_purse(
-        core: &'a Core,
+        ground: &'a Ground,
         txn: Arc<Txn>,
         reserved: Reservation,
         inside_seal: bool,
         purse: Vec<Logical>,
     ) -> Self {
         Self {
-            core,
+            ground,
             txn,
             purse,
             known: KnownRefs::default(),
@@ -161,7 +158,7 @@ impl<'a> Handle<'a> {
     /// Changes items of a subvolume's tree; all at once. See [`crate::tree::Tree::edit`].
     pub(crate) fn edit<R>(
         &mut self,
-        subvol: &Arc<Subvolume>,
+        subvol: &Arc<SubvolumeTree>,
         keys: &[Key],
         change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
     ) -> Result<R> {
@@ -170,7 +167,7 @@ impl<'a> Handle<'a> {
     /// Like [`Handle::edit`], where at most `growing` of the items are inserted or become longer.
     pub(crate) fn edit_growing<R>(
         &mut self,
-        subvol: &Arc<Subvolume>,
+        subvol: &Arc<SubvolumeTree>,
         keys: &[Key],
         growing: usize,
         change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
@@ -182,33 +179,6 @@ impl<'a> Handle<'a> {
         // Before the edit: one that fails half-way may have copied blocks already.
         self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
         subvol.tree.edit_growing(self, keys, growing, change)
-    }
-    /// Notes that an inode's item has to be written at the seal.
-    ///
-    /// One that is noted is not noted again, unless its item was written meanwhile
-    /// (`commit::write_items_ahead`). Either that sees what the caller has changed, or the caller
-    /// sees that it has begun: each first does its part, then, behind a fence, looks for the
-    /// other's.
-    pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
-        fence(Ordering::SeqCst);
-        if inode.noted_in.load(Ordering::Relaxed) == self.txn.generation.0 {
-            return;
-        }
-        self.txn.touch();
-        let others = {
-            let mut inodes = self.txn.inodes.lock();
-            inode.noted_in.store(self.txn.generation.0, Ordering::Relaxed);
-            inodes.insert((inode.id.subvol, inode.id.ino), inode.clone())
-        };
-        if others.is_none() {
-            self.txn.changed_inodes.fetch_add(1, Ordering::Relaxed);
-        }
-        if others.is_none() && inode.state.lock().item.generation.get() != self.txn.generation.0 {
-            // The path to the item; a new inode's is in a leaf that this transaction has copied
-            // already.
-            let level = self.core.tree_stats.tallest.load(Ordering::Relaxed);
-            self.owed += level.max(1) * u64::from(self.core.nodesize());
-        }
     }
     /// A new data extent with its first reference. `file_offset` is the key's offset minus the
     /// offset into the extent.
@@ -251,7 +221,7 @@ impl<'a> Handle<'a> {
     /// Checksums for the sectors from `at` on. Notes must not overlap: the commit goes from the end
     /// of one to the next.
     pub(crate) fn add_csums(&mut self, at: Logical, sums: Vec<u8>) {
-        if self.core.options.tuning.break_no_csums || sums.is_empty() {
+        if self.ground.options.tuning.break_no_csums || sums.is_empty() {
             return;
         }
         self.noted();
@@ -261,7 +231,7 @@ impl<'a> Handle<'a> {
     /// Takes checksums back whose space is given back unused. They may have been noted together
     /// with others.
     pub(crate) fn forget_csums(&mut self, run: Run) {
-        let size = self.core.csum.size();
+        let size = self.ground.csum.size();
         let bytes =
             |len: u64| usize::try_from(len / u64::from(SECTOR_SIZE)).expect("in memory") * size;
         let mut notes = self.txn.csums.lock();
@@ -317,8 +287,8 @@ impl<'a> Handle<'a> {
     }
     /// Is little of what it reserved left?
     pub(crate) fn is_exhausted(&self) -> bool {
-        let purse = self.purse.len() as u64 * u64::from(self.core.nodesize());
-        self.reserved.bytes() + purse < self.core.item_cost(2, 2)
+        let purse = self.purse.len() as u64 * u64::from(self.ground.nodesize());
+        self.reserved.bytes() + purse < self.ground.item_cost(2, 2)
     }
     /// Something for the root tree was noted: so many of its items will change.
     pub(crate) fn noted_for_root_tree(&mut self, items: u64) {
@@ -333,7 +303,12 @@ impl<'a> Handle<'a> {
     /// Keeps room for item changes that the seal will make.
     pub(crate) fn keep_for_seal(&mut self, items: u64) {
         self.txn.touch();
-        self.owed += self.core.item_cost(items, items);
+        self.owed += self.ground.item_cost(items, items);
+    }
+    /// Keeps room for the copies of the path to one item that the seal will write.
+    pub(crate) fn keep_for_path(&mut self) {
+        let level = self.ground.tree_stats.tallest.load(Ordering::Relaxed);
+        self.owed += level.max(1) * u64::from(self.ground.nodesize());
     }
     /// An address for a new block.
     ///
@@ -373,10 +348,10 @@ impl Drop for Handle<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Half an operation must not become durable; nobody seals before this handle has left.
-            self.core.txns.fail("an operation hit a broken invariant; see the log");
+            self.ground.txns.fail("an operation hit a broken invariant; see the log");
         }
         if self.notes > 0 || self.owed > 0 {
-            self.core.keep_for_notes(
+            self.ground.keep_for_notes(
                 &self.txn,
                 &mut self.reserved,
                 self.notes,
@@ -386,7 +361,7 @@ impl Drop for Handle<'_> {
         }
         let purse = std::mem::take(&mut self.purse);
         if !purse.is_empty() {
-            self.core.keep_purse(purse);
+            self.ground.space.keep_purse(purse);
         }
         if self.inside_seal {
             let rest = self.reserved.split(u64::MAX);
@@ -394,7 +369,7 @@ impl Drop for Handle<'_> {
         } else {
             // Before it leaves: who then waits for the commit finds nothing reserved.
             self.reserved.shrink_to(0);
-            self.core.txns.leave();
+            self.ground.txns.leave();
         }
     }
 }
@@ -404,7 +379,7 @@ impl BlockSource for Handle<'_> {
         self.txn.generation
     }
     fn published(&self) -> Generation {
-        self.core.published_hint()
+        self.ground.published_hint()
     }
     fn available(&self) -> usize {
         self.purse.len()
@@ -417,11 +392,11 @@ impl BlockSource for Handle<'_> {
         self.purse.push(at);
     }
     fn buffer(&mut self) -> Arc<[u8]> {
-        self.core.store.buffer()
+        self.ground.store.buffer()
     }
     fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key) {
         self.owe(1);
-        self.core.note_created(&self.txn, tree, at, level, first_key);
+        self.ground.note_created(&self.txn, tree, at, level, first_key);
     }
     fn copied(
         &mut self,
@@ -432,45 +407,48 @@ impl BlockSource for Handle<'_> {
     ) -> Result<(), Stop> {
         // A shared block's references are passed on to what it points to.
         let children = if maybe_shared { old.view().nritems() as u64 / 2 } else { 0 };
-        self.core.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
+        self.ground.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
         self.owe(1 + children);
         Ok(())
     }
     fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop> {
-        let children = self.core.note_snapshot(&self.txn, snapshot, root, new)?;
+        let children = self.ground.note_snapshot(&self.txn, snapshot, root, new)?;
         self.txn.blocks.fetch_add(1, Ordering::Relaxed);
         self.owe(1 + children);
         Ok(())
     }
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
         self.owe(1);
-        self.core.note_dropped(&self.txn, tree, at, level);
+        self.ground.note_dropped(&self.txn, tree, at, level);
     }
     fn half_done(&mut self, error: &Error) {
         // Half an operation must not become durable.
-        self.core.txns.fail(&format!("an operation failed half-way: {error}"));
+        self.ground.txns.fail(&format!("an operation failed half-way: {error}"));
     }
     fn provide(&mut self, need: &Need) -> Result<()> {
         match need {
             Need::Node(_) => unreachable!("the tree reads nodes itself"),
-            Need::Refs(at, level) => self.core.learn_refs(&mut self.known, *at, *level),
+            Need::Refs(at, level) => self.ground.learn_refs(&mut self.known, *at, *level),
             Need::Notes => {
-                self.core.wait_for_notes(&self.txn);
+                self.ground.wait_for_notes(&self.txn);
                 Ok(())
             }
             Need::Blocks(n) => {
                 let missing = n.saturating_sub(self.purse.len());
-                let bytes = missing as u64 * u64::from(self.core.nodesize());
+                let bytes = missing as u64 * u64::from(self.ground.nodesize());
                 let lacking = bytes.saturating_sub(self.reserved.bytes());
                 // The commit's own reserve is not for operations, however much of it is free.
                 if lacking > 0
-                    && !self.core.top_up(&mut self.reserved, lacking, self.deleting)
+                    && !self.ground.top_up(&mut self.reserved, lacking, self.deleting)
                     && !self.overdraws
                 {
                     return Err(Error::NoSpace);
                 }
-                let mut more =
-                    self.core.space.allocate_blocks(self.core, missing, &mut self.reserved)?;
+                let mut more = self.ground.space.allocate_blocks(
+                    &self.ground.txns,
+                    missing,
+                    &mut self.reserved,
+                )?;
                 // Addresses are taken from the end: keep them rising.
                 more.reverse();
                 more.append(&mut self.purse);

@@ -5,8 +5,9 @@
 
 use crate::error::{Error, Result};
 use crate::lock::{self, Joined, Mutex, RwLock};
-use crate::transaction::Txn;
+use crate::space::alloc::{ChunkNotes, Running, Wish};
 use crate::transaction::sharing::at_once;
+use crate::transaction::{Gathered, Txn};
 use crate::tree::{Root, Stop};
 use larder_format::Generation;
 use parking_lot::Condvar;
@@ -73,6 +74,8 @@ pub(crate) struct Transactions {
     /// Something changed that joiners, waiters or the committer may be waiting for.
     changed: Condvar,
     view: RwLock<RefsView, lock::View>,
+    /// Makes what the rooms above gather in a transaction.
+    above: fn() -> Vec<Box<dyn Gathered>>,
     pub(crate) stats: TransactionStats,
 }
 
@@ -90,8 +93,13 @@ impl Drop for Pin<'_> {
 }
 
 impl Transactions {
-    pub(crate) fn new(published: Generation, extent_root: Root, csum_root: Root) -> Self {
-        let running = Arc::new(Txn::new(published.next()));
+    pub(crate) fn new(
+        published: Generation,
+        extent_root: Root,
+        csum_root: Root,
+        above: fn() -> Vec<Box<dyn Gathered>>,
+    ) -> Self {
+        let running = Arc::new(Txn::new(published.next(), above()));
         let view = RefsView {
             base: published,
             extent_root,
@@ -113,6 +121,7 @@ impl Transactions {
             ended: AtomicBool::new(false),
             changed: Condvar::new(),
             view: RwLock::new(view),
+            above,
             stats: TransactionStats::default(),
         }
     }
@@ -297,7 +306,7 @@ impl Transactions {
                 break (view, state);
             }
         };
-        let next = Arc::new(Txn::new(state.running.generation.next()));
+        let next = Arc::new(Txn::new(state.running.generation.next(), (self.above)()));
         let old = std::mem::replace(&mut state.running, next.clone());
         view.sealed = Some(old);
         view.running = next;
@@ -371,6 +380,12 @@ impl Transactions {
     }
 }
 
+impl Running for Transactions {
+    fn while_pinned(&self, make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<Wish>) -> Result<Wish> {
+        make(&*self.pin_running()?.txn)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -386,7 +401,7 @@ mod tests {
         Root { ptr, node: None }
     }
     fn manager() -> Transactions {
-        Transactions::new(Generation(7), root(), root())
+        Transactions::new(Generation(7), root(), root(), Vec::new)
     }
     /// What a committer does, without anything to commit.
     fn commit(txns: &Transactions) -> Generation {

@@ -18,13 +18,27 @@
 //! are written by one thread, in order; 8 an operation reserves before it joins, so nothing that a
 //! seal waits for can wait for a commit; 9 a failed metadata write or flush ends writing for good.
 
+mod above;
+pub(crate) mod ahead;
+mod barrier;
 pub(crate) mod commit;
+mod ground;
 pub(crate) mod handle;
 pub(crate) mod manager;
+mod root_item;
+mod root_notes;
 pub(crate) mod running;
 pub(crate) mod sharing;
+mod subvolume_tree;
 pub(crate) mod writeout;
 
+pub(crate) use above::{CommitSource, Gathered};
+pub(crate) use barrier::SuperblockWritten;
+pub(crate) use ground::Ground;
 pub(crate) use handle::Handle;
 pub(crate) use manager::Transactions;
-pub(crate) use running::{ChangedInodes, Txn};
+pub(crate) use root_item::{find_root, parse_item, parse_root_item, root_pointer};
+pub use root_notes::Received;
+pub(crate) use root_notes::{Link, Progress, RootNotes};
+pub(crate) use running::Txn;
+pub(crate) use subvolume_tree::SubvolumeTree;

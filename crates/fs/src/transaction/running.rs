@@ -1,23 +1,18 @@
 //! What a transaction collects while it runs.
 
-use crate::alloc::NewGroup;
 use crate::api::InodeId;
 use crate::budget::transaction_memory;
-use crate::hash::NumberMap;
-use crate::inode::Inode;
-use crate::log::TxnLog;
-use crate::root::{RootNotes, Subvolume};
 use crate::space::Run;
+use crate::space::alloc::{ChunkNotes, NewGroup};
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
+use crate::transaction::{Gathered, RootNotes, SubvolumeTree};
 use larder_format::{Generation, Logical, TreeId};
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-/// Inodes whose items are newer in memory than in the tree.
-pub(crate) type ChangedInodes = NumberMap<(TreeId, u64), Arc<Inode>>;
 
 /// One transaction.
 #[derive(Debug)]
@@ -34,9 +29,9 @@ pub(crate) struct Txn {
     /// Extents that were preallocated and have got data in place, and whose that is.
     pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>>,
     /// Subvolumes whose trees were edited.
-    pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<Subvolume>>>,
-    /// Inodes whose items are newer in memory than in the tree.
-    pub(crate) inodes: Mutex<ChangedInodes>,
+    pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<SubvolumeTree>>>,
+    /// What the rooms above gather in it.
+    above: Vec<Box<dyn Gathered>>,
     /// What the commit is to do in the root tree.
     pub(crate) roots: Mutex<RootNotes>,
     /// Block groups made in this transaction; their items are written by its commit.
@@ -54,8 +49,6 @@ pub(crate) struct Txn {
     pub(crate) freed_log: Mutex<Vec<Run>>,
     /// How many directories have moved: what is below them has another way to it.
     pub(crate) moves: AtomicU64,
-    /// What was fsynced of it.
-    pub(crate) log: TxnLog,
     /// New label for the superblock.
     pub(crate) label: Mutex<Option<Vec<u8>>>,
     /// Incompat bits to set.
@@ -63,7 +56,7 @@ pub(crate) struct Txn {
 }
 
 impl Txn {
-    pub(crate) fn new(generation: Generation) -> Self {
+    pub(crate) fn new(generation: Generation, above: Vec<Box<dyn Gathered>>) -> Self {
         Self {
             generation,
             dirty: AtomicBool::new(false),
@@ -71,7 +64,7 @@ impl Txn {
             csums: Mutex::default(),
             filled: Mutex::default(),
             subvols: Mutex::default(),
-            inodes: Mutex::default(),
+            above,
             roots: Mutex::default(),
             new_groups: Mutex::default(),
             reserved: Mutex::default(),
@@ -81,10 +74,17 @@ impl Txn {
             changed_inodes: AtomicU64::new(0),
             freed_log: Mutex::default(),
             moves: AtomicU64::new(0),
-            log: TxnLog::default(),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
         }
+    }
+    /// What one of the rooms above gathers in it.
+    pub(crate) fn gathered<T: Gathered>(&self) -> &T {
+        let found = self.above.iter().find_map(|one| {
+            let one: &dyn Any = &**one;
+            one.downcast_ref()
+        });
+        found.expect("transactions are made with one for each room")
     }
     /// Keeps more space for the commit.
     pub(crate) fn keep(&self, more: Reservation) {
@@ -110,5 +110,15 @@ impl Txn {
     /// There is something to commit now.
     pub(crate) fn touch(&self) {
         self.dirty.store(true, Ordering::Release);
+    }
+}
+
+impl ChunkNotes for Txn {
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+    fn note_group(&self, group: NewGroup) {
+        self.new_groups.lock().push(group);
+        self.touch();
     }
 }

@@ -4,14 +4,13 @@
 //! shared. Whether it is says its reference count: the published extent tree plus the notes of the
 //! sealed and the running transaction. The count must not change between looking and noting, so
 //! both happen under the lock of the running notes; the committed part is fetched beforehand
-//! ([`Core::learn_refs`]) and stands as long as no other transaction is published.
+//! ([`Ground::learn_refs`]) and stands as long as no other transaction is published.
 
-use crate::core::Core;
 use crate::error::{Error, Place, Result};
 use crate::space::extent_tree::{self, ExtentInfo};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefDelta};
-use crate::transaction::Txn;
 use crate::transaction::manager::RefsView;
+use crate::transaction::{Ground, Txn};
 use crate::tree::{Need, Node, Stop, Version};
 use larder_format::items::{ExtentRef, FileExtent};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
@@ -62,7 +61,7 @@ pub(crate) enum Released {
     Orphaned,
 }
 
-impl Core {
+impl Ground {
     /// Notes a new block.
     pub(crate) fn note_created(
         &self,
@@ -178,7 +177,8 @@ impl Core {
         })
     }
 
-    /// Waits, without a tree, until nobody has the notes locked that [`Core::note_copied`] lacked.
+    /// Waits, without a tree, until nobody has the notes locked that [`Ground::note_copied`]
+    /// lacked.
     pub(crate) fn wait_for_notes(&self, txn: &Txn) {
         drop(txn.refs.lock());
         self.txns.with_view(|view| view.sealed.as_ref().map(|sealed| drop(sealed.refs.lock())));
@@ -211,7 +211,7 @@ impl Core {
     /// Takes a reference from a block on behalf of a tree that is being dropped, unless that is the
     /// last one: then what is below must go first. `owned`: does the block say that it belongs to
     /// that tree? A block that does and that others keep must first be made independent of the tree
-    /// ([`Core::note_orphaned`]); with `suspect` also when it is so itself, because what is below
+    /// ([`Ground::note_orphaned`]); with `suspect` also when it is so itself, because what is below
     /// it may not be.
     pub(crate) fn note_released(
         &self,

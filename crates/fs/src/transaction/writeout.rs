@@ -1,18 +1,17 @@
-//! Writing a transaction's nodes and superblocks.
+//! Writing a transaction's nodes.
 //!
 //! Nodes are found by walking the frozen roots through the children that hang in memory: exactly
 //! those made by this transaction. They are checked once more before they leave, because a bad item
 //! that Linux would refuse is better refused here, while the last superblock still points to good
 //! ones.
 
-use crate::core::Core;
 use crate::error::{Error, Place, Result};
+use crate::transaction::Ground;
 use crate::tree::{Node, Root};
 use larder_format::check::{Expect, check_unsealed};
 use larder_format::node::{FLAG_WRITTEN, NodeView};
-use larder_format::{Generation, Logical, Superblock, TreeId};
+use larder_format::{Generation, Logical, TreeId};
 use larder_volume::VolumeResult;
-use larder_volume::superblock::{SuperCopies, write_superblocks as write_copies};
 use rayon::prelude::*;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -47,7 +46,7 @@ fn collect(
 
 /// Writes all nodes of `generation` under `roots` and puts them into the cache. Returns how many.
 pub(crate) fn write_nodes(
-    core: &Core,
+    ground: &Ground,
     generation: Generation,
     roots: &[(TreeId, Root)],
 ) -> Result<usize> {
@@ -64,29 +63,29 @@ pub(crate) fn write_nodes(
         assert!(!same || Arc::ptr_eq(&a.node, &b.node), "two images of block {}", a.node.address());
         same
     });
-    for some in nodes.chunks(BATCH / core.nodesize() as usize) {
+    for some in nodes.chunks(BATCH / ground.nodesize() as usize) {
         let images: Vec<Image> = some
             .par_iter()
-            .map(|n| Ok(Image { at: n.node.address(), bytes: finished(core, generation, n)? }))
+            .map(|n| Ok(Image { at: n.node.address(), bytes: finished(ground, generation, n)? }))
             .collect::<Result<_>>()?;
-        let written = write_images(core, &images);
-        if !core.options.tuning.break_ignore_write_errors {
+        let written = write_images(ground, &images);
+        if !ground.options.tuning.break_ignore_write_errors {
             written?;
         }
     }
     for node in &nodes {
-        core.store.put(node.node.clone());
+        ground.store.put(node.node.clone());
     }
     Ok(nodes.len())
 }
 
 /// The bytes of a node as they go to the device: flagged as written, checked, with checksum.
-fn finished(core: &Core, generation: Generation, out: &Outgoing) -> Result<Vec<u8>> {
-    finish(core, generation, out.node.bytes().to_vec(), out.tree, out.is_root)
+fn finished(ground: &Ground, generation: Generation, out: &Outgoing) -> Result<Vec<u8>> {
+    finish(ground, generation, out.node.bytes().to_vec(), out.tree, out.is_root)
 }
 
 fn finish(
-    core: &Core,
+    ground: &Ground,
     generation: Generation,
     mut bytes: Vec<u8>,
     tree: TreeId,
@@ -95,7 +94,7 @@ fn finish(
     let view = NodeView(&bytes);
     let (at, level, flags) = (view.bytenr(), view.level(), view.flags() | FLAG_WRITTEN);
     crate::tree::header_mut(&mut bytes).set_flags(flags);
-    let format = core.store.format();
+    let format = ground.store.format();
     let expect = Expect {
         nodesize: format.nodesize,
         fsid: format.fsid,
@@ -109,14 +108,14 @@ fn finish(
         super_generation: generation,
         names_hidden: false,
     };
-    check_unsealed(&bytes, &expect, core.csum).map_err(|e| {
+    check_unsealed(&bytes, &expect, ground.csum).map_err(|e| {
         let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
         Error::corrupt(
             place,
             format!("refusing to write a block that Linux would refuse to read: {e}"),
         )
     })?;
-    let sum = core.csum.compute(&bytes[32..]);
+    let sum = ground.csum.compute(&bytes[32..]);
     bytes[..32].copy_from_slice(&sum);
     Ok(bytes)
 }
@@ -135,17 +134,19 @@ pub(crate) struct LooseNode {
 /// # Errors
 /// A node that no reader would believe; the device.
 pub(crate) fn write_loose(
-    core: &Core,
+    ground: &Ground,
     generation: Generation,
     nodes: Vec<LooseNode>,
 ) -> Result<()> {
     let images: Vec<Image> = nodes
         .into_iter()
         .map(|n| {
-            Ok(Image { at: n.at, bytes: finish(core, generation, n.bytes, n.tree, n.is_root)? })
+            Ok(Image { at: n.at, bytes: finish(ground, generation, n.bytes, n.tree, n.is_root)? })
         })
         .collect::<Result<_>>()?;
-    images.chunks(BATCH / core.nodesize() as usize).try_for_each(|some| write_images(core, some))
+    images
+        .chunks(BATCH / ground.nodesize() as usize)
+        .try_for_each(|some| write_images(ground, some))
 }
 
 /// A node as it goes to the device.
@@ -155,9 +156,9 @@ struct Image {
 }
 
 /// Writes nodes, which come by address: neighbours as one write, all writes on their way together.
-fn write_images(core: &Core, images: &[Image]) -> Result<()> {
+fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
     let slices: Vec<IoSlice<'_>> = images.iter().map(|image| IoSlice::new(&image.bytes)).collect();
-    let nodesize = core.nodesize() as usize;
+    let nodesize = ground.nodesize() as usize;
     let mut writes = Vec::new();
     let mut begin = 0;
     for end in 1..=images.len() {
@@ -165,7 +166,7 @@ fn write_images(core: &Core, images: &[Image]) -> Result<()> {
             let first = images[begin].at;
             next.at == images[end - 1].at.plus(nodesize as u64)
                 && (end - begin) * nodesize < RUN
-                && core.space.same_group(first, next.at)
+                && ground.space.same_group(first, next.at)
         });
         if !goes_on {
             writes.push((images[begin].at, &slices[begin..end]));
@@ -173,40 +174,6 @@ fn write_images(core: &Core, images: &[Image]) -> Result<()> {
         }
     }
     // All have ended; the first one that failed is as good as any.
-    core.volume.write_batch(&writes).into_iter().collect::<VolumeResult<()>>()?;
-    Ok(())
-}
-
-/// Makes everything written so far durable, then the superblock, then that.
-pub(crate) fn write_superblocks(core: &Core, superblock: &Superblock) -> Result<()> {
-    let tuning = &core.options.tuning;
-    let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
-    let write = || -> Result<()> {
-        for (_, device) in core.volume.devices() {
-            let done = write_copies(device.as_ref(), superblock, which);
-            if !tuning.break_ignore_write_errors {
-                done?;
-            }
-        }
-        Ok(())
-    };
-    if tuning.break_super_first {
-        write()?;
-        core.flush()?;
-        return Ok(());
-    }
-    if !tuning.break_no_flush_before_super {
-        let done = core.flush();
-        if !tuning.break_ignore_write_errors {
-            done?;
-        }
-    }
-    write()?;
-    if !tuning.break_no_flush_after_super {
-        let done = core.flush();
-        if !tuning.break_ignore_write_errors {
-            done?;
-        }
-    }
+    ground.volume.write_batch(&writes).into_iter().collect::<VolumeResult<()>>()?;
     Ok(())
 }

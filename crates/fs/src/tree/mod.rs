@@ -10,6 +10,7 @@ mod holds;
 pub(crate) mod image;
 mod node;
 pub mod ops;
+mod roots;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub use holds::{Hold, LongHolds};
 pub(crate) use image::{NodeFormat, header_mut};
 pub(crate) use node::{IMAGE_COPIES, Node};
 pub use ops::TreeOps;
+pub(crate) use roots::Roots;
 pub use store::{BlockReader, NodeStore, Pointer, StoreStats};
 pub(crate) use tree::{BlockSource, Need, Stop};
 pub use tree::{Tree, TreeStats};

@@ -1,7 +1,7 @@
 //! Inode items that are written before the seal, while operations go on.
 
 use super::World;
-use crate::transaction::commit::write_items_ahead;
+use crate::engine::late::{LateItems, write_items_ahead};
 use crate::{FileKind, SetAttr, Tuning};
 use larder_format::items::InodeItem;
 use larder_format::items::keys::inode_key;
@@ -17,7 +17,7 @@ fn world() -> World {
 }
 
 fn dirty(w: &World) -> usize {
-    w.fs.core.txns.running().inodes.lock().len()
+    w.fs.core.txns.running().gathered::<LateItems>().0.lock().len()
 }
 
 #[test]

@@ -7,8 +7,7 @@
 use super::Result;
 use super::collect::Pair;
 use super::names::items_of;
-use crate::core::Core;
-use crate::root::Subvolume;
+use crate::engine::{Core, Subvolume};
 use crate::transaction::Txn;
 use crate::tree::Version;
 use larder_format::{Key, KeyType, ObjectId};

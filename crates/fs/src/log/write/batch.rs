@@ -23,109 +23,17 @@ use super::content::Content;
 use super::queue::{Queue, Settled, Verdict};
 use super::tree::Outgoing;
 use super::{Cause, Result, Stop};
-use crate::core::Core;
+use crate::engine::changes::Logged;
+use crate::engine::{Core, Inode};
 use crate::error::Error;
 use crate::file::{MAX_FILE_SIZE, ceil};
-use crate::inode::Inode;
 use crate::space::Run;
-use crate::transaction::{Txn, writeout};
+use crate::transaction::{Gathered, Txn, writeout};
 use crate::tree::Pointer;
 use larder_format::{Generation, Logical, ObjectId};
-use larder_volume::superblock::{SuperCopies, write_superblocks};
 use parking_lot::{Mutex, MutexGuard};
-use serde::Serialize;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use zerocopy::little_endian::U64;
-
-/// What `fsync` has done since the file system was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)]
-pub struct LogStats {
-    /// Calls, those that found everything durable, and those that the log served.
-    pub fsyncs: u64,
-    pub fsyncs_with_nothing_to_do: u64,
-    pub fsyncs_logged: u64,
-    /// Those that had to be commits, by cause: in a subvolume that is not in the last commit,
-    /// entries of subvolumes, chunks that are not in the last commit, no space, a feature that the
-    /// superblock lacks, data that another file wrote into preallocated space, a directory that
-    /// left memory, too much to log, the log switched off, and too late for the log of a
-    /// transaction that was being sealed.
-    pub commits_new_subvolume: u64,
-    pub commits_subvolume_entry: u64,
-    pub commits_new_chunk: u64,
-    pub commits_no_space: u64,
-    pub commits_feature: u64,
-    pub commits_preallocated: u64,
-    pub commits_forgotten: u64,
-    pub commits_too_much: u64,
-    pub commits_off: u64,
-    pub commits_sealed: u64,
-    /// Items of checksums that came to logs; ranges of theirs that were searched for what other
-    /// files had brought, which is done for files that share extents since the last commit; ranges
-    /// in which there was something. Nothing is ever deleted for them, or locked.
-    pub csum_items: u64,
-    pub csum_ranges_searched: u64,
-    pub csum_ranges_present: u64,
-    /// Batches, the most callers that one has served, superblocks and nodes written, and flushes.
-    pub batches: u64,
-    pub largest_batch: u64,
-    pub superblocks: u64,
-    pub nodes: u64,
-    pub flushes: u64,
-}
-
-/// The counters behind [`LogStats`].
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    fsyncs: AtomicU64,
-    nothing: AtomicU64,
-    logged: AtomicU64,
-    causes: [AtomicU64; Cause::ALL.len()],
-    sealed: AtomicU64,
-    pub(super) csum_items: AtomicU64,
-    pub(super) csums_searched: AtomicU64,
-    pub(super) csums_present: AtomicU64,
-    batches: AtomicU64,
-    largest: AtomicU64,
-    superblocks: AtomicU64,
-    nodes: AtomicU64,
-    flushes: AtomicU64,
-}
-
-impl Counters {
-    fn caused(&self, cause: Cause) {
-        self.causes[cause as usize].fetch_add(1, Ordering::Relaxed);
-    }
-    /// What they say now.
-    pub(crate) fn stats(&self) -> LogStats {
-        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        let cause = |cause: Cause| get(&self.causes[cause as usize]);
-        LogStats {
-            fsyncs: get(&self.fsyncs),
-            fsyncs_with_nothing_to_do: get(&self.nothing),
-            fsyncs_logged: get(&self.logged),
-            commits_new_subvolume: cause(Cause::NewSubvolume),
-            commits_subvolume_entry: cause(Cause::SubvolumeEntry),
-            commits_new_chunk: cause(Cause::NewChunk),
-            commits_no_space: cause(Cause::NoSpace),
-            commits_feature: cause(Cause::Feature),
-            commits_preallocated: cause(Cause::Preallocated),
-            commits_forgotten: cause(Cause::Forgotten),
-            commits_too_much: cause(Cause::TooMuch),
-            commits_off: cause(Cause::Off),
-            commits_sealed: get(&self.sealed),
-            csum_items: get(&self.csum_items),
-            csum_ranges_searched: get(&self.csums_searched),
-            csum_ranges_present: get(&self.csums_present),
-            batches: get(&self.batches),
-            largest_batch: get(&self.largest),
-            superblocks: get(&self.superblocks),
-            nodes: get(&self.nodes),
-            flushes: get(&self.flushes),
-        }
-    }
-}
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Written nodes that a superblock is to lead to.
 #[derive(Debug)]
@@ -157,7 +65,13 @@ pub(crate) struct TxnLog {
     used: AtomicBool,
 }
 
+impl Gathered for TxnLog {}
+
 impl TxnLog {
+    /// That of a transaction.
+    pub(crate) fn of(txn: &Txn) -> &Self {
+        txn.gathered()
+    }
     /// Takes a contribution in; `None` where the transaction is sealed or the log was given up.
     fn add(&self, contribution: Contribution) -> Option<u64> {
         let ticket = self.ticket(Some(contribution));
@@ -366,7 +280,8 @@ fn step_with(
             if !core.options.tuning.break_log_early_super {
                 core.txns.wait(before)?;
             }
-            if write_superblock(core, txn, &written.root)? {
+            if core.write_log_superblock(txn.generation, &written.root)? {
+                counters.superblocks.fetch_add(1, Ordering::Relaxed);
                 landing = Some(written);
             } else {
                 // The commit was faster.
@@ -416,28 +331,6 @@ fn step_with(
     Ok(())
 }
 
-/// Writes the superblock of the last commit with the log on it; false where the commit of the log's
-/// own transaction has written its superblock already.
-fn write_superblock(core: &Core, txn: &Txn, root: &Pointer) -> crate::error::Result<bool> {
-    let written = core.superblock_written.lock();
-    if written.generation >= txn.generation {
-        return Ok(false);
-    }
-    let mut sb = written.superblock.clone();
-    let follows = sb.generation.get() + 1 == txn.generation.0;
-    assert!(
-        follows || core.options.tuning.break_log_early_super,
-        "a log hangs on the superblock before it"
-    );
-    sb.log_root = U64::new(root.at.0);
-    sb.log_root_level = root.level;
-    for (_, device) in core.volume.devices() {
-        write_superblocks(device.as_ref(), &sb, SuperCopies::Primary)?;
-    }
-    core.log.superblocks.fetch_add(1, Ordering::Relaxed);
-    Ok(true)
-}
-
 /// Brings contributions into the log and writes what has changed of it: its root, and the nodes
 /// that nobody needs once a superblock leads there.
 fn write_batch(
@@ -465,20 +358,6 @@ fn write_nodes(core: &Core, txn: &Txn, mut out: Vec<Outgoing>) -> crate::error::
         is_root: n.is_root,
     });
     writeout::write_loose(core, txn.generation, nodes.collect())
-}
-
-/// What an inode remembers of its last `fsync`.
-#[derive(Debug)]
-pub(crate) struct Logged {
-    /// The transaction whose log has it.
-    generation: Generation,
-    txn: Weak<Txn>,
-    ticket: u64,
-    /// How many directories had moved then.
-    moves: u64,
-    /// The size that it has there, in whole sectors: of what lies behind, the log says nothing but
-    /// what is reserved.
-    size: u64,
 }
 
 /// What the log could not do for an `fsync`: the commit of a transaction will.
@@ -524,7 +403,9 @@ pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> 
     let (txn, outcome) = begin(core, inode)?;
     let synced = match outcome {
         Outcome::Nothing => Synced::Done(Ok(())),
-        Outcome::Ticket(ticket) => ended(core, txn.generation, txn.log.wait(core, &txn, ticket)),
+        Outcome::Ticket(ticket) => {
+            ended(core, txn.generation, TxnLog::of(&txn).wait(core, &txn, ticket))
+        }
         Outcome::Commit(cause) => Synced::Commit(Unlogged { generation: txn.generation, cause }),
     };
     match synced {
@@ -551,7 +432,7 @@ pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
                 let Some(core) = counting.upgrade() else { return };
                 then(ended(&core, generation, verdict));
             };
-            txn.log.call(core, &txn, ticket, Box::new(settled));
+            TxnLog::of(&txn).call(core, &txn, ticket, Box::new(settled));
         }
     }
 }
@@ -695,9 +576,9 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
             collect(core, inode, &txn, item, ranges, &versions).and_then(|contribution| {
                 let contribution = Contribution { companions, ..contribution };
                 if tuning.log_alone {
-                    txn.log.add_alone(core, &txn, contribution)
+                    TxnLog::of(&txn).add_alone(core, &txn, contribution)
                 } else {
-                    Ok(txn.log.add(contribution))
+                    Ok(TxnLog::of(&txn).add(contribution))
                 }
             })
         }
@@ -708,7 +589,9 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
             *last = Some(Logged { generation, txn: Arc::downgrade(&txn), ticket, moves, size });
             return Ok((txn, Outcome::Ticket(ticket)));
         }
-        Ok(None) => Outcome::Commit(txn.log.queue.lock().refused.and_then(|(_, cause)| cause)),
+        Ok(None) => {
+            Outcome::Commit(TxnLog::of(&txn).queue.lock().refused.and_then(|(_, cause)| cause))
+        }
         Err(Stop::Commit(cause)) => Outcome::Commit(Some(cause)),
         Err(Stop::Sealed) => Outcome::Commit(None),
         Err(Stop::Fail(e)) => {
@@ -728,6 +611,6 @@ pub(crate) fn lead_after_giving_up(core: &Core, inodes: &[Arc<Inode>]) {
     for inode in inodes {
         assert!(matches!(contribute(core, inode), Ok((_, Outcome::Ticket(_)))));
     }
-    txn.log.refuse(1, Some(Cause::TooMuch));
-    step(core, &txn, &txn.log).expect("nothing is done");
+    TxnLog::of(&txn).refuse(1, Some(Cause::TooMuch));
+    step(core, &txn, TxnLog::of(&txn)).expect("nothing is done");
 }

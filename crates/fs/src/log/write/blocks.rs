@@ -6,7 +6,7 @@
 //! the log belongs to is published.
 
 use super::{Cause, Result, Stop};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::space::groups::ClusterUser;
 use crate::space::{Run, SpaceKind};
 use larder_format::{Generation, Logical};

@@ -7,10 +7,9 @@
 
 use super::{Cause, Result, Stop};
 use crate::api::FileKind;
-use crate::core::Core;
+use crate::engine::{Core, Inode};
 use crate::error::{Error, Place};
 use crate::file::{MAX_FILE_SIZE, SECTOR, Sums, ceil, floor};
-use crate::inode::Inode;
 use crate::space::{Run, csum_tree};
 use crate::transaction::Txn;
 use crate::tree::Version;
@@ -63,7 +62,7 @@ impl Pair {
     ///
     /// # Errors
     /// The subvolume has none from before the transaction.
-    pub(super) fn of(core: &Core, subvol: &crate::root::Subvolume, txn: &Txn) -> Result<Self> {
+    pub(super) fn of(core: &Core, subvol: &crate::engine::Subvolume, txn: &Txn) -> Result<Self> {
         let epoch = core.epochs.enter();
         let base = subvol.base_before(txn.generation).ok_or(Stop::Commit(Cause::NewSubvolume))?;
         let now = subvol.tree.version(epoch.clone());
@@ -137,14 +136,14 @@ pub(super) fn collect(
         let extent = parse(inode, *key, data)?;
         let FileExtent::Stored(r) = extent else {
             if let FileExtent::Inline(inline) = extent {
-                incompat |= crate::file::compress::incompat(inline.compression).bits();
+                incompat |= crate::file::property::incompat(inline.compression).bits();
             }
             continue;
         };
         if r.is_hole() {
             continue;
         }
-        incompat |= crate::file::compress::incompat(r.compression).bits();
+        incompat |= crate::file::property::incompat(r.compression).bits();
         if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
             return Err(Stop::Commit(Cause::NewChunk));
         }

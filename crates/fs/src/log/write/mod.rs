@@ -7,7 +7,6 @@
 //!
 //! | module | decision it hides |
 //! |---|---|
-//! | `changes` | what a file remembers since it was last logged: which ranges of extents have changed |
 //! | `collect` | what is logged of an inode's content, in the caller, in parallel |
 //! | `names` | what has to be logged along with an inode, so that its names come out right |
 //! | `above` | when what leads to a subvolume needs a commit |
@@ -44,7 +43,6 @@
 mod above;
 mod batch;
 mod blocks;
-mod changes;
 mod collect;
 mod content;
 mod diff;
@@ -54,48 +52,11 @@ mod tree;
 
 #[cfg(test)]
 pub(crate) use batch::lead_after_giving_up;
-pub(crate) use batch::{Counters, Logged, TxnLog, sync, sync_then};
-pub use batch::{LogStats, OnSynced, Synced, Unlogged};
-pub(crate) use changes::Changes;
+pub use batch::{OnSynced, Synced, Unlogged};
+pub(crate) use batch::{TxnLog, sync, sync_then};
 
+use crate::engine::fsyncs::Cause;
 use crate::error::Error;
-
-/// Why an `fsync` has to be a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// The subvolume is not in the last commit.
-    NewSubvolume,
-    /// An entry of a subvolume is concerned, or the way to the subvolume.
-    SubvolumeEntry,
-    /// Data or nodes would lie in a chunk that the last commit does not have.
-    NewChunk,
-    /// There is no space for the log's nodes.
-    NoSpace,
-    /// The superblock lacks a feature that the data uses.
-    Feature,
-    /// It has data in space that another file has preallocated, as far as the log knows that one.
-    Preallocated,
-    /// The inode left memory since it was changed: what else it concerns is not known.
-    Forgotten,
-    /// The log would be larger than the commit.
-    TooMuch,
-    /// Logging is switched off.
-    Off,
-}
-
-impl Cause {
-    const ALL: [Self; 9] = [
-        Self::NewSubvolume,
-        Self::SubvolumeEntry,
-        Self::NewChunk,
-        Self::NoSpace,
-        Self::Feature,
-        Self::Preallocated,
-        Self::Forgotten,
-        Self::TooMuch,
-        Self::Off,
-    ];
-}
 
 /// Why something was not logged.
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 
 use super::blocks::Blocks;
 use super::{Result, Stop};
-use crate::core::Core;
+use crate::engine::Core;
 use crate::error::Error;
 use crate::tree::{Pointer, image};
 use larder_format::node::{ITEM_SIZE, NodeView, max_item_size, max_pointers};

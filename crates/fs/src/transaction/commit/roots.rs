@@ -1,12 +1,12 @@
 //! What a commit does in the root tree and the uuid tree for subvolumes: the notes of the
-//! transaction ([`crate::root::RootNotes`]) as items.
+//! transaction ([`crate::transaction::RootNotes`]) as items.
 //!
 //! A ROOT_ITEM is written by comparing it with what is there: the uuid tree follows from the
 //! difference, and so does the ORPHAN item that announces a tree to be dropped.
 
 use super::Committer;
 use crate::error::{Error, Place, Result};
-use crate::root::{Link, Progress, parse_item};
+use crate::transaction::{Link, Progress, parse_item};
 use crate::tree::{Tree, TreeOps};
 use larder_format::csum::name_hash;
 use larder_format::items::dir::{find_entry, remove_entry};
@@ -25,25 +25,24 @@ impl Committer<'_> {
         key_offset: u64,
         item: &RootItem,
     ) -> Result<()> {
-        let core = self.core;
+        let ground = self.ground;
         let key = Key::new(id, KeyType::ROOT_ITEM, key_offset);
-        let old = self.ops(&core.roots.root).get(&key)?;
+        let old = self.ops(&ground.roots.root).get(&key)?;
         let before = old.as_deref().map(|data| parse_item(&key, data)).transpose()?;
-        let mut ops = self.ops(&core.roots.root);
+        let mut ops = self.ops(&ground.roots.root);
         match &old {
             Some(_) => ops.update(&key, item.as_bytes())?,
             None => ops.insert(&key, item.as_bytes())?,
         }
         self.follow_uuids(id, before.as_ref(), Some(item))?;
         if item.refs.get() == 0 && before.is_none_or(|b| b.refs.get() > 0) {
-            self.put(&core.roots.root, &orphan_key(id), &[])?;
+            self.put(&ground.roots.root, &orphan_key(id), &[])?;
         }
         Ok(())
     }
 
     /// Does what operations have noted for the root tree.
     pub(super) fn apply_root_notes(&mut self) -> Result<()> {
-        let core = self.core;
         let txn = self.txn.clone();
         loop {
             let Some(subvol) = txn.roots.lock().first_change() else { break };
@@ -64,8 +63,6 @@ impl Committer<'_> {
         if let Some(id) = notes.default {
             self.write_default(id)?;
         }
-        debug_assert!(notes.snapshots.is_empty(), "the seal has made them");
-        let _ = core;
         Ok(())
     }
 
@@ -81,8 +78,8 @@ impl Committer<'_> {
 
     /// Hangs a subvolume where it belongs, in both directions.
     fn write_link(&mut self, child: TreeId, link: Option<&Link>) -> Result<()> {
-        let core = self.core;
-        let roots = &core.roots.root;
+        let ground = self.ground;
+        let roots = &ground.roots.root;
         let first = root_backref_key(child, ObjectId(0));
         while let Some((key, _)) = self.ops(roots).at_or_after(&first)? {
             if key.objectid != child || key.kind != KeyType::ROOT_BACKREF {
@@ -101,8 +98,8 @@ impl Committer<'_> {
 
     /// Writes down how far a tree has been dropped; nothing is left of one that is gone.
     fn write_drop(&mut self, id: TreeId, progress: Progress) -> Result<()> {
-        let core = self.core;
-        let roots = &core.roots.root;
+        let ground = self.ground;
+        let roots = &ground.roots.root;
         let found = self.ops(roots).at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))?;
         let found = found.filter(|(key, _)| key.objectid == id && key.kind == KeyType::ROOT_ITEM);
         match (progress, found) {
@@ -127,8 +124,8 @@ impl Committer<'_> {
 
     /// Writes down which subvolume is mounted where none is named.
     fn write_default(&mut self, id: TreeId) -> Result<()> {
-        let core = self.core;
-        let roots = &core.roots.root;
+        let ground = self.ground;
+        let roots = &ground.roots.root;
         let found = self.ops(roots).at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))?;
         let offset = match found {
             Some((key, _)) if key.objectid == id && key.kind == KeyType::ROOT_ITEM => key.offset,
@@ -163,8 +160,8 @@ impl Committer<'_> {
         before: Option<&RootItem>,
         now: Option<&RootItem>,
     ) -> Result<()> {
-        let core = self.core;
-        let Some(tree) = &core.roots.uuid else { return Ok(()) };
+        let ground = self.ground;
+        let Some(tree) = &ground.roots.uuid else { return Ok(()) };
         let of = |item: Option<&RootItem>, kind| {
             let item = item.filter(|i| i.refs.get() > 0)?;
             let uuid = if kind == KeyType::UUID_SUBVOL { item.uuid } else { item.received_uuid };

@@ -1,0 +1,538 @@
+//! The types that cross the engine's border: inode ids, attributes, options.
+//!
+//! They are plain values in the engine's own words; front ends translate to theirs.
+
+pub use larder_codec::{Packing, PackingError};
+use larder_format::items::Timespec;
+use larder_format::{CsumType, Generation, Logical, TreeId};
+use std::cell::Cell;
+
+/// An inode of the file system: the subvolume it is in and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InodeId {
+    /// Subvolume (tree id).
+    pub subvol: TreeId,
+    /// Inode number in that subvolume. 2 stands for the empty directory that a snapshot shows
+    /// where its source had a nested subvolume.
+    pub ino: u64,
+}
+
+/// Type of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum FileKind {
+    Regular,
+    Directory,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    Fifo,
+    Socket,
+}
+
+/// Seconds and nanoseconds since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[allow(missing_docs)]
+pub struct Timestamp {
+    pub sec: i64,
+    pub nsec: u32,
+}
+
+impl Timestamp {
+    /// The system clock.
+    #[must_use]
+    pub fn now() -> Self {
+        let d = std::time::SystemTime::now();
+        match d.duration_since(std::time::UNIX_EPOCH) {
+            Ok(d) => Self { sec: d.as_secs().cast_signed(), nsec: d.subsec_nanos() },
+            Err(e) => {
+                let d = e.duration();
+                let (mut sec, mut nsec) = (-d.as_secs().cast_signed(), d.subsec_nanos());
+                if nsec > 0 {
+                    sec -= 1;
+                    nsec = 1_000_000_000 - nsec;
+                }
+                Self { sec, nsec }
+            }
+        }
+    }
+}
+
+/// What `stat` wants to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Attr {
+    pub id: InodeId,
+    /// Transaction that made the inode: tells a reused number from its predecessor.
+    pub generation: Generation,
+    pub kind: FileKind,
+    /// Permission bits, `07777`.
+    pub perm: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Device number: (major << 20) | minor, the internal form of the format.
+    pub rdev: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes allocated (`st_blocks * 512`), delayed data included.
+    pub bytes: u64,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    /// Creation.
+    pub otime: Timestamp,
+    /// btrfs inode flags as on disk.
+    pub flags: u64,
+}
+
+/// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field alone; ctime
+/// always advances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct SetAttr {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    pub ctime: Option<Timestamp>,
+    /// New inode flags (btrfs numbering), for `chattr`.
+    pub flags: Option<u64>,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum SetTime {
+    Now,
+    To(Timestamp),
+}
+
+/// A new inode, for creating calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewInode<'a> {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits (umask and default ACL already applied).
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group (set-gid inheritance already applied).
+    pub gid: u32,
+    /// Device number, (major << 20) | minor; 0 otherwise.
+    pub rdev: u64,
+    /// Target of a symlink; empty otherwise.
+    pub target: &'a [u8],
+    /// Extended attributes that it is born with (inherited ACLs): name, value.
+    pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
+}
+
+/// An entry that readdir shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Raw name.
+    pub name: &'a [u8],
+    /// The inode it leads to (root of a subvolume included).
+    pub id: InodeId,
+    /// Its type.
+    pub kind: FileKind,
+    /// Where to go on after this entry: pass it to the next call. Stable while entries come and go.
+    pub next: u64,
+}
+
+/// Behaviour of rename where the new name exists, and extras.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replace (POSIX).
+    Replace,
+    /// Fail with `Exists` (RENAME_NOREPLACE).
+    NoReplace,
+    /// Swap the two (RENAME_EXCHANGE).
+    Exchange,
+    /// Leave a whiteout (character device 0:0) at the old name, owned by (uid, gid).
+    Whiteout {
+        /// Owner of the whiteout.
+        uid: u32,
+        /// Group of the whiteout.
+        gid: u32,
+    },
+}
+
+/// Behaviour of setxattr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// Fail if it exists.
+    Create,
+    /// Fail if it does not exist.
+    Replace,
+}
+
+/// What to look for with `seek`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// SEEK_DATA.
+    Data,
+    /// SEEK_HOLE.
+    Hole,
+}
+
+/// Where an extent of a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentPlace {
+    /// In the leaf that has its item.
+    Leaf,
+    /// On the device.
+    Device {
+        /// Logical address of the extent.
+        at: Logical,
+        /// Its bytes there.
+        len: u64,
+        /// Where in it, uncompressed, the file's part begins.
+        offset: u64,
+        /// Data, rather than reserved space that reads as zeros.
+        written: bool,
+        /// Is it compressed?
+        compressed: bool,
+        /// Does anything else refer to it: another file, or a snapshot?
+        shared: bool,
+    },
+}
+
+/// An extent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedExtent {
+    /// First byte of the file that it covers.
+    pub start: u64,
+    /// Bytes of the file, rounded up to sectors.
+    pub len: u64,
+    /// Where they are.
+    pub place: ExtentPlace,
+}
+
+/// An extent that was written to a file of a subvolume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewExtent {
+    /// The file's number in the subvolume.
+    pub ino: u64,
+    /// First byte of the file that it covers.
+    pub start: u64,
+    /// Bytes of the file.
+    pub len: u64,
+    /// Where the extent is; `None` for holes that have items, and for data in leaves.
+    pub at: Option<Logical>,
+    /// Where in the extent, uncompressed, the file's part begins.
+    pub offset: u64,
+    /// The transaction that wrote it.
+    pub generation: Generation,
+    /// Is the data in the leaf?
+    pub in_leaf: bool,
+    /// Reserved space, which reads as zeros?
+    pub reserved: bool,
+    /// Is it compressed?
+    pub compressed: bool,
+}
+
+/// What came of an attempt to give two ranges the same extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deduped {
+    /// They have the same bytes, and the same extents where that can be.
+    Same {
+        /// Bytes of the range.
+        bytes: u64,
+        /// Bytes that had extents of their own before, rounded up to sectors.
+        shared: u64,
+    },
+    /// They have not; nothing was changed.
+    Differs,
+}
+
+/// What to do with a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Fallocate {
+    /// Reserve space on the device for what has none; the file grows to the end of the range unless
+    /// `keep_size`.
+    Allocate { keep_size: bool },
+    /// The range reads as zeros, with space reserved for it; sizes as above.
+    Zero { keep_size: bool },
+    /// The range becomes a hole (FALLOC_FL_PUNCH_HOLE); the size stays.
+    Punch,
+}
+
+/// Which subvolume is the root of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SubvolChoice {
+    /// The file system's default.
+    #[default]
+    Default,
+    /// By tree id.
+    Id(u64),
+    /// By path from the top-level subvolume.
+    Path(Vec<u8>),
+}
+
+/// How data is compressed where the inode does not say otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compress {
+    /// Method and level.
+    pub packing: Packing,
+    /// Try all data, whether it looks promising or its inode is marked as incompressible.
+    pub force: bool,
+}
+
+/// How to open a file system.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Never write to the device.
+    pub read_only: bool,
+    /// With `read_only`: show the committed state of an image that has a log to replay, instead of
+    /// refusing.
+    pub no_log_replay: bool,
+    /// With `read_only`: open a metadata dump, too. Names and attributes can be read; data and
+    /// targets of links are zeros.
+    pub metadata_dump: bool,
+    /// Root of the mount.
+    pub subvol: SubvolChoice,
+    /// Bytes of memory for clean nodes, dirty nodes and dirty data together.
+    pub cache_size: u64,
+    /// Longest time until changes are committed by themselves; `None`: only when asked or by size.
+    pub commit_interval: Option<std::time::Duration>,
+    /// Compression of new data; `None`: only of inodes that have the property.
+    pub compress: Option<Compress>,
+    /// Tell the device which space was freed, once no durable superblock needs it any more.
+    pub discard: bool,
+    /// Longest file, in bytes, that is kept in its leaf; 0 for none. Always less than a sector.
+    pub max_inline: u64,
+    /// New files are overwritten in place where that is possible, without checksums (`nodatacow`).
+    pub no_data_cow: bool,
+    /// New files have no checksums (`nodatasum`).
+    pub no_data_sum: bool,
+    /// Knobs for experiments and tests.
+    pub tuning: Tuning,
+}
+
+/// Where files leave their leaf by default, as on Linux.
+const MAX_INLINE: u64 = 2048;
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            no_log_replay: false,
+            metadata_dump: false,
+            subvol: SubvolChoice::Default,
+            cache_size: 256 << 20,
+            commit_interval: Some(std::time::Duration::from_secs(5)),
+            compress: None,
+            discard: false,
+            max_inline: MAX_INLINE,
+            no_data_cow: false,
+            no_data_sum: false,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+/// Internal switches, reachable from benchmarks and tests only.
+///
+/// The `break_*` fields damage the engine on purpose: the must-fail suite of the simulation turns
+/// each on and demands that the damage is noticed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Tuning {
+    /// Skip the flush between nodes and superblock.
+    pub break_no_flush_before_super: bool,
+    /// Skip the flush after the superblock.
+    pub break_no_flush_after_super: bool,
+    /// Write the superblock before the nodes.
+    pub break_super_first: bool,
+    /// Hand freed space out again at once instead of pinning it.
+    pub break_reuse_pinned: bool,
+    /// Insert a file extent before its data is on the device.
+    pub break_extent_before_data: bool,
+    /// Do not record data checksums.
+    pub break_no_csums: bool,
+    /// Return from fsync without waiting for the commit.
+    pub break_fsync_does_not_wait: bool,
+    /// Do not write freed/allocated space to the free-space tree.
+    pub break_stale_free_space: bool,
+    /// Ignore `last_snapshot`: treat every block as unshared.
+    pub break_ignore_sharing: bool,
+    /// Make a snapshot without noting that its blocks are shared now.
+    pub break_snapshot_sharing: bool,
+    /// Make a snapshot without writing delayed data back first.
+    pub break_snapshot_without_data: bool,
+    /// Make a snapshot before what operations left to the seal is in its source.
+    pub break_snapshot_before_items: bool,
+    /// Do not note how far a deleted subvolume has been dropped.
+    pub break_drop_progress: bool,
+    /// Note that a deleted subvolume has been dropped further than it is.
+    pub break_drop_progress_early: bool,
+    /// Share an extent without a reference for who gets it.
+    pub break_clone_without_reference: bool,
+    /// Clone what the source has on the device, without what it has in memory.
+    pub break_clone_unsettled: bool,
+    /// Leave orphan items out when a linked-to-nothing inode stays open.
+    pub break_no_orphans: bool,
+    /// Skip the flushes that make a log durable.
+    pub break_log_no_flush: bool,
+    /// Do not log checksums.
+    pub break_log_no_csums: bool,
+    /// Do not log what has gone from a directory.
+    pub break_log_no_deletions: bool,
+    /// Do not log who loses a name to what is logged.
+    pub break_log_no_conflicts: bool,
+    /// Log of the checksums that were noted together only those that begin with an extent of the
+    /// file.
+    pub break_log_part_csums: bool,
+    /// Log data that another file wrote into space that it had preallocated.
+    pub break_log_preallocated: bool,
+    /// Log only checksums that the transaction has noted.
+    pub break_log_older_csums: bool,
+    /// Let extents grow that a log has.
+    pub break_log_extents_grow: bool,
+    /// Let extents grow that another file has had a share of.
+    pub break_log_shared_grow: bool,
+    /// Log what a file that was cut and logged has become since, but not the hole behind its old
+    /// end.
+    pub break_log_no_holes: bool,
+    /// Hang a log on the superblock that there is, although another is to come before.
+    pub break_log_early_super: bool,
+    /// Write a log's nodes over those that the durable log has.
+    pub break_log_overwrites: bool,
+    /// Copy a node under a tree's lock while logging.
+    pub break_log_copies_locked: bool,
+    /// Wait for the device under a tree's lock while logging.
+    pub break_log_waits_locked: bool,
+    /// Write super mirrors never (only the primary).
+    pub break_no_mirrors: bool,
+    /// Report success although a metadata write failed.
+    pub break_ignore_write_errors: bool,
+    /// Discard freed space before the superblock that frees it is durable.
+    pub break_discard_early: bool,
+    /// Discard whole granules although something in them is in use.
+    pub break_discard_beyond: bool,
+    /// Write in place what a snapshot shares.
+    pub break_in_place_shared: bool,
+    /// Write in place what nobody else has now, although a crash can bring it back elsewhere.
+    pub break_in_place_shared_before: bool,
+    /// Set the new size of a file of many extents before they are gone.
+    pub break_truncate_at_once: bool,
+    /// Let a file that grows show what its last sector had behind the end.
+    pub break_tail_shows: bool,
+    /// Let the size on the device cover bytes that are not in extents yet.
+    pub break_size_before_data: bool,
+    /// Make every `fsync` a commit.
+    pub no_log: bool,
+    /// Discard whatever is freed, metadata and single sectors too, as soon as it may be.
+    pub discard_everything: bool,
+    /// Changed inodes from which on the commit writes their items before it seals; `None`: the
+    /// usual number.
+    pub seal_ahead: Option<usize>,
+    /// Bytes written that nobody has flushed from which on the device is flushed ahead of need;
+    /// `None`: the usual number.
+    pub flush_ahead: Option<u64>,
+    /// Commit after each step of an operation that takes several transactions: cutting, deleting or
+    /// punching many extents.
+    pub commit_steps: bool,
+    /// Changes of references after which dropping a deleted subvolume commits and waits; `None`:
+    /// the usual, and no wait.
+    pub drop_step: Option<u64>,
+    /// Where space is short, write whole files back rather than as much as is needed: what Linux
+    /// once did.
+    pub reclaim_whole_inodes: bool,
+    /// While an inode is logged, copy the leaves that have its items into new memory under the lock
+    /// of its tree: what Linux once did.
+    pub log_copies_leaves_locked: bool,
+    /// Log nothing while a commit is on its way, until its superblock is durable: what Linux once
+    /// did.
+    pub log_waits_for_commit: bool,
+    /// Have each caller of `fsync` bring what it has into the log itself, one at a time, deleting
+    /// the range of its checksums first whether or not extents are shared: what Linux once did.
+    pub log_alone: bool,
+    /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the
+    /// system's.
+    pub fake_clock: bool,
+}
+
+/// `statfs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    /// Bytes in all, as seen through the data profile.
+    pub total: u64,
+    /// Bytes free for data.
+    pub free: u64,
+    /// Bytes an ordinary user may still write.
+    pub available: u64,
+    /// Unit.
+    pub block_size: u32,
+    /// First 16 bytes identify the file system and subvolume.
+    pub fsid: [u8; 16],
+}
+
+/// Facts about an open file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct FsInfo {
+    pub fsid: [u8; 16],
+    pub label: Vec<u8>,
+    pub generation: Generation,
+    pub nodesize: u32,
+    pub sectorsize: u32,
+    pub csum: CsumType,
+    pub total_bytes: u64,
+    pub bytes_used: u64,
+    pub read_only: bool,
+    /// A log is waiting that was not replayed: what is shown is the last commit.
+    pub has_unreplayed_log: bool,
+    /// It is a metadata dump, which has no data.
+    pub metadata_dump: bool,
+}
+
+thread_local! {
+    static NO_WAIT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` on a thread that must not wait: engine calls inside return [`crate::Error::WouldBlock`]
+/// instead of waiting for a device, a commit or space — always before they have changed anything.
+pub fn no_wait<T>(f: impl FnOnce() -> T) -> T {
+    struct Reset(bool);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            NO_WAIT.set(self.0);
+        }
+    }
+    let _reset = Reset(NO_WAIT.replace(true));
+    f()
+}
+
+/// Called before waiting: an error where the thread must not.
+#[allow(dead_code)]
+pub(crate) fn may_wait() -> crate::Result<()> {
+    if NO_WAIT.get() { Err(crate::Error::WouldBlock) } else { Ok(()) }
+}
+
+/// From here on the operation has changed something: waiting is allowed again until the guard goes.
+#[allow(dead_code)]
+pub(crate) fn past_no_return() -> impl Drop {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NO_WAIT.set(self.0);
+        }
+    }
+    Restore(NO_WAIT.replace(false))
+}
+
+/// Converts a time to the form of the format.
+pub(crate) fn to_timespec(t: Timestamp) -> Timespec {
+    Timespec::new(t.sec, t.nsec)
+}
+/// Converts a time from the form of the format.
+pub(crate) fn from_timespec(t: Timespec) -> Timestamp {
+    Timestamp { sec: t.sec.get(), nsec: t.nsec.get() }
+}

@@ -1,0 +1,21 @@
+//! What every other room stands on, and what knows none of them.
+//!
+//! | module | decision it hides |
+//! |---|---|
+//! | [`api`] | the types of the facade, and what a caller may wait for |
+//! | [`error`] | what can go wrong, and where |
+//! | `hash` | how numbers are looked up fast |
+//! | `lock`, [`watch`] | the order of locks, how it is checked, what must not happen under them |
+//! | `sectors` | where sectors of a file begin and end |
+//! | `budget` | how the cache size is divided |
+//!
+//! The crate's root brings most of these names in, so they are `crate::error`, `crate::lock` and so
+//! on.
+
+pub mod api;
+pub(crate) mod budget;
+pub mod error;
+pub(crate) mod hash;
+pub(crate) mod lock;
+pub(crate) mod sectors;
+pub mod watch;

@@ -1,0 +1,169 @@
+//! What must never happen under a lock, watched where debug assertions are on: in all tests.
+//!
+//! - Nobody waits for a device who holds an inode's state, a tree, or anything behind them in the
+//!   order of locks. The devices of a file system are wrapped (`device`): each access looks at what
+//!   its thread holds, and panics.
+//! - While an inode is logged, nobody allocates who holds a tree: on other file systems exactly
+//!   that, copying leaves under their lock, has held up everybody else. Only an allocator sees
+//!   every allocation, and a library has none; one that asks [`is_logging_under_a_tree`] is in
+//!   `crates/simtest/tests/log_locks.rs`.
+//!
+//! That both are noticed is shown by doing them on purpose (`log::fsync`). Other builds have
+//! nothing of this.
+
+use larder_volume::Device;
+use std::sync::Arc;
+
+/// Is the calling thread logging an inode while it holds the lock of a tree? For allocators:
+/// allocates nothing. Always false without debug assertions.
+#[doc(hidden)]
+#[must_use]
+pub fn is_logging_under_a_tree() -> bool {
+    #[cfg(debug_assertions)]
+    return checks::is_logging() && crate::lock::holds_tree();
+    #[cfg(not(debug_assertions))]
+    false
+}
+
+/// How often a tree was locked by a thread that was logging; 0 without debug assertions.
+#[doc(hidden)]
+#[must_use]
+pub fn trees_locked_while_logging() -> u64 {
+    #[cfg(debug_assertions)]
+    return checks::LOCKED.load(std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(debug_assertions))]
+    0
+}
+
+#[cfg(debug_assertions)]
+mod checks {
+    use crate::lock::before_waiting_for_a_device as check;
+    use larder_format::Physical;
+    use larder_volume::Device;
+    use larder_volume::device::Write;
+    use std::cell::Cell;
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    thread_local! {
+        static LOGGING: Cell<u32> = const { Cell::new(0) };
+    }
+    pub(super) static LOCKED: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn is_logging() -> bool {
+        LOGGING.try_with(|n| n.get() > 0).unwrap_or(false)
+    }
+
+    /// The thread has got the lock of a tree.
+    pub(crate) fn tree_locked() {
+        if is_logging() {
+            LOCKED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The calling thread logs an inode until this is dropped.
+    #[derive(Debug)]
+    pub(crate) struct Logging(());
+
+    impl Logging {
+        pub(crate) fn begin() -> Self {
+            LOGGING.set(LOGGING.get() + 1);
+            Self(())
+        }
+    }
+    impl Drop for Logging {
+        fn drop(&mut self) {
+            let _ = LOGGING.try_with(|n| n.set(n.get() - 1));
+        }
+    }
+
+    /// A device that looks at the locks of those who wait for it.
+    #[derive(Debug)]
+    pub(super) struct Watched(pub(super) Arc<dyn Device>);
+
+    impl Device for Watched {
+        fn name(&self) -> String {
+            self.0.name()
+        }
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+        fn is_read_only(&self) -> bool {
+            self.0.is_read_only()
+        }
+        fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+            check();
+            self.0.read_at(at, buf)
+        }
+        fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
+            self.0.read_at_once(at, buf)
+        }
+        fn passed(&self, at: Physical, len: u64) {
+            self.0.passed(at, len);
+        }
+        fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+            check();
+            self.0.write_at(at, data)
+        }
+        fn write_vectored_at(&self, at: Physical, data: &[io::IoSlice<'_>]) -> io::Result<()> {
+            check();
+            self.0.write_vectored_at(at, data)
+        }
+        fn is_direct(&self) -> bool {
+            self.0.is_direct()
+        }
+        fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+            check();
+            self.0.write_batch(writes)
+        }
+        fn flush(&self) -> io::Result<()> {
+            check();
+            self.0.flush()
+        }
+        fn write_fua(&self, at: Physical, data: &[u8]) -> Option<io::Result<()>> {
+            check();
+            self.0.write_fua(at, data)
+        }
+        fn discard(&self, at: Physical, len: u64) -> io::Result<()> {
+            check();
+            self.0.discard(at, len)
+        }
+        fn can_discard(&self) -> bool {
+            self.0.can_discard()
+        }
+        fn data_from(&self, at: Physical) -> Physical {
+            self.0.data_from(at)
+        }
+        fn start_writeback(&self, at: Physical, len: u64) {
+            self.0.start_writeback(at, len);
+        }
+    }
+}
+
+#[cfg(debug_assertions)]
+pub(crate) use checks::{Logging, tree_locked};
+
+#[cfg(not(debug_assertions))]
+mod nothing {
+    /// Nothing in this build.
+    #[derive(Debug)]
+    pub(crate) struct Logging;
+
+    impl Logging {
+        #[inline(always)]
+        pub(crate) fn begin() -> Self {
+            Self
+        }
+    }
+}
+#[cfg(not(debug_assertions))]
+pub(crate) use nothing::Logging;
+
+/// The device as a file system uses it.
+pub(crate) fn device(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    #[cfg(debug_assertions)]
+    return Arc::new(checks::Watched(device));
+    #[cfg(not(debug_assertions))]
+    device
+}

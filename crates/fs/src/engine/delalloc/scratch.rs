@@ -1,0 +1,127 @@
+//! Memory that write-back needs while it makes room: a pool that it shares, counted beforehand.
+//!
+//! Most of what is written leaves from where it lies. But sectors of which only parts were written
+//! are made whole in memory, what is compressed is held in both forms, and packing itself takes
+//! memory. Without a bound every caller that helps to write back would add its own. So a batch says
+//! beforehand what it will need ([`need`]) and waits while others hold so much that the sum would
+//! be beyond the pool's part of the cache size.
+//!
+//! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs
+//! is bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). Who waits here holds
+//! no transaction handle and no lock that write-back takes, and who has been let in waits for the
+//! device and for commits only: so he comes to his end and lets the next one in.
+
+use super::Departure;
+use crate::base::sectors::SECTOR;
+use crate::engine::{Core, compression};
+use larder_format::MAX_COMPRESSED_EXTENT;
+use parking_lot::{Condvar, Mutex};
+
+/// What needs no more than this never waits: checksums and edges of an ordinary batch.
+const SMALL: u64 = 256 << 10;
+/// Memory for packing one piece: tables of the packer at a high level, the piece in one stretch,
+/// the result.
+const PACKER: u64 = 2 << 20;
+
+/// The pool.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    held: Mutex<Held>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    now: u64,
+    most: u64,
+}
+
+/// A part of the pool.
+#[derive(Debug)]
+pub(crate) struct Part<'a> {
+    pool: &'a Scratch,
+    bytes: u64,
+}
+
+impl Scratch {
+    /// Waits for `bytes` of a pool of `size`.
+    pub(crate) fn take(&self, bytes: u64, size: u64) -> Part<'_> {
+        let bytes = if bytes <= SMALL { 0 } else { bytes };
+        if bytes > 0 {
+            let mut held = self.held.lock();
+            while held.now > 0 && held.now + bytes > size {
+                self.freed.wait(&mut held);
+            }
+            held.now += bytes;
+            held.most = held.most.max(held.now);
+        }
+        Part { pool: self, bytes }
+    }
+    /// Most bytes that were held at once so far.
+    pub(crate) fn most(&self) -> u64 {
+        self.held.lock().most
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.pool.held.lock().now -= self.bytes;
+            self.pool.freed.notify_all();
+        }
+    }
+}
+
+/// What bringing these to the device will take.
+pub(crate) fn need(core: &Core, departures: &[Departure]) -> u64 {
+    let sum = core.csum.size() as u64;
+    let (mut bytes, mut pieces) = (0, 0);
+    for Departure { inode, flight, .. } in departures {
+        let span = flight.taken.end - flight.taken.start;
+        bytes += flight.taken.made + span / SECTOR * sum;
+        if compression::wanted(core, inode.flags()) {
+            bytes += span;
+            pieces += span.div_ceil(MAX_COMPRESSED_EXTENT);
+        }
+    }
+    bytes + pieces.min(rayon::current_num_threads() as u64) * PACKER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn what_is_held_stays_within_the_pool_and_everybody_gets_there() {
+        const SIZE: u64 = 8 << 20;
+        let pool = Scratch::default();
+        let held = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for n in 0..8u64 {
+                let (pool, held) = (&pool, &held);
+                scope.spawn(move || {
+                    for i in 0..200 {
+                        let bytes = SMALL + 1 + (n * 977 + i * 31) % 37 * (512 << 10);
+                        let part = pool.take(bytes, SIZE);
+                        let all = held.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                        assert!(all <= SIZE || all == bytes, "{all} at once");
+                        std::thread::yield_now();
+                        held.fetch_sub(bytes, Ordering::SeqCst);
+                        drop(part);
+                    }
+                });
+            }
+        });
+        assert!(pool.most() > SIZE, "one that is larger than the pool passes alone");
+        assert_eq!(pool.held.lock().now, 0);
+    }
+
+    #[test]
+    fn small_needs_never_wait() {
+        let pool = Scratch::default();
+        let all = pool.take(1 << 40, 1);
+        drop(pool.take(SMALL, 1));
+        drop(all);
+    }
+}

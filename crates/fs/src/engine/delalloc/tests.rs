@@ -1,0 +1,151 @@
+//! The size of a file on the device, against a model: whatever is written, cut, taken and landed in
+//! whatever order, it covers what has landed and nothing that is on its way.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Op {
+    /// So many bytes behind the end.
+    Append(u64),
+    /// A share of the file that is there, and so many bytes.
+    Write(u8, u64),
+    /// Sets the size to so much more; with zeros for the last sector to come, or none needed.
+    Grow(u64, bool),
+    /// Sets the size to a share of what it is; with zeros for the last sector when odd.
+    Shrink(u8),
+    Depart,
+    /// The flight of this number, counted from the oldest.
+    Land(u8),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let len = prop_oneof![1u64..300, Just(4096), 1u64..20_000];
+    prop_oneof![
+        3 => len.clone().prop_map(Op::Append),
+        3 => (any::<u8>(), len.clone()).prop_map(|(at, n)| Op::Write(at, n)),
+        3 => (len, any::<bool>()).prop_map(|(n, tail)| Op::Grow(n, tail)),
+        1 => any::<u8>().prop_map(Op::Shrink),
+        3 => Just(Op::Depart),
+        3 => any::<u8>().prop_map(Op::Land),
+    ]
+}
+
+/// What the functions of this module do with a file's lock held, without an engine around it.
+#[derive(Default)]
+struct File {
+    inner: Inner,
+    size: u64,
+    /// Ranges that setting the size has added.
+    set: Vec<(u64, u64)>,
+    /// Bytes that the size on the device must not cover before they have landed.
+    new: Vec<u64>,
+}
+
+impl File {
+    fn take_in(&mut self, at: u64, len: u64, size: u64) {
+        let clean = self.inner.dirty.is_empty() && self.inner.flights.is_empty();
+        self.inner.on_disk = if clean { size } else { self.inner.on_disk.min(size) };
+        self.inner.taken_to = if clean { size } else { self.inner.taken_to.min(size) };
+        self.inner.forget_holes();
+        self.inner.dirty.write(at, &vec![1; index(len)], 0, &Buffers::default());
+        self.inner.dirty.settle();
+    }
+    fn run(&mut self, op: &Op) {
+        let size = self.size;
+        match *op {
+            Op::Append(len) => {
+                self.size += len;
+                self.take_in(size, len, size);
+                self.new.extend((size..self.size).step_by(64));
+            }
+            Op::Write(share, len) => {
+                let at = size * u64::from(share) / 256;
+                let len = len.min(size - at);
+                if len > 0 {
+                    self.take_in(at, len, size);
+                }
+            }
+            Op::Grow(by, tail) => {
+                let sector = crate::base::sectors::ceil(size);
+                let tail = tail && size < sector;
+                if self.inner.dirty.is_empty() && self.inner.flights.is_empty() {
+                    (self.inner.on_disk, self.inner.taken_to) = (size, size);
+                    self.inner.holes.clear();
+                }
+                self.size += by;
+                self.set.push((size, self.size));
+                self.inner.grown(size, self.size, tail);
+                if tail {
+                    self.take_in(size, sector - size, size);
+                    self.new.push(size);
+                }
+            }
+            Op::Shrink(share) => {
+                let to = size * u64::from(share) / 256;
+                if self.inner.is_flying(crate::base::sectors::floor(to), u64::MAX) {
+                    return;
+                }
+                self.inner.dirty.cut(to, u64::MAX);
+                self.inner.on_disk = self.inner.on_disk.min(to);
+                self.inner.taken_to = self.inner.taken_to.min(to);
+                self.inner.cut_holes(to);
+                self.size = to;
+                self.new.retain(|at| *at < to);
+                self.set.iter_mut().for_each(|(_, end)| *end = to.min(*end));
+                let sector = crate::base::sectors::ceil(to);
+                if share % 2 == 1 && to < sector {
+                    self.take_in(to, sector - to, to);
+                    self.new.push(to);
+                }
+            }
+            Op::Depart => {
+                let inner = &mut self.inner;
+                let busy = |a, b| overlaps(&inner.flights, a, b);
+                let mut from = inner.dirty.boundary(inner.stopped);
+                let taken = inner.dirty.take(&mut from, 8192, busy);
+                inner.stopped = if taken.is_some() { from } else { 0 };
+                if let Some(taken) = taken {
+                    inner.set_off(Flight { taken, size, inline: false });
+                }
+            }
+            Op::Land(n) => {
+                let flights = &mut self.inner.flights;
+                if flights.is_empty() {
+                    return;
+                }
+                let nth = flights.keys().nth(usize::from(n) % flights.len()).copied();
+                let flight = nth.and_then(|start| flights.remove(&start)).expect("counted");
+                self.inner.arrived(self.size);
+                let here = |at: &u64| flight.taken.first_from(*at) == Some(*at);
+                self.new.retain(|at| !here(at));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn the_size_on_disk_covers_what_landed_and_what_was_set(ops in prop::collection::vec(op(), 1..40)) {
+        let mut file = File::default();
+        for op in &ops {
+            file.run(op);
+            let shown = file.inner.disk_size(file.size);
+            prop_assert!(shown <= file.size);
+            for (from, to) in &file.set {
+                prop_assert!(shown <= *from || shown >= *to, "{shown} lies in {from}..{to}");
+            }
+            if let Some(at) = file.new.iter().find(|at| **at < shown) {
+                return Err(TestCaseError::fail(format!("{shown} covers {at}, which is on its \
+                    way")));
+            }
+        }
+        // Once everything has landed nothing holds the size back.
+        while !(file.inner.dirty.is_empty() && file.inner.flights.is_empty()) {
+            file.run(&Op::Depart);
+            file.run(&Op::Land(0));
+        }
+        prop_assert_eq!(file.inner.on_disk.max(file.inner.disk_size(file.size)), file.size);
+    }
+}

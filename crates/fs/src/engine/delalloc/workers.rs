@@ -1,0 +1,167 @@
+//! The threads that write delayed data back: how many, and when each has work.
+
+use super::{DataState, Shared, budget};
+use crate::engine::Core;
+use crate::error::{Error, Result};
+use crate::space::SpaceKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Pieces of less than this on average are short.
+const SHORT: u64 = 64 << 10;
+/// Files with more dirty data than this are large.
+const LARGE: u64 = 4 << 20;
+
+/// Dirty bytes from which on they are written back, of a budget of `all`. Not more, however large
+/// the budget: what lies in memory for long has left the processor's caches, and copying it to the
+/// device takes ten times as long.
+fn begin(all: u64) -> u64 {
+    (all / 4).min(16 << 20)
+}
+
+/// Who writes back.
+///
+/// As a rule one thread keeps up with those who write, and is enough: each further one takes the
+/// processor from them that the first would have left to them, and wakes up where a thread of the
+/// transport, bound to its processor, then has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writer {
+    First,
+    /// Where the first falls behind, or somebody waits.
+    Helper,
+}
+
+impl Writer {
+    /// Dirty bytes from which on this one writes, where the first begins at `first`, of a budget of
+    /// `all`.
+    fn begins(self, first: u64, all: u64) -> u64 {
+        match self {
+            Self::First => first,
+            Self::Helper => (4 * first).min(all / 2),
+        }
+    }
+    /// What files may have reserved for their items, for each byte of metadata that nobody has.
+    fn share_of_metadata(self) -> u64 {
+        match self {
+            Self::First => 1,
+            Self::Helper => 3,
+        }
+    }
+}
+
+impl DataState {
+    /// Is there so much dirty data that writing it back should begin, although nobody waits?
+    ///
+    /// Small pieces of few files come one beside the other if they are given time: twice as much. A
+    /// piece by itself costs as much as a large one.
+    ///
+    /// Much it is, too, when the files' reservations for items, many times what they take, come to
+    /// half of what metadata has: beyond that operations would wait for reclaim, which writes a few
+    /// files at a time and commits.
+    fn is_much(&self, core: &Core, shared: &Shared, who: Writer) -> bool {
+        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
+        if self.presses(core, who) {
+            return true;
+        }
+        let per = |n: u64| dirty / n.max(1);
+        let segments = self.segments.load(Ordering::Acquire);
+        let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
+        let first = if scattered { 2 * begin(all) } else { begin(all) };
+        dirty >= who.begins(first, all)
+    }
+    /// Do files with delayed data hold half of what there is for metadata, or more of it?
+    fn presses(&self, core: &Core, who: Writer) -> bool {
+        let files = self.files.load(Ordering::Relaxed);
+        let unheld = || core.space.accounts.unheld(SpaceKind::Metadata);
+        files > 0 && files * core.item_cost(2, 2) > who.share_of_metadata() * unheld()
+    }
+    pub(super) fn wake_workers(&self, core: &Core) {
+        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
+        let maybe = |who: Writer| dirty >= who.begins(begin(all), all) || self.presses(core, who);
+        if !maybe(Writer::First) {
+            return;
+        }
+        // Either it sees what was just counted, or we see that it waits.
+        fence(Ordering::SeqCst);
+        if self.first_waits.load(Ordering::Relaxed) || maybe(Writer::Helper) {
+            self.wake(core, &self.shared.lock());
+        }
+    }
+    /// Wakes the threads that have work.
+    pub(super) fn wake(&self, core: &Core, shared: &Shared) {
+        for (who, condition) in [(Writer::First, &self.work), (Writer::Helper, &self.more_work)] {
+            if self.has_work(core, shared, who).is_some() {
+                condition.notify_all();
+            }
+        }
+    }
+    /// Is there work for one of the threads that write back? The tick before which they should
+    /// write.
+    fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<u64> {
+        let (oldest, _) = shared.queue.first_key_value()?;
+        if shared.waiting > 0 || self.is_much(core, shared, who) {
+            Some(u64::MAX)
+        } else {
+            (*oldest < shared.flush_to).then_some(shared.flush_to)
+        }
+    }
+    /// What a worker waits for: the tick before which it should write. `None`: end.
+    fn next_work(&self, core: &Core, who: Writer, seen: &mut u64) -> Option<u64> {
+        let mut shared = self.shared.lock();
+        loop {
+            if shared.stop {
+                return None;
+            }
+            if who == Writer::First {
+                self.first_waits.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+            }
+            // After a batch that found nothing it could take, only progress elsewhere can change
+            // that.
+            if *seen != shared.progress
+                && let Some(before) = self.has_work(core, &shared, who)
+            {
+                *seen = shared.progress;
+                if who == Writer::First {
+                    self.first_waits.store(false, Ordering::Relaxed);
+                }
+                return Some(before);
+            }
+            match who {
+                Writer::First => self.work.wait(shared.inner()),
+                Writer::Helper => self.more_work.wait(shared.inner()),
+            }
+        }
+    }
+    fn work(&self, core: &Core, who: Writer) {
+        let mut seen = u64::MAX;
+        while let Some(before) = self.next_work(core, who, &mut seen) {
+            match catch_unwind(AssertUnwindSafe(|| (self.write_back)(core, before))) {
+                Ok(true) => seen = u64::MAX,
+                Ok(false) => {}
+                Err(_) => core
+                    .txns
+                    .fail("choosing data to write back hit a broken invariant; see the log"),
+            }
+        }
+    }
+}
+
+/// Starts the threads that write back.
+///
+/// # Errors
+/// No thread can be started.
+pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
+    let count = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
+    for n in 0..count {
+        let who = if n == 0 { Writer::First } else { Writer::Helper };
+        let core_for_thread = core.clone();
+        let thread = std::thread::Builder::new()
+            .name("larder-data".into())
+            .spawn(move || core_for_thread.data.work(&core_for_thread, who))
+            .map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
+        core.data.threads.lock().push(thread);
+    }
+    Ok(())
+}

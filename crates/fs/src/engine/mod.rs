@@ -1,0 +1,101 @@
+//! The engine: what all parts of an open file system share that know files.
+//!
+//! [`Core`] contains the [`Ground`] and adds what is in memory of files: subvolumes, inodes,
+//! delayed data, deleted trees, front ends. The rooms above work on it and extend `Core` there;
+//! none of them is named here.
+//!
+//! | module | decision it hides |
+//! |---|---|
+//! | `subvolume`, `links` | how subvolumes are found and loaded; where they hang |
+//! | `inode`, `table` | what is in memory of an inode, its locks; which inodes stay |
+//! | `draft` | how changes of items are worked out before a transaction is joined |
+//! | `late` | when inode items are written that operations have changed in memory |
+//! | `delalloc/` | what files have in memory that is not on the device yet, and whose turn it is |
+//! | `inline`, `compression` | which files may lie in their leaf; what compressing shares |
+//! | `changes` | what an inode remembers for the log |
+//! | `drops` | which deleted subvolumes wait to be dropped |
+//! | `fronts` | front ends of one engine, each with its own root and holds |
+//! | `fsyncs`, `reclaims` | figures |
+
+pub(crate) mod changes;
+pub(crate) mod compression;
+pub(crate) mod delalloc;
+pub(crate) mod draft;
+pub(crate) mod drops;
+pub(crate) mod fronts;
+pub(crate) mod fsyncs;
+pub(crate) mod inline;
+mod inode;
+pub(crate) mod late;
+mod links;
+pub(crate) mod reclaims;
+mod subvolume;
+mod table;
+
+pub(crate) use inode::{Inode, PLACEHOLDER, lock_all, to_file_type, to_kind};
+pub(crate) use links::Links;
+pub(crate) use subvolume::Subvolume;
+
+use crate::engine::drops::Drops;
+use crate::engine::fronts::Fronts;
+use crate::engine::reclaims::ReclaimCounters;
+use crate::hash::NumberMap;
+use crate::lock;
+use crate::transaction::Ground;
+use larder_format::TreeId;
+use parking_lot::{Mutex, RwLock};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// An open file system.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) ground: Ground,
+    pub(crate) subvols: RwLock<NumberMap<TreeId, Arc<Subvolume>>>,
+    pub(crate) data: delalloc::DataState,
+    pub(crate) compression: Arc<compression::State>,
+    pub(crate) reclaims: ReclaimCounters,
+    pub(crate) log: fsyncs::Counters,
+    /// Was there a log, and is what it held in the trees?
+    pub(crate) log_replayed: AtomicBool,
+    /// Where subvolumes hang, as far as the published root tree does not say so yet.
+    pub(crate) links: Links,
+    /// Held while the shape of the tree of subvolumes changes.
+    pub(crate) subvol_tree: lock::Mutex<(), lock::SubvolTree>,
+    /// The next number for a subvolume; 0 until it was looked up.
+    pub(crate) next_subvol: AtomicU64,
+    /// Deleted subvolumes.
+    pub(crate) drops: Drops,
+    /// The default subvolume, if it was set.
+    pub(crate) new_default: Mutex<Option<TreeId>>,
+    pub(crate) fronts: Fronts,
+}
+
+impl Core {
+    /// An engine on this ground, with nothing in memory yet. `write_back` writes delayed data.
+    pub(crate) fn new(ground: Ground, write_back: delalloc::WriteBack) -> Self {
+        Self {
+            ground,
+            subvols: RwLock::default(),
+            data: delalloc::DataState::new(write_back),
+            compression: Arc::default(),
+            reclaims: ReclaimCounters::default(),
+            log: fsyncs::Counters::default(),
+            log_replayed: AtomicBool::new(false),
+            links: Links::default(),
+            subvol_tree: lock::Mutex::default(),
+            next_subvol: AtomicU64::new(0),
+            drops: Drops::default(),
+            new_default: Mutex::default(),
+            fronts: Fronts::default(),
+        }
+    }
+}
+
+impl Deref for Core {
+    type Target = Ground;
+    fn deref(&self) -> &Ground {
+        &self.ground
+    }
+}

@@ -1,0 +1,119 @@
+//! Subvolumes: trees of files, and how they are found.
+//!
+//! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes
+//! in memory and the counter for new inode numbers (there is none on disk). Its ROOT_ITEM is
+//! written by the commit alone: what operations want changed there, and where subvolumes hang, they
+//! leave with their transaction ([`crate::transaction::RootNotes`]). The entries in directories are
+//! the business of [`crate::inode`]; snapshots, dropping and settings that of [`crate::subvolume`].
+
+use crate::engine::Core;
+use crate::engine::table::InodeTable;
+use crate::error::{Error, Result};
+use crate::transaction::{SubvolumeTree, find_root, root_pointer};
+use crate::tree::Tree;
+use larder_format::items::{RootFlags, RootItem};
+use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A subvolume in memory.
+#[derive(Debug)]
+pub(crate) struct Subvolume {
+    /// Its tree, as transactions know it.
+    pub(crate) below: Arc<SubvolumeTree>,
+    /// Is it read-only?
+    pub(crate) read_only: AtomicBool,
+    /// Inode number of its root directory.
+    pub(crate) root_dir: u64,
+    /// The next inode number to give out; 0 until it was looked up.
+    next_ino: AtomicU64,
+    /// Its inodes in memory.
+    pub(crate) inodes: InodeTable,
+}
+
+impl Deref for Subvolume {
+    type Target = Arc<SubvolumeTree>;
+    fn deref(&self) -> &Self::Target {
+        &self.below
+    }
+}
+
+impl Subvolume {
+    /// A subvolume that is made, or whose ROOT_ITEM was read.
+    pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
+        Self {
+            read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
+            root_dir: match item.root_dirid.get() {
+                0 => ObjectId::FIRST_FREE.0,
+                dir => dir,
+            },
+            below: Arc::new(SubvolumeTree::new(id, key_offset, tree, item)),
+            next_ino: AtomicU64::new(0),
+            inodes: InodeTable::default(),
+        }
+    }
+    /// A new inode number: one above the highest in use.
+    ///
+    /// # Errors
+    /// Reading, or `NoSpace` when the numbers are used up.
+    pub(crate) fn new_ino(&self, core: &Core) -> Result<u64> {
+        self.look_up_highest_ino(core)?;
+        let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
+        if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
+    }
+    /// Sees to it that numbers of inodes which are in use are never given out again while the
+    /// subvolume is in memory. To be called before one is deleted: a log tells inodes by their
+    /// numbers from those of the last commit.
+    ///
+    /// # Errors
+    /// Reading.
+    pub(crate) fn look_up_highest_ino(&self, core: &Core) -> Result<()> {
+        if self.next_ino.load(Ordering::Relaxed) == 0 {
+            let version = self.tree.version(core.epochs.enter());
+            let last =
+                version.at_or_before(&Key::new(ObjectId::LAST_FREE, KeyType(u8::MAX), u64::MAX))?;
+            let highest = last.map_or(0, |i| i.key.objectid.0).max(ObjectId::FIRST_FREE.0);
+            let _ = self.next_ino.compare_exchange(
+                0,
+                highest + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+        Ok(())
+    }
+    /// Fails where the subvolume may not be changed.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.is_dead() {
+            return Err(Error::NotFound);
+        }
+        if self.read_only.load(Ordering::Relaxed) { Err(Error::SubvolumeReadOnly) } else { Ok(()) }
+    }
+}
+
+impl Core {
+    /// The subvolume with this id, loaded if need be.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, or it was deleted; reading; corruption.
+    pub(crate) fn subvol(&self, id: TreeId) -> Result<Arc<Subvolume>> {
+        if let Some(s) = self.subvols.read().get(&id) {
+            return if s.is_dead() { Err(Error::NotFound) } else { Ok(s.clone()) };
+        }
+        if !id.is_subvolume() {
+            return Err(Error::NotFound);
+        }
+        let roots = self.roots.root.version(self.epochs.enter());
+        let (key, item) = find_root(&roots, id)?.ok_or(Error::NotFound)?;
+        if item.refs.get() == 0 {
+            return Err(Error::NotFound);
+        }
+        // A damaged image's may lie in the future.
+        let last_snapshot = Generation(item.last_snapshot.get()).min(self.published_hint());
+        let ptr = root_pointer(&item);
+        let tree = Tree::new(id, self.store.clone(), ptr, last_snapshot, self.tree_stats.clone());
+        let subvol = Arc::new(Subvolume::new(id, key.offset, tree, item));
+        Ok(self.subvols.write().entry(id).or_insert(subvol).clone())
+    }
+}

@@ -1,0 +1,267 @@
+//! A batch of write-back on its way: flights with their sectors made whole, and the handle under
+//! which they enter their trees.
+//!
+//! It is what [`super::writeback`] and [`super::nocow`] work on; nothing here is written anywhere.
+
+use super::compress::{Packed, Part};
+use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
+use super::extents::{SECTOR, floor};
+use super::join;
+use super::replace::{Fresh, RESERVE_ITEMS};
+use crate::engine::delalloc::Departure;
+use crate::engine::{Core, Inode};
+use crate::error::{Error, Result};
+use crate::space::reserve::Reservation;
+use crate::space::{Run, SpaceKind};
+use crate::transaction::Handle;
+use larder_format::items::InodeFlags;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Edits under one handle: a seal waits for them.
+const EDITS_PER_HANDLE: usize = 64;
+
+/// Where a stretch of whole sectors lies in memory.
+#[derive(Debug)]
+enum Source {
+    /// In a segment of the flight.
+    Part(usize, Range<usize>),
+    /// In the image's own buffer.
+    Made(Range<usize>),
+}
+
+/// The sectors of a flight, made whole.
+#[derive(Debug, Default)]
+pub(super) struct Image {
+    made: Vec<u8>,
+    sources: SmallVec<[Source; 1]>,
+}
+
+impl Image {
+    /// The sectors of a flight: borrowed from its segments where they fill sectors, made up where
+    /// they do not.
+    ///
+    /// # Errors
+    /// Reading the rest of a sector failed.
+    pub(super) fn new(core: &Core, inode: &Inode, taken: &Taken, size: u64) -> Result<Self> {
+        let mut image = Self::default();
+        let (mut at, mut i) = (taken.start, 0);
+        while at < taken.end {
+            while taken.parts[i].0 + taken.parts[i].1.len() as u64 <= at {
+                i += 1;
+            }
+            let (start, data) = &taken.parts[i];
+            let whole_end = floor(start + data.len() as u64);
+            if *start <= at && whole_end > at {
+                image.sources.push(Source::Part(i, index(at - start)..index(whole_end - start)));
+                at = whole_end;
+            } else {
+                image.make(core, inode, taken, at, size)?;
+                at += SECTOR;
+            }
+        }
+        Ok(image)
+    }
+    fn make(
+        &mut self,
+        core: &Core,
+        inode: &Inode,
+        taken: &Taken,
+        at: u64,
+        size: u64,
+    ) -> Result<()> {
+        let from = self.made.len();
+        self.made.resize(from + SECTOR_LEN, 0);
+        let sector = &mut self.made[from..];
+        let mut gaps = Gaps::new(at, SECTOR_LEN);
+        taken.overlay(sector, &mut gaps);
+        if gaps.left().iter().any(|(a, _)| *a < size) {
+            let mut below = vec![0; index((at + SECTOR).min(size) - at)];
+            super::read::read_extents(core, inode, at, &mut below)?;
+            for &(a, b) in gaps.left() {
+                if a < size {
+                    let range = index(a - at)..index(b.min(size) - at);
+                    sector[range.clone()].copy_from_slice(&below[range]);
+                }
+            }
+        }
+        match self.sources.last_mut() {
+            Some(Source::Made(range)) if range.end == from => range.end = self.made.len(),
+            _ => self.sources.push(Source::Made(from..self.made.len())),
+        }
+        Ok(())
+    }
+    /// The bytes of a range of the sectors, in order.
+    pub(super) fn slices<'a>(&'a self, taken: &'a Taken, range: Range<u64>) -> Vec<&'a [u8]> {
+        let mut out = Vec::with_capacity(self.sources.len());
+        let mut at = 0;
+        for source in &self.sources {
+            let data = match source {
+                Source::Part(i, r) => &taken.parts[*i].1[r.clone()],
+                Source::Made(r) => &self.made[r.clone()],
+            };
+            let end = at + data.len() as u64;
+            let (a, b) = (range.start.max(at), range.end.min(end));
+            if a < b {
+                out.push(&data[index(a - at)..index(b - at)]);
+            }
+            at = end;
+        }
+        out
+    }
+}
+
+/// A part of a flight's sectors that becomes one extent.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// Where in the flight's sectors.
+    pub(super) range: Range<u64>,
+    /// What is stored instead of them.
+    pub(super) packed: Option<Packed>,
+    pub(super) run: Run,
+    pub(super) csums: Vec<u8>,
+}
+
+impl Piece {
+    /// The bytes that are stored, in order.
+    pub(super) fn slices<'a>(&'a self, image: &'a Image, taken: &'a Taken) -> Vec<&'a [u8]> {
+        match &self.packed {
+            Some(packed) => vec![&packed.data],
+            None => image.slices(taken, self.range.clone()),
+        }
+    }
+}
+
+/// A flight on its way through the steps.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) departure: Departure,
+    pub(super) image: Image,
+    /// Some of it may have been written in place; all of it, then it has landed.
+    pub(super) in_place: bool,
+    pub(super) landed: bool,
+    /// What is to be stored, in order, until it has space.
+    pub(super) parts: Vec<Part>,
+    pub(super) pieces: SmallVec<[Piece; 1]>,
+    /// Pieces that the transaction owns already, counted from the first.
+    pub(super) created: usize,
+    pub(super) verified: bool,
+    /// It goes into the leaf.
+    pub(super) inline: bool,
+    /// In this form.
+    pub(super) leaf: Option<Packed>,
+    /// It was tried to compress it, and its inode is to say that this is of no use.
+    pub(super) incompressible: bool,
+    pub(super) failed: Option<Error>,
+}
+
+impl Item {
+    pub(super) fn new(core: &Core, departure: Departure) -> Self {
+        let flight = &departure.flight;
+        let verified =
+            !departure.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
+        let (image, failed) = match Image::new(core, &departure.inode, &flight.taken, flight.size) {
+            Ok(image) => (image, None),
+            Err(e) => (Image::default(), Some(e)),
+        };
+        Self {
+            departure,
+            image,
+            in_place: false,
+            landed: false,
+            parts: Vec::new(),
+            pieces: SmallVec::new(),
+            created: 0,
+            verified,
+            inline: false,
+            leaf: None,
+            incompressible: false,
+            failed,
+        }
+    }
+    pub(super) fn taken(&self) -> &Taken {
+        &self.departure.flight.taken
+    }
+    /// Bytes of its sectors.
+    pub(super) fn len(&self) -> u64 {
+        self.taken().end - self.taken().start
+    }
+    /// Bytes of device space that it needs.
+    pub(super) fn stored(&self) -> u64 {
+        self.parts.iter().map(Part::stored).sum()
+    }
+    /// The bytes of a range of its sectors, in order.
+    pub(super) fn slices(&self, range: Range<u64>) -> Vec<&[u8]> {
+        self.image.slices(self.taken(), range)
+    }
+    /// Do its sectors get checksums?
+    pub(super) fn is_verified(&self) -> bool {
+        self.verified
+    }
+    /// Its extent, if it is short, as it is, and all by itself.
+    pub(super) fn fresh(&self) -> Option<Fresh> {
+        let [Piece { packed: None, run, .. }] = self.pieces.as_slice() else { return None };
+        let special = self.landed || self.inline || self.in_place || self.incompressible;
+        let short = run.len == self.len() && run.len < join::WORTH_IT;
+        (short && !special && self.failed.is_none())
+            .then(|| Fresh { start: self.taken().start, run: *run })
+    }
+    pub(super) fn fail(&mut self, e: Error) {
+        self.failed.get_or_insert(e);
+    }
+}
+
+/// A transaction handle that is renewed now and then.
+pub(super) struct Handles<'a> {
+    pub(super) core: &'a Core,
+    reserved: Option<Reservation>,
+    handle: Option<Handle<'a>>,
+    edits: usize,
+}
+
+impl<'a> Handles<'a> {
+    pub(super) fn new(core: &'a Core, reserved: Option<Reservation>) -> Self {
+        Self { core, reserved, handle: None, edits: 0 }
+    }
+    /// Leaves the transaction; the next edit joins again.
+    pub(super) fn leave(&mut self) {
+        self.handle = None;
+    }
+    /// The handle that [`Self::get`] has given.
+    pub(super) fn get_same(&mut self) -> &mut Handle<'a> {
+        self.handle.as_mut().expect("it was got, and not left since")
+    }
+    /// A handle with room for a change.
+    ///
+    /// # Errors
+    /// No space for the change; writing has ended.
+    pub(super) fn get(&mut self) -> Result<&mut Handle<'a>> {
+        self.get_for(1)
+    }
+    /// A handle with room for a change, which is as much work as so many.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(super) fn get_for(&mut self, edits: usize) -> Result<&mut Handle<'a>> {
+        self.edits += edits;
+        if self.edits > EDITS_PER_HANDLE || self.handle.as_ref().is_some_and(Handle::is_exhausted) {
+            self.handle = None;
+            self.edits = edits;
+        }
+        if self.handle.is_none() {
+            let mut reserved = self
+                .reserved
+                .take()
+                .unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata));
+            // One run of one file is what a write reserves for. There may be many.
+            if !self.core.top_up_for(&mut reserved, RESERVE_ITEMS) {
+                // No handle and no lock is held here. If a commit does not help, the global reserve
+                // pays.
+                self.core.commit_now()?;
+                self.core.top_up_for(&mut reserved, RESERVE_ITEMS);
+            }
+            self.handle = Some(Handle::join_with(self.core, reserved)?);
+        }
+        Ok(self.handle.as_mut().expect("just made"))
+    }
+}

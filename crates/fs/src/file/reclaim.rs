@@ -1,0 +1,230 @@
+//! Reclaim: what is done when space is short, cheapest first.
+//!
+//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps: what nobody
+//! holds any more; for metadata a commit where promises to it are all that stands in the way, and
+//! delayed data, whose reservations for items are many times what they take; a chunk; delayed data,
+//! for what it has reserved beyond its needs; a commit.
+//!
+//! Delayed data is written by amount, oldest first: what is asked for and at most a piece of a file
+//! more, never whole files, never everything at once. A small request on a machine with little
+//! memory must not write hundreds of MiB that would have grown to larger extents. Where a round
+//! does not yield enough, what is on its way already is waited for — compressed data says only when
+//! it arrives how little it needs — and the next round writes twice as much. Before anybody is
+//! refused everything has been written.
+//!
+//! "There is nothing left" must not be true for a moment only. Others commit, make chunks and give
+//! them back all the time, and what was looked at first may have changed when the last step has
+//! failed. So after each step a chunk is asked for once more; chunks in which nothing is left are
+//! given back, which takes two commits, before they are counted as taken; and if anything was
+//! published, made or given back since the round began, it was not the last.
+
+use crate::engine::Core;
+use crate::engine::reclaims::ReclaimCounters;
+use crate::error::Result;
+use crate::file::Delayed;
+use crate::space::SpaceKind;
+use crate::space::alloc::Wish;
+use crate::space::reserve::Reclaim;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Makes space when it is short.
+pub(crate) struct Reclaimer(Weak<Core>);
+
+impl Reclaimer {
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        Self(Arc::downgrade(core))
+    }
+}
+
+impl Reclaim for Reclaimer {
+    fn reclaim(&self, kind: SpaceKind, bytes: u64) -> Result<bool> {
+        let Some(core) = self.0.upgrade() else { return Ok(false) };
+        if core.txns.failure().is_some() {
+            return core.check_writable().map(|()| false);
+        }
+        let moment = || (core.txns.published(), core.space.chunk_changes());
+        let begun = moment();
+        let before = core.space.accounts.unheld(kind);
+        let accounts = &core.space.accounts;
+        let enough =
+            || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
+        core.space.hurry();
+        core.space.empty_purses();
+        if enough() {
+            return Ok(true);
+        }
+        let commit = || -> Result<()> {
+            core.reclaims.commits.fetch_add(1, Ordering::Relaxed);
+            core.commit_now()?;
+            core.space.hurry();
+            let pinned = |kind| core.space.accounts.pots(kind).pinned > 0;
+            if !enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
+                // Somebody still reads what was freed.
+                core.epochs.wait_for_oldest();
+                core.space.hurry();
+            }
+            Ok(())
+        };
+        let stats = &core.reclaims;
+        if kind == SpaceKind::Metadata {
+            // A chunk for metadata is never given to data again while anything is left in it. Where
+            // promises are all that stands in the way, and a commit ends them, none is made.
+            let pots = accounts.pots(kind);
+            let scarce = pots.used >= pots.total / 4 * 3;
+            let promises = || core.txns.running().kept() + accounts.pots(kind).pinned;
+            // One commit for all who wait, not one for each.
+            if !scarce && promises() >= bytes.max(accounts.wanted(kind)) {
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
+            }
+            // What delayed data has reserved for its items, many times what they take. What was
+            // written leaves notes, which the commit ends.
+            if !scarce {
+                let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
+                if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
+                    commit()?;
+                    Ok(enough())
+                })? {
+                    return Ok(true);
+                }
+            }
+            if !scarce && promises() >= bytes {
+                commit()?;
+                if enough() {
+                    return Ok(true);
+                }
+            }
+        }
+        // A chunk, unless somebody else has made space meanwhile.
+        let chunk = || -> Result<Wish> {
+            let seen = core.space.seen(kind);
+            if enough() {
+                return Ok(Wish::Granted);
+            }
+            let wish = core.space.chunk_in_running(&core.txns, kind, seen)?;
+            stats.chunks.fetch_add(u64::from(wish == Wish::Granted), Ordering::Relaxed);
+            Ok(wish)
+        };
+        let wish = chunk()?;
+        if wish == Wish::Granted {
+            return Ok(true);
+        }
+        // Operations on metadata promise themselves many times what they take: with those under way
+        // at their end, delayed data written and a commit, nothing is left of it. And the first
+        // commit shows which chunks are empty, those of its own transaction too; the second gives
+        // them back.
+        if wish == Wish::Promised || core.space.has_idle_chunks(kind) {
+            let after_commits = || -> Result<bool> {
+                for _ in 0..2 {
+                    commit()?;
+                    match chunk()? {
+                        Wish::Granted => return Ok(true),
+                        Wish::NoRoom if !core.space.has_idle_chunks(kind) => break,
+                        _ => {}
+                    }
+                }
+                Ok(false)
+            };
+            let files = Delayed { bytes: u64::MAX, flights: index(FEWEST_FILES) };
+            let made = || -> Result<bool> {
+                Ok(after_commits()? || write_delayed(&core, files, after_commits)?)
+            };
+            // Who waits for metadata stands in that line already.
+            let made = if kind == SpaceKind::Data && !accounts.is_mixed() {
+                accounts.alone(SpaceKind::Metadata, made)
+            } else {
+                made()
+            };
+            if made? {
+                return Ok(true);
+            }
+        }
+        // What delayed data has reserved beyond what it needs.
+        let least = Delayed { bytes: bytes.max(LEAST_BYTES), flights: usize::MAX };
+        if write_delayed(&core, least, || Ok(enough()))? {
+            return Ok(true);
+        }
+        // What waits for a commit: pinned space, and the reserves of everything that was noted.
+        let pinned = core.space.accounts.pots(kind).pinned > 0;
+        if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
+            commit()?;
+            chunk()?;
+            return Ok(true);
+        }
+        // A commit on its way has not said yet what it frees, and holds what was kept for it.
+        if let Some(generation) = core.txns.request() {
+            core.txns.wait(generation)?;
+            core.space.hurry();
+            chunk()?;
+            return Ok(true);
+        }
+        if moment() != begun {
+            return Ok(true);
+        }
+        tracing::debug!(?kind, bytes, pots = ?accounts.pots(kind), "nothing is left to be \
+            reclaimed");
+        Ok(false)
+    }
+}
+
+/// Runs of files whose reservations for items are worth a commit.
+const FEWEST_FILES: u64 = 64;
+/// Bytes of delayed data that are written at least where data is short.
+const LEAST_BYTES: u64 = 1 << 20;
+/// Rounds of writing delayed data, each of twice as much as the one before: all there is, if need
+/// be.
+const ROUNDS: u32 = 24;
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// Writes delayed data, oldest first, until `enough`: at first what is wanted and no more, then
+/// twice as much ... After each round what is on its way already is waited for. True when it is
+/// enough, false when nothing is delayed any more.
+fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>) -> Result<bool> {
+    let stats = &core.reclaims;
+    let mut wanted = wanted;
+    for _ in 0..ROUNDS {
+        let progress = core.data.progress();
+        let done = crate::file::reclaim(core, wanted);
+        stats.note(wanted, done);
+        debug_assert!(done.flights <= wanted.flights || core.options.tuning.reclaim_whole_inodes);
+        if done.flights > 0 && enough()? {
+            return Ok(true);
+        }
+        let settled = core.data.settle();
+        if settled {
+            stats.settles.fetch_add(1, Ordering::Relaxed);
+            if enough()? {
+                return Ok(true);
+            }
+        }
+        // What nothing could be taken of may have been on its way until a moment ago.
+        if done.flights == 0 && !settled && core.data.progress() == progress {
+            break;
+        }
+        wanted.bytes = wanted.bytes.saturating_mul(2);
+        wanted.flights = wanted.flights.saturating_mul(2);
+    }
+    Ok(false)
+}
+
+impl ReclaimCounters {
+    fn note(&self, asked: Delayed, done: Delayed) {
+        let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
+        add(&self.writes, 1);
+        if asked.flights < usize::MAX {
+            add(&self.asked_runs, asked.flights as u64);
+            add(&self.written_runs, done.flights as u64);
+        }
+        if asked.bytes < u64::MAX {
+            add(&self.asked_bytes, asked.bytes);
+            add(&self.written_bytes, done.bytes);
+            self.excess_bytes.fetch_max(done.bytes.saturating_sub(asked.bytes), Ordering::Relaxed);
+        }
+    }
+}

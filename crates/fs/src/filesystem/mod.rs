@@ -1,0 +1,345 @@
+//! The facade: every call a front end can make about inodes, names and data.
+//!
+//! Calls take inode ids and raw names, are atomic towards each other, and may come from any number
+//! of threads. Whoever may be asked again about an inode takes a *hold* on it (a FUSE look-up
+//! count); an inode without names is deleted when its last hold goes. Opening, syncing and closing
+//! are in `lifecycle`.
+//!
+//! Every call can fail with what reading can: `Volume` for a device error, `Corrupt` for bytes that
+//! are not what they must be. Every call that names an inode can fail with `NotFound`, every call
+//! that changes something with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
+//! [`crate::api::no_wait`] each can answer `WouldBlock`, and has then changed nothing.
+
+mod commit_source;
+mod lifecycle;
+mod open;
+mod subvolumes;
+
+pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
+
+use crate::file;
+use crate::inode::{attr, create, dir, link, rename, xattr};
+use crate::log::{self, OnSynced, Synced, Unlogged};
+use crate::tree::doing;
+use crate::{
+    Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek,
+    SetAttr, XattrMode,
+};
+
+impl Filesystem {
+    /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently; the root
+    /// of the mount is its own parent.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `NameTooLong`.
+    pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
+        dir::lookup(&self.core, self.root(), dir, name)
+    }
+    /// Attributes of an inode.
+    ///
+    /// # Errors
+    /// See the module's text.
+    pub fn getattr(&self, id: InodeId) -> Result<Attr> {
+        attr::get(&*self.core.inode(id)?)
+    }
+    /// Changes attributes; returns the new ones. A size is set first, then the others.
+    ///
+    /// # Errors
+    /// `NotPermitted` for an immutable or append-only inode; `IsDirectory`, `Invalid`, `FileTooBig`
+    /// for a size; `Invalid`, `NotSupported` for flags.
+    pub fn setattr(&self, id: InodeId, changes: &SetAttr) -> Result<Attr> {
+        let _doing = doing("set attributes");
+        attr::set(&self.core, &self.core.inode(id)?, changes)
+    }
+    /// Makes a file, directory, symlink or special file.
+    ///
+    /// # Errors
+    /// `Exists`, `NotDirectory`, `NameTooLong` (a symlink's target too), `NotPermitted` for an
+    /// immutable directory, `Overflow` when the directory cannot take another name with this hash,
+    /// `Invalid` for an impossible name.
+    pub fn create(&self, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+        let _doing = doing("create");
+        create::create(&self.core, dir, name, new)
+    }
+    /// Makes a regular file without a name (O_TMPFILE); `link` may give it one. The result is held
+    /// once.
+    ///
+    /// # Errors
+    /// `NotDirectory`; `Invalid` for another type.
+    pub fn create_unnamed(&self, dir: InodeId, new: &NewInode<'_>) -> Result<Attr> {
+        let _doing = doing("create unnamed");
+        create::create_unnamed(&self.core, self.front, dir, new)
+    }
+    /// Gives an inode one more name.
+    ///
+    /// # Errors
+    /// `Exists`, `NotDirectory`, `NameTooLong`, `CrossSubvolume`, `TooManyLinks`, `Overflow`;
+    /// `NotPermitted` for a directory or by flags; `NotFound` for an inode that has lost its last
+    /// name.
+    pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
+        let _doing = doing("link");
+        link::link(&self.core, id, dir, name)
+    }
+    /// Removes a name of anything but a directory.
+    ///
+    /// # Errors
+    /// `IsDirectory`, `NotDirectory`; `NotPermitted` by flags.
+    pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        let _doing = doing("unlink");
+        link::unlink(&self.core, dir, name)
+    }
+    /// Removes an empty directory, or an empty subvolume.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `NotEmpty`; as [`Filesystem::delete_subvolume`]; `NotPermitted` by flags.
+    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        let _doing = doing("rmdir");
+        link::rmdir(&self.core, dir, name)
+    }
+    /// Renames, across directories too; see [`RenameMode`]. Two names of one inode stay as they
+    /// are.
+    ///
+    /// # Errors
+    /// `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what would be replaced;
+    /// `Invalid` for a directory into itself; `CrossSubvolume`; `NotSupported` for exchanging
+    /// subvolumes; `NotPermitted` by flags; `NameTooLong`, `Overflow`.
+    pub fn rename(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        to_dir: InodeId,
+        to_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let _doing = doing("rename");
+        rename::rename(&self.core, (dir, name), (to_dir, to_name), mode)
+    }
+    /// Target of a symlink.
+    ///
+    /// # Errors
+    /// `Invalid` for anything else.
+    pub fn readlink(&self, id: InodeId) -> Result<Vec<u8>> {
+        create::readlink(&self.core, &*self.core.inode(id)?)
+    }
+    /// Calls `each` for entries from position `from` on (0 at first, then an entry's `next`) until
+    /// it returns false or the directory ends. `.` and `..` come first. One call shows one moment;
+    /// an entry that stays is shown once, whatever comes and goes between calls.
+    ///
+    /// # Errors
+    /// `NotDirectory`.
+    pub fn readdir(
+        &self,
+        dir: InodeId,
+        from: u64,
+        each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        dir::readdir(&self.core, self.root(), dir, from, each)
+    }
+    /// As [`Filesystem::readdir`], but what was added since somebody last began to list this
+    /// directory with this call (from 0) is not shown: who renames every entry that he finds comes
+    /// to an end.
+    ///
+    /// # Errors
+    /// `NotDirectory`.
+    pub fn readdir_page(
+        &self,
+        dir: InodeId,
+        from: u64,
+        each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        dir::readdir_page(&self.core, self.root(), dir, from, each)
+    }
+    /// Reads into `buf`; returns the number of bytes, less than asked for only at the end of the
+    /// file.
+    ///
+    /// # Errors
+    /// `IsDirectory`; `Invalid` for other types.
+    pub fn read(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        file::read(&self.core, &self.core.inode(id)?, offset, buf)
+    }
+    /// Writes all of `data`, growing the file where needed.
+    ///
+    /// # Errors
+    /// `IsDirectory`, `Invalid`, `FileTooBig`; `NotPermitted` by flags.
+    pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<()> {
+        let _doing = doing("write");
+        file::write(&self.core, &self.core.inode(id)?, offset, data)
+    }
+    /// Reserves, zeroes or punches a range of a file; see [`Fallocate`].
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range; `IsDirectory`, `Invalid` for other types; `FileTooBig`;
+    /// `NotPermitted` by flags.
+    pub fn fallocate(&self, id: InodeId, how: Fallocate, offset: u64, len: u64) -> Result<()> {
+        let _doing = doing("fallocate");
+        file::fallocate(&self.core, &self.core.inode(id)?, how, offset, len)
+    }
+    /// Copies a range (sharing extents where that is possible); returns the bytes copied, 0 at the
+    /// source's end.
+    ///
+    /// # Errors
+    /// As reading and writing.
+    pub fn copy_range(
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let _doing = doing("copy range");
+        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
+        file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
+    }
+    /// Gives a file the content that another (or it itself, elsewhere) has in a range, by sharing
+    /// extents (FICLONERANGE); returns the number of bytes. `len` 0: up to the source's end. After
+    /// an error a first part may be done.
+    ///
+    /// # Errors
+    /// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at
+    /// one unless that is the end of both files, for one that the source does not have or that
+    /// overlaps its target, and between files with and without checksums; `IsDirectory`, `Invalid`
+    /// for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` while data of the source
+    /// could not be written.
+    pub fn clone_range(
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let _doing = doing("clone");
+        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
+        file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
+    }
+    /// Gives a file another's extents for a range in which both have the same bytes
+    /// (FIDEDUPERANGE); they are compared while nobody can write. A part of a sector at the range's
+    /// end is left alone, and not looked at either, unless both files end there. Neither content
+    /// nor times change, so the target may be in a read-only subvolume.
+    ///
+    /// # Errors
+    /// As [`Filesystem::clone_range`]; also `Invalid` where the range is not within the target.
+    pub fn dedupe_range(
+        &self,
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<Deduped> {
+        let _doing = doing("dedupe");
+        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
+        file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
+    }
+    /// Calls `each` for the extents of a file that end behind `from`, by rising offset, holes left
+    /// out, until it returns false. What is in memory only gets its extents first, where the file
+    /// system is writable.
+    ///
+    /// # Errors
+    /// `IsDirectory`; `Invalid` for other types.
+    pub fn map_extents(
+        &self,
+        id: InodeId,
+        from: u64,
+        each: &mut dyn FnMut(&MappedExtent) -> bool,
+    ) -> Result<()> {
+        file::map(&self.core, &self.core.inode(id)?, from, each)
+    }
+    /// Next data or hole at or after `offset`; `Ok(None)` where there is none (ENXIO).
+    ///
+    /// # Errors
+    /// `Invalid` for anything but a regular file.
+    pub fn seek(&self, id: InodeId, offset: u64, what: Seek) -> Result<Option<u64>> {
+        file::seek(&self.core, &self.core.inode(id)?, offset, what)
+    }
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// `NoAttribute`; so too for `user.` on anything but files and directories, as on Linux.
+    pub fn getxattr(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        xattr::get(&self.core, &*self.core.inode(id)?, name)
+    }
+    /// Creates or replaces an extended attribute. `btrfs.compression` also sets the inode's
+    /// compression flags.
+    ///
+    /// # Errors
+    /// `Exists`, `NoAttribute` by the mode; `NameTooLong`; `TooBig` beyond 64 KiB, `NoSpace` beyond
+    /// what an item holds; `Invalid` for a property that does not exist or cannot have this value;
+    /// `NotPermitted` by flags, and for `user.` on anything but files and directories.
+    pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let _doing = doing("set xattr");
+        xattr::set(&self.core, &self.core.inode(id)?, name, value, mode)
+    }
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `NoAttribute`; `NotPermitted` by flags.
+    pub fn removexattr(&self, id: InodeId, name: &[u8]) -> Result<()> {
+        let _doing = doing("remove xattr");
+        xattr::remove(&self.core, &self.core.inode(id)?, name)
+    }
+    /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// See the module's text.
+    pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
+        xattr::list(&self.core, &*self.core.inode(id)?)
+    }
+    /// Makes one inode durable: data, metadata and names.
+    ///
+    /// # Errors
+    /// `DataLost` while data of this inode could not be written.
+    pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
+        let _doing = doing("fsync");
+        log::fsync(&self.core, &self.core.inode(id)?, data_only)
+    }
+    /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once, on this
+    /// thread or on another, with how it ends. Only where nobody else is at it, this thread writes
+    /// the log, for all who come meanwhile, too.
+    ///
+    /// `then` must not wait and not call the engine. A commit that it is told of somebody has to
+    /// wait for, elsewhere: [`finish_fsync`](Self::finish_fsync).
+    pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
+        let _doing = doing("fsync");
+        match self.core.inode(id) {
+            Ok(inode) => log::fsync_then(&self.core, &inode, then),
+            Err(e) => then(Synced::Done(Err(e))),
+        }
+    }
+    /// The end of an `fsync` that the log could not do: waits for the commit.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn finish_fsync(&self, unlogged: Unlogged) -> Result<()> {
+        unlogged.commit(&self.core)
+    }
+    /// The caller keeps a reference to the inode (a FUSE look-up): it survives its last name.
+    pub fn hold(&self, id: InodeId) {
+        self.core.hold(self.front, id);
+    }
+    /// Gives `n` holds back. With the last one an inode without names is deleted, before the call
+    /// returns.
+    pub fn release(&self, id: InodeId, n: u64) {
+        let _doing = doing("release");
+        self.core.release(self.front, id, n);
+    }
+
+    /// Up to `most` inodes, of any kind, that look-ups of this front end hold; all of them if they
+    /// are fewer.
+    #[must_use]
+    pub fn held(&self, most: usize) -> Vec<InodeId> {
+        self.core.held(self.front, most)
+    }
+    /// May this front end know the inode: does it hold it, or is it its root?
+    #[must_use]
+    pub fn knows(&self, id: InodeId) -> bool {
+        id == self.root() || self.core.is_held_by(self.front, id)
+    }
+    /// May another front end of this engine know the inode?
+    #[must_use]
+    pub fn is_known_elsewhere(&self, id: InodeId) -> bool {
+        self.core.is_held_elsewhere(self.front, id)
+            || self.core.fronts.is_root_elsewhere(self.front, id)
+    }
+}

@@ -1,0 +1,370 @@
+//! Opening a file system: from a superblock to a [`Core`] with everything in place.
+//!
+//! The order is forced by what maps what: the superblock has the system chunks, those lead to the
+//! chunk tree, that maps everything else; the root tree names the other roots. Whatever would make
+//! writing unsafe is found here, and turns into a refusal or a read-only file system with the
+//! reason said.
+
+use super::commit_source::gathered;
+use crate::api::{InodeId, OpenOptions, SubvolChoice};
+use crate::budget::Budget;
+use crate::engine::Core;
+use crate::error::{Error, Place, Result};
+use crate::file::reclaim::Reclaimer;
+use crate::space::alloc::Allocator;
+use crate::space::chunks::mapped;
+use crate::transaction::ahead::Flushes;
+use crate::transaction::{Ground, SuperblockWritten, Transactions, find_root, root_pointer};
+use crate::tree::{
+    BlockReader, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
+};
+use larder_format::features::{CompatRo, Incompat};
+use larder_format::items::{Chunk, DirEntries, parse_sys_array};
+use larder_format::{
+    CsumType, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, csum,
+};
+use larder_volume::superblock::read_superblock;
+use larder_volume::{Device, Volume, VolumeResult, unflattened};
+use parking_lot::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
+
+#[derive(Debug)]
+struct VolumeReader(Arc<Volume>);
+impl BlockReader for VolumeReader {
+    fn copies(&self, at: Logical) -> usize {
+        self.0.copies(at).unwrap_or(1)
+    }
+    fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
+        self.0.read_block(at, buf, copy)
+    }
+    fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
+        self.0.read_block_at_once(at, buf)
+    }
+    fn repair(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()> {
+        self.0.write_one_copy(at, data, copy)
+    }
+}
+
+fn superblock_error(device: &dyn Device, what: impl std::fmt::Display) -> Error {
+    Error::corrupt(Place::default(), format!("{}: {what}", device.name()))
+}
+
+/// Makes the map know a chunk.
+fn add_chunk(volume: &Volume, start: Logical, chunk: &Chunk) -> Result<()> {
+    chunk.check_at(start).map_err(|e| {
+        let key = Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, start.0);
+        Error::corrupt(Place::item(ObjectId::CHUNK_TREE, key), e.0)
+    })?;
+    volume.add_chunk(mapped(start, chunk))?;
+    Ok(())
+}
+
+/// Decides whether the image may be opened as asked; the reason why not to write, if any.
+fn writability(
+    device: &dyn Device,
+    sb: &Superblock,
+    options: &OpenOptions,
+) -> Result<Option<String>> {
+    let mut read_only = None;
+    match sb.support() {
+        Support::ReadWrite => {}
+        Support::ReadOnly { why } => read_only = Some(why),
+        Support::MetadataOnly { why } if options.metadata_dump && options.read_only => {
+            read_only = Some(why)
+        }
+        Support::MetadataOnly { why } => {
+            return Err(Error::Unsupported(format!("{}: {why}", device.name())));
+        }
+        Support::Refused { why } => {
+            return Err(Error::Unsupported(format!("{}: {why}", device.name())));
+        }
+    }
+    if sb.log_root.get() != 0 && options.no_log_replay && !options.read_only {
+        return Err(Error::Unsupported(format!(
+            "{}: a log waits to be replayed; without replaying it the file system can only be \
+                opened read-only",
+            device.name()
+        )));
+    }
+    if let Some(why) = &read_only
+        && !options.read_only
+    {
+        return Err(Error::Unsupported(format!(
+            "{}: {why}; it can be opened read-only (-o ro)",
+            device.name()
+        )));
+    }
+    if options.read_only {
+        read_only.get_or_insert_with(|| "opened read-only".into());
+    } else if device.is_read_only() {
+        return Err(Error::Unsupported(format!(
+            "{}: the device is read-only; open the file system read-only (-o ro)",
+            device.name()
+        )));
+    }
+    Ok(read_only)
+}
+
+impl Core {
+    /// Opens the file system on one device.
+    pub(crate) fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let options = Arc::new(options);
+        let device = if options.metadata_dump { unflattened(device) } else { device };
+        let device = crate::watch::device(device);
+        let sb = read_superblock(device.as_ref())?;
+        let read_only = writability(device.as_ref(), &sb, &options)?;
+        let is_dump = sb.metadata_dump().is_some();
+        // A dump of several devices is as long as what was made of it; chunks beyond that are
+        // refused.
+        if sb.dev_item.total_bytes.get() > device.size() && !is_dump {
+            return Err(superblock_error(
+                device.as_ref(),
+                format!(
+                    "the file system is {} bytes long but the device only {}: is the image \
+                        truncated?",
+                    sb.dev_item.total_bytes,
+                    device.size()
+                ),
+            ));
+        }
+        let csum = CsumType::from_disk(sb.csum_type.get())
+            .map_err(|e| superblock_error(device.as_ref(), e))?;
+        let volume =
+            Arc::new(Volume::new(vec![(DeviceId(sb.dev_item.devid.get()), device.clone())])?);
+        let system = parse_sys_array(sb.sys_chunk_bytes())
+            .map_err(|e| superblock_error(device.as_ref(), e))?;
+        for (key, chunk) in &system {
+            add_chunk(&volume, Logical(key.offset), chunk)?;
+        }
+        let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
+        let fsid =
+            if incompat.contains(Incompat::METADATA_UUID) { sb.metadata_uuid } else { sb.fsid };
+        let chunk_root = Pointer {
+            at: Logical(sb.chunk_root.get()),
+            generation: Generation(sb.chunk_root_generation.get()),
+            level: sb.chunk_root_level,
+            first_key: None,
+        };
+        // The chunk tree's uuid is written down in nodes only.
+        let mut head = vec![0u8; sb.nodesize.get() as usize];
+        let mut readable = volume.read_block(chunk_root.at, &mut head, 0);
+        for copy in 1..volume.copies(chunk_root.at)? {
+            if readable.is_ok() && larder_format::node::NodeView(&head).csum_matches(csum) {
+                break;
+            }
+            readable = volume.read_block(chunk_root.at, &mut head, copy);
+        }
+        readable?;
+        let format = NodeFormat {
+            nodesize: sb.nodesize.get(),
+            fsid,
+            chunk_tree_uuid: larder_format::node::NodeView(&head).header().chunk_tree_uuid,
+            names_hidden: is_dump,
+        };
+        let generation = Generation(sb.generation.get());
+        let store = Arc::new(NodeStore::new(
+            Arc::new(VolumeReader(volume.clone())),
+            format,
+            csum,
+            generation,
+            Budget::of(options.cache_size).nodes,
+            read_only.is_none(),
+        ));
+        let epochs = Arc::new(Epochs::new());
+        let tree_stats = Arc::new(TreeStats::default());
+        let tree = |id, ptr| Tree::new(id, store.clone(), ptr, Generation(0), tree_stats.clone());
+        let chunk = tree(ObjectId::CHUNK_TREE, chunk_root);
+        read_chunks(&volume, &chunk.version(epochs.enter()))?;
+        let root = tree(
+            ObjectId::ROOT_TREE,
+            Pointer {
+                at: Logical(sb.root.get()),
+                generation,
+                level: sb.root_level,
+                first_key: None,
+            },
+        );
+        let names = root.version(epochs.enter());
+        let optional = |id| -> Result<Option<Tree>> {
+            Ok(find_root(&names, id)?.map(|(_, item)| tree(id, root_pointer(&item))))
+        };
+        let required = |id| -> Result<Tree> {
+            optional(id)?.ok_or_else(|| {
+                Error::corrupt(
+                    Place::tree(ObjectId::ROOT_TREE),
+                    format!("the root of tree {id} is missing"),
+                )
+            })
+        };
+        let compat_ro = CompatRo::from_bits_retain(sb.compat_ro_flags.get());
+        let extent = required(ObjectId::EXTENT_TREE)?;
+        let roots = Roots {
+            dev: required(ObjectId::DEV_TREE)?,
+            csum: required(ObjectId::CSUM_TREE)?,
+            uuid: optional(ObjectId::UUID_TREE)?,
+            free_space: if compat_ro
+                .contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
+            {
+                Some(required(ObjectId::FREE_SPACE_TREE)?)
+            } else {
+                None
+            },
+            block_group: if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
+                Some(required(ObjectId::BLOCK_GROUP_TREE)?)
+            } else {
+                None
+            },
+            root,
+            chunk,
+            extent,
+        };
+        let read_only = match read_only {
+            Some(why) => Some(why),
+            None => match unfinished(&names, &roots, &epochs.enter())? {
+                Some(why) => {
+                    let name = device.name();
+                    return Err(Error::Unsupported(format!(
+                        "{name}: {why}; it can be opened read-only (-o ro)"
+                    )));
+                }
+                None => None,
+            },
+        };
+        drop(names);
+        let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
+        let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
+        let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
+        let ground = Ground {
+            csum,
+            space,
+            txns,
+            epochs,
+            roots,
+            tree_stats,
+            store,
+            volume,
+            options,
+            read_only,
+            superblock: Mutex::new(sb),
+            fake_time: AtomicU64::new(0),
+            published: AtomicU64::new(generation.0),
+            superblock_written: Mutex::new(superblock_written),
+            flushes: Flushes::default(),
+            above: OnceLock::new(),
+        };
+        let core = Arc::new(Self::new(ground, crate::file::one_batch));
+        let above: Weak<Self> = Arc::downgrade(&core);
+        core.above.set(above).expect("a new ground has nothing above it");
+        core.space.accounts.set_reclaim(Box::new(Reclaimer::new(&core)));
+        Ok(core)
+    }
+
+    /// The directory that is chosen as root of a mount.
+    pub(crate) fn mount_root(&self, choice: &SubvolChoice) -> Result<InodeId> {
+        let id = match choice {
+            SubvolChoice::Default => self.default_subvol()?,
+            SubvolChoice::Id(id) => ObjectId(if *id == 0 { ObjectId::FS_TREE.0 } else { *id }),
+            SubvolChoice::Path(path) => return self.resolve_subvol(path),
+        };
+        let subvol = self.subvol(id).map_err(|e| match e {
+            Error::NotFound => Error::Unsupported(format!("there is no subvolume with id {id}")),
+            e => e,
+        })?;
+        Ok(InodeId { subvol: id, ino: subvol.root_dir })
+    }
+
+    /// The subvolume that is mounted where none is named.
+    pub(crate) fn default_subvol(&self) -> Result<ObjectId> {
+        if let Some(id) = *self.new_default.lock() {
+            return Ok(id);
+        }
+        let roots = self.roots.root.version(self.epochs.enter());
+        let key = Key::new(ObjectId::ROOT_TREE_DIR, KeyType::DIR_ITEM, csum::name_hash(b"default"));
+        let Some(item) = roots.get(&key)? else { return Ok(ObjectId::FS_TREE) };
+        for entry in DirEntries::new(item.data()) {
+            let entry = entry.map_err(|e| {
+                Error::corrupt(Place::item(ObjectId::ROOT_TREE, key), e.to_string())
+            })?;
+            if entry.name == b"default" {
+                return Ok(entry.location.objectid);
+            }
+        }
+        Ok(ObjectId::FS_TREE)
+    }
+
+    /// Walks a path of names from the top-level subvolume; it must end at a subvolume.
+    fn resolve_subvol(&self, path: &[u8]) -> Result<InodeId> {
+        let missing = || {
+            Error::Unsupported(format!(
+                "there is no subvolume at {}",
+                String::from_utf8_lossy(path)
+            ))
+        };
+        let top = self.subvol(ObjectId::FS_TREE)?;
+        let mut at = InodeId { subvol: top.id, ino: top.root_dir };
+        for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty()) {
+            at = match self.lookup_id(at, name) {
+                Ok(found) => found,
+                Err(Error::NotFound | Error::NotDirectory) => return Err(missing()),
+                Err(e) => return Err(e),
+            };
+        }
+        let subvol = self.subvol(at.subvol)?;
+        if at.ino == subvol.root_dir { Ok(at) } else { Err(missing()) }
+    }
+}
+
+/// Maps all chunks of the chunk tree.
+fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
+    let from = Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, 0);
+    let to = Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, u64::MAX);
+    chunks.scan(&from, &to, |item| {
+        let place = || Place::item(ObjectId::CHUNK_TREE, item.key);
+        let chunk = Chunk::parse(item.data()).map_err(|e| Error::corrupt(place(), e.0))?;
+        let start = Logical(item.key.offset);
+        if volume.map().chunk_at(start).is_some_and(|known| known == mapped(start, &chunk)) {
+            return Ok(true);
+        }
+        add_chunk(volume, start, &chunk)?;
+        Ok(true)
+    })
+}
+
+/// Work that Linux left half done and Larder cannot continue, or accounting that it does not keep.
+fn unfinished(
+    names: &Version,
+    roots: &Roots,
+    epoch: &crate::tree::Epoch,
+) -> Result<Option<String>> {
+    let first = |version: &Version, id: ObjectId, kind: KeyType| -> Result<bool> {
+        let item = version.at_or_after(&Key::new(id, kind, 0))?;
+        Ok(item.is_some_and(|i| i.key.objectid == id && i.key.kind == kind))
+    };
+    if first(names, ObjectId::TREE_RELOC, KeyType::ROOT_ITEM)?
+        || first(names, ObjectId::BALANCE, KeyType::TEMPORARY_ITEM)?
+    {
+        return Ok(Some("a balance was interrupted; let Linux finish or cancel it".into()));
+    }
+    if let Some((_, item)) = find_root(names, ObjectId::QUOTA_TREE)? {
+        let quota = Version { tree: ObjectId::QUOTA_TREE, ..names.at_root(root_pointer(&item)) };
+        let status = quota.get(&Key::new(ObjectId(0), KeyType::QGROUP_STATUS, 0))?;
+        // The flags are the third word; bit 0 says that quotas are on.
+        let on = status.and_then(|i| i.data().get(16).copied()).is_none_or(|flags| flags & 1 != 0);
+        if on {
+            return Ok(Some("quotas are enabled, and Larder does not keep their accounts".into()));
+        }
+    }
+    let dev = roots.dev.version(epoch.clone());
+    if let Some(item) = dev.get(&Key::new(ObjectId(0), KeyType::DEV_REPLACE, 0))? {
+        // The state is the fourth word; 1 started, 4 suspended.
+        let state = item
+            .data()
+            .get(24..32)
+            .map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
+        if state == 1 || state == 4 {
+            return Ok(Some("a device replacement was interrupted; let Linux finish it".into()));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,175 @@
+//! Discarding: telling the device which space holds nothing any more.
+//!
+//! An image file gets a hole there, a block device may forget the bytes. This module hides when
+//! that is done:
+//!
+//! - never before the superblock that frees the space is durable and the last version that can
+//!   reach it is gone: what is discarded is what would be free to be overwritten the next moment;
+//! - never while somebody may be given the space: it stays pinned until the device has answered;
+//! - space of data behind the publication, by the committer, in whole granules of [`GRANULE`] bytes
+//!   and the largest [`MOST_PER_COMMIT`] of them only, so that a commit that frees a million small
+//!   files takes no longer for it;
+//! - chunks that were given back as a whole;
+//! - space of tree blocks when the file system is closed. It is freed and taken again with every
+//!   commit; discarding it each time would cost every `fsync` for a few MiB. The same goes for
+//!   mixed groups, and for what a commit left out;
+//! - everything, when somebody asks for it ([`super::trim`]).
+//!
+//! Who is short of space does not wait for freed space to be discarded ([`Allocator::hurry`]), only
+//! for what the device has in its hands.
+//!
+//! A discard that fails is no reason to fail anything else; after the first one no more are tried.
+
+use crate::space::alloc::Allocator;
+use crate::space::{Run, RunJoiner, SpaceKind};
+use larder_format::{DeviceId, Logical, Physical};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whole blocks of this size are discarded, and nothing less.
+pub(crate) const GRANULE: u64 = 64 << 10;
+/// Discards of freed data after one commit.
+const MOST_PER_COMMIT: usize = 512;
+/// Discards when a file system is closed.
+const MOST_AT_CLOSE: usize = 16384;
+
+/// What is on its way to be discarded.
+#[derive(Debug, Default)]
+pub(crate) struct Discards {
+    /// Freed data, pinned still.
+    queue: Mutex<Vec<Run>>,
+    /// Held while space is given back that no version can reach any more: who comes second finds it
+    /// free.
+    releasing: Mutex<()>,
+    /// Held while the device discards. Who holds it waits for the device and for nobody else.
+    pub(crate) busy: Mutex<()>,
+    /// One has failed.
+    given_up: AtomicBool,
+}
+
+impl Allocator {
+    /// Is freed space discarded?
+    pub(crate) fn is_discarding(&self) -> bool {
+        self.options.discard && !self.discards.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Gives space back that no version can reach any more. Data that is to be discarded first
+    /// waits for the committer, or for [`Allocator::hurry`].
+    pub(crate) fn release_expired(&self) {
+        let _releasing = self.discards.releasing.lock();
+        for pinned in self.epochs.expired() {
+            let discards = self.is_discarding();
+            let mut data = Vec::new();
+            for run in pinned {
+                if discards && self.options.tuning.discard_everything {
+                    self.discard_run(run);
+                    self.groups.discarded(run);
+                } else if discards && self.is_data(run) {
+                    data.push(run);
+                } else {
+                    self.groups.unpin(run);
+                }
+            }
+            if !data.is_empty() {
+                self.discards.queue.lock().append(&mut data);
+            }
+        }
+    }
+    /// Does the run lie in a group for data alone?
+    fn is_data(&self, run: Run) -> bool {
+        let mixed = self.accounts.is_mixed();
+        !mixed && self.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
+    }
+    /// Space is short: gives back what can be given back without discarding it, and waits for what
+    /// is being discarded.
+    pub(crate) fn hurry(&self) {
+        self.release_expired();
+        let runs = std::mem::take(&mut *self.discards.queue.lock());
+        runs.into_iter().for_each(|run| self.groups.unpin(run));
+        self.wait_for_discards();
+    }
+
+    /// Waits for what the committer is discarding.
+    pub(crate) fn wait_for_discards(&self) {
+        drop(self.discards.busy.lock());
+    }
+
+    /// Discards freed data, and gives it back. The caller holds `busy`.
+    pub(crate) fn discard_freed(&self) {
+        let mut runs = std::mem::take(&mut *self.discards.queue.lock());
+        runs.sort_unstable_by_key(|r| r.start);
+        let mut joiner = RunJoiner::default();
+        let mut whole = Vec::new();
+        for run in runs {
+            let group = self.groups.find(run.start).map(|g| g.run().start);
+            whole.extend(joiner.push(group, run));
+        }
+        whole.extend(joiner.finish());
+        let groups = &self.groups;
+        if self.options.tuning.break_discard_beyond {
+            for (_, run) in whole {
+                let (start, end) =
+                    (run.start.0 / GRANULE * GRANULE, run.end().0.next_multiple_of(GRANULE));
+                self.discard_run(Run::new(Logical(start), end - start));
+                groups.unpin(run);
+            }
+            return;
+        }
+        let mut parts: Vec<Run> =
+            whole.into_iter().filter_map(|(_, run)| groups.pin_granules(run, GRANULE)).collect();
+        // A granule that became free in pieces is whole only with the last of them.
+        parts.sort_unstable_by_key(|r| std::cmp::Reverse(r.len));
+        for (i, run) in parts.into_iter().enumerate() {
+            if i < MOST_PER_COMMIT {
+                self.discard_run(run);
+                groups.discarded(run);
+            } else {
+                groups.unpin(run);
+            }
+        }
+    }
+
+    /// Discards what was freed and left out until now. For the end, when nobody allocates any more.
+    pub(crate) fn discard_left(&self) {
+        if !self.is_discarding() {
+            return;
+        }
+        self.release_expired();
+        let _busy = self.discards.busy.lock();
+        self.discard_freed();
+        let mut left = MOST_AT_CLOSE;
+        for group in self.groups.take_undiscarded() {
+            let mut range = group.run();
+            while let Some(run) = self.groups.pin_free(&group, range, GRANULE, range.len) {
+                self.discard_run(run);
+                self.groups.discarded(run);
+                range = Run::new(run.end(), range.end().0 - run.end().0);
+                left -= 1;
+                if left == 0 || !self.is_discarding() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn discard_run(&self, run: Run) {
+        if self.is_discarding()
+            && let Err(e) = self.volume.discard(run.start, run.len)
+        {
+            self.give_up_discarding(&e);
+        }
+    }
+    /// Discards what a chunk that was given back took on its device.
+    pub(crate) fn discard_stripe(&self, device: DeviceId, at: Physical, len: u64) {
+        if self.is_discarding()
+            && let Err(e) = self.volume.discard_on(device, at, len)
+        {
+            self.give_up_discarding(&e);
+        }
+    }
+    fn give_up_discarding(&self, why: &dyn std::fmt::Display) {
+        if !self.discards.given_up.swap(true, Ordering::Relaxed) {
+            tracing::warn!("free space is not discarded any more: {why}");
+        }
+    }
+}

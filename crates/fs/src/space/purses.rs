@@ -1,0 +1,48 @@
+//! Addresses for new blocks that operations took and did not need.
+//!
+//! The next operation gets them. This module hides how many are kept; when space is short, all of
+//! them are given back.
+
+use crate::space::Run;
+use crate::space::alloc::Allocator;
+use larder_format::Logical;
+use parking_lot::Mutex;
+
+/// Sets of unneeded addresses that are kept, and addresses in each.
+const PURSES: usize = 4;
+const PURSE: usize = 32;
+
+/// Sets of addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Purses(Mutex<Vec<Vec<Logical>>>);
+
+impl Allocator {
+    /// Addresses that an operation did not need, if there are any.
+    pub(crate) fn take_purse(&self) -> Vec<Logical> {
+        self.purses.0.lock().pop().unwrap_or_default()
+    }
+    /// Keeps addresses that an operation did not need for the next one; only a few small sets, the
+    /// rest is free again.
+    pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {
+        // Addresses are taken from the end, so the highest go back.
+        let mut surplus = purse.drain(..purse.len().saturating_sub(PURSE)).collect::<Vec<_>>();
+        let mut purses = self.purses.0.lock();
+        if purses.len() < PURSES && !purse.is_empty() {
+            purses.push(purse);
+        } else {
+            surplus.append(&mut purse);
+        }
+        drop(purses);
+        self.give_addresses_back(surplus);
+    }
+    /// Gives addresses back that operations did not need.
+    pub(crate) fn empty_purses(&self) {
+        let purses = std::mem::take(&mut *self.purses.0.lock());
+        purses.into_iter().for_each(|p| self.give_addresses_back(p));
+    }
+    fn give_addresses_back(&self, addresses: Vec<Logical>) {
+        for at in addresses {
+            self.groups.give_back(Run::new(at, u64::from(self.features.nodesize)), None);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Trimming: telling the device of all free space, or of that in a range, because somebody asks.
+//!
+//! [`super::discard`] tells the device what is freed as it is freed; a trim goes through what is
+//! free now. This module hides which space that is. It is what `FITRIM` takes on Linux:
+//!
+//! - Addresses are logical. They have nothing to do with the size of the device, so no start lies
+//!   behind the end of the file system; only the last address of all is refused, and a range of
+//!   less than a sector.
+//! - Of a block group in which the range begins, nothing is trimmed. One in which it ends is
+//!   trimmed up to there.
+//! - A free run stays where less of it lies in the range than `min_len`, or than the device says
+//!   that it discards at once.
+//! - What belongs to no chunk has no logical address. It is trimmed whatever the range is, once: it
+//!   is not told again before a chunk has lain there.
+//! - All copies count.
+//!
+//! What is being discarded is pinned meanwhile, in pieces, so that nobody finds the disk full for
+//! it.
+
+use crate::error::{Error, Result};
+use crate::space::Run;
+use crate::space::alloc::Allocator;
+use crate::space::groups::BlockGroup;
+use larder_format::{Logical, Physical, SECTOR_SIZE};
+use std::collections::BTreeMap;
+
+/// Bytes that one discard takes at most: so much cannot be allocated meanwhile.
+const PIECE: u64 = 256 << 20;
+
+/// Part of a file system to trim. All of it by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrimRange {
+    /// First logical address. A block group that begins before it is left out.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Free runs that are shorter stay.
+    pub min_len: u64,
+}
+
+impl Default for TrimRange {
+    fn default() -> Self {
+        Self { start: 0, len: u64::MAX, min_len: 0 }
+    }
+}
+
+/// What a trim came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trimmed {
+    /// Bytes that devices were told of, all copies counted.
+    pub bytes: u64,
+    /// Shortest run that was trimmed: what was asked for, or what the device discards at once.
+    pub min_len: u64,
+}
+
+/// Stretches of a device that it was told of and that belong to no chunk.
+#[derive(Debug, Default)]
+pub(crate) struct Told(BTreeMap<Physical, u64>);
+
+impl Told {
+    /// First byte and length of each.
+    pub(crate) fn stretches(&self) -> impl Iterator<Item = (Physical, u64)> + '_ {
+        self.0.iter().map(|(at, len)| (*at, *len))
+    }
+    /// The device was told of a stretch that is not here yet.
+    pub(crate) fn add(&mut self, at: Physical, len: u64) {
+        self.0.insert(at, len);
+    }
+    /// A chunk takes this stretch.
+    pub(crate) fn take(&mut self, at: Physical, len: u64) {
+        let end = at.plus(len);
+        let hit: Vec<(Physical, u64)> = self
+            .0
+            .range(..end)
+            .rev()
+            .map(|(a, l)| (*a, *l))
+            .take_while(|(a, l)| a.plus(*l) > at)
+            .collect();
+        for (start, len) in hit {
+            self.0.remove(&start);
+            for (from, to) in [(start, at), (end, start.plus(len))] {
+                if from < to {
+                    self.0.insert(from, to.0 - from.0);
+                }
+            }
+        }
+    }
+}
+
+impl Allocator {
+    /// Discards the free space that the module's text describes.
+    ///
+    /// # Errors
+    /// `NotSupported` where no device takes discards; `Invalid` for a range without a
+    /// whole sector; `WouldBlock`; what the device said.
+    pub(crate) fn trim(&self, range: TrimRange) -> Result<Trimmed> {
+        crate::api::may_wait()?;
+        let unsupported = || Error::NotSupported("the device does not take discards");
+        if !self.volume.can_discard() {
+            return Err(unsupported());
+        }
+        if range.len < u64::from(SECTOR_SIZE) || range.start == u64::MAX {
+            return Err(Error::Invalid("a range without a whole sector"));
+        }
+        let wanted = Run::new(Logical(range.start), range.len.min(u64::MAX - range.start));
+        let min_len = range.min_len.max(self.volume.discard_granularity());
+        let mut bytes = 0;
+        for group in self.groups.all() {
+            let within = group.run().intersect(wanted);
+            if let Some(within) = within.filter(|_| group.run().start >= wanted.start) {
+                bytes += self.trim_group(&group, within, min_len)?;
+            }
+        }
+        bytes += self.trim_unallocated(PIECE)?;
+        // Some say so only when they are asked.
+        if self.volume.can_discard() { Ok(Trimmed { bytes, min_len }) } else { Err(unsupported()) }
+    }
+
+    /// Discards the free runs of a group as far as they lie in `within`, if that is `min_len`
+    /// bytes.
+    fn trim_group(&self, group: &BlockGroup, within: Run, min_len: u64) -> Result<u64> {
+        let groups = &self.groups;
+        let behind = |at: Logical, range: Run| Run::new(at, range.end().0.saturating_sub(at.0));
+        let (mut rest, mut done) = (within, 0);
+        while let Some(run) = groups.next_free(group, rest, min_len) {
+            let mut left = run;
+            loop {
+                // The caller that finds no space waits for this lock.
+                let _busy = self.discards.busy.lock();
+                let Some(pinned) = groups.pin_free(group, left, 1, PIECE) else { break };
+                let outcome = match pinned.intersect(left) {
+                    Some(part) => self.volume.discard(part.start, part.len),
+                    None => Ok(0),
+                };
+                groups.discarded(pinned);
+                done += outcome?;
+                left = behind(pinned.end(), left);
+            }
+            rest = behind(run.end(), within);
+        }
+        Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_takes_what_it_covers_of_what_was_told() {
+        let mut told = Told::default();
+        told.add(Physical(100), 100);
+        told.add(Physical(200), 50);
+        told.add(Physical(300), 10);
+        told.take(Physical(150), 60);
+        assert_eq!(
+            told.stretches().collect::<Vec<_>>(),
+            [(Physical(100), 50), (Physical(210), 40), (Physical(300), 10)]
+        );
+        told.take(Physical(220), 10);
+        told.take(Physical(0), 100);
+        told.take(Physical(260), 100);
+        let left = [(Physical(100), 50), (Physical(210), 10), (Physical(230), 20)];
+        assert_eq!(told.stretches().collect::<Vec<_>>(), left);
+    }
+}

@@ -1,0 +1,132 @@
+//! Where the space is: figures for people who want to know what is full.
+//!
+//! btrfs divides a device into chunks for data and chunks for metadata, and a chunk is for one of
+//! them as long as anything is in it. So there are two ways to be full, and the one number that
+//! `statfs` has room for hides which it is. This module collects the figures; front ends find the
+//! words.
+
+use crate::space::alloc::Allocator;
+use crate::space::{Run, SpaceKind};
+use serde::Serialize;
+
+/// Space of one kind. Bytes are logical: those of one copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KindUsage {
+    /// `single`, `DUP`.
+    pub profile: String,
+    /// Copies of each byte.
+    pub copies: u64,
+    /// In all chunks of the kind.
+    pub total: u64,
+    /// Allocated.
+    pub used: u64,
+    /// Freed, and usable when the next commit is durable and the last reader gone.
+    pub pinned: u64,
+    /// Promised to operations that run and to the next commit.
+    pub reserved: u64,
+    /// Kept for commits and deletions.
+    pub kept: u64,
+    /// Where nothing can lie: copies of the superblock.
+    pub unusable: u64,
+    /// What is left of `total`.
+    pub available: u64,
+    /// Chunks.
+    pub chunks: u64,
+    /// Chunks less than half used, and the bytes free in them: what a balance could give back to
+    /// the device.
+    pub sparse_chunks: u64,
+    /// See `sparse_chunks`.
+    pub sparse_free: u64,
+    /// Bytes that a new chunk would have; 0 where the device has no room for one.
+    pub next_chunk: u64,
+}
+
+/// Where the space of a file system is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SpaceUsage {
+    /// Bytes of the device.
+    pub device: u64,
+    /// Bytes of the device that no chunk takes.
+    pub unallocated: u64,
+    /// Data and metadata share their chunks: both figures are the same.
+    pub mixed: bool,
+    /// File data.
+    pub data: KindUsage,
+    /// Trees.
+    pub metadata: KindUsage,
+    /// The chunk tree.
+    pub system: KindUsage,
+    /// Bytes that callers have written and no extent holds yet.
+    pub delayed: u64,
+    /// Neither file nor directory can be made: metadata is full and cannot grow.
+    pub metadata_full: bool,
+}
+
+impl Allocator {
+    /// The figures. `delayed`: bytes that no extent holds yet. `new_file`: bytes of metadata that
+    /// one more file may take.
+    pub(crate) fn usage(&self, delayed: u64, new_file: u64) -> SpaceUsage {
+        let (device, unallocated) = self.device_bytes();
+        SpaceUsage {
+            device,
+            unallocated,
+            mixed: self.accounts.is_mixed(),
+            data: self.kind_usage(SpaceKind::Data),
+            metadata: self.kind_usage(SpaceKind::Metadata),
+            system: self.kind_usage(SpaceKind::System),
+            delayed,
+            metadata_full: self.metadata_is_full(new_file),
+        }
+    }
+
+    fn kind_usage(&self, kind: SpaceKind) -> KindUsage {
+        let accounts = &self.accounts;
+        let pots = accounts.pots(kind);
+        let mixed = accounts.is_mixed() && kind != SpaceKind::System;
+        let kept =
+            if kind == SpaceKind::Metadata || mixed { accounts.global_reserve().0 } else { 0 };
+        let reserved = accounts.reserved_by_operations(kind);
+        let mut usage = KindUsage {
+            profile: self.profile_name(kind),
+            copies: self.copies(kind),
+            total: pots.total,
+            used: pots.used,
+            pinned: pots.pinned,
+            reserved,
+            kept,
+            unusable: pots.unusable,
+            available: pots.free().saturating_sub(kept.saturating_add(reserved)),
+            chunks: 0,
+            sparse_chunks: 0,
+            sparse_free: 0,
+            next_chunk: self.next_chunk(kind),
+        };
+        for group in self.groups.all() {
+            if group.kind() == kind || mixed && group.kind() != SpaceKind::System {
+                let (Run { len, .. }, now) = (group.run(), group.usage());
+                usage.chunks += 1;
+                if now.allocated < len / 2 {
+                    usage.sparse_chunks += 1;
+                    usage.sparse_free += now.free;
+                }
+            }
+        }
+        usage
+    }
+
+    /// Is there neither room in metadata for another file nor room for another chunk of it? Pinned
+    /// space counts as room: who needs it gets it.
+    pub(crate) fn metadata_is_full(&self, new_file: u64) -> bool {
+        let accounts = &self.accounts;
+        let pots = accounts.pots(SpaceKind::Metadata);
+        let promised = accounts.global_reserve().0 + new_file;
+        pots.free() + pots.pinned < promised && self.next_chunk(SpaceKind::Metadata) == 0
+    }
+
+    /// Bytes in all, free bytes, and those that may be written now, for `statfs`.
+    pub(crate) fn statfs_bytes(&self, new_file: u64) -> (u64, u64, u64) {
+        let (total, free) = self.statfs();
+        // As on Linux: nothing can be written to a file that cannot be made.
+        (total, free, if self.metadata_is_full(new_file) { 0 } else { free })
+    }
+}

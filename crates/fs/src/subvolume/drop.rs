@@ -1,0 +1,428 @@
+//! Dropping the trees of deleted subvolumes, in the background and in bounded steps.
+//!
+//! A walk goes down from the root, left to right. A block that others use loses this tree's
+//! reference and is left alone; one that nobody else uses is emptied first and then freed. The
+//! blocks themselves are not changed, so all that has to be remembered is how far the walk has
+//! come: the key of the next child, and the level of the node that points to it, in the ROOT_ITEM,
+//! where Linux keeps it too. Each step notes the references it took and its position in one
+//! transaction; whoever opens the file system after a crash, Linux or we, goes on from there.
+//!
+//! One thing is not as simple. A shared block whose header names *this* tree as owner, without
+//! FULL_BACKREF, relies on the tree: the references of what is below it are written in the tree's
+//! name. Such blocks, and those of this tree below them, are first made to refer to their children
+//! themselves ([`crate::transaction::Ground::note_orphaned`]). A block at most as old as the
+//! snapshot that the tree began as cannot be its own and need not be read.
+//!
+//! Nobody else changes this tree: edits of a dead subvolume are refused, and the walk begins when
+//! the transaction that killed it is published.
+
+use crate::api::past_no_return;
+use crate::engine::{Core, Subvolume};
+use crate::error::{Error, Place, Result};
+use crate::transaction::sharing::{KnownRefs, Released};
+use crate::transaction::{Handle, Progress, parse_root_item, root_pointer};
+use crate::tree::{Need, Node, Pointer, Stop, child_pointer, child_slot, doing};
+use larder_format::items::{ExtentRef, RootItem};
+use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Notes that one step makes, give or take one block's: a seal waits for a step.
+const STEP_NOTES: u64 = 2000;
+/// Blocks that one step looks at.
+const STEP_BLOCKS: u64 = 256;
+/// Notes of a transaction from which on a step waits for its commit: notes take memory.
+const MANY_NOTES: u64 = 50_000;
+
+/// Body of the thread that drops trees.
+pub(crate) fn run(core: &Core) {
+    while let Some((id, since)) = core.drops.next() {
+        let done = core.txns.wait(since).and_then(|()| drop_tree(core, id));
+        if let Err(e) = &done {
+            tracing::warn!("deleted subvolume {id} is not dropped yet: {e}");
+        }
+        core.drops.done(id, done.ok());
+    }
+}
+
+/// Queues what was deleted earlier and not dropped to the end, by whomever.
+///
+/// # Errors
+/// Reading or corruption.
+pub(crate) fn queue_earlier(core: &Core) -> Result<()> {
+    let roots = core.roots.root.version(core.epochs.enter());
+    let first = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, 0);
+    let last = Key::new(ObjectId::ORPHAN, KeyType::ORPHAN_ITEM, u64::MAX);
+    let mut found = Vec::new();
+    roots.scan(&first, &last, |item| {
+        found.push(ObjectId(item.key.offset));
+        Ok(true)
+    })?;
+    for id in found.into_iter().filter(|id| id.is_subvolume() && *id != ObjectId::FS_TREE) {
+        core.drops.add(id, Generation(0));
+    }
+    Ok(())
+}
+
+/// Drops a tree; false when it was told to stop before the end.
+fn drop_tree(core: &Core, id: TreeId) -> Result<bool> {
+    let _waiting_is_allowed = past_no_return();
+    let _doing = doing("drop subvolume");
+    let found = {
+        let roots = core.roots.root.version(core.epochs.enter());
+        match roots.at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))? {
+            Some(item) if item.key.objectid == id && item.key.kind == KeyType::ROOT_ITEM => {
+                Some((item.key.offset, parse_root_item(&item)?))
+            }
+            _ => None,
+        }
+    };
+    let Some((born, item)) = found else {
+        finish(core, &mut core.begin_deleting(1)?, id);
+        return Ok(true);
+    };
+    if item.refs.get() > 0 {
+        tracing::warn!("subvolume {id} is announced as deleted, but it is not");
+        return Ok(true);
+    }
+    let mut walk = Walk::new(core, id, Generation(born), &item)?;
+    while !walk.step(core)? {
+        if core.drops.stopped() {
+            return Ok(false);
+        }
+        let many = core.txns.running().notes.load(Ordering::Relaxed) > MANY_NOTES;
+        if many || core.options.tuning.drop_step.is_some() {
+            core.commit()?;
+        }
+    }
+    Ok(true)
+}
+
+/// Notes that nothing is left of a tree.
+fn finish(core: &Core, h: &mut Handle<'_>, id: TreeId) {
+    h.noted_for_root_tree(2);
+    h.txn.roots.lock().drops.insert(id, Progress::Done);
+    let subvol = core.subvols.write().remove(&id);
+    if let Some(subvol) = subvol {
+        subvol.inodes.clear();
+    }
+}
+
+/// A node on the way down, all of whose users are this tree.
+#[derive(Debug)]
+struct Open {
+    node: Arc<Node>,
+    /// The next child.
+    next: usize,
+    /// Do its children have references by the node itself?
+    full: bool,
+    /// By what its parent refers to it.
+    reference: ExtentRef,
+}
+
+/// What a child of this node is referred to by.
+fn reference_below(open: Option<&Open>, tree: TreeId) -> ExtentRef {
+    match open {
+        Some(open) if open.full => ExtentRef::SharedBlock { parent: open.node.address() },
+        _ => ExtentRef::TreeBlock { root: tree },
+    }
+}
+
+#[derive(Debug)]
+struct Walk {
+    tree: TreeId,
+    /// Blocks of later transactions can be the tree's own.
+    born: Generation,
+    root: Pointer,
+    started: bool,
+    /// From the root down.
+    open: Vec<Open>,
+    /// Blocks of this tree that others keep and that are being made independent of it, with their
+    /// next child.
+    orphaned: Vec<(Arc<Node>, usize)>,
+    /// Was the last thing done to make the block at hand independent?
+    independent: bool,
+    /// An earlier walk may have stopped while it made the block at hand independent.
+    suspect: bool,
+}
+
+impl Walk {
+    fn new(core: &Core, tree: TreeId, born: Generation, item: &RootItem) -> Result<Self> {
+        let root = root_pointer(item);
+        let mut walk = Self {
+            tree,
+            born,
+            root,
+            started: false,
+            open: Vec::new(),
+            orphaned: Vec::new(),
+            independent: false,
+            suspect: false,
+        };
+        let key: Key = item.drop_progress.into();
+        if key != Key::MIN && root.level > 0 {
+            walk.resume(core, &key, item.drop_level.max(1))?;
+        }
+        Ok(walk)
+    }
+
+    /// Goes back to where an earlier walk has come.
+    fn resume(&mut self, core: &Core, key: &Key, level: u8) -> Result<()> {
+        let mut known = KnownRefs::default();
+        let mut ptr = self.root;
+        loop {
+            let node = core.store.get(&ptr, self.tree)?;
+            let reference = reference_below(self.open.last(), self.tree);
+            let h = core.begin_deleting(1)?;
+            let full = loop {
+                let at = (ptr.at, ptr.level);
+                match core.note_released(&h.txn, &known, at, reference, None, false) {
+                    Ok(Released::Last { full }) => break full,
+                    Ok(_) => {
+                        let place = Place {
+                            tree: Some(self.tree),
+                            address: Some(ptr.at),
+                            ..Place::default()
+                        };
+                        return Err(Error::corrupt(
+                            place,
+                            "a half-dropped tree shares a block on its way",
+                        ));
+                    }
+                    Err(Stop::Need(Need::Refs(at, level))) => {
+                        core.learn_refs(&mut known, at, level)?
+                    }
+                    Err(Stop::Need(_)) => unreachable!("only reference counts are missing here"),
+                    Err(Stop::Fail(e)) => return Err(e),
+                }
+            };
+            drop(h);
+            let here = ptr.level <= level;
+            let slot = if here {
+                node.view().search(key).unwrap_or_else(|slot| slot)
+            } else {
+                child_slot(&node, key)
+            };
+            let next = if here { slot } else { slot + 1 };
+            if !here {
+                ptr = child_pointer(&node, slot);
+            }
+            self.open.push(Open { node, next, full, reference });
+            if here {
+                self.started = true;
+                self.suspect = true;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Goes on for a while; true at the end.
+    fn step(&mut self, core: &Core) -> Result<bool> {
+        let mut h = core.begin_deleting(1)?;
+        let mut known = KnownRefs::default();
+        let limit = core.options.tuning.drop_step.unwrap_or(STEP_NOTES);
+        let (mut notes, mut blocks) = (0, 0);
+        let outcome = loop {
+            match self.advance(core, &h, &mut known) {
+                Ok(Some(more)) => {
+                    notes += more;
+                    blocks += 1;
+                    if notes >= limit || blocks >= STEP_BLOCKS {
+                        break self.close_finished(core, &h).map(|more| {
+                            notes += more;
+                            self.is_done()
+                        });
+                    }
+                }
+                Ok(None) => break Ok(true),
+                Err(e) => break Err(e),
+            }
+        };
+        core.drops.blocks.fetch_add(blocks, Ordering::Relaxed);
+        h.noted_refs(notes);
+        // Whatever ended the step: what was noted and how far that is belong together.
+        match self.position() {
+            _ if self.is_done() => finish(core, &mut h, self.tree),
+            Some(mut progress) if !core.options.tuning.break_drop_progress => {
+                if core.options.tuning.break_drop_progress_early {
+                    progress = self.position_ahead().unwrap_or(progress);
+                }
+                h.noted_for_root_tree(1);
+                h.txn.roots.lock().drops.insert(self.tree, progress);
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    fn is_done(&self) -> bool {
+        self.started && self.open.is_empty() && self.orphaned.is_empty()
+    }
+
+    /// Where to go on after a crash.
+    fn position(&self) -> Option<Progress> {
+        let open = self.open.iter().rev().find(|o| o.next < o.node.view().nritems())?;
+        Some(Progress::At { key: open.node.view().key(open.next)?, level: open.node.level() })
+    }
+
+    /// Where to go on if one child more were gone, which it is not.
+    fn position_ahead(&self) -> Option<Progress> {
+        let open = self.open.iter().rev().find(|o| o.next + 1 < o.node.view().nritems())?;
+        Some(Progress::At { key: open.node.view().key(open.next + 1)?, level: open.node.level() })
+    }
+
+    /// Frees nodes all of whose children are gone, so that the position is that of a child that is
+    /// still there.
+    fn close_finished(&mut self, core: &Core, h: &Handle<'_>) -> Result<u64> {
+        let mut notes = 0;
+        while let Some(open) = self.open.last()
+            && open.next >= open.node.view().nritems()
+        {
+            notes += core.note_freed(&h.txn, self.tree, &open.node, open.full, open.reference)?;
+            self.open.pop();
+        }
+        Ok(notes)
+    }
+
+    /// One block further; how much was noted, or nothing at the end.
+    fn advance(
+        &mut self,
+        core: &Core,
+        h: &Handle<'_>,
+        known: &mut KnownRefs,
+    ) -> Result<Option<u64>> {
+        if !self.orphaned.is_empty() {
+            return self.advance_orphaned(core, h, known).map(Some);
+        }
+        let closed = self.close_finished(core, h)?;
+        let ptr = match self.open.last() {
+            Some(open) => child_pointer(&open.node, open.next),
+            None if self.started => return Ok((closed > 0).then_some(closed)),
+            None => self.root,
+        };
+        let reference = reference_below(self.open.last(), self.tree);
+        let mut node = None;
+        // The answer about an older block is known without looking.
+        let mut owned = (ptr.generation <= self.born || self.independent).then_some(false);
+        loop {
+            match core.note_released(
+                &h.txn,
+                known,
+                (ptr.at, ptr.level),
+                reference,
+                owned,
+                self.suspect,
+            ) {
+                Ok(Released::Shared) => {
+                    self.passed();
+                    return Ok(Some(closed + 1));
+                }
+                Ok(Released::Last { full }) => {
+                    let node = match node {
+                        Some(node) => node,
+                        None => core.store.get(&ptr, self.tree)?,
+                    };
+                    if ptr.level == 0 {
+                        let notes = core.note_freed(&h.txn, self.tree, &node, full, reference)?;
+                        self.passed();
+                        return Ok(Some(closed + notes));
+                    }
+                    self.passed();
+                    self.open.push(Open { node, next: 0, full, reference });
+                    return Ok(Some(closed));
+                }
+                Ok(Released::WhoOwns) => {
+                    let block = core.store.get(&ptr, self.tree)?;
+                    owned = Some(block.view().owner() == self.tree);
+                    node = Some(block);
+                }
+                Ok(Released::Orphaned) => {
+                    let block = node.expect("it was read to see whose it is");
+                    let notes = self.make_independent(core, h, known, block)?;
+                    return Ok(Some(closed + notes));
+                }
+                Err(stop) => self.provide(core, known, stop)?,
+            }
+        }
+    }
+
+    /// The child at hand is dealt with.
+    fn passed(&mut self) {
+        self.independent = false;
+        self.suspect = false;
+        match self.open.last_mut() {
+            Some(open) => open.next += 1,
+            None => self.started = true,
+        }
+    }
+
+    fn provide(&self, core: &Core, known: &mut KnownRefs, stop: Stop) -> Result<()> {
+        match stop {
+            Stop::Need(Need::Refs(at, level)) => core.learn_refs(known, at, level),
+            Stop::Need(_) => unreachable!("only reference counts are missing here"),
+            Stop::Fail(e) => Err(e),
+        }
+    }
+
+    fn make_independent(
+        &mut self,
+        core: &Core,
+        h: &Handle<'_>,
+        known: &mut KnownRefs,
+        block: Arc<Node>,
+    ) -> Result<u64> {
+        let notes = loop {
+            match core.note_orphaned(&h.txn, known, self.tree, &block) {
+                Ok(notes) => break notes,
+                Err(stop) => self.provide(core, known, stop)?,
+            }
+        };
+        if block.level() > 0 {
+            self.orphaned.push((block, 0));
+        }
+        self.end_of_orphaned();
+        Ok(notes)
+    }
+
+    fn end_of_orphaned(&mut self) {
+        while let Some((block, next)) = self.orphaned.last()
+            && *next >= block.view().nritems()
+        {
+            self.orphaned.pop();
+        }
+        // The block at which it began has the flag now: its answer is final.
+        self.independent = self.orphaned.is_empty();
+    }
+
+    fn advance_orphaned(
+        &mut self,
+        core: &Core,
+        h: &Handle<'_>,
+        known: &mut KnownRefs,
+    ) -> Result<u64> {
+        let (block, next) = self.orphaned.last_mut().expect("there is one");
+        let ptr = child_pointer(block, *next);
+        let child = if ptr.generation > self.born {
+            Some(core.store.get(&ptr, self.tree)?).filter(|c| c.view().owner() == self.tree)
+        } else {
+            None
+        };
+        *next += 1;
+        match child {
+            Some(child) => self.make_independent(core, h, known, child),
+            None => {
+                self.end_of_orphaned();
+                Ok(0)
+            }
+        }
+    }
+}
+
+/// Notes that a subvolume is deleted: nothing in it changes from now on, and when that is durable
+/// it is dropped.
+pub(crate) fn kill(core: &Core, h: &mut Handle<'_>, subvol: &Arc<Subvolume>) {
+    h.noted_for_root_tree(4);
+    subvol.set_dead();
+    h.txn.roots.lock().root(subvol).deleted = true;
+    core.drops.add(subvol.id, h.generation());
+}

@@ -1,0 +1,62 @@
+//! What was written to a subvolume since some transaction.
+//!
+//! A block says in which transaction it was written, and the pointer to it says it, too; whatever
+//! changes below changes all of the way up. So a walk that leaves out what is older looks at little
+//! more than what it finds. It goes over one version of the tree, without a lock, and can go on
+//! elsewhere later: keys only rise.
+
+use crate::api::NewExtent;
+use crate::engine::Core;
+use crate::error::{Error, Place, Result};
+use larder_format::items::keys::extent_data_key;
+use larder_format::items::{Compression, ExtentKind, FileExtent};
+use larder_format::{FileOffset, Generation, KeyType, ObjectId, TreeId};
+
+/// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
+/// later, by rising inode and offset from `from` on, until it returns false.
+///
+/// # Errors
+/// `NotFound`; reading, corruption.
+pub(crate) fn find_new(
+    core: &Core,
+    subvol: TreeId,
+    since: Generation,
+    from: (u64, u64),
+    each: &mut dyn FnMut(&NewExtent) -> bool,
+) -> Result<()> {
+    let subvol = core.subvol(subvol)?;
+    let version = subvol.version(core);
+    let first = extent_data_key(ObjectId(from.0), FileOffset(from.1));
+    version.scan_since(since, &first, |item| {
+        if item.key.kind != KeyType::EXTENT_DATA || item.key < first {
+            return Ok(true);
+        }
+        let corrupt =
+            |e: larder_format::FormatError| Error::corrupt(Place::item(subvol.id, item.key), e.0);
+        let found = match FileExtent::parse(item.data()).map_err(corrupt)? {
+            FileExtent::Inline(i) => NewExtent {
+                ino: item.key.objectid.0,
+                start: item.key.offset,
+                len: i.ram_bytes,
+                at: None,
+                offset: 0,
+                generation: i.generation,
+                in_leaf: true,
+                reserved: false,
+                compressed: i.compression != Compression::None,
+            },
+            FileExtent::Stored(r) => NewExtent {
+                ino: item.key.objectid.0,
+                start: item.key.offset,
+                len: r.num_bytes,
+                at: (!r.is_hole()).then_some(r.disk_bytenr),
+                offset: r.offset,
+                generation: r.generation,
+                in_leaf: false,
+                reserved: r.kind == ExtentKind::Prealloc,
+                compressed: r.compression != Compression::None,
+            },
+        };
+        Ok(found.generation < since || each(&found))
+    })
+}

@@ -1,0 +1,169 @@
+//! Snapshots: made at the seal, when nothing moves.
+//!
+//! A caller writes delayed data back, works out the entry, leaves a [`PendingSnapshot`] with the
+//! running transaction and asks for its commit. It keeps the directory locked until the seal, so
+//! the entry stays possible. The seal, after all operations have left and all inode items are
+//! written, copies the root ([`crate::tree::Tree::snapshot`]), and only then adds the entry: a
+//! snapshot does not contain its own name. Entry, root item, links and the references below the new
+//! root are of one transaction, so a crash leaves all of it or nothing; the call returns when it is
+//! durable.
+//!
+//! What the seal still edits in a subvolume that a snapshot was just taken of is copied first,
+//! although it may be of this very transaction: the tree knows which of its blocks nobody else has.
+
+use crate::api::{Timestamp, to_timespec};
+use crate::engine::draft::{Changes, write_changes};
+use crate::engine::{Core, Inode, Subvolume};
+use crate::error::{Error, Result};
+use crate::transaction::{Gathered, Handle, Link, Received, Txn};
+use larder_format::items::RootFlags;
+use larder_format::{Generation, TreeId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use zerocopy::little_endian::U64;
+
+/// A snapshot that the seal is to make.
+#[derive(Debug)]
+pub(crate) struct PendingSnapshot {
+    /// Of what.
+    pub(crate) source: Arc<Subvolume>,
+    /// Its number.
+    pub(crate) id: TreeId,
+    /// Its identity.
+    pub(crate) uuid: [u8; 16],
+    pub(crate) read_only: bool,
+    /// The entry for it.
+    pub(crate) entry: EntryChange,
+    /// Where it will hang.
+    pub(crate) link: Link,
+    /// The time of the call.
+    pub(crate) now: Timestamp,
+    /// What came of it.
+    pub(crate) outcome: Mutex<Option<Result<()>>>,
+}
+
+/// A new entry that is to be written at the seal.
+#[derive(Debug)]
+pub(crate) struct EntryChange {
+    pub(crate) dir: Arc<Inode>,
+    pub(crate) changes: Changes,
+    pub(crate) index: u64,
+    pub(crate) name_bytes: i64,
+}
+
+impl EntryChange {
+    /// Items that it changes.
+    pub(crate) fn items(&self) -> u64 {
+        self.changes.len() as u64
+    }
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space.
+    pub(crate) fn apply(&self, h: &mut Handle<'_>, now: Timestamp) -> Result<()> {
+        write_changes(h, &self.dir.subvol, &self.changes)?;
+        self.dir.change(h, |state| {
+            state.last_index = state.last_index.max(Some(self.index));
+            state.entries_changed(self.name_bytes, now);
+        });
+        Ok(())
+    }
+}
+
+/// Those that are to be made at a transaction's seal.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots(Mutex<Vec<Arc<PendingSnapshot>>>);
+
+impl Gathered for Snapshots {}
+
+/// Makes all snapshots that were asked for. `flush` writes the inode items that changed in memory.
+///
+/// # Errors
+/// Those after which the transaction must not be committed.
+pub(crate) fn make_all(
+    core: &Core,
+    txn: &Arc<Txn>,
+    flush: fn(&Core, &Arc<Txn>) -> Result<()>,
+) -> Result<()> {
+    let pending = std::mem::take(&mut *txn.gathered::<Snapshots>().0.lock());
+    for snapshot in pending {
+        let mut h = Handle::for_seal(core, txn.clone());
+        let made = make(core, &mut h, &snapshot)?;
+        if made.is_err() {
+            core.forget_link(&h, snapshot.id);
+        }
+        *snapshot.outcome.lock() = Some(made);
+        drop(h);
+        flush(core, txn)?;
+    }
+    Ok(())
+}
+
+/// The inner result is the caller's, and nothing has changed; the outer one is the commit's.
+fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<()>> {
+    let source = &p.source;
+    if source.is_dead() {
+        return Ok(Err(Error::NotFound));
+    }
+    let generation = h.generation();
+    let edited = h.txn.subvols.lock().contains_key(&source.id);
+    let before = source.tree.last_snapshot();
+    let tree = match source.tree.snapshot(h, p.id) {
+        Ok(tree) => tree,
+        Err(e @ Error::NoSpace) => return Ok(Err(e)),
+        Err(e) => return Err(e),
+    };
+    if core.options.tuning.break_snapshot_sharing {
+        source.tree.set_last_snapshot(before);
+    }
+    let mut item = *source.item.lock();
+    if edited {
+        item.ctransid = U64::new(generation.0);
+        item.ctime = to_timespec(p.now);
+    } else {
+        h.txn.roots.lock().untouched.insert(source.id);
+    }
+    item.last_snapshot = U64::new(tree.last_snapshot().0);
+    let growth = source.tree.growth() * i64::from(core.nodesize());
+    item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
+    let mut flags = item.root_flags();
+    flags.set(RootFlags::RDONLY, p.read_only);
+    item.set_root_flags(flags);
+    item.parent_uuid = item.uuid;
+    item.uuid = p.uuid;
+    item.otransid = U64::new(generation.0);
+    item.otime = to_timespec(p.now);
+    if !p.read_only {
+        Received::default().apply(&mut item);
+    }
+    let subvol = Arc::new(Subvolume::new(p.id, generation.0, tree, item));
+    {
+        let mut roots = h.txn.roots.lock();
+        roots.untouched.insert(p.id);
+    }
+    let mut edited = h.txn.subvols.lock();
+    edited.insert(source.id, source.below.clone());
+    edited.insert(p.id, subvol.below.clone());
+    drop(edited);
+    core.subvols.write().insert(p.id, subvol);
+    // An entry in the source itself changes it after all.
+    p.entry.apply(h, p.now)?;
+    h.txn.roots.lock().untouched.remove(&p.link.parent);
+    Ok(Ok(()))
+}
+
+impl Core {
+    /// Leaves a snapshot with the running transaction.
+    pub(crate) fn note_snapshot_wanted(
+        &self,
+        h: &mut Handle<'_>,
+        snapshot: Arc<PendingSnapshot>,
+    ) -> Generation {
+        self.note_link(h, snapshot.id, Some(snapshot.link.clone()));
+        // The root twice, the entry, the directory's inode; after the snapshot all of it is copied
+        // anew.
+        h.keep_for_seal(snapshot.entry.items() + 4);
+        h.txn.gathered::<Snapshots>().0.lock().push(snapshot);
+        h.generation()
+    }
+}

@@ -1,0 +1,39 @@
+//! What a seal and a commit need from the layer above, which knows files.
+//!
+//! The committer brings trees and space to the device and knows nothing else. [`CommitSource`] is
+//! where it asks: the engine implements it and is set once, when the file system is opened. What
+//! the engine gathers for a transaction lies in the transaction ([`Gathered`]); nobody below looks
+//! into it.
+
+use crate::error::Result;
+use crate::space::alloc::Pinned;
+use crate::transaction::Txn;
+use larder_format::Generation;
+use larder_format::items::RootItem;
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// The layer above, as the committer sees it.
+pub(crate) trait CommitSource: Debug + Send + Sync {
+    /// The running transaction will be sealed soon. Does what can be done while operations go on.
+    fn before_seal(&self);
+    /// Nobody is in `txn` any more. Brings into the subvolumes' trees what was left to the seal.
+    ///
+    /// # Errors
+    /// Those after which the transaction must not be committed.
+    fn seal(&self, txn: &Arc<Txn>) -> Result<()>;
+    /// The ROOT_ITEM of the top-level subvolume, if that is in memory.
+    fn top_level_item(&self) -> Option<RootItem>;
+    /// The superblock of `txn` is durable. Returns the space that nobody needs for it any more.
+    ///
+    /// # Errors
+    /// Broken accounts.
+    fn superblock_durable(&self, txn: &Txn) -> Result<Pinned>;
+    /// The transaction is about to be published: nobody who waits for it goes on before this
+    /// returns.
+    fn publishing(&self, generation: Generation);
+}
+
+/// What a room above gathers in a transaction.
+pub(crate) trait Gathered: Any + Debug + Send + Sync {}

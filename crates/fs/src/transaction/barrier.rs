@@ -1,0 +1,109 @@
+//! The durability barrier: what is on the device before what.
+//!
+//! Two rules make a crash harmless, and this module keeps both.
+//!
+//! - A superblock is written only when everything it leads to is durable: flush, superblocks,
+//!   flush.
+//! - Superblocks are written in order. A log hangs on the superblock of the transaction before its
+//!   own; that one is never written behind the superblock of the log's own transaction. Whoever
+//!   writes one holds [`SuperblockWritten`].
+//!
+//! A flush counts as good only if no flush ahead failed beside it: see [`super::ahead`].
+
+use crate::error::{Error, Result};
+use crate::transaction::Ground;
+use crate::tree::Pointer;
+use larder_format::{Generation, Superblock};
+use larder_volume::superblock::{SuperCopies, write_superblocks};
+use zerocopy::little_endian::U64;
+
+/// A commit's superblock, and the commit's transaction.
+#[derive(Debug)]
+pub(crate) struct SuperblockWritten {
+    pub(crate) generation: Generation,
+    pub(crate) superblock: Box<Superblock>,
+}
+
+impl Ground {
+    /// Makes everything durable whose writing had completed.
+    ///
+    /// # Errors
+    /// The device's; `ReadOnly` after a flush ahead that failed.
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.volume.flush()?;
+        if self.flushes.settle() { Ok(()) } else { Err(Error::ReadOnly(self.txns.failure())) }
+    }
+
+    /// Makes everything written so far durable, then the superblock of the transaction
+    /// `generation`, then that.
+    pub(super) fn write_superblocks(
+        &self,
+        generation: Generation,
+        superblock: Box<Superblock>,
+    ) -> Result<()> {
+        // A log's superblock is of the transaction before: never behind this one.
+        let mut written = self.superblock_written.lock();
+        self.flush_around(&superblock)?;
+        *written = SuperblockWritten { generation, superblock };
+        Ok(())
+    }
+
+    fn flush_around(&self, superblock: &Superblock) -> Result<()> {
+        let tuning = &self.options.tuning;
+        let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
+        let write = || -> Result<()> {
+            for (_, device) in self.volume.devices() {
+                let done = write_superblocks(device.as_ref(), superblock, which);
+                if !tuning.break_ignore_write_errors {
+                    done?;
+                }
+            }
+            Ok(())
+        };
+        if tuning.break_super_first {
+            write()?;
+            self.flush()?;
+            return Ok(());
+        }
+        if !tuning.break_no_flush_before_super {
+            let done = self.flush();
+            if !tuning.break_ignore_write_errors {
+                done?;
+            }
+        }
+        write()?;
+        if !tuning.break_no_flush_after_super {
+            let done = self.flush();
+            if !tuning.break_ignore_write_errors {
+                done?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock of the last commit with a log on it, that of the transaction
+    /// `generation`; false where the commit of that transaction has written its superblock already.
+    /// What the log consists of is durable.
+    pub(crate) fn write_log_superblock(
+        &self,
+        generation: Generation,
+        root: &Pointer,
+    ) -> Result<bool> {
+        let written = self.superblock_written.lock();
+        if written.generation >= generation {
+            return Ok(false);
+        }
+        let mut sb = written.superblock.clone();
+        let follows = sb.generation.get() + 1 == generation.0;
+        assert!(
+            follows || self.options.tuning.break_log_early_super,
+            "a log hangs on the superblock before it"
+        );
+        sb.log_root = U64::new(root.at.0);
+        sb.log_root_level = root.level;
+        for (_, device) in self.volume.devices() {
+            write_superblocks(device.as_ref(), &sb, SuperCopies::Primary)?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,238 @@
+//! The ground: an open file system as it is below files.
+//!
+//! [`Ground`] joins volume, node store, epochs, space, transactions and superblock, and knows no
+//! inode and no name. What is above it is built on it: rooms of files take the engine
+//! ([`crate::engine::Core`]), which contains it. What a seal and a commit need from there comes in
+//! through [`CommitSource`].
+//!
+//! Here are the few services that join the parts: reserving, checking whether writing is still
+//! allowed, asking for commits.
+
+use crate::api::{OpenOptions, Timestamp};
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::space::alloc::{Allocator, Pinned};
+use crate::space::extent_tree::ExtentFeatures;
+use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
+use crate::transaction::ahead::Flushes;
+use crate::transaction::barrier::SuperblockWritten;
+use crate::transaction::{CommitSource, Handle, Transactions, Txn};
+use crate::tree::{Epochs, NodeStore, Roots, TreeStats};
+use larder_format::{CsumType, Generation, Superblock};
+use larder_volume::Volume;
+use parking_lot::Mutex;
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// What an open file system is made of, below files.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    pub(crate) options: Arc<OpenOptions>,
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) store: Arc<NodeStore>,
+    pub(crate) epochs: Arc<Epochs<Pinned>>,
+    /// The superblock as last written; the committer's alone to change.
+    pub(crate) superblock: Mutex<Box<Superblock>>,
+    pub(crate) csum: CsumType,
+    pub(crate) roots: Roots,
+    pub(crate) space: Allocator,
+    pub(crate) txns: Transactions,
+    pub(crate) tree_stats: Arc<TreeStats>,
+    /// Why the file system is read-only from the start, if it is.
+    pub(crate) read_only: Option<String>,
+    pub(crate) fake_time: AtomicU64,
+    pub(crate) published: AtomicU64,
+    /// The superblock that was written last by a commit, without a log. Held while one is written.
+    pub(crate) superblock_written: Mutex<SuperblockWritten>,
+    pub(crate) flushes: Flushes,
+    /// Set once, when the file system is opened.
+    pub(crate) above: OnceLock<Weak<dyn CommitSource>>,
+}
+
+impl Ground {
+    /// Bytes of a node.
+    pub(crate) fn nodesize(&self) -> u32 {
+        self.store.format().nodesize
+    }
+    /// How extent items look on this image.
+    pub(crate) fn extent_features(&self) -> ExtentFeatures {
+        self.space.features
+    }
+    /// The last published transaction, perhaps a moment old.
+    pub(crate) fn published_hint(&self) -> Generation {
+        Generation(self.published.load(Ordering::Relaxed))
+    }
+    pub(crate) fn set_published_hint(&self, generation: Generation) {
+        self.published.store(generation.0, Ordering::Relaxed);
+    }
+    /// Fails when nothing may be written.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        match &self.read_only {
+            Some(why) => Err(Error::ReadOnly(Some(why.clone()))),
+            None => match self.txns.failure() {
+                Some(why) => Err(Error::ReadOnly(Some(why))),
+                None => Ok(()),
+            },
+        }
+    }
+    /// Joins the running transaction to change up to `items` items. Waits for space and for a seal
+    /// in progress.
+    pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
+        Handle::join(self, items, false)
+    }
+    /// Like `begin`, for operations that free space: they may use the last reserve.
+    pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
+        Handle::join(self, items, true)
+    }
+    /// How memory is divided.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::of(self.options.cache_size)
+    }
+    /// Keeps the memory of what a transaction has changed bounded: from some size on a commit is
+    /// asked for, later on operations wait until that commit has sealed what there is.
+    pub(crate) fn bound_dirty_nodes(&self) -> Result<()> {
+        let running = self.txns.running();
+        let (bytes, budget) = (running.memory(self.nodesize()), self.budget());
+        if bytes <= budget.commit {
+            return Ok(());
+        }
+        self.txns.request();
+        if bytes <= budget.transaction {
+            return Ok(());
+        }
+        crate::api::may_wait()?;
+        self.txns.wait_sealed(running.generation)
+    }
+    /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and
+    /// splits for as many of them as grow. What is over comes back when the handle goes.
+    pub(crate) fn item_cost(&self, items: u64, growing: u64) -> u64 {
+        let level = self.tree_stats.tallest.load(Ordering::Relaxed);
+        let copies = items * level.max(1) + 1;
+        (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
+    }
+    /// Reserves what `items` item changes can cost and `more` bytes, for an operation that passes.
+    pub(crate) fn reserve_items(
+        &self,
+        items: u64,
+        deleting: bool,
+        more: u64,
+    ) -> Result<Reservation> {
+        let accounts = &self.space.accounts;
+        if deleting {
+            // An entry for what is left to do and a counter that becomes longer: no more grows.
+            accounts.reserve_for_deletion(self.item_cost(items, items.min(2)) + more)
+        } else {
+            accounts.reserve_passing(self.item_cost(items, items) + more)
+        }
+    }
+    /// Adds to the reservation of an operation that has joined: it cannot wait any more, so it goes
+    /// past those who do.
+    pub(crate) fn top_up(&self, reserved: &mut Reservation, bytes: u64, deleting: bool) -> bool {
+        let more = || self.space.accounts.reserve_inside(bytes, deleting);
+        let got = more().or_else(|| {
+            self.space.release_expired();
+            self.space.empty_purses();
+            more()
+        });
+        got.map(|more| reserved.merge(more)).is_some()
+    }
+    /// Adds what `items` item changes can cost, up to where there is that much, without waiting.
+    /// False when it is not there.
+    pub(crate) fn top_up_for(&self, reserved: &mut Reservation, items: u64) -> bool {
+        let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
+        lacking == 0 || self.top_up(reserved, lacking, false)
+    }
+    /// Keeps space, until the transaction is published, for what its commit will do with an
+    /// operation's notes: `bytes` by which trees may grow, or that the seal copies. That the global
+    /// trees' blocks are copied is what the global reserve is for; only where they are so large
+    /// that it does not hold them all is something kept for that, too: leaves of three trees for
+    /// each note.
+    pub(crate) fn keep_for_notes(
+        &self,
+        txn: &Txn,
+        from: &mut Reservation,
+        notes: u64,
+        bytes: u64,
+        deleting: bool,
+    ) {
+        let notes = txn.notes.fetch_add(notes, Ordering::Relaxed) + notes;
+        let copies =
+            notes.saturating_mul(3 * u64::from(self.nodesize())).min(self.space.global_trees());
+        let beyond = copies.saturating_sub(MAX_COPIES_IN_RESERVE);
+        let before = txn.kept_for_copies.fetch_max(beyond, Ordering::Relaxed);
+        let owed = bytes + beyond.saturating_sub(before);
+        let lacking = owed.saturating_sub(from.bytes());
+        if lacking > 0 && !self.top_up(from, lacking, deleting) {
+            // The global reserve has to pay. The sooner it is filled again, the better.
+            self.txns.request();
+        }
+        txn.keep(from.split(owed));
+    }
+    /// The time for new timestamps.
+    pub(crate) fn now(&self) -> Timestamp {
+        if self.options.tuning.fake_clock {
+            let n = self.fake_time.fetch_add(1, Ordering::Relaxed);
+            return Timestamp {
+                sec: 1_700_000_000 + (n / 1_000_000_000).cast_signed(),
+                nsec: u32::try_from(n % 1_000_000_000).unwrap_or(0),
+            };
+        }
+        Timestamp::now()
+    }
+    /// The uuid of a new subvolume: a random one; with the fake clock one that follows from the
+    /// transaction and the time.
+    pub(crate) fn new_uuid(&self) -> [u8; 16] {
+        if !self.options.tuning.fake_clock {
+            return *uuid::Uuid::new_v4().as_bytes();
+        }
+        let (generation, now) = (self.txns.running().generation.0, self.now());
+        let half = |which: u8| {
+            let mut hasher = std::hash::DefaultHasher::new();
+            (generation, now, which).hash(&mut hasher);
+            hasher.finish().to_le_bytes()
+        };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&half(0));
+        bytes[8..].copy_from_slice(&half(1));
+        *uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes()
+    }
+    /// Makes everything durable that was changed before the call. Delayed data must have been
+    /// written before.
+    pub(crate) fn commit(&self) -> Result<()> {
+        match self.txns.request() {
+            Some(generation) if !self.options.tuning.break_fsync_does_not_wait => {
+                self.txns.wait(generation)
+            }
+            _ => match self.txns.failure() {
+                Some(why) => Err(Error::ReadOnly(Some(why))),
+                None => Ok(()),
+            },
+        }
+    }
+    /// Makes a transaction durable that is running or was.
+    pub(crate) fn commit_of(&self, generation: Generation) -> Result<()> {
+        if self.options.tuning.break_fsync_does_not_wait {
+            return Ok(());
+        }
+        self.txns.request_up_to(generation);
+        self.txns.wait(generation)
+    }
+    /// A long operation has left its transaction and is about to join another.
+    pub(crate) fn step_done(&self) -> Result<()> {
+        if self.options.tuning.commit_steps { self.commit_now() } else { Ok(()) }
+    }
+    /// Commits, whether anything was noted or not: pinned space waits for a publication.
+    pub(crate) fn commit_now(&self) -> Result<()> {
+        self.txns.running().touch();
+        match self.txns.request() {
+            Some(generation) => self.txns.wait(generation),
+            None => Ok(()),
+        }
+    }
+    /// What is above, for a seal or a commit. It contains this.
+    pub(crate) fn above(&self) -> Arc<dyn CommitSource> {
+        let above = self.above.get().and_then(Weak::upgrade);
+        above.expect("whoever commits holds what is above")
+    }
+}

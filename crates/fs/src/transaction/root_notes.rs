@@ -1,0 +1,139 @@
+//! What operations want done in the root tree, which they may not touch.
+//!
+//! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs,
+//! what its ROOT_ITEM is to say. Making, moving and deleting one in a single transaction is then
+//! one change for the commit, or none. Until the transaction is published, look-ups find the links
+//! elsewhere first ([`crate::engine::Links`]); what stands in the root tree may be older.
+
+use crate::api::{Timestamp, to_timespec};
+use crate::transaction::SubvolumeTree;
+use larder_format::items::{RootFlags, RootItem, RootRef};
+use larder_format::{Generation, Key, ObjectId, TreeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use zerocopy::FromZeros;
+
+/// Where a subvolume hangs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The subvolume with its entry.
+    pub(crate) parent: TreeId,
+    /// The directory there.
+    pub(crate) dir: ObjectId,
+    /// Index of the entry.
+    pub(crate) index: u64,
+    /// Its name.
+    pub(crate) name: Vec<u8>,
+}
+
+impl Link {
+    /// As it stands in ROOT_REF and ROOT_BACKREF.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        RootRef { dirid: self.dir, sequence: self.index, name: &self.name }.encode()
+    }
+}
+
+/// What is to change in a ROOT_ITEM beside the root itself.
+#[derive(Debug, Default)]
+pub(crate) struct RootChange {
+    /// Read-only or not.
+    pub(crate) read_only: Option<bool>,
+    /// Deleted: to be dropped in the background.
+    pub(crate) deleted: bool,
+    /// Where it was received from.
+    pub(crate) received: Option<Received>,
+}
+
+impl RootChange {
+    fn apply(&self, item: &mut RootItem) {
+        let mut flags = item.root_flags();
+        if let Some(read_only) = self.read_only {
+            flags.set(RootFlags::RDONLY, read_only);
+        }
+        if self.deleted {
+            flags |= RootFlags::DEAD;
+            item.refs = 0.into();
+            item.drop_progress.zero();
+            item.drop_level = 0;
+        }
+        item.set_root_flags(flags);
+        if let Some(received) = &self.received {
+            received.apply(item);
+        }
+    }
+}
+
+/// What the commit of a transaction is to do in the root tree.
+#[derive(Debug, Default)]
+pub(crate) struct RootNotes {
+    /// Subvolumes that hang elsewhere than before, or nowhere.
+    pub(crate) links: BTreeMap<TreeId, Option<Link>>,
+    /// ROOT_ITEMs to change.
+    changes: BTreeMap<TreeId, (Arc<SubvolumeTree>, RootChange)>,
+    /// How far subvolumes have been dropped.
+    pub(crate) drops: BTreeMap<TreeId, Progress>,
+    /// New default subvolume.
+    pub(crate) default: Option<TreeId>,
+    /// Subvolumes in which nothing has changed but that a snapshot was taken, and new snapshots.
+    pub(crate) untouched: BTreeSet<TreeId>,
+}
+
+impl RootNotes {
+    /// What is to change in a subvolume's ROOT_ITEM.
+    pub(crate) fn root(&mut self, subvol: &Arc<SubvolumeTree>) -> &mut RootChange {
+        &mut self
+            .changes
+            .entry(subvol.id)
+            .or_insert_with(|| (subvol.clone(), RootChange::default()))
+            .1
+    }
+    /// Makes the changes that were noted for a ROOT_ITEM, and forgets them.
+    pub(crate) fn change(&mut self, id: TreeId, item: &mut RootItem) {
+        if let Some((_, change)) = self.changes.remove(&id) {
+            change.apply(item);
+        }
+    }
+    /// A subvolume whose ROOT_ITEM is to change and did not yet.
+    pub(crate) fn first_change(&self) -> Option<Arc<SubvolumeTree>> {
+        self.changes.values().next().map(|(subvol, _)| subvol.clone())
+    }
+}
+
+/// Where a subvolume was received from. All zero: from nowhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// The sent subvolume's uuid.
+    pub uuid: [u8; 16],
+    /// Its transaction when it was sent.
+    pub stransid: Generation,
+    /// The transaction here that received it.
+    pub rtransid: Generation,
+    /// When it was sent.
+    pub stime: Timestamp,
+    /// When it was received.
+    pub rtime: Timestamp,
+}
+
+impl Received {
+    pub(crate) fn apply(&self, item: &mut RootItem) {
+        item.received_uuid = self.uuid;
+        item.stransid = self.stransid.0.into();
+        item.rtransid = self.rtransid.0.into();
+        item.stime = to_timespec(self.stime);
+        item.rtime = to_timespec(self.rtime);
+    }
+}
+
+/// How far a tree has been dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The next child is the one with this key in a node of this level.
+    At {
+        /// Its key.
+        key: Key,
+        /// Level of the node that points to it.
+        level: u8,
+    },
+    /// Nothing is left.
+    Done,
+}

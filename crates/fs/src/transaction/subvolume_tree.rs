@@ -1,0 +1,77 @@
+//! A subvolume as transactions know it: a changing tree and its ROOT_ITEM.
+//!
+//! What is in it, and which of its inodes are in memory, is known above
+//! ([`crate::engine::Subvolume`]).
+
+use crate::error::Result;
+use crate::transaction::Ground;
+use crate::tree::{Item, Root, Tree, Version};
+use larder_format::items::RootItem;
+use larder_format::{Generation, Key, TreeId};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The tree of a subvolume.
+#[derive(Debug)]
+pub(crate) struct SubvolumeTree {
+    /// Its tree id.
+    pub(crate) id: TreeId,
+    /// Offset of its ROOT_ITEM's key: 0, or the transaction that made the snapshot.
+    pub(crate) key_offset: u64,
+    /// Its items.
+    pub(crate) tree: Tree,
+    /// The tree as the last sealed transaction left it: the first transaction that has this before
+    /// it, and the root.
+    base: Mutex<(Generation, Root)>,
+    /// Its ROOT_ITEM as last read or written.
+    pub(crate) item: Mutex<RootItem>,
+    /// Was it deleted? Nothing in it changes any more.
+    dead: AtomicBool,
+}
+
+impl SubvolumeTree {
+    /// One that is made, or whose ROOT_ITEM was read.
+    pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
+        let root = tree.root();
+        Self {
+            id,
+            key_offset,
+            base: Mutex::new((root.ptr.generation.next(), root)),
+            tree,
+            dead: AtomicBool::new(false),
+            item: Mutex::new(item),
+        }
+    }
+    /// Was it deleted?
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+    pub(crate) fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+    /// Notes the tree's root at a seal.
+    pub(crate) fn set_base(&self, before: Generation, root: Root) {
+        *self.base.lock() = (before, root);
+    }
+    /// Lets go of nodes that are on the device by now.
+    pub(crate) fn settle_base(&self, frozen: &Root) {
+        let mut base = self.base.lock();
+        if base.1.ptr == frozen.ptr {
+            base.1.node = None;
+        }
+    }
+    /// The root that the tree had before the transaction `generation`, which is the running one;
+    /// `None` where it had none.
+    pub(crate) fn base_before(&self, generation: Generation) -> Option<Root> {
+        let base = self.base.lock();
+        (base.0 <= generation).then(|| base.1.clone())
+    }
+    /// The tree as it is now.
+    pub(crate) fn version(&self, ground: &Ground) -> Version {
+        self.tree.version(ground.epochs.enter())
+    }
+    /// One item of the tree as it is now.
+    pub(crate) fn get(&self, ground: &Ground, key: &Key) -> Result<Option<Item>> {
+        self.tree.get(key, &ground.epochs.enter())
+    }
+}
