@@ -6,8 +6,8 @@ mod common;
 use common::can_mount;
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{Filesystem, OpenOptions};
-use larder_fuse::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use larder_fuse::proto::{Opcode, WriteIn};
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{NodeId, Opcode, WriteIn};
 use larder_fuse::server::Server;
 use larder_fuse::{MountOptions, Stats, Transport, mount, serve_handler};
 use larder_volume::file::{FileDevice, OpenMode};
@@ -153,23 +153,28 @@ impl Drop for Opened<'_> {
 }
 
 impl Handler for Staged {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         let (write, read) = (request.opcode == Opcode::Write, request.opcode == Opcode::Read);
-        if (write || read) && patience == Patience::Queue {
+        if (write || read) && context == ExecContext::Queue {
             return Err(Failure::Wait);
         }
-        if write && patience == Patience::Worker {
+        if write && context == ExecContext::Worker {
             assert_ne!(request.arg::<WriteIn>()?.flags & libc::O_DIRECT.cast_unsigned(), 0);
             self.writes.pass();
         }
-        let outcome = self.server.handle(request, reply, patience);
+        let outcome = self.server.handle(request, reply, context);
         if read {
             self.reads.pass();
         }
         outcome
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.server.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.server.forget(node, lookups);
     }
 }
 

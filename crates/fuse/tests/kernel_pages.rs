@@ -4,11 +4,11 @@ mod common;
 
 use common::{Mount, can_mount};
 use larder_fs::{Filesystem, OpenOptions as EngineOptions};
-use larder_fuse::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use larder_fuse::memserver::MemServer;
-use larder_fuse::proto::{IoctlOut, Opcode, WRITE_CACHE, WriteIn};
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{IoctlOut, NodeId, Opcode, WRITE_CACHE, WriteIn};
 use larder_fuse::server::Server;
 use larder_fuse::{MountOptions, Stats, Transport, control, subvolumes};
+use larder_simtest::memserver::MemServer;
 use larder_simtest::oracle::scratch;
 use larder_volume::file::{FileDevice, OpenMode};
 use std::fs::{self, File, OpenOptions};
@@ -67,37 +67,42 @@ struct Counting {
 }
 
 impl Handler for Counting {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         let inner = self.inner.as_ref().unwrap();
         match request.opcode {
-            Opcode::Ioctl if patience == Patience::Queue => Err(Failure::Wait),
+            Opcode::Ioctl if context == ExecContext::Queue => Err(Failure::Wait),
             Opcode::Ioctl => {
                 self.noted.store(self.bytes.load(Ordering::SeqCst), Ordering::SeqCst);
                 reply.value(&IoctlOut::default())
             }
             Opcode::Write if request.arg::<WriteIn>()?.write_flags & WRITE_CACHE != 0 => {
-                if patience == Patience::Queue {
+                if context == ExecContext::Queue {
                     if self.writes.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
                         return Err(Failure::Wait);
                     }
                 } else {
                     (0..20).for_each(|_| std::thread::yield_now());
                 }
-                let outcome = inner.handle(request, reply, patience);
+                let outcome = inner.handle(request, reply, context);
                 self.bytes.fetch_add(request.arg::<WriteIn>()?.size.into(), Ordering::SeqCst);
                 outcome
             }
-            _ => inner.handle(request, reply, patience),
+            _ => inner.handle(request, reply, context),
         }
     }
     fn comes_after_writes(&self, request: &Request<'_>) -> bool {
         request.opcode == Opcode::Ioctl
     }
-    fn nodes_in_use(&self, most: usize) -> Vec<u64> {
+    fn nodes_in_use(&self, most: usize) -> Vec<NodeId> {
         self.inner.as_ref().unwrap().nodes_in_use(most)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.inner.as_ref().unwrap().forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.inner.as_ref().unwrap().forget(node, lookups);
     }
 }
 

@@ -5,9 +5,9 @@
 mod common;
 
 use common::{Mount, can_mount};
-use larder_fuse::memserver::MemServer;
 use larder_fuse::proto::Opcode;
 use larder_fuse::{MountOptions, Stats, Transport, Unmounter, mount, serve_handler};
+use larder_simtest::memserver::MemServer;
 use larder_simtest::oracle::{LoopDevice, Need, need};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

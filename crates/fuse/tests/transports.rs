@@ -3,10 +3,10 @@
 mod common;
 
 use common::{Mount, can_mount};
-use larder_fuse::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use larder_fuse::memserver::MemServer;
-use larder_fuse::proto::Opcode;
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{NodeId, Opcode};
 use larder_fuse::{MountOptions, Transport};
+use larder_simtest::memserver::MemServer;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -28,16 +28,22 @@ impl Slow {
 }
 
 impl Handler for Slow {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
-        if patience == Patience::Queue && self.1.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
+        if context == ExecContext::Queue && self.1.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
             // What was put into the buffer before does not matter.
             let _ = reply.bytes(&[0xee; 40]);
             return Err(Failure::Wait);
         }
-        self.0.handle(request, reply, patience)
+        self.0.handle(request, reply, context)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.0.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.0.forget(node, lookups);
     }
 }
 
@@ -292,17 +298,22 @@ fn together() -> usize {
 }
 
 impl Handler for Gathering {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if request.opcode == Opcode::Fsync {
-            if patience == Patience::Queue {
+            if context == ExecContext::Queue {
                 return Err(Failure::Wait);
             }
             self.1.wait();
         }
-        self.0.handle(request, reply, patience)
+        self.0.handle(request, reply, context)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.0.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.0.forget(node, lookups);
     }
 }
 
@@ -350,19 +361,24 @@ fn those_who_wait_do_not_hold_up_others() {
 struct Panicky(MemServer);
 
 impl Handler for Panicky {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if request.opcode == Opcode::Lookup {
             match request.name()? {
                 b"now" => panic!("asked to panic"),
-                b"later" if patience == Patience::Queue => return Err(Failure::Wait),
+                b"later" if context == ExecContext::Queue => return Err(Failure::Wait),
                 b"later" => panic!("asked to panic on a worker"),
                 _ => {}
             }
         }
-        self.0.handle(request, reply, patience)
+        self.0.handle(request, reply, context)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.0.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.0.forget(node, lookups);
     }
 }
 
@@ -395,25 +411,30 @@ struct Forgetful {
 }
 
 impl Handler for Forgetful {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if request.opcode == Opcode::Statfs {
-            if patience == Patience::Queue {
+            if context == ExecContext::Queue {
                 self.asked.store(true, Ordering::Release);
                 return Err(Failure::Wait);
             }
             self.at_the_answer.store(self.forgotten.load(Ordering::Acquire), Ordering::Release);
         }
-        self.server.handle(request, reply, patience)
+        self.server.handle(request, reply, context)
     }
     fn comes_after_forgets(&self, request: &Request<'_>) -> bool {
         request.opcode == Opcode::Statfs
     }
-    fn forget(&self, node: u64, count: u64) {
+    fn forget(&self, node: NodeId, lookups: u64) {
         while !self.asked.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         (0..1000).for_each(|_| std::hint::spin_loop());
-        self.server.forget(node, count);
+        self.server.forget(node, lookups);
         self.forgotten.fetch_add(1, Ordering::Release);
     }
 }

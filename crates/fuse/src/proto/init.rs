@@ -18,7 +18,7 @@ pub struct InitIn {
     pub unused: [u32; 11],
 }
 
-/// What we take.
+/// What we accept.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -49,7 +49,7 @@ pub struct InitFlags(pub u64);
 #[allow(missing_docs)]
 impl InitFlags {
     pub const ASYNC_READ: Self = Self(1 << 0);
-    /// Never taken: without OPEN requests the kernel would leave truncation to a message that it
+    /// Never accepted: without OPEN requests the kernel would leave truncation to a message that it
     /// does not send.
     pub const ATOMIC_O_TRUNC: Self = Self(1 << 3);
     pub const EXPORT_SUPPORT: Self = Self(1 << 4);
@@ -73,7 +73,7 @@ impl InitFlags {
     pub const DIRECT_IO_ALLOW_MMAP: Self = Self(1 << 36);
     pub const OVER_IO_URING: Self = Self(1 << 41);
 
-    /// The two words as they travel.
+    /// The two words of the message.
     #[must_use]
     pub const fn words(self) -> (u32, u32) {
         (self.0 as u32, (self.0 >> 32) as u32)
@@ -105,7 +105,7 @@ pub const MAX_WRITE: u32 = 1 << 20;
 
 /// What a mount wants from the negotiation.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub struct InitOptions {
     /// Let the kernel delay writes.
     pub writeback: bool,
     /// The kernel checks permissions, ACLs included.
@@ -116,7 +116,7 @@ pub struct Wishes {
 
 /// Chooses from the kernel's offer.
 #[must_use]
-pub fn negotiate(offer: &InitIn, wishes: Wishes) -> InitOut {
+pub fn negotiate(offer: &InitIn, options: InitOptions) -> InitOut {
     let offered = InitFlags::from_words(offer.flags, offer.flags2);
     let mut wanted = InitFlags::ASYNC_READ
         .or(InitFlags::EXPORT_SUPPORT)
@@ -136,13 +136,13 @@ pub fn negotiate(offer: &InitIn, wishes: Wishes) -> InitOut {
         .or(InitFlags::SETXATTR_EXT)
         .or(InitFlags::INIT_EXT)
         .or(InitFlags::DIRECT_IO_ALLOW_MMAP);
-    if wishes.writeback {
+    if options.writeback {
         wanted = wanted.or(InitFlags::WRITEBACK_CACHE);
     }
-    if wishes.kernel_permissions {
+    if options.kernel_permissions {
         wanted = wanted.or(InitFlags::POSIX_ACL);
     }
-    if wishes.uring {
+    if options.uring {
         wanted = wanted.or(InitFlags::OVER_IO_URING);
     }
     let (flags, flags2) = wanted.and(offered).words();
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn takes_only_what_is_offered() {
-        let out = negotiate(&offer(InitFlags::ASYNC_READ.0), Wishes::default());
+        let out = negotiate(&offer(InitFlags::ASYNC_READ.0), InitOptions::default());
         assert_eq!(out.flags, InitFlags::ASYNC_READ.0 as u32);
         assert_eq!(out.flags2, 0);
         assert_eq!(out.max_readahead, 131_072);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn never_takes_atomic_truncation_and_options_only_when_wished() {
-        let all = negotiate(&offer(u64::MAX), Wishes::default());
+        let all = negotiate(&offer(u64::MAX), InitOptions::default());
         let got = InitFlags::from_words(all.flags, all.flags2);
         assert!(!got.has(InitFlags::ATOMIC_O_TRUNC));
         assert!(!got.has(InitFlags::WRITEBACK_CACHE));
@@ -195,7 +195,7 @@ mod tests {
         assert!(got.has(InitFlags::HANDLE_KILLPRIV_V2) && got.has(InitFlags::DIRECT_IO_ALLOW_MMAP));
         let all = negotiate(
             &offer(u64::MAX),
-            Wishes { writeback: true, kernel_permissions: true, uring: true },
+            InitOptions { writeback: true, kernel_permissions: true, uring: true },
         );
         let got = InitFlags::from_words(all.flags, all.flags2);
         assert!(got.has(InitFlags::WRITEBACK_CACHE) && got.has(InitFlags::POSIX_ACL));

@@ -22,8 +22,20 @@ pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 45;
 /// Oldest minor version that it talks to.
 pub const OLDEST_MINOR: u32 = 36;
+/// The number by which the kernel names an inode of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
 /// Node id of the root of a mount.
-pub const ROOT_NODE: u64 = 1;
+pub const ROOT_NODE: NodeId = NodeId(1);
+
+impl InHeader {
+    /// The inode that the request is about.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        NodeId(self.nodeid)
+    }
+}
 
 /// Rounds the length of a directory record up to where the next begins.
 #[must_use]

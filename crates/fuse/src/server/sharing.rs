@@ -1,14 +1,15 @@
 //! IOCTL about shared extents ([`crate::sharing`]).
 //!
-//! A request names a second file by a descriptor of its caller, which the porter looks up: having
-//! it open proves that the caller got there; what it may do with the file is checked here, since an
-//! ioctl needs no particular way of opening.
+//! A request names a second file by a descriptor of its caller, which the mount helper looks up.
+//! The open descriptor proves that the caller could reach the file. What the caller may do with it
+//! is checked here, since an ioctl needs no particular way of opening.
 
 use super::Server;
 use super::changes::{ALL, Change};
 use crate::errno::Errno;
-use crate::handler::{Failure, Patience, Request};
+use crate::handler::{ExecContext, Failure, Request};
 use crate::perm::{self, Caller};
+use crate::proto::NodeId;
 use crate::sharing::{IOC_CLONE, IOC_DEDUPE, IOC_EXTENTS, MOST_EXTENTS, encode};
 use larder_fs::{Deduped, InodeId};
 
@@ -20,7 +21,7 @@ impl Server {
         request: &Request<'_>,
         command: u32,
         arg: &[u8],
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<Option<Vec<u8>>, Failure> {
         let word = |n: usize| super::subvolume::word(arg, 8 * n);
         match command {
@@ -28,13 +29,13 @@ impl Server {
                 let from = self.open_of_caller(request, word(0)?)?;
                 self.may(request, from, perm::READ)?;
                 self.may(request, id, perm::WRITE)?;
-                let telling = self.about_to_change(patience, id)?;
-                self.changes_contents(id, request, Patience::Worker)?;
-                telling.before(id, ALL);
+                let announcement = self.begin_change(context, id)?;
+                self.changes_contents(id, request, ExecContext::Worker)?;
+                announcement.publish_before(id, ALL);
                 let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);
                 // Whatever came of it: a part may be done.
                 self.me.notify.content_changed(self.me.nodes.node(id));
-                telling.tell(|| vec![Change::Contents(id, ALL)]);
+                announcement.publish(|| vec![Change::Contents(id, ALL)]);
                 done?;
                 Ok(Some(Vec::new()))
             }
@@ -72,16 +73,16 @@ impl Server {
         }
     }
 
-    /// What a client of the mount has open as this descriptor.
+    /// The inode that a client of the mount has open as this descriptor.
     pub(super) fn open_of_caller(
         &self,
         request: &Request<'_>,
         fd: u64,
     ) -> Result<InodeId, Failure> {
         let fd = i32::try_from(fd).map_err(|_| Errno(libc::EBADF))?;
-        let porter = self.porter.as_ref().ok_or(Errno::OPNOTSUPP)?;
-        let found = porter.resolve_fd(request.header.pid, fd);
+        let helper = self.helper.as_ref().ok_or(Errno::OPNOTSUPP)?;
+        let found = helper.resolve_fd(request.header.pid, fd);
         let number = found.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
-        Ok(self.me.nodes.id(number).ok_or(Errno::STALE)?)
+        Ok(self.me.nodes.id(NodeId(number)).ok_or(Errno::STALE)?)
     }
 }

@@ -1,16 +1,18 @@
 //! IOCTL about subvolumes, as Linux's btrfs answers them ([`crate::subvolumes`]).
 //!
-//! The kernel does not check who may make or remove a name by an ioctl, so that is done here,
-//! whoever checks otherwise. Anybody may delete a subvolume who could remove a directory in its
-//! place and write in it: what Linux allows under `user_subvol_rm_allowed`.
+//! The kernel does not check whether a caller may make or remove a name by an ioctl. So that is
+//! checked here, also on mounts where the kernel checks everything else. A caller may delete a
+//! subvolume if it could remove a directory in its place and write in it: what Linux allows under
+//! `user_subvol_rm_allowed`.
 
 use super::Server;
 use super::report::text;
 use crate::acl::{self, inherit};
 use crate::control::TEXT_LEN;
 use crate::errno::Errno;
-use crate::handler::{Failure, Patience, Request};
+use crate::handler::{ExecContext, Failure, Request};
 use crate::perm::{self, Caller};
+use crate::proto::NodeId;
 use crate::subvolumes::{
     BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP,
     IOC_FIND_NEW, IOC_SNAPSHOT, IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS,
@@ -22,12 +24,12 @@ use serde_json::json;
 
 /// Number of the root directory of a subvolume.
 const TOP: u64 = 256;
-/// Bytes that an extent takes in a list at most, but for its path.
+/// Most bytes of an extent in a list, without its path.
 const NEW_LINE: usize = 400;
-/// Bytes that a subvolume takes in a list at most, but for its path.
+/// Most bytes of a subvolume in a list, without its path.
 const LINE: usize = 1000;
 
-/// Does this one keep what files hold at that moment?
+/// Does this ioctl preserve the contents that files have at that moment?
 pub(super) fn keeps(cmd: u32) -> bool {
     matches!(cmd, IOC_SNAPSHOT | SNAP_CREATE_V2 | SETFLAGS)
 }
@@ -40,29 +42,29 @@ impl Server {
         request: &Request<'_>,
         command: u32,
         arg: &[u8],
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<Option<Vec<u8>>, Failure> {
         let answer = match command {
-            CREATE => self.create_subvolume(id, request, name_at(arg, NAME)?, patience)?,
+            CREATE => self.create_subvolume(id, request, name_at(arg, NAME)?, context)?,
             CREATE_V2 if word(arg, 16)? == 0 => {
-                self.create_subvolume(id, request, name_at(arg, NAME_V2)?, patience)?
+                self.create_subvolume(id, request, name_at(arg, NAME_V2)?, context)?
             }
-            DESTROY => self.delete_subvolume(id, request, name_at(arg, NAME)?, patience)?,
+            DESTROY => self.delete_subvolume(id, request, name_at(arg, NAME)?, context)?,
             DESTROY_V2 if word(arg, 16)? == 0 => {
-                self.delete_subvolume(id, request, name_at(arg, NAME_V2)?, patience)?
+                self.delete_subvolume(id, request, name_at(arg, NAME_V2)?, context)?
             }
             DESTROY_V2 if word(arg, 16)? == BY_ID => {
                 let found = self.fs.subvolume(ObjectId(word(arg, NAME_V2)?))?;
                 let (subvol, ino, name) = found.parent.ok_or(Errno::INVAL)?;
-                self.delete_subvolume(InodeId { subvol, ino }, request, &name, patience)?
+                self.delete_subvolume(InodeId { subvol, ino }, request, &name, context)?
             }
             IOC_SNAPSHOT => {
-                let source = self.me.nodes.id(word(arg, 0)?).ok_or(Errno::STALE)?;
-                self.snapshot(source, id, request, arg, patience)?
+                let source = self.me.nodes.id(NodeId(word(arg, 0)?)).ok_or(Errno::STALE)?;
+                self.snapshot(source, id, request, arg, context)?
             }
             SNAP_CREATE_V2 => {
                 let source = self.open_of_caller(request, word(arg, 0)?)?;
-                self.snapshot(source, id, request, arg, patience)?
+                self.snapshot(source, id, request, arg, context)?
             }
             GETFLAGS => {
                 top(id)?;
@@ -102,7 +104,7 @@ impl Server {
         Ok(Some(answer))
     }
 
-    /// What an ioctl may do, even where the kernel checks everything else.
+    /// Checks what an ioctl needs, also where the kernel checks everything else.
     pub(super) fn may(&self, request: &Request<'_>, id: InodeId, want: u8) -> Result<(), Failure> {
         let caller = Caller::from(&request.header);
         let acl = self.access_acl(id)?;
@@ -115,9 +117,9 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         name: &[u8],
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<Vec<u8>, Failure> {
-        let telling = self.about_to_change_names(patience, &[dir])?;
+        let announcement = self.begin_name_change(context, &[dir])?;
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         let parent = self.fs.getattr(dir)?;
         let default = self.xattr_if_any(dir, acl::DEFAULT)?;
@@ -133,7 +135,7 @@ impl Server {
             xattrs: &made.xattrs,
         };
         self.fs.create_subvolume(dir, name, &new)?;
-        self.name_changed(telling, dir, name);
+        self.name_changed(announcement, dir, name);
         Ok(Vec::new())
     }
 
@@ -142,9 +144,9 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         name: &[u8],
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<Vec<u8>, Failure> {
-        let telling = self.about_to_change_names(patience, &[dir])?;
+        let announcement = self.begin_name_change(context, &[dir])?;
         let caller = Caller::from(&request.header);
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         let (parent, victim) = (self.fs.getattr(dir)?, self.fs.lookup(dir, name)?);
@@ -158,7 +160,7 @@ impl Server {
             }
         }
         self.fs.delete_subvolume(dir, name)?;
-        self.name_changed(telling, dir, name);
+        self.name_changed(announcement, dir, name);
         Ok(Vec::new())
     }
 
@@ -168,9 +170,9 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         arg: &[u8],
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<Vec<u8>, Failure> {
-        let telling = self.about_to_change_names(patience, &[dir])?;
+        let announcement = self.begin_name_change(context, &[dir])?;
         let (flags, name) = (word(arg, 16)?, name_at(arg, NAME_V2)?);
         if flags & !RDONLY != 0 {
             return Err(Errno::OPNOTSUPP.into());
@@ -179,7 +181,7 @@ impl Server {
         self.may(request, dir, perm::WRITE | perm::EXECUTE)?;
         perm::owns(Caller::from(&request.header), &self.fs.getattr(source)?)?;
         self.fs.snapshot(source.subvol, dir, name, flags & RDONLY != 0)?;
-        self.name_changed(telling, dir, name);
+        self.name_changed(announcement, dir, name);
         Ok(Vec::new())
     }
 
@@ -195,7 +197,7 @@ impl Server {
         word(&mut out, parent.0);
         word(&mut out, dir);
         word(&mut out, s.generation.0);
-        // Here the flag is that of the root item.
+        // This is the flag as the root item has it.
         word(&mut out, u64::from(s.read_only));
         for uuid in [s.uuid, s.parent_uuid, s.received_uuid] {
             out.extend_from_slice(&uuid);
@@ -215,7 +217,7 @@ impl Server {
         Ok(out)
     }
 
-    /// `struct btrfs_ioctl_get_subvol_rootref_args`: the subvolumes that hang in this one.
+    /// `struct btrfs_ioctl_get_subvol_rootref_args`: the subvolumes inside this one.
     fn subvolumes_in(&self, id: InodeId, first: u64) -> Result<Vec<u8>, Failure> {
         const MOST: usize = 255;
         let mut out = first.to_ne_bytes().to_vec();
@@ -238,8 +240,8 @@ impl Server {
         Ok(out)
     }
 
-    /// `struct btrfs_ioctl_ino_lookup_args`: the subvolume that this inode is in, and for the
-    /// privileged paths in any.
+    /// `struct btrfs_ioctl_ino_lookup_args`: the subvolume of this inode. Privileged callers also
+    /// get paths, in any subvolume.
     fn ino_lookup(
         &self,
         id: InodeId,
@@ -286,7 +288,7 @@ impl Server {
         })?;
         let (mut page, mut room, mut next) = (Vec::new(), TEXT_LEN - LINE, None);
         for e in &found {
-            // One without a name in its item has many.
+            // It may have no path any more. An inode with several names has one of them.
             let path = self.fs.path_of(InodeId { subvol: id.subvol, ino: e.ino }).ok();
             let need = NEW_LINE + 6 * path.as_ref().map_or(0, Vec::len);
             if need > room && !page.is_empty() {
@@ -331,7 +333,7 @@ pub(super) fn word(arg: &[u8], at: usize) -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(*bytes))
 }
 
-/// The name that stands in an argument; it must end there.
+/// The name in an argument, which must be terminated.
 fn name_at(arg: &[u8], at: usize) -> Result<&[u8], Errno> {
     let rest = arg.get(at..).ok_or(Errno::INVAL)?;
     let name = &rest[..rest.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?];
@@ -343,7 +345,7 @@ fn name_at(arg: &[u8], at: usize) -> Result<&[u8], Errno> {
     }
 }
 
-/// The caller's umask; what is usual where it cannot be seen.
+/// The caller's umask; the usual one if it cannot be read.
 fn umask(pid: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|l| l.strip_prefix("Umask:"));

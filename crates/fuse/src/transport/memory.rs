@@ -1,8 +1,8 @@
 //! The memory that ring entries share with the kernel.
 //!
-//! Every entry is a page for its header and a megabyte for its payload, mapped once per queue and
-//! touched only as far as requests need it. An [`Entry`] owns its part; while the kernel has it,
-//! nobody else does.
+//! Every entry is a page for its header and a megabyte for its payload. All are mapped once per
+//! queue, and touched only as far as requests need it. An [`Entry`] owns its part; while the kernel
+//! has it, no other code does.
 
 use crate::proto::init::MAX_WRITE;
 use crate::proto::{InHeader, OutHeader, RingEntryInOut};
@@ -29,8 +29,8 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory; who may touch which part is governed by `Entry`, of which
-// there is one per part.
+// SAFETY: the mapping is plain memory. `Entry` governs the access to its part, and there is one for
+// each part.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the struct itself gives no access.
 unsafe impl Sync for Mapping {}
@@ -50,9 +50,9 @@ pub(super) struct Entry {
     iovecs: Box<[libc::iovec; 2]>,
     /// Slot in the queue, and user data of its submissions.
     pub(super) index: usize,
-    /// Names the request that the entry carries.
+    /// Number of the request that the entry carries.
     pub(super) commit_id: u64,
-    /// No request was fetched yet.
+    /// No request has been fetched yet.
     pub(super) registering: bool,
     /// Bytes of the payload that may be in memory.
     touched: usize,
@@ -148,14 +148,14 @@ impl Entry {
         self.touched = self.touched.max(len);
         (head, len)
     }
-    /// Gives the memory of the payload behind the first `keep` bytes back, and behind the reply.
+    /// Gives the payload's memory back, except its first `keep` bytes and the reply.
     pub(super) fn forget_beyond(&mut self, keep: usize) {
         let keep = keep.max(self.replied).next_multiple_of(HEADER_ROOM);
         if self.touched <= keep {
             return;
         }
-        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it; nobody
-        // else uses them, and they read as zeros from then on.
+        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it. No
+        // other code uses them, and they read as zeros from then on.
         unsafe {
             libc::madvise(
                 self.payload.as_ptr().add(keep).cast(),

@@ -81,12 +81,12 @@ impl Drop for Mount {
 /// is believed after ten seconds.
 #[allow(dead_code)]
 pub fn unmount_when_idle(path: &Path) {
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     loop {
         match larder_fuse::Unmounter::new(path).unmount() {
             Err(e)
                 if e.kind() == std::io::ErrorKind::ResourceBusy
-                    && std::time::Instant::now() < patience =>
+                    && std::time::Instant::now() < deadline =>
             {
                 std::thread::yield_now();
             }

@@ -1,6 +1,6 @@
 //! What other threads have for a mount's queue, and how its thread is woken to look.
 
-use super::super::Loans;
+use super::super::Permits;
 use super::super::drain::Drain;
 use super::super::memory::Entry;
 use parking_lot::Mutex;
@@ -9,47 +9,47 @@ use std::sync::Arc;
 
 /// Wakes the thread that listens to this.
 pub(super) fn wake(event: &OwnedFd) {
-    // A full counter (the only error) means that the wake-up is already on its way.
+    // The only error is a full counter: then the thread is being woken already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 /// What other threads have for a mount's queue: entries that workers have finished, to be
-/// committed, and news of drains.
-pub(in super::super) struct Returned {
+/// committed, and news about drains.
+pub(in super::super) struct QueueInbox {
     entries: Mutex<Vec<Entry>>,
-    news: Mutex<News>,
-    /// Of the thread, which looks here when it is woken.
+    news: Mutex<DrainNews>,
+    /// Wakes the queue's thread, which looks here then.
     event: Arc<OwnedFd>,
-    /// Entries that may be away until the kernel has got something through the others.
-    pub(super) loans: Loans,
-    /// Entries that may be held back by a drain, whose marks come through the others.
-    pub(super) held_back: Loans,
+    /// Bounds the entries that wait for the kernel; it needs others meanwhile.
+    pub(super) kernel_waits: Permits,
+    /// Bounds the entries that a drain holds back; its fences come through the others.
+    pub(super) held_back: Permits,
 }
 
 #[derive(Default)]
-pub(super) struct News {
+pub(super) struct DrainNews {
     pub(super) begun: Vec<Arc<Drain>>,
-    /// Numbers of drains whose mark came out of another queue, because that queue's thread was not
-    /// on its CPU.
-    pub(super) marks: Vec<u32>,
-    /// Numbers of drains whose mark could not be put in, because the kernel has no files or the
+    /// Numbers of drains whose fence came out of another queue, because the sender was not on this
+    /// CPU.
+    pub(super) fences: Vec<u32>,
+    /// Numbers of drains whose fence could not be sent, because the kernel has no files or the
     /// mount is gone.
     pub(super) needless: Vec<u32>,
     /// The queue has ended.
     over: bool,
 }
 
-impl std::fmt::Debug for Returned {
+impl std::fmt::Debug for QueueInbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Returned").finish_non_exhaustive()
+        f.debug_struct("QueueInbox").finish_non_exhaustive()
     }
 }
 
-impl Returned {
-    /// For a queue of so many entries that keep their memory, and at most so many in all.
+impl QueueInbox {
+    /// For a queue of `large` entries that keep their memory, and `most` in all.
     pub(super) fn new(event: Arc<OwnedFd>, large: usize, most: usize) -> Self {
-        let (loans, held_back) = (Loans::new(large / 2), Loans::new((most / 4).max(1)));
-        Self { entries: Mutex::default(), news: Mutex::default(), event, loans, held_back }
+        let (kernel_waits, held_back) = (Permits::new(large / 2), Permits::new((most / 4).max(1)));
+        Self { entries: Mutex::default(), news: Mutex::default(), event, kernel_waits, held_back }
     }
     fn wake(&self) {
         wake(&self.event);
@@ -64,14 +64,15 @@ impl Returned {
     pub(super) fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.entries.lock())
     }
-    pub(super) fn take_news(&self) -> News {
+    pub(super) fn take_news(&self) -> DrainNews {
         std::mem::take(&mut *self.news.lock())
     }
-    /// The queue has ended. Returns the drains that it has not heard of.
+    /// The queue has ended. Returns the drains that it has not taken part in yet.
     pub(super) fn end(&self) -> Vec<Arc<Drain>> {
-        std::mem::replace(&mut *self.news.lock(), News { over: true, ..News::default() }).begun
+        std::mem::replace(&mut *self.news.lock(), DrainNews { over: true, ..DrainNews::default() })
+            .begun
     }
-    /// Has the queue take part in a drain.
+    /// Makes the queue take part in a drain.
     pub(in super::super) fn drain(&self, drain: &Arc<Drain>) {
         let mut news = self.news.lock();
         if news.over {
@@ -82,12 +83,12 @@ impl Returned {
         drop(news);
         self.wake();
     }
-    pub(super) fn needs_no_mark(&self, drain: u32) {
+    pub(super) fn needs_no_fence(&self, drain: u32) {
         self.news.lock().needless.push(drain);
         self.wake();
     }
-    pub(super) fn mark_came_out(&self, drain: u32) {
-        self.news.lock().marks.push(drain);
+    pub(super) fn fence_came_out(&self, drain: u32) {
+        self.news.lock().fences.push(drain);
         self.wake();
     }
 }

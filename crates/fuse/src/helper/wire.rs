@@ -1,9 +1,9 @@
-//! What crosses the socket between a daemon and its porter.
+//! What crosses the socket between a daemon and its mount helper.
 //!
-//! Messages keep their boundaries (`SOCK_SEQPACKET`). A request is 12 bytes: what, a process, a
-//! descriptor. A reply is 16 bytes — an error number or 0, flags, a number — and, for a mount that
-//! failed, why, as text. Numbers are in the machine's own order: both ends are the same program.
-//! The reply to a mount carries the descriptor of `/dev/fuse`.
+//! Messages keep their boundaries (`SOCK_SEQPACKET`). A request is 12 bytes: an operation, a
+//! process id, a descriptor. A reply is 16 bytes: an error number or 0, flags, a number. If a mount
+//! failed, the reason follows as text. Numbers are in the machine's own order, because both ends
+//! are the same program. The reply to a mount carries the descriptor of `/dev/fuse`.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,9 +25,9 @@ pub(super) enum Op {
     Unmount,
     /// Unmount lazily.
     Detach,
-    /// Which inode of the mount does this process have open as that?
+    /// Which inode of the mount does this process have open as this descriptor?
     Resolve,
-    /// It is all over: tidy up and go.
+    /// Everything has ended: tidy up and exit.
     Dismiss,
     /// The same, but the daemon goes on for other mounts.
     Leave,
@@ -78,7 +78,7 @@ impl Reply {
     }
 }
 
-/// The bytes of a fixed place.
+/// The bytes at an offset.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
@@ -91,7 +91,7 @@ impl Request {
         out[8..].copy_from_slice(&self.fd.to_ne_bytes());
         out
     }
-    /// `None` if it is none.
+    /// `None` if these bytes are no request.
     fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != REQUEST_LEN {
             return None;
@@ -134,7 +134,7 @@ pub(super) fn send_reply(
     send(socket, &[IoSlice::new(&head), IoSlice::new(text)], fd)
 }
 
-/// `None`: the porter is gone.
+/// `None`: the helper is gone.
 pub(super) fn receive_reply(socket: &OwnedFd) -> io::Result<Option<(Reply, Option<OwnedFd>)>> {
     let mut bytes = [0; REPLY_LEN + TEXT_LEN];
     let (n, fd) = receive(socket.as_fd(), &mut bytes)?;
@@ -213,7 +213,7 @@ mod tests {
         send_reply(b.as_fd(), &reply, Some(file.as_fd())).unwrap();
         let (got, fd) = receive_reply(&a).unwrap().unwrap();
         assert_eq!((got, fd.is_some()), (reply, true));
-        // What is too long is cut, and nothing is nothing.
+        // A text that is too long is cut.
         let long = Reply { why: vec![b'x'; 5000], ..Reply::default() };
         send_reply(b.as_fd(), &long, None).unwrap();
         let (got, fd) = receive_reply(&a).unwrap().unwrap();
