@@ -108,6 +108,30 @@ pub(super) fn syncs(cmd: u32) -> bool {
     matches!(cmd, IOC_SYNC | BTRFS_SYNC | BTRFS_START_SYNC)
 }
 
+/// An ioctl that is being answered.
+pub(super) struct Ioctl<'a> {
+    /// The inode that it was called on.
+    pub(super) id: InodeId,
+    pub(super) request: &'a Request<'a>,
+    pub(super) command: u32,
+    pub(super) arg: &'a [u8],
+    pub(super) context: ExecContext,
+}
+
+/// The bytes of an answer; `None` if the command belongs to another group.
+pub(super) type Answer = Result<Option<Vec<u8>>, Failure>;
+
+impl Ioctl<'_> {
+    pub(super) fn caller(&self) -> Caller {
+        Caller::from(&self.request.header)
+    }
+    /// The 8 bytes at an offset of the argument, as a number.
+    pub(super) fn word(&self, at: usize) -> Result<u64, Errno> {
+        let bytes = self.arg.get(at..).and_then(|a| a.first_chunk::<8>()).ok_or(Errno::INVAL)?;
+        Ok(u64::from_ne_bytes(*bytes))
+    }
+}
+
 impl Server {
     pub(super) fn ioctl(
         &self,
@@ -119,86 +143,107 @@ impl Server {
         let asked: IoctlIn = request.arg()?;
         self.may_change_by(asked.cmd)?;
         let arg = request.data.get(..asked.in_size as usize).ok_or(Errno::INVAL)?;
-        let mut answer = |bytes: &[u8]| {
-            let len = bytes.len().min(asked.out_size as usize);
-            reply.value_and_bytes(&IoctlOut::default(), &bytes[..len])
+        let call = Ioctl { id, request, command: asked.cmd, arg, context };
+        let answer = match self.flags_ioctl(&call)? {
+            None => self.file_system_ioctl(&call)?,
+            some => some,
         };
-        match asked.cmd {
+        let answer = match answer {
+            None => self.subvolume_ioctl(&call)?,
+            some => some,
+        };
+        let answer = match answer {
+            None => self.sharing_ioctl(&call)?.ok_or(Errno::NOTTY)?,
+            Some(answer) => answer,
+        };
+        let len = answer.len().min(asked.out_size as usize);
+        reply.value_and_bytes(&IoctlOut::default(), &answer[..len])
+    }
+
+    /// The answer to an ioctl about inode flags and the generation; `None` for any other.
+    fn flags_ioctl(&self, call: &Ioctl<'_>) -> Answer {
+        let &Ioctl { id, command, arg, .. } = call;
+        let answer = match command {
             c if GETFLAGS.contains(&c) => {
-                answer(&u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes())
+                u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes().to_vec()
             }
             c if SETFLAGS.contains(&c) => {
                 let wanted = arg.first_chunk::<4>().ok_or(Errno::INVAL)?;
-                self.set_flags(id, request, context, |attr| {
-                    from_fs(attr, u32::from_ne_bytes(*wanted))
-                })?;
-                answer(&[])
+                self.set_flags(call, |attr| from_fs(attr, u32::from_ne_bytes(*wanted)))?;
+                Vec::new()
             }
             FSGETXATTR => {
-                let mut out = [0; 28];
+                let mut out = vec![0; 28];
                 out[..4].copy_from_slice(&to_x(self.fs.getattr(id)?.flags).to_ne_bytes());
-                answer(&out)
+                out
             }
             FSSETXATTR => {
-                self.set_flags(id, request, context, |attr| from_x(attr, arg))?;
-                answer(&[])
+                self.set_flags(call, |attr| from_x(attr, arg))?;
+                Vec::new()
             }
             c if GETVERSION.contains(&c) => {
-                answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes())
+                self.fs.getattr(id)?.generation.0.to_ne_bytes().to_vec()
             }
+            _ => return Ok(None),
+        };
+        Ok(Some(answer))
+    }
+
+    /// The answer to an ioctl about the whole file system; `None` for any other.
+    fn file_system_ioctl(&self, call: &Ioctl<'_>) -> Answer {
+        let answer = match call.command {
             IOC_SYNC | BTRFS_SYNC => {
                 self.fs.sync()?;
-                answer(&[])
+                Vec::new()
             }
             IOC_START_SYNC => {
                 self.fs.start_sync();
-                answer(&[])
+                Vec::new()
             }
             // It starts and finishes at once, so that nothing is left to wait for.
             BTRFS_START_SYNC => {
                 self.fs.sync()?;
-                answer(&self.fs.info().generation.0.to_ne_bytes())
+                self.fs.info().generation.0.to_ne_bytes().to_vec()
             }
-            BTRFS_WAIT_SYNC => answer(&[]),
-            BTRFS_FS_INFO => answer(&self.fs_info()),
-            GET_LABEL => {
-                let mut out = [0; LABEL_LEN];
-                let label = self.fs.info().label;
-                let len = label.len().min(LABEL_LEN - 1);
-                out[..len].copy_from_slice(&label[..len]);
-                answer(&out)
-            }
+            BTRFS_WAIT_SYNC => Vec::new(),
+            BTRFS_FS_INFO => self.fs_info().to_vec(),
+            GET_LABEL => self.label(),
             SET_LABEL => {
-                if self.checked(request).is_some() || !self.is_privileged(request) {
+                if self.checked(call.request).is_some() {
                     return Err(Errno::PERM.into());
                 }
-                let end = arg.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
-                self.fs.set_label(&arg[..end])?;
-                answer(&[])
+                self.must_be_privileged(call.request)?;
+                let end = call.arg.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
+                self.fs.set_label(&call.arg[..end])?;
+                Vec::new()
             }
-            FITRIM => {
-                if !self.is_privileged(request) {
-                    return Err(Errno::PERM.into());
-                }
-                let word = |i: usize| {
-                    arg.get(8 * i..).and_then(<[u8]>::first_chunk).map(|b| u64::from_ne_bytes(*b))
-                };
-                let (Some(start), Some(len), Some(min_len)) = (word(0), word(1), word(2)) else {
-                    return Err(Errno::INVAL.into());
-                };
-                let done = self.fs.trim(TrimRange { start, len, min_len })?;
-                answer(&[start, done.bytes, done.min_len].map(u64::to_ne_bytes).concat())
-            }
-            IOC_STATS => answer(&text(&self.stats_json())),
-            IOC_DF => answer(&text(&self.df_json()?)),
-            other => {
-                let answered = match self.subvolume_ioctl(id, request, other, arg, context)? {
-                    None => self.sharing_ioctl(id, request, other, arg, context)?,
-                    some => some,
-                };
-                answer(&answered.ok_or(Errno::NOTTY)?)
-            }
-        }
+            FITRIM => self.trim(call)?,
+            IOC_STATS => text(&self.stats_json()),
+            IOC_DF => text(&self.df_json()?),
+            _ => return Ok(None),
+        };
+        Ok(Some(answer))
+    }
+
+    fn label(&self) -> Vec<u8> {
+        let mut label = self.fs.info().label;
+        label.truncate(LABEL_LEN - 1);
+        label.resize(LABEL_LEN, 0);
+        label
+    }
+
+    /// Discards free space: `struct fstrim_range`.
+    fn trim(&self, call: &Ioctl<'_>) -> Result<Vec<u8>, Failure> {
+        self.must_be_privileged(call.request)?;
+        let (start, len, min_len) = (call.word(0)?, call.word(8)?, call.word(16)?);
+        let done = self.fs.trim(TrimRange { start, len, min_len })?;
+        Ok([start, done.bytes, done.min_len].map(u64::to_ne_bytes).concat())
+    }
+
+    /// # Errors
+    /// `EPERM` for callers that are neither root nor the user that runs the daemon.
+    pub(super) fn must_be_privileged(&self, request: &Request<'_>) -> Result<(), Errno> {
+        if self.is_privileged(request) { Ok(()) } else { Err(Errno::PERM) }
     }
 
     /// Root, or the user that runs the daemon.
@@ -208,17 +253,16 @@ impl Server {
 
     fn set_flags(
         &self,
-        id: InodeId,
-        request: &Request<'_>,
-        context: ExecContext,
+        call: &Ioctl<'_>,
         new: impl FnOnce(&Attr) -> Result<u64, Errno>,
     ) -> Result<(), Failure> {
-        let announcement = self.begin_change(context, id)?;
+        let id = call.id;
+        let announcement = self.begin_change(call.context, id)?;
         let attr = self.fs.getattr(id)?;
         if !matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Errno::NOTTY.into());
         }
-        perm::owns(Caller::from(&request.header), &attr)?;
+        perm::owns(call.caller(), &attr)?;
         let flags = new(&attr)?;
         if flags != attr.flags {
             self.fs.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;

@@ -17,12 +17,21 @@ const EXCHANGE: u32 = 2;
 const WHITEOUT: u32 = 4;
 
 /// What a request wants to make.
-struct Wanted<'a> {
+pub(super) struct Wanted<'a> {
     kind: FileKind,
     perm: u32,
     umask: u32,
     rdev: u64,
     target: &'a [u8],
+}
+
+impl Wanted<'_> {
+    fn of(kind: FileKind, perm: u32, umask: u32) -> Self {
+        Self { kind, perm, umask, rdev: 0, target: b"" }
+    }
+    pub(super) fn directory(perm: u32, umask: u32) -> Self {
+        Self::of(FileKind::Directory, perm, umask)
+    }
 }
 
 impl Server {
@@ -59,7 +68,7 @@ impl Server {
         context: ExecContext,
     ) -> Outcome {
         let (name, target) = request.two_names()?;
-        let wanted = Wanted { kind: FileKind::Symlink, perm: 0o777, umask: 0, rdev: 0, target };
+        let wanted = Wanted { target, ..Wanted::of(FileKind::Symlink, 0o777, 0) };
         self.create(dir, request, name, &wanted, reply, context)
     }
 
@@ -74,7 +83,7 @@ impl Server {
         let kind = kind_of(asked.mode)?;
         let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         let rdev = if device { proto::decode_rdev(asked.rdev) } else { 0 };
-        let wanted = Wanted { kind, perm: asked.mode, umask: asked.umask, rdev, target: b"" };
+        let wanted = Wanted { rdev, ..Wanted::of(kind, asked.mode, asked.umask) };
         self.create(dir, request, request.name()?, &wanted, reply, context)
     }
 
@@ -86,13 +95,7 @@ impl Server {
         context: ExecContext,
     ) -> Outcome {
         let asked: proto::MkdirIn = request.arg()?;
-        let wanted = Wanted {
-            kind: FileKind::Directory,
-            perm: asked.mode & 0o1777,
-            umask: asked.umask,
-            rdev: 0,
-            target: b"",
-        };
+        let wanted = Wanted::directory(asked.mode & 0o1777, asked.umask);
         self.create(dir, request, request.name()?, &wanted, reply, context)
     }
 
@@ -139,13 +142,7 @@ impl Server {
     ) -> Outcome {
         let asked: proto::CreateIn = request.arg()?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
-        let wanted = Wanted {
-            kind: FileKind::Regular,
-            perm: asked.mode,
-            umask: asked.umask,
-            rdev: 0,
-            target: b"",
-        };
+        let wanted = Wanted::of(FileKind::Regular, asked.mode, asked.umask);
         // The new inode comes with a hold, which counts as the look-up of this reply.
         let attr =
             self.with_new(dir, request, &wanted, |new| Ok(self.fs.create_unnamed(dir, new)?))?;
@@ -154,7 +151,7 @@ impl Server {
     }
 
     /// Calls `make` with owner, group, mode and ACLs of a new inode, as its directory decides.
-    fn with_new<T>(
+    pub(super) fn with_new<T>(
         &self,
         dir: InodeId,
         request: &Request<'_>,

@@ -6,71 +6,72 @@
 
 use super::Server;
 use super::changes::{ALL, Change};
+use super::ioctl::{Answer, Ioctl};
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Request};
-use crate::perm::{self, Caller};
+use crate::perm;
 use crate::proto::NodeId;
 use crate::sharing::{IOC_CLONE, IOC_DEDUPE, IOC_EXTENTS, MOST_EXTENTS, encode};
 use larder_fs::{Deduped, InodeId};
 
 impl Server {
     /// The answer to an ioctl about shared extents; `None` for any other.
-    pub(super) fn sharing_ioctl(
-        &self,
-        id: InodeId,
-        request: &Request<'_>,
-        command: u32,
-        arg: &[u8],
-        context: ExecContext,
-    ) -> Result<Option<Vec<u8>>, Failure> {
-        let word = |n: usize| super::subvolume::word(arg, 8 * n);
-        match command {
-            IOC_CLONE => {
-                let from = self.open_of_caller(request, word(0)?)?;
-                self.may(request, from, perm::READ)?;
-                self.may(request, id, perm::WRITE)?;
-                let announcement = self.begin_change(context, id)?;
-                self.changes_contents(id, request, ExecContext::Worker)?;
-                announcement.publish_before(id, ALL);
-                let done = self.fs.clone_range(from, word(1)?, id, word(3)?, word(2)?);
-                // Whatever came of it: a part may be done.
-                self.me.notify.content_changed(self.me.nodes.node(id));
-                announcement.publish(|| vec![Change::Contents(id, ALL)]);
-                done?;
-                Ok(Some(Vec::new()))
-            }
-            IOC_DEDUPE => {
-                let to = self.open_of_caller(request, word(0)?)?;
-                self.may(request, id, perm::READ)?;
-                if self.may(request, to, perm::WRITE).is_err() {
-                    perm::owns(Caller::from(&request.header), &self.fs.getattr(to)?)?;
-                }
-                let (differs, bytes, shared) =
-                    match self.fs.dedupe_range(id, word(1)?, to, word(3)?, word(2)?)? {
-                        Deduped::Same { bytes, shared } => (0, bytes, shared),
-                        Deduped::Differs => (1, 0, 0),
-                    };
-                let out = [word(0)?, word(1)?, word(2)?, word(3)?, differs, bytes, shared];
-                Ok(Some(out.iter().flat_map(|w: &u64| w.to_ne_bytes()).collect()))
-            }
-            IOC_EXTENTS => {
-                self.may(request, id, perm::READ)?;
-                let mut extents = Vec::new();
-                let (mut end, mut more) = (0, false);
-                self.fs.map_extents(id, word(0)?, &mut |e| {
-                    more = extents.len() == MOST_EXTENTS;
-                    if !more {
-                        extents.push(encode(e));
-                        end = e.start + e.len;
-                    }
-                    !more
-                })?;
-                let head = [if more { end } else { 0 }, extents.len() as u64];
-                let words = head.iter().chain(extents.iter().flatten());
-                Ok(Some(words.flat_map(|w| w.to_ne_bytes()).collect()))
-            }
-            _ => Ok(None),
+    pub(super) fn sharing_ioctl(&self, call: &Ioctl<'_>) -> Answer {
+        let words = match call.command {
+            IOC_CLONE => self.clone_range(call)?,
+            IOC_DEDUPE => self.dedupe_range(call)?,
+            IOC_EXTENTS => self.extents(call)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(words.iter().flat_map(|w| w.to_ne_bytes()).collect()))
+    }
+
+    fn clone_range(&self, call: &Ioctl<'_>) -> Result<Vec<u64>, Failure> {
+        let (to, from) = (call.id, self.open_of_caller(call.request, call.word(0)?)?);
+        self.may(call.request, from, perm::READ)?;
+        self.may(call.request, to, perm::WRITE)?;
+        let announcement = self.begin_change(call.context, to)?;
+        self.changes_contents(to, call.request, ExecContext::Worker)?;
+        announcement.publish_before(to, ALL);
+        let [from_offset, len, to_offset] = [call.word(8)?, call.word(16)?, call.word(24)?];
+        let done = self.fs.clone_range(from, from_offset, to, to_offset, len);
+        // Even after an error: a part may be done.
+        self.me.notify.content_changed(self.me.nodes.node(to));
+        announcement.publish(|| vec![Change::Contents(to, ALL)]);
+        done?;
+        Ok(Vec::new())
+    }
+
+    fn dedupe_range(&self, call: &Ioctl<'_>) -> Result<Vec<u64>, Failure> {
+        let (from, to) = (call.id, self.open_of_caller(call.request, call.word(0)?)?);
+        self.may(call.request, from, perm::READ)?;
+        if self.may(call.request, to, perm::WRITE).is_err() {
+            perm::owns(call.caller(), &self.fs.getattr(to)?)?;
         }
+        let [fd, from_offset, len, to_offset] =
+            [call.word(0)?, call.word(8)?, call.word(16)?, call.word(24)?];
+        let (differs, bytes, shared) =
+            match self.fs.dedupe_range(from, from_offset, to, to_offset, len)? {
+                Deduped::Same { bytes, shared } => (0, bytes, shared),
+                Deduped::Differs => (1, 0, 0),
+            };
+        Ok(vec![fd, from_offset, len, to_offset, differs, bytes, shared])
+    }
+
+    fn extents(&self, call: &Ioctl<'_>) -> Result<Vec<u64>, Failure> {
+        self.may(call.request, call.id, perm::READ)?;
+        let mut extents = Vec::new();
+        let (mut end, mut more) = (0, false);
+        self.fs.map_extents(call.id, call.word(0)?, &mut |e| {
+            more = extents.len() == MOST_EXTENTS;
+            if !more {
+                extents.push(encode(e));
+                end = e.start + e.len;
+            }
+            !more
+        })?;
+        let head = [if more { end } else { 0 }, extents.len() as u64];
+        Ok(head.into_iter().chain(extents.into_iter().flatten()).collect())
     }
 
     /// The inode that a client of the mount has open as this descriptor.
