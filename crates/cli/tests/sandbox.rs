@@ -20,7 +20,7 @@ fn status(pid: Pid) -> HashMap<String, String> {
     text.lines().filter_map(pair).collect()
 }
 
-/// The process beside a daemon.
+/// The mount helper of a daemon.
 fn helper_of(daemon: Pid) -> Pid {
     let path = format!("/proc/{0}/task/{0}/children", daemon.as_raw_nonzero());
     let children = std::fs::read_to_string(path).unwrap();
@@ -272,7 +272,8 @@ fn an_ordinary_users_daemon_is_confined_too() {
     assert_confined(daemon);
     let seen = as_user(Path::new("stat"), &[Path::new("-f"), &point]);
     assert_eq!(seen.code, 0, "{}", seen.err);
-    // A signal unmounts through the setuid helper, which the daemon itself could no longer start.
+    // A signal unmounts through the setuid program `fusermount3`, which the daemon itself could not
+    // start any more.
     kill_process(daemon, Signal::TERM).unwrap();
     wait_for_end(daemon);
     assert!(!s.is_mounted());

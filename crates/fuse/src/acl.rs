@@ -185,7 +185,8 @@ pub(crate) struct Inherited {
 
 /// Applies a directory's default ACL, or else the umask, to a new inode.
 ///
-/// # Errors As [`Acl::parse`], if the default ACL is malformed.
+/// # Errors
+/// As [`Acl::parse`], if the default ACL is malformed.
 pub(crate) fn inherit(
     default: Option<&[u8]>,
     mode: u32,

@@ -24,9 +24,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 /// Bytes of a text answer.
-pub const TEXT_LEN: usize = 16_000;
+pub(crate) const TEXT_LEN: usize = 16_000;
 /// Bytes of a label with its terminator.
-pub const LABEL_LEN: usize = 256;
+pub(crate) const LABEL_LEN: usize = 256;
 
 const NONE: u32 = 0;
 pub(crate) const WRITE: u32 = 1;

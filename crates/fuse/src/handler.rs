@@ -5,7 +5,7 @@
 //! cannot finish without waiting. So the same server runs over `/dev/fuse` and over io_uring, and
 //! the same transports carry the engine's server and the in-memory one of tests and benchmarks.
 
-use crate::deferred::DeferredReply;
+pub use crate::deferred::DeferredReply;
 use crate::errno::Errno;
 use crate::proto::{InHeader, NodeId, Opcode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -90,8 +90,8 @@ pub enum ExecContext {
     Worker,
     /// A thread that no other request needs. It may wait for anything.
     MayWaitForKernel,
-    /// A worker, because as many requests wait for the kernel as may. What the kernel has to be
-    /// told, it is told after the reply.
+    /// A worker, used when no more requests may wait for the kernel. The kernel is told of the
+    /// change after the reply.
     NotifyAfterReply,
 }
 
@@ -113,13 +113,15 @@ impl<'a> Reply<'a> {
     }
     /// A reply without a body.
     ///
-    /// # Errors None; this is the type of a handler's outcome.
+    /// # Errors
+    /// None; this is the type of a handler's outcome.
     pub fn empty(&mut self) -> Outcome {
         Ok(0)
     }
     /// A structure as the body.
     ///
-    /// # Errors `ERANGE` if the buffer is too small, which no transport's is.
+    /// # Errors
+    /// `ERANGE` if the buffer is too small, which no transport's is.
     pub fn value<T: IntoBytes + Immutable>(&mut self, value: &T) -> Outcome {
         self.bytes(value.as_bytes())
     }
@@ -135,7 +137,7 @@ impl<'a> Reply<'a> {
     ///
     /// # Errors
     /// `ERANGE` if they do not fit.
-    pub fn value_and_bytes<T: IntoBytes + Immutable>(
+    pub(crate) fn value_and_bytes<T: IntoBytes + Immutable>(
         &mut self,
         value: &T,
         bytes: &[u8],
@@ -159,8 +161,9 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers a request. Must not wait with [`ExecContext::Queue`]. May be called from any number
     /// of threads.
     ///
-    /// # Errors An errno for the caller. Or [`Failure::Wait`] or [`Failure::WaitForKernel`], if the
-    /// request has to wait for something that `context` does not allow.
+    /// # Errors
+    /// An errno for the caller. Or [`Failure::Wait`] or [`Failure::WaitForKernel`], if the request
+    /// has to wait for something that `context` does not allow.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, context: ExecContext)
     -> Outcome;
 
@@ -171,7 +174,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Answers a request through `later`, now or when there is an answer; called on a worker, and
-    /// for kinds of which [`defers_reply`](Self::defers_reply) says so.
+    /// for the kinds that [`defers_reply`](Self::defers_reply) names.
     fn handle_deferred(&self, _: &Request<'_>, deferred: DeferredReply) {
         deferred.answer(Err(Errno::NOSYS));
     }

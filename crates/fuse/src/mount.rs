@@ -172,7 +172,7 @@ impl Unmounter {
     /// Unmounts; `EBUSY` while files are in use.
     ///
     /// # Errors
-    /// What umount(2) or the helper said.
+    /// Errors of umount(2) or fusermount3.
     pub fn unmount(&self) -> io::Result<()> {
         self.run(UnmountFlags::NOFOLLOW, false)
     }
@@ -181,7 +181,7 @@ impl Unmounter {
     /// the mount of a daemon that is gone.
     ///
     /// # Errors
-    /// What umount(2) or the helper said.
+    /// Errors of umount(2) or fusermount3.
     pub fn detach(&self) -> io::Result<()> {
         self.run(UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, true)
     }
@@ -190,7 +190,7 @@ impl Unmounter {
     /// that a request to itself holds. The kernel first answers all requests with an error.
     ///
     /// # Errors
-    /// What umount(2) or the helper said.
+    /// Errors of umount(2) or fusermount3.
     pub fn abort(&self) -> io::Result<()> {
         if let Some(minor) = backing::device(&self.mountpoint).map(rustix::fs::minor) {
             // The owner of the mount may do this as well as root, if there is such a file.

@@ -8,7 +8,8 @@
 //!
 //! - **Coming and going.** A mount [joins](MountGroup::join) before it is made, and
 //!   [leaves](MountGroup::leave) when its session has ended. After the last one has left none can
-//!   join, so the engine can be closed. A mount that comes too late waits for the daemon's end.
+//!   join, so the engine can be closed. A mount that comes too late waits for the daemon's end, and
+//!   becomes a first one.
 //! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. The
 //!   kernel of one may have cached what the other changes: see `server::changes`. Mounts without
 //!   common inodes, like `@` and `@home`, pay one load of a flag for it.

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 /// Seconds for which the kernel may believe names and attributes. A day, because only its own
 /// requests change them.
-pub const TIMEOUT: u64 = 86_400;
+pub(crate) const TIMEOUT: u64 = 86_400;
 
 /// An entry for LOOKUP, READDIRPLUS and everything that makes a name.
 #[must_use]
@@ -108,7 +108,7 @@ impl<'a> Records<'a> {
     }
     /// Bytes of a record.
     #[must_use]
-    pub fn record_len(name_len: usize, plus: bool) -> usize {
+    pub(crate) fn record_len(name_len: usize, plus: bool) -> usize {
         let entry = if plus { size_of::<EntryOut>() } else { 0 };
         entry + align_record(size_of::<Dirent>() + name_len)
     }

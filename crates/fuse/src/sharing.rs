@@ -68,8 +68,9 @@ fn decode([start, len, at, on_device, offset, flags]: [u64; WORDS]) -> MappedExt
 
 /// Calls `each` for the extents of a file, by rising offset, holes left out.
 ///
-/// # Errors `Unsupported` if the file is not on a Larder mount; `PermissionDenied` if the caller
-/// may not read it.
+/// # Errors
+/// `Unsupported` if the file is not on a Larder mount; `PermissionDenied` if the caller may not
+/// read it.
 pub fn extents(file: &File, each: &mut dyn FnMut(&MappedExtent)) -> io::Result<()> {
     write_back_pages(file);
     let mut from = 0;
@@ -124,9 +125,10 @@ pub struct FileAt<'a> {
 /// multiples of 4096, and so is `len` unless the range ends where both files do. `len` 0: up to the
 /// source's end.
 ///
-/// # Errors `Unsupported` if `to` is not on a Larder mount, `CrossesDevices` if `from` is not on
-/// the same; `InvalidInput` for ranges that cannot be shared; other errors of the engine. The first
-/// part of the range may be done then.
+/// # Errors
+/// `Unsupported` if `to` is not on a Larder mount, `CrossesDevices` if `from` is not on the same;
+/// `InvalidInput` for ranges that cannot be shared; other errors of the engine. The first part of
+/// the range may be done then.
 pub fn clone(from: FileAt<'_>, to: FileAt<'_>, len: u64) -> io::Result<()> {
     write_back_pages(from.file);
     write_back_pages(to.file);
@@ -150,8 +152,8 @@ pub enum Deduped {
 /// Gives a range of `to` the extents of a range of `from` if both have the same bytes, as Linux's
 /// `FIDEDUPERANGE`.
 ///
-/// # Errors As [`clone`]; `PermissionDenied` if the caller may not write to `to` and does not own
-/// it.
+/// # Errors
+/// As [`clone`]; `PermissionDenied` if the caller may not write to `to` and does not own it.
 pub fn dedupe(from: FileAt<'_>, to: FileAt<'_>, len: u64) -> io::Result<Deduped> {
     write_back_pages(from.file);
     write_back_pages(to.file);

@@ -1,7 +1,7 @@
-//! The process beside a daemon, for real: it mounts, resolves descriptors of the mount's clients,
-//! unmounts, tidies up.
+//! The mount helper as a process: it mounts, resolves descriptors of the mount's clients, unmounts,
+//! tidies up.
 //!
-//! The test is the daemon; the mount helper is this test program once more, in the role that
+//! The test is the daemon; the helper is this test program once more, in the role that
 //! `helper_role` plays.
 
 mod common;
@@ -73,7 +73,7 @@ fn a_helper_mounts_resolves_and_unmounts() {
     let point = dir.path().canonicalize().unwrap().join("mnt");
     fs::create_dir(&point).unwrap();
     let helper = start(&point);
-    // Before there is a mount nothing is told and nothing unmounted.
+    // Before there is a mount, the helper tells nothing and unmounts nothing.
     assert_eq!(
         helper.resolve_fd(std::process::id(), 0).unwrap_err().raw_os_error(),
         Some(libc::ENODEV)
@@ -106,7 +106,7 @@ fn a_helper_mounts_resolves_and_unmounts() {
     );
     // The same in this process.
     assert_eq!(MountHelper::in_process(&point).resolve_fd(me, fd).unwrap(), number);
-    // Another process, of the mount and not.
+    // Other processes, one with a file of the mount and one without.
     let client = Client::with(File::open(&path).unwrap());
     assert_eq!(helper.resolve_fd(client.0.id(), 0).unwrap(), number);
     let errno = |pid, fd| helper.resolve_fd(pid, fd).unwrap_err().raw_os_error();

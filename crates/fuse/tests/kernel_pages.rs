@@ -1,4 +1,4 @@
-//! Pages that only the kernel has when somebody asks for a sync or a snapshot.
+//! Pages that only the kernel has when a program asks for a sync or a snapshot.
 
 mod common;
 
@@ -40,7 +40,7 @@ impl Mapping {
     }
     fn fill(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: within the mapping, which nobody else in this process has.
+        // SAFETY: within the mapping, which is not used elsewhere in this process.
         unsafe { self.start.add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 }
@@ -106,8 +106,8 @@ impl Handler for Counting {
     }
 }
 
-/// Every page in a request of its own, and far more of them than the kernel lets be under way; on a
-/// mount that is at rest, and on one that is written and read all the time.
+/// Every page is a request of its own, and there are far more of them than the kernel lets be under
+/// way. On a mount that is at rest, and on one that is written and read all the time.
 #[test]
 fn an_ioctl_after_syncfs_comes_after_every_page() {
     const PAGES: usize = 1000;
@@ -165,7 +165,7 @@ fn an_ioctl_after_syncfs_comes_after_every_page() {
     }
 }
 
-/// Somebody waits for pages when the mount is taken away.
+/// A program waits for pages when the mount is taken away.
 #[test]
 fn nobody_waits_for_a_mount_that_is_gone() {
     if !can_mount() {
@@ -189,7 +189,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i / 7) as u8 ^ seed).collect()
 }
 
-/// What a file of an image holds, without the mount.
+/// The contents of a file of an image, without the mount.
 fn on_disk(image: &Path, copy: &Path, name: &[u8]) -> Vec<u8> {
     fs::copy(image, copy).unwrap();
     let device = FileDevice::open(copy, OpenMode::Read).unwrap();
@@ -260,8 +260,7 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
     }
 }
 
-/// More than the kernel's queues have room for: each waits in one of the places that the marks come
-/// through.
+/// More than the kernel's queues have room for: each waits in an entry that the fences need, too.
 #[test]
 fn hundreds_who_sync_at_once_do_not_block_each_other() {
     if !can_mount() {

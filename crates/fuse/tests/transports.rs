@@ -17,8 +17,7 @@ use std::sync::{Arc, Barrier};
 
 const TRANSPORTS: [Transport; 2] = [Transport::DevFuse, Transport::Uring];
 
-/// Lets every second request of a kind that may be repeated wait, so that the workers' paths are
-/// used.
+/// Makes every second request wait, so that the workers' paths are used.
 struct Slow(MemServer, AtomicU64);
 
 impl Slow {
@@ -36,7 +35,7 @@ impl Handler for Slow {
     ) -> Outcome {
         if context == ExecContext::Queue && self.1.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
         {
-            // What was put into the buffer before does not matter.
+            // What a refused request leaves in the buffer does not matter.
             let _ = reply.bytes(&[0xee; 40]);
             return Err(Failure::Wait);
         }
@@ -292,7 +291,7 @@ fn many_processes_at_once() {
 /// Answers no `fsync` before all have come.
 struct Gathering(MemServer, Barrier);
 
-/// How many may certainly wait at once, should all of them have called from one CPU.
+/// How many may certainly wait at once, even if all of them called from one CPU.
 fn together() -> usize {
     200 / std::thread::available_parallelism().map_or(2, usize::from).max(2)
 }
@@ -340,7 +339,7 @@ fn those_who_wait_do_not_hold_up_others() {
         for t in 0..together {
             assert!(fs::read(m.join(&format!("f{t}"))).unwrap() == [t as u8; 10_000]);
         }
-        // Entries that came late carry large pieces as well.
+        // Entries that were registered late carry large pieces as well.
         let data = pattern(3 << 20);
         std::thread::scope(|scope| {
             for t in 0..4 {
@@ -401,8 +400,8 @@ fn a_panic_is_an_io_error_and_no_more() {
     }
 }
 
-/// Forgets nothing before it is asked how full it is, then slowly; and is told of what the kernel
-/// forgot before it answers.
+/// Forgets nothing before STATFS comes, and slowly then. It has to know what the kernel forgot
+/// before it answers.
 struct Forgetful {
     server: MemServer,
     asked: AtomicBool,

@@ -433,7 +433,7 @@ impl MemServer {
     }
 }
 
-/// Room without end.
+/// As much room as any test needs.
 fn statfs(reply: &mut Reply<'_>) -> Outcome {
     reply.value(&proto::StatfsOut {
         blocks: 1 << 30,

@@ -86,7 +86,7 @@ impl MountHelper {
     /// id.
     ///
     /// # Errors
-    /// As [`start`](Self::spawn).
+    /// As [`spawn`](Self::spawn).
     pub fn spawn_for_daemon(command: &mut Command) -> io::Result<(OwnedFd, u32)> {
         let (socket, child) = Self::spawn_with_socket(command)?;
         Ok((socket, child.id()))
@@ -154,7 +154,8 @@ impl MountHelper {
 
     /// Unmounts; `EBUSY` while files are in use.
     ///
-    /// # Errors What umount(2) or fusermount3 said, or that the helper [is gone](is_gone).
+    /// # Errors
+    /// Errors of umount(2) or fusermount3, or that the helper [is gone](is_gone).
     pub fn unmount(&self) -> io::Result<()> {
         match &self.0.backend {
             Backend::InProcess(_) => Unmounter::new(&self.0.mountpoint).unmount(),
@@ -181,9 +182,10 @@ impl MountHelper {
     /// meanwhile. This takes too long for a queue's thread, so call it on a worker. The number is
     /// one that the server has given out, so `Nodes::id` knows it.
     ///
-    /// # Errors `EBADF` if there is no such descriptor, `EXDEV` if it leads elsewhere, `EACCES` or
-    /// `EPERM` if the helper may not look into that process (it runs as the user that mounted),
-    /// `EPIPE` if the helper is gone.
+    /// # Errors
+    /// `EBADF` if there is no such descriptor, `EXDEV` if it leads elsewhere, `EACCES` or `EPERM`
+    /// if the helper may not look into that process (it runs as the user that mounted), `EPIPE` if
+    /// the helper is gone.
     pub fn resolve_fd(&self, pid: u32, fd: i32) -> io::Result<u64> {
         match &self.0.backend {
             Backend::InProcess(device) => {

@@ -75,18 +75,6 @@ impl Sandbox {
             note("sealing", filter::seal());
         }
     }
-
-    /// The filter of system calls is in force.
-    #[must_use]
-    pub fn has_seccomp(self) -> bool {
-        self.seccomp
-    }
-
-    /// Landlock is in force, with this version of its interface.
-    #[must_use]
-    pub fn landlock(self) -> Option<i32> {
-        self.landlock
-    }
 }
 
 fn restrict_calls() -> std::io::Result<()> {

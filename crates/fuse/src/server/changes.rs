@@ -107,8 +107,8 @@ pub(super) struct Announcement<'a> {
 impl Server {
     /// To be called before contents or attributes of an inode are changed.
     ///
-    /// # Errors [`Failure::WaitForKernel`] if the change has to wait for a kernel, and this thread
-    /// must not.
+    /// # Errors
+    /// [`Failure::WaitForKernel`] if the change has to wait for a kernel, and this thread must not.
     pub(super) fn begin_change(
         &self,
         context: ExecContext,
@@ -176,7 +176,7 @@ impl Server {
         announcement.publish(|| vec![Change::Name(dir, name.to_vec())]);
     }
 
-    /// For delivery long the kernel may believe what it is told about an inode.
+    /// For how many seconds the kernel may believe what a reply says about an inode.
     pub(super) fn time_of(&self, id: InodeId) -> u64 {
         if self.group.overlaps() && self.fs.is_known_elsewhere(id) { 0 } else { TIMEOUT }
     }

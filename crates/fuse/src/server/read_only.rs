@@ -57,7 +57,8 @@ fn changes_by(command: u32) -> bool {
 }
 
 impl Server {
-    /// # Errors `EROFS` if the mount is read-only and this request changes something.
+    /// # Errors
+    /// `EROFS` if the mount is read-only and this request changes something.
     pub(super) fn may_change_anything(&self, opcode: Opcode) -> Result<(), Errno> {
         if self.me.is_read_only() && changes(opcode) { Err(Errno(libc::EROFS)) } else { Ok(()) }
     }

@@ -73,7 +73,11 @@ fn memory() -> serde_json::Value {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
     };
-    serde_json::json!({ "anonymous": bytes("RssAnon"), "resident": bytes("VmRSS"), "peak": bytes("VmHWM") })
+    serde_json::json!({
+        "anonymous": bytes("RssAnon"),
+        "resident": bytes("VmRSS"),
+        "peak": bytes("VmHWM"),
+    })
 }
 
 /// JSON in the fixed length of an answer; an error in its place if it is too long.

@@ -52,7 +52,7 @@ impl Buffers {
 /// Stops every reader that has got a fence until all have one, so that no reader has a request that
 /// is not counted yet: see [`drain`].
 pub(super) struct ReaderBarrier {
-    fences: FenceSender,
+    sender: FenceSender,
     readers: usize,
     state: Mutex<BarrierState>,
     /// A round has ended.
@@ -63,20 +63,20 @@ pub(super) struct ReaderBarrier {
 struct BarrierState {
     /// Drains that still need a round, and those that take part in the current one.
     waiting: Vec<Arc<Drain>>,
-    barrier: Vec<Arc<Drain>>,
+    current: Vec<Arc<Drain>>,
     /// Fences that were sent for this round.
     fences: usize,
     /// Readers that have got one.
-    here: usize,
+    arrived: usize,
     /// Rounds so far.
     round: u64,
     /// Transfers that are with workers, by their numbers.
-    away: BTreeSet<u64>,
+    with_workers: BTreeSet<u64>,
     /// Transfers that may be background requests: with workers when the fences were sent, or seen
     /// since.
     background: usize,
     /// Drains that only wait for these transfers, which are with workers.
-    leaving: Vec<(Arc<Drain>, BTreeSet<u64>)>,
+    finishing: Vec<(Arc<Drain>, BTreeSet<u64>)>,
     /// A reader has ended, because the mount is gone.
     gone: bool,
 }
@@ -88,34 +88,34 @@ impl std::fmt::Debug for ReaderBarrier {
 }
 
 impl ReaderBarrier {
-    fn new(fences: FenceSender, readers: usize) -> Self {
-        Self { fences, readers, state: Mutex::default(), over: Condvar::new() }
+    fn new(sender: FenceSender, readers: usize) -> Self {
+        Self { sender, readers, state: Mutex::default(), over: Condvar::new() }
     }
 
     /// Begins a drain.
     pub(super) fn drain(self: &Arc<Self>, drain: Arc<Drain>) {
         let mut state = self.state.lock();
         state.waiting.push(drain);
-        let through = self.call(&mut state);
+        let done = self.begin_round(&mut state);
         drop(state);
-        through.iter().for_each(|drain| drain.through());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 
     /// Begins a round if a drain needs one. Returns the drains that have nothing left to wait for.
-    fn call(self: &Arc<Self>, state: &mut BarrierState) -> Vec<Arc<Drain>> {
+    fn begin_round(self: &Arc<Self>, state: &mut BarrierState) -> Vec<Arc<Drain>> {
         if state.gone {
             return self.end(state);
         }
         if state.fences > 0 || state.waiting.is_empty() {
             return Vec::new();
         }
-        state.barrier = std::mem::take(&mut state.waiting);
+        state.current = std::mem::take(&mut state.waiting);
         // Each reader may be answering one.
-        state.background = state.away.len() + self.readers;
+        state.background = state.with_workers.len() + self.readers;
         state.fences = self.readers;
         for _ in 0..self.readers {
             let this = Arc::clone(self);
-            self.fences.put(Fence { drain: 0, queue: 0 }, None, move || this.fence_not_sent());
+            self.sender.send(Fence { drain: 0, queue: 0 }, None, move || this.fence_not_sent());
         }
         Vec::new()
     }
@@ -124,21 +124,21 @@ impl ReaderBarrier {
     /// only for as many as there are.
     fn fence_not_sent(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let mut through = std::mem::take(&mut state.barrier);
+        let mut done = std::mem::take(&mut state.current);
         state.fences -= 1;
-        if state.here == state.fences {
-            through.extend(self.begin_again(&mut state));
+        if state.arrived == state.fences {
+            done.extend(self.end_round(&mut state));
         }
         drop(state);
-        through.iter().for_each(|drain| drain.through());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 
     /// Ends this round.
-    fn begin_again(self: &Arc<Self>, state: &mut BarrierState) -> Vec<Arc<Drain>> {
-        (state.here, state.fences) = (0, 0);
+    fn end_round(self: &Arc<Self>, state: &mut BarrierState) -> Vec<Arc<Drain>> {
+        (state.arrived, state.fences) = (0, 0);
         state.round += 1;
         self.over.notify_all();
-        self.call(state)
+        self.begin_round(state)
     }
 
     /// The mount is gone: there will be no more rounds. Returns all drains.
@@ -149,67 +149,67 @@ impl ReaderBarrier {
     }
 
     /// A transfer has arrived.
-    fn arrived(&self, raw: &super::Raw<'_>) {
+    fn count(&self, raw: &super::Raw<'_>) {
         if drain::may_be_background(raw.header.opcode, raw.arg) {
             self.state.lock().background += 1;
         }
     }
 
     /// A transfer goes to a worker.
-    fn leaves(&self, unique: u64) {
+    fn moved_to_worker(&self, unique: u64) {
         self.state.lock().away.insert(unique);
     }
 
     /// A worker has answered it.
-    fn returns(&self, unique: u64) {
+    fn answered_by_worker(&self, unique: u64) {
         let mut state = self.state.lock();
-        state.away.remove(&unique);
-        let through: Vec<_> = state
-            .leaving
+        state.with_workers.remove(&unique);
+        let done: Vec<_> = state
+            .finishing
             .extract_if(.., |(_, owed)| {
                 owed.remove(&unique);
                 owed.is_empty()
             })
             .collect();
         drop(state);
-        through.iter().for_each(|(drain, _)| drain.through());
+        done.iter().for_each(|(drain, _)| drain.queue_done());
     }
 
     /// This reader has got a fence. Returns when all readers that get one have it.
-    fn meet(self: &Arc<Self>) {
+    fn wait_for_all(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        state.here += 1;
-        if state.here < state.fences {
+        state.arrived += 1;
+        if state.arrived < state.fences {
             let round = state.round;
             while state.round == round && !state.gone {
                 self.over.wait(&mut state);
             }
             return;
         }
-        let met = std::mem::take(&mut state.barrier);
-        let mut through = Vec::new();
+        let drains = std::mem::take(&mut state.current);
+        let mut done = Vec::new();
         if state.background >= usize::from(MAX_BACKGROUND) {
-            state.waiting.extend(met);
-        } else if state.away.is_empty() {
-            through = met;
+            state.waiting.extend(drains);
+        } else if state.with_workers.is_empty() {
+            done = drains;
         } else {
-            let owed = state.away.clone();
-            state.leaving.extend(met.into_iter().map(|drain| (drain, owed.clone())));
+            let owed = state.with_workers.clone();
+            state.finishing.extend(drains.into_iter().map(|drain| (drain, owed.clone())));
         }
-        through.extend(self.begin_again(&mut state));
+        done.extend(self.end_round(&mut state));
         drop(state);
-        through.iter().for_each(|drain| drain.through());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 
     /// Ends the thread that sends fences.
     pub(super) fn finish(&self) {
-        self.fences.finish();
+        self.sender.finish();
     }
 
     /// A reader has ended.
     fn leave(&self) {
-        let through = self.end(&mut self.state.lock());
-        through.iter().for_each(|drain| drain.through());
+        let done = self.end(&mut self.state.lock());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 }
 
@@ -217,8 +217,8 @@ impl BarrierState {
     /// Takes all drains.
     fn end(&mut self) -> Vec<Arc<Drain>> {
         let mut all = std::mem::take(&mut self.waiting);
-        all.append(&mut self.barrier);
-        all.extend(std::mem::take(&mut self.leaving).into_iter().map(|(drain, _)| drain));
+        all.append(&mut self.current);
+        all.extend(std::mem::take(&mut self.finishing).into_iter().map(|(drain, _)| drain));
         all
     }
 }
@@ -410,7 +410,7 @@ fn read_loop<H: Handler>(reader: &ReaderContext<H>) -> io::Result<()> {
         };
         let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else { continue };
         if let Some(barrier) = reader.barrier.as_ref().filter(|_| Fence::of(&header).is_some()) {
-            barrier.meet();
+            barrier.wait_for_all();
             continue;
         }
         reader.dispatch.arrived(&header);
@@ -428,12 +428,12 @@ impl<H: Handler> ReaderContext<H> {
         let Some(raw) = parse(&message[..n]) else { return };
         let unique = raw.header.unique;
         let barrier = self.barrier.as_ref().filter(|_| drain::is_transfer(raw.header.opcode));
-        barrier.inspect(|barrier| barrier.arrived(&raw));
+        barrier.inspect(|barrier| barrier.count(&raw));
         match self.dispatch.answer(raw, out, ExecContext::Queue) {
             Ok(len) => respond(&*self.fd, unique, Ok(&out[..len])),
             Err(Failure::Errno(e)) => respond(&*self.fd, unique, Err(e)),
             Err(failure) => {
-                barrier.inspect(|barrier| barrier.leaves(unique));
+                barrier.inspect(|barrier| barrier.moved_to_worker(unique));
                 let transfer = barrier.is_some();
                 let bytes = if n <= COPY_LIMIT {
                     message[..n].to_vec()
@@ -494,7 +494,10 @@ impl<H: Handler> MovedRequest<H> {
                     return self.go_on(unique, failure);
                 }
             }
-            barrier.iter().filter(|_| self.transfer).for_each(|barrier| barrier.returns(unique));
+            barrier
+                .iter()
+                .filter(|_| self.transfer)
+                .for_each(|barrier| barrier.answered_by_worker(unique));
             buffers.give(out);
             if self.bytes.len() == MESSAGE_SIZE {
                 buffers.give(self.bytes);

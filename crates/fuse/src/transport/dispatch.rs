@@ -1,8 +1,8 @@
 //! Answering one request, whichever transport brought it.
 //!
-//! A [`Dispatch`] belongs to one mount. It calls the handler, keeps the counters, turns a panic into
-//! `EIO`, and has the threads on which requests go on that had to wait. It also knows the look-ups
-//! that the kernel has given back and the handler has not heard of yet.
+//! A [`Dispatch`] belongs to one mount. It calls the handler, keeps the counters, turns a panic
+//! into `EIO`, and has the threads on which requests go on that had to wait. It also knows the
+//! look-ups that the kernel has given back and the handler has not heard of yet.
 
 use super::{dev_fuse, drain, uring};
 use crate::deferred::DeferredReply;
@@ -21,8 +21,9 @@ use zerocopy::FromBytes;
 
 /// Most threads that wait at the same time.
 pub(super) const MAX_WORKERS: usize = 256;
-/// Most threads that wait for the kernel at the same time. There are at least as many as [`Permits`],
-/// so that no request stands in line behind others that may be waiting for just this one.
+/// Most threads that wait for the kernel at the same time. There are at least as many as
+/// [`Permits`], so that no request stands in line behind others that may be waiting for just this
+/// one.
 const MAX_KERNEL_WAITERS: usize = 256;
 
 /// A request as it lies in a transport's buffers.
@@ -64,13 +65,14 @@ pub(crate) struct Dispatch<H> {
     handler: Arc<H>,
     pub(crate) stats: Arc<Stats>,
     workers: Workers,
-    /// SharedThreads for [`ExecContext::MayWaitForKernel`]. They wait until the kernel has what
-    /// other requests bring it, so none of those may ever have to wait for one of these threads.
+    /// Threads for [`ExecContext::MayWaitForKernel`]. They wait until the kernel has got the
+    /// answers of other requests, so no other request may ever have to wait for one of these
+    /// threads.
     kernel_waiters: Workers,
     forgets: Mutex<Forgets>,
     /// Held by a thread that forgets and is no reader.
     forgetting: Mutex<()>,
-    /// Beside io_uring.
+    /// Set beside io_uring.
     pub(super) forget_reader: OnceLock<dev_fuse::ForgetReader>,
     /// Set when requests come from a kernel.
     pub(super) drains: OnceLock<DrainParticipants>,
@@ -137,11 +139,11 @@ impl<H> Dispatch<H> {
 
     /// Waits for everything that is under way.
     pub(super) fn finish(&self) {
-        // Workers first: they may still hand over.
+        // Workers first: they may still give a request to a kernel waiter.
         self.workers.finish();
         self.kernel_waiters.finish();
         match self.drains.get() {
-            Some(DrainParticipants::Queues(_, fences)) => fences.finish(),
+            Some(DrainParticipants::Queues(_, sender)) => sender.finish(),
             Some(DrainParticipants::Readers(barrier)) => barrier.finish(),
             None => {}
         }
@@ -162,8 +164,8 @@ impl<H: Handler> Dispatch<H> {
         self.stats.request(header.opcode);
     }
 
-    /// Answers a request into `out`: bytes of the body, or why there is none. A handler that panics
-    /// answers EIO.
+    /// Answers a request into `out`. Returns the bytes of the body, or why there is none. A panic
+    /// of the handler becomes EIO.
     pub(crate) fn answer(
         self: &Arc<Self>,
         raw: Raw<'_>,
@@ -252,7 +254,7 @@ impl<H: Handler> Dispatch<H> {
             && opcode.is_some_and(|opcode| self.handler.defers_reply(opcode))
     }
 
-    /// Has a request answered through `send`, now or later.
+    /// Lets the handler answer a request through `send`, now or later.
     pub(crate) fn answer_deferred(
         &self,
         raw: Raw<'_>,
@@ -320,7 +322,8 @@ impl<H: Handler> Dispatch<H> {
         self.forget(&list);
     }
 
-    /// The last look-up of a deleted file gives its space back, which takes a while.
+    /// Tells the handler. This takes a while when the last look-up of a deleted file goes, because
+    /// its space is given back.
     pub(crate) fn forget(&self, list: &[Forgotten]) {
         for &Forgotten { node, lookups } in list {
             if lookups > 0

@@ -65,7 +65,7 @@ impl Fence {
     }
 
     /// Puts it into the queue: asks the kernel for no page at all of a file.
-    fn put(self, fd: BorrowedFd<'_>, node: NodeId) -> Result<(), Errno> {
+    fn send(self, fd: BorrowedFd<'_>, node: NodeId) -> Result<(), Errno> {
         let body =
             RetrieveOut { unique: self.unique(), node: node.0, offset: 0, size: 0, padding: 0 };
         let len = (size_of::<OutHeader>() + size_of::<RetrieveOut>()) as u32;
@@ -81,10 +81,10 @@ impl Fence {
 /// deleted, that waits until the pages that are on their way have been written.
 pub(super) struct FenceSender {
     thread: Workers,
-    shared: Arc<Shared>,
+    shared: Arc<SenderState>,
 }
 
-struct Shared {
+struct SenderState {
     fd: OwnedFd,
     /// Nodes of any kind that the kernel may know, up to a number of them.
     nodes: Box<dyn Fn(usize) -> Vec<NodeId> + Send + Sync>,
@@ -104,13 +104,13 @@ impl FenceSender {
         fd: OwnedFd,
         nodes: impl Fn(usize) -> Vec<NodeId> + Send + Sync + 'static,
     ) -> Self {
-        let shared = Shared { fd, nodes: Box::new(nodes), last: AtomicU64::new(0) };
+        let shared = SenderState { fd, nodes: Box::new(nodes), last: AtomicU64::new(0) };
         Self { thread: Workers::new("larder-fence", 1, usize::MAX), shared: Arc::new(shared) }
     }
 
     /// Sends a fence through the queue of a CPU, or through the only one. Calls `otherwise` if that
     /// cannot be done: the kernel has no file, and so no pages either, or the mount is gone.
-    pub(super) fn put(
+    pub(super) fn send(
         &self,
         fence: Fence,
         cpu: Option<usize>,
@@ -119,7 +119,7 @@ impl FenceSender {
         let shared = Arc::clone(&self.shared);
         self.thread.run(move || {
             cpu.inspect(|cpu| cpus::pin(*cpu));
-            if !shared.put(fence) {
+            if !shared.send(fence) {
                 otherwise();
             }
         });
@@ -130,15 +130,15 @@ impl FenceSender {
     }
 }
 
-impl Shared {
-    fn put(&self, fence: Fence) -> bool {
+impl SenderState {
+    fn send(&self, fence: Fence) -> bool {
         /// One of the first few is nearly always a file.
         const FEW: usize = 64;
         let last = self.last.load(Ordering::Relaxed);
         let once = (last != 0).then_some(NodeId(last));
         let nodes = [FEW, usize::MAX].into_iter().flat_map(|most| (self.nodes)(most));
         for node in once.into_iter().chain(nodes) {
-            match fence.put(self.fd.as_fd(), node) {
+            match fence.send(self.fd.as_fd(), node) {
                 Ok(()) => {
                     self.last.store(node.0, Ordering::Relaxed);
                     return true;
@@ -196,7 +196,7 @@ impl fmt::Debug for Drain {
 }
 
 impl Drain {
-    /// Calls `then` when this many queues are [through](Self::through).
+    /// Calls `then` when this many queues are [done](Self::queue_done).
     pub(super) fn new(before: u64, queues: usize, then: impl FnOnce() + Send + 'static) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed) as u32;
@@ -209,7 +209,7 @@ impl Drain {
     }
 
     /// One queue has no transfer left to wait for.
-    pub(super) fn through(&self) {
+    pub(super) fn queue_done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(then) = self.then.lock().take()
         {
@@ -243,10 +243,10 @@ mod tests {
         let done = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&done);
         let drain = Drain::new(9, 3, move || flag.store(true, Ordering::SeqCst));
-        drain.through();
-        drain.through();
+        drain.queue_done();
+        drain.queue_done();
         assert!(!done.load(Ordering::SeqCst));
-        drain.through();
+        drain.queue_done();
         assert!(done.load(Ordering::SeqCst));
     }
 

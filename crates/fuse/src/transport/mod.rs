@@ -1,4 +1,4 @@
-//! How requests reach the server and replies the kernel.
+//! How requests reach the server, and how replies reach the kernel.
 //!
 //! There are two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and, as the
 //! fallback, reading `/dev/fuse` (`dev_fuse`). What counts is *where* a request is served: on the
@@ -7,7 +7,7 @@
 //! disk, a commit, space) goes to the workers.
 //!
 //! This module holds what both share: the INIT exchange and the life of a session, and the threads
-//! that all mounts of one process share ([`SharedTransport`]). [`dispatch`] answers one request.
+//! that all mounts of one process share (`SharedTransport`). Module `dispatch` answers one request.
 
 mod cpus;
 mod dev_fuse;
@@ -41,7 +41,7 @@ pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// io_uring where the kernel offers it, else `/dev/fuse`.
+    /// io_uring if the kernel offers it, else `/dev/fuse`.
     #[default]
     Auto,
     /// Only `/dev/fuse`.
@@ -55,7 +55,7 @@ pub enum Transport {
 pub struct Ready {
     /// io_uring is in use.
     pub uring: bool,
-    /// SharedThreads that serve requests (the one for FORGET beside io_uring not counted).
+    /// Threads that serve requests. The reader of FORGETs beside io_uring is not counted.
     pub threads: usize,
     /// Minor version of the protocol that both sides speak.
     pub minor: u32,
@@ -69,7 +69,7 @@ pub enum ServeError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// During what.
+        /// What it was called for.
         what: &'static str,
         /// The error.
         #[source]
@@ -93,7 +93,7 @@ pub enum ServeError {
             /sys/module/fuse/parameters/enable_uring)"
     )]
     NoUring,
-    /// io_uring was demanded for a further mount, and the first one does without.
+    /// io_uring was demanded for a further mount, but the first one does not use it.
     #[error(
         "the first mount of this image was made without FUSE over io_uring, which cannot be had \
             deferred: \
@@ -111,7 +111,7 @@ pub(crate) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> ServeErr
 
 /// Serves a mount until it is unmounted.
 ///
-/// `on_ready` is called once, when the kernel and we have agreed and requests are being served.
+/// `on_ready` is called once, when the kernel has our answer to INIT and requests are being served.
 ///
 /// # Errors
 /// If the session cannot be set up. Once requests are served it ends with the mount, which is no
@@ -127,8 +127,8 @@ pub fn serve_handler<H: Handler>(
 
 /// What the mounts of one process share: the threads and rings of FUSE over io_uring.
 ///
-/// They are made for the first mount or never: when that is served, the [sandbox](crate::sandbox)
-/// is sealed and lets no ring be made.
+/// They are made for the first mount or never: once it is served, the [sandbox](crate::sandbox) is
+/// sealed and lets no ring be made.
 #[derive(Debug)]
 pub(crate) struct SharedTransport<H>(Mutex<SharedThreads<H>>);
 
@@ -136,7 +136,7 @@ pub(crate) struct SharedTransport<H>(Mutex<SharedThreads<H>>);
 enum SharedThreads<H> {
     /// No mount has come yet.
     NotYet,
-    /// The first one did without, or had to.
+    /// The first mount does not use them, or could not have them.
     None,
     Some(Arc<uring::RingThreads<H>>),
 }
@@ -161,15 +161,15 @@ impl<H: Handler> SharedTransport<H> {
     ) -> Result<(), ServeError> {
         let served = serve_session(self, handler, &mounted, stats, on_ready);
         if served.is_err() {
-            // Otherwise programs would hang in a mount that no server answers. Once it was served, it
-            // is gone already.
+            // Otherwise programs would hang in a mount that no server answers. Once it was served,
+            // it is gone already.
             let _ = mounted.helper().detach();
         }
         served
     }
 
-    /// The threads, which this mount may use or, if it is the first, do without. `None`: there are
-    /// none to be had.
+    /// The threads for a mount, made if it is the first one and `uses` them. `None` if it does not,
+    /// or if they were not made for the first one.
     fn threads(&self, uses: bool) -> io::Result<Option<Arc<uring::RingThreads<H>>>> {
         let mut threads = self.0.lock();
         if matches!(*threads, SharedThreads::NotYet) {
@@ -208,8 +208,8 @@ fn serve_session<H: Handler>(
         return Err(ServeError::NoUring);
     }
     let dispatch = Arc::new(Dispatch::new(handler, stats));
-    // The rings must exist before io_uring is accepted: from then on the kernel holds every request
-    // back until all queues are registered, and there is no way back.
+    // The rings must exist before io_uring is accepted. From then on the kernel holds every request
+    // back until all queues are registered, and it cannot be undone.
     let prepared = host
         .threads(offers_uring)
         .and_then(|threads| threads.map(|threads| threads.prepare(mounted, &dispatch)).transpose());
@@ -249,7 +249,7 @@ fn serve_session<H: Handler>(
         None => dev_fuse::serve(mounted, &dispatch, |threads| on_ready(ready(threads))),
     };
     if served.is_err() {
-        // Callers would hang for ever, and our own threads with them: take the mount away.
+        // Otherwise callers would hang for ever, and our own threads with them.
         let _ = mounted.helper().detach();
     }
     drop(rings);
@@ -274,14 +274,14 @@ fn read_init(fd: BorrowedFd<'_>) -> Result<(InHeader, InitIn), ServeError> {
     if header.opcode != Opcode::Init as u32 {
         return Err(unexpected());
     }
-    // Older kernels send less; what is missing counts as not offered.
+    // Older kernels send less. What is missing is not offered.
     let mut offer = InitIn::new_zeroed();
     let len = body.len().min(size_of::<InitIn>());
     offer.as_mut_bytes()[..len].copy_from_slice(&body[..len]);
     Ok((header, offer))
 }
 
-/// Sends a reply through `/dev/fuse`. That the caller is gone by now is no error.
+/// Sends a reply through `/dev/fuse`. It is no error if the caller is gone by now.
 fn send(fd: BorrowedFd<'_>, unique: u64, body: Result<&[u8], Errno>) -> io::Result<()> {
     let (error, body) = match body {
         Ok(body) => (0, body),
@@ -298,7 +298,7 @@ fn send(fd: BorrowedFd<'_>, unique: u64, body: Result<&[u8], Errno>) -> io::Resu
     }
 }
 
-/// Takes a message from `/dev/fuse` apart.
+/// The parts of a message from `/dev/fuse`.
 fn parse(message: &[u8]) -> Option<Raw<'_>> {
     let (header, body) = InHeader::read_from_prefix(message).ok()?;
     let arg_len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(body.len());
@@ -307,7 +307,7 @@ fn parse(message: &[u8]) -> Option<Raw<'_>> {
     Some(Raw { header, arg: &body[..arg_len], data: &body[arg_len..end] })
 }
 
-/// Sends an answer, and says in the log if that fails in a way that matters.
+/// Sends an answer, and logs failures that matter.
 pub(crate) fn respond(fd: impl AsFd, unique: u64, body: Result<&[u8], Errno>) {
     if let Err(error) = send(fd.as_fd(), unique, body) {
         tracing::warn!(%error, "a reply was not accepted");

@@ -61,7 +61,7 @@ pub(crate) fn pass_on() {
         });
     match started {
         Ok(_) => *STARTER.lock() = Some(sender),
-        Err(error) => tracing::debug!(%error, "no thread keeps the right to precedence"),
+        Err(error) => tracing::debug!(%error, "no thread keeps the lower nice value"),
     }
     give_up();
 }

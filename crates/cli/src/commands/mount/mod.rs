@@ -18,8 +18,8 @@
 //! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]).
 //! What it can then no longer do — mount, unmount, take its state file away — a second process does
 //! for it, its mount helper ([`larder_fuse::helper`]): this program once more, which the daemon
-//! starts first. The daemon remains who serves: its process id is known, it gets the signals, its
-//! end is what is waited for.
+//! starts first. The daemon is the process that serves: its process id is known, it gets the
+//! signals, and its end is waited for.
 //!
 //! | killed (SIGKILL) | then |
 //! |---|---|
@@ -190,7 +190,7 @@ fn request(wishes: &MountWishes) -> MountOptions {
     }
 }
 
-/// The mount helper: waits beside a daemon for what that asks, until it is gone.
+/// The mount helper: answers a daemon until that is gone.
 fn run_helper(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     // A terminal's Ctrl-C is for the daemon, and so is what a service manager sends to every
     // process of a service: to obey, the daemon needs us.
@@ -216,7 +216,7 @@ fn tidy_up(end: Ended, mountpoint: &Path, image: &Path, socket: Option<&Path>) {
     }
 }
 
-/// This program as the mount helper of a mount.
+/// This program as a mount helper.
 fn helper_command(
     options: &[String],
     image: &Path,

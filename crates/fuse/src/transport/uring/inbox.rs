@@ -77,7 +77,7 @@ impl QueueInbox {
         let mut news = self.news.lock();
         if news.over {
             drop(news);
-            return drain.through();
+            return drain.queue_done();
         }
         news.begun.push(Arc::clone(drain));
         drop(news);

@@ -147,7 +147,7 @@ impl<H: Handler> RingThreads<H> {
     ) -> io::Result<MountQueues<H>> {
         let running = cpus::running();
         let (here, gone) = mpsc::sync_channel(0);
-        let mut mailboxes = Vec::with_capacity(self.0.len());
+        let mut inboxes = Vec::with_capacity(self.0.len());
         let mut queues = Vec::with_capacity(self.0.len());
         for (qid, thread) in self.0.iter().enumerate() {
             let (large, most) = share(qid, &running);
@@ -155,7 +155,7 @@ impl<H: Handler> RingThreads<H> {
             let fuse = own.map_or_else(|| mounted.fuse_fd().try_clone_to_owned(), Ok)?;
             let inbox =
                 Arc::new(QueueInbox::new(Arc::clone(&thread.thread_inbox.event), large, most));
-            mailboxes.push(Arc::clone(&inbox));
+            inboxes.push(Arc::clone(&inbox));
             queues.push(MountQueue::new(
                 (large, most),
                 fuse,
@@ -165,7 +165,7 @@ impl<H: Handler> RingThreads<H> {
             )?);
         }
         let fences = dispatch.fences(mounted)?;
-        dispatch.drains.get_or_init(|| DrainParticipants::Queues(mailboxes, fences));
+        dispatch.drains.get_or_init(|| DrainParticipants::Queues(inboxes, fences));
         Ok(MountQueues {
             threads: Arc::clone(self),
             queues: Mutex::new(queues),
@@ -208,12 +208,12 @@ impl<H: Handler> MountQueues<H> {
         for (queue, thread) in
             std::mem::take(&mut *self.queues.lock()).into_iter().zip(&self.threads.0)
         {
-            let (say, said) = mpsc::sync_channel(1);
-            thread.thread_inbox.send((queue, say))?;
-            registered.push(said);
+            let (report, reported) = mpsc::sync_channel(1);
+            thread.thread_inbox.send((queue, report))?;
+            registered.push(reported);
         }
-        for said in registered {
-            said.recv().map_err(io::Error::other)??;
+        for reported in registered {
+            reported.recv().map_err(io::Error::other)??;
         }
         Ok(())
     }
@@ -289,12 +289,12 @@ impl<H: Handler> RingThread<H> {
             return queue.map_or(Ok(()), |queue| queue.completed(&mut self.ring, index, result));
         }
         for queue in self.queues.iter_mut().flatten() {
-            queue.look(&mut self.ring)?;
+            queue.read_inbox(&mut self.ring)?;
         }
         let arrivals = std::mem::take(&mut self.thread_inbox.inbox.lock().arrivals);
-        for (queue, say) in arrivals {
+        for (queue, report) in arrivals {
             // The waiter may have given up.
-            let _ = say.send(self.queue(queue));
+            let _ = report.send(self.queue(queue));
         }
         self.ring.listen()
     }

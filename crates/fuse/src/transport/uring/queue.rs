@@ -68,7 +68,7 @@ pub(super) struct MountQueue<H> {
     /// The drains that it takes part in.
     draining: Vec<QueueDrain>,
     /// Numbers of the transfers that are with workers.
-    away: BTreeSet<u64>,
+    with_workers: BTreeSet<u64>,
     dispatch: Arc<Dispatch<H>>,
     /// Hangs up when the queue has ended.
     _here: mpsc::SyncSender<()>,
@@ -101,7 +101,7 @@ impl<H: Handler> MountQueue<H> {
             inbox,
             long: VecDeque::new(),
             draining: Vec::new(),
-            away: BTreeSet::new(),
+            with_workers: BTreeSet::new(),
             dispatch,
             _here: here,
         })
@@ -137,9 +137,9 @@ impl<H: Handler> MountQueue<H> {
     }
 
     /// Handles what other threads have for this queue.
-    pub(super) fn look(&mut self, ring: &mut CpuRing) -> io::Result<()> {
+    pub(super) fn read_inbox(&mut self, ring: &mut CpuRing) -> io::Result<()> {
         for entry in self.inbox.take() {
-            self.away.remove(&entry.commit_id);
+            self.with_workers.remove(&entry.commit_id);
             self.give_to_kernel(ring, entry)?;
         }
         let news = self.inbox.take_news();
@@ -154,7 +154,7 @@ impl<H: Handler> MountQueue<H> {
             self.fence_came_out(drain);
         }
         for gone in self.draining.extract_if(.., |d| news.needless.contains(&d.drain.number)) {
-            gone.drain.through();
+            gone.drain.queue_done();
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl<H: Handler> MountQueue<H> {
         };
         self.armed -= 1;
         match -result {
-            0 => self.came(ring, entry),
+            0 => self.request_came(ring, entry),
             libc::EAGAIN | libc::EINTR => self.give_to_kernel(ring, entry),
             error => {
                 // This entry is lost; the queue goes on with the others.
@@ -194,8 +194,8 @@ impl<H: Handler> MountQueue<H> {
             return false;
         }
         for draining in &mut self.draining {
-            let oldest_away = self.away.first().copied().unwrap_or(u64::MAX);
-            if draining.under_way || oldest_away < draining.drain.before {
+            let oldest_with_worker = self.with_workers.first().copied().unwrap_or(u64::MAX);
+            if draining.under_way || oldest_with_worker < draining.drain.before {
                 continue;
             }
             let fence = Fence { drain: draining.drain.number, queue: ring.id };
@@ -203,8 +203,8 @@ impl<H: Handler> MountQueue<H> {
             draining.fences += 1;
             let inbox = Arc::clone(&self.inbox);
             let otherwise = move || inbox.needs_no_fence(fence.drain);
-            if let Some(DrainParticipants::Queues(_, fences)) = self.dispatch.drains.get() {
-                fences.put(fence, Some(ring.id.into()), otherwise);
+            if let Some(DrainParticipants::Queues(_, sender)) = self.dispatch.drains.get() {
+                sender.send(fence, Some(ring.id.into()), otherwise);
             }
         }
         true
@@ -217,7 +217,7 @@ impl<H: Handler> MountQueue<H> {
         draining.under_way = false;
         // The first fence proves nothing: see `docs/FUSE.md`.
         if draining.clean && draining.fences > 1 {
-            self.draining.swap_remove(at).drain.through();
+            self.draining.swap_remove(at).drain.queue_done();
         }
     }
 
@@ -244,7 +244,7 @@ impl<H: Handler> MountQueue<H> {
     }
 
     /// A request has come out of the kernel's queue. It is served now, or after the short ones.
-    fn came(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
+    fn request_came(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         if drain::is_transfer(header.opcode) {
             for draining in &mut self.draining {
@@ -289,7 +289,7 @@ impl<H: Handler> MountQueue<H> {
             Err(Failure::Errno(e)) => Err(e.0),
             Err(failure) => {
                 if drain::is_transfer(header.opcode) {
-                    self.away.insert(header.unique);
+                    self.with_workers.insert(header.unique);
                 }
                 let (dispatch, inbox) = (Arc::clone(&self.dispatch), Arc::clone(&self.inbox));
                 let names = std::mem::take(&mut ring.names);
@@ -456,7 +456,7 @@ impl<H> Drop for MountQueue<H> {
     fn drop(&mut self) {
         let waiting = self.draining.drain(..).map(|d| d.drain);
         for drain in self.inbox.end().into_iter().chain(waiting) {
-            drain.through();
+            drain.queue_done();
         }
     }
 }
