@@ -36,7 +36,7 @@ pub struct MountGroup {
     /// The result of closing the engine, if a kernel waited for that (`fuseblk`).
     pub(crate) closed: Mutex<Option<larder_fs::Result<()>>>,
     /// Inodes about which a member is waiting for other members' kernels: see `server::changes`.
-    waited_for: Mutex<HashMap<InodeId, Waiting>>,
+    waited_for: Mutex<HashMap<InodeId, WaitingMember>>,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ struct Members {
 
 /// The member that waits about an inode, and for how many of its requests.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingMember {
     number: u64,
     requests: u32,
 }
@@ -202,7 +202,7 @@ impl MountGroup {
     pub(crate) fn begin_to_wait(&self, member: &Member, about: InodeId) -> bool {
         let mut waited_for = self.waited_for.lock();
         let waiting =
-            waited_for.entry(about).or_insert(Waiting { number: member.number, requests: 0 });
+            waited_for.entry(about).or_insert(WaitingMember { number: member.number, requests: 0 });
         let may = waiting.number == member.number;
         waiting.requests += u32::from(may);
         may

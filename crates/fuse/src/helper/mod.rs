@@ -28,7 +28,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
-use wire::{Op, Reply, Request};
+use wire::{HelperReply, HelperRequest, Op};
 
 /// Does for the daemon what it cannot do itself. Clones are the same helper.
 #[derive(Clone, Debug)]
@@ -233,7 +233,7 @@ impl MountHelper {
 }
 
 impl RemoteHelper {
-    fn ask(&mut self, op: Op, pid: u32, fd: i32) -> io::Result<(Reply, Option<OwnedFd>)> {
+    fn ask(&mut self, op: Op, pid: u32, fd: i32) -> io::Result<(HelperReply, Option<OwnedFd>)> {
         let gone = || {
             io::Error::new(
                 io::ErrorKind::BrokenPipe,
@@ -241,7 +241,7 @@ impl RemoteHelper {
             )
         };
         let socket = self.socket.as_ref().ok_or_else(gone)?;
-        let outcome = wire::send_request(socket, Request { op, pid, fd })
+        let outcome = wire::send_request(socket, HelperRequest { op, pid, fd })
             .and_then(|()| wire::receive_reply(socket));
         match outcome {
             Ok(Some(reply)) => Ok(reply),

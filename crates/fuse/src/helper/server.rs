@@ -1,7 +1,7 @@
 //! The helper process: answers the daemon at the other end of its socket.
 
 use super::inode_of;
-use super::wire::{self, Op, Reply, Request};
+use super::wire::{self, HelperReply, HelperRequest, Op};
 use crate::mount::{MountOptions, Unmounter, backing, mount};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,7 +46,7 @@ pub fn serve_daemon(
         };
         if let Some(end) = end {
             tidy_up(end);
-            return wire::send_reply(socket, &Reply::default(), None);
+            return wire::send_reply(socket, &HelperReply::default(), None);
         }
         let (reply, fuse) = helper.answer(request);
         // From here on the daemon alone has the descriptor: a copy in this process would keep the
@@ -65,7 +65,7 @@ struct HelperServer<'a> {
 }
 
 impl HelperServer<'_> {
-    fn answer(&mut self, request: Request) -> (Reply, Option<OwnedFd>) {
+    fn answer(&mut self, request: HelperRequest) -> (HelperReply, Option<OwnedFd>) {
         let outcome = match request.op {
             Op::Mount => return self.mount(),
             Op::RaiseReadAhead => {
@@ -81,15 +81,18 @@ impl HelperServer<'_> {
             Op::Dismiss | Op::Leave => Ok(0),
         };
         let reply = match outcome {
-            Ok(value) => Reply { value, ..Reply::default() },
-            Err(e) => Reply::error(errno_of(&e)),
+            Ok(value) => HelperReply { value, ..HelperReply::default() },
+            Err(e) => HelperReply::error(errno_of(&e)),
         };
         (reply, None)
     }
 
-    fn mount(&mut self) -> (Reply, Option<OwnedFd>) {
+    fn mount(&mut self) -> (HelperReply, Option<OwnedFd>) {
         if self.mounted {
-            return (Reply { why: b"mounted already".to_vec(), ..Reply::error(libc::EBUSY) }, None);
+            return (
+                HelperReply { why: b"mounted already".to_vec(), ..HelperReply::error(libc::EBUSY) },
+                None,
+            );
         }
         let HelperConfig { source, mountpoint, options } = self.config;
         match mount(source, mountpoint, options.clone()) {
@@ -102,9 +105,12 @@ impl HelperServer<'_> {
                     (mounted.enabled_uring, wire::ENABLED_URING),
                 ];
                 let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
-                (Reply { flags, ..Reply::default() }, Some(mounted.fuse))
+                (HelperReply { flags, ..HelperReply::default() }, Some(mounted.fuse))
             }
-            Err(e) => (Reply { why: e.to_string().into_bytes(), ..Reply::error(libc::EIO) }, None),
+            Err(e) => (
+                HelperReply { why: e.to_string().into_bytes(), ..HelperReply::error(libc::EIO) },
+                None,
+            ),
         }
     }
 
@@ -139,7 +145,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     /// What a helper answers that cannot mount.
-    fn ask(requests: &[Request]) -> (Vec<Reply>, Option<Ended>) {
+    fn ask(requests: &[HelperRequest]) -> (Vec<HelperReply>, Option<Ended>) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
@@ -164,7 +170,7 @@ mod tests {
 
     #[test]
     fn without_a_mount_nothing_is_given_away() {
-        let request = |op, pid, fd| Request { op, pid, fd };
+        let request = |op, pid, fd| HelperRequest { op, pid, fd };
         let me = std::process::id();
         let (replies, tidied) = ask(&[
             request(Op::Resolve, me, 0),
@@ -180,7 +186,7 @@ mod tests {
         );
         assert_eq!(tidied, None, "a daemon that just vanished leaves its traces");
         let (replies, tidied) = ask(&[request(Op::Dismiss, 0, 0)]);
-        assert_eq!((tidied, &replies[0]), (Some(Ended::Daemon), &Reply::default()));
+        assert_eq!((tidied, &replies[0]), (Some(Ended::Daemon), &HelperReply::default()));
         let (_, tidied) = ask(&[request(Op::Leave, 0, 0)]);
         assert_eq!(tidied, Some(Ended::Mount));
     }

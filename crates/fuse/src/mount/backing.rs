@@ -53,13 +53,13 @@ fn number(device: &str) -> Option<u64> {
 
 /// A line of the mount table.
 #[derive(Debug, PartialEq, Eq)]
-struct Entry<'a> {
+struct MountTableEntry<'a> {
     /// `major:minor`.
     device: &'a str,
     kind: &'a str,
 }
 
-impl Entry<'_> {
+impl MountTableEntry<'_> {
     /// Its name in sysfs. A mount on a block device has its own one besides that of the device.
     fn backing_device(&self) -> String {
         let suffix = if self.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
@@ -68,13 +68,14 @@ impl Entry<'_> {
 }
 
 /// What is mounted there; the last mount counts.
-fn entry_of<'a>(mountinfo: &'a str, mountpoint: &Path) -> Option<Entry<'a>> {
+fn entry_of<'a>(mountinfo: &'a str, mountpoint: &Path) -> Option<MountTableEntry<'a>> {
     mountinfo.lines().rev().find_map(|line| {
         let mut fields = line.split(' ');
         let device = fields.nth(2)?;
         let path = fields.nth(1)?;
         let kind = fields.skip_while(|field| *field != "-").nth(1)?;
-        (unescape(path) == mountpoint.as_os_str().as_bytes()).then_some(Entry { device, kind })
+        (unescape(path) == mountpoint.as_os_str().as_bytes())
+            .then_some(MountTableEntry { device, kind })
     })
 }
 

@@ -8,11 +8,11 @@
 //! Facts come from the kernel's public interface header (`linux/fuse.h`, which may be used under a
 //! BSD licence).
 
-pub mod init;
+pub(crate) mod init;
 pub mod messages;
 pub mod opcode;
 
-pub use init::{InitFlags, InitIn, InitOut};
+pub(crate) use init::{InitFlags, InitIn};
 pub use messages::*;
 pub use opcode::Opcode;
 

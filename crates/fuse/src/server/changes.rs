@@ -47,7 +47,7 @@ impl Change {
     }
 
     /// Notifies the kernel of a mount. False if it does not know the inode.
-    fn tell(&self, to: &Member) -> bool {
+    fn notify(&self, to: &Member) -> bool {
         let node = to.nodes.node(self.of());
         match self {
             Change::Name(_, name) => {
@@ -72,7 +72,7 @@ impl Change {
         /// A reply that is on its way arrives after a thread or a few have run.
         const TURNS: u32 = 2000;
         for _ in 0..TURNS {
-            if self.tell(to) || to.notify.is_over() || !to.fs.knows(self.of()) {
+            if self.notify(to) || to.notify.is_over() || !to.fs.knows(self.of()) {
                 return;
             }
             std::thread::yield_now();
@@ -241,8 +241,8 @@ impl Announcement<'_> {
                 _ => {
                     let (change, to) = (change.clone(), Arc::clone(other));
                     let is_name = matches!(change, Change::Name(..));
-                    let tell = move || change.deliver(&to);
-                    if is_name { other.notify.run_for_name(tell) } else { other.notify.run(tell) }
+                    let job = move || change.deliver(&to);
+                    if is_name { other.notify.run_for_name(job) } else { other.notify.run(job) }
                 }
             });
         }

@@ -149,7 +149,7 @@ impl ReaderBarrier {
     }
 
     /// A transfer has arrived.
-    fn count(&self, raw: &super::Raw<'_>) {
+    fn count(&self, raw: &super::RawRequest<'_>) {
         if drain::may_be_background(raw.header.opcode, raw.arg) {
             self.state.lock().background += 1;
         }
@@ -324,8 +324,8 @@ impl ForgetReader {
             // If this fails, the read reports it.
             let _ = rustix::event::poll(&mut there, None);
             match self.next(dispatch) {
-                Ok(Next::Done | Next::Nothing) => {}
-                Ok(Next::Gone) => return Ok(()),
+                Ok(ReadOutcome::Done | ReadOutcome::Nothing) => {}
+                Ok(ReadOutcome::Gone) => return Ok(()),
                 Err(e) => return Err(io_error("reading from /dev/fuse")(e)),
             }
         }
@@ -339,25 +339,27 @@ impl ForgetReader {
         // Otherwise a read might wait for a message that never comes.
         let messages = if self.at_once { MESSAGES } else { 0 };
         for _ in 0..messages {
-            if !matches!(self.next(dispatch), Ok(Next::Done)) {
+            if !matches!(self.next(dispatch), Ok(ReadOutcome::Done)) {
                 return;
             }
         }
     }
 
-    fn next<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> io::Result<Next> {
+    fn next<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> io::Result<ReadOutcome> {
         let mut message = self.message.lock();
         let n = match rustix::io::read(&*self.fd, &mut message[..]) {
             Ok(0) | Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => {
-                return Ok(Next::Gone);
+                return Ok(ReadOutcome::Gone);
             }
             Ok(n) => n,
-            Err(rustix::io::Errno::AGAIN) => return Ok(Next::Nothing),
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => return Ok(Next::Done),
+            Err(rustix::io::Errno::AGAIN) => return Ok(ReadOutcome::Nothing),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {
+                return Ok(ReadOutcome::Done);
+            }
             Err(e) => return Err(e.into()),
         };
         let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else {
-            return Ok(Next::Done);
+            return Ok(ReadOutcome::Done);
         };
         dispatch.arrived(&header);
         match dispatch.parse_forgets(&message[..n], &header) {
@@ -371,12 +373,12 @@ impl ForgetReader {
                 reader.answer(&mut message, n, &mut vec![0; MAX_WRITE as usize]);
             }
         }
-        Ok(Next::Done)
+        Ok(ReadOutcome::Done)
     }
 }
 
 /// Outcome of one read.
-enum Next {
+enum ReadOutcome {
     Done,
     Nothing,
     /// The mount is gone.

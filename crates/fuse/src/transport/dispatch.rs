@@ -28,7 +28,7 @@ const MAX_KERNEL_WAITERS: usize = 256;
 
 /// A request as it lies in a transport's buffers.
 #[derive(Clone, Copy)]
-pub(crate) struct Raw<'a> {
+pub(crate) struct RawRequest<'a> {
     pub(crate) header: InHeader,
     pub(crate) arg: &'a [u8],
     pub(crate) data: &'a [u8],
@@ -168,7 +168,7 @@ impl<H: Handler> Dispatch<H> {
     /// of the handler becomes EIO.
     pub(crate) fn answer(
         self: &Arc<Self>,
-        raw: Raw<'_>,
+        raw: RawRequest<'_>,
         out: &mut [u8],
         context: ExecContext,
     ) -> Result<usize, Failure> {
@@ -224,7 +224,7 @@ impl<H: Handler> Dispatch<H> {
     }
 
     /// Must this request come after all writes that were under way when it was sent?
-    pub(super) fn comes_after_writes(&self, raw: Raw<'_>) -> bool {
+    pub(super) fn comes_after_writes(&self, raw: RawRequest<'_>) -> bool {
         let opcode = Opcode::from_number(raw.header.opcode);
         opcode.is_some_and(|opcode| {
             let request = Request { header: raw.header, opcode, arg: raw.arg, data: raw.data };
@@ -257,7 +257,7 @@ impl<H: Handler> Dispatch<H> {
     /// Lets the handler answer a request through `send`, now or later.
     pub(crate) fn answer_deferred(
         &self,
-        raw: Raw<'_>,
+        raw: RawRequest<'_>,
         send: impl FnOnce(Result<(), Errno>) + Send + 'static,
     ) {
         let deferred = DeferredReply::new(&self.workers, &self.stats, send);

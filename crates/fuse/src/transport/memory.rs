@@ -1,8 +1,8 @@
 //! The memory that ring entries share with the kernel.
 //!
 //! Every entry is a page for its header and a megabyte for its payload. All are mapped once per
-//! queue, and touched only as far as requests need it. An [`Entry`] owns its part; while the kernel
-//! has it, no other code does.
+//! queue, and touched only as far as requests need it. A [`RingEntry`] owns its part; while the
+//! kernel has it, no other code does.
 
 use crate::proto::init::MAX_WRITE;
 use crate::proto::{InHeader, OutHeader, RingEntryInOut};
@@ -29,8 +29,8 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory. `Entry` governs the access to its part, and there is one for
-// each part.
+// SAFETY: the mapping is plain memory. `RingEntry` governs the access to its part, and there is one
+// for each part.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the struct itself gives no access.
 unsafe impl Sync for Mapping {}
@@ -43,7 +43,7 @@ impl Drop for Mapping {
 }
 
 /// One ring entry's memory.
-pub(super) struct Entry {
+pub(super) struct RingEntry {
     header: NonNull<u8>,
     payload: NonNull<u8>,
     /// Header and payload, as REGISTER passes them.
@@ -62,10 +62,10 @@ pub(super) struct Entry {
 }
 
 // SAFETY: the pointers lead to a part of the mapping that this entry alone uses.
-unsafe impl Send for Entry {}
+unsafe impl Send for RingEntry {}
 
 /// Maps memory for `count` entries.
-pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
+pub(super) fn entries(count: usize) -> io::Result<Vec<RingEntry>> {
     let stride = HEADER_ROOM + PAYLOAD;
     let len = count * stride;
     // SAFETY: a new anonymous mapping; nothing existing is touched.
@@ -91,7 +91,7 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
             // SAFETY: index < count, so both lie within the mapping.
             let (header, payload) =
                 unsafe { (start.add(index * stride), start.add(index * stride + HEADER_ROOM)) };
-            Entry {
+            RingEntry {
                 header,
                 payload,
                 iovecs: Box::new([
@@ -109,7 +109,7 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
         .collect())
 }
 
-impl Entry {
+impl RingEntry {
     /// Address of the iovec pair, for REGISTER. Valid as long as the entry lives.
     pub(super) fn iovecs_address(&self) -> u64 {
         self.iovecs.as_ptr().expose_provenance() as u64

@@ -19,7 +19,7 @@ pub(crate) mod priority;
 mod uring;
 
 pub use direct::Direct;
-use dispatch::{Dispatch, DrainParticipants, MAX_WORKERS, Permits, Raw};
+use dispatch::{Dispatch, DrainParticipants, MAX_WORKERS, Permits, RawRequest};
 
 use crate::errno::Errno;
 use crate::handler::Handler;
@@ -186,7 +186,7 @@ impl<H: Handler> SharedTransport<H> {
 }
 
 fn serve_session<H: Handler>(
-    host: &SharedTransport<H>,
+    shared: &SharedTransport<H>,
     handler: Arc<H>,
     mounted: &Mounted,
     stats: Arc<Stats>,
@@ -208,24 +208,7 @@ fn serve_session<H: Handler>(
         return Err(ServeError::NoUring);
     }
     let dispatch = Arc::new(Dispatch::new(handler, stats));
-    // The rings must exist before io_uring is accepted. From then on the kernel holds every request
-    // back until all queues are registered, and it cannot be undone.
-    let prepared = host
-        .threads(offers_uring)
-        .and_then(|threads| threads.map(|threads| threads.prepare(mounted, &dispatch)).transpose());
-    let rings = match prepared {
-        Ok(None) if mounted.options.transport == Transport::Uring => {
-            return Err(ServeError::NoThreads);
-        }
-        Ok(rings) => rings,
-        Err(source) if mounted.options.transport == Transport::Uring => {
-            return Err(ServeError::Io { what: "setting up io_uring", source });
-        }
-        Err(error) => {
-            tracing::warn!(%error, "io_uring cannot be used, falling back to /dev/fuse");
-            None
-        }
-    };
+    let rings = prepare_queues(shared, mounted, &dispatch, offers_uring)?;
     let out = init::negotiate(&offer, InitOptions { uring: rings.is_some(), ..options });
     send(mounted.fuse_fd(), header.unique, Ok(out.as_bytes()))
         .map_err(io_error("answering INIT"))?;
@@ -255,6 +238,31 @@ fn serve_session<H: Handler>(
     drop(rings);
     dispatch.finish();
     served
+}
+
+/// The queues of a mount for io_uring; `None` if it is served over `/dev/fuse`.
+///
+/// They must exist before io_uring is accepted. From then on the kernel holds every request back
+/// until all queues are registered, and it cannot be undone.
+fn prepare_queues<H: Handler>(
+    shared: &SharedTransport<H>,
+    mounted: &Mounted,
+    dispatch: &Arc<Dispatch<H>>,
+    offered: bool,
+) -> Result<Option<uring::MountQueues<H>>, ServeError> {
+    let demanded = mounted.options.transport == Transport::Uring;
+    let prepared = shared
+        .threads(offered)
+        .and_then(|threads| threads.map(|threads| threads.prepare(mounted, dispatch)).transpose());
+    match prepared {
+        Ok(None) if demanded => Err(ServeError::NoThreads),
+        Ok(queues) => Ok(queues),
+        Err(source) if demanded => Err(ServeError::Io { what: "setting up io_uring", source }),
+        Err(error) => {
+            tracing::warn!(%error, "io_uring cannot be used, falling back to /dev/fuse");
+            Ok(None)
+        }
+    }
 }
 
 fn read_init(fd: BorrowedFd<'_>) -> Result<(InHeader, InitIn), ServeError> {
@@ -299,12 +307,12 @@ fn send(fd: BorrowedFd<'_>, unique: u64, body: Result<&[u8], Errno>) -> io::Resu
 }
 
 /// The parts of a message from `/dev/fuse`.
-fn parse(message: &[u8]) -> Option<Raw<'_>> {
+fn parse(message: &[u8]) -> Option<RawRequest<'_>> {
     let (header, body) = InHeader::read_from_prefix(message).ok()?;
     let arg_len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(body.len());
     // Extensions (none is negotiated) stand at the end.
     let end = body.len().saturating_sub(usize::from(header.total_extlen) * 8).max(arg_len);
-    Some(Raw { header, arg: &body[..arg_len], data: &body[arg_len..end] })
+    Some(RawRequest { header, arg: &body[..arg_len], data: &body[arg_len..end] })
 }
 
 /// Sends an answer, and logs failures that matter.

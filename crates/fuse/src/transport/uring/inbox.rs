@@ -2,7 +2,7 @@
 
 use super::super::Permits;
 use super::super::drain::Drain;
-use super::super::memory::Entry;
+use super::super::memory::RingEntry;
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(super) fn wake(event: &OwnedFd) {
 /// What other threads have for a mount's queue: entries that workers have finished, to be
 /// committed, and news about drains.
 pub(in super::super) struct QueueInbox {
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<RingEntry>>,
     news: Mutex<DrainNews>,
     /// Wakes the queue's thread, which looks here then.
     event: Arc<OwnedFd>,
@@ -54,14 +54,14 @@ impl QueueInbox {
     fn wake(&self) {
         wake(&self.event);
     }
-    pub(super) fn give(&self, entry: Entry) {
+    pub(super) fn give(&self, entry: RingEntry) {
         let mut entries = self.entries.lock();
         entries.push(entry);
         if entries.len() == 1 {
             self.wake();
         }
     }
-    pub(super) fn take(&self) -> Vec<Entry> {
+    pub(super) fn take(&self) -> Vec<RingEntry> {
         std::mem::take(&mut self.entries.lock())
     }
     pub(super) fn take_news(&self) -> DrainNews {

@@ -5,8 +5,8 @@
 //! queues of all mounts share ([`super`]); they share nothing else.
 
 use super::super::drain::{self, Drain, Fence};
-use super::super::memory::{self, Entry};
-use super::super::{Dispatch, DrainParticipants, Raw};
+use super::super::memory::{self, RingEntry};
+use super::super::{Dispatch, DrainParticipants, RawRequest};
 use super::inbox::QueueInbox;
 use super::ring::CpuRing;
 use crate::handler::{ExecContext, Failure, Handler};
@@ -53,7 +53,7 @@ pub(super) struct MountQueue<H> {
     /// Index among the mounts of the thread.
     pub(super) slot: usize,
     /// Entries that the kernel has; `None` while one is here or with a worker.
-    with_kernel: Vec<Option<Entry>>,
+    with_kernel: Vec<Option<RingEntry>>,
     /// Entries that still can carry requests.
     live: usize,
     /// How many of `with_kernel` are `Some`.
@@ -61,10 +61,10 @@ pub(super) struct MountQueue<H> {
     /// Entries up to this index keep their payload's memory.
     large: usize,
     /// Entries that are not registered yet.
-    spare: Vec<Entry>,
+    spare: Vec<RingEntry>,
     inbox: Arc<QueueInbox>,
     /// Requests that take long. All short ones go first, also those that come between two of these.
-    long: VecDeque<(Entry, InHeader, usize)>,
+    long: VecDeque<(RingEntry, InHeader, usize)>,
     /// The drains that it takes part in.
     draining: Vec<QueueDrain>,
     /// Numbers of the transfers that are with workers.
@@ -88,7 +88,7 @@ impl<H: Handler> MountQueue<H> {
         let mut spare = first.split_off(large);
         // Taken from the end.
         spare.reverse();
-        let mut with_kernel: Vec<Option<Entry>> = first.into_iter().map(Some).collect();
+        let mut with_kernel: Vec<Option<RingEntry>> = first.into_iter().map(Some).collect();
         with_kernel.resize_with(most, || None);
         Ok(Self {
             fuse,
@@ -222,7 +222,7 @@ impl<H: Handler> MountQueue<H> {
     }
 
     /// Gives the entry to the kernel, to register it or with an answer.
-    fn give_to_kernel(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
+    fn give_to_kernel(&mut self, ring: &mut CpuRing, mut entry: RingEntry) -> io::Result<()> {
         if entry.index >= self.large {
             entry.forget_beyond(KEPT);
         }
@@ -244,7 +244,7 @@ impl<H: Handler> MountQueue<H> {
     }
 
     /// A request has come out of the kernel's queue. It is served now, or after the short ones.
-    fn request_came(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
+    fn request_came(&mut self, ring: &mut CpuRing, mut entry: RingEntry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         if drain::is_transfer(header.opcode) {
             for draining in &mut self.draining {
@@ -261,7 +261,7 @@ impl<H: Handler> MountQueue<H> {
     fn serve(
         &mut self,
         ring: &mut CpuRing,
-        mut entry: Entry,
+        mut entry: RingEntry,
         header: InHeader,
         len: usize,
     ) -> io::Result<()> {
@@ -304,7 +304,7 @@ impl<H: Handler> MountQueue<H> {
     }
 
     /// The submission that hands an entry over.
-    fn command(&self, queue: u16, entry: &Entry) -> Entry128 {
+    fn command(&self, queue: u16, entry: &RingEntry) -> Entry128 {
         let (cmd, addr, iovecs) = if entry.registering {
             (CMD_REGISTER, Some(entry.iovecs_address()), 2u32)
         } else {
@@ -342,7 +342,7 @@ pub(super) fn place_of(user_data: u64) -> (usize, usize) {
 struct MovedRequest<H> {
     dispatch: Arc<Dispatch<H>>,
     inbox: Arc<QueueInbox>,
-    entry: Entry,
+    entry: RingEntry,
     header: InHeader,
     len: usize,
     names: Vec<u8>,
@@ -356,7 +356,7 @@ impl<H: Handler> MovedRequest<H> {
         let here = Arc::clone(&self.dispatch);
         if !std::mem::replace(&mut self.drained, true) {
             let (arg, arg_len) = fixed_part(&self.entry, &self.header);
-            let raw = Raw { header: self.header, arg: &arg[..arg_len], data: &[] };
+            let raw = RawRequest { header: self.header, arg: &arg[..arg_len], data: &[] };
             if here.comes_after_writes(raw) {
                 if !self.inbox.held_back.acquire() {
                     self.entry.answer(self.header.unique, Err(libc::EAGAIN));
@@ -395,7 +395,7 @@ impl<H: Handler> MovedRequest<H> {
     fn wait_without_a_thread(self) {
         let Self { dispatch, inbox, mut entry, header, names, .. } = self;
         let (arg, arg_len) = fixed_part(&entry, &header);
-        let raw = Raw { header, arg: &arg[..arg_len], data: &names };
+        let raw = RawRequest { header, arg: &arg[..arg_len], data: &names };
         dispatch.answer_deferred(raw, move |outcome| {
             entry.answer(header.unique, outcome.map(|()| 0).map_err(|e| e.0));
             inbox.give(entry);
@@ -406,14 +406,17 @@ impl<H: Handler> MovedRequest<H> {
 /// Answers a write. The data stays where it is, so the reply is made in another buffer.
 fn answer_write<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
-    entry: &mut Entry,
+    entry: &mut RingEntry,
     header: InHeader,
     len: usize,
     context: ExecContext,
 ) -> Result<usize, Failure> {
     let mut out = [0; 64];
-    let raw =
-        Raw { header, arg: entry.arg(Opcode::Write.arg_len()), data: &entry.payload()[..len] };
+    let raw = RawRequest {
+        header,
+        arg: entry.arg(Opcode::Write.arg_len()),
+        data: &entry.payload()[..len],
+    };
     let n = dispatch.answer(raw, &mut out, context)?;
     entry.payload_mut()[..n].copy_from_slice(&out[..n]);
     Ok(n)
@@ -421,18 +424,18 @@ fn answer_write<H: Handler>(
 
 fn answer_other<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
-    entry: &mut Entry,
+    entry: &mut RingEntry,
     header: InHeader,
     names: &[u8],
     context: ExecContext,
 ) -> Result<usize, Failure> {
     let (arg, arg_len) = fixed_part(entry, &header);
-    let raw = Raw { header, arg: &arg[..arg_len], data: names };
+    let raw = RawRequest { header, arg: &arg[..arg_len], data: names };
     dispatch.answer(raw, entry.payload_mut(), context)
 }
 
 /// A copy of a request's fixed structure, and its length.
-fn fixed_part(entry: &Entry, header: &InHeader) -> ([u8; 128], usize) {
+fn fixed_part(entry: &RingEntry, header: &InHeader) -> ([u8; 128], usize) {
     let mut arg = [0; 128];
     let len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
     arg[..len].copy_from_slice(entry.arg(len));
