@@ -8,8 +8,8 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use larder_fuse::memserver::MemServer;
 use larder_fuse::{MountOptions, Stats, Transport, Unmounter, control, mount, serve_handler};
+use larder_simtest::memserver::MemServer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde_json::Value;

@@ -7,7 +7,7 @@
 
 use crate::interrupt;
 use anyhow::{Context, Result, bail, ensure};
-use larder_fuse::sharing::{self, Deduped};
+use larder_fuse::sharing::{self, Deduped, FileAt};
 use larder_simtest::oracle::dedupe_range;
 use std::fs::{self, File};
 use std::io;
@@ -143,7 +143,11 @@ impl By<'_> {
     fn dedupe_range(self, from: &File, to: &File, at: u64, len: u64) -> Result<u64> {
         let same = match self {
             Self::Linux => dedupe_range(from, at, len, to, at)?,
-            Self::Larder(_) => match sharing::dedupe(from, at, to, at, len)? {
+            Self::Larder(_) => match sharing::dedupe(
+                FileAt { file: from, offset: at },
+                FileAt { file: to, offset: at },
+                len,
+            )? {
                 Deduped::Same(_) => Some(len),
                 Deduped::Differs => None,
             },

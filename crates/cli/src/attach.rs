@@ -3,10 +3,11 @@
 //! A daemon has an **attach socket**: a Unix datagram socket beside the state files. It is named
 //! after the image's inode or device, and is bound before the daemon goes into its sandbox. The
 //! program that wants a mount does itself what needs rights or a mount namespace: it claims the
-//! state file, and starts a [porter](larder_fuse::porter) that will make the mount. Then it sends
-//! one message. The message says what is wanted and carries three descriptors: the porter's socket,
-//! the locked state file, and a socket for the answer. The daemon only receives. It opens, connects
-//! and accepts nothing, so its filter of system calls allows nothing more than before.
+//! state file, and starts a [mount helper](larder_fuse::helper) that will make the mount. Then it
+//! sends one message. The message says what is wanted and carries three descriptors: the mount
+//! helper's socket, the locked state file, and a socket for the answer. The daemon only receives.
+//! It opens, connects and accepts nothing, so its filter of system calls allows nothing more than
+//! before.
 //!
 //! What can come in between:
 //!
@@ -14,8 +15,8 @@
 //! - *The daemon ends before it has read the message.* The descriptors are closed with it, which
 //!   the requester sees. It waits for the daemon's end, and the mount is a first one. The same
 //!   holds for the answer [`Answer::Ending`].
-//! - *The requester is killed before it sends.* Nothing was mounted. Its porter sees that, and
-//!   ends.
+//! - *The requester is killed before it sends.* Nothing was mounted. Its mount helper sees that,
+//!   and ends.
 //! - *The requester is killed before it has the answer.* The daemon cannot deliver the answer, and
 //!   unmounts again.
 //! - *Two first mounts start at the same time.* Each holds the image's [`StartLock`] until it has a
@@ -56,8 +57,10 @@ pub(crate) struct MountRequest {
     pub(crate) whole: Settings,
     /// Where; absolute and without symbolic links.
     pub(crate) mountpoint: PathBuf,
-    /// Process of the porter.
-    pub(crate) porter: u32,
+    /// Process of the mount helper.
+    // Its name since the first version of the message.
+    #[serde(rename = "porter")]
+    pub(crate) helper: u32,
 }
 
 /// What the daemon says.
@@ -219,7 +222,7 @@ pub(crate) struct AttachSocket {
 #[derive(Debug)]
 pub(crate) struct Received {
     wanted: MountRequest,
-    porter: OwnedFd,
+    helper: OwnedFd,
     state: File,
     answer: OwnedFd,
 }
@@ -289,7 +292,7 @@ impl AttachSocket {
             }
         }
         // The others see that their descriptors are closed.
-        let Ok([porter, state, answer]) = <[OwnedFd; 3]>::try_from(fds) else { return Ok(None) };
+        let Ok([helper, state, answer]) = <[OwnedFd; 3]>::try_from(fds) else { return Ok(None) };
         if sender != Some(rustix::process::getuid()) {
             return Ok(None);
         }
@@ -301,7 +304,7 @@ impl AttachSocket {
             let _ = say(&answer, &Answer::Refused { why, hint });
             return Ok(None);
         };
-        Ok(Some(Received { wanted, porter, state: state.into(), answer }))
+        Ok(Some(Received { wanted, helper, state: state.into(), answer }))
     }
 }
 
@@ -317,9 +320,9 @@ impl Requester {
 }
 
 impl Received {
-    /// What is wanted, the porter's socket, the state file, and the requester.
+    /// What is wanted, the mount helper's socket, the state file, and the requester.
     pub(crate) fn take(self) -> (MountRequest, OwnedFd, File, Requester) {
-        (self.wanted, self.porter, self.state, Requester(self.answer))
+        (self.wanted, self.helper, self.state, Requester(self.answer))
     }
 }
 
@@ -351,7 +354,7 @@ impl Found {
     pub(crate) fn ask(
         &self,
         wanted: &MountRequest,
-        porter: impl AsFd,
+        helper: impl AsFd,
         state: impl AsFd,
     ) -> io::Result<Option<Answer>> {
         let (ours, theirs) = rustix::net::socketpair(
@@ -367,7 +370,7 @@ impl Found {
                 "options of more than 100 KiB",
             ));
         }
-        let fds = [porter.as_fd(), state.as_fd(), theirs.as_fd()];
+        let fds = [helper.as_fd(), state.as_fd(), theirs.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(
@@ -401,9 +404,9 @@ impl Found {
 }
 
 impl MountRequest {
-    pub(crate) fn new(options: &[String], whole: Settings, mountpoint: &Path, porter: u32) -> Self {
+    pub(crate) fn new(options: &[String], whole: Settings, mountpoint: &Path, helper: u32) -> Self {
         let (options, mountpoint) = (options.to_vec(), mountpoint.to_owned());
-        Self { version: VERSION, options, whole, mountpoint, porter }
+        Self { version: VERSION, options, whole, mountpoint, helper }
     }
 }
 
@@ -422,12 +425,12 @@ mod tests {
         let wanted = MountRequest::new(&["ro".to_owned()], whole, Path::new("/mnt/a b"), 4711);
         std::thread::scope(|threads| {
             threads.spawn(|| {
-                let (got, _porter, state, requester) = socket.next().unwrap().take();
+                let (got, _helper, state, requester) = socket.next().unwrap().take();
                 assert_eq!(
                     (&got.options[..], &got.mountpoint),
                     (&["ro".to_owned()][..], &wanted.mountpoint)
                 );
-                assert_eq!((got.whole["commit"].as_str(), got.porter), ("commit=7", 4711));
+                assert_eq!((got.whole["commit"].as_str(), got.helper), ("commit=7", 4711));
                 assert_eq!(
                     state.metadata().unwrap().ino(),
                     image.as_file().metadata().unwrap().ino()

@@ -8,7 +8,7 @@ use crate::image::{Access, Image};
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_fs::{Deduped, FileKind, InodeId, MappedExtent};
-use larder_fuse::sharing;
+use larder_fuse::sharing::{self, FileAt};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -236,7 +236,11 @@ impl OpenFile<'_> {
     ) -> anyhow::Result<Option<u64>> {
         match (self, to) {
             (Self::Host(from), Self::Host(to)) => {
-                match sharing::dedupe(from, offset, to, to_offset, len) {
+                match sharing::dedupe(
+                    FileAt { file: from, offset },
+                    FileAt { file: to, offset: to_offset },
+                    len,
+                ) {
                     Ok(sharing::Deduped::Same(shared)) => Ok(Some(shared)),
                     Ok(sharing::Deduped::Differs) => Ok(None),
                     Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => Ok(None),

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{command, inside, larder};
+use larder_fuse::sharing::{FileAt, clone};
 use larder_simtest::oracle::{
     KernelMount, Need, btrfs_check, enter_private_namespace, need, scratch,
 };
@@ -16,6 +17,10 @@ fn check(image: &Path) {
     if need(&[Need::BtrfsProgs]) {
         btrfs_check(image, true).assert_clean(&image.display().to_string());
     }
+}
+
+fn start(file: &fs::File) -> FileAt<'_> {
+    FileAt { file, offset: 0 }
 }
 
 fn data(len: u32) -> Vec<u8> {
@@ -118,9 +123,9 @@ fn on_a_mount() {
     // Whatever the descriptor was opened for: permissions are what counts.
     let source = fs::OpenOptions::new().write(true).open(at("a")).unwrap();
     let target = fs::File::create(at("other")).unwrap();
-    larder_fuse::sharing::clone(&source, 0, &target, 0, 0).unwrap();
+    clone(start(&source), start(&target), 0).unwrap();
     let mine = fs::File::open(&img).unwrap();
-    let e = larder_fuse::sharing::clone(&mine, 0, &target, 0, 0).unwrap_err();
+    let e = clone(start(&mine), start(&target), 0).unwrap_err();
     assert_eq!(e.raw_os_error(), Some(libc::EXDEV));
     drop((source, target));
     larder(args!["umount", &mnt]).ok();

@@ -20,8 +20,8 @@ fn status(pid: Pid) -> HashMap<String, String> {
     text.lines().filter_map(pair).collect()
 }
 
-/// The process beside a daemon.
-fn porter_of(daemon: Pid) -> Pid {
+/// The mount helper of a daemon.
+fn helper_of(daemon: Pid) -> Pid {
     let path = format!("/proc/{0}/task/{0}/children", daemon.as_raw_nonzero());
     let children = std::fs::read_to_string(path).unwrap();
     let pids: Vec<i32> = children.split_whitespace().map(|p| p.parse().unwrap()).collect();
@@ -93,14 +93,14 @@ fn the_daemon_has_given_up_what_it_does_not_need() {
         work(&s);
         assert_confined(daemon);
         assert_undisturbed(&s);
-        let porter = porter_of(daemon);
+        let helper = helper_of(daemon);
         assert!(
-            memory_kib(porter) < 2048,
-            "{options}: the porter takes {} KiB",
-            memory_kib(porter)
+            memory_kib(helper) < 2048,
+            "{options}: the helper takes {} KiB",
+            memory_kib(helper)
         );
         larder(args!["umount", s.point()]).ok();
-        assert!(!is_alive(daemon) && !is_alive(porter), "{options}: both have gone");
+        assert!(!is_alive(daemon) && !is_alive(helper), "{options}: both have gone");
         larder(args!["umount", s.point()]).fails(2, "not mounted");
     }
     larder(args!["check", s.image()]).ok();
@@ -153,14 +153,14 @@ fn a_block_device_is_served_from_the_sandbox() {
 }
 
 #[test]
-fn without_its_porter_a_daemon_ends_cleanly() {
+fn without_its_helper_a_daemon_ends_cleanly() {
     let Some(s) = Scene::new() else { return };
     let start = |name: &str| {
         s.mount();
         let daemon = s.daemon();
-        let porter = porter_of(daemon);
-        kill_process(porter, Signal::KILL).unwrap();
-        wait_for_end(porter);
+        let helper = helper_of(daemon);
+        kill_process(helper, Signal::KILL).unwrap();
+        wait_for_end(helper);
         // It goes on as before.
         std::fs::write(s.at(name), name).unwrap();
         assert_eq!(std::fs::read_to_string(s.at(name)).unwrap(), name);
@@ -186,14 +186,14 @@ fn without_its_porter_a_daemon_ends_cleanly() {
 }
 
 #[test]
-fn a_killed_daemon_takes_its_porter_along() {
+fn a_killed_daemon_takes_its_helper_along() {
     let Some(s) = Scene::new() else { return };
     s.mount();
     let daemon = s.daemon();
-    let porter = porter_of(daemon);
+    let helper = helper_of(daemon);
     kill_process(daemon, Signal::KILL).unwrap();
     wait_for_end(daemon);
-    wait_for_end(porter);
+    wait_for_end(helper);
     assert!(s.is_mounted(), "dead, but there: nobody shall write beneath it unawares");
     assert!(
         larder_fuse::mount::is_dead(&s.point()),
@@ -219,15 +219,15 @@ fn a_signal_to_both_processes_unmounts() {
     let daemon = Pid::from_child(&child);
     assert_confined(daemon);
     work(&s);
-    let porter = porter_of(daemon);
+    let helper = helper_of(daemon);
     // Ctrl-C of a terminal does not even reach it.
-    assert_eq!(rustix::process::getsid(Some(porter)).unwrap(), porter);
-    kill_process(porter, Signal::TERM).unwrap();
+    assert_eq!(rustix::process::getsid(Some(helper)).unwrap(), helper);
+    kill_process(helper, Signal::TERM).unwrap();
     kill_process(daemon, Signal::TERM).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing was refused");
-    assert!(!s.is_mounted() && !is_alive(porter));
+    assert!(!s.is_mounted() && !is_alive(helper));
 }
 
 /// What fails before there is a mount leaves nothing behind.
@@ -272,7 +272,8 @@ fn an_ordinary_users_daemon_is_confined_too() {
     assert_confined(daemon);
     let seen = as_user(Path::new("stat"), &[Path::new("-f"), &point]);
     assert_eq!(seen.code, 0, "{}", seen.err);
-    // A signal unmounts through the setuid helper, which the daemon itself could no longer start.
+    // A signal unmounts through the setuid program `fusermount3`, which the daemon itself could not
+    // start any more.
     kill_process(daemon, Signal::TERM).unwrap();
     wait_for_end(daemon);
     assert!(!s.is_mounted());

@@ -8,7 +8,7 @@ mod common;
 
 use common::crash::{Acknowledged, Stage, kill_points, ready};
 use common::larder;
-use larder_fuse::sharing::clone;
+use larder_fuse::sharing::{FileAt, clone};
 use larder_simtest::oracle::dump_tree;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -83,7 +83,11 @@ impl Model {
     /// Gets a range from another file, which others may be changing.
     fn get(&mut self, from: &File, at: u64, (to, len): (u64, u64)) -> io::Result<()> {
         self.part((to, len)).iter_mut().for_each(|b| b.unknown = true);
-        clone(from, at * BLOCK, &self.file, to * BLOCK, len * BLOCK)?;
+        clone(
+            FileAt { file: from, offset: at * BLOCK },
+            FileAt { file: &self.file, offset: to * BLOCK },
+            len * BLOCK,
+        )?;
         let mut bytes = vec![0; (len * BLOCK) as usize];
         self.file.read_exact_at(&mut bytes, to * BLOCK)?;
         for (block, found) in

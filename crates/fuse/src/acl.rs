@@ -1,17 +1,20 @@
 //! POSIX access control lists: their bytes, their relation to the mode, and inheritance.
 //!
 //! An ACL is stored as the value of `system.posix_acl_access` or `…_default`: version 2, then
-//! entries of tag, permission and id, all little-endian. Three rules tie it to the mode. The
-//! owner's and others' entries *are* those bits of the mode; the mode's group bits are the mask
-//! where there is one, else the group's entry; an ACL that says nothing beyond a mode is not
-//! stored. With default ACLs the umask does not apply.
+//! entries of tag, permission and id, all little-endian. Three rules tie it to the mode:
+//!
+//! - The entries of the owner and of others *are* those bits of the mode.
+//! - The mode's group bits are the mask if there is one, else the group's entry.
+//! - An ACL that says nothing beyond a mode is not stored.
+//!
+//! With a default ACL the umask does not apply.
 
 use crate::errno::Errno;
 
 /// Name of the attribute that governs access.
-pub const ACCESS: &[u8] = b"system.posix_acl_access";
+pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Name of the attribute that new inodes in a directory inherit.
-pub const DEFAULT: &[u8] = b"system.posix_acl_default";
+pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const NO_ID: u32 = u32::MAX;
@@ -24,7 +27,7 @@ const OTHER: u16 = 0x20;
 
 /// A list. Permissions are three bits: read 4, write 2, execute 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acl {
+pub(crate) struct Acl {
     owner: u8,
     users: Vec<(u32, u8)>,
     group: u8,
@@ -39,7 +42,7 @@ impl Acl {
     /// # Errors
     /// `EOPNOTSUPP` for another version, `EINVAL` if it is not a well-formed list: entries in
     /// order, the three base entries once each, a mask where users or groups are named.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Errno> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         let (version, mut rest) = bytes.split_first_chunk::<4>().ok_or(Errno::INVAL)?;
         if u32::from_le_bytes(*version) != VERSION {
             return Err(Errno::OPNOTSUPP);
@@ -90,7 +93,7 @@ impl Acl {
 
     /// The attribute's value.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = VERSION.to_le_bytes().to_vec();
         let mut put = |tag: u16, perm: u8, id: u32| {
             out.extend(tag.to_le_bytes());
@@ -108,37 +111,37 @@ impl Acl {
         out
     }
 
-    /// The nine mode bits that the list amounts to.
+    /// The nine mode bits that stand for the list.
     #[must_use]
-    pub fn mode(&self) -> u32 {
+    pub(crate) fn mode(&self) -> u32 {
         u32::from(self.owner) << 6
             | u32::from(self.mask.unwrap_or(self.group)) << 3
             | u32::from(self.other)
     }
 
-    /// Does it say nothing that [`mode`](Self::mode) does not?
+    /// Does it say nothing beyond [`mode`](Self::mode)?
     #[must_use]
-    pub fn is_mode(&self) -> bool {
+    pub(crate) fn is_mode(&self) -> bool {
         self.mask.is_none() && self.users.is_empty() && self.groups.is_empty()
     }
 
     /// The list after chmod.
-    pub fn chmod(&mut self, mode: u32) {
+    pub(crate) fn chmod(&mut self, mode: u32) {
         self.owner = bits(mode, 6);
         *self.mask.as_mut().unwrap_or(&mut self.group) = bits(mode, 3);
         self.other = bits(mode, 0);
     }
 
-    /// Makes a directory's default list the access list of a new inode that was asked for with
-    /// `mode`: nobody gets more than either allows.
-    pub fn limit(&mut self, mode: u32) {
+    /// Turns a directory's default list into the access list of a new inode of this `mode`: each
+    /// class gets what both allow.
+    pub(crate) fn limit(&mut self, mode: u32) {
         self.owner &= bits(mode, 6);
         *self.mask.as_mut().unwrap_or(&mut self.group) &= bits(mode, 3);
         self.other &= bits(mode, 0);
     }
 
-    /// May somebody do all of `want`? `owner`, `group`: of the inode.
-    pub fn allows(
+    /// May a user do all of `want`? `owner` and `group` are those of the inode.
+    pub(crate) fn allows(
         &self,
         uid: u32,
         is_in: &mut dyn FnMut(u32) -> bool,
@@ -171,20 +174,20 @@ fn bits(mode: u32, shift: u32) -> u8 {
     (mode >> shift & 7) as u8
 }
 
-/// What a new inode gets: its permission bits and the ACLs that it is born with.
+/// Permission bits and ACLs of a new inode.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Inherited {
+pub(crate) struct Inherited {
     /// Permission bits, `07777`.
-    pub perm: u32,
+    pub(crate) perm: u32,
     /// Attribute names and values.
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Applies a directory's default ACL, or else the umask, to a new inode.
 ///
 /// # Errors
-/// As [`Acl::parse`], if what is stored is no list.
-pub fn inherit(
+/// As [`Acl::parse`], if the default ACL is malformed.
+pub(crate) fn inherit(
     default: Option<&[u8]>,
     mode: u32,
     umask: u32,

@@ -10,8 +10,8 @@
 //! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
 //! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
 //!
-//! Those that wait until the kernel has written its pages, syncs and snapshots, fail with `EAGAIN`
-//! where dozens wait already.
+//! Syncs and snapshots wait until the kernel has written its pages. They fail with `EAGAIN` if
+//! dozens wait already.
 //!
 //! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr`
 //! and `chattr` are answered as Linux's btrfs does. The numbers are stable: a newer daemon answers
@@ -24,9 +24,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 /// Bytes of a text answer.
-pub const TEXT_LEN: usize = 16_000;
+pub(crate) const TEXT_LEN: usize = 16_000;
 /// Bytes of a label with its terminator.
-pub const LABEL_LEN: usize = 256;
+pub(crate) const LABEL_LEN: usize = 256;
 
 const NONE: u32 = 0;
 pub(crate) const WRITE: u32 = 1;
@@ -53,18 +53,18 @@ pub const FITRIM: u32 = ioc(READ | WRITE, b'X', 121, 24);
 pub(crate) const GET_LABEL: u32 = ioc(READ, 0x94, 49, LABEL_LEN);
 pub(crate) const SET_LABEL: u32 = ioc(WRITE, 0x94, 50, LABEL_LEN);
 
-/// Makes everything durable that was done on the mount of `path` before the call.
+/// Makes everything durable that was done on the mount of `path` before this call.
 ///
 /// # Errors
 /// `Unsupported` if `path` is not on a Larder mount; what the engine says otherwise.
 pub fn sync(path: &Path) -> io::Result<()> {
     let fd = open(path)?;
-    hand_over(&fd)?;
+    write_back_pages(&fd)?;
     call(&fd, IOC_SYNC, &mut [])
 }
 
-/// Begins to make durable what the daemon behind `path` has, and does not wait: for who is about to
-/// unmount. What only the kernel has is not meant.
+/// Begins to make durable what the daemon behind `path` has, and does not wait: for a caller that
+/// is about to unmount. Pages that only the kernel has are not included.
 ///
 /// # Errors
 /// `Unsupported` if `path` is not on a Larder mount, or one of an older daemon.
@@ -140,12 +140,12 @@ pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
     call(&open(path)?, SET_LABEL, &mut buffer)
 }
 
-/// Has the kernel write what only it has yet: pages that were changed through a mapping, and
-/// delayed writes where they are delayed.
+/// Has the kernel write what only it has so far: pages that were changed through a mapping, and
+/// delayed writes.
 ///
-/// The requests are on their way when this returns; the daemon waits for them where it matters.
-/// Does nothing on other file systems than those of FUSE.
-pub(crate) fn hand_over(fd: &OwnedFd) -> io::Result<()> {
+/// The requests are on their way when this returns; the daemon waits for them if it matters. Does
+/// nothing on file systems other than FUSE.
+pub(crate) fn write_back_pages(fd: &OwnedFd) -> io::Result<()> {
     /// `FUSE_SUPER_MAGIC` of Linux.
     const FUSE: rustix::fs::FsWord = 0x6573_5546;
     if rustix::fs::fstatfs(fd)?.f_type == FUSE {
@@ -175,8 +175,8 @@ pub(crate) fn call(fd: &impl AsRawFd, request: u32, buffer: &mut [u8]) -> io::Re
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // As many wait for a sync or a snapshot as may. The daemon works for them meanwhile;
-        // nothing tells when it has.
+        // As many requests wait for a sync or a snapshot as may. The daemon answers them meanwhile;
+        // there is no event for that.
         if error.kind() != io::ErrorKind::WouldBlock {
             break error;
         }

@@ -74,7 +74,7 @@ impl From<Error> for crate::handler::Failure {
     }
 }
 
-/// Is this an error that a person should read about in the log, not only the caller?
+/// Should this error be in the log, too, and not only go to the caller?
 fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Volume(_) | Error::DataLost)
 }

@@ -1,13 +1,13 @@
 //! The seam between transports and servers: one request in, one reply out.
 //!
-//! A transport reads requests, hands each to a [`Handler`], and sends what it left in the
-//! [`Reply`]. It decides on which thread that happens; the handler only says when it cannot finish
-//! without waiting. So the same server runs over `/dev/fuse` and over io_uring, and the same
-//! transports carry the engine's server and the benchmark's in-memory one.
+//! A transport reads requests, hands each to a [`Handler`], and sends what the handler left in the
+//! [`Reply`]. The transport decides on which thread that happens; the handler only says when it
+//! cannot finish without waiting. So the same server runs over `/dev/fuse` and over io_uring, and
+//! the same transports carry the engine's server and the in-memory one of tests and benchmarks.
 
+pub use crate::deferred::DeferredReply;
 use crate::errno::Errno;
-use crate::later::Later;
-use crate::proto::{InHeader, Opcode};
+use crate::proto::{InHeader, NodeId, Opcode};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A request: head, fixed structure, and what follows it (names, data).
@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct Request<'a> {
     /// Head.
     pub header: InHeader,
-    /// What is asked.
+    /// What is asked for.
     pub opcode: Opcode,
     /// The fixed structure, [`Opcode::arg_len`] bytes.
     pub arg: &'a [u8],
@@ -65,7 +65,7 @@ fn split_name(data: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
 pub enum Failure {
     /// Answer with this errno.
     Errno(Errno),
-    /// Nothing was changed that may not be changed twice; call again on a thread that may wait.
+    /// Nothing was changed that must not be changed twice. Call again on a thread that may wait.
     Wait,
     /// The same, on a thread that may wait for the kernel.
     WaitForKernel,
@@ -80,19 +80,19 @@ impl From<Errno> for Failure {
 /// Outcome of a request: the length of the reply in the buffer, or why there is none.
 pub type Outcome = Result<usize, Failure>;
 
-/// May the thread wait?
+/// The execution context: what the calling thread may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// A queue's own thread: answer without waiting, or say [`Failure::Wait`].
+pub enum ExecContext {
+    /// A queue's own thread, which must not wait: answer, or return [`Failure::Wait`].
     Queue,
-    /// A worker: wait as long as it takes, but not for the kernel, which may be waiting for another
-    /// request that no worker would be left for.
+    /// A worker. It may wait as long as it takes, but not for the kernel: that may be waiting for
+    /// another request, for which no worker would be left.
     Worker,
-    /// A thread that other requests do not need: wait for whatever it is.
-    Kernel,
-    /// A worker, instead of such a thread, for as many requests wait for the kernel as may: what
-    /// the kernel must be told, it is told after the answer.
-    Afterwards,
+    /// A thread that no other request needs. It may wait for anything.
+    MayWaitForKernel,
+    /// A worker, used when no more requests may wait for the kernel. The kernel is told of the
+    /// change after the reply.
+    NotifyAfterReply,
 }
 
 /// Where the reply's body goes.
@@ -114,14 +114,14 @@ impl<'a> Reply<'a> {
     /// A reply without a body.
     ///
     /// # Errors
-    /// None; the type is that of a handler's outcome.
+    /// None; this is the type of a handler's outcome.
     pub fn empty(&mut self) -> Outcome {
         Ok(0)
     }
     /// A structure as the body.
     ///
     /// # Errors
-    /// `EIO` if the buffer is too small, which no transport's is.
+    /// `ERANGE` if the buffer is too small, which no transport's is.
     pub fn value<T: IntoBytes + Immutable>(&mut self, value: &T) -> Outcome {
         self.bytes(value.as_bytes())
     }
@@ -137,7 +137,7 @@ impl<'a> Reply<'a> {
     ///
     /// # Errors
     /// `ERANGE` if they do not fit.
-    pub fn value_and_bytes<T: IntoBytes + Immutable>(
+    pub(crate) fn value_and_bytes<T: IntoBytes + Immutable>(
         &mut self,
         value: &T,
         bytes: &[u8],
@@ -146,7 +146,8 @@ impl<'a> Reply<'a> {
         self.out.get_mut(head..head + bytes.len()).ok_or(Errno::RANGE)?.copy_from_slice(bytes);
         Ok(head + bytes.len())
     }
-    /// The first `len` bytes of the buffer, to be filled in place; the outcome is how many were.
+    /// The first `len` bytes of the buffer, to be filled in place. The outcome is how many were
+    /// filled.
     ///
     /// # Errors
     /// `EINVAL` if the buffer is smaller.
@@ -157,46 +158,47 @@ impl<'a> Reply<'a> {
 
 /// A file system at the level of requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers a request. Must not wait with [`Patience::Queue`]; may be called from any number of
-    /// threads.
+    /// Answers a request. Must not wait with [`ExecContext::Queue`]. May be called from any number
+    /// of threads.
     ///
     /// # Errors
-    /// An errno for the caller, or, where `patience` is not enough, [`Failure::Wait`] or
-    /// [`Failure::WaitForKernel`].
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome;
+    /// An errno for the caller. Or [`Failure::Wait`] or [`Failure::WaitForKernel`], if the request
+    /// has to wait for something that `context` does not allow.
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, context: ExecContext)
+    -> Outcome;
 
-    /// Are requests of this kind, which waits and has no reply but an errno, answered by
-    /// [`handle_later`](Self::handle_later) where a worker would wait?
-    fn answers_later(&self, _: Opcode) -> bool {
+    /// Are requests of this kind answered by [`handle_deferred`](Self::handle_deferred) instead of
+    /// making a worker wait? Their reply has no body.
+    fn defers_reply(&self, _: Opcode) -> bool {
         false
     }
 
     /// Answers a request through `later`, now or when there is an answer; called on a worker, and
-    /// for kinds of which [`answers_later`](Self::answers_later) says so.
-    fn handle_later(&self, _: &Request<'_>, later: Later) {
-        later.answer(Err(Errno::NOSYS));
+    /// for the kinds that [`defers_reply`](Self::defers_reply) names.
+    fn handle_deferred(&self, _: &Request<'_>, deferred: DeferredReply) {
+        deferred.answer(Err(Errno::NOSYS));
     }
 
-    /// Must the handler know, for this request, of all look-ups that the kernel gave back before
-    /// it? They come another way.
+    /// Must the handler know, before it answers this request, of all look-ups that the kernel gave
+    /// back before it? They arrive through another queue.
     fn comes_after_forgets(&self, _: &Request<'_>) -> bool {
         false
     }
 
-    /// Must all contents of files have come that the kernel was sending before this request? Asked
-    /// of requests that were told to [wait](Failure::Wait).
+    /// Must all writes that the kernel sent before this request have been answered before it? Asked
+    /// about requests that have to [wait](Failure::Wait).
     fn comes_after_writes(&self, _: &Request<'_>) -> bool {
         false
     }
 
-    /// Up to `most` nodes, of any kind, that the kernel has looked up and not given back; all of
-    /// them if they are fewer.
-    fn nodes_in_use(&self, _most: usize) -> Vec<u64> {
+    /// Nodes of any kind that the kernel has looked up and not given back: all of them, but no more
+    /// than `most`.
+    fn nodes_in_use(&self, _most: usize) -> Vec<NodeId> {
         Vec::new()
     }
 
-    /// The kernel gives back `count` look-ups of an inode. Has no reply.
-    fn forget(&self, node: u64, count: u64);
+    /// The kernel gives back this many look-ups of an inode. Has no reply.
+    fn forget(&self, node: NodeId, lookups: u64);
 }
 
 #[cfg(test)]

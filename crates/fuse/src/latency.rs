@@ -1,8 +1,8 @@
-//! How long something takes, counted so that percentiles can be told.
+//! How long something takes, counted so that percentiles can be reported.
 //!
-//! Times fall into classes, four to each doubling from 1 µs on: a percentile is known to a fifth of
-//! its value, and a time is counted by three relaxed atomic additions, whatever it is. Nothing is
-//! forgotten: it is about the whole life of a mount.
+//! Times fall into classes, four to each doubling from 1 µs on. So a percentile is known to a fifth
+//! of its value, and every time is counted by three relaxed atomic additions. Nothing is ever
+//! removed: the counters cover the whole life of a mount.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -1,24 +1,24 @@
-//! How much memory a mount takes where nobody says so.
+//! How much memory a mount takes if the user does not say.
 //!
-//! An eighth of what there is to this process, within bounds: enough that small writes at random
-//! places find neighbours before they are written, little enough that several mounts and everything
-//! else have room. What there is to the process is the machine's memory or what the memory cgroups
-//! above it allow, whichever is least. It is asked once, before the sandbox is entered, and does
-//! not follow later changes.
+//! It is an eighth of what this process may have, within bounds. That is enough for small writes at
+//! random places to find neighbours before they are written, and it leaves room for several mounts
+//! and everything else. What the process may have is the machine's memory, or less if a memory
+//! cgroup above it allows less. It is read once, before the sandbox is entered, and later changes
+//! are not followed.
 //!
-//! The memory itself comes in pages of the usual size. A huge page is made zero by the thread that
-//! first touches it, and takes a hundred times as long; where a hypervisor has taken the machine's
-//! free memory back, longer still. A thread that does this with a tree locked keeps all others
-//! waiting.
+//! The memory comes in pages of the usual size. The thread that first touches a huge page has to
+//! fill it with zeros, which takes a hundred times as long; and longer still if a hypervisor has
+//! taken the machine's free memory back. A thread that does this with a tree locked keeps all
+//! others waiting.
 
 use std::path::{Path, PathBuf};
 
-/// Least and most that is taken without being asked.
+/// Least and most that is taken by default.
 const LEAST: u64 = 64 << 20;
 const MOST: u64 = 1 << 30;
-/// What is taken where the machine does not say how much it has.
+/// What is taken if the machine does not say how much it has.
 const UNKNOWN: u64 = 256 << 20;
-/// Share of what there is: one of so many parts.
+/// One of this many parts of the memory.
 const SHARE: u64 = 8;
 
 /// Bytes for the cache of a mount that was not told how many: an eighth of the memory that this
@@ -29,8 +29,8 @@ pub fn default_cache_size() -> u64 {
     share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
 }
 
-/// This process, and those that it starts, get no huge pages any more. Where the kernel refuses,
-/// all goes on as before.
+/// Gives this process, and those that it starts, no huge pages any more. If the kernel refuses, all
+/// goes on as before.
 pub fn without_huge_pages() {
     // SAFETY: sets a flag of this process; no memory is passed.
     let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
@@ -51,7 +51,7 @@ fn machine(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What the memory cgroups that this process is in allow, its own and those above.
+/// What the memory cgroups of this process allow: its own one and those above.
 fn cgroups(read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
     let Some(membership) = read(Path::new("/proc/self/cgroup")) else { return Vec::new() };
     let mut limits = Vec::new();
@@ -67,8 +67,7 @@ fn cgroups(read: &dyn Fn(&Path) -> Option<String>) -> Vec<u64> {
         };
         let group = PathBuf::from(root).join(group.trim_start_matches('/'));
         for above in group.ancestors().take_while(|dir| dir.starts_with(root)) {
-            // "max" is no limit; neither is the huge number of the first version, which the least
-            // of all does not see.
+            // "max" is no limit. Nor is the huge number of version 1, which is never the least.
             limits.extend(read(&above.join(file)).and_then(|text| text.trim().parse::<u64>().ok()));
         }
     }

@@ -1,15 +1,15 @@
 //! Getting a `/dev/fuse` descriptor with a mount behind it, and getting rid of the mount.
 //!
 //! Root mounts with mount(2): type `fuse.larder`, or `fuseblk.larder` when the source is a block
-//! device — only then do `sync`, `syncfs` and `umount` reach the daemon and wait for it. Everybody
-//! else goes through the setuid helper `fusermount3` (module `helper`). A daemon in a
-//! [sandbox](crate::sandbox) has its [`Porter`] do both. What may be missing on a machine is said
-//! with what to do about it.
+//! device. Only with `fuseblk` do `sync`, `syncfs` and `umount` reach the daemon and wait for it.
+//! Ordinary users go through the setuid program `fusermount3` (module `fusermount`). A daemon in a
+//! [sandbox](crate::sandbox) has its [`MountHelper`] do both. An error says what is missing on the
+//! machine, and what to do about it.
 
 pub(crate) mod backing;
-mod helper;
+mod fusermount;
 
-use crate::porter::Porter;
+use crate::helper::MountHelper;
 use crate::transport::Transport;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where the kernel says whether it offers FUSE over io_uring, and root says so.
+/// Whether the kernel offers FUSE over io_uring; root may change it.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// How to mount.
@@ -30,7 +30,7 @@ pub struct MountOptions {
     pub fsname: String,
     /// Second half of the type, as in `fuse.larder`.
     pub subtype: String,
-    /// Users other than the one who mounts may enter; the kernel then checks permissions and ACLs.
+    /// Users other than the one that mounts may enter; the kernel then checks permissions and ACLs.
     pub allow_other: bool,
     /// Nothing may be changed.
     pub read_only: bool,
@@ -44,12 +44,12 @@ pub struct MountOptions {
     pub dirsync: bool,
     /// Write files at once (`sync` of mount(8)).
     pub synchronous: bool,
-    /// The kernel may delay writes in its page cache. As root, as many as for other file systems;
-    /// otherwise few.
+    /// The kernel may delay writes in its page cache: for root's mounts as many as for other file
+    /// systems, otherwise few.
     pub writeback: bool,
     /// Which transport to use.
     pub transport: Transport,
-    /// Who checks permissions; `None`: the kernel, except where only root can enter.
+    /// Does the kernel check permissions? `None`: it does, except where only root can enter.
     pub default_permissions: Option<bool>,
     /// As root, mount a block device as `fuseblk`.
     pub fuseblk: bool,
@@ -94,17 +94,17 @@ pub enum MountError {
     #[error("opening /dev/fuse: {0}")]
     OpenFuse(#[source] io::Error),
     #[error("fusermount3 is missing: install the package `fuse3`, or mount as root")]
-    NoHelper,
+    NoFusermount,
     #[error(
         "allow_other is not permitted to ordinary users here: put the line `user_allow_other` \
             into /etc/fuse.conf, or mount as root"
     )]
     AllowOther,
     #[error("fusermount3 refused: {0}")]
-    Helper(String),
-    /// What another process, which was to mount, says.
+    Fusermount(String),
+    /// What the mount helper says.
     #[error("{0}")]
-    Porter(String),
+    MountHelper(String),
     #[error("{path}: {source}")]
     Mountpoint {
         path: PathBuf,
@@ -133,10 +133,10 @@ pub struct Mounted {
     pub(crate) kernel_permissions: bool,
     /// Mounted as `fuseblk`: `umount` waits for DESTROY.
     pub fuseblk: bool,
-    /// FUSE over io_uring was off and has been turned on, for the whole machine and until it is
-    /// turned off.
+    /// FUSE over io_uring was off and has been turned on, for the whole machine, until somebody
+    /// turns it off.
     pub enabled_uring: bool,
-    pub(crate) porter: Porter,
+    pub(crate) helper: MountHelper,
 }
 
 impl Mounted {
@@ -148,21 +148,22 @@ impl Mounted {
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
-    /// What can end it from another thread, and answer for it to others.
+    /// Can end the mount from another thread, and knows its clients' descriptors.
     #[must_use]
-    pub fn porter(&self) -> &Porter {
-        &self.porter
+    pub fn helper(&self) -> &MountHelper {
+        &self.helper
     }
 }
 
-/// Ends a mount by its place, whoever made it: for `larder umount`. A server asks its [`Porter`].
+/// Ends a mount by its place, whichever process made it: for `larder umount`. A server asks its
+/// [`MountHelper`].
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     mountpoint: PathBuf,
 }
 
 impl Unmounter {
-    /// For the mount on `mountpoint`, whoever made it.
+    /// For the mount on `mountpoint`, whichever process made it.
     #[must_use]
     pub fn new(mountpoint: &Path) -> Self {
         Self { mountpoint: mountpoint.to_owned() }
@@ -171,29 +172,28 @@ impl Unmounter {
     /// Unmounts; `EBUSY` while files are in use.
     ///
     /// # Errors
-    /// What umount(2) or the helper said.
+    /// Errors of umount(2) or fusermount3.
     pub fn unmount(&self) -> io::Result<()> {
         self.run(UnmountFlags::NOFOLLOW, false)
     }
 
-    /// Takes the mount out of the tree now; it ends when nobody uses it any more. Also clears the
-    /// mount of a daemon that is gone.
+    /// Takes the mount out of the tree now; it ends when no process uses it any more. Also clears
+    /// the mount of a daemon that is gone.
     ///
     /// # Errors
-    /// What umount(2) or the helper said.
+    /// Errors of umount(2) or fusermount3.
     pub fn detach(&self) -> io::Result<()> {
         self.run(UnmountFlags::NOFOLLOW | UnmountFlags::DETACH, true)
     }
 
-    /// As [`Unmounter::detach`], for the mount of a daemon that was killed and cannot come to its
-    /// end, because it waits for a lock that a request to itself holds. All requests are answered
-    /// with an error first.
+    /// As [`Unmounter::detach`], for a killed daemon that cannot end because it waits for a lock
+    /// that a request to itself holds. The kernel first answers all requests with an error.
     ///
     /// # Errors
-    /// What umount(2) or the helper said.
+    /// Errors of umount(2) or fusermount3.
     pub fn abort(&self) -> io::Result<()> {
         if let Some(minor) = backing::device(&self.mountpoint).map(rustix::fs::minor) {
-            // Where there is such a file, the owner of the mount may do this as well as root.
+            // The owner of the mount may do this as well as root, if there is such a file.
             let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
         }
         self.run(UnmountFlags::NOFOLLOW | UnmountFlags::DETACH | UnmountFlags::FORCE, true)
@@ -201,7 +201,7 @@ impl Unmounter {
 
     fn run(&self, flags: UnmountFlags, lazy: bool) -> io::Result<()> {
         match rustix::mount::unmount(&self.mountpoint, flags) {
-            Err(rustix::io::Errno::PERM) => helper::unmount(&self.mountpoint, lazy),
+            Err(rustix::io::Errno::PERM) => fusermount::unmount(&self.mountpoint, lazy),
             other => other.map_err(Into::into),
         }
     }
@@ -212,16 +212,16 @@ impl Unmounter {
 #[must_use]
 pub fn is_dead(path: &Path) -> bool {
     use rustix::io::Errno;
-    // Attributes may still be cached; this is always asked. A moment after the death there are
-    // other words for it.
+    // Attributes may still be cached, but this is always asked. In the moment after the daemon's
+    // death there are other errors for it.
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED))
 }
 
 /// Mounts `source` (a device or an image; it only names the mount unless it is a block device) on
 /// `mountpoint`.
 ///
-/// The kernel then waits for [`serve`](crate::serve): until that runs, whoever enters the mount
-/// point hangs.
+/// The kernel then waits for [`serve`](crate::serve): until that runs, a process that enters the
+/// mount point hangs.
 ///
 /// # Errors
 /// See [`MountError`].
@@ -240,9 +240,9 @@ pub fn mount(
         return Err(MountError::NotDirectory(mountpoint));
     }
     let root = rustix::process::geteuid().is_root();
-    // Without OPEN requests there is no moment at which the daemon could refuse to open a file:
-    // where anybody but root can enter, the kernel has to check. Root alone needs no checks, and
-    // saves a request for each of them.
+    // Without OPEN requests there is no moment at which the daemon could refuse to open a file. So
+    // the kernel has to check if anybody but root can enter. Root alone needs no checks, which
+    // saves a request for each.
     let kernel_permissions = options.default_permissions.unwrap_or(options.allow_other || !root);
     let enabled_uring =
         root && options.enable_uring && options.transport != Transport::DevFuse && enable_uring();
@@ -252,7 +252,7 @@ pub fn mount(
         OsString::from(&options.fsname)
     };
     let request =
-        Request { fsname, kernel_permissions, options: &options, mountpoint: &mountpoint };
+        MountCall { fsname, kernel_permissions, options: &options, mountpoint: &mountpoint };
     let block_device =
         std::fs::metadata(source).is_ok_and(|m| m.file_type().is_block_device()) && options.fuseblk;
     let fuse = open_fuse()?;
@@ -264,11 +264,11 @@ pub fn mount(
                 }
                 (fuse, block_device)
             }
-            Err(rustix::io::Errno::PERM) => (helper::mount(&request)?, false),
+            Err(rustix::io::Errno::PERM) => (fusermount::mount(&request)?, false),
             Err(e) => return Err(MountError::Mount { path: mountpoint, source: e.into() }),
         };
-    let porter = Porter::here(&mountpoint);
-    Ok(Mounted { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring, options, porter })
+    let helper = MountHelper::in_process(&mountpoint);
+    Ok(Mounted { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring, options, helper })
 }
 
 /// Turns FUSE over io_uring on. True if it was off and is on now.
@@ -289,15 +289,15 @@ fn open_fuse() -> Result<OwnedFd, MountError> {
     )
 }
 
-/// What is to be mounted how.
-struct Request<'a> {
+/// What is to be mounted, where and how.
+struct MountCall<'a> {
     fsname: OsString,
     kernel_permissions: bool,
     options: &'a MountOptions,
     mountpoint: &'a Path,
 }
 
-impl Request<'_> {
+impl MountCall<'_> {
     fn as_root(
         &self,
         fuse: &OwnedFd,
@@ -353,11 +353,11 @@ impl Request<'_> {
         flags
     }
 
-    /// The same in the words of fusermount3.
-    fn helper_options(&self) -> OsString {
+    /// The same as options of fusermount3.
+    fn fusermount_options(&self) -> OsString {
         let o = self.options;
         let mut text = OsString::from("fsname=");
-        // Commas separate options, a backslash quotes.
+        // A comma separates options, a backslash quotes.
         let mut quoted = Vec::new();
         for b in self.fsname.as_bytes() {
             if matches!(b, b',' | b'\\') {
@@ -393,14 +393,14 @@ mod tests {
     #[test]
     fn helper_options_quote_names() {
         let options = MountOptions { allow_other: true, noexec: true, ..MountOptions::default() };
-        let request = Request {
+        let request = MountCall {
             fsname: "a,b\\c.img".into(),
             kernel_permissions: true,
             options: &options,
             mountpoint: Path::new("/nowhere"),
         };
         assert_eq!(
-            request.helper_options(),
+            request.fusermount_options(),
             "fsname=a\\,b\\\\c.img,subtype=larder,noatime,rw,allow_other,default_permissions,noexec"
         );
         assert!(request.flags().contains(MountFlags::NOATIME | MountFlags::NOEXEC));

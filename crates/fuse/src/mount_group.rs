@@ -1,29 +1,24 @@
 //! The mounts of one file system: how they come and go, and which of them overlap.
 //!
-//! An image is opened once, by one daemon, however often it is mounted. Each mount is a connection
-//! to the kernel of its own, with its own [front end](Filesystem::another) of the engine, inode
-//! numbers, options and counters. All mounts share the engine with its one cache, and the
+//! An image is opened once, by one daemon, however often it is mounted. Each mount has its own
+//! connection to the kernel, [front end](Filesystem::another) of the engine, inode numbers, options
+//! and counters. All mounts share the engine with its one cache, and the
 //! [threads](crate::transport) of FUSE over io_uring. This module hides how they know of each
 //! other:
 //!
 //! - **Coming and going.** A mount [joins](MountGroup::join) before it is made, and
-//!   [leaves](MountGroup::leave) when its session has ended. When the last one leaves, no other can
-//!   join any more, so that the engine can be closed. A mount that comes too late waits for the
-//!   daemon's end and becomes a first one.
-//! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. What
-//!   one of them changes, the kernel of the other may have cached: see `server::changes`. Mounts of
-//!   different subvolumes, like `@` and `@home`, have no inode in common. They pay for all this
-//!   with one load of a flag.
-//! - **`-o writeback`.** Such a mount lets its kernel keep what was written, and believe its own
-//!   sizes and times rather than ours. That cannot be made to agree with another mount of the same
-//!   files. So a mount with this option overlaps with no other. No later step can make two mounts
-//!   overlap that did not: to move the subvolume of one below the other takes a third mount that
-//!   shows both, and that one overlaps with both.
+//!   [leaves](MountGroup::leave) when its session has ended. After the last one has left none can
+//!   join, so the engine can be closed. A mount that comes too late waits for the daemon's end, and
+//!   becomes a first one.
+//! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. The
+//!   kernel of one may have cached what the other changes: see `server::changes`. Mounts without
+//!   common inodes, like `@` and `@home`, pay one load of a flag for it.
+//! - **`-o writeback`.** A mount with this option overlaps with no other. `docs/FUSE.md` says why.
 
 use crate::nodes::Nodes;
 use crate::notify::Notifier;
 use crate::server::Server;
-use crate::transport::Host;
+use crate::transport::SharedTransport;
 use larder_fs::{Filesystem, InodeId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -34,28 +29,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// All mounts of one file system.
 #[derive(Debug, Default)]
 pub struct MountGroup {
-    pub(crate) host: Host<Server>,
-    /// Two of the members overlap.
+    pub(crate) transport: SharedTransport<Server>,
+    /// Two members overlap.
     overlap: AtomicBool,
     members: RwLock<Members>,
-    /// What the kernel waits for, once it has waited for that (`fuseblk`).
+    /// The result of closing the engine, if a kernel waited for that (`fuseblk`).
     pub(crate) closed: Mutex<Option<larder_fs::Result<()>>>,
-    /// Inodes about which some member is waiting for other members' kernels: see `server::changes`.
-    waited_for: Mutex<HashMap<InodeId, Waiting>>,
+    /// Inodes about which a member is waiting for other members' kernels: see `server::changes`.
+    waited_for: Mutex<HashMap<InodeId, WaitingMember>>,
 }
 
 #[derive(Debug, Default)]
 struct Members {
     list: Vec<Arc<Member>>,
-    /// How many have ever joined.
+    /// How many have joined so far.
     joined: u64,
-    /// Nobody may join any more.
+    /// No mount may join any more.
     closing: bool,
 }
 
-/// Which member waits about an inode, and for how many of its requests.
+/// The member that waits about an inode, and for how many of its requests.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingMember {
     number: u64,
     requests: u32,
 }
@@ -63,7 +58,7 @@ struct Waiting {
 /// One mount.
 #[derive(Debug)]
 pub struct Member {
-    /// Its own among all that have ever joined.
+    /// Unique among all that have joined so far.
     number: u64,
     pub(crate) fs: Arc<Filesystem>,
     pub(crate) nodes: Nodes,
@@ -79,7 +74,7 @@ impl Member {
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
-    /// The front end that it shows.
+    /// The front end of the engine that it shows.
     #[must_use]
     pub fn filesystem(&self) -> &Arc<Filesystem> {
         &self.fs
@@ -97,14 +92,14 @@ pub enum JoinError {
     /// The last mount has gone, or is being ended.
     #[error("the file system is being closed")]
     Closing,
-    /// It overlaps with another, and this cannot be: `-o writeback`.
+    /// It overlaps with another mount, and one of them has `-o writeback`.
     #[error(
         "{} shows files that this mount would show, too, and a mount with -o writeback shares its \
             files with no other",
         mountpoint.display()
     )]
     Writeback {
-        /// Where the other is mounted.
+        /// Where the other one is mounted.
         mountpoint: PathBuf,
         /// The new mount has the option, not the other.
         mine: bool,
@@ -113,15 +108,15 @@ pub enum JoinError {
 
 /// What is left when a mount has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// Other mounts.
+pub enum Remaining {
+    /// Other mounts are left.
     Others,
-    /// Nobody, and nobody can come.
+    /// No mount is left, and none can come.
     Nobody,
 }
 
 impl MountGroup {
-    /// One more mount, of this front end; it will be made with these options.
+    /// Adds a mount of this front end, which will be made with these options.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -157,27 +152,27 @@ impl MountGroup {
         Ok(member)
     }
 
-    /// The session of a mount has ended, or it has not come to one. Unless it was the last one,
-    /// what it held is given back.
-    pub fn leave(&self, member: &Arc<Member>) -> Left {
+    /// The session of a mount has ended, or never began. Unless it was the last mount, its look-ups
+    /// are given back.
+    pub fn leave(&self, member: &Arc<Member>) -> Remaining {
         let mut members = self.members.write();
         members.list.retain(|m| !Arc::ptr_eq(m, member));
         if members.list.is_empty() {
             members.closing = true;
-            return Left::Nobody;
+            return Remaining::Nobody;
         }
         self.look_for_overlap(&members.list);
         drop(members);
         member.fs.leave();
-        Left::Others
+        Remaining::Others
     }
 
-    /// Nobody shall join any more.
+    /// Lets no further mount join.
     pub fn close(&self) {
         self.members.write().closing = true;
     }
 
-    /// Is there no other mount? Then there will be none.
+    /// Is this the only mount? If so, no other one can join from now on.
     pub(crate) fn is_last(&self) -> bool {
         let mut members = self.members.write();
         let last = members.list.len() <= 1;
@@ -185,7 +180,7 @@ impl MountGroup {
         last
     }
 
-    /// The mounts that there are.
+    /// The mounts at this moment.
     #[must_use]
     pub fn members(&self) -> Vec<Arc<Member>> {
         self.members.read().list.clone()
@@ -202,18 +197,18 @@ impl MountGroup {
         self.overlap.store(pairs().any(|(a, b)| overlap(&a.fs, &b.fs)), Ordering::Release);
     }
 
-    /// A change by a member waits for the kernels of others about something, unless another member
-    /// waits about it already.
+    /// Begins to wait for other members' kernels about an inode. False if another member waits
+    /// about it already: then this one must not.
     pub(crate) fn begin_to_wait(&self, member: &Member, about: InodeId) -> bool {
         let mut waited_for = self.waited_for.lock();
         let waiting =
-            waited_for.entry(about).or_insert(Waiting { number: member.number, requests: 0 });
+            waited_for.entry(about).or_insert(WaitingMember { number: member.number, requests: 0 });
         let may = waiting.number == member.number;
         waiting.requests += u32::from(may);
         may
     }
 
-    /// It has waited.
+    /// Ends what [`begin_to_wait`](Self::begin_to_wait) began.
     pub(crate) fn end_to_wait(&self, about: InodeId) {
         let mut waited_for = self.waited_for.lock();
         if let Some(waiting) = waited_for.get_mut(&about) {
@@ -224,13 +219,13 @@ impl MountGroup {
         }
     }
 
-    /// What was answered to the kernel that waits for the end of the last mount, if any did.
+    /// The result of closing the engine, if a kernel waited for that.
     pub fn take_closed(&self) -> Option<larder_fs::Result<()>> {
         self.closed.lock().take()
     }
 }
 
-/// Where it cannot be found out, it is so.
+/// If it cannot be found out, they count as overlapping.
 fn overlap(a: &Filesystem, b: &Filesystem) -> bool {
     a.overlaps(b).unwrap_or(true)
 }

@@ -7,14 +7,15 @@
 //! - The top-level subvolume: as on disk, below 2^48.
 //! - Any other: subvolume << 40 | number, which begins at 2^48, while the one is below 2^23 and the
 //!   other below 2^40.
-//! - What does not fit gets the next number from 2^63 on and keeps it as long as the mount lives.
+//! - An inode that does not fit gets the next number from 2^63 on, and keeps it as long as the
+//!   mount lives.
 
 use larder_format::TreeId;
 use larder_fs::InodeId;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 
-use crate::proto::ROOT_NODE;
+use crate::proto::{NodeId, ROOT_NODE};
 
 const INO_BITS: u32 = 40;
 const TOP_LEVEL_END: u64 = 1 << 48;
@@ -28,7 +29,7 @@ struct Dynamic {
 
 /// Both directions between the engine's inode ids and the mount's numbers.
 #[derive(Debug)]
-pub struct Nodes {
+pub(crate) struct Nodes {
     root: InodeId,
     dynamic: RwLock<Dynamic>,
 }
@@ -36,13 +37,13 @@ pub struct Nodes {
 impl Nodes {
     /// For a mount of this root.
     #[must_use]
-    pub fn new(root: InodeId) -> Self {
+    pub(crate) fn new(root: InodeId) -> Self {
         Self { root, dynamic: RwLock::default() }
     }
 
     /// Inode number, as `stat` shows it.
     #[must_use]
-    pub fn ino(&self, id: InodeId) -> u64 {
+    pub(crate) fn ino(&self, id: InodeId) -> u64 {
         if let Some(number) = fixed(id) {
             return number;
         }
@@ -60,22 +61,24 @@ impl Nodes {
 
     /// Node id, as the kernel names it.
     #[must_use]
-    pub fn node(&self, id: InodeId) -> u64 {
-        if id == self.root { ROOT_NODE } else { self.ino(id) }
+    pub(crate) fn node(&self, id: InodeId) -> NodeId {
+        if id == self.root { ROOT_NODE } else { NodeId(self.ino(id)) }
     }
 
     /// The inode of a node id; `None` for numbers that were never given out.
     #[must_use]
-    pub fn id(&self, node: u64) -> Option<InodeId> {
+    pub(crate) fn id(&self, node: NodeId) -> Option<InodeId> {
         match node {
-            0 => None,
+            NodeId(0) => None,
             ROOT_NODE => Some(self.root),
-            n if n < TOP_LEVEL_END => Some(InodeId { subvol: TreeId::FS_TREE, ino: n }),
-            n if n < FIRST_DYNAMIC => {
+            NodeId(n) if n < TOP_LEVEL_END => Some(InodeId { subvol: TreeId::FS_TREE, ino: n }),
+            NodeId(n) if n < FIRST_DYNAMIC => {
                 let subvol = larder_format::ids::ObjectId(n >> INO_BITS);
                 Some(InodeId { subvol, ino: n & ((1 << INO_BITS) - 1) })
             }
-            n => self.dynamic.read().ids.get(usize::try_from(n - FIRST_DYNAMIC).ok()?).copied(),
+            NodeId(n) => {
+                self.dynamic.read().ids.get(usize::try_from(n - FIRST_DYNAMIC).ok()?).copied()
+            }
         }
     }
 }
@@ -95,53 +98,53 @@ mod tests {
     use super::*;
     use larder_format::ids::ObjectId;
 
-    fn id(subvol: u64, ino: u64) -> InodeId {
-        InodeId { subvol: ObjectId(subvol), ino }
+    fn id(subvol: ObjectId, ino: u64) -> InodeId {
+        InodeId { subvol, ino }
     }
 
     #[test]
     fn numbers_are_unique_and_lead_back() {
-        let nodes = Nodes::new(id(5, 256));
+        let nodes = Nodes::new(id(ObjectId(5), 256));
         let max = (1 << 40) - 1;
         let ids = [
-            id(5, 2),
-            id(5, 257),
-            id(5, max),
-            id(5, (1 << 48) - 1),
-            id(256, 0),
-            id(256, 256),
-            id(256, max),
-            id(257, 256),
-            id((1 << 23) - 1, max),
-            id(1 << 23, 256),
-            id(256, 1 << 40),
-            id(5, 1 << 48),
-            id(5, u64::MAX - 256),
-            id(u64::MAX - 256, 300),
+            id(ObjectId(5), 2),
+            id(ObjectId(5), 257),
+            id(ObjectId(5), max),
+            id(ObjectId(5), (1 << 48) - 1),
+            id(ObjectId(256), 0),
+            id(ObjectId(256), 256),
+            id(ObjectId(256), max),
+            id(ObjectId(257), 256),
+            id(ObjectId((1 << 23) - 1), max),
+            id(ObjectId(1 << 23), 256),
+            id(ObjectId(256), 1 << 40),
+            id(ObjectId(5), 1 << 48),
+            id(ObjectId(5), u64::MAX - 256),
+            id(ObjectId(u64::MAX - 256), 300),
         ];
         let mut seen = std::collections::HashSet::new();
         for id in ids {
             let number = nodes.ino(id);
             assert!(seen.insert(number), "{id:?} has the number of another");
-            assert_eq!(nodes.node(id), number);
-            assert_eq!(nodes.id(number), Some(id));
+            assert_eq!(nodes.node(id), NodeId(number));
+            assert_eq!(nodes.id(NodeId(number)), Some(id));
             assert_eq!(nodes.ino(id), number, "stays");
         }
-        assert_eq!(nodes.ino(id(5, 257)), 257);
-        assert_eq!(nodes.ino(id(256, 257)), 256 << 40 | 257);
+        assert_eq!(nodes.ino(id(ObjectId(5), 257)), 257);
+        assert_eq!(nodes.ino(id(ObjectId(256), 257)), 256 << 40 | 257);
         assert_eq!(nodes.dynamic.read().ids.len(), 5);
     }
 
     #[test]
     fn the_root_is_node_one_but_keeps_its_number() {
-        let nodes = Nodes::new(id(300, 256));
-        assert_eq!(nodes.node(id(300, 256)), 1);
-        assert_eq!(nodes.ino(id(300, 256)), 300 << 40 | 256);
-        assert_eq!(nodes.id(1), Some(id(300, 256)));
+        let nodes = Nodes::new(id(ObjectId(300), 256));
+        assert_eq!(nodes.node(id(ObjectId(300), 256)), ROOT_NODE);
+        assert_eq!(nodes.ino(id(ObjectId(300), 256)), 300 << 40 | 256);
+        assert_eq!(nodes.id(ROOT_NODE), Some(id(ObjectId(300), 256)));
         // A file handle from another time may name the root by its number.
-        assert_eq!(nodes.id(300 << 40 | 256), Some(id(300, 256)));
-        assert_eq!(nodes.id(0), None);
-        assert_eq!(nodes.id(1 << 63), None);
-        assert_eq!(nodes.id(u64::MAX), None);
+        assert_eq!(nodes.id(NodeId(300 << 40 | 256)), Some(id(ObjectId(300), 256)));
+        assert_eq!(nodes.id(NodeId(0)), None);
+        assert_eq!(nodes.id(NodeId(1 << 63)), None);
+        assert_eq!(nodes.id(NodeId(u64::MAX)), None);
     }
 }

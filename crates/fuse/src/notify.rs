@@ -1,14 +1,14 @@
 //! Telling the kernel what changed behind its back.
 //!
-//! Names that come or go by an ioctl are not seen by the kernel, nor is what another mount of the
-//! same file system changes; and it keeps entries, absent ones too, listings, attributes and
-//! contents for as long as we allow, which is a day. A notification is a message that nobody asked
-//! for; it goes through `/dev/fuse` whatever the transport.
+//! The kernel does not see names that come or go by an ioctl, nor what another mount of the same
+//! file system changes. It keeps entries, absent ones too, listings, attributes and contents for as
+//! long as we allow, which is a day. A notification is a message that is no reply; it goes through
+//! `/dev/fuse` with both transports.
 //!
-//! What they wait for: a name, until nobody works in its directory; contents, until pages that are
-//! being read or written are not any more. Attributes wait for nothing.
+//! A notification about a name waits until no request works in its directory. One about contents
+//! waits until no request reads or writes these pages. One about attributes waits for nothing.
 
-use crate::proto::OutHeader;
+use crate::proto::{NodeId, OutHeader};
 use crate::workers::Workers;
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
@@ -25,50 +25,57 @@ const INVAL_INODE: i32 = 2;
 const INVAL_ENTRY: i32 = 3;
 const STORE: i32 = 4;
 
-/// What becomes of a name that the kernel knows.
+/// Offset and length, as `FUSE_NOTIFY_INVAL_INODE` takes them: all contents.
+const WHOLE: [u64; 2] = [0, 0];
+/// A place before the beginning: attributes only.
+const NO_CONTENTS: [u64; 2] = [u64::MAX, 0];
+
+/// What the kernel does with a name that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It goes, and what is mounted on it.
-    Dropped = 0,
-    /// It is asked for when it is used next, and what is mounted on it stays if it is what it was.
-    AskedAgain = 1,
+pub(crate) enum NameInvalidation {
+    /// It drops the name, and what is mounted on it.
+    Drop = 0,
+    /// It looks the name up at its next use. What is mounted on it stays if the name leads to the
+    /// same inode.
+    Revalidate = 1,
 }
 
-/// The way to the kernel.
+/// Sends notifications to the kernel of one mount.
 #[derive(Debug)]
 pub(crate) struct Notifier {
-    way: Arc<Way>,
-    /// The thread that tells later what contents and attributes have become.
-    teller: Workers,
-    /// The same for names, which may have to wait for a directory: nothing may wait for this one.
-    name_teller: Workers,
+    channel: Arc<KernelChannel>,
+    /// The thread that sends notifications about contents and attributes in the background.
+    thread: Workers,
+    /// The same for names. It may have to wait for a directory, so nothing may wait for this
+    /// thread.
+    name_thread: Workers,
 }
 
 #[derive(Debug, Default)]
-struct Way {
+struct KernelChannel {
     fd: OnceLock<OwnedFd>,
     /// The mount is gone.
     over: AtomicBool,
-    later: Mutex<Later>,
+    pending: Mutex<PendingRanges>,
 }
 
-/// What is still to be told: of each file, by node, a range that has all that changed.
+/// Notifications still to be sent: for each file one range that covers all of its changes.
 #[derive(Debug, Default)]
-struct Later {
-    ranges: HashMap<u64, Range<u64>>,
-    /// The teller is on it.
+struct PendingRanges {
+    ranges: HashMap<NodeId, Range<u64>>,
+    /// The thread is sending them.
     under_way: bool,
 }
 
-impl Later {
-    /// True if the teller has to be called.
-    fn add(&mut self, node: u64, range: Range<u64>) -> bool {
+impl PendingRanges {
+    /// Adds a range. True if the thread has to be started.
+    fn add(&mut self, node: NodeId, range: Range<u64>) -> bool {
         let known = self.ranges.entry(node).or_insert_with(|| range.clone());
         *known = known.start.min(range.start)..known.end.max(range.end);
         !std::mem::replace(&mut self.under_way, true)
     }
-    /// What to tell next; `None` ends the teller's work.
-    fn next(&mut self) -> Option<(u64, Range<u64>)> {
+    /// The next one to send; `None` ends the thread's work.
+    fn next(&mut self) -> Option<(NodeId, Range<u64>)> {
         let node = self.ranges.keys().next().copied();
         let next = node.and_then(|node| self.ranges.remove_entry(&node));
         self.under_way = next.is_some();
@@ -78,8 +85,12 @@ impl Later {
 
 impl Default for Notifier {
     fn default() -> Self {
-        let thread = || Workers::new(1, usize::MAX);
-        Self { way: Arc::default(), teller: thread(), name_teller: thread() }
+        let thread = |name| Workers::new(name, 1, usize::MAX);
+        Self {
+            channel: Arc::default(),
+            thread: thread("larder-notify"),
+            name_thread: thread("larder-names"),
+        }
     }
 }
 
@@ -90,93 +101,93 @@ impl Drop for Notifier {
 }
 
 impl Notifier {
-    /// From now on it goes over this duplicate of the mount's descriptor; before, nothing is told.
+    /// From now on notifications go over this duplicate of the mount's descriptor. Before, none is
+    /// sent.
     pub(crate) fn connect(&self, fd: OwnedFd) {
-        let _ = self.way.fd.set(fd);
+        let _ = self.channel.fd.set(fd);
     }
-    /// A name in a directory, given by its node, is not what it was, nor are the directory's
-    /// listing and times. Must not be called for a request during which the kernel keeps that
-    /// directory locked. False if the kernel does not know the directory.
-    pub(crate) fn name_changed(&self, dir: u64, name: &[u8], fate: Fate) -> bool {
+    /// A name in a directory has changed, and with it the directory's listing and times. Must not
+    /// be called in a request during which the kernel keeps that directory locked. False if the
+    /// kernel does not know the directory.
+    pub(crate) fn name_changed(&self, dir: NodeId, name: &[u8], how: NameInvalidation) -> bool {
         let mut entry = Vec::with_capacity(17 + name.len());
-        entry.extend_from_slice(&dir.to_ne_bytes());
+        entry.extend_from_slice(&dir.0.to_ne_bytes());
         entry.extend_from_slice(&(name.len() as u32).to_ne_bytes());
-        entry.extend_from_slice(&(fate as u32).to_ne_bytes());
+        entry.extend_from_slice(&(how as u32).to_ne_bytes());
         entry.extend_from_slice(name);
         entry.push(0);
-        let _ = self.way.send(INVAL_ENTRY, &entry);
-        // Its listing and its times, which the kernel drops by itself only where it knew the name.
+        let _ = self.channel.send(INVAL_ENTRY, &entry);
+        // The listing and the times. The kernel drops these by itself only if it knew the name.
         self.content_changed(dir)
     }
-    /// What a file holds or a directory lists, and its attributes, are not what they were. Must not
-    /// be called for a request during which the kernel keeps pages of that file locked. False if
-    /// the kernel does not know it.
-    pub(crate) fn content_changed(&self, node: u64) -> bool {
-        self.way.invalidate(node, 0, 0)
+    /// The contents of a file or the listing of a directory have changed, and its attributes. Must
+    /// not be called in a request during which the kernel keeps pages of that file locked. False if
+    /// the kernel does not know the inode.
+    pub(crate) fn content_changed(&self, node: NodeId) -> bool {
+        self.channel.invalidate(node, WHOLE)
     }
-    /// A part of what a file holds is not what it was, nor are its attributes. Waits until the
-    /// kernel has let go of the pages: for a thread with
-    /// [`Patience::Kernel`](crate::handler::Patience::Kernel). False if the kernel does not know
-    /// it.
-    pub(crate) fn range_changed(&self, node: u64, range: Range<u64>) -> bool {
-        self.way.range_changed(node, range)
+    /// A part of a file's contents has changed, and its attributes. Waits until the kernel has let
+    /// go of the pages: for a thread with
+    /// [`ExecContext::MayWaitForKernel`](crate::handler::ExecContext::MayWaitForKernel). False if
+    /// the kernel does not know it.
+    pub(crate) fn range_changed(&self, node: NodeId, range: Range<u64>) -> bool {
+        self.channel.range_changed(node, range)
     }
     /// The same, without waiting.
-    pub(crate) fn range_changed_later(&self, node: u64, range: Range<u64>) {
-        if !self.way.later.lock().add(node, range) {
+    pub(crate) fn range_changed_later(&self, node: NodeId, range: Range<u64>) {
+        if !self.channel.pending.lock().add(node, range) {
             return;
         }
-        let way = Arc::clone(&self.way);
-        self.teller.run(move || {
+        let channel = Arc::clone(&self.channel);
+        self.thread.run(move || {
             loop {
-                let next = way.later.lock().next();
+                let next = channel.pending.lock().next();
                 let Some((node, range)) = next else { return };
-                way.range_changed(node, range);
+                channel.range_changed(node, range);
             }
         });
     }
-    /// Attributes of an inode are not what they were. False if the kernel does not know it.
-    pub(crate) fn attributes_changed(&self, node: u64) -> bool {
-        // A place before the beginning: no contents.
-        self.way.invalidate(node, u64::MAX, 0)
+    /// Attributes of an inode have changed. False if the kernel does not know it.
+    pub(crate) fn attributes_changed(&self, node: NodeId) -> bool {
+        self.channel.invalidate(node, NO_CONTENTS)
     }
-    /// A file reaches to this byte, its last one. The kernel appends, and writes pages of mappings,
-    /// up to where it believes the end to be, and does not ask before. It waits as for contents,
+    /// A file has grown: this byte is its last one. The kernel appends at the end that it knows,
+    /// and writes pages of mappings up to there, without asking before. This waits as for contents,
     /// which are to be [dropped](Self::range_changed) afterwards.
-    pub(crate) fn has_grown(&self, node: u64, at: u64, byte: u8) {
-        // Storing it moves the end; storing nothing would not.
-        let mut store: Vec<u8> = [node, at, 1].iter().flat_map(|w| w.to_ne_bytes()).collect();
+    pub(crate) fn has_grown(&self, node: NodeId, at: u64, byte: u8) {
+        // To store one byte moves the end; to store nothing would not.
+        let mut store: Vec<u8> = [node.0, at, 1].iter().flat_map(|w| w.to_ne_bytes()).collect();
         store.push(byte);
-        let _ = self.way.send(STORE, &store);
+        let _ = self.channel.send(STORE, &store);
     }
-    /// The mount is gone: waits for what is being told, which may hold references to the mount
-    /// itself.
+    /// The mount is gone: waits for notifications that are being sent, since they may hold
+    /// references to the mount.
     pub(crate) fn finish(&self) {
-        self.way.over.store(true, Ordering::Release);
-        self.teller.finish();
-        self.name_teller.finish();
+        self.channel.over.store(true, Ordering::Release);
+        self.thread.finish();
+        self.name_thread.finish();
     }
     /// Is the mount gone?
     pub(crate) fn is_over(&self) -> bool {
-        self.way.over.load(Ordering::Acquire)
+        self.channel.over.load(Ordering::Acquire)
     }
-    /// Does something on the thread that tells, after what that was given before.
+    /// Runs a job on the notification thread, after those that it was given before.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        self.teller.run(job);
+        self.thread.run(job);
     }
-    /// The same on the thread that tells of names.
+    /// The same on the thread for names.
     pub(crate) fn run_for_name(&self, job: impl FnOnce() + Send + 'static) {
-        self.name_teller.run(job);
+        self.name_thread.run(job);
     }
 }
 
-impl Way {
-    fn range_changed(&self, node: u64, range: Range<u64>) -> bool {
-        // A length of 0 would be all the rest.
-        range.is_empty() || self.invalidate(node, range.start, range.end - range.start)
+impl KernelChannel {
+    fn range_changed(&self, node: NodeId, range: Range<u64>) -> bool {
+        // A length of 0 would mean all the rest.
+        range.is_empty() || self.invalidate(node, [range.start, range.end - range.start])
     }
-    fn invalidate(&self, node: u64, offset: u64, len: u64) -> bool {
-        let inode: Vec<u8> = [node, offset, len].iter().flat_map(|w| w.to_ne_bytes()).collect();
+    fn invalidate(&self, node: NodeId, [offset, len]: [u64; 2]) -> bool {
+        let inode: Vec<u8> = [node.0, offset, len].iter().flat_map(|w| w.to_ne_bytes()).collect();
         self.send(INVAL_INODE, &inode) != Err(Errno::NOENT)
     }
     fn send(&self, code: i32, body: &[u8]) -> Result<(), Errno> {
@@ -185,7 +196,7 @@ impl Way {
         let head = OutHeader { len, error: code, unique: 0 };
         let sent =
             rustix::io::writev(fd, &[IoSlice::new(head.as_bytes()), IoSlice::new(body)]).map(drop);
-        // ENOENT: the kernel did not know it.
+        // ENOENT: the kernel does not know the inode.
         if let Err(e) = sent
             && e != Errno::NOENT
         {
@@ -201,14 +212,17 @@ mod tests {
 
     #[test]
     fn what_is_told_later_is_told_once_and_whole() {
-        let mut later = Later::default();
-        assert!(later.add(7, 4096..8192));
-        assert!(!later.add(7, 0..100) && !later.add(9, 5..6), "it is under way");
-        let mut told = [later.next().unwrap(), later.next().unwrap()];
+        let mut pending = PendingRanges::default();
+        assert!(pending.add(NodeId(7), 4096..8192));
+        assert!(
+            !pending.add(NodeId(7), 0..100) && !pending.add(NodeId(9), 5..6),
+            "it is under way"
+        );
+        let mut told = [pending.next().unwrap(), pending.next().unwrap()];
         told.sort_by_key(|(node, _)| *node);
-        assert_eq!(told, [(7, 0..8192), (9, 5..6)]);
-        assert!(!later.add(7, 1..2));
-        assert_eq!((later.next(), later.next()), (Some((7, 1..2)), None));
-        assert!(later.add(7, 1..2), "it has ended");
+        assert_eq!(told, [(NodeId(7), 0..8192), (NodeId(9), 5..6)]);
+        assert!(!pending.add(NodeId(7), 1..2));
+        assert_eq!((pending.next(), pending.next()), (Some((NodeId(7), 1..2)), None));
+        assert!(pending.add(NodeId(7), 1..2), "it has ended");
     }
 }

@@ -1,10 +1,10 @@
 //! Permission checks in the daemon.
 //!
-//! Where anybody but root can enter a mount the kernel checks permissions: files are opened without
-//! asking us, so there is no moment at which we could refuse. Where only root can enter, the kernel
-//! is spared the requests that its checks cost, and what is left is to check callers that act as
-//! somebody else (`setfsuid`) — here. That is manners, not a border: names and attributes that the
-//! kernel has cached it uses without asking.
+//! If anybody but root can enter a mount, the kernel checks permissions: files are opened without
+//! a request, so there is no moment at which the daemon could refuse. If only root can enter, the
+//! kernel does not check, which saves requests. Then only callers that act as somebody else
+//! (`setfsuid`) are left to check, and that is done here. It is no security border: the kernel uses
+//! names and attributes that it has cached without asking.
 
 use crate::acl::Acl;
 use crate::errno::Errno;
@@ -12,21 +12,21 @@ use crate::proto::InHeader;
 use larder_fs::{Attr, FileKind};
 
 /// Read, write and execute (search, for directories), as bits of `want`.
-pub const READ: u8 = 4;
+pub(crate) const READ: u8 = 4;
 /// See [`READ`].
-pub const WRITE: u8 = 2;
+pub(crate) const WRITE: u8 = 2;
 /// See [`READ`].
-pub const EXECUTE: u8 = 1;
+pub(crate) const EXECUTE: u8 = 1;
 
-/// Who asks.
+/// The process that sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub(crate) struct Caller {
     /// User that counts for file access.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// Group that counts for file access.
-    pub gid: u32,
-    /// Thread; 0 if it cannot be named here.
-    pub pid: u32,
+    pub(crate) gid: u32,
+    /// Thread id; 0 if it has none in this pid namespace.
+    pub(crate) pid: u32,
 }
 
 impl From<&InHeader> for Caller {
@@ -36,15 +36,15 @@ impl From<&InHeader> for Caller {
 }
 
 impl Caller {
-    /// Root stands for every capability that matters here.
+    /// Root has every capability that matters here.
     #[must_use]
-    pub fn is_root(self) -> bool {
+    pub(crate) fn is_root(self) -> bool {
         self.uid == 0
     }
-    /// Is the caller in this group? Supplementary groups come from `/proc`; a caller that cannot be
-    /// found has none.
+    /// Is the caller in this group? Supplementary groups come from `/proc`; a caller that is not
+    /// there has none.
     #[must_use]
-    pub fn is_in(self, group: u32) -> bool {
+    pub(crate) fn is_in(self, group: u32) -> bool {
         self.gid == group
             || (self.pid != 0
                 && std::fs::read_to_string(format!("/proc/{}/status", self.pid))
@@ -63,9 +63,9 @@ fn groups(status: &str) -> impl Iterator<Item = u32> {
 
 /// May the caller do all of `want` with the inode?
 #[must_use]
-pub fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -> bool {
+pub(crate) fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -> bool {
     if caller.is_root() {
-        // Root runs only what somebody may run.
+        // Root may execute a file only if any class may.
         return want & EXECUTE == 0 || attr.kind == FileKind::Directory || attr.perm & 0o111 != 0;
     }
     let has = |shift: u32| (attr.perm >> shift) as u8 & want == want;
@@ -75,14 +75,14 @@ pub fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -> bool 
     if let Some(acl) = acl {
         return acl.allows(caller.uid, &mut |g| caller.is_in(g), attr.uid, attr.gid, want);
     }
-    // Most inodes treat group and others alike: then nobody needs to look for groups.
+    // Most inodes treat group and others alike: then the caller's groups do not matter.
     let alike = (attr.perm >> 3 ^ attr.perm) & 7 == 0;
     if !alike && caller.is_in(attr.gid) { has(3) } else { has(0) }
 }
 
-/// May the caller take the name of `victim` out of `dir`, as far as the sticky bit goes?
+/// Does the sticky bit allow the caller to remove the name of `victim` from `dir`?
 #[must_use]
-pub fn may_remove(caller: Caller, dir: &Attr, victim: &Attr) -> bool {
+pub(crate) fn may_remove(caller: Caller, dir: &Attr, victim: &Attr) -> bool {
     dir.perm & libc::S_ISVTX == 0
         || caller.is_root()
         || caller.uid == victim.uid
@@ -93,31 +93,31 @@ pub fn may_remove(caller: Caller, dir: &Attr, victim: &Attr) -> bool {
 ///
 /// # Errors
 /// `EPERM` if not.
-pub fn owns(caller: Caller, attr: &Attr) -> Result<(), Errno> {
+pub(crate) fn owns(caller: Caller, attr: &Attr) -> Result<(), Errno> {
     if caller.is_root() || caller.uid == attr.uid { Ok(()) } else { Err(Errno::PERM) }
 }
 
-/// The permission bits that chmod by this caller leaves: set-group-id only for members of the
+/// The permission bits after chmod by this caller: set-group-id stays only for members of the
 /// group.
 #[must_use]
-pub fn chmod(caller: Caller, attr: &Attr, perm: u32) -> u32 {
+pub(crate) fn chmod(caller: Caller, attr: &Attr, perm: u32) -> u32 {
     let keeps = perm & libc::S_ISGID == 0 || caller.is_root() || caller.is_in(attr.gid);
     if keeps { perm } else { perm & !libc::S_ISGID }
 }
 
 /// May the caller give the inode this owner and group?
 #[must_use]
-pub fn may_chown(caller: Caller, attr: &Attr, uid: Option<u32>, gid: Option<u32>) -> bool {
+pub(crate) fn may_chown(caller: Caller, attr: &Attr, uid: Option<u32>, gid: Option<u32>) -> bool {
     caller.is_root()
         || (caller.uid == attr.uid
             && uid.is_none_or(|u| u == attr.uid)
             && gid.is_none_or(|g| g == attr.gid || caller.is_in(g)))
 }
 
-/// What is left of permission bits when `caller` writes, truncates or gives away the file: no
-/// set-user-id, and no set-group-id where the group may execute or the caller is not in it.
+/// The permission bits after `caller` writes, truncates or gives away the file: no set-user-id, and
+/// no set-group-id if the group may execute or the caller is not in it.
 #[must_use]
-pub fn without_suid(caller: Caller, perm: u32, group: u32) -> u32 {
+pub(crate) fn without_suid(caller: Caller, perm: u32, group: u32) -> u32 {
     let kept = perm & !libc::S_ISUID;
     let keeps_sgid = kept & libc::S_ISGID == 0
         || (kept & libc::S_IXGRP == 0 && (caller.is_root() || caller.is_in(group)));
@@ -212,7 +212,7 @@ mod tests {
             assert_eq!(without_suid(who, 0o6755, 100), 0o755);
             assert_eq!(without_suid(who, 0o1777, 100), 0o1777);
         }
-        // Without execution by the group it is a mark that its members may leave there.
+        // If the group may not execute, set-group-id means mandatory locks, which members may keep.
         assert_eq!(
             [root, member, other].map(|who| without_suid(who, 0o6745, 100)),
             [0o2745, 0o2745, 0o745]

@@ -1,21 +1,22 @@
-//! Replies that both servers put together the same way: entries, directory records, xattr values,
-//! and the answers by which the kernel learns which requests it can spare us.
+//! Replies that all servers put together the same way: entries, directory records, xattr values,
+//! and the answers by which the kernel learns which requests it need not send.
 
 use crate::errno::Errno;
 use crate::handler::{Failure, Outcome, Reply};
-use crate::proto::{self, AttrOut, Dirent, EntryOut, GetxattrOut, Opcode, align_record};
+use crate::proto::{self, AttrOut, Dirent, EntryOut, GetxattrOut, NodeId, Opcode, align_record};
+use larder_format::ids::Generation;
 use zerocopy::IntoBytes;
 
-/// Seconds for which the kernel may believe names and attributes: its own requests are all that
-/// changes them.
-pub const TIMEOUT: u64 = 86_400;
+/// Seconds for which the kernel may believe names and attributes. A day, because only its own
+/// requests change them.
+pub(crate) const TIMEOUT: u64 = 86_400;
 
 /// An entry for LOOKUP, READDIRPLUS and everything that makes a name.
 #[must_use]
-pub fn entry(nodeid: u64, generation: u64, attr: proto::Attr) -> EntryOut {
+pub fn entry(node: NodeId, generation: Generation, attr: proto::Attr) -> EntryOut {
     EntryOut {
-        nodeid,
-        generation,
+        nodeid: node.0,
+        generation: generation.0,
         entry_valid: TIMEOUT,
         attr_valid: TIMEOUT,
         entry_valid_nsec: 0,
@@ -24,7 +25,7 @@ pub fn entry(nodeid: u64, generation: u64, attr: proto::Attr) -> EntryOut {
     }
 }
 
-/// "There is no such name", to be remembered.
+/// "There is no such name", which the kernel may remember.
 #[must_use]
 pub fn no_entry() -> EntryOut {
     EntryOut { entry_valid: TIMEOUT, ..EntryOut::default() }
@@ -36,8 +37,8 @@ pub fn attributes(attr: proto::Attr) -> AttrOut {
     AttrOut { attr_valid: TIMEOUT, attr_valid_nsec: 0, dummy: 0, attr }
 }
 
-/// A value of variable length (an xattr, a list of names): its length if the caller has no room
-/// yet.
+/// A value of variable length (an xattr, a list of names), or only its length if the caller has no
+/// room yet.
 ///
 /// # Errors
 /// `ERANGE` if it is longer than the caller's `room`.
@@ -51,8 +52,8 @@ pub fn sized(reply: &mut Reply<'_>, room: u32, value: &[u8]) -> Outcome {
     reply.bytes(value)
 }
 
-/// The answer to requests that are settled for every server: what the kernel shall not ask again
-/// (ENOSYS is remembered for the connection), and what needs no work.
+/// The answer to requests that every server answers alike: those that the kernel need not send
+/// again (it remembers ENOSYS for the connection), and those that need no work.
 #[must_use]
 pub fn settled(opcode: Opcode) -> Option<Outcome> {
     match opcode {
@@ -61,14 +62,27 @@ pub fn settled(opcode: Opcode) -> Option<Outcome> {
         Opcode::Open | Opcode::Opendir | Opcode::Create | Opcode::Flush => {
             Some(Err(Failure::Errno(Errno::NOSYS)))
         }
-        // Locks are the kernel's own business, as on every local file system.
+        // The kernel handles locks by itself, as on every local file system.
         Opcode::Getlk | Opcode::Setlk | Opcode::Setlkw | Opcode::Poll | Opcode::Bmap => {
             Some(Err(Failure::Errno(Errno::NOSYS)))
         }
-        // A file made without a name was opened after all.
+        // TMPFILE opens its file after all.
         Opcode::Release | Opcode::Releasedir => Some(Ok(0)),
         _ => None,
     }
+}
+
+/// A directory record.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Inode number.
+    pub ino: u64,
+    /// Position of the next record: where a listing goes on behind this one.
+    pub next: u64,
+    /// File type in the form of `S_IFMT >> 12`.
+    pub kind: u32,
+    /// Name.
+    pub name: &'a [u8],
 }
 
 /// Directory records, written into a reply until it is full.
@@ -87,27 +101,20 @@ impl<'a> Records<'a> {
         let size = (size as usize).min(reply.capacity());
         Ok(Self { out: reply.buffer(size)?, len: 0 })
     }
-    /// Does a record with a name of `name_len` bytes still fit?
+    /// Is there room for a record with a name of `name_len` bytes?
     #[must_use]
     pub fn fits(&self, name_len: usize, plus: bool) -> bool {
         self.out.len() - self.len >= Self::record_len(name_len, plus)
     }
     /// Bytes of a record.
     #[must_use]
-    pub fn record_len(name_len: usize, plus: bool) -> usize {
+    pub(crate) fn record_len(name_len: usize, plus: bool) -> usize {
         let entry = if plus { size_of::<EntryOut>() } else { 0 };
         entry + align_record(size_of::<Dirent>() + name_len)
     }
-    /// Adds a record; false if it does not fit. `typ` is the file type in the form of `S_IFMT >>
-    /// 12`.
-    pub fn push(
-        &mut self,
-        entry: Option<&EntryOut>,
-        ino: u64,
-        next: u64,
-        typ: u32,
-        name: &[u8],
-    ) -> bool {
+    /// Adds a record, of READDIRPLUS with its entry; false if it does not fit.
+    pub fn push(&mut self, entry: Option<&EntryOut>, record: Record<'_>) -> bool {
+        let Record { ino, next, kind: typ, name } = record;
         if !self.fits(name.len(), entry.is_some()) {
             return false;
         }
@@ -126,7 +133,7 @@ impl<'a> Records<'a> {
         self.len = end;
         true
     }
-    /// Nothing was added yet.
+    /// No record was added yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -142,18 +149,22 @@ impl<'a> Records<'a> {
 mod tests {
     use super::*;
 
+    fn record(ino: u64, next: u32, name: &[u8]) -> Record<'_> {
+        Record { ino, next: next.into(), kind: libc::S_IFREG >> 12, name }
+    }
+
     #[test]
     fn records_have_the_protocols_bytes() {
         let mut buffer = [0xff; 70];
         let mut reply = Reply::new(&mut buffer);
         let mut records = Records::new(&mut reply, 64).unwrap();
         assert!(records.is_empty());
-        assert!(records.push(None, 0x102, 7, 4, b"sub"));
-        assert!(records.push(None, 0x103, 8, 8, b"12345678"));
-        assert!(!records.push(None, 1, 9, 8, b""), "full");
+        assert!(records.push(None, record(0x102, 7, b"sub")));
+        assert!(records.push(None, record(0x103, 8, b"12345678")));
+        assert!(!records.push(None, record(1, 9, b"")), "full");
         assert_eq!(records.len(), 64);
         let mut expected =
-            vec![2, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0];
+            vec![2, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 8, 0, 0, 0];
         expected.extend(b"sub\0\0\0\0\0");
         assert_eq!(&buffer[..32], expected);
         assert_eq!(&buffer[56..64], b"12345678");
@@ -165,10 +176,10 @@ mod tests {
         let mut buffer = [0; 300];
         let mut reply = Reply::new(&mut buffer);
         let mut records = Records::new(&mut reply, 300).unwrap();
-        let e = entry(9, 3, proto::Attr { ino: 9, ..proto::Attr::default() });
-        assert!(records.push(Some(&e), 9, 1, 8, b"x"));
+        let e = entry(NodeId(9), Generation(3), proto::Attr { ino: 9, ..proto::Attr::default() });
+        assert!(records.push(Some(&e), record(9, 1, b"x")));
         assert_eq!(records.len(), 128 + 32);
-        assert!(!records.push(Some(&e), 9, 1, 8, b"x"));
+        assert!(!records.push(Some(&e), record(9, 1, b"x")));
         assert_eq!(buffer[0], 9);
         assert_eq!(buffer[128 + 24], b'x');
     }

@@ -1,11 +1,15 @@
-//! Sharing extents on a mount, for other processes: Linux passes none of its own requests for that
-//! (`FICLONERANGE`, `FIDEDUPERANGE`) on to FUSE, so these are Larder's.
+//! Sharing extents on a mount, for other processes. Linux passes none of its own requests for that
+//! (`FICLONERANGE`, `FIDEDUPERANGE`) on to FUSE, so these are Larder's. Payloads are words of 8
+//! bytes:
 //!
-//! | request | number | words of 8 bytes |
-//! |---|---|---|
-//! | clone, to the target | [`IOC_CLONE`] | source's descriptor, offset in it, length (0: to its end), offset in the target |
-//! | deduplicate, to the source | [`IOC_DEDUPE`] | target's descriptor, offset in the source, length, offset in the target; out: 0 or, where they differ, 1; bytes; bytes that are shared only now |
-//! | extents | [`IOC_EXTENTS`] | in: an offset; out: where to go on (0: nowhere), how many follow, and of each extent: where it begins in the file, length there, address, length and offset in it, flags |
+//! - [`IOC_CLONE`], to the target: the source's descriptor, the offset in it, the length (0: to its
+//!   end), the offset in the target.
+//! - [`IOC_DEDUPE`], to the source: the target's descriptor, the offset in the source, the length,
+//!   the offset in the target. The answer follows: 0 or, if they differ, 1; bytes; bytes that are
+//!   shared only now.
+//! - [`IOC_EXTENTS`]: an offset. The answer: where to go on (0: nowhere), how many extents follow,
+//!   and of each where it begins in the file, its length there, its address, the length and offset
+//!   in it, and flags.
 //!
 //! Plain `cp` needs none of this: `copy_file_range` shares what can be shared.
 
@@ -32,7 +36,7 @@ const WRITTEN: u64 = 2;
 const COMPRESSED: u64 = 4;
 const SHARED: u64 = 8;
 
-/// An extent as it is told.
+/// An extent as words of an answer.
 pub(crate) fn encode(extent: &MappedExtent) -> [u64; WORDS] {
     let flag = |is: bool, flag| if is { flag } else { 0 };
     match extent.place {
@@ -65,9 +69,10 @@ fn decode([start, len, at, on_device, offset, flags]: [u64; WORDS]) -> MappedExt
 /// Calls `each` for the extents of a file, by rising offset, holes left out.
 ///
 /// # Errors
-/// `Unsupported` if the file is not on a Larder mount; `PermissionDenied` for who may not read it.
+/// `Unsupported` if the file is not on a Larder mount; `PermissionDenied` if the caller may not
+/// read it.
 pub fn extents(file: &File, each: &mut dyn FnMut(&MappedExtent)) -> io::Result<()> {
-    hand_over(file);
+    write_back_pages(file);
     let mut from = 0;
     let mut buffer = vec![0; TEXT_LEN];
     loop {
@@ -90,12 +95,12 @@ pub fn is_shareable(file: &File) -> bool {
     call(file, crate::control::IOC_DF, &mut vec![0; TEXT_LEN]).is_ok()
 }
 
-/// What the kernel keeps of a file, written by a mount with write-back caching, goes to the daemon.
-fn hand_over(file: &File) {
+/// Has the kernel write the pages of a file that it keeps on a mount with write-back caching.
+fn write_back_pages(file: &File) {
     const ALL: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: takes numbers only. If it fails, the write that failed says so at the next fsync.
+    // SAFETY: takes numbers only. If a write fails, the next fsync reports it.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, ALL) };
 }
 
@@ -107,31 +112,40 @@ fn word(bytes: &[u8], n: usize) -> u64 {
     bytes[8 * n..].first_chunk().map_or(0, |b| u64::from_ne_bytes(*b))
 }
 
+/// A place in a file, where a range begins.
+#[derive(Clone, Copy, Debug)]
+pub struct FileAt<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// Offset in it, in bytes.
+    pub offset: u64,
+}
+
 /// Gives `to` what `from` has in a range by sharing extents, as Linux's `FICLONERANGE`: offsets are
 /// multiples of 4096, and so is `len` unless the range ends where both files do. `len` 0: up to the
 /// source's end.
 ///
 /// # Errors
 /// `Unsupported` if `to` is not on a Larder mount, `CrossesDevices` if `from` is not on the same;
-/// `InvalidInput` for ranges that cannot be shared; what the engine says otherwise. A first part of
+/// `InvalidInput` for ranges that cannot be shared; other errors of the engine. The first part of
 /// the range may be done then.
-pub fn clone(from: &File, from_offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<()> {
-    hand_over(from);
-    hand_over(to);
-    let source = from.as_raw_fd().cast_unsigned().into();
-    call(to, IOC_CLONE, &mut words([source, from_offset, len, to_offset]))?;
-    let len = if len == 0 { from.metadata()?.len().saturating_sub(from_offset) } else { len };
-    let end = to_offset.saturating_add(len);
-    // With write-back caching the kernel believes nobody but itself about sizes.
-    if len > 0 && to.metadata()?.len() < end { to.set_len(end) } else { Ok(()) }
+pub fn clone(from: FileAt<'_>, to: FileAt<'_>, len: u64) -> io::Result<()> {
+    write_back_pages(from.file);
+    write_back_pages(to.file);
+    let source = from.file.as_raw_fd().cast_unsigned().into();
+    call(to.file, IOC_CLONE, &mut words([source, from.offset, len, to.offset]))?;
+    let len = if len == 0 { from.file.metadata()?.len().saturating_sub(from.offset) } else { len };
+    let end = to.offset.saturating_add(len);
+    // With write-back caching the kernel believes only its own sizes.
+    if len > 0 && to.file.metadata()?.len() < end { to.file.set_len(end) } else { Ok(()) }
 }
 
-/// What came of [`dedupe`].
+/// Outcome of [`dedupe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deduped {
-    /// The ranges have the same bytes; so many had extents of their own before.
+    /// The ranges have the same bytes. This many bytes are shared only now.
     Same(u64),
-    /// They have not; nothing was changed.
+    /// The ranges differ; nothing was changed.
     Differs,
 }
 
@@ -139,19 +153,13 @@ pub enum Deduped {
 /// `FIDEDUPERANGE`.
 ///
 /// # Errors
-/// As [`clone`]; `PermissionDenied` for who may not write to `to` and does not own it.
-pub fn dedupe(
-    from: &File,
-    from_offset: u64,
-    to: &File,
-    to_offset: u64,
-    len: u64,
-) -> io::Result<Deduped> {
-    hand_over(from);
-    hand_over(to);
-    let target = to.as_raw_fd().cast_unsigned().into();
-    let mut args = words([target, from_offset, len, to_offset, 0, 0, 0]);
-    call(from, IOC_DEDUPE, &mut args)?;
+/// As [`clone`]; `PermissionDenied` if the caller may not write to `to` and does not own it.
+pub fn dedupe(from: FileAt<'_>, to: FileAt<'_>, len: u64) -> io::Result<Deduped> {
+    write_back_pages(from.file);
+    write_back_pages(to.file);
+    let target = to.file.as_raw_fd().cast_unsigned().into();
+    let mut args = words([target, from.offset, len, to.offset, 0, 0, 0]);
+    call(from.file, IOC_DEDUPE, &mut args)?;
     Ok(if word(&args, 4) == 0 { Deduped::Same(word(&args, 6)) } else { Deduped::Differs })
 }
 
@@ -185,6 +193,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         assert!(!is_shareable(&file));
         assert_eq!(extents(&file, &mut |_| ()).unwrap_err().kind(), io::ErrorKind::Unsupported);
-        assert!(clone(&file, 0, &file, 4096, 4096).is_err());
+        let at = |offset| FileAt { file: &file, offset };
+        assert!(clone(at(0), at(4096), 4096).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Counters of requests: how many of each kind, and what became of them.
 //!
 //! Requests per operation explain more of a mount's speed than times do, so they are always
-//! counted. Every counter is a relaxed atomic: exact in sum, not a snapshot across counters.
+//! counted. Every counter is a relaxed atomic: each is exact, but together they are no snapshot.
 
 use crate::latency::Latency;
 use crate::proto::Opcode;
@@ -68,12 +68,12 @@ impl Stats {
     pub(crate) fn written_bytes(&self, n: usize) {
         self.written_bytes.fetch_add(n as u64, Relaxed);
     }
-    /// A file or directory has been synced, or could not be.
+    /// A sync of a file or directory has ended, with success or not.
     pub(crate) fn synced(&self, took: Duration) {
         self.syncs.count(took);
     }
 
-    /// How long it has been counted.
+    /// Time since counting began.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.since.elapsed()

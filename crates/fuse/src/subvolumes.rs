@@ -1,4 +1,4 @@
-//! Subvolumes of a mount, for other processes: the ioctls of Linux's btrfs that fit FUSE, two of
+//! Subvolumes of a mount, for other processes: the ioctls of Linux's btrfs that fit FUSE, three of
 //! Larder's own, and functions that send them.
 //!
 //! | request | number |
@@ -8,11 +8,14 @@
 //! | read-only | `BTRFS_IOC_SUBVOL_GETFLAGS`, `_SETFLAGS` |
 //! | facts | `BTRFS_IOC_GET_SUBVOL_INFO`, `_GET_SUBVOL_ROOTREF`, `_INO_LOOKUP` |
 //! | default | `BTRFS_IOC_DEFAULT_SUBVOL` |
-//! | snapshot | `BTRFS_IOC_SNAP_CREATE_V2`; [`IOC_SNAPSHOT`]: the same with the source's inode number instead of a descriptor |
-//! | list | [`IOC_SUBVOLS`]: in: the least id wanted, out: JSON |
-//! | what was written | [`IOC_FIND_NEW`]: in: the transaction, and the inode and offset to begin at, out: JSON |
+//! | snapshot | `BTRFS_IOC_SNAP_CREATE_V2`, or [`IOC_SNAPSHOT`] |
+//! | list | [`IOC_SUBVOLS`]; in: the least id wanted, out: JSON |
+//! | what was written | [`IOC_FIND_NEW`]; in: transaction, inode, offset; out: JSON |
+//!
+//! [`IOC_SNAPSHOT`] takes the source's inode number instead of a descriptor. The inode and offset
+//! of [`IOC_FIND_NEW`] say where to begin.
 
-use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, hand_over, ioc, open};
+use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, ioc, open, write_back_pages};
 use larder_fs::{NewExtent, SubvolInfo, Timestamp};
 use serde_json::{Value, json};
 use std::io;
@@ -22,9 +25,9 @@ use std::path::Path;
 
 /// Bytes of most arguments.
 pub(crate) const ARGS: usize = 4096;
-/// Where names stand in `btrfs_ioctl_vol_args` and `btrfs_ioctl_vol_args_v2`.
+/// Offset of the name in `btrfs_ioctl_vol_args`.
 pub(crate) const NAME: usize = 8;
-/// See [`NAME`].
+/// Offset of the name in `btrfs_ioctl_vol_args_v2`.
 pub(crate) const NAME_V2: usize = 56;
 /// Flag of a read-only subvolume.
 pub(crate) const RDONLY: u64 = 1 << 1;
@@ -44,7 +47,7 @@ pub(crate) const ROOTREF: u32 = ioc(READ | WRITE, 0x94, 61, ARGS);
 pub(crate) const INO_LOOKUP: u32 = ioc(READ | WRITE, 0x94, 18, ARGS);
 /// Subvolumes from an id on, as JSON.
 pub const IOC_SUBVOLS: u32 = ioc(READ | WRITE, LARDER, 16, TEXT_LEN);
-/// What was written to a subvolume since some transaction, as JSON.
+/// What was written to a subvolume since a transaction, as JSON.
 pub const IOC_FIND_NEW: u32 = ioc(READ | WRITE, LARDER, 21, TEXT_LEN);
 /// Make a snapshot.
 pub const IOC_SNAPSHOT: u32 = ioc(WRITE, LARDER, 17, ARGS);
@@ -98,7 +101,7 @@ pub fn snapshot(source: &Path, path: &Path, read_only: bool) -> io::Result<()> {
     args[..8].copy_from_slice(&source.ino().to_ne_bytes());
     args[16..24].copy_from_slice(&if read_only { RDONLY } else { 0 }.to_ne_bytes());
     let dir = open(dir)?;
-    hand_over(&dir)?;
+    write_back_pages(&dir)?;
     call(&dir, IOC_SNAPSHOT, &mut args)
 }
 
@@ -122,7 +125,7 @@ pub fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
     let flags = if read_only { RDONLY } else { 0u64 };
     let fd = open(path)?;
     if read_only {
-        hand_over(&fd)?;
+        write_back_pages(&fd)?;
     }
     call(&fd, SETFLAGS, &mut flags.to_ne_bytes())
 }
@@ -171,7 +174,8 @@ pub fn list(path: &Path) -> io::Result<(Vec<Value>, u64)> {
 }
 
 /// Calls `each` for the extents that were written to the subvolume of `path` in transaction `since`
-/// or later, as [`describe_new`] shows them. Returns the transaction up to which that is all.
+/// or later, as [`describe_new`] shows them. Returns the transaction up to which the list is
+/// complete.
 ///
 /// # Errors
 /// `Unsupported` if it is not on a Larder mount; `PermissionDenied` for anybody but root and the

@@ -1,11 +1,11 @@
 //! Threads for requests that have to wait.
 //!
-//! A pool grows with the requests that are waiting at the same time and shrinks when they are gone;
-//! it is bounded, and whoever finds it full, and as many in line as there may be, runs the job
-//! itself, so that memory stays bounded too.
+//! A pool grows with the requests that are waiting at the same time, and shrinks when they are
+//! gone. It is bounded, and so is its line of jobs: a caller that finds the line full runs its job
+//! itself. So memory stays bounded, too.
 //!
-//! Of those without work the one who had some last gets the next: its stack and what it has looked
-//! at are still in the caches, and the others get to leave.
+//! Of the idle threads the one that worked last gets the next job: its stack and what it has looked
+//! at are still in the caches. The others stay idle and end.
 
 use crate::transport::priority;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -15,21 +15,23 @@ use std::time::Duration;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// How long a thread without work stays.
+/// An idle thread ends after this time.
 const IDLE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     jobs: VecDeque<Job>,
     threads: usize,
-    /// Who waits for work, the last to have had some last.
+    /// Idle threads; the one that worked last is the last.
     idle: Vec<Arc<Condvar>>,
     closed: bool,
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     gone: Condvar,
+    /// Of its threads.
+    name: &'static str,
     max_threads: usize,
     max_jobs: usize,
 }
@@ -50,19 +52,19 @@ impl std::fmt::Debug for Workers {
 impl Workers {
     /// A pool of up to `max_threads` threads, none of which is started yet, with up to `max_jobs`
     /// in line.
-    pub(crate) fn new(max_threads: usize, max_jobs: usize) -> Self {
+    pub(crate) fn new(name: &'static str, max_threads: usize, max_jobs: usize) -> Self {
         Self {
             shared: Arc::new(Shared {
                 state: Mutex::default(),
                 gone: Condvar::new(),
+                name,
                 max_threads,
                 max_jobs,
             }),
         }
     }
 
-    /// Runs `job` on a thread of the pool, or at once on this one if as many are in line as there
-    /// may be.
+    /// Runs `job` on a thread of the pool, or at once on this thread if the line is full.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let state = self.shared.state.lock();
         if state.closed || state.jobs.len() >= self.shared.max_jobs {
@@ -72,8 +74,8 @@ impl Workers {
         self.push(state, Box::new(job));
     }
 
-    /// Runs `job` on another thread of the pool, however many are in line, and as long as there are
-    /// any: for a thread that must not wait.
+    /// Runs `job` on another thread, however long the line is: for callers that must not wait. Only
+    /// after the pool's last thread has ended does it run on this one.
     pub(crate) fn run_elsewhere(&self, job: impl FnOnce() + Send + 'static) {
         let state = self.shared.state.lock();
         if state.closed && state.threads == 0 {
@@ -83,7 +85,7 @@ impl Workers {
         self.push(state, Box::new(job));
     }
 
-    fn push(&self, mut state: MutexGuard<'_, State>, job: Job) {
+    fn push(&self, mut state: MutexGuard<'_, PoolState>, job: Job) {
         state.jobs.push_back(job);
         if let Some(idle) = state.idle.pop() {
             drop(state);
@@ -96,9 +98,10 @@ impl Workers {
         state.threads += 1;
         let shared = Arc::clone(&self.shared);
         let started =
-            std::thread::Builder::new().name("larder-worker".into()).spawn(move || work(&shared));
+            std::thread::Builder::new().name(self.shared.name.into()).spawn(move || work(&shared));
         if started.is_err() {
-            // No thread to be had: the jobs wait for another, or are done here if there is none.
+            // No thread can be started. The jobs wait for those that exist; if there is none, they
+            // run here.
             state.threads -= 1;
             if state.threads == 0
                 && let Some(job) = state.jobs.pop_back()
@@ -111,7 +114,7 @@ impl Workers {
 }
 
 fn work(shared: &Shared) {
-    // Often started by a queue's thread.
+    // A queue's thread often starts this one, which inherits its nice value.
     priority::give_up();
     let me = Arc::new(Condvar::new());
     let mut state = shared.state.lock();
@@ -125,7 +128,7 @@ fn work(shared: &Shared) {
         }
         state.idle.push(Arc::clone(&me));
         let timed_out = me.wait_for(&mut state, IDLE).timed_out();
-        // Whoever calls for it takes it off the list.
+        // A thread that is woken for a job has been taken off the list.
         if let Some(at) = state.idle.iter().rposition(|idle| Arc::ptr_eq(idle, &me)) {
             state.idle.remove(at);
             if timed_out && state.jobs.is_empty() {
@@ -138,8 +141,7 @@ fn work(shared: &Shared) {
 }
 
 impl Workers {
-    /// Waits for every job and ends the threads. Jobs that come later run at once on their caller's
-    /// thread.
+    /// Waits for every job and ends the threads. Later jobs run at once on their caller's thread.
     pub(crate) fn finish(&self) {
         let mut state = self.shared.state.lock();
         state.closed = true;
@@ -161,7 +163,7 @@ mod tests {
     #[test]
     fn runs_everything_and_waits_at_the_end() {
         let done = Arc::new(AtomicUsize::new(0));
-        let pool = Workers::new(4, 4);
+        let pool = Workers::new("test", 4, 4);
         for _ in 0..1000 {
             let done = Arc::clone(&done);
             pool.run(move || {
@@ -172,10 +174,10 @@ mod tests {
         assert_eq!(done.load(Ordering::Relaxed), 1000);
     }
 
-    /// Whoever runs while the pool is being finished may hold what its last job waits for.
+    /// A job that runs while the pool is being finished may hold what the last job waits for.
     #[test]
     fn elsewhere_is_elsewhere_to_the_end() {
-        let pool = Workers::new(8, 8);
+        let pool = Workers::new("test", 8, 8);
         let (out, threads) = mpsc::channel();
         let mine = pool.clone();
         pool.run(move || {
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn waiting_jobs_do_not_hold_up_others() {
-        let pool = Workers::new(8, 8);
+        let pool = Workers::new("test", 8, 8);
         let (release, wait) = mpsc::channel::<()>();
         let (out, results) = mpsc::channel();
         let first = out.clone();

@@ -76,8 +76,8 @@ impl Drop for Mount {
     }
 }
 
-/// What these tests need, and their turn: one at a time, because the programs that one starts
-/// inherit, for a moment, what another has open, and loop devices then stay attached.
+/// Checks what these tests need, and gives them their turn. One runs at a time: programs that a
+/// test starts inherit for a moment what another has open, and loop devices then stay attached.
 fn everything() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +94,7 @@ fn image(dir: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Runs the probe in a new directory below `root`; what it says.
+/// Runs the probe in a new directory below `root`, and returns its output.
 fn probe(root: &Path) -> String {
     let dir = root.join("probe");
     fs::create_dir(&dir).unwrap();
@@ -308,7 +308,7 @@ fn a_block_device_is_durable_after_syncfs_and_after_umount() {
     btrfs_check(&path, true).assert_clean("after syncfs");
     fs::write(m.join("two"), b"2").unwrap();
     common::unmount_when_idle(m.path());
-    // Not waiting for the server: umount did.
+    // The server is not waited for, because umount has done that.
     btrfs_check(&path, true).assert_clean("after umount");
     let k = KernelMount::image_read_only(&path, "").unwrap();
     assert_eq!(
@@ -391,7 +391,7 @@ fn an_unlinked_file_lives_until_it_is_closed_and_no_longer() {
     btrfs_check(&path, true).assert_clean("without the file");
 }
 
-/// Does something as another user for file access, which is what a file server does.
+/// Does something as another user for file access, as a file server does.
 fn acting_as<T>(uid: u32, action: impl FnOnce() -> T) -> T {
     // SAFETY: these change the calling thread's identity for file access and nothing else.
     unsafe {
@@ -423,8 +423,8 @@ fn callers_that_act_as_somebody_else_are_checked() {
     acting_as(65_534, || {
         let at = |name: &str| m.join(name);
         assert_eq!(errno(fs::create_dir(at("new"))), Some(libc::EACCES));
-        // A name that the kernel does not know yet; about those that it knows, and about opening,
-        // it asks nobody.
+        // The kernel does not know this name yet. For names that it knows, and for opening, it does
+        // not ask the server.
         assert_eq!(errno(fs::metadata(at("closed/unknown")).map(drop)), Some(libc::EACCES));
         assert_eq!(
             errno(fs::read_dir(at("closed")).and_then(|mut l| l.next().transpose()).map(drop)),
@@ -494,7 +494,7 @@ fn file_handles_outlive_the_kernels_memory_of_an_inode() {
         )
     };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a descriptor that was just opened, and is nobody else's.
+    // SAFETY: a descriptor that was just opened, and has no other owner.
     let file = unsafe { File::from_raw_fd(i32::try_from(fd).unwrap()) };
     assert_eq!(file.metadata().unwrap().ino(), ino);
     drop((file, root));

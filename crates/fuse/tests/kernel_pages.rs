@@ -1,14 +1,14 @@
-//! Pages that only the kernel has when somebody asks for a sync or a snapshot.
+//! Pages that only the kernel has when a program asks for a sync or a snapshot.
 
 mod common;
 
 use common::{Mount, can_mount};
 use larder_fs::{Filesystem, OpenOptions as EngineOptions};
-use larder_fuse::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use larder_fuse::memserver::MemServer;
-use larder_fuse::proto::{IoctlOut, Opcode, WRITE_CACHE, WriteIn};
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{IoctlOut, NodeId, Opcode, WRITE_CACHE, WriteIn};
 use larder_fuse::server::Server;
 use larder_fuse::{MountOptions, Stats, Transport, control, subvolumes};
+use larder_simtest::memserver::MemServer;
 use larder_simtest::oracle::scratch;
 use larder_volume::file::{FileDevice, OpenMode};
 use std::fs::{self, File, OpenOptions};
@@ -40,7 +40,7 @@ impl Mapping {
     }
     fn fill(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: within the mapping, which nobody else in this process has.
+        // SAFETY: within the mapping, which is not used elsewhere in this process.
         unsafe { self.start.add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 }
@@ -67,42 +67,47 @@ struct Counting {
 }
 
 impl Handler for Counting {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         let inner = self.inner.as_ref().unwrap();
         match request.opcode {
-            Opcode::Ioctl if patience == Patience::Queue => Err(Failure::Wait),
+            Opcode::Ioctl if context == ExecContext::Queue => Err(Failure::Wait),
             Opcode::Ioctl => {
                 self.noted.store(self.bytes.load(Ordering::SeqCst), Ordering::SeqCst);
                 reply.value(&IoctlOut::default())
             }
             Opcode::Write if request.arg::<WriteIn>()?.write_flags & WRITE_CACHE != 0 => {
-                if patience == Patience::Queue {
+                if context == ExecContext::Queue {
                     if self.writes.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
                         return Err(Failure::Wait);
                     }
                 } else {
                     (0..20).for_each(|_| std::thread::yield_now());
                 }
-                let outcome = inner.handle(request, reply, patience);
+                let outcome = inner.handle(request, reply, context);
                 self.bytes.fetch_add(request.arg::<WriteIn>()?.size.into(), Ordering::SeqCst);
                 outcome
             }
-            _ => inner.handle(request, reply, patience),
+            _ => inner.handle(request, reply, context),
         }
     }
     fn comes_after_writes(&self, request: &Request<'_>) -> bool {
         request.opcode == Opcode::Ioctl
     }
-    fn nodes_in_use(&self, most: usize) -> Vec<u64> {
+    fn nodes_in_use(&self, most: usize) -> Vec<NodeId> {
         self.inner.as_ref().unwrap().nodes_in_use(most)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.inner.as_ref().unwrap().forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.inner.as_ref().unwrap().forget(node, lookups);
     }
 }
 
-/// Every page in a request of its own, and far more of them than the kernel lets be under way; on a
-/// mount that is at rest, and on one that is written and read all the time.
+/// Every page is a request of its own, and there are far more of them than the kernel lets be under
+/// way. On a mount that is at rest, and on one that is written and read all the time.
 #[test]
 fn an_ioctl_after_syncfs_comes_after_every_page() {
     const PAGES: usize = 1000;
@@ -160,7 +165,7 @@ fn an_ioctl_after_syncfs_comes_after_every_page() {
     }
 }
 
-/// Somebody waits for pages when the mount is taken away.
+/// A program waits for pages when the mount is taken away.
 #[test]
 fn nobody_waits_for_a_mount_that_is_gone() {
     if !can_mount() {
@@ -184,7 +189,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i / 7) as u8 ^ seed).collect()
 }
 
-/// What a file of an image holds, without the mount.
+/// The contents of a file of an image, without the mount.
 fn on_disk(image: &Path, copy: &Path, name: &[u8]) -> Vec<u8> {
     fs::copy(image, copy).unwrap();
     let device = FileDevice::open(copy, OpenMode::Read).unwrap();
@@ -255,8 +260,7 @@ fn snapshots_and_syncs_have_what_a_live_mapping_changed() {
     }
 }
 
-/// More than the kernel's queues have room for: each waits in one of the places that the marks come
-/// through.
+/// More than the kernel's queues have room for: each waits in an entry that the fences need, too.
 #[test]
 fn hundreds_who_sync_at_once_do_not_block_each_other() {
     if !can_mount() {

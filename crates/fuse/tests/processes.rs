@@ -1,13 +1,13 @@
-//! Mounts served by processes of their own: as another user, killed, and on a block device.
+//! Mounts that other processes serve: as another user, killed, and on a block device.
 //!
 //! The daemon is this test program once more, in the role that `daemon_role` plays.
 
 mod common;
 
 use common::{Mount, can_mount};
-use larder_fuse::memserver::MemServer;
 use larder_fuse::proto::Opcode;
 use larder_fuse::{MountOptions, Stats, Transport, Unmounter, mount, serve_handler};
+use larder_simtest::memserver::MemServer;
 use larder_simtest::oracle::{LoopDevice, Need, need};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -58,7 +58,7 @@ impl Daemon {
         let said = BufReader::new(child.stdout.take().unwrap());
         Self { child, said, mountpoint: mountpoint.to_owned() }
     }
-    /// The next thing it says.
+    /// The next line that it prints.
     fn says(&mut self) -> String {
         let mut line = String::new();
         while self.said.read_line(&mut line).unwrap() > 0 {
@@ -132,7 +132,7 @@ fn ordinary_users_mount_through_the_helper() {
     for option in ["nosuid", "nodev", "default_permissions", "user_id=65534"] {
         assert!(line.contains(option), "{line}");
     }
-    // Not even root enters somebody else's mount.
+    // Not even root enters another user's mount.
     assert_eq!(fs::read_dir(dir.path()).unwrap_err().raw_os_error(), Some(libc::EACCES));
     let as_owner = |script: &str| {
         Command::new("sh")

@@ -1,7 +1,7 @@
-//! Trying the forbidden, from inside.
+//! Forbidden things, tried from inside the sandbox.
 //!
-//! The sandbox has no way back, so every attempt is made by this test program once more, as a child
-//! that confines itself exactly as the mount daemon does and then says what came of it.
+//! The sandbox cannot be undone. So every attempt is made by this test program once more, as a
+//! child that confines itself exactly as the mount daemon does, and then prints the outcome.
 
 use larder_fuse::sandbox;
 use larder_simtest::oracle::{Need, need};
@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const ROLE: &str = "LARDER_TEST_ATTEMPT";
@@ -30,7 +30,7 @@ fn confined(role: &str, scratch: &Path) -> Output {
         .unwrap()
 }
 
-/// Does this kernel have what most of these tests are about? Oracles stand for "as in CI".
+/// Does this kernel have what most of these tests are about? Where oracles are required, it must.
 fn available(landlock: bool) -> bool {
     let seccomp = Path::new("/proc/sys/kernel/seccomp/actions_avail").exists();
     // SAFETY: asks for the version: no pointer, no size, and only a number comes back.
@@ -51,134 +51,151 @@ fn plain(outcome: io::Result<()>) -> String {
     outcome.map_or_else(errno, |()| "done".into())
 }
 
+type Outcomes = BTreeMap<&'static str, String>;
+
+/// What a role may use inside the sandbox: things that were open or known before.
+struct Inside {
+    scratch: PathBuf,
+    own: File,
+    port: u16,
+    path_of_socket: PathBuf,
+}
+
+/// A system call with three arguments: its result with a `!`, or its error number.
+fn raw(number: libc::c_long, a: usize, b: usize, c: usize) -> String {
+    // SAFETY: none of the calls in this file is given memory to write to.
+    let result = unsafe { libc::syscall(number, a, b, c, 0usize, 0usize, 0usize) };
+    if result >= 0 { format!("{result}!") } else { errno(io::Error::last_os_error()) }
+}
+
 /// Not a test unless asked for: goes into the sandbox and tries what its role says.
 #[test]
 fn attempts_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let scratch = std::path::PathBuf::from(std::env::var_os(SCRATCH).unwrap());
+    let scratch = PathBuf::from(std::env::var_os(SCRATCH).unwrap());
     let own = File::options().read(true).write(true).open(scratch.join("own")).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let path_of_socket = scratch.join("socket");
     let _unix = std::os::unix::net::UnixListener::bind(&path_of_socket);
+    let inside = Inside { scratch, own, port, path_of_socket };
     let confinement = sandbox::enter();
     if role != "unsealed" {
         confinement.seal();
     }
-    let raw = |number: libc::c_long, a: usize, b: usize, c: usize| -> String {
-        // SAFETY: none of the calls below is given memory to write to.
-        let result = unsafe { libc::syscall(number, a, b, c, 0usize, 0usize, 0usize) };
-        if result >= 0 { format!("{result}!") } else { errno(io::Error::last_os_error()) }
-    };
-    let mut said: BTreeMap<&str, String> = BTreeMap::new();
-    let (nul, root) = (c"".as_ptr() as usize, c"/".as_ptr() as usize);
-    match role.as_str() {
-        "files" => {
-            said.insert("read /etc/passwd", plain(fs::read("/etc/passwd").map(drop)));
-            said.insert("read another file", plain(fs::read(scratch.join("other")).map(drop)));
-            said.insert(
-                "write another file",
-                plain(File::options().write(true).open(scratch.join("other")).map(drop)),
-            );
-            said.insert("make a file", plain(File::create(scratch.join("new")).map(drop)));
-            said.insert("list", plain(fs::read_dir("/proc").map(drop)));
-            said.insert("write to /proc", plain(fs::write("/proc/self/comm", "x")));
-            said.insert("unlink", plain(fs::remove_file(scratch.join("other"))));
-            said.insert("rename", plain(fs::rename(scratch.join("other"), scratch.join("else"))));
-            said.insert("mkdir", plain(fs::create_dir(scratch.join("dir"))));
-            said.insert("symlink", plain(std::os::unix::fs::symlink("a", scratch.join("link"))));
-            said.insert("read another's memory", plain(fs::read("/proc/1/environ").map(drop)));
-            // What is open stays usable, and what is needed can be read.
-            said.insert(
-                "use what is open",
-                plain(own.write_all_at(b"x", 3).and_then(|()| own.sync_data())),
-            );
-            said.insert("groups", plain(fs::read("/proc/1/status").map(drop)));
-            said.insert("own status", plain(fs::read("/proc/self/status").map(drop)));
-            said.insert(
-                "number of CPUs",
-                plain(fs::read("/sys/devices/system/cpu/possible").map(drop)),
-            );
-            said.insert(
-                "/dev/fuse",
-                plain(File::options().read(true).write(true).open("/dev/fuse").map(drop)),
-            );
-        }
-        "calls" => {
-            said.insert("tcp", plain(TcpStream::connect(("127.0.0.1", port)).map(drop)));
-            said.insert("udp", plain(UdpSocket::bind("127.0.0.1:0").map(drop)));
-            said.insert("unix", plain(UnixStream::connect(&path_of_socket).map(drop)));
-            said.insert("socket pair", plain(UnixDatagram::pair().map(drop)));
-            said.insert("program", plain(Command::new("true").status().map(drop)));
-            for (what, number, a, b, c) in [
-                // Without CLONE_THREAD; the child would end at once.
-                ("fork", libc::SYS_clone, libc::SIGCHLD as usize, 0, 0),
-                ("clone3", libc::SYS_clone3, 0, 0, 0),
-                ("kill", libc::SYS_kill, std::os::unix::process::parent_id() as usize, 0, 0),
-                ("tgkill", libc::SYS_tgkill, std::os::unix::process::parent_id() as usize, 1, 0),
-                ("mount", libc::SYS_mount, nul, root, 0),
-                ("umount", libc::SYS_umount2, nul, 0, 0),
-                ("setuid", libc::SYS_setuid, 0, 0, 0),
-                ("capset", libc::SYS_capset, 0, 0, 0),
-                ("dumpable", libc::SYS_prctl, libc::PR_SET_DUMPABLE as usize, 0, 0),
-                ("terminal input", libc::SYS_ioctl, 0, libc::TIOCSTI as usize, nul),
-                (
-                    "executable memory",
-                    libc::SYS_mmap,
-                    0,
-                    4096,
-                    (libc::PROT_READ | libc::PROT_EXEC) as usize,
-                ),
-                ("make executable", libc::SYS_mprotect, 0, 4096, libc::PROT_EXEC as usize),
-                ("memory file", libc::SYS_memfd_create, nul, 0, 0),
-                ("new ring", libc::SYS_io_uring_setup, 1, 0, 0),
-                (
-                    "owner of signals",
-                    libc::SYS_fcntl,
-                    own.as_raw_fd() as usize,
-                    libc::F_SETOWN as usize,
-                    1,
-                ),
-                (
-                    "nice",
-                    libc::SYS_setpriority,
-                    0,
-                    std::os::unix::process::parent_id() as usize,
-                    19,
-                ),
-                ("nice for all", libc::SYS_setpriority, libc::PRIO_USER as usize, 0, 19),
-                ("precedence", libc::SYS_setpriority, 0, 0, usize::MAX),
-                ("raise a limit", libc::SYS_prlimit64, 1, 0, 0),
-            ] {
-                said.insert(what, raw(number, a, b, c));
-            }
-            let thread = std::thread::spawn(|| fs::read("/etc/passwd").map(drop).map_err(errno));
-            said.insert("a thread works", plain(Ok(())));
-            let inside = thread.join().unwrap().unwrap_err();
-            said.insert("a thread is confined", inside);
-            let refused = sandbox::refused_calls();
-            let noted = |call| refused.contains(&u32::try_from(call).unwrap());
-            said.insert("noted", noted(libc::SYS_mount).to_string());
-            // By the kernel's asking, which only the sandbox's own process can do.
-            said.insert("process noted", noted(libc::SYS_clone).to_string());
-        }
+    let outcomes = match role.as_str() {
+        "files" => attempts_on_files(&inside),
+        "calls" => attempts_of_calls(&inside),
         // The ring's operations would pass no filter, so none may be made later; but at the start
         // they can.
-        "unsealed" => {
-            said.insert("new ring", raw(libc::SYS_io_uring_setup, 1, 0, 0));
-        }
+        "unsealed" => Outcomes::from([("new ring", raw(libc::SYS_io_uring_setup, 1, 0, 0))]),
         "status" => {
             let status = fs::read_to_string("/proc/thread-self/status").unwrap();
             for line in status.lines() {
                 println!("<{line}>");
             }
+            Outcomes::new()
         }
         "panic" => {
             let caught = std::panic::catch_unwind(|| panic!("it works"));
             let trace = std::backtrace::Backtrace::force_capture().to_string();
-            said.insert("caught", caught.is_err().to_string());
-            said.insert("names", trace.contains("attempts_role").to_string());
+            Outcomes::from([
+                ("caught", caught.is_err().to_string()),
+                ("names", trace.contains("attempts_role").to_string()),
+            ])
         }
+        attack => {
+            attacks(attack);
+            Outcomes::new()
+        }
+    };
+    // The harness has begun a line.
+    println!();
+    for (what, outcome) in outcomes {
+        println!("<{what}: {outcome}>");
+    }
+}
+
+fn attempts_on_files(inside: &Inside) -> Outcomes {
+    let at = |name: &str| inside.scratch.join(name);
+    let open = |path: &Path| plain(File::options().read(true).write(true).open(path).map(drop));
+    let read = |path: &Path| plain(fs::read(path).map(drop));
+    Outcomes::from([
+        ("read /etc/passwd", read(Path::new("/etc/passwd"))),
+        ("read another file", read(&at("other"))),
+        ("write another file", plain(File::options().write(true).open(at("other")).map(drop))),
+        ("make a file", plain(File::create(at("new")).map(drop))),
+        ("list", plain(fs::read_dir("/proc").map(drop))),
+        ("write to /proc", plain(fs::write("/proc/self/comm", "x"))),
+        ("unlink", plain(fs::remove_file(at("other")))),
+        ("rename", plain(fs::rename(at("other"), at("else")))),
+        ("mkdir", plain(fs::create_dir(at("dir")))),
+        ("symlink", plain(std::os::unix::fs::symlink("a", at("link")))),
+        ("read another's memory", read(Path::new("/proc/1/environ"))),
+        // What is open stays usable, and what is needed can be read.
+        (
+            "use what is open",
+            plain(inside.own.write_all_at(b"x", 3).and_then(|()| inside.own.sync_data())),
+        ),
+        ("groups", read(Path::new("/proc/1/status"))),
+        ("own status", read(Path::new("/proc/self/status"))),
+        ("number of CPUs", read(Path::new("/sys/devices/system/cpu/possible"))),
+        ("/dev/fuse", open(Path::new("/dev/fuse"))),
+    ])
+}
+
+fn attempts_of_calls(inside: &Inside) -> Outcomes {
+    let mut outcomes = Outcomes::from([
+        ("tcp", plain(TcpStream::connect(("127.0.0.1", inside.port)).map(drop))),
+        ("udp", plain(UdpSocket::bind("127.0.0.1:0").map(drop))),
+        ("unix", plain(UnixStream::connect(&inside.path_of_socket).map(drop))),
+        ("socket pair", plain(UnixDatagram::pair().map(drop))),
+        ("program", plain(Command::new("true").status().map(drop))),
+    ]);
+    outcomes.extend(raw_calls(&inside.own));
+    let thread = std::thread::spawn(|| fs::read("/etc/passwd").map(drop).map_err(errno));
+    outcomes.insert("a thread works", plain(Ok(())));
+    outcomes.insert("a thread is confined", thread.join().unwrap().unwrap_err());
+    let refused = sandbox::refused_calls();
+    let noted = |call| refused.contains(&u32::try_from(call).unwrap());
+    outcomes.insert("noted", noted(libc::SYS_mount).to_string());
+    // This one is noted because the kernel asks.
+    outcomes.insert("process noted", noted(libc::SYS_clone).to_string());
+    outcomes
+}
+
+fn raw_calls(own: &File) -> Outcomes {
+    let (nul, root) = (c"".as_ptr() as usize, c"/".as_ptr() as usize);
+    let parent = std::os::unix::process::parent_id() as usize;
+    let (own, executable) = (own.as_raw_fd() as usize, libc::PROT_READ | libc::PROT_EXEC);
+    let calls = [
+        // Without CLONE_THREAD; the child would end at once.
+        ("fork", libc::SYS_clone, libc::SIGCHLD as usize, 0, 0),
+        ("clone3", libc::SYS_clone3, 0, 0, 0),
+        ("kill", libc::SYS_kill, parent, 0, 0),
+        ("tgkill", libc::SYS_tgkill, parent, 1, 0),
+        ("mount", libc::SYS_mount, nul, root, 0),
+        ("umount", libc::SYS_umount2, nul, 0, 0),
+        ("setuid", libc::SYS_setuid, 0, 0, 0),
+        ("capset", libc::SYS_capset, 0, 0, 0),
+        ("dumpable", libc::SYS_prctl, libc::PR_SET_DUMPABLE as usize, 0, 0),
+        ("terminal input", libc::SYS_ioctl, 0, libc::TIOCSTI as usize, nul),
+        ("executable memory", libc::SYS_mmap, 0, 4096, executable as usize),
+        ("make executable", libc::SYS_mprotect, 0, 4096, libc::PROT_EXEC as usize),
+        ("memory file", libc::SYS_memfd_create, nul, 0, 0),
+        ("new ring", libc::SYS_io_uring_setup, 1, 0, 0),
+        ("owner of signals", libc::SYS_fcntl, own, libc::F_SETOWN as usize, 1),
+        ("nice", libc::SYS_setpriority, 0, parent, 19),
+        ("nice for all", libc::SYS_setpriority, libc::PRIO_USER as usize, 0, 19),
+        ("precedence", libc::SYS_setpriority, 0, 0, usize::MAX),
+        ("raise a limit", libc::SYS_prlimit64, 1, 0, 0),
+    ];
+    calls.into_iter().map(|(what, number, a, b, c)| (what, raw(number, a, b, c))).collect()
+}
+
+/// Calls that end the process.
+fn attacks(role: &str) {
+    match role {
         "abort" => std::process::abort(),
         "execve" => drop(raw(libc::SYS_execve, c"/bin/true".as_ptr() as usize, 0, 0)),
         "ptrace" => drop(raw(libc::SYS_ptrace, libc::PTRACE_TRACEME as usize, 0, 0)),
@@ -186,11 +203,6 @@ fn attempts_role() {
         "bpf" => drop(raw(libc::SYS_bpf, 0, 0, 0)),
         "unshare" => drop(raw(libc::SYS_unshare, 0, 0, 0)),
         other => panic!("no role {other}"),
-    }
-    // The harness has begun a line.
-    println!();
-    for (what, outcome) in said {
-        println!("<{what}: {outcome}>");
     }
 }
 
@@ -201,7 +213,7 @@ fn scratch() -> tempfile::TempDir {
     dir
 }
 
-/// What a role said, as text.
+/// What a role printed, as pairs and as text.
 fn report(role: &str, dir: &Path) -> (BTreeMap<String, String>, String) {
     let output = confined(role, dir);
     let (out, err) =
@@ -236,7 +248,7 @@ fn no_file_can_be_reached_but_what_is_open() {
             ("list", eacces),
             ("write to /proc", eacces),
             ("read another's memory", eacces),
-            // Not even asked.
+            // These do not even reach Landlock.
             ("unlink", eperm),
             ("rename", eperm),
             ("mkdir", eperm),
@@ -285,7 +297,7 @@ fn forbidden_calls_fail_and_are_seen() {
         "raise a limit",
     ];
     assert_all(&said, &refused.map(|what| (what, libc::EPERM)));
-    // This is for the kernel to refuse: a thread may lower its own precedence.
+    // The kernel refuses this one by itself, because a thread may raise its own nice value.
     assert_all(&said, &[("clone3", libc::ENOSYS), ("precedence", libc::EACCES)]);
     assert_eq!(said["a thread works"], "done");
     if available(true) {
@@ -304,7 +316,7 @@ fn rings_are_made_at_the_start_only() {
         return;
     }
     let (said, _) = report("unsealed", scratch().path());
-    // It came as far as looking at its parameters, or io_uring is switched off on this machine.
+    // The kernel came as far as its parameters, or io_uring is switched off on this machine.
     let efault = libc::EFAULT.to_string();
     let off =
         fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() != "0");

@@ -3,10 +3,10 @@
 mod common;
 
 use common::{Mount, can_mount};
-use larder_fuse::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use larder_fuse::memserver::MemServer;
-use larder_fuse::proto::Opcode;
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{NodeId, Opcode};
 use larder_fuse::{MountOptions, Transport};
+use larder_simtest::memserver::MemServer;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -17,8 +17,7 @@ use std::sync::{Arc, Barrier};
 
 const TRANSPORTS: [Transport; 2] = [Transport::DevFuse, Transport::Uring];
 
-/// Lets every second request of a kind that may be repeated wait, so that the workers' paths are
-/// used.
+/// Makes every second request wait, so that the workers' paths are used.
 struct Slow(MemServer, AtomicU64);
 
 impl Slow {
@@ -28,16 +27,22 @@ impl Slow {
 }
 
 impl Handler for Slow {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
-        if patience == Patience::Queue && self.1.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
-            // What was put into the buffer before does not matter.
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
+        if context == ExecContext::Queue && self.1.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
+            // What a refused request leaves in the buffer does not matter.
             let _ = reply.bytes(&[0xee; 40]);
             return Err(Failure::Wait);
         }
-        self.0.handle(request, reply, patience)
+        self.0.handle(request, reply, context)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.0.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.0.forget(node, lookups);
     }
 }
 
@@ -286,23 +291,28 @@ fn many_processes_at_once() {
 /// Answers no `fsync` before all have come.
 struct Gathering(MemServer, Barrier);
 
-/// How many may certainly wait at once, should all of them have called from one CPU.
+/// How many may certainly wait at once, even if all of them called from one CPU.
 fn together() -> usize {
     200 / std::thread::available_parallelism().map_or(2, usize::from).max(2)
 }
 
 impl Handler for Gathering {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if request.opcode == Opcode::Fsync {
-            if patience == Patience::Queue {
+            if context == ExecContext::Queue {
                 return Err(Failure::Wait);
             }
             self.1.wait();
         }
-        self.0.handle(request, reply, patience)
+        self.0.handle(request, reply, context)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.0.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.0.forget(node, lookups);
     }
 }
 
@@ -329,7 +339,7 @@ fn those_who_wait_do_not_hold_up_others() {
         for t in 0..together {
             assert!(fs::read(m.join(&format!("f{t}"))).unwrap() == [t as u8; 10_000]);
         }
-        // Entries that came late carry large pieces as well.
+        // Entries that were registered late carry large pieces as well.
         let data = pattern(3 << 20);
         std::thread::scope(|scope| {
             for t in 0..4 {
@@ -350,19 +360,24 @@ fn those_who_wait_do_not_hold_up_others() {
 struct Panicky(MemServer);
 
 impl Handler for Panicky {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if request.opcode == Opcode::Lookup {
             match request.name()? {
                 b"now" => panic!("asked to panic"),
-                b"later" if patience == Patience::Queue => return Err(Failure::Wait),
+                b"later" if context == ExecContext::Queue => return Err(Failure::Wait),
                 b"later" => panic!("asked to panic on a worker"),
                 _ => {}
             }
         }
-        self.0.handle(request, reply, patience)
+        self.0.handle(request, reply, context)
     }
-    fn forget(&self, node: u64, count: u64) {
-        self.0.forget(node, count);
+    fn forget(&self, node: NodeId, lookups: u64) {
+        self.0.forget(node, lookups);
     }
 }
 
@@ -385,8 +400,8 @@ fn a_panic_is_an_io_error_and_no_more() {
     }
 }
 
-/// Forgets nothing before it is asked how full it is, then slowly; and is told of what the kernel
-/// forgot before it answers.
+/// Forgets nothing before STATFS comes, and slowly then. It has to know what the kernel forgot
+/// before it answers.
 struct Forgetful {
     server: MemServer,
     asked: AtomicBool,
@@ -395,25 +410,30 @@ struct Forgetful {
 }
 
 impl Handler for Forgetful {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if request.opcode == Opcode::Statfs {
-            if patience == Patience::Queue {
+            if context == ExecContext::Queue {
                 self.asked.store(true, Ordering::Release);
                 return Err(Failure::Wait);
             }
             self.at_the_answer.store(self.forgotten.load(Ordering::Acquire), Ordering::Release);
         }
-        self.server.handle(request, reply, patience)
+        self.server.handle(request, reply, context)
     }
     fn comes_after_forgets(&self, request: &Request<'_>) -> bool {
         request.opcode == Opcode::Statfs
     }
-    fn forget(&self, node: u64, count: u64) {
+    fn forget(&self, node: NodeId, lookups: u64) {
         while !self.asked.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         (0..1000).for_each(|_| std::hint::spin_loop());
-        self.server.forget(node, count);
+        self.server.forget(node, lookups);
         self.forgotten.fetch_add(1, Ordering::Release);
     }
 }

@@ -16,6 +16,8 @@
 //!   tries it, and has each crash state looked at by [`judge`];
 //! - [`recorded`]: the disk as a file for the system's own file systems, so that their crashes are
 //!   known as well;
+//! - [`memserver`]: a file system in memory, behind which the transports of FUSE are tested and
+//!   measured;
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
@@ -34,6 +36,7 @@ pub mod formats;
 pub mod hostile;
 pub mod image;
 pub mod judge;
+pub mod memserver;
 pub mod model;
 pub mod ops;
 pub mod oracle;

@@ -18,9 +18,10 @@ use crate::device::SimDevice;
 use crate::oracle::enter_private_namespace;
 use anyhow::{Context, Result, anyhow};
 use larder_format::Physical;
+use larder_format::ids::Generation;
 use larder_fuse::errno::Errno;
-use larder_fuse::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use larder_fuse::proto::{self, Opcode, ROOT_NODE};
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{self, NodeId, Opcode, ROOT_NODE};
 use larder_fuse::records::{attributes, entry, settled};
 use larder_fuse::{MountOptions, Stats, Transport, Unmounter, mount, serve_handler};
 use larder_volume::Device;
@@ -29,7 +30,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 const NAME: &str = "disk";
-const NODE: u64 = ROOT_NODE + 1;
+const NODE: NodeId = NodeId(ROOT_NODE.0 + 1);
 
 /// One directory with one file, whose bytes are the device's.
 struct Server {
@@ -39,14 +40,14 @@ struct Server {
 }
 
 impl Server {
-    fn attr(&self, node: u64) -> Result<proto::Attr, Errno> {
+    fn attr(&self, node: NodeId) -> Result<proto::Attr, Errno> {
         let (mode, size, nlink) = match node {
             ROOT_NODE => (libc::S_IFDIR | 0o755, 0, 2),
             NODE => (libc::S_IFREG | 0o600, self.device.size(), 1),
             _ => return Err(Errno::STALE),
         };
         Ok(proto::Attr {
-            ino: node,
+            ino: node.0,
             size,
             blocks: size / 512,
             mode,
@@ -58,15 +59,20 @@ impl Server {
 }
 
 impl Handler for Server {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if let Some(answer) = settled(request.opcode) {
             return answer;
         }
-        let node = request.header.nodeid;
+        let node = request.header.node();
         let io = |result: std::io::Result<()>| result.map_err(|_| Failure::Errno(Errno::IO));
         match request.opcode {
             Opcode::Lookup if node == ROOT_NODE && request.name()? == NAME.as_bytes() => {
-                reply.value(&entry(NODE, 1, self.attr(NODE)?))
+                reply.value(&entry(NODE, Generation(1), self.attr(NODE)?))
             }
             Opcode::Lookup => Err(Errno::NOENT.into()),
             Opcode::Getattr => reply.value(&attributes(self.attr(node)?)),
@@ -83,13 +89,13 @@ impl Handler for Server {
                 io(self.device.write_at(Physical(write.offset), data))?;
                 reply.value(&proto::WriteOut { size: write.size, padding: 0 })
             }
-            Opcode::Fsync if self.slow && patience == Patience::Queue => Err(Failure::Wait),
+            Opcode::Fsync if self.slow && context == ExecContext::Queue => Err(Failure::Wait),
             Opcode::Fsync if node == NODE => io(self.device.flush()).map(|()| 0),
             Opcode::Access | Opcode::Destroy | Opcode::Syncfs => Ok(0),
             _ => Err(Errno::NOSYS.into()),
         }
     }
-    fn forget(&self, _: u64, _: u64) {}
+    fn forget(&self, _: NodeId, _: u64) {}
 }
 
 /// The file, served until this is dropped. Whoever uses it must have let go by then. The mount is

@@ -11,7 +11,7 @@ use crate::size;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_fs::{Error, FileKind, InodeId, NewInode, SetAttr};
-use larder_fuse::sharing;
+use larder_fuse::sharing::{self, FileAt};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -104,7 +104,10 @@ fn on_mount(from: &Path, to: &Path, ranges: &[Range]) -> anyhow::Result<()> {
         return usage("a file shares all of itself already");
     }
     let share = |r: &Range| {
-        let done = mounted(&to, |_| sharing::clone(&source, r.from, &target, r.to, r.len));
+        let done = mounted(&to, |_| {
+            let from = FileAt { file: &source, offset: r.from };
+            sharing::clone(from, FileAt { file: &target, offset: r.to }, r.len)
+        });
         let kind = |e: &anyhow::Error| e.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         let refused = done
             .as_ref()

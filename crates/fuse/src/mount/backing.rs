@@ -1,14 +1,14 @@
 //! Settings of a mount's backing device, and which device the mount is.
 //!
-//! Read-ahead: INIT can only lower the kernel's 128 KiB. Reads of a megabyte cost the engine one
-//! look at the extent map instead of eight, and several of them at once keep a real device busy;
-//! root may set that for the mount's own backing device entry in sysfs.
+//! Read-ahead: INIT can only lower the kernel's 128 KiB. With reads of a megabyte the engine looks
+//! at the extent map once instead of eight times, and several of them at once keep a real device
+//! busy. Root may raise the read-ahead in sysfs, for the mount's own backing device.
 //!
-//! Dirty pages: the kernel lets a FUSE mount have one hundredth of what all file systems may delay
-//! together, and holds it to that strictly, because it cannot know whether the daemon will take
-//! them. Scattered pages then come back one by one, before any neighbours have been written: a
-//! cache that merges nothing. Who asks as root for that cache gets the share that every other file
-//! system has.
+//! Dirty pages: the kernel lets a FUSE mount have one hundredth of the pages that all file systems
+//! together may delay, and enforces that strictly, because it cannot know whether the daemon will
+//! take them. Scattered pages are then written one by one, before any neighbours are dirty: such a
+//! cache merges nothing. With `-o writeback` root's mount therefore gets the share that every other
+//! file system has.
 
 use crate::proto::init::MAX_WRITE;
 use std::os::unix::ffi::OsStrExt;
@@ -17,13 +17,13 @@ use std::path::Path;
 /// Reads of a sequential reader that are on their way at once.
 const READS_AHEAD: u32 = 4;
 
-/// Raises the read-ahead of the mount on `mountpoint`, where that is permitted. After INIT, which
-/// sets it.
+/// Raises the read-ahead of the mount on `mountpoint` if that is permitted. To be called after
+/// INIT, which sets it.
 pub(crate) fn raise_read_ahead(mountpoint: &Path) {
     set(mountpoint, &[("read_ahead_kb", &format!("{}", READS_AHEAD * (MAX_WRITE >> 10)))]);
 }
 
-/// Lets the mount on `mountpoint` have as many dirty pages as any other, where that is permitted.
+/// Lets the mount on `mountpoint` have as many dirty pages as any other, if that is permitted.
 pub(crate) fn share_dirty_pages(mountpoint: &Path) {
     set(mountpoint, &[("strict_limit", "0"), ("max_ratio", "100")]);
 }
@@ -39,7 +39,7 @@ fn set(mountpoint: &Path, values: &[(&str, &str)]) {
     }
 }
 
-/// Number of the device that is mounted there, as `stat` of its files shows it; the last mount
+/// Number of the device that is mounted there, as `stat` of its files shows it. The last mount
 /// counts.
 pub(crate) fn device(mountpoint: &Path) -> Option<u64> {
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").ok()?;
@@ -53,28 +53,29 @@ fn number(device: &str) -> Option<u64> {
 
 /// A line of the mount table.
 #[derive(Debug, PartialEq, Eq)]
-struct Entry<'a> {
+struct MountTableEntry<'a> {
     /// `major:minor`.
     device: &'a str,
     kind: &'a str,
 }
 
-impl Entry<'_> {
-    /// Its name in sysfs. A mount on a block device has one besides that of the device.
+impl MountTableEntry<'_> {
+    /// Its name in sysfs. A mount on a block device has its own one besides that of the device.
     fn backing_device(&self) -> String {
         let suffix = if self.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
         format!("{}{suffix}", self.device)
     }
 }
 
-/// What is mounted there, the last mount counting.
-fn entry_of<'a>(mountinfo: &'a str, mountpoint: &Path) -> Option<Entry<'a>> {
+/// What is mounted there; the last mount counts.
+fn entry_of<'a>(mountinfo: &'a str, mountpoint: &Path) -> Option<MountTableEntry<'a>> {
     mountinfo.lines().rev().find_map(|line| {
         let mut fields = line.split(' ');
         let device = fields.nth(2)?;
         let path = fields.nth(1)?;
         let kind = fields.skip_while(|field| *field != "-").nth(1)?;
-        (unescape(path) == mountpoint.as_os_str().as_bytes()).then_some(Entry { device, kind })
+        (unescape(path) == mountpoint.as_os_str().as_bytes())
+            .then_some(MountTableEntry { device, kind })
     })
 }
 

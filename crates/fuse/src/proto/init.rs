@@ -8,35 +8,33 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// What the kernel offers.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-#[allow(missing_docs)]
-pub struct InitIn {
-    pub major: u32,
-    pub minor: u32,
-    pub max_readahead: u32,
-    pub flags: u32,
-    pub flags2: u32,
-    pub unused: [u32; 11],
+pub(crate) struct InitIn {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) max_readahead: u32,
+    pub(crate) flags: u32,
+    pub(crate) flags2: u32,
+    pub(crate) unused: [u32; 11],
 }
 
-/// What we take.
+/// What we accept.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-#[allow(missing_docs)]
-pub struct InitOut {
-    pub major: u32,
-    pub minor: u32,
-    pub max_readahead: u32,
-    pub flags: u32,
-    pub max_background: u16,
-    pub congestion_threshold: u16,
-    pub max_write: u32,
-    pub time_gran: u32,
-    pub max_pages: u16,
-    pub map_alignment: u16,
-    pub flags2: u32,
-    pub max_stack_depth: u32,
-    pub request_timeout: u16,
-    pub unused: [u16; 11],
+pub(crate) struct InitOut {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) max_readahead: u32,
+    pub(crate) flags: u32,
+    pub(crate) max_background: u16,
+    pub(crate) congestion_threshold: u16,
+    pub(crate) max_write: u32,
+    pub(crate) time_gran: u32,
+    pub(crate) max_pages: u16,
+    pub(crate) map_alignment: u16,
+    pub(crate) flags2: u32,
+    pub(crate) max_stack_depth: u32,
+    pub(crate) request_timeout: u16,
+    pub(crate) unused: [u16; 11],
 }
 
 const _: () = assert!(size_of::<InitIn>() == 64);
@@ -44,79 +42,79 @@ const _: () = assert!(size_of::<InitOut>() == 64);
 
 /// Capabilities in INIT, both words as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InitFlags(pub u64);
+pub(crate) struct InitFlags(pub(crate) u64);
 
-#[allow(missing_docs)]
 impl InitFlags {
-    pub const ASYNC_READ: Self = Self(1 << 0);
-    /// Never taken: without OPEN requests the kernel would leave truncation to a message that it
+    pub(crate) const ASYNC_READ: Self = Self(1 << 0);
+    /// Never accepted: without OPEN requests the kernel would leave truncation to a message that it
     /// does not send.
-    pub const ATOMIC_O_TRUNC: Self = Self(1 << 3);
-    pub const EXPORT_SUPPORT: Self = Self(1 << 4);
-    pub const BIG_WRITES: Self = Self(1 << 5);
-    pub const DONT_MASK: Self = Self(1 << 6);
-    pub const HAS_IOCTL_DIR: Self = Self(1 << 11);
-    pub const DO_READDIRPLUS: Self = Self(1 << 13);
-    pub const READDIRPLUS_AUTO: Self = Self(1 << 14);
-    pub const ASYNC_DIO: Self = Self(1 << 15);
-    pub const WRITEBACK_CACHE: Self = Self(1 << 16);
-    pub const NO_OPEN_SUPPORT: Self = Self(1 << 17);
-    pub const PARALLEL_DIROPS: Self = Self(1 << 18);
-    pub const POSIX_ACL: Self = Self(1 << 20);
-    pub const MAX_PAGES: Self = Self(1 << 22);
-    pub const CACHE_SYMLINKS: Self = Self(1 << 23);
-    pub const NO_OPENDIR_SUPPORT: Self = Self(1 << 24);
-    pub const EXPLICIT_INVAL_DATA: Self = Self(1 << 25);
-    pub const HANDLE_KILLPRIV_V2: Self = Self(1 << 28);
-    pub const SETXATTR_EXT: Self = Self(1 << 29);
-    pub const INIT_EXT: Self = Self(1 << 30);
-    pub const DIRECT_IO_ALLOW_MMAP: Self = Self(1 << 36);
-    pub const OVER_IO_URING: Self = Self(1 << 41);
+    #[cfg(test)]
+    pub(crate) const ATOMIC_O_TRUNC: Self = Self(1 << 3);
+    pub(crate) const EXPORT_SUPPORT: Self = Self(1 << 4);
+    pub(crate) const BIG_WRITES: Self = Self(1 << 5);
+    pub(crate) const DONT_MASK: Self = Self(1 << 6);
+    pub(crate) const HAS_IOCTL_DIR: Self = Self(1 << 11);
+    pub(crate) const DO_READDIRPLUS: Self = Self(1 << 13);
+    pub(crate) const READDIRPLUS_AUTO: Self = Self(1 << 14);
+    pub(crate) const ASYNC_DIO: Self = Self(1 << 15);
+    pub(crate) const WRITEBACK_CACHE: Self = Self(1 << 16);
+    pub(crate) const NO_OPEN_SUPPORT: Self = Self(1 << 17);
+    pub(crate) const PARALLEL_DIROPS: Self = Self(1 << 18);
+    pub(crate) const POSIX_ACL: Self = Self(1 << 20);
+    pub(crate) const MAX_PAGES: Self = Self(1 << 22);
+    pub(crate) const CACHE_SYMLINKS: Self = Self(1 << 23);
+    pub(crate) const NO_OPENDIR_SUPPORT: Self = Self(1 << 24);
+    pub(crate) const EXPLICIT_INVAL_DATA: Self = Self(1 << 25);
+    pub(crate) const HANDLE_KILLPRIV_V2: Self = Self(1 << 28);
+    pub(crate) const SETXATTR_EXT: Self = Self(1 << 29);
+    pub(crate) const INIT_EXT: Self = Self(1 << 30);
+    pub(crate) const DIRECT_IO_ALLOW_MMAP: Self = Self(1 << 36);
+    pub(crate) const OVER_IO_URING: Self = Self(1 << 41);
 
-    /// The two words as they travel.
+    /// The two words of the message.
     #[must_use]
-    pub const fn words(self) -> (u32, u32) {
+    pub(crate) const fn words(self) -> (u32, u32) {
         (self.0 as u32, (self.0 >> 32) as u32)
     }
     /// From the two words; the second counts only if the first announces it.
     #[must_use]
-    pub const fn from_words(flags: u32, flags2: u32) -> Self {
+    pub(crate) const fn from_words(flags: u32, flags2: u32) -> Self {
         let high = if flags & Self::INIT_EXT.0 as u32 != 0 { flags2 } else { 0 };
         Self(flags as u64 | ((high as u64) << 32))
     }
     #[must_use]
-    pub const fn has(self, other: Self) -> bool {
+    pub(crate) const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub(crate) const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
     #[must_use]
-    pub const fn or(self, other: Self) -> Self {
+    pub(crate) const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
 /// Background requests that the kernel may have under way at a time.
-pub const MAX_BACKGROUND: u16 = 64;
+pub(crate) const MAX_BACKGROUND: u16 = 64;
 /// Largest read or write in one request, in bytes.
-pub const MAX_WRITE: u32 = 1 << 20;
+pub(crate) const MAX_WRITE: u32 = 1 << 20;
 
 /// What a mount wants from the negotiation.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub(crate) struct InitOptions {
     /// Let the kernel delay writes.
-    pub writeback: bool,
+    pub(crate) writeback: bool,
     /// The kernel checks permissions, ACLs included.
-    pub kernel_permissions: bool,
+    pub(crate) kernel_permissions: bool,
     /// FUSE over io_uring, if the kernel offers it.
-    pub uring: bool,
+    pub(crate) uring: bool,
 }
 
 /// Chooses from the kernel's offer.
 #[must_use]
-pub fn negotiate(offer: &InitIn, wishes: Wishes) -> InitOut {
+pub(crate) fn negotiate(offer: &InitIn, options: InitOptions) -> InitOut {
     let offered = InitFlags::from_words(offer.flags, offer.flags2);
     let mut wanted = InitFlags::ASYNC_READ
         .or(InitFlags::EXPORT_SUPPORT)
@@ -136,13 +134,13 @@ pub fn negotiate(offer: &InitIn, wishes: Wishes) -> InitOut {
         .or(InitFlags::SETXATTR_EXT)
         .or(InitFlags::INIT_EXT)
         .or(InitFlags::DIRECT_IO_ALLOW_MMAP);
-    if wishes.writeback {
+    if options.writeback {
         wanted = wanted.or(InitFlags::WRITEBACK_CACHE);
     }
-    if wishes.kernel_permissions {
+    if options.kernel_permissions {
         wanted = wanted.or(InitFlags::POSIX_ACL);
     }
-    if wishes.uring {
+    if options.uring {
         wanted = wanted.or(InitFlags::OVER_IO_URING);
     }
     let (flags, flags2) = wanted.and(offered).words();
@@ -178,7 +176,7 @@ mod tests {
 
     #[test]
     fn takes_only_what_is_offered() {
-        let out = negotiate(&offer(InitFlags::ASYNC_READ.0), Wishes::default());
+        let out = negotiate(&offer(InitFlags::ASYNC_READ.0), InitOptions::default());
         assert_eq!(out.flags, InitFlags::ASYNC_READ.0 as u32);
         assert_eq!(out.flags2, 0);
         assert_eq!(out.max_readahead, 131_072);
@@ -186,7 +184,7 @@ mod tests {
 
     #[test]
     fn never_takes_atomic_truncation_and_options_only_when_wished() {
-        let all = negotiate(&offer(u64::MAX), Wishes::default());
+        let all = negotiate(&offer(u64::MAX), InitOptions::default());
         let got = InitFlags::from_words(all.flags, all.flags2);
         assert!(!got.has(InitFlags::ATOMIC_O_TRUNC));
         assert!(!got.has(InitFlags::WRITEBACK_CACHE));
@@ -195,7 +193,7 @@ mod tests {
         assert!(got.has(InitFlags::HANDLE_KILLPRIV_V2) && got.has(InitFlags::DIRECT_IO_ALLOW_MMAP));
         let all = negotiate(
             &offer(u64::MAX),
-            Wishes { writeback: true, kernel_permissions: true, uring: true },
+            InitOptions { writeback: true, kernel_permissions: true, uring: true },
         );
         let got = InitFlags::from_words(all.flags, all.flags2);
         assert!(got.has(InitFlags::WRITEBACK_CACHE) && got.has(InitFlags::POSIX_ACL));

@@ -47,7 +47,8 @@ wire! {
     GetattrIn, 16 { getattr_flags: u32, dummy: u32, fh: u64, }
     /// SETATTR; `valid` says which fields count (see [`fattr`]).
     SetattrIn, 88 {
-        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
+        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64,
+        ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32,
         unused5: u32,
     }
@@ -72,14 +73,21 @@ wire! {
     /// FLUSH.
     FlushIn, 24 { fh: u64, unused: u32, padding: u32, lock_owner: u64, }
     /// READ, READDIR, READDIRPLUS.
-    ReadIn, 40 { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32, }
+    ReadIn, 40 {
+        fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32,
+        padding: u32,
+    }
     /// WRITE; the data follow.
-    WriteIn, 40 { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32, }
+    WriteIn, 40 {
+        fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32,
+        padding: u32,
+    }
     /// Reply to WRITE and COPY_FILE_RANGE.
     WriteOut, 8 { size: u32, padding: u32, }
     /// Reply to STATFS.
     StatfsOut, 80 {
-        blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32,
+        blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,
+        frsize: u32,
         padding: u32, spare: [u32; 6],
     }
     /// FSYNC and FSYNCDIR.
@@ -118,17 +126,22 @@ wire! {
     StatxTime, 16 { sec: i64, nsec: u32, reserved: i32, }
     /// Attributes in STATX.
     StatxAttr, 256 {
-        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16,
+        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16,
+        spare0: u16,
         ino: u64, size: u64, blocks: u64, attributes_mask: u64,
         atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
     /// Reply to STATX.
-    StatxOut, 288 { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: StatxAttr, }
+    StatxOut, 288 {
+        attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: StatxAttr,
+    }
     /// Head of a directory record; the name follows, padded to eight bytes.
     Dirent, 24 { ino: u64, off: u64, namelen: u32, typ: u32, }
     /// Last part of a ring entry's header: `commit_id` names the request in the answer.
-    RingEntryInOut, 32 { flags: u64, commit_id: u64, payload_size: u32, padding: u32, reserved: u64, }
+    RingEntryInOut, 32 {
+        flags: u64, commit_id: u64, payload_size: u32, padding: u32, reserved: u64,
+    }
     /// Command area of a submission for FUSE over io_uring.
     RingCommand, 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6], }
 }

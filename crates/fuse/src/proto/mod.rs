@@ -8,22 +8,34 @@
 //! Facts come from the kernel's public interface header (`linux/fuse.h`, which may be used under a
 //! BSD licence).
 
-pub mod init;
+pub(crate) mod init;
 pub mod messages;
 pub mod opcode;
 
-pub use init::{InitFlags, InitIn, InitOut};
+pub(crate) use init::{InitFlags, InitIn};
 pub use messages::*;
 pub use opcode::Opcode;
 
 /// Major version of the protocol.
-pub const MAJOR: u32 = 7;
+pub(crate) const MAJOR: u32 = 7;
 /// Newest minor version that this crate knows.
-pub const MINOR: u32 = 45;
+pub(crate) const MINOR: u32 = 45;
 /// Oldest minor version that it talks to.
-pub const OLDEST_MINOR: u32 = 36;
+pub(crate) const OLDEST_MINOR: u32 = 36;
+/// The number by which the kernel names an inode of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
 /// Node id of the root of a mount.
-pub const ROOT_NODE: u64 = 1;
+pub const ROOT_NODE: NodeId = NodeId(1);
+
+impl InHeader {
+    /// The inode that the request is about.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        NodeId(self.nodeid)
+    }
+}
 
 /// Rounds the length of a directory record up to where the next begins.
 #[must_use]
@@ -34,14 +46,14 @@ pub const fn align_record(len: usize) -> usize {
 /// Device number as the protocol carries it (the 32-bit form of `stat`), from (major << 20) |
 /// minor.
 #[must_use]
-pub const fn encode_rdev(dev: u64) -> u32 {
+pub(crate) const fn encode_rdev(dev: u64) -> u32 {
     let (major, minor) = (dev >> 20, dev & 0xf_ffff);
     ((minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)) as u32
 }
 
 /// The reverse of [`encode_rdev`].
 #[must_use]
-pub const fn decode_rdev(dev: u32) -> u64 {
+pub(crate) const fn decode_rdev(dev: u32) -> u64 {
     let (major, minor) = ((dev >> 8) & 0xfff, (dev & 0xff) | ((dev >> 12) & 0xf_ff00));
     ((major as u64) << 20) | minor as u64
 }

@@ -1,4 +1,4 @@
-//! Opcodes, and how long the fixed structure is with which each request begins.
+//! Opcodes, and the length of the fixed structure that each request begins with.
 
 use super::messages as m;
 use std::mem::size_of;

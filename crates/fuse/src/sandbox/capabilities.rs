@@ -1,7 +1,7 @@
 //! Giving up capabilities.
 //!
-//! The daemon needs none: what root may do that others may not is done before (opening) or by the
-//! porter (mounting, unmounting, the read-ahead of the mount).
+//! The daemon needs none: what only root may do is done before (opening), or by the mount helper
+//! (mounting, unmounting, the read-ahead of the mount).
 
 use caps::{CapSet, Capability};
 use std::io;

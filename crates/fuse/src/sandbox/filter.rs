@@ -1,17 +1,17 @@
 //! Which system calls the daemon may make: seccomp.
 //!
-//! Several filters, of which the kernel takes the strictest answer:
+//! There are several filters, and the kernel takes the strictest answer:
 //!
-//! 1. the list of what is needed; anything else is refused with a trace ([`super::refused`]);
+//! 1. the list of what is needed; anything else is refused and noted ([`super::refused`]);
 //! 2. `clone3` does not exist: its flags lie in memory, where a filter cannot see them. libc then
 //!    uses `clone`;
-//! 3. `clone` makes threads only; the refusal of processes is traced in another way
+//! 3. `clone` makes threads only; the refusal of processes is noted in another way
 //!    ([`super::processes`]);
 //! 4. what only somebody else's code would call ends the process;
-//! 5. once sealed: what only the start needed.
+//! 5. once sealed: what only the start needed is refused.
 //!
-//! The list was found with strace over the tests, and is by purpose rather than by observation
-//! where a library may choose between relatives (`readv`, `preadv2`, `poll`, `ppoll`).
+//! The list was found with strace over the tests. Where a library may choose between relatives
+//! (`readv`, `preadv2`, `poll`, `ppoll`) it has all of them.
 
 use std::io;
 
@@ -24,7 +24,7 @@ pub(super) fn apply() -> io::Result<()> {
     Ok(())
 }
 
-/// Puts the filter into force for all threads that makes `clone` fail for processes.
+/// Puts the filter that makes `clone` fail for processes into force for all threads.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn refuse_processes_silently() -> io::Result<()> {
     imp::install(imp::threads_only(imp::SILENTLY))
@@ -86,7 +86,7 @@ mod imp {
 
     /// Needed whatever the arguments.
     const NEEDED: &[c_long] = &[
-        // Devices, images, /dev/fuse, pipes and the porter's socket: what is open already.
+        // Devices, images, /dev/fuse, pipes and the mount helper's socket: what is open already.
         libc::SYS_read,
         libc::SYS_write,
         libc::SYS_readv,
@@ -123,7 +123,7 @@ mod imp {
         // Reading /proc and joining /dev/fuse; Landlock says which files.
         libc::SYS_openat,
         libc::SYS_readlinkat,
-        // The allocator looks how many memory nodes there are.
+        // The allocator looks for the number of memory nodes.
         libc::SYS_faccessat,
         libc::SYS_getcwd,
         // FUSE over io_uring; what a ring may do is restricted in the ring, and making one ends
@@ -136,7 +136,7 @@ mod imp {
         libc::SYS_munmap,
         libc::SYS_mremap,
         libc::SYS_madvise,
-        // Threads. Filters of their own say no to `clone3` and to processes.
+        // Threads. Other filters refuse `clone3` and processes.
         libc::SYS_clone,
         libc::SYS_clone3,
         libc::SYS_set_robust_list,
@@ -165,7 +165,7 @@ mod imp {
         libc::SYS_clock_nanosleep,
         libc::SYS_nanosleep,
         libc::SYS_gettimeofday,
-        // Who and where it is.
+        // Facts about this process and the machine.
         libc::SYS_getuid,
         libc::SYS_geteuid,
         libc::SYS_getgid,
@@ -175,15 +175,15 @@ mod imp {
         libc::SYS_sysinfo,
         libc::SYS_getrusage,
         libc::SYS_getrandom,
-        // Leaving the process group that it was started in, and seeing the porter off.
+        // Leaving the process group that it was started in, and waiting for the mount helper's end.
         libc::SYS_setpgid,
         libc::SYS_wait4,
         libc::SYS_waitid,
-        // The last filter is installed under this one.
+        // The last filter is installed while this one is in force.
         libc::SYS_seccomp,
     ];
 
-    /// Older relatives, which only this architecture has.
+    /// Older variants, which only this architecture has.
     #[cfg(target_arch = "x86_64")]
     const NEEDED_HERE: &[c_long] = &[
         libc::SYS_open,
@@ -199,8 +199,8 @@ mod imp {
     #[cfg(not(target_arch = "x86_64"))]
     const NEEDED_HERE: &[c_long] = &[];
 
-    /// A program is executed, another process entered, the kernel loaded with code, or a world
-    /// left: no code of ours or of its libraries does that in a daemon, by whatever mistake.
+    /// Executing a program, entering another process, loading code into the kernel, leaving a
+    /// namespace. No code of ours or of its libraries does that in a daemon, not even by mistake.
     const FATAL: &[c_long] = &[
         libc::SYS_execve,
         libc::SYS_execveat,
@@ -227,13 +227,13 @@ mod imp {
         libc::SYS_reboot,
     ];
 
-    /// Only the start needs these.
+    /// Only the start of a daemon needs these.
     const START_ONLY: &[c_long] =
         &[libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_seccomp];
 
     /// `FUSE_DEV_IOC_CLONE`, `BLKDISCARD`, `BLKZEROOUT`, `BLKSSZGET`, `BLKPBSZGET`, `BLKGETSIZE64`;
-    /// `TCGETS`, by which libraries find out whether they write to a terminal; and the kernel's
-    /// questions about processes, and answers.
+    /// `TCGETS`, by which libraries find out whether they write to a terminal; and the questions
+    /// and answers of [`super::super::processes`].
     const IOCTLS: [u32; 9] = [
         0x8004_e500,
         0x1277,
@@ -246,9 +246,9 @@ mod imp {
         libc::SECCOMP_IOCTL_NOTIF_SEND as u32,
     ];
 
-    /// What happens to the call that would make a process: it fails; or, once [`asking`] has put it
-    /// in, the listener is asked. The filter's compiler does not know the latter, so another action
-    /// that is not used otherwise stands for it.
+    /// What happens to a call that would make a process: it fails, or the listener is asked. The
+    /// filter's compiler does not know the latter. So an action that is not used otherwise stands
+    /// for it, until [`asking`] replaces it.
     pub(super) const SILENTLY: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
     pub(super) const ASKING: SeccompAction = SeccompAction::Trace(0);
 
@@ -261,8 +261,7 @@ mod imp {
         libc::F_SETFL,
     ];
 
-    /// What a thread may do with itself: have a name, name its memory, and see (not change) what it
-    /// may.
+    /// What a thread may do with itself: have a name, name its memory, and read its rights.
     const PRCTLS: [libc::c_int; 5] = [
         libc::PR_SET_NAME,
         libc::PR_GET_NAME,
@@ -309,7 +308,7 @@ mod imp {
         // abort() ends in a signal to itself.
         let own = u64::from(std::process::id());
         rules.insert(libc::SYS_tgkill, vec![when(0, SeccompCmpOp::Eq, own)?]);
-        // Its own limits, read: the pointer to new ones is null.
+        // Reading its own limits: the pointer to new ones is null.
         let null = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
         let itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
         rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![itself.clone(), null])?]);
@@ -327,7 +326,7 @@ mod imp {
     }
 
     pub(super) fn threads_only(otherwise: SeccompAction) -> Filter {
-        // The kernel demands of threads that they share memory and signals; this flag says it all.
+        // Threads must share memory and signals, so this one flag is enough.
         let process = when(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)?;
         let rules = BTreeMap::from([(libc::SYS_clone, vec![process])]);
         SeccompFilter::new(rules, SeccompAction::Allow, otherwise, ARCH)

@@ -1,6 +1,6 @@
 //! Which files may still be opened: Landlock.
 //!
-//! Descriptors that are open keep all that they can do, so devices and images need no rule.
+//! Open descriptors keep their rights, so devices and images need no rule.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr,
@@ -9,7 +9,7 @@ use landlock::{
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The newest interface whose rights are known here; older kernels enforce what they have.
+/// The newest version of the interface that this code knows. Older kernels enforce what they have.
 const KNOWN: ABI = ABI::V6;
 
 /// Restricts this thread and those that it will start. Returns the interface's version in use,
@@ -30,10 +30,10 @@ fn rules() -> Result<LandlockStatus, RulesetError> {
         .create()?;
     let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
     for path in [
-        // Callers' groups, our own memory and mappings. Landlock itself keeps us from other
-        // processes' memory.
+        // Callers' groups, our own memory and mappings. Landlock itself denies other processes'
+        // memory.
         Path::new("/proc"),
-        // How many queues FUSE has, and how many threads are worth having.
+        // The number of FUSE's queues, and of threads that are worth having.
         Path::new("/sys/devices/system/cpu"),
         Path::new("/sys/fs/cgroup"),
         // Names in a backtrace.
@@ -43,7 +43,7 @@ fn rules() -> Result<LandlockStatus, RulesetError> {
             rules = rules.add_rule(PathBeneath::new(fd, AccessFs::ReadFile))?;
         }
     }
-    // A descriptor that can do nothing until it is joined to a connection that we have.
+    // Such a descriptor can do nothing until it is joined to a connection that we have.
     if let Ok(fd) = PathFd::new("/dev/fuse") {
         let access = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
         rules = rules.add_rule(PathBeneath::new(fd, access))?;

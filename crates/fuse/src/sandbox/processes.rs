@@ -1,21 +1,20 @@
-//! New processes are refused, and that is seen, too.
+//! New processes are refused, and that is noted, too.
 //!
-//! The signal by which other refusals are seen cannot be used here: libc blocks all signals around
-//! the call that makes a process, and one that is raised then would kill. So the kernel asks a
-//! thread of this process instead, which notes the number and answers `EPERM`; whoever wanted a
-//! process waits for it meanwhile. Threads are not asked about: the filter tells them by their
-//! flags.
+//! The signal that reports other refusals cannot be used here: libc blocks all signals around the
+//! call that makes a process, and one that is raised then would kill. So the kernel asks a thread
+//! of this process instead, which notes the number and answers `EPERM`. The calling thread waits
+//! for it meanwhile. Threads are not asked about: the filter tells them by their flags.
 //!
-//! One listener is all that a process may have, its ancestors' filters included. Where there is one
-//! already, or the kernel is older than this, processes are refused without a trace.
+//! A process may have one such listener only, its ancestors' filters included. If there is one
+//! already, or the kernel is older than this, processes are refused without a note.
 
 use super::{filter, refused};
 use crate::transport::priority;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Installs the filter, for all threads, and returns what the kernel asks through. `None`: it will
-/// not ask.
+/// Installs the filter for all threads, and returns the descriptor through which the kernel asks.
+/// `None`: it will not ask.
 pub(super) fn refuse() -> io::Result<Option<OwnedFd>> {
     match listen() {
         Ok(listener) => Ok(Some(listener)),
@@ -53,7 +52,7 @@ pub(super) fn answer(listener: OwnedFd) -> io::Result<()> {
     let body = move || {
         priority::give_up();
         while let Ok(true) = answer_one(&listener) {}
-        // Nobody shall wait for an answer that does not come: the call fails with ENOSYS from now
+        // No caller must wait for an answer that does not come: the call fails with ENOSYS from now
         // on.
         drop(listener);
     };
@@ -70,7 +69,7 @@ fn answer_one(listener: &OwnedFd) -> io::Result<bool> {
     };
     if got < 0 {
         return match io::Error::last_os_error() {
-            // A signal came, or whoever asked is gone.
+            // A signal came, or the calling thread is gone.
             e if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ENOENT)) => Ok(true),
             _ => Ok(false),
         };
@@ -78,8 +77,8 @@ fn answer_one(listener: &OwnedFd) -> io::Result<bool> {
     refused::refused(u64::from(question.data.nr.cast_unsigned()));
     let answer =
         libc::seccomp_notif_resp { id: question.id, val: 0, error: -libc::EPERM, flags: 0 };
-    // SAFETY: the kernel reads an answer of just this type. That nobody waits for it any more does
-    // not matter.
+    // SAFETY: the kernel reads an answer of just this type. It does not matter if the caller has
+    // stopped waiting.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
     Ok(true)
 }

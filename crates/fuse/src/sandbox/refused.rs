@@ -1,15 +1,15 @@
-//! Refused system calls are seen.
+//! Refused system calls are noted.
 //!
-//! The filter raises SIGSYS; the handler notes the number, says it on standard error the first
+//! The filter raises SIGSYS. The handler notes the number, writes it to standard error the first
 //! time, and lets the call fail with `EPERM`. It runs in the middle of anything: no allocation, no
 //! lock, no formatting.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers beyond are noted as the last one. The tables of all architectures here end far below.
+/// Higher numbers are noted as the last one. The tables of all architectures here end far below.
 const KNOWN: usize = 1024;
 
-/// One bit for each number that was refused.
+/// One bit for each number; set if it was refused.
 static REFUSED: [AtomicU64; KNOWN / 64] = [const { AtomicU64::new(0) }; KNOWN / 64];
 
 /// Notes a number. True the first time.
@@ -30,7 +30,7 @@ pub(super) fn all() -> Vec<u32> {
 const BEFORE: &[u8] = b"larder: the sandbox refused system call ";
 const AFTER: &[u8] = b" (please report it; -o nosandbox mounts without)\n";
 
-/// The line for a number, in a buffer; and its length.
+/// The line for a number in a buffer, and its length.
 fn line(mut number: u64) -> ([u8; 128], usize) {
     let mut digits = [0; 20];
     let mut first = digits.len();
@@ -51,7 +51,7 @@ fn line(mut number: u64) -> ([u8; 128], usize) {
     (out, len)
 }
 
-/// Notes a number, and says it the first time. May be called in a signal handler.
+/// Notes a number, and prints it the first time. May be called in a signal handler.
 pub(super) fn refused(number: u64) {
     if note(number) {
         let (text, len) = line(number);

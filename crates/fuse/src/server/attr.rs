@@ -4,7 +4,7 @@ use super::changes::{ALL, Change};
 use super::{Server, mode};
 use crate::acl;
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Patience, Reply, Request};
+use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm::{self, Caller};
 use crate::proto::{self, SetattrIn, StatxAttr, StatxOut, StatxTime, fattr};
 use larder_fs::{Attr, FileKind, InodeId, SetAttr, SetTime, Timestamp};
@@ -54,8 +54,7 @@ impl Server {
     }
 
     pub(super) fn access(&self, id: InodeId, request: &Request<'_>) -> Outcome {
-        // Root is the only one who gets this far; asking is of no use to it, and stops with this
-        // answer.
+        // Only root's requests get this far. They are of no use to it, and end with this answer.
         let Some(caller) = self.checked(request) else { return Err(Errno::NOSYS.into()) };
         let want = request.arg::<proto::AccessIn>()?.mask as u8 & 7;
         let attr = self.fs.getattr(id)?;
@@ -72,12 +71,12 @@ impl Server {
         id: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let asked: SetattrIn = request.arg()?;
         let has = |bit| asked.valid & bit != 0;
         let mut change = wanted(&asked);
-        let telling = self.about_to_change(patience, id)?;
+        let announcement = self.begin_change(context, id)?;
         if let Some(caller) = self.checked(request) {
             self.may_set(caller, id, request, &asked, &mut change)?;
         }
@@ -88,56 +87,55 @@ impl Server {
         if let Some(perm) = change.perm
             && let Some(mut acl) = self.access_acl(id)?
         {
-            // Two changes: not on a thread that may have to start over between them.
-            if patience == Patience::Queue {
+            // These are two changes, so not on a thread that may have to start over between them.
+            if context == ExecContext::Queue {
                 return Err(Failure::Wait);
             }
             acl.chmod(perm);
             self.fs.setxattr(id, acl::ACCESS, &acl.to_bytes(), larder_fs::XattrMode::Set)?;
         }
-        // Even a change of nothing (chown to nobody new) is one: the change time moves.
+        // Even chown to the same owner is a change: the change time moves.
         let attr = self.fs.setattr(id, &change)?;
-        telling.tell(|| match change.size {
+        announcement.publish(|| match change.size {
             Some(_) => vec![Change::Contents(id, ALL)],
             None => vec![Change::Attributes(id)],
         });
         self.attributes(&attr, reply)
     }
 
-    /// Takes from a file whose contents change what it may not keep then: set-user-id and
-    /// set-group-id. For WRITE the kernel says whether; what else changes contents asks
-    /// [`Self::changes_contents`].
+    /// Removes set-user-id and set-group-id from a file whose contents change. For WRITE the kernel
+    /// says whether to; other changes of contents use [`Self::changes_contents`].
     pub(super) fn remove_privileges(
         &self,
         id: InodeId,
         request: &Request<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<(), Failure> {
         let Some(perm) = killed(Caller::from(&request.header), &self.fs.getattr(id)?) else {
             return Ok(());
         };
-        // A change besides the one that was asked for.
-        if patience == Patience::Queue {
+        // This is a change besides the one that was asked for.
+        if context == ExecContext::Queue {
             return Err(Failure::Wait);
         }
         self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
-        // Where the kernel leaves that to us it does not ask for the mode afterwards.
+        // If the kernel leaves this to us, it does not ask for the mode afterwards.
         self.me.notify.attributes_changed(self.me.nodes.node(id));
         Ok(())
     }
 
-    /// Requests other than WRITE do not say whether the caller may leave a file its set-id bits.
-    /// Root may, as with Linux's own file systems.
+    /// Requests other than WRITE do not say whether the file keeps its set-id bits. For root it
+    /// does, as on Linux's own file systems.
     pub(super) fn changes_contents(
         &self,
         id: InodeId,
         request: &Request<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Result<(), Failure> {
         if Caller::from(&request.header).is_root() {
             return Ok(());
         }
-        self.remove_privileges(id, request, patience)
+        self.remove_privileges(id, request, context)
     }
 
     /// POSIX's rules for changing attributes, for a caller that the kernel has not checked.
@@ -159,8 +157,8 @@ impl Server {
         {
             return Err(Errno::PERM.into());
         }
-        // A file handle was checked when it was opened. Without one, a size needs the right to
-        // write.
+        // A file handle was checked when it was opened. Without one, a change of size needs the
+        // right to write.
         const FH: u32 = 1 << 6;
         if change.size.is_some() && asked.valid & FH == 0 {
             self.check(request, id, perm::WRITE)?;
@@ -172,20 +170,20 @@ impl Server {
             && change.size.is_none()
             && perm::owns(caller, &attr).is_err()
         {
-            // "Now" is for everybody who may write.
+            // To set "now" takes only the right to write.
             self.check(request, id, perm::WRITE)?;
         }
         Ok(())
     }
 }
 
-/// The bits of a regular file's mode after somebody else's write, if they differ.
+/// The mode bits of a regular file after a write by `caller`, if they differ.
 fn killed(caller: Caller, attr: &Attr) -> Option<u32> {
     let perm = perm::without_suid(caller, attr.perm, attr.gid);
     (attr.kind == FileKind::Regular && perm != attr.perm).then_some(perm)
 }
 
-/// The request in the engine's words.
+/// The request as the engine takes it.
 fn wanted(asked: &SetattrIn) -> SetAttr {
     let has = |bit| asked.valid & bit != 0;
     let time = |set, now, sec: u64, nsec| {

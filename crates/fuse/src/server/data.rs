@@ -3,13 +3,13 @@
 use super::Server;
 use super::changes::{ALL, Change};
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Patience, Reply, Request};
-use crate::proto::{self, Opcode};
+use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
+use crate::proto::{self, NodeId, Opcode};
 use larder_fs::{Fallocate, InodeId, Seek};
 
 const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE.cast_unsigned();
 const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE.cast_unsigned();
-/// Of a file's flags: past the page cache.
+/// A flag of the open file: past the page cache.
 const DIRECT: u32 = libc::O_DIRECT.cast_unsigned();
 const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE.cast_unsigned();
 
@@ -22,7 +22,7 @@ impl Server {
     ) -> Outcome {
         let read: proto::ReadIn = request.arg()?;
         if read.flags & DIRECT == 0 {
-            self.cached.reads(request.header.nodeid);
+            self.cached.reads(request.header.node());
         }
         let out = reply.buffer(read.size as usize)?;
         Ok(self.fs.read(id, read.offset, out)?)
@@ -33,42 +33,44 @@ impl Server {
         id: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let write: proto::WriteIn = request.arg()?;
         let data = request.data.get(..write.size as usize).ok_or(Errno::INVAL)?;
         let range = write.offset..write.offset.saturating_add(write.size.into());
         let write_back = write.write_flags & proto::WRITE_CACHE != 0;
-        let telling = if write_back {
-            self.about_to_write_back()
-        } else {
-            self.about_to_change(patience, id)?
-        };
+        let announcement =
+            if write_back { self.begin_write_back() } else { self.begin_change(context, id)? };
         if write.write_flags & proto::WRITE_KILL_SUIDGID != 0 {
-            self.remove_privileges(id, request, patience)?;
+            self.remove_privileges(id, request, context)?;
         }
-        let node = request.header.nodeid;
+        let node = request.header.node();
         let direct = write.write_flags & proto::WRITE_CACHE == 0 && write.flags & DIRECT != 0;
         let must_say = || direct && self.cached.may_have(node);
-        let may_say = matches!(patience, Patience::Kernel | Patience::Afterwards);
+        let may_say =
+            matches!(context, ExecContext::MayWaitForKernel | ExecContext::NotifyAfterReply);
         if must_say() && !may_say {
             return Err(Failure::WaitForKernel);
         }
-        telling.before(id, range.clone());
+        announcement.publish_before(id, range.clone());
         self.fs.write(id, write.offset, data)?;
-        // Asked again: somebody may have read what has just been replaced. Writing it twice is as
-        // good as once, because nobody has been told yet that it is written.
+        // Asked again, because a read may have fetched what has just been replaced. To write it
+        // twice does no harm, because the write has not been answered yet.
         if must_say() {
-            match patience {
-                Patience::Queue | Patience::Worker => return Err(Failure::WaitForKernel),
-                Patience::Kernel => drop(self.me.notify.range_changed(node, range.clone())),
-                Patience::Afterwards => self.me.notify.range_changed_later(node, range.clone()),
+            match context {
+                ExecContext::Queue | ExecContext::Worker => return Err(Failure::WaitForKernel),
+                ExecContext::MayWaitForKernel => {
+                    let _ = self.me.notify.range_changed(node, range.clone());
+                }
+                ExecContext::NotifyAfterReply => {
+                    self.me.notify.range_changed_later(node, range.clone())
+                }
             }
         }
         if !write_back && self.is_shared(id) {
             self.me.notify.range_changed_later(node, range.clone());
         }
-        telling.tell(|| vec![Change::Contents(id, range)]);
+        announcement.publish(|| vec![Change::Contents(id, range)]);
         reply.value(&proto::WriteOut { size: write.size, padding: 0 })
     }
 
@@ -76,10 +78,10 @@ impl Server {
         &self,
         id: InodeId,
         request: &Request<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let wanted: proto::FallocateIn = request.arg()?;
-        // Those that Linux's btrfs has; the kernel lets no others through either.
+        // The modes that Linux's btrfs has. The kernel lets no others through either.
         let keep_size = wanted.mode & KEEP_SIZE != 0;
         let how = match wanted.mode & !KEEP_SIZE {
             0 => Fallocate::Allocate { keep_size },
@@ -87,15 +89,15 @@ impl Server {
             PUNCH_HOLE if keep_size => Fallocate::Punch,
             _ => return Err(Errno::OPNOTSUPP.into()),
         };
-        if patience == Patience::Queue {
+        if context == ExecContext::Queue {
             return Err(Failure::Wait);
         }
-        let telling = self.about_to_change(patience, id)?;
-        self.changes_contents(id, request, patience)?;
-        telling.before(id, ALL);
+        let announcement = self.begin_change(context, id)?;
+        self.changes_contents(id, request, context)?;
+        announcement.publish_before(id, ALL);
         let done = self.fs.fallocate(id, how, wanted.offset, wanted.length);
-        // Whatever came of it: a part may be done.
-        telling.tell(|| vec![Change::Contents(id, ALL)]);
+        // Even after an error: a part may be done.
+        announcement.publish(|| vec![Change::Contents(id, ALL)]);
         done?;
         Ok(0)
     }
@@ -121,22 +123,22 @@ impl Server {
         from: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
-        /// The older form answers with 32 bits; whole sectors below that.
+        /// The older form answers with 32 bits: the largest whole number of sectors below that.
         const SHORT_MAX: u64 = u32::MAX as u64 & !4095;
         let copy: proto::CopyFileRangeIn = request.arg()?;
         if copy.flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let to = self.me.nodes.id(copy.nodeid_out).ok_or(Errno::STALE)?;
-        let telling = self.about_to_change(patience, to)?;
-        self.changes_contents(to, request, Patience::Worker)?;
+        let to = self.me.nodes.id(NodeId(copy.nodeid_out)).ok_or(Errno::STALE)?;
+        let announcement = self.begin_change(context, to)?;
+        self.changes_contents(to, request, ExecContext::Worker)?;
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };
-        telling.before(to, ALL);
+        announcement.publish_before(to, ALL);
         let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len);
-        telling.tell(|| vec![Change::Contents(to, ALL)]);
+        announcement.publish(|| vec![Change::Contents(to, ALL)]);
         let copied = copied?;
         if long {
             reply.value(&proto::CopyFileRangeOut { bytes_copied: copied })

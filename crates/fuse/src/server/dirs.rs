@@ -4,7 +4,7 @@ use super::{Server, kind_bits};
 use crate::handler::{Failure, Outcome, Reply, Request};
 use crate::perm;
 use crate::proto::{self, EntryOut};
-use crate::records::Records;
+use crate::records::{Record, Records};
 use larder_fs::{Error, FileKind, InodeId};
 
 /// An entry, remembered until the engine is done listing.
@@ -28,12 +28,16 @@ impl Server {
         }
         let mut records = Records::new(reply, read.size)?;
         let listed = self.fs.readdir_page(dir, read.offset, &mut |e| {
-            records.push(None, self.me.nodes.ino(e.id), e.next, kind_bits(e.kind) >> 12, e.name)
+            let ino = self.me.nodes.ino(e.id);
+            records.push(
+                None,
+                Record { ino, next: e.next, kind: kind_bits(e.kind) >> 12, name: e.name },
+            )
         });
         done(listed, &records)
     }
 
-    /// As READDIR, and each entry is looked up at once. The kernel counts a look-up for each but
+    /// As READDIR, and each entry is looked up as well. The kernel counts a look-up for each but
     /// `.` and `..`.
     pub(super) fn readdirplus(
         &self,
@@ -61,7 +65,7 @@ impl Server {
         }
         let mut handed_out = Vec::new();
         for e in found {
-            // Without a node id it is a plain record, not a look-up.
+            // An entry without a node id is a plain record, and no look-up.
             let mut entry = EntryOut::default();
             let mut held = false;
             if e.name != b"." && e.name != b".." {
@@ -70,25 +74,21 @@ impl Server {
                         entry = self.entry_of(dir, &attr);
                         held = true;
                     }
-                    // Gone since it was listed.
+                    // It was removed after it was listed.
                     Err(Error::NotFound) => continue,
-                    // A short answer would make the kernel look the rest up one by one; a worker
+                    // After a short answer the kernel would look the rest up one by one. A worker
                     // gives a full one.
                     Err(Error::WouldBlock) => {
                         handed_out.into_iter().for_each(|id| self.fs.release(id, 1));
                         return Err(Failure::Wait);
                     }
-                    // Somebody may look it up and see the error; the others are listed.
+                    // A look-up will report the error; the others are listed.
                     Err(_) => {}
                 }
             }
-            let pushed = records.push(
-                Some(&entry),
-                self.me.nodes.ino(e.id),
-                e.next,
-                kind_bits(e.kind) >> 12,
-                &e.name,
-            );
+            let ino = self.me.nodes.ino(e.id);
+            let record = Record { ino, next: e.next, kind: kind_bits(e.kind) >> 12, name: &e.name };
+            let pushed = records.push(Some(&entry), record);
             if !pushed {
                 if held {
                     self.fs.release(e.id, 1);
@@ -101,7 +101,7 @@ impl Server {
     }
 }
 
-/// What was listed before an error is worth something; the error comes again at the next call.
+/// What was listed before an error is returned. The error comes again at the next call.
 fn done(listed: larder_fs::Result<()>, records: &Records<'_>) -> Outcome {
     match listed {
         Err(e) if records.is_empty() => Err(e.into()),

@@ -8,9 +8,10 @@ use crate::control::{
     FITRIM, GET_LABEL, IOC_DF, IOC_START_SYNC, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc,
 };
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Patience, Reply, Request};
+use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm::{self, Caller};
 use crate::proto::{IoctlIn, IoctlOut};
+use larder_format::items::InodeFlags;
 use larder_fs::{Attr, FileKind, InodeId, SetAttr, TrimRange};
 
 const NONE: u32 = 0;
@@ -29,18 +30,18 @@ const BTRFS_START_SYNC: u32 = ioc(READ, 0x94, 24, 8);
 const BTRFS_FS_INFO: u32 = ioc(READ, 0x94, 31, 1024);
 
 /// Inode flags of the format.
-const NODATASUM: u64 = 1 << 0;
-const NODATACOW: u64 = 1 << 1;
-const NOCOMPRESS: u64 = 1 << 3;
-const SYNC: u64 = 1 << 5;
-pub(super) const IMMUTABLE: u64 = 1 << 6;
-pub(super) const APPEND: u64 = 1 << 7;
-pub(super) const NODUMP: u64 = 1 << 8;
-const NOATIME: u64 = 1 << 9;
-const DIRSYNC: u64 = 1 << 10;
-pub(super) const COMPRESS: u64 = 1 << 11;
+const NODATASUM: u64 = InodeFlags::NODATASUM.bits();
+const NODATACOW: u64 = InodeFlags::NODATACOW.bits();
+const NOCOMPRESS: u64 = InodeFlags::NOCOMPRESS.bits();
+const SYNC: u64 = InodeFlags::SYNC.bits();
+pub(super) const IMMUTABLE: u64 = InodeFlags::IMMUTABLE.bits();
+pub(super) const APPEND: u64 = InodeFlags::APPEND.bits();
+pub(super) const NODUMP: u64 = InodeFlags::NODUMP.bits();
+const NOATIME: u64 = InodeFlags::NOATIME.bits();
+const DIRSYNC: u64 = InodeFlags::DIRSYNC.bits();
+pub(super) const COMPRESS: u64 = InodeFlags::COMPRESS.bits();
 
-/// Inode flags beside `FS_*_FL` and `FS_XFLAG_*` (0 where there is none).
+/// Inode flags, and for each its `FS_*_FL` and `FS_XFLAG_*` (0 if there is none).
 const FLAGS: [(u64, u32, u32); 9] = [
     (SYNC, 0x8, 0x20),
     (IMMUTABLE, 0x10, 0x8),
@@ -75,7 +76,7 @@ fn from_fs(attr: &Attr, wanted: u32) -> Result<u64, Errno> {
     for (own, ..) in FLAGS.iter().filter(|(own, ..)| has(*own)) {
         flags |= own;
     }
-    // Contents with checksums cannot lose them half-way: for a file that has any, the flag stays as
+    // A file cannot lose the checksums of some contents only: if it has contents, the flag stays as
     // it was.
     if attr.kind == FileKind::Regular {
         if attr.size > 0 {
@@ -102,9 +103,33 @@ fn from_x(attr: &Attr, arg: &[u8]) -> Result<u64, Errno> {
     Ok(attr.flags & !shown | set)
 }
 
-/// Does this one sync the file system?
+/// Does this ioctl sync the file system?
 pub(super) fn syncs(cmd: u32) -> bool {
     matches!(cmd, IOC_SYNC | BTRFS_SYNC | BTRFS_START_SYNC)
+}
+
+/// An ioctl that is being answered.
+pub(super) struct Ioctl<'a> {
+    /// The inode that it was called on.
+    pub(super) id: InodeId,
+    pub(super) request: &'a Request<'a>,
+    pub(super) command: u32,
+    pub(super) arg: &'a [u8],
+    pub(super) context: ExecContext,
+}
+
+/// The bytes of an answer; `None` if the command belongs to another group.
+pub(super) type Answer = Result<Option<Vec<u8>>, Failure>;
+
+impl Ioctl<'_> {
+    pub(super) fn caller(&self) -> Caller {
+        Caller::from(&self.request.header)
+    }
+    /// The 8 bytes at an offset of the argument, as a number.
+    pub(super) fn word(&self, at: usize) -> Result<u64, Errno> {
+        let bytes = self.arg.get(at..).and_then(|a| a.first_chunk::<8>()).ok_or(Errno::INVAL)?;
+        Ok(u64::from_ne_bytes(*bytes))
+    }
 }
 
 impl Server {
@@ -113,117 +138,137 @@ impl Server {
         id: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let asked: IoctlIn = request.arg()?;
         self.may_change_by(asked.cmd)?;
         let arg = request.data.get(..asked.in_size as usize).ok_or(Errno::INVAL)?;
-        let mut answer = |bytes: &[u8]| {
-            let len = bytes.len().min(asked.out_size as usize);
-            reply.value_and_bytes(&IoctlOut::default(), &bytes[..len])
+        let call = Ioctl { id, request, command: asked.cmd, arg, context };
+        let answer = match self.flags_ioctl(&call)? {
+            None => self.file_system_ioctl(&call)?,
+            some => some,
         };
-        match asked.cmd {
+        let answer = match answer {
+            None => self.subvolume_ioctl(&call)?,
+            some => some,
+        };
+        let answer = match answer {
+            None => self.sharing_ioctl(&call)?.ok_or(Errno::NOTTY)?,
+            Some(answer) => answer,
+        };
+        let len = answer.len().min(asked.out_size as usize);
+        reply.value_and_bytes(&IoctlOut::default(), &answer[..len])
+    }
+
+    /// The answer to an ioctl about inode flags and the generation; `None` for any other.
+    fn flags_ioctl(&self, call: &Ioctl<'_>) -> Answer {
+        let &Ioctl { id, command, arg, .. } = call;
+        let answer = match command {
             c if GETFLAGS.contains(&c) => {
-                answer(&u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes())
+                u64::from(to_fs(self.fs.getattr(id)?.flags)).to_ne_bytes().to_vec()
             }
             c if SETFLAGS.contains(&c) => {
                 let wanted = arg.first_chunk::<4>().ok_or(Errno::INVAL)?;
-                self.set_flags(id, request, patience, |attr| {
-                    from_fs(attr, u32::from_ne_bytes(*wanted))
-                })?;
-                answer(&[])
+                self.set_flags(call, |attr| from_fs(attr, u32::from_ne_bytes(*wanted)))?;
+                Vec::new()
             }
             FSGETXATTR => {
-                let mut out = [0; 28];
+                let mut out = vec![0; 28];
                 out[..4].copy_from_slice(&to_x(self.fs.getattr(id)?.flags).to_ne_bytes());
-                answer(&out)
+                out
             }
             FSSETXATTR => {
-                self.set_flags(id, request, patience, |attr| from_x(attr, arg))?;
-                answer(&[])
+                self.set_flags(call, |attr| from_x(attr, arg))?;
+                Vec::new()
             }
             c if GETVERSION.contains(&c) => {
-                answer(&self.fs.getattr(id)?.generation.0.to_ne_bytes())
+                self.fs.getattr(id)?.generation.0.to_ne_bytes().to_vec()
             }
+            _ => return Ok(None),
+        };
+        Ok(Some(answer))
+    }
+
+    /// The answer to an ioctl about the whole file system; `None` for any other.
+    fn file_system_ioctl(&self, call: &Ioctl<'_>) -> Answer {
+        let answer = match call.command {
             IOC_SYNC | BTRFS_SYNC => {
                 self.fs.sync()?;
-                answer(&[])
+                Vec::new()
             }
             IOC_START_SYNC => {
                 self.fs.start_sync();
-                answer(&[])
+                Vec::new()
             }
-            // Started and finished at once: nothing is left to wait for.
+            // It starts and finishes at once, so that nothing is left to wait for.
             BTRFS_START_SYNC => {
                 self.fs.sync()?;
-                answer(&self.fs.info().generation.0.to_ne_bytes())
+                self.fs.info().generation.0.to_ne_bytes().to_vec()
             }
-            BTRFS_WAIT_SYNC => answer(&[]),
-            BTRFS_FS_INFO => answer(&self.fs_info()),
-            GET_LABEL => {
-                let mut out = [0; LABEL_LEN];
-                let label = self.fs.info().label;
-                let len = label.len().min(LABEL_LEN - 1);
-                out[..len].copy_from_slice(&label[..len]);
-                answer(&out)
-            }
+            BTRFS_WAIT_SYNC => Vec::new(),
+            BTRFS_FS_INFO => self.fs_info().to_vec(),
+            GET_LABEL => self.label(),
             SET_LABEL => {
-                if self.checked(request).is_some() || !self.is_privileged(request) {
+                if self.checked(call.request).is_some() {
                     return Err(Errno::PERM.into());
                 }
-                let end = arg.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
-                self.fs.set_label(&arg[..end])?;
-                answer(&[])
+                self.must_be_privileged(call.request)?;
+                let end = call.arg.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
+                self.fs.set_label(&call.arg[..end])?;
+                Vec::new()
             }
-            FITRIM => {
-                if !self.is_privileged(request) {
-                    return Err(Errno::PERM.into());
-                }
-                let word = |i: usize| {
-                    arg.get(8 * i..).and_then(<[u8]>::first_chunk).map(|b| u64::from_ne_bytes(*b))
-                };
-                let (Some(start), Some(len), Some(min_len)) = (word(0), word(1), word(2)) else {
-                    return Err(Errno::INVAL.into());
-                };
-                let done = self.fs.trim(TrimRange { start, len, min_len })?;
-                answer(&[start, done.bytes, done.min_len].map(u64::to_ne_bytes).concat())
-            }
-            IOC_STATS => answer(&text(&self.stats_json())),
-            IOC_DF => answer(&text(&self.df_json()?)),
-            other => {
-                let answered = match self.subvolume_ioctl(id, request, other, arg, patience)? {
-                    None => self.sharing_ioctl(id, request, other, arg, patience)?,
-                    some => some,
-                };
-                answer(&answered.ok_or(Errno::NOTTY)?)
-            }
-        }
+            FITRIM => self.trim(call)?,
+            IOC_STATS => text(&self.stats_json()),
+            IOC_DF => text(&self.df_json()?),
+            _ => return Ok(None),
+        };
+        Ok(Some(answer))
     }
 
-    /// Root, or whoever runs the daemon.
+    fn label(&self) -> Vec<u8> {
+        let mut label = self.fs.info().label;
+        label.truncate(LABEL_LEN - 1);
+        label.resize(LABEL_LEN, 0);
+        label
+    }
+
+    /// Discards free space: `struct fstrim_range`.
+    fn trim(&self, call: &Ioctl<'_>) -> Result<Vec<u8>, Failure> {
+        self.must_be_privileged(call.request)?;
+        let (start, len, min_len) = (call.word(0)?, call.word(8)?, call.word(16)?);
+        let done = self.fs.trim(TrimRange { start, len, min_len })?;
+        Ok([start, done.bytes, done.min_len].map(u64::to_ne_bytes).concat())
+    }
+
+    /// # Errors
+    /// `EPERM` for callers that are neither root nor the user that runs the daemon.
+    pub(super) fn must_be_privileged(&self, request: &Request<'_>) -> Result<(), Errno> {
+        if self.is_privileged(request) { Ok(()) } else { Err(Errno::PERM) }
+    }
+
+    /// Root, or the user that runs the daemon.
     pub(super) fn is_privileged(&self, request: &Request<'_>) -> bool {
         request.header.uid == 0 || request.header.uid == rustix::process::getuid().as_raw()
     }
 
     fn set_flags(
         &self,
-        id: InodeId,
-        request: &Request<'_>,
-        patience: Patience,
+        call: &Ioctl<'_>,
         new: impl FnOnce(&Attr) -> Result<u64, Errno>,
     ) -> Result<(), Failure> {
-        let telling = self.about_to_change(patience, id)?;
+        let id = call.id;
+        let announcement = self.begin_change(call.context, id)?;
         let attr = self.fs.getattr(id)?;
         if !matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Errno::NOTTY.into());
         }
-        perm::owns(Caller::from(&request.header), &attr)?;
+        perm::owns(call.caller(), &attr)?;
         let flags = new(&attr)?;
         if flags != attr.flags {
             self.fs.setattr(id, &SetAttr { flags: Some(flags), ..SetAttr::default() })?;
-            // An ioctl to the kernel, which knows the time of change from before.
+            // The kernel does not know what an ioctl changes, and has the old change time.
             self.me.notify.attributes_changed(self.me.nodes.node(id));
-            telling.tell(|| vec![Change::Attributes(id)]);
+            announcement.publish(|| vec![Change::Attributes(id)]);
         }
         Ok(())
     }
@@ -257,7 +302,7 @@ mod tests {
     use larder_format::ids::{Generation, ObjectId};
     use larder_fs::Timestamp;
 
-    fn attr(size: u64, flags: u64) -> Attr {
+    fn empty(flags: u64) -> Attr {
         let t = Timestamp::default();
         Attr {
             id: InodeId { subvol: ObjectId(5), ino: 300 },
@@ -268,7 +313,7 @@ mod tests {
             uid: 0,
             gid: 0,
             rdev: 0,
-            size,
+            size: 0,
             bytes: 0,
             atime: t,
             mtime: t,
@@ -276,6 +321,10 @@ mod tests {
             otime: t,
             flags,
         }
+    }
+
+    fn with_contents(flags: u64) -> Attr {
+        Attr { size: 5, ..empty(flags) }
     }
 
     #[test]
@@ -291,34 +340,37 @@ mod tests {
     #[test]
     fn chattr_goes_both_ways() {
         for (own, fs, _) in FLAGS {
-            let flags = from_fs(&attr(0, 0), fs).unwrap();
+            let flags = from_fs(&empty(0), fs).unwrap();
             assert_eq!(flags & !NODATASUM, own);
             assert_eq!(to_fs(flags), fs);
         }
         assert_eq!(
-            from_fs(&attr(0, IMMUTABLE | (1 << 31)), 0).unwrap(),
+            from_fs(&empty(IMMUTABLE | (1 << 31)), 0).unwrap(),
             1 << 31,
             "unknown flags stay"
         );
-        assert_eq!(from_fs(&attr(0, 0), 0x4 | 0x400), Err(Errno::INVAL));
-        assert_eq!(from_fs(&attr(0, 0), 0x1), Err(Errno::OPNOTSUPP));
+        assert_eq!(from_fs(&empty(0), 0x4 | 0x400), Err(Errno::INVAL));
+        assert_eq!(from_fs(&empty(0), 0x1), Err(Errno::OPNOTSUPP));
     }
 
     #[test]
     fn nocow_needs_an_empty_file() {
-        assert_eq!(from_fs(&attr(0, 0), 0x80_0000).unwrap(), NODATACOW | NODATASUM);
-        assert_eq!(from_fs(&attr(1, 0), 0x80_0000).unwrap(), 0);
-        assert_eq!(from_fs(&attr(1, NODATACOW | NODATASUM), 0).unwrap(), NODATACOW | NODATASUM);
-        assert_eq!(from_fs(&attr(0, NODATACOW | NODATASUM), 0).unwrap(), 0);
+        assert_eq!(from_fs(&empty(0), 0x80_0000).unwrap(), NODATACOW | NODATASUM);
+        assert_eq!(from_fs(&with_contents(0), 0x80_0000).unwrap(), 0);
+        assert_eq!(
+            from_fs(&with_contents(NODATACOW | NODATASUM), 0).unwrap(),
+            NODATACOW | NODATASUM
+        );
+        assert_eq!(from_fs(&empty(NODATACOW | NODATASUM), 0).unwrap(), 0);
     }
 
     #[test]
     fn xflags_leave_the_others_alone() {
         let mut arg = [0; 28];
         arg[..4].copy_from_slice(&0x8u32.to_ne_bytes());
-        assert_eq!(from_x(&attr(5, COMPRESS | APPEND), &arg).unwrap(), COMPRESS | IMMUTABLE);
+        assert_eq!(from_x(&with_contents(COMPRESS | APPEND), &arg).unwrap(), COMPRESS | IMMUTABLE);
         arg[12] = 1; // a project id
-        assert_eq!(from_x(&attr(5, 0), &arg), Err(Errno::OPNOTSUPP));
-        assert_eq!(from_x(&attr(5, 0), &[]), Err(Errno::INVAL));
+        assert_eq!(from_x(&with_contents(0), &arg), Err(Errno::OPNOTSUPP));
+        assert_eq!(from_x(&with_contents(0), &[]), Err(Errno::INVAL));
     }
 }

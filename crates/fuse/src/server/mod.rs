@@ -1,15 +1,15 @@
 //! The server: requests of the kernel, answered by the engine.
 //!
-//! One file per group of operations. Every answer is made of as few engine calls as possible, with
-//! at most one that changes something on a queue's thread: there the engine refuses to wait
-//! *before* it changes anything, and the whole request starts again on a worker. Requests that
+//! There is one file per group of operations. Every answer is made of as few engine calls as
+//! possible. On a queue's thread at most one of them changes something: there the engine refuses to
+//! wait *before* it changes anything, and the whole request starts again on a worker. Requests that
 //! change several things, or always wait, go to a worker directly.
 //!
-//! A server answers one mount; those of further mounts of the same file system are its
+//! A server answers one mount; all mounts of the same file system are its
 //! [group](crate::mount_group).
 //!
 //! Files have no handles here. What keeps an unlinked file alive is the kernel's look-up count,
-//! passed on as holds.
+//! which is passed on to the engine as holds.
 
 mod attr;
 mod cached;
@@ -26,16 +26,16 @@ mod xattr;
 
 pub(crate) use report::hex;
 
-use cached::Cached;
+use cached::CachedFiles;
 
+use crate::deferred::DeferredReply;
 use crate::errno::Errno;
-use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use crate::later::Later;
+use crate::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use crate::helper::MountHelper;
 use crate::mount::{MountOptions, Mounted};
 use crate::mount_group::{Member, MountGroup};
 use crate::perm::{self, Caller};
-use crate::porter::Porter;
-use crate::proto::{self, Opcode};
+use crate::proto::{self, NodeId, Opcode};
 use crate::records::{self, settled};
 use crate::stats::Stats;
 use crate::transport::{Ready, ServeError};
@@ -57,8 +57,8 @@ pub struct Served {
 
 /// Serves a mount of `fs` until it is unmounted.
 ///
-/// `on_ready` is called once requests are being answered. After the return nobody uses `fs` but the
-/// caller, who closes it, unless that was done already.
+/// `on_ready` is called once requests are being answered. After the return only the caller uses
+/// `fs`, and closes it, unless that was done already.
 ///
 /// # Errors
 /// If the session cannot be set up; `fs` is then untouched.
@@ -71,16 +71,16 @@ pub fn serve(
     let group = Arc::<MountGroup>::default();
     let joined = group.join(fs, mounted.mountpoint(), &mounted.options);
     let member = joined.expect("nobody has closed it, and nobody else is there");
-    serve_beside(&group, &member, mounted, stats, on_ready)?;
+    serve_member(&group, &member, mounted, stats, on_ready)?;
     Ok(Served { closed: group.take_closed() })
 }
 
-/// Serves a mount of a file system that may have others, until it is unmounted. The caller has it
-/// [leave](MountGroup::leave) then.
+/// Serves a mount of a file system that may have others, until it is unmounted. Then the caller has
+/// to make it [leave](MountGroup::leave).
 ///
 /// # Errors
 /// As [`serve`].
-pub fn serve_beside(
+pub fn serve_member(
     group: &Arc<MountGroup>,
     member: &Arc<Member>,
     mounted: Mounted,
@@ -89,7 +89,7 @@ pub fn serve_beside(
 ) -> Result<(), ServeError> {
     let server =
         Server::joined(Arc::clone(group), Arc::clone(member), &mounted, Arc::clone(&stats));
-    let served = group.host.serve(Arc::new(server), mounted, stats, on_ready);
+    let served = group.transport.serve(Arc::new(server), mounted, stats, on_ready);
     member.notify.finish();
     served
 }
@@ -104,9 +104,9 @@ pub struct Server {
     checks: bool,
     stats: Arc<Stats>,
     /// Files that the kernel may keep contents of.
-    cached: Cached,
-    /// Who can look into clients.
-    porter: Option<Porter>,
+    cached: CachedFiles,
+    /// Looks up descriptors of clients.
+    helper: Option<MountHelper>,
 }
 
 /// Requests that always wait, or change several things and so must not start over half-way.
@@ -124,50 +124,55 @@ fn belongs_to_a_worker(opcode: Opcode) -> bool {
 }
 
 impl Handler for Server {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         if let Some(answer) = settled(request.opcode) {
             return answer;
         }
-        match patience {
-            Patience::Queue if belongs_to_a_worker(request.opcode) => Err(Failure::Wait),
-            Patience::Queue => larder_fs::no_wait(|| self.answer(request, reply, patience)),
-            _ => self.answer(request, reply, patience),
+        match context {
+            ExecContext::Queue if belongs_to_a_worker(request.opcode) => Err(Failure::Wait),
+            ExecContext::Queue => larder_fs::no_wait(|| self.answer(request, reply, context)),
+            _ => self.answer(request, reply, context),
         }
     }
 
-    fn answers_later(&self, opcode: Opcode) -> bool {
+    fn defers_reply(&self, opcode: Opcode) -> bool {
         matches!(opcode, Opcode::Fsync | Opcode::Fsyncdir)
     }
 
-    fn handle_later(&self, request: &Request<'_>, later: Later) {
+    fn handle_deferred(&self, request: &Request<'_>, deferred: DeferredReply) {
         let how = request.arg::<proto::FsyncIn>();
-        let (how, id) = match (how, self.me.nodes.id(request.header.nodeid)) {
+        let (how, id) = match (how, self.me.nodes.id(request.header.node())) {
             (Ok(how), Some(id)) => (how, id),
-            (Err(e), _) => return later.answer(Err(e)),
-            (_, None) => return later.answer(Err(Errno::STALE)),
+            (Err(e), _) => return deferred.answer(Err(e)),
+            (_, None) => return deferred.answer(Err(Errno::STALE)),
         };
         let fs = Arc::clone(&self.fs);
         if self.is_shared(id) {
             let work =
                 move || fs.fsync(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0).map_err(number);
-            // Directories are locked meanwhile; and what is told of names is told before it is
-            // answered.
+            // The kernel keeps directories locked meanwhile. And names are announced before their
+            // change is answered.
             return if request.opcode == Opcode::Fsync {
-                self.when_told(move || later.work(work));
+                self.after_announcements(move || deferred.work(work));
             } else {
-                later.work(work);
+                deferred.work(work);
             };
         }
         let then = move |synced| match synced {
-            Synced::Done(done) => later.answer(done.map_err(number)),
+            Synced::Done(done) => deferred.answer(done.map_err(number)),
             Synced::Commit(unlogged) => {
-                later.work(move || fs.finish_fsync(unlogged).map_err(number))
+                deferred.work(move || fs.finish_fsync(unlogged).map_err(number))
             }
         };
         self.fs.fsync_then(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0, Box::new(then));
     }
 
-    /// What was deleted before a sync, and is in use no more, has its space given back by it.
+    /// A sync gives back the space of files that were deleted before it and are not in use.
     fn comes_after_forgets(&self, request: &Request<'_>) -> bool {
         match request.opcode {
             Opcode::Syncfs => true,
@@ -178,27 +183,27 @@ impl Handler for Server {
         }
     }
 
-    /// What a program changed through a mapping, or the kernel delayed, before a sync or a snapshot
-    /// is to be in it.
+    /// A sync or a snapshot has everything that a program changed through a mapping before it, and
+    /// what the kernel delayed.
     fn comes_after_writes(&self, request: &Request<'_>) -> bool {
         let asked = || request.arg::<proto::IoctlIn>();
         request.opcode == Opcode::Ioctl
             && asked().is_ok_and(|asked| ioctl::syncs(asked.cmd) || subvolume::keeps(asked.cmd))
     }
 
-    fn nodes_in_use(&self, most: usize) -> Vec<u64> {
+    fn nodes_in_use(&self, most: usize) -> Vec<NodeId> {
         self.fs.held(most).into_iter().map(|id| self.me.nodes.node(id)).collect()
     }
 
-    fn forget(&self, node: u64, count: u64) {
+    fn forget(&self, node: NodeId, lookups: u64) {
         if let Some(id) = self.me.nodes.id(node) {
-            self.fs.release(id, count);
+            self.fs.release(id, lookups);
         }
     }
 }
 
 impl Server {
-    /// Answers with `fs`. `checks`: permissions are this server's business, not the kernel's.
+    /// Answers with `fs`. `checks`: this server checks permissions, not the kernel.
     #[must_use]
     pub fn new(fs: Arc<Filesystem>, checks: bool, stats: Arc<Stats>) -> Self {
         let group = Arc::<MountGroup>::default();
@@ -208,11 +213,11 @@ impl Server {
     }
 
     fn one_of(group: Arc<MountGroup>, me: Arc<Member>, checks: bool, stats: Arc<Stats>) -> Self {
-        let (fs, cached) = (Arc::clone(&me.fs), Cached::default());
-        Self { fs, me, group, checks, stats, cached, porter: None }
+        let (fs, cached) = (Arc::clone(&me.fs), CachedFiles::default());
+        Self { fs, me, group, checks, stats, cached, helper: None }
     }
 
-    /// Answers with `fs` for this mount, whose kernel it tells of changes.
+    /// Answers with `fs` for this mount, whose kernel it notifies of changes.
     #[must_use]
     pub fn of(fs: Arc<Filesystem>, mounted: &Mounted, stats: Arc<Stats>) -> Self {
         let alone = Self::new(fs, !mounted.kernel_permissions, stats);
@@ -233,41 +238,47 @@ impl Server {
         if let Ok(fd) = mounted.fuse_fd().try_clone_to_owned() {
             self.me.notify.connect(fd);
         }
-        Self { porter: Some(mounted.porter.clone()), ..self }
+        Self { helper: Some(mounted.helper.clone()), ..self }
     }
 
-    fn answer(&self, request: &Request<'_>, reply: &mut Reply<'_>, patience: Patience) -> Outcome {
+    fn answer(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        context: ExecContext,
+    ) -> Outcome {
         self.may_change_anything(request.opcode)?;
-        let id = self.me.nodes.id(request.header.nodeid);
+        let id = self.me.nodes.id(request.header.node());
         let here = || id.ok_or(Failure::Errno(Errno::STALE));
         match request.opcode {
             Opcode::Lookup => self.lookup(here()?, request, reply),
             Opcode::Getattr => self.getattr(here()?, reply),
-            Opcode::Setattr => self.setattr(here()?, request, reply, patience),
+            Opcode::Setattr => self.setattr(here()?, request, reply, context),
             Opcode::Statx => self.statx(here()?, reply),
             Opcode::Access => self.access(here()?, request),
             Opcode::Readlink => reply.bytes(&self.fs.readlink(here()?)?),
-            Opcode::Symlink => self.symlink(here()?, request, reply, patience),
-            Opcode::Mknod => self.mknod(here()?, request, reply, patience),
-            Opcode::Mkdir => self.mkdir(here()?, request, reply, patience),
+            Opcode::Symlink => self.symlink(here()?, request, reply, context),
+            Opcode::Mknod => self.mknod(here()?, request, reply, context),
+            Opcode::Mkdir => self.mkdir(here()?, request, reply, context),
             Opcode::Tmpfile => self.tmpfile(here()?, request, reply),
-            Opcode::Link => self.link(here()?, request, reply, patience),
-            Opcode::Unlink => self.unlink(here()?, request, false, patience),
-            Opcode::Rmdir => self.unlink(here()?, request, true, patience),
+            Opcode::Link => self.link(here()?, request, reply, context),
+            Opcode::Unlink => self.unlink(here()?, request, false, context),
+            Opcode::Rmdir => self.unlink(here()?, request, true, context),
             Opcode::Rename => {
-                self.rename(here()?, request, request.arg::<proto::RenameIn>()?.newdir, 0, patience)
+                let to = NodeId(request.arg::<proto::RenameIn>()?.newdir);
+                self.rename(here()?, request, to, 0, context)
             }
             Opcode::Rename2 => {
                 let to: proto::Rename2In = request.arg()?;
-                self.rename(here()?, request, to.newdir, to.flags, patience)
+                self.rename(here()?, request, NodeId(to.newdir), to.flags, context)
             }
             Opcode::Read => self.read(here()?, request, reply),
-            Opcode::Write => self.write(here()?, request, reply, patience),
+            Opcode::Write => self.write(here()?, request, reply, context),
             Opcode::Lseek => self.lseek(here()?, request, reply),
             Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
-                self.copy(here()?, request, reply, patience)
+                self.copy(here()?, request, reply, context)
             }
-            Opcode::Fallocate => self.fallocate(here()?, request, patience),
+            Opcode::Fallocate => self.fallocate(here()?, request, context),
             Opcode::Syncfs => {
                 self.fs.sync()?;
                 Ok(0)
@@ -276,16 +287,16 @@ impl Server {
             Opcode::Statfs => self.statfs(reply),
             Opcode::Readdir => self.readdir(here()?, request, reply),
             Opcode::Readdirplus => self.readdirplus(here()?, request, reply),
-            Opcode::Setxattr => self.setxattr(here()?, request, patience),
+            Opcode::Setxattr => self.setxattr(here()?, request, context),
             Opcode::Getxattr => self.getxattr(here()?, request, reply),
             Opcode::Listxattr => self.listxattr(here()?, request, reply),
-            Opcode::Removexattr => self.removexattr(here()?, request, patience),
-            Opcode::Ioctl => self.ioctl(here()?, request, reply, patience),
+            Opcode::Removexattr => self.removexattr(here()?, request, context),
+            Opcode::Ioctl => self.ioctl(here()?, request, reply, context),
             _ => Err(Errno::NOSYS.into()),
         }
     }
 
-    /// The kernel is about to finish umount and waits for us: everything becomes durable now.
+    /// The kernel waits for this reply before umount returns: everything becomes durable now.
     fn destroy(&self) -> Outcome {
         if !self.group.is_last() {
             if let Err(error) = self.fs.sync() {
@@ -311,7 +322,7 @@ impl Server {
             blocks: s.total / unit,
             bfree: s.free / unit,
             bavail: s.available / unit,
-            // Inodes are made as needed; like Linux's btrfs, there is no number to give.
+            // Inodes are made as needed, so there is no number. Linux's btrfs says the same.
             files: 0,
             ffree: 0,
             bsize: s.block_size,
@@ -321,7 +332,7 @@ impl Server {
         })
     }
 
-    /// Answers with an entry of a directory, for which the kernel then holds the inode.
+    /// Answers with an entry of a directory. The kernel holds the inode from then on.
     fn entry(&self, dir: InodeId, attr: Attr, reply: &mut Reply<'_>) -> Outcome {
         let attr = self.hold(attr)?;
         reply.value(&self.entry_of(dir, &attr))
@@ -331,7 +342,7 @@ impl Server {
         proto::EntryOut {
             entry_valid: self.time_of(dir),
             attr_valid: self.time_of(attr.id),
-            ..records::entry(self.me.nodes.node(attr.id), attr.generation.0, self.wire(attr))
+            ..records::entry(self.me.nodes.node(attr.id), attr.generation, self.wire(attr))
         }
     }
 
@@ -363,13 +374,13 @@ impl Server {
         }
     }
 
-    /// The caller, if permissions are to be checked for it here.
+    /// The caller, if this server has to check permissions for it.
     fn checked(&self, request: &Request<'_>) -> Option<Caller> {
         let caller = Caller::from(&request.header);
         (self.checks && !caller.is_root()).then_some(caller)
     }
 
-    /// Checks permissions where that is our business; `attr` is asked for only then.
+    /// Checks permissions if this server has to.
     fn check(&self, request: &Request<'_>, id: InodeId, want: u8) -> Result<(), Failure> {
         let Some(caller) = self.checked(request) else { return Ok(()) };
         let attr = self.fs.getattr(id)?;

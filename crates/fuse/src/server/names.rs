@@ -1,12 +1,12 @@
 //! The name space: LOOKUP, everything that makes or removes a name, and RENAME.
 
-use super::changes::{Change, Telling};
+use super::changes::{Announcement, Change};
 use super::{Server, kind_of, valid};
 use crate::acl::{self, inherit};
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Patience, Reply, Request};
+use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm;
-use crate::proto::{self, EntryOut, OpenOut};
+use crate::proto::{self, EntryOut, NodeId, OpenOut};
 use crate::records::no_entry;
 use larder_fs::{Attr, Error, FileKind, InodeId, NewInode, RenameMode};
 use zerocopy::IntoBytes;
@@ -17,12 +17,21 @@ const EXCHANGE: u32 = 2;
 const WHITEOUT: u32 = 4;
 
 /// What a request wants to make.
-struct Wanted<'a> {
+pub(super) struct Wanted<'a> {
     kind: FileKind,
     perm: u32,
     umask: u32,
     rdev: u64,
     target: &'a [u8],
+}
+
+impl Wanted<'_> {
+    fn of(kind: FileKind, perm: u32, umask: u32) -> Self {
+        Self { kind, perm, umask, rdev: 0, target: b"" }
+    }
+    pub(super) fn directory(perm: u32, umask: u32) -> Self {
+        Self::of(FileKind::Directory, perm, umask)
+    }
 }
 
 impl Server {
@@ -33,7 +42,7 @@ impl Server {
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let name = valid(request.name()?)?;
-        // "." asks for an inode by its number (file handles), which need not be a directory's.
+        // "." looks an inode up by its number (file handles); it need not be a directory.
         let found = match name {
             b"." => self.fs.getattr(dir),
             b".." if dir == self.fs.root() => self.fs.getattr(dir),
@@ -56,11 +65,11 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let (name, target) = request.two_names()?;
-        let wanted = Wanted { kind: FileKind::Symlink, perm: 0o777, umask: 0, rdev: 0, target };
-        self.create(dir, request, name, &wanted, reply, patience)
+        let wanted = Wanted { target, ..Wanted::of(FileKind::Symlink, 0o777, 0) };
+        self.create(dir, request, name, &wanted, reply, context)
     }
 
     pub(super) fn mknod(
@@ -68,14 +77,14 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let asked: proto::MknodIn = request.arg()?;
         let kind = kind_of(asked.mode)?;
         let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         let rdev = if device { proto::decode_rdev(asked.rdev) } else { 0 };
-        let wanted = Wanted { kind, perm: asked.mode, umask: asked.umask, rdev, target: b"" };
-        self.create(dir, request, request.name()?, &wanted, reply, patience)
+        let wanted = Wanted { rdev, ..Wanted::of(kind, asked.mode, asked.umask) };
+        self.create(dir, request, request.name()?, &wanted, reply, context)
     }
 
     pub(super) fn mkdir(
@@ -83,17 +92,11 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let asked: proto::MkdirIn = request.arg()?;
-        let wanted = Wanted {
-            kind: FileKind::Directory,
-            perm: asked.mode & 0o1777,
-            umask: asked.umask,
-            rdev: 0,
-            target: b"",
-        };
-        self.create(dir, request, request.name()?, &wanted, reply, patience)
+        let wanted = Wanted::directory(asked.mode & 0o1777, asked.umask);
+        self.create(dir, request, request.name()?, &wanted, reply, context)
     }
 
     fn create(
@@ -103,31 +106,31 @@ impl Server {
         name: &[u8],
         wanted: &Wanted<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let name = valid(name)?;
-        let telling = self.about_to_change_names(patience, &[dir])?;
+        let announcement = self.begin_name_change(context, &[dir])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
         let attr =
             self.with_new(dir, request, wanted, |new| Ok(self.fs.create(dir, name, new)?))?;
-        self.made(telling, dir, name, attr, reply)
+        self.made(announcement, dir, name, attr, reply)
     }
 
-    /// Answers with what has just got a name, and has others told.
+    /// Answers with an inode that has just got a name, and announces it.
     fn made(
         &self,
-        telling: Telling<'_>,
+        announcement: Announcement<'_>,
         dir: InodeId,
         name: &[u8],
         attr: Attr,
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let id = attr.id;
-        // It is made: nothing may start over. That it cannot be read any more is possible only if
-        // it is gone.
+        // The name exists, so the request must not start over. That is why the attributes are not
+        // read again.
         self.fs.hold(id);
         let answer = reply.value(&self.entry_of(dir, &attr));
-        telling.tell(|| vec![Change::Name(dir, name.to_vec()), Change::Attributes(id)]);
+        announcement.publish(|| vec![Change::Name(dir, name.to_vec()), Change::Attributes(id)]);
         answer
     }
 
@@ -139,22 +142,16 @@ impl Server {
     ) -> Outcome {
         let asked: proto::CreateIn = request.arg()?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
-        let wanted = Wanted {
-            kind: FileKind::Regular,
-            perm: asked.mode,
-            umask: asked.umask,
-            rdev: 0,
-            target: b"",
-        };
-        // It comes with a hold, which is the look-up that this reply is.
+        let wanted = Wanted::of(FileKind::Regular, asked.mode, asked.umask);
+        // The new inode comes with a hold, which counts as the look-up of this reply.
         let attr =
             self.with_new(dir, request, &wanted, |new| Ok(self.fs.create_unnamed(dir, new)?))?;
         let opened = OpenOut { open_flags: proto::FOPEN_KEEP_CACHE, ..OpenOut::default() };
         reply.value_and_bytes(&self.entry_of(dir, &attr), opened.as_bytes())
     }
 
-    /// Owner, group, mode and ACLs of a new inode, as its directory decides.
-    fn with_new<T>(
+    /// Calls `make` with owner, group, mode and ACLs of a new inode, as its directory decides.
+    pub(super) fn with_new<T>(
         &self,
         dir: InodeId,
         request: &Request<'_>,
@@ -172,7 +169,8 @@ impl Server {
             let default = self.xattr_if_any(dir, acl::DEFAULT)?;
             inherit(default.as_deref(), wanted.perm & 0o7777, wanted.umask, is_dir)?
         };
-        // A directory with set-group-id hands its group down, and directories the bit as well.
+        // In a directory with set-group-id, a new inode gets its group, and a new directory the bit
+        // as well.
         let mut gid = request.header.gid;
         if parent.perm & libc::S_ISGID != 0 {
             gid = parent.gid;
@@ -196,14 +194,18 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         reply: &mut Reply<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let name = valid(request.name()?)?;
-        let id = self.me.nodes.id(request.arg::<proto::LinkIn>()?.oldnodeid).ok_or(Errno::STALE)?;
-        let telling = self.about_to_change_names(patience, &[dir, id])?;
+        let id = self
+            .me
+            .nodes
+            .id(NodeId(request.arg::<proto::LinkIn>()?.oldnodeid))
+            .ok_or(Errno::STALE)?;
+        let announcement = self.begin_name_change(context, &[dir, id])?;
         self.check(request, dir, perm::WRITE | perm::EXECUTE)?;
         let attr = self.fs.link(id, dir, name)?;
-        self.made(telling, dir, name, attr, reply)
+        self.made(announcement, dir, name, attr, reply)
     }
 
     pub(super) fn unlink(
@@ -211,18 +213,18 @@ impl Server {
         dir: InodeId,
         request: &Request<'_>,
         directory: bool,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let name = valid(request.name()?)?;
         let victim = self.named(dir, name)?;
-        let telling = self.about_to_change_names(patience, &[dir, victim.unwrap_or(dir)])?;
+        let announcement = self.begin_name_change(context, &[dir, victim.unwrap_or(dir)])?;
         self.may_remove(request, dir, name)?;
         if directory {
             self.fs.rmdir(dir, name)?;
         } else {
             self.fs.unlink(dir, name)?;
         }
-        telling.tell(|| {
+        announcement.publish(|| {
             let victim = victim.map(Change::Attributes);
             [Change::Name(dir, name.to_vec())].into_iter().chain(victim).collect()
         });
@@ -240,9 +242,9 @@ impl Server {
         &self,
         dir: InodeId,
         request: &Request<'_>,
-        to: u64,
+        to: NodeId,
         flags: u32,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let (name, to_name) = request.two_names()?;
         let (name, to_name) = (valid(name)?, valid(to_name)?);
@@ -251,7 +253,7 @@ impl Server {
             0 => RenameMode::Replace,
             NOREPLACE => RenameMode::NoReplace,
             EXCHANGE => RenameMode::Exchange,
-            // With NOREPLACE the kernel has made sure that nothing is there.
+            // With NOREPLACE the kernel has made sure that the new name is free.
             WHITEOUT | 5 => {
                 RenameMode::Whiteout { uid: request.header.uid, gid: request.header.gid }
             }
@@ -259,7 +261,7 @@ impl Server {
         };
         let moved = [self.named(dir, name)?, self.named(to, to_name)?];
         let touched = [dir, to, moved[0].unwrap_or(dir), moved[1].unwrap_or(to)];
-        let telling = self.about_to_change_names(patience, &touched)?;
+        let announcement = self.begin_name_change(context, &touched)?;
         if self.checked(request).is_some() {
             self.may_remove(request, dir, name)?;
             match self.may_remove(request, to, to_name) {
@@ -270,7 +272,7 @@ impl Server {
             }
         }
         self.fs.rename(dir, name, to, to_name, mode)?;
-        telling.tell(|| {
+        announcement.publish(|| {
             let names = [Change::Name(dir, name.to_vec()), Change::Name(to, to_name.to_vec())];
             names.into_iter().chain(moved.into_iter().flatten().map(Change::Attributes)).collect()
         });

@@ -1,8 +1,8 @@
-//! A mount through which nothing may be changed, beside others through which it may.
+//! A mount through which nothing may be changed, beside others through which changes are allowed.
 //!
-//! The kernel refuses what a system call would change on a mount with `ro`. It does not know what
-//! an ioctl changes, and root can tell it to forget about `ro` (`mount -i -o remount,rw`). So what
-//! would change something is refused here, too.
+//! The kernel refuses system calls that would change something on a mount with `ro`. But it does
+//! not know what an ioctl changes, and root can tell it to forget `ro` (`mount -i -o remount,rw`).
+//! So such requests are refused here, too.
 
 use super::Server;
 use super::ioctl::{FSSETXATTR, SETFLAGS};
@@ -35,7 +35,7 @@ fn changes(opcode: Opcode) -> bool {
     )
 }
 
-/// Ioctls that do.
+/// Ioctls that change something.
 fn changes_by(command: u32) -> bool {
     SETFLAGS.contains(&command)
         || matches!(
@@ -58,7 +58,7 @@ fn changes_by(command: u32) -> bool {
 
 impl Server {
     /// # Errors
-    /// `EROFS` if this changes something, and the mount is read-only.
+    /// `EROFS` if the mount is read-only and this request changes something.
     pub(super) fn may_change_anything(&self, opcode: Opcode) -> Result<(), Errno> {
         if self.me.is_read_only() && changes(opcode) { Err(Errno(libc::EROFS)) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! What the daemon says about itself: the JSON behind `larder stats` and `larder df`.
+//! What the daemon reports about itself: the JSON behind `larder stats` and `larder df`.
 
 use super::Server;
 use crate::control::TEXT_LEN;
@@ -17,7 +17,7 @@ impl Server {
         })
     }
 
-    /// The mounts of the file system, as many as there is room for.
+    /// The mounts of the file system, as many as the answer has room for.
     fn mounts_json(&self) -> serde_json::Value {
         const MOST: usize = 4096;
         let (mut all, mut len) = (Vec::new(), 0);
@@ -73,10 +73,14 @@ fn memory() -> serde_json::Value {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
     };
-    serde_json::json!({ "anonymous": bytes("RssAnon"), "resident": bytes("VmRSS"), "peak": bytes("VmHWM") })
+    serde_json::json!({
+        "anonymous": bytes("RssAnon"),
+        "resident": bytes("VmRSS"),
+        "peak": bytes("VmHWM"),
+    })
 }
 
-/// JSON in the fixed length of an answer; what is too long is said instead.
+/// JSON in the fixed length of an answer; an error in its place if it is too long.
 pub(super) fn text(value: &serde_json::Value) -> Vec<u8> {
     let mut bytes = value.to_string().into_bytes();
     if bytes.len() >= TEXT_LEN {
@@ -86,7 +90,7 @@ pub(super) fn text(value: &serde_json::Value) -> Vec<u8> {
     bytes
 }
 
-/// As uuids are written.
+/// As a UUID is written.
 pub(crate) fn hex(id: &[u8; 16]) -> String {
     let mut out = String::with_capacity(36);
     for (i, byte) in id.iter().enumerate() {

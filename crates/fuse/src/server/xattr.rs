@@ -4,7 +4,7 @@ use super::Server;
 use super::changes::Change;
 use crate::acl::{self, Acl};
 use crate::errno::Errno;
-use crate::handler::{Failure, Outcome, Patience, Reply, Request};
+use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm;
 use crate::proto::{self, GetxattrIn, SetxattrIn};
 use crate::records::sized;
@@ -21,7 +21,7 @@ enum Kind {
     Property,
 }
 
-/// The name spaces that Linux's btrfs knows; others it refuses.
+/// The name spaces that Linux's btrfs knows; it refuses others.
 fn kind(name: &[u8]) -> Result<Kind, Errno> {
     match name {
         acl::ACCESS => return Ok(Kind::AccessAcl),
@@ -63,7 +63,8 @@ impl Server {
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let room = request.arg::<GetxattrIn>()?.size;
-        // Trusted ones are listed for everybody, as on Linux's btrfs; their values are root's.
+        // Trusted attributes are listed for everybody, as on Linux's btrfs; only root can read
+        // their values.
         let mut list = Vec::new();
         for name in self.fs.listxattr(id)? {
             list.extend_from_slice(&name);
@@ -76,7 +77,7 @@ impl Server {
         &self,
         id: InodeId,
         request: &Request<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let set: SetxattrIn = request.arg()?;
         let (name, value) = request.name_and_rest()?;
@@ -88,19 +89,19 @@ impl Server {
             _ => return Err(Errno::INVAL.into()),
         };
         let kind = kind(name)?;
-        let telling = self.about_to_change(patience, id)?;
+        let announcement = self.begin_change(context, id)?;
         self.may_change(request, id, kind)?;
         match kind {
             Kind::User | Kind::Trusted | Kind::Security => {
                 self.fs.setxattr(id, name, value, mode)?
             }
-            // The others go with a change of the mode or of flags.
-            _ if patience == Patience::Queue => return Err(Failure::Wait),
+            // The others also change the mode or flags.
+            _ if context == ExecContext::Queue => return Err(Failure::Wait),
             Kind::AccessAcl => self.set_access_acl(id, value, set.setxattr_flags)?,
             Kind::DefaultAcl => self.set_default_acl(id, value)?,
             Kind::Property => self.set_property(id, name, value, mode)?,
         }
-        telling.tell(|| vec![Change::Attributes(id)]);
+        announcement.publish(|| vec![Change::Attributes(id)]);
         Ok(0)
     }
 
@@ -108,17 +109,17 @@ impl Server {
         &self,
         id: InodeId,
         request: &Request<'_>,
-        patience: Patience,
+        context: ExecContext,
     ) -> Outcome {
         let name = request.name()?;
         let kind = kind(name)?;
-        let telling = self.about_to_change(patience, id)?;
+        let announcement = self.begin_change(context, id)?;
         self.may_change(request, id, kind)?;
         if kind == Kind::Property && name != b"btrfs.compression" {
             return Err(Errno::INVAL.into());
         }
         self.fs.removexattr(id, name)?;
-        telling.tell(|| vec![Change::Attributes(id)]);
+        announcement.publish(|| vec![Change::Attributes(id)]);
         Ok(0)
     }
 
@@ -133,8 +134,8 @@ impl Server {
         }
     }
 
-    /// An access list is the mode and what goes beyond it: the mode follows, and a list that is no
-    /// more than a mode is not kept.
+    /// An access list contains the mode. So the mode follows it, and a list that is no more than a
+    /// mode is not stored.
     fn set_access_acl(&self, id: InodeId, value: &[u8], flags: u32) -> Result<(), Failure> {
         let attr = self.fs.getattr(id)?;
         if attr.kind == FileKind::Symlink {
@@ -181,7 +182,7 @@ impl Server {
         if name != b"btrfs.compression" {
             return Err(Errno::INVAL.into());
         }
-        // The engine sees to the flags that go with it.
+        // The engine changes the flags that belong to it.
         Ok(self.fs.setxattr(id, name, value, mode)?)
     }
 

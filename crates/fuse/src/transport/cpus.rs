@@ -33,7 +33,7 @@ fn ids(list: &str) -> Option<Vec<usize>> {
     Some(out)
 }
 
-/// Keeps this thread on `cpu`. Where that is not allowed (absent CPU, cpuset) it runs anywhere.
+/// Keeps this thread on `cpu`. If that is not allowed (absent CPU, cpuset), it runs anywhere.
 pub(crate) fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     if cpu >= CpuSet::MAX_CPU {

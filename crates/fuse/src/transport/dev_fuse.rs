@@ -1,15 +1,18 @@
 //! Requests read from `/dev/fuse`.
 //!
-//! One reader per CPU, each pinned, on a cloned descriptor of its own so that replies do not
-//! contend. A reader answers what it can at once; a request that must wait moves to the workers
+//! There is one pinned reader per CPU, each on a cloned descriptor of its own, so that replies do
+//! not contend. A reader answers what it can at once; a request that must wait moves to the workers
 //! together with its bytes.
 //!
-//! Beside io_uring one reader stays here, [`Silent`]: FORGET and INTERRUPT always come this way.
+//! Beside io_uring one reader stays here, [`ForgetReader`]: FORGET and INTERRUPT always come this
+//! way.
 
-use super::drain::{self, Drain, Mark, Marker};
-use super::{Dispatch, Drains, Loans, MESSAGE_SIZE, ServeError, cpus, io_error, parse, respond};
+use super::drain::{self, Drain, Fence, FenceSender};
+use super::{
+    Dispatch, DrainParticipants, MESSAGE_SIZE, Permits, ServeError, cpus, io_error, parse, respond,
+};
 use crate::errno::Errno;
-use crate::handler::{Failure, Handler, Patience};
+use crate::handler::{ExecContext, Failure, Handler};
 use crate::mount::Mounted;
 use crate::proto::{InHeader, init::MAX_BACKGROUND, init::MAX_WRITE};
 use parking_lot::{Condvar, Mutex};
@@ -23,11 +26,11 @@ use zerocopy::FromBytes;
 
 /// Most readers, however many CPUs there are.
 const MAX_READERS: usize = 16;
-/// Requests up to this length are copied when they move to a worker; longer ones take their buffer
+/// Requests up to this length are copied when they move to a worker. Longer ones take their buffer
 /// along.
 const COPY_LIMIT: usize = 16 << 10;
-/// Most requests that wait for the kernel, with their bytes: as many as it lets be under way
-/// without anybody waiting.
+/// Most requests that wait for the kernel, each with its bytes: as many as it sends in the
+/// background.
 const MAX_KERNEL_WAITS: usize = 64;
 
 /// Buffers that are not in use, each [`MESSAGE_SIZE`] long.
@@ -46,199 +49,198 @@ impl Buffers {
     }
 }
 
-/// Where all readers come together, so that none has anything in hand that nobody knows of: see
-/// [`drain`].
-pub(super) struct Meeting {
-    marker: Marker,
+/// Stops every reader that has got a fence until all have one, so that no reader has a request that
+/// is not counted yet: see [`drain`].
+pub(super) struct ReaderBarrier {
+    sender: FenceSender,
     readers: usize,
-    state: Mutex<State>,
-    /// A round is over.
+    state: Mutex<BarrierState>,
+    /// A round has ended.
     over: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    /// Drains that still need a round, and those that take part in the one that is on.
+struct BarrierState {
+    /// Drains that still need a round, and those that take part in the current one.
     waiting: Vec<Arc<Drain>>,
-    meeting: Vec<Arc<Drain>>,
-    /// Marks that were put in for this round.
-    marks: usize,
-    /// Readers that have got one of them.
-    here: usize,
+    current: Vec<Arc<Drain>>,
+    /// Fences that were sent for this round.
+    fences: usize,
+    /// Readers that have got one.
+    arrived: usize,
     /// Rounds so far.
     round: u64,
     /// Transfers that are with workers, by their numbers.
-    away: BTreeSet<u64>,
-    /// Transfers that may have been background ones: with workers when the marks were put in, or
-    /// seen since.
+    with_workers: BTreeSet<u64>,
+    /// Transfers that may be background requests: with workers when the fences were sent, or seen
+    /// since.
     background: usize,
-    /// Drains that only wait for these.
-    leaving: Vec<(Arc<Drain>, BTreeSet<u64>)>,
+    /// Drains that only wait for these transfers, which are with workers.
+    finishing: Vec<(Arc<Drain>, BTreeSet<u64>)>,
     /// A reader has ended, because the mount is gone.
     gone: bool,
 }
 
-impl std::fmt::Debug for Meeting {
+impl std::fmt::Debug for ReaderBarrier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Meeting").field("readers", &self.readers).finish_non_exhaustive()
+        f.debug_struct("ReaderBarrier").field("readers", &self.readers).finish_non_exhaustive()
     }
 }
 
-impl Meeting {
-    fn new(marker: Marker, readers: usize) -> Self {
-        Self { marker, readers, state: Mutex::default(), over: Condvar::new() }
+impl ReaderBarrier {
+    fn new(sender: FenceSender, readers: usize) -> Self {
+        Self { sender, readers, state: Mutex::default(), over: Condvar::new() }
     }
 
     /// Begins a drain.
     pub(super) fn drain(self: &Arc<Self>, drain: Arc<Drain>) {
         let mut state = self.state.lock();
         state.waiting.push(drain);
-        let through = self.call(&mut state);
+        let done = self.begin_round(&mut state);
         drop(state);
-        through.iter().for_each(|drain| drain.through());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 
-    /// Calls the readers together if somebody needs it. Returns the drains that have nothing to
-    /// wait for any more.
-    fn call(self: &Arc<Self>, state: &mut State) -> Vec<Arc<Drain>> {
+    /// Begins a round if a drain needs one. Returns the drains that have nothing left to wait for.
+    fn begin_round(self: &Arc<Self>, state: &mut BarrierState) -> Vec<Arc<Drain>> {
         if state.gone {
             return self.end(state);
         }
-        if state.marks > 0 || state.waiting.is_empty() {
+        if state.fences > 0 || state.waiting.is_empty() {
             return Vec::new();
         }
-        state.meeting = std::mem::take(&mut state.waiting);
-        // A reader may be answering one.
-        state.background = state.away.len() + self.readers;
-        state.marks = self.readers;
+        state.current = std::mem::take(&mut state.waiting);
+        // Each reader may be answering one.
+        state.background = state.with_workers.len() + self.readers;
+        state.fences = self.readers;
         for _ in 0..self.readers {
             let this = Arc::clone(self);
-            self.marker.put(Mark { drain: 0, queue: 0 }, None, move || this.not_put());
+            self.sender.send(Fence { drain: 0, queue: 0 }, None, move || this.fence_not_sent());
         }
         Vec::new()
     }
 
-    /// A mark could not be put in: nothing is to be waited for. Who has got one already waits for
-    /// no more of them than there are.
-    fn not_put(self: &Arc<Self>) {
+    /// A fence could not be sent, so there is nothing to wait for. Readers that have got one wait
+    /// only for as many as there are.
+    fn fence_not_sent(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let mut through = std::mem::take(&mut state.meeting);
-        state.marks -= 1;
-        if state.here == state.marks {
-            through.extend(self.begin_again(&mut state));
+        let mut done = std::mem::take(&mut state.current);
+        state.fences -= 1;
+        if state.arrived == state.fences {
+            done.extend(self.end_round(&mut state));
         }
         drop(state);
-        through.iter().for_each(|drain| drain.through());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 
-    /// This round is over.
-    fn begin_again(self: &Arc<Self>, state: &mut State) -> Vec<Arc<Drain>> {
-        (state.here, state.marks) = (0, 0);
+    /// Ends this round.
+    fn end_round(self: &Arc<Self>, state: &mut BarrierState) -> Vec<Arc<Drain>> {
+        (state.arrived, state.fences) = (0, 0);
         state.round += 1;
         self.over.notify_all();
-        self.call(state)
+        self.begin_round(state)
     }
 
-    /// The mount is gone: there will be no more meetings. Returns all drains.
-    fn end(&self, state: &mut State) -> Vec<Arc<Drain>> {
+    /// The mount is gone: there will be no more rounds. Returns all drains.
+    fn end(&self, state: &mut BarrierState) -> Vec<Arc<Drain>> {
         state.gone = true;
         self.over.notify_all();
         state.end()
     }
 
     /// A transfer has arrived.
-    fn arrived(&self, raw: &super::Raw<'_>) {
+    fn count(&self, raw: &super::RawRequest<'_>) {
         if drain::may_be_background(raw.header.opcode, raw.arg) {
             self.state.lock().background += 1;
         }
     }
 
-    /// A worker takes a transfer.
-    fn leaves(&self, unique: u64) {
+    /// A transfer goes to a worker.
+    fn moved_to_worker(&self, unique: u64) {
         self.state.lock().away.insert(unique);
     }
 
-    /// It is answered.
-    fn returns(&self, unique: u64) {
+    /// A worker has answered it.
+    fn answered_by_worker(&self, unique: u64) {
         let mut state = self.state.lock();
-        state.away.remove(&unique);
-        let through: Vec<_> = state
-            .leaving
+        state.with_workers.remove(&unique);
+        let done: Vec<_> = state
+            .finishing
             .extract_if(.., |(_, owed)| {
                 owed.remove(&unique);
                 owed.is_empty()
             })
             .collect();
         drop(state);
-        through.iter().for_each(|(drain, _)| drain.through());
+        done.iter().for_each(|(drain, _)| drain.queue_done());
     }
 
-    /// This reader has got a mark. Returns when all have that get one.
-    fn meet(self: &Arc<Self>) {
+    /// This reader has got a fence. Returns when all readers that get one have it.
+    fn wait_for_all(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        state.here += 1;
-        if state.here < state.marks {
+        state.arrived += 1;
+        if state.arrived < state.fences {
             let round = state.round;
             while state.round == round && !state.gone {
                 self.over.wait(&mut state);
             }
             return;
         }
-        let met = std::mem::take(&mut state.meeting);
-        let mut through = Vec::new();
+        let drains = std::mem::take(&mut state.current);
+        let mut done = Vec::new();
         if state.background >= usize::from(MAX_BACKGROUND) {
-            state.waiting.extend(met);
-        } else if state.away.is_empty() {
-            through = met;
+            state.waiting.extend(drains);
+        } else if state.with_workers.is_empty() {
+            done = drains;
         } else {
-            let owed = state.away.clone();
-            state.leaving.extend(met.into_iter().map(|drain| (drain, owed.clone())));
+            let owed = state.with_workers.clone();
+            state.finishing.extend(drains.into_iter().map(|drain| (drain, owed.clone())));
         }
-        through.extend(self.begin_again(&mut state));
+        done.extend(self.end_round(&mut state));
         drop(state);
-        through.iter().for_each(|drain| drain.through());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 
-    /// The threads but the readers' own have nothing more to do.
+    /// Ends the thread that sends fences.
     pub(super) fn finish(&self) {
-        self.marker.finish();
+        self.sender.finish();
     }
 
     /// A reader has ended.
     fn leave(&self) {
-        let through = self.end(&mut self.state.lock());
-        through.iter().for_each(|drain| drain.through());
+        let done = self.end(&mut self.state.lock());
+        done.iter().for_each(|drain| drain.queue_done());
     }
 }
 
-impl State {
-    /// All drains.
+impl BarrierState {
+    /// Takes all drains.
     fn end(&mut self) -> Vec<Arc<Drain>> {
         let mut all = std::mem::take(&mut self.waiting);
-        all.append(&mut self.meeting);
-        all.extend(std::mem::take(&mut self.leaving).into_iter().map(|(drain, _)| drain));
+        all.append(&mut self.current);
+        all.extend(std::mem::take(&mut self.finishing).into_iter().map(|(drain, _)| drain));
         all
     }
 }
 
-/// What a reader answers with, and those who go on for it.
-struct Shared<H> {
-    /// `None` beside io_uring, which knows for itself.
-    meeting: Option<Arc<Meeting>>,
+/// What a reader needs to answer, and the workers that go on for it.
+struct ReaderContext<H> {
+    /// `None` beside io_uring, whose queues count for themselves.
+    barrier: Option<Arc<ReaderBarrier>>,
     fd: Arc<OwnedFd>,
     dispatch: Arc<Dispatch<H>>,
     buffers: Arc<Buffers>,
-    loans: Arc<Loans>,
+    kernel_waits: Arc<Permits>,
 }
 
-impl<H> Clone for Shared<H> {
+impl<H> Clone for ReaderContext<H> {
     fn clone(&self) -> Self {
         Self {
-            meeting: self.meeting.clone(),
+            barrier: self.barrier.clone(),
             fd: Arc::clone(&self.fd),
             dispatch: Arc::clone(&self.dispatch),
             buffers: Arc::clone(&self.buffers),
-            loans: Arc::clone(&self.loans),
+            kernel_waits: Arc::clone(&self.kernel_waits),
         }
     }
 }
@@ -252,10 +254,10 @@ pub(super) fn serve<H: Handler>(
     let cpu_count = cpus::online();
     let readers = cpu_count.clamp(2, MAX_READERS);
     let buffers = Arc::new(Buffers::default());
-    let loans = Arc::new(Loans::new(MAX_KERNEL_WAITS));
-    let marker = dispatch.marker(mounted).map_err(io_error("duplicating /dev/fuse"))?;
-    let meeting = Arc::new(Meeting::new(marker, readers));
-    dispatch.drains.get_or_init(|| Drains::Readers(Arc::clone(&meeting)));
+    let kernel_waits = Arc::new(Permits::new(MAX_KERNEL_WAITS));
+    let fences = dispatch.fences(mounted).map_err(io_error("duplicating /dev/fuse"))?;
+    let barrier = Arc::new(ReaderBarrier::new(fences, readers));
+    dispatch.drains.get_or_init(|| DrainParticipants::Readers(Arc::clone(&barrier)));
     let mut threads = Vec::new();
     for i in 0..readers {
         let fd = match clone_fd(mounted.fuse_fd(), OFlags::empty()) {
@@ -263,14 +265,20 @@ pub(super) fn serve<H: Handler>(
             None => mounted.fuse_fd().try_clone_to_owned(),
         };
         let fd = Arc::new(fd.map_err(io_error("opening another reader"))?);
-        let (dispatch, buffers, loans) =
-            (Arc::clone(dispatch), Arc::clone(&buffers), Arc::clone(&loans));
-        let shared = Shared { meeting: Some(Arc::clone(&meeting)), fd, dispatch, buffers, loans };
+        let (dispatch, buffers, kernel_waits) =
+            (Arc::clone(dispatch), Arc::clone(&buffers), Arc::clone(&kernel_waits));
+        let reader = ReaderContext {
+            barrier: Some(Arc::clone(&barrier)),
+            fd,
+            dispatch,
+            buffers,
+            kernel_waits,
+        };
         let thread =
             std::thread::Builder::new().name(format!("larder-fuse-{i}")).spawn(move || {
                 cpus::pin(i % cpu_count);
-                let served = read_loop(&shared);
-                shared.meeting.iter().for_each(|meeting| meeting.leave());
+                let served = read_loop(&reader);
+                reader.barrier.iter().for_each(|barrier| barrier.leave());
                 served
             });
         threads.push(thread.map_err(io_error("starting a reader"))?);
@@ -285,97 +293,99 @@ pub(super) fn serve<H: Handler>(
     result
 }
 
-/// The messages that io_uring does not carry, which have no reply: whoever wants to be behind all
-/// that are there reads them.
+/// Reads the messages that io_uring does not carry and that have no reply. A thread that must come
+/// after those that have arrived reads them, too.
 #[derive(Debug)]
-pub(super) struct Silent {
+pub(super) struct ForgetReader {
     fd: Arc<OwnedFd>,
-    /// Reading never waits.
+    /// A read never waits.
     at_once: bool,
-    /// Held by the reader until it has done what the message says.
+    /// Its lock is held until what the message says has been done.
     message: Mutex<Vec<u8>>,
     buffers: Arc<Buffers>,
-    loans: Arc<Loans>,
+    kernel_waits: Arc<Permits>,
 }
 
-impl Silent {
+impl ForgetReader {
     pub(super) fn open(mounted: &Mounted) -> Result<Self, ServeError> {
         let own = clone_fd(mounted.fuse_fd(), OFlags::NONBLOCK);
         let at_once = own.is_some();
-        // The ring's descriptor must stay as it is.
+        // The descriptor of the ring must not become non-blocking.
         let fd = own.map_or_else(|| mounted.fuse_fd().try_clone_to_owned(), Ok);
         let fd = Arc::new(fd.map_err(io_error("duplicating /dev/fuse"))?);
-        let (buffers, loans) = (Arc::<Buffers>::default(), Arc::new(Loans::new(0)));
-        Ok(Self { fd, at_once, message: Mutex::new(buffers.take()), buffers, loans })
+        let (buffers, kernel_waits) = (Arc::<Buffers>::default(), Arc::new(Permits::new(0)));
+        Ok(Self { fd, at_once, message: Mutex::new(buffers.take()), buffers, kernel_waits })
     }
 
     /// Reads until the mount is gone.
     pub(super) fn serve<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> Result<(), ServeError> {
         loop {
             let mut there = [PollFd::new(&*self.fd, PollFlags::IN)];
-            // That it fails is for the read to say.
+            // If this fails, the read reports it.
             let _ = rustix::event::poll(&mut there, None);
             match self.next(dispatch) {
-                Ok(Next::Done | Next::Nothing) => {}
-                Ok(Next::Gone) => return Ok(()),
+                Ok(ReadOutcome::Done | ReadOutcome::Nothing) => {}
+                Ok(ReadOutcome::Gone) => return Ok(()),
                 Err(e) => return Err(io_error("reading from /dev/fuse")(e)),
             }
         }
     }
 
-    /// Returns when what was there has been done. What comes meanwhile may still be there.
-    pub(super) fn settle<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) {
-        /// The kernel puts what waits into one message, as many as fit (some 65,000), with
-        /// interrupts before it.
+    /// Returns when the messages that had arrived have been handled. Later ones may still be there.
+    pub(super) fn read_all<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) {
+        /// The kernel puts as many FORGETs as fit (some 65,000) into one message; interrupts come
+        /// first.
         const MESSAGES: usize = 64;
-        // Else a read, the reader's too, may wait for what never comes.
+        // Otherwise a read might wait for a message that never comes.
         let messages = if self.at_once { MESSAGES } else { 0 };
         for _ in 0..messages {
-            if !matches!(self.next(dispatch), Ok(Next::Done)) {
+            if !matches!(self.next(dispatch), Ok(ReadOutcome::Done)) {
                 return;
             }
         }
     }
 
-    fn next<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> io::Result<Next> {
+    fn next<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> io::Result<ReadOutcome> {
         let mut message = self.message.lock();
         let n = match rustix::io::read(&*self.fd, &mut message[..]) {
             Ok(0) | Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => {
-                return Ok(Next::Gone);
+                return Ok(ReadOutcome::Gone);
             }
             Ok(n) => n,
-            Err(rustix::io::Errno::AGAIN) => return Ok(Next::Nothing),
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => return Ok(Next::Done),
+            Err(rustix::io::Errno::AGAIN) => return Ok(ReadOutcome::Nothing),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {
+                return Ok(ReadOutcome::Done);
+            }
             Err(e) => return Err(e.into()),
         };
         let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else {
-            return Ok(Next::Done);
+            return Ok(ReadOutcome::Done);
         };
         dispatch.arrived(&header);
-        match dispatch.silent(&message[..n], &header) {
+        match dispatch.parse_forgets(&message[..n], &header) {
             Some(forgotten) => dispatch.forget(&forgotten),
-            // Whatever it is that comes this way, its caller must not hang.
+            // An ordinary request: its caller must not hang.
             None => {
                 let (fd, dispatch) = (Arc::clone(&self.fd), Arc::clone(dispatch));
-                let (buffers, loans) = (Arc::clone(&self.buffers), Arc::clone(&self.loans));
-                let shared = Shared { meeting: None, fd, dispatch, buffers, loans };
-                shared.answer(&mut message, n, &mut vec![0; MAX_WRITE as usize]);
+                let (buffers, kernel_waits) =
+                    (Arc::clone(&self.buffers), Arc::clone(&self.kernel_waits));
+                let reader = ReaderContext { barrier: None, fd, dispatch, buffers, kernel_waits };
+                reader.answer(&mut message, n, &mut vec![0; MAX_WRITE as usize]);
             }
         }
-        Ok(Next::Done)
+        Ok(ReadOutcome::Done)
     }
 }
 
-/// What became of a look for a message.
-enum Next {
+/// Outcome of one read.
+enum ReadOutcome {
     Done,
     Nothing,
-    /// With the mount.
+    /// The mount is gone.
     Gone,
 }
 
-/// A descriptor of the same connection with a queue of its own for replies; `None` where that is
-/// refused.
+/// A descriptor of the same connection with its own queue for replies; `None` if that is refused.
 pub(super) fn clone_fd(fd: BorrowedFd<'_>, flags: OFlags) -> Option<OwnedFd> {
     /// `FUSE_DEV_IOC_CLONE`: _IOR(229, 0, u32).
     const CLONE: libc::Ioctl = 0x8004_e500u32 as libc::Ioctl;
@@ -386,14 +396,14 @@ pub(super) fn clone_fd(fd: BorrowedFd<'_>, flags: OFlags) -> Option<OwnedFd> {
     (unsafe { libc::ioctl(new.as_raw_fd(), CLONE, &raw const source) } == 0).then_some(new)
 }
 
-fn read_loop<H: Handler>(shared: &Shared<H>) -> io::Result<()> {
-    let mut message = shared.buffers.take();
+fn read_loop<H: Handler>(reader: &ReaderContext<H>) -> io::Result<()> {
+    let mut message = reader.buffers.take();
     let mut out = vec![0; MAX_WRITE as usize];
     loop {
-        let n = match rustix::io::read(&*shared.fd, &mut message[..]) {
+        let n = match rustix::io::read(&*reader.fd, &mut message[..]) {
             Ok(0) => return Ok(()),
             Ok(n) => n,
-            // NOENT: the request was taken back before it was read.
+            // NOENT: the kernel took the request back before it was read.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT | rustix::io::Errno::AGAIN) => {
                 continue;
             }
@@ -401,83 +411,83 @@ fn read_loop<H: Handler>(shared: &Shared<H>) -> io::Result<()> {
             Err(e) => return Err(e.into()),
         };
         let Ok((header, _)) = InHeader::read_from_prefix(&message[..n]) else { continue };
-        if let Some(meeting) = shared.meeting.as_ref().filter(|_| Mark::of(&header).is_some()) {
-            meeting.meet();
+        if let Some(barrier) = reader.barrier.as_ref().filter(|_| Fence::of(&header).is_some()) {
+            barrier.wait_for_all();
             continue;
         }
-        shared.dispatch.arrived(&header);
-        if let Some(forgotten) = shared.dispatch.silent(&message[..n], &header) {
-            shared.dispatch.forget_elsewhere(&forgotten);
+        reader.dispatch.arrived(&header);
+        if let Some(forgotten) = reader.dispatch.parse_forgets(&message[..n], &header) {
+            reader.dispatch.forget_on_worker(&forgotten);
             continue;
         }
-        shared.answer(&mut message, n, &mut out);
+        reader.answer(&mut message, n, &mut out);
     }
 }
 
-impl<H: Handler> Shared<H> {
-    /// Answers the request in the first `n` bytes of the message, here or elsewhere.
+impl<H: Handler> ReaderContext<H> {
+    /// Answers the request in the first `n` bytes of the message, here or on another thread.
     fn answer(&self, message: &mut Vec<u8>, n: usize, out: &mut [u8]) {
         let Some(raw) = parse(&message[..n]) else { return };
         let unique = raw.header.unique;
-        let meeting = self.meeting.as_ref().filter(|_| drain::is_transfer(raw.header.opcode));
-        meeting.inspect(|meeting| meeting.arrived(&raw));
-        match self.dispatch.answer(raw, out, Patience::Queue) {
+        let barrier = self.barrier.as_ref().filter(|_| drain::is_transfer(raw.header.opcode));
+        barrier.inspect(|barrier| barrier.count(&raw));
+        match self.dispatch.answer(raw, out, ExecContext::Queue) {
             Ok(len) => respond(&*self.fd, unique, Ok(&out[..len])),
             Err(Failure::Errno(e)) => respond(&*self.fd, unique, Err(e)),
             Err(failure) => {
-                meeting.inspect(|meeting| meeting.leaves(unique));
-                let transfer = meeting.is_some();
+                barrier.inspect(|barrier| barrier.moved_to_worker(unique));
+                let transfer = barrier.is_some();
                 let bytes = if n <= COPY_LIMIT {
                     message[..n].to_vec()
                 } else {
                     std::mem::replace(message, self.buffers.take())
                 };
-                Moved { shared: self.clone(), bytes, len: n, transfer, drained: false }
+                MovedRequest { reader: self.clone(), bytes, len: n, transfer, drained: false }
                     .go_on(unique, failure);
             }
         }
     }
 }
 
-/// A request on its way between threads.
-struct Moved<H> {
-    shared: Shared<H>,
+/// A request that moves between threads.
+struct MovedRequest<H> {
+    reader: ReaderContext<H>,
     bytes: Vec<u8>,
     len: usize,
     /// It carries contents of a file.
     transfer: bool,
-    /// Those that it comes after have been answered.
+    /// The requests that it comes after have been answered.
     drained: bool,
 }
 
-impl<H: Handler> Moved<H> {
-    /// Answers it where there is the patience that was missing.
+impl<H: Handler> MovedRequest<H> {
+    /// Answers it on a thread that may wait for what it has to wait for.
     fn go_on(mut self, unique: u64, failure: Failure) {
-        let dispatch = Arc::clone(&self.shared.dispatch);
+        let dispatch = Arc::clone(&self.reader.dispatch);
         if !std::mem::replace(&mut self.drained, true)
             && parse(&self.bytes[..self.len]).is_some_and(|raw| dispatch.comes_after_writes(raw))
         {
             return dispatch.after_writes(unique, move || self.go_on(unique, failure));
         }
-        let Some((pool, patience)) = dispatch.elsewhere(failure, &self.shared.loans) else {
+        let Some((pool, context)) = dispatch.pool_for(failure, &self.reader.kernel_waits) else {
             return;
         };
         pool.run(move || {
-            let Shared { meeting, fd, dispatch, buffers, loans } = &self.shared;
+            let ReaderContext { barrier, fd, dispatch, buffers, kernel_waits } = &self.reader;
             if let Some(raw) = parse(&self.bytes[..self.len])
-                && dispatch.answers_later(&raw.header, patience)
+                && dispatch.defers_reply(&raw.header, context)
             {
                 let fd = Arc::clone(fd);
-                return dispatch.answer_later(raw, move |outcome| {
+                return dispatch.answer_deferred(raw, move |outcome| {
                     respond(&*fd, unique, outcome.map(|()| &[][..]));
                 });
             }
             let mut out = buffers.take();
             let answer = match parse(&self.bytes[..self.len]) {
-                Some(raw) => dispatch.answer(raw, &mut out[..MAX_WRITE as usize], patience),
+                Some(raw) => dispatch.answer(raw, &mut out[..MAX_WRITE as usize], context),
                 None => Err(Errno::IO.into()),
             };
-            loans.give_back(patience);
+            kernel_waits.release_after(context);
             match answer {
                 Ok(len) => respond(&**fd, unique, Ok(&out[..len])),
                 Err(Failure::Errno(e)) => respond(&**fd, unique, Err(e)),
@@ -486,7 +496,10 @@ impl<H: Handler> Moved<H> {
                     return self.go_on(unique, failure);
                 }
             }
-            meeting.iter().filter(|_| self.transfer).for_each(|meeting| meeting.returns(unique));
+            barrier
+                .iter()
+                .filter(|_| self.transfer)
+                .for_each(|barrier| barrier.answered_by_worker(unique));
             buffers.give(out);
             if self.bytes.len() == MESSAGE_SIZE {
                 buffers.give(self.bytes);

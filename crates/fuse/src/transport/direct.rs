@@ -1,19 +1,21 @@
 //! Requests as bytes, answered in place: the transport without a kernel.
 //!
-//! A message takes the way that it takes through `/dev/fuse` — taken apart by the same code, tried
-//! by a thread that must not wait, then by one that may — but on the caller's thread and without a
-//! descriptor. It exists for tests and fuzzers, which have no kernel that would send them nonsense.
+//! A message takes the way that it takes through `/dev/fuse`: the same code takes it apart, then
+//! tries it in a context that must not wait, then in one that may. But it stays on the caller's
+//! thread and needs no descriptor. Tests and fuzzers use this, because no kernel would send them
+//! nonsense.
 
-use super::{Dispatch, parse};
+use super::dispatch::Dispatch;
+use super::parse;
 use crate::errno::Errno;
-use crate::handler::{Failure, Handler, Patience};
+use crate::handler::{ExecContext, Failure, Handler};
 use crate::proto::InHeader;
 use crate::proto::init::MAX_WRITE;
 use crate::stats::Stats;
 use std::sync::{Arc, mpsc};
 use zerocopy::FromBytes;
 
-/// A handler that is spoken to directly.
+/// A handler that gets its messages directly.
 #[derive(Debug)]
 pub struct Direct<H> {
     dispatch: Arc<Dispatch<H>>,
@@ -21,40 +23,39 @@ pub struct Direct<H> {
 }
 
 impl<H: Handler> Direct<H> {
-    /// Speaks to this handler, and counts as a mount does: a handler that panics is in the
-    /// counters, too.
+    /// Sends messages to this handler, and counts as a mount does, panics of the handler included.
     #[must_use]
     pub fn new(handler: Arc<H>, stats: Arc<Stats>) -> Self {
         let dispatch = Arc::new(Dispatch::new(handler, stats));
         Self { dispatch, out: vec![0; MAX_WRITE as usize] }
     }
 
-    /// The answer to a message: the body of the reply, or an errno. `None` for what has no reply,
-    /// and for what is too short to have come from anybody.
+    /// The answer to a message: the body of the reply, or an errno. `None` if it has no reply, or
+    /// is shorter than any message.
     pub fn message(&mut self, message: &[u8]) -> Option<Result<&[u8], i32>> {
         let (header, _) = InHeader::read_from_prefix(message).ok()?;
         self.dispatch.arrived(&header);
-        if let Some(forgotten) = self.dispatch.silent(message, &header) {
+        if let Some(forgotten) = self.dispatch.parse_forgets(message, &header) {
             self.dispatch.forget(&forgotten);
             return None;
         }
         let raw = parse(message)?;
-        let mut patience = Patience::Queue;
+        let mut context = ExecContext::Queue;
         loop {
-            if self.dispatch.answers_later(&header, patience) {
+            if self.dispatch.defers_reply(&header, context) {
                 let (send, answer) = mpsc::channel();
-                self.dispatch.answer_later(raw, move |outcome| {
-                    // Whoever waits for it is below.
+                self.dispatch.answer_deferred(raw, move |outcome| {
+                    // The receiver is below.
                     let _ = send.send(outcome);
                 });
                 let answer = answer.recv().unwrap_or(Err(Errno::IO));
                 return Some(answer.map(|()| &[][..]).map_err(|e| e.0));
             }
-            match self.dispatch.answer(raw, &mut self.out, patience) {
+            match self.dispatch.answer(raw, &mut self.out, context) {
                 Ok(len) => return Some(Ok(&self.out[..len])),
                 Err(Failure::Errno(e)) => return Some(Err(e.0)),
-                Err(Failure::Wait) => patience = Patience::Worker,
-                Err(Failure::WaitForKernel) => patience = Patience::Kernel,
+                Err(Failure::Wait) => context = ExecContext::Worker,
+                Err(Failure::WaitForKernel) => context = ExecContext::MayWaitForKernel,
             }
         }
     }
@@ -70,11 +71,11 @@ impl<H> Drop for Direct<H> {
 mod tests {
     use super::*;
     use crate::handler::{Outcome, Reply, Request};
-    use crate::proto::Opcode;
+    use crate::proto::{NodeId, Opcode};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     use zerocopy::IntoBytes;
 
-    /// Gives back names, on a worker only; counts what is forgotten.
+    /// Replies with the name, on a worker only; counts what is forgotten.
     #[derive(Default)]
     struct Echo(AtomicU64);
 
@@ -83,15 +84,15 @@ mod tests {
             &self,
             request: &Request<'_>,
             reply: &mut Reply<'_>,
-            patience: Patience,
+            context: ExecContext,
         ) -> Outcome {
-            match patience {
-                Patience::Queue => Err(Failure::Wait),
+            match context {
+                ExecContext::Queue => Err(Failure::Wait),
                 _ => reply.bytes(request.name()?),
             }
         }
-        fn forget(&self, node: u64, count: u64) {
-            self.0.fetch_add(node * count, Relaxed);
+        fn forget(&self, node: NodeId, lookups: u64) {
+            self.0.fetch_add(node.0 * lookups, Relaxed);
         }
     }
 

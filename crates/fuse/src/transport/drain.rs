@@ -1,46 +1,18 @@
 //! Waiting for what the kernel still has to write.
 //!
-//! A program changes a file through a mapping, or with `-o writeback` by writing to it, and for a
-//! while only the kernel has the new pages. A snapshot and a sync are to have them. `syncfs(2)`
-//! makes the kernel write them all, and whoever asks for either calls it first
-//! ([`crate::control::hand_over`]) — but on a FUSE mount it returns when the requests are *queued*,
-//! not when they are answered: WRITEs by the hundred may still be on their way when the request
-//! that follows is here. So requests for which it matters
-//! ([`Handler::comes_after_writes`](crate::handler::Handler::comes_after_writes)) are held back by
-//! a [`Drain`] until those before them have been answered. No thread waits meanwhile.
+//! A snapshot and a sync must have the pages that only the kernel has. A client calls `syncfs(2)`
+//! before ([`crate::control::write_back_pages`]), but on a FUSE mount that returns when the WRITEs
+//! are queued, not when they are answered. So such a request is held back by a [`Drain`] until the
+//! writes before it have been answered ([`Handler::comes_after_writes`](crate::handler::Handler)).
+//! No thread waits meanwhile, and newer requests are never waited for.
 //!
-//! The kernel's queues are first in, first out, so that something put in behind says when
-//! everything before it has come out. There is one thing that we can put in: the answer to
-//! `FUSE_NOTIFY_RETRIEVE`, which is a message without a reply that carries a number of ours
-//! ([`Mark`]); for no page of any regular file that the kernel knows ([`Marker`]). It is put where
-//! its sender runs — with io_uring into the queue of that CPU.
-//!
-//! Behind that queue the kernel keeps a second one, of *background* requests (writes of pages,
-//! reading ahead, direct requests that nobody waits for), and lets only so many of them into the
-//! first at a time. A mark does not pass through the second, so one mark is not enough. What both
-//! transports go by:
-//!
-//! - **io_uring.** A queue whose second one has something has at least one background request under
-//!   way, and an older one, because they leave it in their order. Requests are numbered as they are
-//!   queued, by one counter. So: give back all that is answered; when no transfer older than the
-//!   request that waits is with a worker, put in a mark; if no older transfer arrives before the
-//!   mark does, none is left. The first mark proves nothing, because the kernel may pass it on
-//!   while it hands out an older request another way, which it does before that thread's next
-//!   system call returns.
-//! - **`/dev/fuse`.** Here requests are numbered only when they leave the second queue, of which
-//!   there is one. But that has something only while
-//!   [`MAX_BACKGROUND`](crate::proto::init::MAX_BACKGROUND) requests are under way. A reader may
-//!   have a request that nobody else knows of: it is still being copied. So there are as many marks
-//!   as readers, and a reader that has got one stays until all have. If fewer transfers than that
-//!   limit were seen since the marks were put in, or were with workers at the time, nothing was in
-//!   the second queue; and what is with workers now is all that is left to wait for.
-//!
-//! New requests are never waited for, so that a busy mount cannot hold a snapshot back for ever.
-//! What stays behind: pages of a file that is being truncated at this very moment, whose writes the
-//! kernel holds back elsewhere.
+//! The kernel's queues are first in, first out. A [`Fence`] is a message to ourselves that we put
+//! in behind: when it comes out, so has everything before it. Behind that queue the kernel keeps
+//! another one of background requests, which a fence does not pass. `docs/FUSE.md` ("Fences") says
+//! what each transport does about that, and why it is enough.
 
 use super::cpus;
-use crate::proto::{InHeader, Opcode, OutHeader, WRITE_CACHE, WriteIn};
+use crate::proto::{InHeader, NodeId, Opcode, OutHeader, WRITE_CACHE, WriteIn};
 use crate::workers::Workers;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -67,23 +39,23 @@ struct RetrieveOut {
 
 /// A message to ourselves through a queue of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    /// Of which drain.
+pub(super) struct Fence {
+    /// Number of the drain that it belongs to.
     pub(super) drain: u32,
-    /// Through which queue it was sent.
+    /// The queue that it was sent through.
     pub(super) queue: u16,
 }
 
-impl Mark {
-    /// Tells marks from requests, whose numbers count up from zero.
+impl Fence {
+    /// Set in fences. The numbers of requests count up from zero and do not reach it.
     const BIT: u64 = 1 << 62;
 
-    /// As the number of a message; even, as those of requests are.
+    /// As the number of a message. It is even, as those of requests are.
     fn unique(self) -> u64 {
         Self::BIT | u64::from(self.drain) << 17 | u64::from(self.queue) << 1
     }
 
-    /// The mark that this message is, if it is one.
+    /// The fence in this message, if it is one.
     pub(super) fn of(header: &InHeader) -> Option<Self> {
         let ours = header.opcode == Opcode::NotifyReply as u32 && header.unique & Self::BIT != 0;
         ours.then_some(Self {
@@ -92,9 +64,10 @@ impl Mark {
         })
     }
 
-    /// Puts it into the queue, as the answer to a question for no page at all of a file.
-    fn put(self, fd: BorrowedFd<'_>, node: u64) -> Result<(), Errno> {
-        let body = RetrieveOut { unique: self.unique(), node, offset: 0, size: 0, padding: 0 };
+    /// Puts it into the queue: asks the kernel for no page at all of a file.
+    fn send(self, fd: BorrowedFd<'_>, node: NodeId) -> Result<(), Errno> {
+        let body =
+            RetrieveOut { unique: self.unique(), node: node.0, offset: 0, size: 0, padding: 0 };
         let len = (size_of::<OutHeader>() + size_of::<RetrieveOut>()) as u32;
         let head = OutHeader { len, error: RETRIEVE, unique: 0 };
         rustix::io::writev(fd, &[IoSlice::new(head.as_bytes()), IoSlice::new(body.as_bytes())])
@@ -102,52 +75,51 @@ impl Mark {
     }
 }
 
-/// The thread that puts marks in.
+/// The thread that sends fences.
 ///
-/// Not one of those that requests wait for: the kernel looks the file up for it, and where that
-/// file is just being deleted it waits until the pages that are on their way have been written.
-pub(super) struct Marker {
+/// No request waits for this thread. The kernel looks the file up, and if the file is just being
+/// deleted, that waits until the pages that are on their way have been written.
+pub(super) struct FenceSender {
     thread: Workers,
-    shared: Arc<Shared>,
+    shared: Arc<SenderState>,
 }
 
-struct Shared {
+struct SenderState {
     fd: OwnedFd,
-    /// Up to so many nodes that the kernel may know, of any kind.
-    nodes: Box<dyn Fn(usize) -> Vec<u64> + Send + Sync>,
-    /// A file that the last mark was put in with.
+    /// Nodes of any kind that the kernel may know, up to a number of them.
+    nodes: Box<dyn Fn(usize) -> Vec<NodeId> + Send + Sync>,
+    /// The file that the last fence was sent with; 0 for none.
     last: AtomicU64,
 }
 
-impl fmt::Debug for Marker {
+impl fmt::Debug for FenceSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Marker").field("thread", &self.thread).finish_non_exhaustive()
+        f.debug_struct("FenceSender").field("thread", &self.thread).finish_non_exhaustive()
     }
 }
 
-impl Marker {
+impl FenceSender {
     /// For the mount of this descriptor.
     pub(super) fn new(
         fd: OwnedFd,
-        nodes: impl Fn(usize) -> Vec<u64> + Send + Sync + 'static,
+        nodes: impl Fn(usize) -> Vec<NodeId> + Send + Sync + 'static,
     ) -> Self {
-        let shared = Shared { fd, nodes: Box::new(nodes), last: AtomicU64::new(0) };
-        Self { thread: Workers::new(1, usize::MAX), shared: Arc::new(shared) }
+        let shared = SenderState { fd, nodes: Box::new(nodes), last: AtomicU64::new(0) };
+        Self { thread: Workers::new("larder-fence", 1, usize::MAX), shared: Arc::new(shared) }
     }
 
-    /// Puts a mark into the queue of a CPU, or into the only one. Calls `otherwise` if that cannot
-    /// be done: where the kernel has no file that it could ask for pages of, and so no pages
-    /// either, or where the mount is gone.
-    pub(super) fn put(
+    /// Sends a fence through the queue of a CPU, or through the only one. Calls `otherwise` if that
+    /// cannot be done: the kernel has no file, and so no pages either, or the mount is gone.
+    pub(super) fn send(
         &self,
-        mark: Mark,
+        fence: Fence,
         cpu: Option<usize>,
         otherwise: impl FnOnce() + Send + 'static,
     ) {
         let shared = Arc::clone(&self.shared);
         self.thread.run(move || {
             cpu.inspect(|cpu| cpus::pin(*cpu));
-            if !shared.put(mark) {
+            if !shared.send(fence) {
                 otherwise();
             }
         });
@@ -158,20 +130,20 @@ impl Marker {
     }
 }
 
-impl Shared {
-    fn put(&self, mark: Mark) -> bool {
-        /// Most often one of the first few is a file.
+impl SenderState {
+    fn send(&self, fence: Fence) -> bool {
+        /// One of the first few is nearly always a file.
         const FEW: usize = 64;
         let last = self.last.load(Ordering::Relaxed);
-        let once = (last != 0).then_some(last);
+        let once = (last != 0).then_some(NodeId(last));
         let nodes = [FEW, usize::MAX].into_iter().flat_map(|most| (self.nodes)(most));
         for node in once.into_iter().chain(nodes) {
-            match mark.put(self.fd.as_fd(), node) {
+            match fence.send(self.fd.as_fd(), node) {
                 Ok(()) => {
-                    self.last.store(node, Ordering::Relaxed);
+                    self.last.store(node.0, Ordering::Relaxed);
                     return true;
                 }
-                // The kernel does not have this one any more, or it is not a file.
+                // The kernel does not have this node any more, or it is not a file.
                 Err(Errno::NOENT | Errno::INVAL) => {}
                 Err(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED) => return false,
                 Err(error) => {
@@ -185,13 +157,13 @@ impl Shared {
     }
 }
 
-/// Does this request carry contents of a file?
+/// Does this request carry contents of a file? Such a request is a transfer.
 pub(super) fn is_transfer(opcode: u32) -> bool {
     opcode == Opcode::Read as u32 || opcode == Opcode::Write as u32
 }
 
 /// May this transfer be a background request? A write is one if it comes from the page cache, or if
-/// its caller may have gone on.
+/// its caller does not wait for it.
 pub(super) fn may_be_background(opcode: u32, arg: &[u8]) -> bool {
     match WriteIn::read_from_prefix(arg) {
         Ok((write, _)) if opcode == Opcode::Write as u32 => {
@@ -207,9 +179,9 @@ type Then = Box<dyn FnOnce() + Send>;
 /// A request that is held back.
 pub(super) struct Drain {
     pub(super) number: u32,
-    /// Transfers with a lower number than this are waited for.
+    /// It waits for transfers with a lower number than this.
     pub(super) before: u64,
-    /// Queues that are not through yet.
+    /// Queues that still have such transfers.
     left: AtomicUsize,
     then: Mutex<Option<Then>>,
 }
@@ -224,7 +196,7 @@ impl fmt::Debug for Drain {
 }
 
 impl Drain {
-    /// Calls `then` when this many queues are [through](Self::through).
+    /// Calls `then` when this many queues are [done](Self::queue_done).
     pub(super) fn new(before: u64, queues: usize, then: impl FnOnce() + Send + 'static) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed) as u32;
@@ -236,8 +208,8 @@ impl Drain {
         }
     }
 
-    /// One queue has nothing more that is to be waited for.
-    pub(super) fn through(&self) {
+    /// One queue has no transfer left to wait for.
+    pub(super) fn queue_done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(then) = self.then.lock().take()
         {
@@ -254,15 +226,15 @@ mod tests {
     #[test]
     fn marks_come_back_as_they_were() {
         for (drain, queue) in [(0, 0), (7, 3), (u32::MAX, u16::MAX)] {
-            let mark = Mark { drain, queue };
-            assert_eq!(mark.unique() & 1, 0, "the kernel takes odd numbers for interrupts");
+            let fence = Fence { drain, queue };
+            assert_eq!(fence.unique() & 1, 0, "the kernel takes odd numbers for interrupts");
             let header = InHeader {
                 opcode: Opcode::NotifyReply as u32,
-                unique: mark.unique(),
+                unique: fence.unique(),
                 ..InHeader::default()
             };
-            assert_eq!(Mark::of(&header), Some(mark));
-            assert_eq!(Mark::of(&InHeader { opcode: Opcode::Write as u32, ..header }), None);
+            assert_eq!(Fence::of(&header), Some(fence));
+            assert_eq!(Fence::of(&InHeader { opcode: Opcode::Write as u32, ..header }), None);
         }
     }
 
@@ -271,10 +243,10 @@ mod tests {
         let done = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&done);
         let drain = Drain::new(9, 3, move || flag.store(true, Ordering::SeqCst));
-        drain.through();
-        drain.through();
+        drain.queue_done();
+        drain.queue_done();
         assert!(!done.load(Ordering::SeqCst));
-        drain.through();
+        drain.queue_done();
         assert!(done.load(Ordering::SeqCst));
     }
 

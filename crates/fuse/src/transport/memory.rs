@@ -1,8 +1,8 @@
 //! The memory that ring entries share with the kernel.
 //!
-//! Every entry is a page for its header and a megabyte for its payload, mapped once per queue and
-//! touched only as far as requests need it. An [`Entry`] owns its part; while the kernel has it,
-//! nobody else does.
+//! Every entry is a page for its header and a megabyte for its payload. All are mapped once per
+//! queue, and touched only as far as requests need it. A [`RingEntry`] owns its part; while the
+//! kernel has it, no other code does.
 
 use crate::proto::init::MAX_WRITE;
 use crate::proto::{InHeader, OutHeader, RingEntryInOut};
@@ -29,8 +29,8 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory; who may touch which part is governed by `Entry`, of which
-// there is one per part.
+// SAFETY: the mapping is plain memory. `RingEntry` governs the access to its part, and there is one
+// for each part.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the struct itself gives no access.
 unsafe impl Sync for Mapping {}
@@ -43,16 +43,16 @@ impl Drop for Mapping {
 }
 
 /// One ring entry's memory.
-pub(super) struct Entry {
+pub(super) struct RingEntry {
     header: NonNull<u8>,
     payload: NonNull<u8>,
     /// Header and payload, as REGISTER passes them.
     iovecs: Box<[libc::iovec; 2]>,
     /// Slot in the queue, and user data of its submissions.
     pub(super) index: usize,
-    /// Names the request that the entry carries.
+    /// Number of the request that the entry carries.
     pub(super) commit_id: u64,
-    /// No request was fetched yet.
+    /// No request has been fetched yet.
     pub(super) registering: bool,
     /// Bytes of the payload that may be in memory.
     touched: usize,
@@ -62,10 +62,10 @@ pub(super) struct Entry {
 }
 
 // SAFETY: the pointers lead to a part of the mapping that this entry alone uses.
-unsafe impl Send for Entry {}
+unsafe impl Send for RingEntry {}
 
 /// Maps memory for `count` entries.
-pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
+pub(super) fn entries(count: usize) -> io::Result<Vec<RingEntry>> {
     let stride = HEADER_ROOM + PAYLOAD;
     let len = count * stride;
     // SAFETY: a new anonymous mapping; nothing existing is touched.
@@ -91,7 +91,7 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
             // SAFETY: index < count, so both lie within the mapping.
             let (header, payload) =
                 unsafe { (start.add(index * stride), start.add(index * stride + HEADER_ROOM)) };
-            Entry {
+            RingEntry {
                 header,
                 payload,
                 iovecs: Box::new([
@@ -109,7 +109,7 @@ pub(super) fn entries(count: usize) -> io::Result<Vec<Entry>> {
         .collect())
 }
 
-impl Entry {
+impl RingEntry {
     /// Address of the iovec pair, for REGISTER. Valid as long as the entry lives.
     pub(super) fn iovecs_address(&self) -> u64 {
         self.iovecs.as_ptr().expose_provenance() as u64
@@ -148,14 +148,14 @@ impl Entry {
         self.touched = self.touched.max(len);
         (head, len)
     }
-    /// Gives the memory of the payload behind the first `keep` bytes back, and behind the reply.
+    /// Gives the payload's memory back, except its first `keep` bytes and the reply.
     pub(super) fn forget_beyond(&mut self, keep: usize) {
         let keep = keep.max(self.replied).next_multiple_of(HEADER_ROOM);
         if self.touched <= keep {
             return;
         }
-        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it; nobody
-        // else uses them, and they read as zeros from then on.
+        // SAFETY: pages of this entry's own payload, behind what the kernel will read of it. No
+        // other code uses them, and they read as zeros from then on.
         unsafe {
             libc::madvise(
                 self.payload.as_ptr().add(keep).cast(),

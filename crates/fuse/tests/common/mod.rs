@@ -10,11 +10,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// True if mounts can be made here; otherwise says what is missing, or fails where nothing may be
+/// True if mounts can be made here. Otherwise it prints what is missing, or fails if nothing may be
 /// missing.
 ///
-/// The test's thread moves into a mount namespace of its own, so that nobody else keeps its mounts
-/// alive.
+/// The test's thread moves into a mount namespace of its own, so that no other process keeps its
+/// mounts alive.
 pub fn can_mount() -> bool {
     need(&[Need::Root, Need::Fuse]) && {
         enter_private_namespace().expect("root may do that");
@@ -76,17 +76,17 @@ impl Drop for Mount {
     }
 }
 
-/// Unmounts as soon as nobody uses the mount. A child that another test is just starting holds
-/// copies of all our open files until it has called `exec`, so "busy" may be over in a moment; it
-/// is believed after ten seconds.
+/// Unmounts as soon as the mount is not in use. A child that another test is just starting holds
+/// copies of all our open files until it has called `exec`. So "busy" may be over in a moment; it
+/// counts after ten seconds.
 #[allow(dead_code)]
 pub fn unmount_when_idle(path: &Path) {
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     loop {
         match larder_fuse::Unmounter::new(path).unmount() {
             Err(e)
                 if e.kind() == std::io::ErrorKind::ResourceBusy
-                    && std::time::Instant::now() < patience =>
+                    && std::time::Instant::now() < deadline =>
             {
                 std::thread::yield_now();
             }

@@ -121,7 +121,7 @@ pub fn requests(input: &[u8]) -> Outcome {
     let server = Server::new(fs.clone(), how & 2 != 0, Arc::default());
     let mut direct = Direct::new(Arc::new(server), Arc::default());
     let base = limits::live();
-    let mut nodes = vec![ROOT_NODE];
+    let mut nodes = vec![ROOT_NODE.0];
     for _ in 0..MESSAGES {
         if c.is_empty() {
             break;

@@ -1,13 +1,13 @@
 //! The first mount of an image: this process becomes the daemon that serves it.
 //!
 //! What needs rights comes first: the image with its lock, the state file, the [attach
-//! socket](crate::attach) for further mounts, the porter. Then the daemon goes into its sandbox,
-//! and only then it reads the image. The start lock is released when the mount is ready or has
-//! failed. A second mount that waited for it then finds the socket, or no daemon.
+//! socket](crate::attach) for further mounts, the mount helper. Then the daemon goes into its
+//! sandbox, and only then it reads the image. The start lock is released when the mount is ready or
+//! has failed. A second mount that waited for it then finds the socket, or no daemon.
 
 use super::mounts::{Mounts, NewMount};
 use super::{
-    Args, advise_mount, note_uring, porter_command, request, say_mounted, say_ready, tidy_up,
+    Args, advise_mount, helper_command, note_uring, request, say_mounted, say_ready, tidy_up,
 };
 use crate::attach::{AttachSocket, StartLock};
 use crate::failure::Advise;
@@ -17,8 +17,8 @@ use crate::state::Claim;
 use crate::{print, utab};
 use anyhow::Context;
 use larder_fs::{Filesystem, OpenOptions};
-use larder_fuse::porter::End;
-use larder_fuse::{MountGroup, Mounted, Porter, sandbox};
+use larder_fuse::helper::Ended;
+use larder_fuse::{MountGroup, MountHelper, Mounted, sandbox};
 use larder_volume::{Device, FileDevice, OpenMode};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -54,7 +54,7 @@ pub(super) fn serve(
         .inspect_err(|e| tracing::warn!("no further mounts can be made: {e:#}"))
         .ok();
     let socket_path = socket.as_ref().map(|socket| socket.path().to_owned());
-    let tidy = || tidy_up(End::Daemon, mountpoint, &image, socket_path.as_deref());
+    let tidy = || tidy_up(Ended::Daemon, mountpoint, &image, socket_path.as_deref());
     // Before the mount exists, so that no signal can come in between and leave it behind.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
     let nowhere = File::options().read(true).write(true).open("/dev/null").ok();
@@ -64,22 +64,24 @@ pub(super) fn serve(
     // From here on nothing can be opened any more. Nothing was read yet that somebody else could
     // have written.
     let started =
-        wishes.sandbox.then(|| start_porter(args, &image, mountpoint, socket_path.as_deref()));
-    let porter = started.transpose().inspect_err(|_| tidy())?;
-    let sandbox = porter.is_some().then(sandbox::enter);
+        wishes.sandbox.then(|| spawn_helper(args, &image, mountpoint, socket_path.as_deref()));
+    let helper = started.transpose().inspect_err(|_| tidy())?;
+    let sandbox = helper.is_some().then(sandbox::enter);
 
     let (fs, mounted) =
-        match open_and_mount(device, args, wishes, &image, mountpoint, porter.as_ref()) {
+        match open_and_mount(device, args, wishes, &image, mountpoint, helper.as_ref()) {
             Ok(both) => both,
             Err(e) => {
                 start_lock.into_iter().for_each(StartLock::leave);
-                porter.unwrap_or_else(|| Porter::here(mountpoint)).dismiss(End::Daemon, tidy);
+                helper
+                    .unwrap_or_else(|| MountHelper::in_process(mountpoint))
+                    .dismiss(Ended::Daemon, tidy);
                 drop(claim);
                 return Err(e);
             }
         };
     note_uring(mounted.enabled_uring);
-    let porter = mounted.porter().clone();
+    let helper = mounted.helper().clone();
     let group = Arc::<MountGroup>::default();
     let member =
         group.join(Arc::clone(&fs), mountpoint, &request(wishes)).context("the first mount")?;
@@ -87,7 +89,7 @@ pub(super) fn serve(
     super::mounts::obey(signals, &mounts);
     let (daemon, foreground) = (args.daemon, (!args.daemon).then(|| args.clone()));
     let open = Arc::clone(&mounts);
-    mounts.start(NewMount { member, porter, claim }, mounted, move |outcome| {
+    mounts.start(NewMount { member, helper, claim }, mounted, move |outcome| {
         if outcome.is_err() {
             // Said at the end.
             start_lock.into_iter().for_each(StartLock::leave);
@@ -110,14 +112,14 @@ pub(super) fn serve(
     mounts.wait_for_the_last()
 }
 
-fn start_porter(
+fn spawn_helper(
     args: &Args,
     image: &Path,
     mountpoint: &Path,
     socket: Option<&Path>,
-) -> anyhow::Result<Porter> {
-    let mut command = porter_command(&args.options, image, mountpoint, socket)?;
-    Porter::start(&mut command, mountpoint)
+) -> anyhow::Result<MountHelper> {
+    let mut command = helper_command(&args.options, image, mountpoint, socket)?;
+    MountHelper::spawn(&mut command, mountpoint)
         .context("starting the daemon's second process")
         .could_not_run()
 }
@@ -129,7 +131,7 @@ fn open_and_mount(
     wishes: &MountWishes,
     image: &Path,
     mountpoint: &Path,
-    porter: Option<&Porter>,
+    helper: Option<&MountHelper>,
 ) -> anyhow::Result<(Arc<Filesystem>, Mounted)> {
     let options = OpenOptions {
         read_only: wishes.read_only,
@@ -154,8 +156,8 @@ fn open_and_mount(
             "larder: note: {name} has a log that is not replayed; showing its last commit"
         ));
     }
-    let mounted = match porter {
-        Some(porter) => porter.mount(request(wishes)),
+    let mounted = match helper {
+        Some(helper) => helper.mount(request(wishes)),
         None => larder_fuse::mount(image, mountpoint, request(wishes)),
     };
     Ok((fs, mounted.map_err(advise_mount)?))

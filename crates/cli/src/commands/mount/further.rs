@@ -2,17 +2,17 @@
 //! [attach socket](crate::attach).
 //!
 //! This process does what needs rights and a mount namespace: it claims the state file of the mount
-//! and starts the porter that will make it. The daemon gets both, and then has for this mount what
-//! it has for its first one.
+//! and starts the mount helper that will make it. The daemon gets both, and then has for this mount
+//! what it has for its first one.
 
-use super::{Args, note_uring, porter_command, say_mounted, say_ready};
+use super::{Args, helper_command, note_uring, say_mounted, say_ready};
 use crate::attach::{Answer, Found, MountRequest};
 use crate::failure::Advise;
 use crate::mount_options::{MountWishes, whole};
 use crate::state::{self, Claim, Outcome, Watch};
 use crate::utab;
 use anyhow::{Context, anyhow, bail};
-use larder_fuse::{Porter, Unmounter};
+use larder_fuse::{MountHelper, Unmounter};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -74,11 +74,12 @@ fn ask(
     // place.
     let options: Vec<String> =
         args.options.iter().cloned().chain(["nofuseblk".to_owned()]).collect();
-    let mut command = porter_command(&options, image, mountpoint, Some(&found.path))?;
-    let (porter, pid) =
-        Porter::lend(&mut command).context("starting the process that mounts").could_not_run()?;
+    let mut command = helper_command(&options, image, mountpoint, Some(&found.path))?;
+    let (helper, pid) = MountHelper::spawn_for_daemon(&mut command)
+        .context("starting the process that mounts")
+        .could_not_run()?;
     let wanted = MountRequest::new(&options, given, mountpoint, pid);
-    Ok(found.ask(&wanted, porter, claim.file())?)
+    Ok(found.ask(&wanted, helper, claim.file())?)
 }
 
 /// Waits for a daemon's end; not for ever, because somebody may have files open on a mount that is

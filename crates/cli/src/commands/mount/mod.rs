@@ -17,14 +17,14 @@
 //!
 //! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]).
 //! What it can then no longer do — mount, unmount, take its state file away — a second process does
-//! for it, its porter ([`larder_fuse::porter`]): this program once more, which the daemon starts
-//! first. The daemon remains who serves: its process id is known, it gets the signals, its end is
-//! what is waited for.
+//! for it, its mount helper ([`larder_fuse::helper`]): this program once more, which the daemon
+//! starts first. The daemon is the process that serves: its process id is known, it gets the
+//! signals, and its end is waited for.
 //!
 //! | killed (SIGKILL) | then |
 //! |---|---|
-//! | the daemon | the mount is dead, `larder umount` clears it; the porter goes by itself |
-//! | the porter | the mount goes on, `umount` and `larder umount` work; SIGTERM makes everything durable and ends the daemon, but leaves a dead mount for `larder umount` to clear |
+//! | the daemon | the mount is dead, `larder umount` clears it; the mount helper goes by itself |
+//! | the mount helper | the mount goes on, `umount` and `larder umount` work; SIGTERM makes everything durable and ends the daemon, but leaves a dead mount for `larder umount` to clear |
 
 mod first;
 mod further;
@@ -36,7 +36,7 @@ use crate::mount_options::{self, MountWishes};
 use crate::state;
 use crate::{mount_table, print};
 use anyhow::{Context, anyhow};
-use larder_fuse::porter::{self, End};
+use larder_fuse::helper::{self, Ended};
 use larder_fuse::{MountError, MountOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::{OsStr, OsString};
@@ -71,10 +71,10 @@ pub(crate) struct Args {
     /// The other process of a mount in the background: reports on standard output
     #[arg(long, hide = true)]
     daemon: bool,
-    /// The process beside a daemon that mounts and unmounts for it: told so on standard input
+    /// The process that mounts and unmounts for a daemon, which tells it so on standard input
     #[arg(long, hide = true)]
-    porter: bool,
-    /// What a porter takes away when its daemon ends
+    mount_helper: bool,
+    /// What a mount helper removes when its daemon ends
     #[arg(long, hide = true)]
     attach_socket: Option<PathBuf>,
     /// Image file or block device
@@ -100,8 +100,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(bytes) = args.cache_size {
         wishes.cache_size = Some(bytes);
     }
-    if args.porter {
-        return attend(args, &wishes);
+    if args.mount_helper {
+        return run_helper(args, &wishes);
     }
     if args.daemon || args.foreground {
         larder_fuse::without_huge_pages();
@@ -190,41 +190,41 @@ fn request(wishes: &MountWishes) -> MountOptions {
     }
 }
 
-/// The porter: waits beside a daemon for what that asks, until it is gone.
-fn attend(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
+/// The mount helper: answers a daemon until that is gone.
+fn run_helper(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     // A terminal's Ctrl-C is for the daemon, and so is what a service manager sends to every
     // process of a service: to obey, the daemon needs us.
     let _ = rustix::process::setsid();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::default()).context("ignoring signals")?;
     }
-    let duties = porter::Duties {
+    let config = helper::HelperConfig {
         source: args.source.clone(),
         mountpoint: args.mountpoint.clone(),
         options: request(wishes),
     };
     let tidy_up = |end| tidy_up(end, &args.mountpoint, &args.source, args.attach_socket.as_deref());
-    porter::attend(rustix::stdio::stdin(), &duties, tidy_up)?;
+    helper::serve_daemon(rustix::stdio::stdin(), &config, tidy_up)?;
     Ok(())
 }
 
 /// Takes away what is left of a mount, and of its daemon if that ends, too.
-fn tidy_up(end: End, mountpoint: &Path, image: &Path, socket: Option<&Path>) {
+fn tidy_up(end: Ended, mountpoint: &Path, image: &Path, socket: Option<&Path>) {
     state::tidy_up(mountpoint);
-    if end == End::Daemon {
+    if end == Ended::Daemon {
         attach::tidy_up(image, socket);
     }
 }
 
-/// This program as the porter of a mount.
-fn porter_command(
+/// This program as a mount helper.
+fn helper_command(
     options: &[String],
     image: &Path,
     mountpoint: &Path,
     socket: Option<&Path>,
 ) -> anyhow::Result<Command> {
     let mut command = this_program()?;
-    command.args(call("--porter", options));
+    command.args(call("--mount-helper", options));
     if let Some(socket) = socket {
         command.args([OsStr::new("--attach-socket"), socket.as_ref()]);
     }

@@ -1,17 +1,17 @@
 //! The daemon's mounts: how they begin, how they end, and the end of the last one.
 //!
 //! - *A program asks at the socket.* Options of the whole file system must be as they are. The
-//!   porter of the new mount makes it, and a thread serves it.
+//!   mount helper of the new mount makes it, and a thread serves it.
 //! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
-//!   The result goes to the state file, the porter tidies up and ends, and the lock of the state
-//!   file is released: `larder umount` of this mount returns.
+//!   The result goes to the state file, the mount helper tidies up and ends, and the lock of the
+//!   state file is released: `larder umount` of this mount returns.
 //! - *The last mount ends.* No further mount is let in. The engine is closed, the result goes to
-//!   the state file, the porter tidies up, and the process exits.
-//! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own porter; one
-//!   that is in use is taken out of sight, and ends with its last user.
+//!   the state file, the mount helper tidies up, and the process exits.
+//! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own mount helper;
+//!   one that is in use is taken out of sight, and ends with its last user.
 //!
-//! A mount whose porter was killed cannot be unmounted. After a signal the daemon does not wait for
-//! such mounts: everything is made durable, and they die with the process.
+//! A mount whose mount helper was killed cannot be unmounted. After a signal the daemon does not
+//! wait for such mounts: everything is made durable, and they die with the process.
 
 use super::{request, tidy_up};
 use crate::attach::{Answer, AttachSocket, MountRequest, Requester};
@@ -23,8 +23,10 @@ use crate::print;
 use crate::state::{self, Claim, Outcome, Stage};
 use anyhow::Context;
 use larder_fs::Filesystem;
-use larder_fuse::porter::{self, End};
-use larder_fuse::{JoinError, Left, Member, MountGroup, Mounted, Porter, Stats, serve_beside};
+use larder_fuse::helper::{self, Ended};
+use larder_fuse::{
+    JoinError, Member, MountGroup, MountHelper, Mounted, Remaining, Stats, serve_member,
+};
 use signal_hook::iterator::Signals;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -34,7 +36,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 /// What belongs to one mount.
 pub(super) struct NewMount {
     pub(super) member: Arc<Member>,
-    pub(super) porter: Porter,
+    pub(super) helper: MountHelper,
     pub(super) claim: Claim,
 }
 
@@ -42,7 +44,7 @@ pub(super) struct NewMount {
 struct ServedMount {
     /// Its own.
     number: u64,
-    porter: Porter,
+    helper: MountHelper,
     claim: Claim,
     /// How it ended, if it was the last one.
     ended: Option<anyhow::Result<()>>,
@@ -102,11 +104,11 @@ impl Mounts {
         mounted: Mounted,
         told: impl FnOnce(Result<bool, String>) -> bool + Send + 'static,
     ) {
-        let NewMount { member, porter, claim } = new;
+        let NewMount { member, helper, claim } = new;
         let mut served = self.served();
         let number = served.started;
         served.started += 1;
-        let one = ServedMount { number, porter: porter.clone(), claim, ended: None, stuck: false };
+        let one = ServedMount { number, helper: helper.clone(), claim, ended: None, stuck: false };
         served.list.push(one);
         drop(served);
         let mounts = Arc::clone(self);
@@ -114,10 +116,10 @@ impl Mounts {
             let enabled_uring = mounted.enabled_uring;
             let mut told = Some(told);
             let served =
-                serve_beside(&mounts.group, &member, mounted, Arc::<Stats>::default(), |_| {
+                serve_member(&mounts.group, &member, mounted, Arc::<Stats>::default(), |_| {
                     mounts.reached(number, Stage::Serving);
                     if told.take().is_some_and(|told| !told(Ok(enabled_uring)))
-                        && let Err(e) = porter.unmount().or_else(|_| porter.detach())
+                        && let Err(e) = helper.unmount().or_else(|_| helper.detach())
                     {
                         tracing::warn!("a mount that nobody waits for cannot be taken away: {e}");
                     }
@@ -175,7 +177,7 @@ impl Mounts {
         let left = self.group.leave(&member);
         // With it goes a reference to the file system, which is to be closed.
         drop(member);
-        if left == Left::Nobody {
+        if left == Remaining::Nobody {
             let mut served = self.served();
             served.empty = true;
             if let Some(one) = served.list.iter_mut().find(|one| one.number == number) {
@@ -205,8 +207,8 @@ impl Mounts {
                 };
                 // A requester without an answer sees that its descriptors are closed.
                 let Some(mounts) = mounts.upgrade() else { return };
-                let (wanted, porter, state, requester) = received.take();
-                let answer = move || mounts.answer(&wanted, porter, state, requester);
+                let (wanted, helper, state, requester) = received.take();
+                let answer = move || mounts.answer(&wanted, helper, state, requester);
                 if let Err(e) =
                     std::thread::Builder::new().name("larder-received".into()).spawn(answer)
                 {
@@ -222,11 +224,11 @@ impl Mounts {
     fn answer(
         self: &Arc<Self>,
         wanted: &MountRequest,
-        porter: OwnedFd,
+        helper: OwnedFd,
         state: File,
         requester: Requester,
     ) {
-        match self.admit(wanted, porter, state) {
+        match self.admit(wanted, helper, state) {
             Ok((new, mounted)) => self.start(new, mounted, move |outcome| {
                 let answer = match outcome {
                     Ok(enabled_uring) => Answer::Ready { enabled_uring },
@@ -244,7 +246,7 @@ impl Mounts {
     fn admit(
         &self,
         wanted: &MountRequest,
-        porter: OwnedFd,
+        helper: OwnedFd,
         state: File,
     ) -> Result<(NewMount, Mounted), Answer> {
         let wishes = MountWishes::parse(wanted.options.iter().map(String::as_str));
@@ -253,16 +255,16 @@ impl Mounts {
         let member = self.join(wanted, &wishes)?;
         let read_only = wishes.read_only;
         let claim =
-            Claim::take_over(state, &self.image, &wanted.mountpoint, read_only, wanted.porter);
-        let porter = Porter::at(porter, &wanted.mountpoint);
-        let mounted = porter.mount(request(&wishes)).map_err(|e| e.to_string());
+            Claim::take_over(state, &self.image, &wanted.mountpoint, read_only, wanted.helper);
+        let helper = MountHelper::from_socket(helper, &wanted.mountpoint);
+        let mounted = helper.mount(request(&wishes)).map_err(|e| e.to_string());
         match (claim.map_err(|e| format!("{e:#}")), mounted) {
-            (Ok(claim), Ok(mounted)) => Ok((NewMount { member, porter, claim }, mounted)),
+            (Ok(claim), Ok(mounted)) => Ok((NewMount { member, helper, claim }, mounted)),
             (claim, mounted) => {
                 if mounted.is_ok() {
-                    let _ = porter.detach();
+                    let _ = helper.detach();
                 }
-                if self.group.leave(&member) == Left::Nobody {
+                if self.group.leave(&member) == Remaining::Nobody {
                     self.served().empty = true;
                     self.changed.notify_all();
                 }
@@ -349,18 +351,18 @@ impl Mounts {
     /// was done is made durable at once; it then ends with its last user.
     fn end_all(&self) {
         self.group.close();
-        let all: Vec<_> = self.served().list.iter().map(|r| (r.number, r.porter.clone())).collect();
+        let all: Vec<_> = self.served().list.iter().map(|r| (r.number, r.helper.clone())).collect();
         let mut busy = false;
-        for (number, porter) in all {
-            let Err(error) = porter.unmount() else { continue };
-            if porter::is_gone(&error) {
+        for (number, helper) in all {
+            let Err(error) = helper.unmount() else { continue };
+            if helper::is_gone(&error) {
                 if let Some(one) = self.served().list.iter_mut().find(|one| one.number == number) {
                     one.stuck = true;
                 }
                 self.changed.notify_all();
                 continue;
             }
-            if let Err(e) = porter.detach() {
+            if let Err(e) = helper.detach() {
                 tracing::warn!("cannot unmount: {e}");
             }
             busy = true;
@@ -391,16 +393,16 @@ impl Mounts {
         self.conclude(last, closed)
     }
 
-    /// Leaves the results in the state files, and has the porters tidy up.
+    /// Leaves the results in the state files, and has the mount helpers tidy up.
     fn conclude(&self, last: Vec<ServedMount>, closed: anyhow::Result<()>) -> anyhow::Result<()> {
         let lost = || format!("{}: the last changes may be lost", self.image.display());
         let (mut result, mut stuck) = (closed, false);
         for one in last {
             result = result.and(one.ended.unwrap_or(Ok(())));
             let left = one.claim.finish(outcome_of(&result));
-            let mountpoint = one.porter.mountpoint();
-            one.porter.dismiss(End::Daemon, || {
-                tidy_up(End::Daemon, mountpoint, &self.image, self.socket.as_deref());
+            let mountpoint = one.helper.mountpoint();
+            one.helper.dismiss(Ended::Daemon, || {
+                tidy_up(Ended::Daemon, mountpoint, &self.image, self.socket.as_deref());
             });
             if one.stuck {
                 stuck = true;
@@ -435,8 +437,8 @@ fn outcome_of(result: &anyhow::Result<()>) -> Outcome {
 
 /// Leaves the result, if there ever was a mount.
 fn conclude_one_of_several(one: ServedMount, ended: Option<&anyhow::Result<()>>) {
-    let ServedMount { porter, claim, .. } = one;
-    let tidy = || porter.dismiss(End::Mount, || state::tidy_up(porter.mountpoint()));
+    let ServedMount { helper, claim, .. } = one;
+    let tidy = || helper.dismiss(Ended::Mount, || state::tidy_up(helper.mountpoint()));
     let Some(ended) = ended else { return tidy() };
     if let Err(e) = claim.finish_one_of_several(outcome_of(ended), tidy) {
         tracing::warn!("the result of a mount cannot be told: {e:#}");

@@ -4,12 +4,12 @@
 //! handed over again with the answer. All of this happens on the thread of the CPU, which the
 //! queues of all mounts share ([`super`]); they share nothing else.
 
-use super::super::drain::{self, Drain, Mark};
-use super::super::memory::{self, Entry};
-use super::super::{Dispatch, Drains, Raw};
-use super::returned::Returned;
+use super::super::drain::{self, Drain, Fence};
+use super::super::memory::{self, RingEntry};
+use super::super::{Dispatch, DrainParticipants, RawRequest};
+use super::inbox::QueueInbox;
 use super::ring::CpuRing;
-use crate::handler::{Failure, Handler, Patience};
+use crate::handler::{ExecContext, Failure, Handler};
 use crate::proto::{InHeader, Opcode, RingCommand};
 use io_uring::opcode;
 use io_uring::squeue::Entry128;
@@ -23,20 +23,20 @@ use zerocopy::IntoBytes;
 /// Submission commands of FUSE.
 const CMD_REGISTER: u32 = 1;
 const CMD_COMMIT_AND_FETCH: u32 = 2;
-/// Writes of up to so many bytes are served in their turn.
+/// Writes of up to this many bytes are served in their turn.
 const SHORT: usize = 128 << 10;
-/// Payload that entries other than large ones keep in memory: 64 MiB in all, with that of the large
-/// ones.
+/// Payload that an entry other than a large one keeps in memory. With the large ones, that is 64
+/// MiB in all.
 const KEPT: usize = 64 << 10;
 
 /// A drain that a queue takes part in.
-struct Draining {
+struct QueueDrain {
     drain: Arc<Drain>,
-    /// Marks that were put in.
-    marks: u32,
-    /// One is on its way.
+    /// Fences that were sent.
+    fences: u32,
+    /// One of them has not come back yet.
     under_way: bool,
-    /// No transfer that is waited for has come since it was put in.
+    /// No transfer that it waits for has arrived since that one was sent.
     clean: bool,
 }
 
@@ -47,49 +47,48 @@ pub(super) fn is_unmounted(error: i32) -> bool {
 
 /// One mount's queue, used by its CPU's thread only.
 pub(super) struct MountQueue<H> {
-    /// The connection. Open as a file of its own, so that the queues of other CPUs do not contend
+    /// The connection, opened as a file of its own, so that the queues of other CPUs do not contend
     /// for it.
     fuse: OwnedFd,
-    /// Its place among the mounts of the thread.
+    /// Index among the mounts of the thread.
     pub(super) slot: usize,
     /// Entries that the kernel has; `None` while one is here or with a worker.
-    with_kernel: Vec<Option<Entry>>,
+    with_kernel: Vec<Option<RingEntry>>,
     /// Entries that still can carry requests.
     live: usize,
-    /// How many of `with_kernel` are there.
+    /// How many of `with_kernel` are `Some`.
     armed: usize,
-    /// Entries up to this index keep what they have carried in memory.
+    /// Entries up to this index keep their payload's memory.
     large: usize,
     /// Entries that are not registered yet.
-    spare: Vec<Entry>,
-    returned: Arc<Returned>,
-    /// Requests that take long. All others that are there go first, and those that have come
-    /// meanwhile go before the next.
-    long: VecDeque<(Entry, InHeader, usize)>,
+    spare: Vec<RingEntry>,
+    inbox: Arc<QueueInbox>,
+    /// Requests that take long. All short ones go first, also those that come between two of these.
+    long: VecDeque<(RingEntry, InHeader, usize)>,
     /// The drains that it takes part in.
-    draining: Vec<Draining>,
+    draining: Vec<QueueDrain>,
     /// Numbers of the transfers that are with workers.
-    away: BTreeSet<u64>,
+    with_workers: BTreeSet<u64>,
     dispatch: Arc<Dispatch<H>>,
-    /// Hangs up when the queue is no more.
+    /// Hangs up when the queue has ended.
     _here: mpsc::SyncSender<()>,
 }
 
 impl<H: Handler> MountQueue<H> {
-    /// A queue of so many entries that keep their memory, and at most so many in all. Nothing is
-    /// registered yet.
+    /// A queue of `large` entries that keep their memory, and `most` in all. Nothing is registered
+    /// yet.
     pub(super) fn new(
         (large, most): (usize, usize),
         fuse: OwnedFd,
-        returned: Arc<Returned>,
+        inbox: Arc<QueueInbox>,
         dispatch: Arc<Dispatch<H>>,
         here: mpsc::SyncSender<()>,
     ) -> io::Result<Self> {
         let mut first = memory::entries(most)?;
         let mut spare = first.split_off(large);
-        // The next one is the last.
+        // Taken from the end.
         spare.reverse();
-        let mut with_kernel: Vec<Option<Entry>> = first.into_iter().map(Some).collect();
+        let mut with_kernel: Vec<Option<RingEntry>> = first.into_iter().map(Some).collect();
         with_kernel.resize_with(most, || None);
         Ok(Self {
             fuse,
@@ -99,10 +98,10 @@ impl<H: Handler> MountQueue<H> {
             large,
             spare,
             with_kernel,
-            returned,
+            inbox,
             long: VecDeque::new(),
             draining: Vec::new(),
-            away: BTreeSet::new(),
+            with_workers: BTreeSet::new(),
             dispatch,
             _here: here,
         })
@@ -132,30 +131,30 @@ impl<H: Handler> MountQueue<H> {
             .map_or(Ok(()), |(entry, header, len)| self.serve(ring, entry, header, len))
     }
 
-    /// Is a drain waiting for marks of this queue?
+    /// Is a drain waiting for fences of this queue?
     pub(super) fn is_draining(&self) -> bool {
         !self.draining.is_empty()
     }
 
-    /// Looks what others have for this queue.
-    pub(super) fn look(&mut self, ring: &mut CpuRing) -> io::Result<()> {
-        for entry in self.returned.take() {
-            self.away.remove(&entry.commit_id);
-            self.hand_over(ring, entry)?;
+    /// Handles what other threads have for this queue.
+    pub(super) fn read_inbox(&mut self, ring: &mut CpuRing) -> io::Result<()> {
+        for entry in self.inbox.take() {
+            self.with_workers.remove(&entry.commit_id);
+            self.give_to_kernel(ring, entry)?;
         }
-        let news = self.returned.take_news();
+        let news = self.inbox.take_news();
         let begun = news.begun.into_iter();
-        self.draining.extend(begun.map(|drain| Draining {
+        self.draining.extend(begun.map(|drain| QueueDrain {
             drain,
-            marks: 0,
+            fences: 0,
             under_way: false,
             clean: false,
         }));
-        for drain in news.marks {
-            self.mark_came_out(drain);
+        for drain in news.fences {
+            self.fence_came_out(drain);
         }
         for gone in self.draining.extract_if(.., |d| news.needless.contains(&d.drain.number)) {
-            gone.drain.through();
+            gone.drain.queue_done();
         }
         Ok(())
     }
@@ -172,10 +171,10 @@ impl<H: Handler> MountQueue<H> {
         };
         self.armed -= 1;
         match -result {
-            0 => self.came(ring, entry),
-            libc::EAGAIN | libc::EINTR => self.hand_over(ring, entry),
+            0 => self.request_came(ring, entry),
+            libc::EAGAIN | libc::EINTR => self.give_to_kernel(ring, entry),
             error => {
-                // The entry is lost, which the others make up for.
+                // This entry is lost; the queue goes on with the others.
                 if !is_unmounted(error) {
                     tracing::debug!(queue = ring.id, error, "a ring entry was given up");
                 }
@@ -186,44 +185,44 @@ impl<H: Handler> MountQueue<H> {
         }
     }
 
-    /// Goes on with the drains, when all that has come out of the queue has been seen. False if the
-    /// ring is of no use any more.
-    pub(super) fn put_marks(&mut self, ring: &mut CpuRing) -> bool {
-        // The kernel lets further requests into the queue for those that it has the answers of:
-        // behind a mark, they would be missed.
+    /// Goes on with the drains, after all requests that have come out of the queue were seen. False
+    /// if the ring has failed.
+    pub(super) fn send_fences(&mut self, ring: &mut CpuRing) -> bool {
+        // For every answer the kernel lets a further request into the queue. Behind a fence, these
+        // would be missed.
         if !ring.submit_all() {
             return false;
         }
         for draining in &mut self.draining {
-            let oldest_away = self.away.first().copied().unwrap_or(u64::MAX);
-            if draining.under_way || oldest_away < draining.drain.before {
+            let oldest_with_worker = self.with_workers.first().copied().unwrap_or(u64::MAX);
+            if draining.under_way || oldest_with_worker < draining.drain.before {
                 continue;
             }
-            let mark = Mark { drain: draining.drain.number, queue: ring.id };
+            let fence = Fence { drain: draining.drain.number, queue: ring.id };
             (draining.under_way, draining.clean) = (true, true);
-            draining.marks += 1;
-            let returned = Arc::clone(&self.returned);
-            let otherwise = move || returned.needs_no_mark(mark.drain);
-            if let Some(Drains::Queues(_, marker)) = self.dispatch.drains.get() {
-                marker.put(mark, Some(ring.id.into()), otherwise);
+            draining.fences += 1;
+            let inbox = Arc::clone(&self.inbox);
+            let otherwise = move || inbox.needs_no_fence(fence.drain);
+            if let Some(DrainParticipants::Queues(_, sender)) = self.dispatch.drains.get() {
+                sender.send(fence, Some(ring.id.into()), otherwise);
             }
         }
         true
     }
 
-    /// A mark has come out of the kernel's queue.
-    fn mark_came_out(&mut self, drain: u32) {
+    /// A fence has come out of the kernel's queue.
+    fn fence_came_out(&mut self, drain: u32) {
         let Some(at) = self.draining.iter().position(|d| d.drain.number == drain) else { return };
         let draining = &mut self.draining[at];
         draining.under_way = false;
-        // See the head of `drain` for why the first says nothing.
-        if draining.clean && draining.marks > 1 {
-            self.draining.swap_remove(at).drain.through();
+        // The first fence proves nothing: see `docs/FUSE.md`.
+        if draining.clean && draining.fences > 1 {
+            self.draining.swap_remove(at).drain.queue_done();
         }
     }
 
-    /// Gives the entry to the kernel: to register it, or with an answer.
-    fn hand_over(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
+    /// Gives the entry to the kernel, to register it or with an answer.
+    fn give_to_kernel(&mut self, ring: &mut CpuRing, mut entry: RingEntry) -> io::Result<()> {
         if entry.index >= self.large {
             entry.forget_beyond(KEPT);
         }
@@ -234,19 +233,18 @@ impl<H: Handler> MountQueue<H> {
         ring.push(submission)
     }
 
-    /// Registers one more entry if those that wait have left the kernel few.
+    /// Registers one more entry if few are left to the kernel.
     fn grow(&mut self, ring: &mut CpuRing) -> io::Result<()> {
         if self.armed > self.large / 2 {
             return Ok(());
         }
         let Some(entry) = self.spare.pop() else { return Ok(()) };
         self.live += 1;
-        self.hand_over(ring, entry)
+        self.give_to_kernel(ring, entry)
     }
 
-    /// A request has come out of the kernel's queue: it is served now, or after those that are
-    /// short.
-    fn came(&mut self, ring: &mut CpuRing, mut entry: Entry) -> io::Result<()> {
+    /// A request has come out of the kernel's queue. It is served now, or after the short ones.
+    fn request_came(&mut self, ring: &mut CpuRing, mut entry: RingEntry) -> io::Result<()> {
         let (header, len) = entry.fetched();
         if drain::is_transfer(header.opcode) {
             for draining in &mut self.draining {
@@ -263,50 +261,50 @@ impl<H: Handler> MountQueue<H> {
     fn serve(
         &mut self,
         ring: &mut CpuRing,
-        mut entry: Entry,
+        mut entry: RingEntry,
         header: InHeader,
         len: usize,
     ) -> io::Result<()> {
-        if let Some(mark) = Mark::of(&header) {
+        if let Some(fence) = Fence::of(&header) {
             match &self.dispatch.drains.get() {
-                Some(Drains::Queues(queues, _)) if mark.queue != ring.id => {
-                    queues.get(usize::from(mark.queue)).inspect(|q| q.mark_came_out(mark.drain));
+                Some(DrainParticipants::Queues(queues, _)) if fence.queue != ring.id => {
+                    queues.get(usize::from(fence.queue)).inspect(|q| q.fence_came_out(fence.drain));
                 }
-                _ => self.mark_came_out(mark.drain),
+                _ => self.fence_came_out(fence.drain),
             }
-            // The kernel wants no answer; but the entry.
+            // The kernel needs no answer, but it needs the entry.
             entry.answer(header.unique, Ok(0));
-            return self.hand_over(ring, entry);
+            return self.give_to_kernel(ring, entry);
         }
         self.dispatch.arrived(&header);
         let outcome = if header.opcode == Opcode::Write as u32 {
-            answer_write(&self.dispatch, &mut entry, header, len, Patience::Queue)
+            answer_write(&self.dispatch, &mut entry, header, len, ExecContext::Queue)
         } else {
             ring.names.clear();
             ring.names.extend_from_slice(&entry.payload()[..len]);
-            answer_other(&self.dispatch, &mut entry, header, &ring.names, Patience::Queue)
+            answer_other(&self.dispatch, &mut entry, header, &ring.names, ExecContext::Queue)
         };
         let outcome = match outcome {
             Ok(len) => Ok(len),
             Err(Failure::Errno(e)) => Err(e.0),
             Err(failure) => {
                 if drain::is_transfer(header.opcode) {
-                    self.away.insert(header.unique);
+                    self.with_workers.insert(header.unique);
                 }
-                let (dispatch, returned) = (Arc::clone(&self.dispatch), Arc::clone(&self.returned));
+                let (dispatch, inbox) = (Arc::clone(&self.dispatch), Arc::clone(&self.inbox));
                 let names = std::mem::take(&mut ring.names);
-                Moved { dispatch, returned, entry, header, len, names, drained: false }
+                MovedRequest { dispatch, inbox, entry, header, len, names, drained: false }
                     .go_on(failure);
-                // What waits with much in hand waits for memory: no more of that.
+                // A large request waits for memory: more of these would not help.
                 return if len <= KEPT { self.grow(ring) } else { Ok(()) };
             }
         };
         entry.answer(header.unique, outcome);
-        self.hand_over(ring, entry)
+        self.give_to_kernel(ring, entry)
     }
 
     /// The submission that hands an entry over.
-    fn command(&self, queue: u16, entry: &Entry) -> Entry128 {
+    fn command(&self, queue: u16, entry: &RingEntry) -> Entry128 {
         let (cmd, addr, iovecs) = if entry.registering {
             (CMD_REGISTER, Some(entry.iovecs_address()), 2u32)
         } else {
@@ -329,110 +327,115 @@ impl<H: Handler> MountQueue<H> {
     }
 }
 
-/// Names an entry in its completions: the place of its mount among those of the thread, and its
-/// own.
+/// Identifies an entry in its completions: the index of its mount among those of the thread, and
+/// its own.
 fn user_data(slot: usize, index: usize) -> u64 {
     (slot as u64) << 32 | index as u64
 }
 
-/// Takes that apart.
+/// The reverse of [`user_data`].
 pub(super) fn place_of(user_data: u64) -> (usize, usize) {
     ((user_data >> 32) as usize, user_data as u32 as usize)
 }
 
-/// A request on its way between threads, with its entry.
-struct Moved<H> {
+/// A request that moves between threads, with its entry.
+struct MovedRequest<H> {
     dispatch: Arc<Dispatch<H>>,
-    returned: Arc<Returned>,
-    entry: Entry,
+    inbox: Arc<QueueInbox>,
+    entry: RingEntry,
     header: InHeader,
     len: usize,
     names: Vec<u8>,
-    /// Those that it comes after have been answered.
+    /// The requests that it comes after have been answered.
     drained: bool,
 }
 
-impl<H: Handler> Moved<H> {
-    /// Answers it where there is the patience that was missing.
+impl<H: Handler> MovedRequest<H> {
+    /// Answers it on a thread that may wait for what it has to wait for.
     fn go_on(mut self, failure: Failure) {
         let here = Arc::clone(&self.dispatch);
         if !std::mem::replace(&mut self.drained, true) {
             let (arg, arg_len) = fixed_part(&self.entry, &self.header);
-            let raw = Raw { header: self.header, arg: &arg[..arg_len], data: &[] };
+            let raw = RawRequest { header: self.header, arg: &arg[..arg_len], data: &[] };
             if here.comes_after_writes(raw) {
-                if !self.returned.held_back.take() {
+                if !self.inbox.held_back.acquire() {
                     self.entry.answer(self.header.unique, Err(libc::EAGAIN));
-                    return self.returned.give(self.entry);
+                    return self.inbox.give(self.entry);
                 }
                 return here.after_writes(self.header.unique, move || {
-                    self.returned.held_back.give();
+                    self.inbox.held_back.release();
                     self.go_on(failure);
                 });
             }
         }
-        let Some((pool, patience)) = here.elsewhere(failure, &self.returned.loans) else { return };
+        let Some((pool, context)) = here.pool_for(failure, &self.inbox.kernel_waits) else {
+            return;
+        };
         pool.run(move || {
-            if self.dispatch.answers_later(&self.header, patience) {
+            if self.dispatch.defers_reply(&self.header, context) {
                 return self.wait_without_a_thread();
             }
             let outcome = if self.header.opcode == Opcode::Write as u32 {
-                answer_write(&self.dispatch, &mut self.entry, self.header, self.len, patience)
+                answer_write(&self.dispatch, &mut self.entry, self.header, self.len, context)
             } else {
-                answer_other(&self.dispatch, &mut self.entry, self.header, &self.names, patience)
+                answer_other(&self.dispatch, &mut self.entry, self.header, &self.names, context)
             };
-            self.returned.loans.give_back(patience);
+            self.inbox.kernel_waits.release_after(context);
             let outcome = match outcome {
                 Ok(len) => Ok(len),
                 Err(Failure::Errno(e)) => Err(e.0),
                 Err(failure) => return self.go_on(failure),
             };
             self.entry.answer(self.header.unique, outcome);
-            self.returned.give(self.entry);
+            self.inbox.give(self.entry);
         });
     }
 
-    /// Leaves the entry to whoever will have the answer.
+    /// Leaves the entry to the code that will have the answer.
     fn wait_without_a_thread(self) {
-        let Self { dispatch, returned, mut entry, header, names, .. } = self;
+        let Self { dispatch, inbox, mut entry, header, names, .. } = self;
         let (arg, arg_len) = fixed_part(&entry, &header);
-        let raw = Raw { header, arg: &arg[..arg_len], data: &names };
-        dispatch.answer_later(raw, move |outcome| {
+        let raw = RawRequest { header, arg: &arg[..arg_len], data: &names };
+        dispatch.answer_deferred(raw, move |outcome| {
             entry.answer(header.unique, outcome.map(|()| 0).map_err(|e| e.0));
-            returned.give(entry);
+            inbox.give(entry);
         });
     }
 }
 
-/// A write's data stays where it is; its reply is short and made elsewhere.
+/// Answers a write. The data stays where it is, so the reply is made in another buffer.
 fn answer_write<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
-    entry: &mut Entry,
+    entry: &mut RingEntry,
     header: InHeader,
     len: usize,
-    patience: Patience,
+    context: ExecContext,
 ) -> Result<usize, Failure> {
     let mut out = [0; 64];
-    let raw =
-        Raw { header, arg: entry.arg(Opcode::Write.arg_len()), data: &entry.payload()[..len] };
-    let n = dispatch.answer(raw, &mut out, patience)?;
+    let raw = RawRequest {
+        header,
+        arg: entry.arg(Opcode::Write.arg_len()),
+        data: &entry.payload()[..len],
+    };
+    let n = dispatch.answer(raw, &mut out, context)?;
     entry.payload_mut()[..n].copy_from_slice(&out[..n]);
     Ok(n)
 }
 
 fn answer_other<H: Handler>(
     dispatch: &Arc<Dispatch<H>>,
-    entry: &mut Entry,
+    entry: &mut RingEntry,
     header: InHeader,
     names: &[u8],
-    patience: Patience,
+    context: ExecContext,
 ) -> Result<usize, Failure> {
     let (arg, arg_len) = fixed_part(entry, &header);
-    let raw = Raw { header, arg: &arg[..arg_len], data: names };
-    dispatch.answer(raw, entry.payload_mut(), patience)
+    let raw = RawRequest { header, arg: &arg[..arg_len], data: names };
+    dispatch.answer(raw, entry.payload_mut(), context)
 }
 
 /// A copy of a request's fixed structure, and its length.
-fn fixed_part(entry: &Entry, header: &InHeader) -> ([u8; 128], usize) {
+fn fixed_part(entry: &RingEntry, header: &InHeader) -> ([u8; 128], usize) {
     let mut arg = [0; 128];
     let len = Opcode::from_number(header.opcode).map_or(0, Opcode::arg_len).min(arg.len());
     arg[..len].copy_from_slice(entry.arg(len));
@@ -455,8 +458,8 @@ fn with_len(submission: Entry128, len: u32) -> Entry128 {
 impl<H> Drop for MountQueue<H> {
     fn drop(&mut self) {
         let waiting = self.draining.drain(..).map(|d| d.drain);
-        for drain in self.returned.end().into_iter().chain(waiting) {
-            drain.through();
+        for drain in self.inbox.end().into_iter().chain(waiting) {
+            drain.queue_done();
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The ring of one CPU, which carries the queues of all mounts there.
 //!
-//! It can be used by the thread that made it only, and is restricted to what is done here, since
-//! its operations pass no filter of system calls: commands of FUSE, and the read by which others
-//! wake the thread.
+//! Only the thread that made it can use it. It is restricted to what is done here, because its
+//! operations pass no filter of system calls: commands of FUSE, and the read by which other threads
+//! wake this one.
 
 use io_uring::register::Restriction;
 use io_uring::squeue::{self, Entry128};
@@ -17,9 +17,9 @@ type Ring = IoUring<Entry128, cqueue::Entry>;
 /// User data of the read that wakes the thread.
 pub(super) const WAKE: u64 = u64::MAX;
 
-/// A ring, and what its thread needs for whichever mount it serves.
+/// A ring, and what its thread needs for every mount.
 pub(super) struct CpuRing {
-    /// Of the CPU, and of the queues.
+    /// Number of the CPU, and of the queues.
     pub(super) id: u16,
     ring: Ring,
     event: Arc<OwnedFd>,
@@ -32,8 +32,8 @@ pub(super) struct CpuRing {
 }
 
 impl CpuRing {
-    /// For the thread that calls this, with room for the entries of one mount: with those of
-    /// further ones it only submits more often.
+    /// For the calling thread, with room for the entries of one mount. With further mounts it
+    /// submits more often.
     pub(super) fn new(id: u16, entries: usize, event: Arc<OwnedFd>) -> io::Result<Self> {
         let slots = u32::try_from(entries + 1).map_err(io::Error::other)?.next_power_of_two();
         let ring: Ring = IoUring::builder()
@@ -62,8 +62,8 @@ impl CpuRing {
         Ok(ring)
     }
 
-    /// What this points to must belong to the thread and outlive the ring, or not be touched until
-    /// it has completed.
+    /// Adds a submission. The memory it points to must belong to the thread and outlive the ring,
+    /// or not be touched until it has completed.
     pub(super) fn push(&mut self, submission: Entry128) -> io::Result<()> {
         if self.ring.submission().is_full() && !self.submit_all() {
             return Err(io::Error::other("io_uring failed"));
@@ -83,8 +83,7 @@ impl CpuRing {
         Ok(())
     }
 
-    /// Submits, and waits until there are this many completions. False if the ring is of no use any
-    /// more.
+    /// Submits, and waits until there are this many completions. False if the ring has failed.
     pub(super) fn submit(&mut self, completions: usize) -> bool {
         let submitted = if completions > 0 {
             self.ring.submit_and_wait(completions)
@@ -132,7 +131,7 @@ impl Drop for CpuRing {
     fn drop(&mut self) {
         // The kernel fills entries in this thread's own task work only, which ends here. The read
         // of the eventfd must not outlive its buffer: let it complete.
-        super::returned::wake(&self.event);
+        super::inbox::wake(&self.event);
         let mut completed = Vec::new();
         while self.listening && self.ring.submit_and_wait(1).is_ok() {
             self.take_completed(&mut completed);

@@ -1,9 +1,9 @@
-//! What crosses the socket between a daemon and its porter.
+//! What crosses the socket between a daemon and its mount helper.
 //!
-//! Messages keep their boundaries (`SOCK_SEQPACKET`). A request is 12 bytes: what, a process, a
-//! descriptor. A reply is 16 bytes — an error number or 0, flags, a number — and, for a mount that
-//! failed, why, as text. Numbers are in the machine's own order: both ends are the same program.
-//! The reply to a mount carries the descriptor of `/dev/fuse`.
+//! Messages keep their boundaries (`SOCK_SEQPACKET`). A request is 12 bytes: an operation, a
+//! process id, a descriptor. A reply is 16 bytes: an error number or 0, flags, a number. If a mount
+//! failed, the reason follows as text. Numbers are in the machine's own order, because both ends
+//! are the same program. The reply to a mount carries the descriptor of `/dev/fuse`.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,9 +25,9 @@ pub(super) enum Op {
     Unmount,
     /// Unmount lazily.
     Detach,
-    /// Which inode of the mount does this process have open as that?
+    /// Which inode of the mount does this process have open as this descriptor?
     Resolve,
-    /// It is all over: tidy up and go.
+    /// Everything has ended: tidy up and exit.
     Dismiss,
     /// The same, but the daemon goes on for other mounts.
     Leave,
@@ -48,7 +48,7 @@ pub(super) const ENABLED_URING: u32 = 4;
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct HelperRequest {
     pub(super) op: Op,
     pub(super) pid: u32,
     pub(super) fd: i32,
@@ -60,7 +60,7 @@ const TEXT_LEN: usize = 1024;
 
 /// A reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Reply {
+pub(super) struct HelperReply {
     /// 0, or an error number.
     pub(super) status: i32,
     pub(super) flags: u32,
@@ -69,7 +69,7 @@ pub(super) struct Reply {
     pub(super) why: Vec<u8>,
 }
 
-impl Reply {
+impl HelperReply {
     pub(super) fn error(errno: i32) -> Self {
         Self { status: errno, ..Self::default() }
     }
@@ -78,12 +78,12 @@ impl Reply {
     }
 }
 
-/// The bytes of a fixed place.
+/// The bytes at an offset.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-impl Request {
+impl HelperRequest {
     fn to_bytes(self) -> [u8; REQUEST_LEN] {
         let mut out = [0; REQUEST_LEN];
         out[..4].copy_from_slice(&(self.op as u32).to_ne_bytes());
@@ -91,7 +91,7 @@ impl Request {
         out[8..].copy_from_slice(&self.fd.to_ne_bytes());
         out
     }
-    /// `None` if it is none.
+    /// `None` if these bytes are no request.
     fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != REQUEST_LEN {
             return None;
@@ -108,22 +108,22 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "a message of the wrong form")
 }
 
-pub(super) fn send_request(socket: &OwnedFd, request: Request) -> io::Result<()> {
+pub(super) fn send_request(socket: &OwnedFd, request: HelperRequest) -> io::Result<()> {
     send(socket.as_fd(), &[IoSlice::new(&request.to_bytes())], None)
 }
 
 /// `None`: the daemon is gone.
-pub(super) fn receive_request(socket: BorrowedFd<'_>) -> io::Result<Option<Request>> {
+pub(super) fn receive_request(socket: BorrowedFd<'_>) -> io::Result<Option<HelperRequest>> {
     let mut bytes = [0; REQUEST_LEN + 1];
     match receive(socket, &mut bytes)? {
         (0, _) => Ok(None),
-        (n, _) => Request::parse(&bytes[..n]).map(Some).ok_or_else(malformed),
+        (n, _) => HelperRequest::parse(&bytes[..n]).map(Some).ok_or_else(malformed),
     }
 }
 
 pub(super) fn send_reply(
     socket: BorrowedFd<'_>,
-    reply: &Reply,
+    reply: &HelperReply,
     fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let mut head = [0; REPLY_LEN];
@@ -134,8 +134,10 @@ pub(super) fn send_reply(
     send(socket, &[IoSlice::new(&head), IoSlice::new(text)], fd)
 }
 
-/// `None`: the porter is gone.
-pub(super) fn receive_reply(socket: &OwnedFd) -> io::Result<Option<(Reply, Option<OwnedFd>)>> {
+/// `None`: the helper is gone.
+pub(super) fn receive_reply(
+    socket: &OwnedFd,
+) -> io::Result<Option<(HelperReply, Option<OwnedFd>)>> {
     let mut bytes = [0; REPLY_LEN + TEXT_LEN];
     let (n, fd) = receive(socket.as_fd(), &mut bytes)?;
     if n == 0 {
@@ -143,7 +145,7 @@ pub(super) fn receive_reply(socket: &OwnedFd) -> io::Result<Option<(Reply, Optio
     }
     let bytes = &bytes[..n];
     let reply = || {
-        Some(Reply {
+        Some(HelperReply {
             status: i32::from_ne_bytes(part(bytes, 0)?),
             flags: u32::from_ne_bytes(part(bytes, 4)?),
             value: u64::from_ne_bytes(part(bytes, 8)?),
@@ -205,16 +207,17 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent() {
         let (a, b) = pair();
-        let request = Request { op: Op::Resolve, pid: 4711, fd: -3 };
+        let request = HelperRequest { op: Op::Resolve, pid: 4711, fd: -3 };
         send_request(&a, request).unwrap();
         assert_eq!(receive_request(b.as_fd()).unwrap(), Some(request));
-        let reply = Reply { status: 2, flags: 5, value: u64::MAX - 1, why: b"because".to_vec() };
+        let reply =
+            HelperReply { status: 2, flags: 5, value: u64::MAX - 1, why: b"because".to_vec() };
         let file = tempfile::tempfile().unwrap();
         send_reply(b.as_fd(), &reply, Some(file.as_fd())).unwrap();
         let (got, fd) = receive_reply(&a).unwrap().unwrap();
         assert_eq!((got, fd.is_some()), (reply, true));
-        // What is too long is cut, and nothing is nothing.
-        let long = Reply { why: vec![b'x'; 5000], ..Reply::default() };
+        // A text that is too long is cut.
+        let long = HelperReply { why: vec![b'x'; 5000], ..HelperReply::default() };
         send_reply(b.as_fd(), &long, None).unwrap();
         let (got, fd) = receive_reply(&a).unwrap().unwrap();
         assert_eq!((got.why.len(), fd.is_some()), (TEXT_LEN, false));
@@ -225,14 +228,14 @@ mod tests {
 
     #[test]
     fn other_forms_are_refused() {
-        let good = Request { op: Op::Mount, pid: 0, fd: 0 }.to_bytes();
-        assert!(Request::parse(&good).is_some());
-        assert_eq!(Request::parse(&good[..11]), None);
-        assert_eq!(Request::parse(&[&good[..], &[0]].concat()), None);
+        let good = HelperRequest { op: Op::Mount, pid: 0, fd: 0 }.to_bytes();
+        assert!(HelperRequest::parse(&good).is_some());
+        assert_eq!(HelperRequest::parse(&good[..11]), None);
+        assert_eq!(HelperRequest::parse(&[&good[..], &[0]].concat()), None);
         for number in [0u32, 8, u32::MAX] {
             let mut bad = good;
             bad[..4].copy_from_slice(&number.to_ne_bytes());
-            assert_eq!(Request::parse(&bad), None, "{number}");
+            assert_eq!(HelperRequest::parse(&bad), None, "{number}");
         }
         let (a, b) = pair();
         rustix::net::send(&a, &[1; 13], SendFlags::NOSIGNAL).unwrap();

@@ -1,9 +1,9 @@
-//! Mounting as an ordinary user, through the setuid helper `fusermount3`.
+//! Mounting as an ordinary user, through the setuid program `fusermount3`.
 //!
-//! The helper opens `/dev/fuse`, mounts, and passes the descriptor over a socket whose number it
+//! That program opens `/dev/fuse`, mounts, and passes the descriptor over a socket whose number it
 //! finds in `_FUSE_COMMFD`.
 
-use super::{MountError, Request};
+use super::{MountCall, MountError};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
@@ -14,19 +14,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const HELPER: &str = "fusermount3";
+const PROGRAM: &str = "fusermount3";
 
 /// Mounts and returns the descriptor.
-pub(super) fn mount(request: &Request<'_>) -> Result<OwnedFd, MountError> {
-    let broken = |e: rustix::io::Errno| MountError::Helper(io::Error::from(e).to_string());
-    // Not close-on-exec: the helper inherits its end.
+pub(super) fn mount(request: &MountCall<'_>) -> Result<OwnedFd, MountError> {
+    let broken = |e: rustix::io::Errno| MountError::Fusermount(io::Error::from(e).to_string());
+    // Not close-on-exec: the program inherits its end.
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)
             .map_err(broken)?;
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(broken)?;
-    let child = Command::new(HELPER)
+    let child = Command::new(PROGRAM)
         .arg("-o")
-        .arg(request.helper_options())
+        .arg(request.fusermount_options())
         .arg("--")
         .arg(request.mountpoint)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
@@ -37,7 +37,7 @@ pub(super) fn mount(request: &Request<'_>) -> Result<OwnedFd, MountError> {
         .map_err(missing)?;
     drop(theirs);
     let fuse = receive(&ours);
-    let output = child.wait_with_output().map_err(|e| MountError::Helper(e.to_string()))?;
+    let output = child.wait_with_output().map_err(|e| MountError::Fusermount(e.to_string()))?;
     match fuse {
         Ok(Some(fd)) if output.status.success() => {
             rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map_err(broken)?;
@@ -49,7 +49,7 @@ pub(super) fn mount(request: &Request<'_>) -> Result<OwnedFd, MountError> {
 
 /// Unmounts what this user mounted.
 pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    let mut command = Command::new(HELPER);
+    let mut command = Command::new(PROGRAM);
     command.arg("-u");
     if lazy {
         command.arg("-z");
@@ -74,9 +74,9 @@ pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
 
 fn missing(e: io::Error) -> MountError {
     if e.kind() == io::ErrorKind::NotFound {
-        MountError::NoHelper
+        MountError::NoFusermount
     } else {
-        MountError::Helper(e.to_string())
+        MountError::Fusermount(e.to_string())
     }
 }
 
@@ -87,11 +87,15 @@ fn refusal(said: &str) -> MountError {
     } else if said.contains("/dev/fuse") && said.contains("ermission denied") {
         MountError::FuseNotPermitted
     } else {
-        MountError::Helper(if said.is_empty() { "it gave no reason".into() } else { said.into() })
+        MountError::Fusermount(if said.is_empty() {
+            "it gave no reason".into()
+        } else {
+            said.into()
+        })
     }
 }
 
-/// The descriptor that the helper passes; `None` if it hung up.
+/// The descriptor that the program passes; `None` if it hung up.
 fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut byte = [0; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -123,6 +127,9 @@ mod tests {
             refusal("fusermount3: failed to open /dev/fuse: Permission denied"),
             MountError::FuseNotPermitted
         ));
-        assert!(matches!(refusal("user has no write access to mountpoint"), MountError::Helper(_)));
+        assert!(matches!(
+            refusal("user has no write access to mountpoint"),
+            MountError::Fusermount(_)
+        ));
     }
 }

@@ -1,15 +1,15 @@
-//! The porter's side.
+//! The helper process: answers the daemon at the other end of its socket.
 
 use super::inode_of;
-use super::wire::{self, Op, Reply, Request};
+use super::wire::{self, HelperReply, HelperRequest, Op};
 use crate::mount::{MountOptions, Unmounter, backing, mount};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-/// What a porter is told before it begins; requests cannot change it.
+/// What a helper is told before it begins; requests cannot change it.
 #[derive(Clone, Debug)]
-pub struct Duties {
+pub struct HelperConfig {
     /// Image or device that is mounted; absolute.
     pub source: PathBuf,
     /// Where; absolute and without symbolic links.
@@ -18,58 +18,58 @@ pub struct Duties {
     pub options: MountOptions,
 }
 
-/// What has ended when a porter is sent home.
+/// What has ended when a helper is dismissed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The mount; the daemon goes on for others.
+pub enum Ended {
+    /// The mount; the daemon goes on for other mounts.
     Mount,
     /// The daemon, too.
     Daemon,
 }
 
-/// Serves the daemon at the other end of `socket` until it says that it is done — then `tidy_up`
-/// runs before the answer — or is gone.
+/// Serves the daemon at the other end of `socket` until it is done or gone. If it says that it is
+/// done, `tidy_up` runs before the answer.
 ///
 /// # Errors
 /// If the socket fails, or something else than a request arrives.
-pub fn attend(
+pub fn serve_daemon(
     socket: BorrowedFd<'_>,
-    duties: &Duties,
-    tidy_up: impl FnOnce(End),
+    config: &HelperConfig,
+    tidy_up: impl FnOnce(Ended),
 ) -> io::Result<()> {
-    let mut porter = Attendant { duties, mounted: false, device: None };
+    let mut helper = HelperServer { config, mounted: false, device: None };
     while let Some(request) = wire::receive_request(socket)? {
         let end = match request.op {
-            Op::Dismiss => Some(End::Daemon),
-            Op::Leave => Some(End::Mount),
+            Op::Dismiss => Some(Ended::Daemon),
+            Op::Leave => Some(Ended::Mount),
             _ => None,
         };
         if let Some(end) = end {
             tidy_up(end);
-            return wire::send_reply(socket, &Reply::default(), None);
+            return wire::send_reply(socket, &HelperReply::default(), None);
         }
-        let (reply, fuse) = porter.answer(request);
-        // Sent, the descriptor is the daemon's alone: a copy here would keep the mount from dying
-        // with it.
+        let (reply, fuse) = helper.answer(request);
+        // From here on the daemon alone has the descriptor: a copy in this process would keep the
+        // mount from dying with the daemon.
         wire::send_reply(socket, &reply, fuse.as_ref().map(AsFd::as_fd))?;
     }
     Ok(())
 }
 
-struct Attendant<'a> {
-    duties: &'a Duties,
-    /// There was a mount; there is no second one.
+struct HelperServer<'a> {
+    config: &'a HelperConfig,
+    /// The mount was made once; there is no second one.
     mounted: bool,
-    /// Its number, by which its files are known.
+    /// The mount's device number, which its files have.
     device: Option<u64>,
 }
 
-impl Attendant<'_> {
-    fn answer(&mut self, request: Request) -> (Reply, Option<OwnedFd>) {
+impl HelperServer<'_> {
+    fn answer(&mut self, request: HelperRequest) -> (HelperReply, Option<OwnedFd>) {
         let outcome = match request.op {
             Op::Mount => return self.mount(),
             Op::RaiseReadAhead => {
-                backing::raise_read_ahead(&self.duties.mountpoint);
+                backing::raise_read_ahead(&self.config.mountpoint);
                 Ok(0)
             }
             Op::Unmount => self.unmounter().and_then(|u| u.unmount()).map(|()| 0),
@@ -77,21 +77,24 @@ impl Attendant<'_> {
             Op::Resolve => {
                 self.own_device().and_then(|device| inode_of(request.pid, request.fd, device))
             }
-            // Answered by `attend`.
+            // Answered by `serve_daemon`.
             Op::Dismiss | Op::Leave => Ok(0),
         };
         let reply = match outcome {
-            Ok(value) => Reply { value, ..Reply::default() },
-            Err(e) => Reply::error(errno_of(&e)),
+            Ok(value) => HelperReply { value, ..HelperReply::default() },
+            Err(e) => HelperReply::error(errno_of(&e)),
         };
         (reply, None)
     }
 
-    fn mount(&mut self) -> (Reply, Option<OwnedFd>) {
+    fn mount(&mut self) -> (HelperReply, Option<OwnedFd>) {
         if self.mounted {
-            return (Reply { why: b"mounted already".to_vec(), ..Reply::error(libc::EBUSY) }, None);
+            return (
+                HelperReply { why: b"mounted already".to_vec(), ..HelperReply::error(libc::EBUSY) },
+                None,
+            );
         }
-        let Duties { source, mountpoint, options } = self.duties;
+        let HelperConfig { source, mountpoint, options } = self.config;
         match mount(source, mountpoint, options.clone()) {
             Ok(mounted) => {
                 self.mounted = true;
@@ -102,9 +105,12 @@ impl Attendant<'_> {
                     (mounted.enabled_uring, wire::ENABLED_URING),
                 ];
                 let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
-                (Reply { flags, ..Reply::default() }, Some(mounted.fuse))
+                (HelperReply { flags, ..HelperReply::default() }, Some(mounted.fuse))
             }
-            Err(e) => (Reply { why: e.to_string().into_bytes(), ..Reply::error(libc::EIO) }, None),
+            Err(e) => (
+                HelperReply { why: e.to_string().into_bytes(), ..HelperReply::error(libc::EIO) },
+                None,
+            ),
         }
     }
 
@@ -112,18 +118,18 @@ impl Attendant<'_> {
         self.device.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
     }
 
-    /// For the mount that we made, and only while it is what lies uppermost there.
+    /// For the mount that this process made, and only while no other mount covers it.
     fn unmounter(&self) -> io::Result<Unmounter> {
         let own = self.own_device()?;
-        if backing::device(&self.duties.mountpoint) == Some(own) {
-            Ok(Unmounter::new(&self.duties.mountpoint))
+        if backing::device(&self.config.mountpoint) == Some(own) {
+            Ok(Unmounter::new(&self.config.mountpoint))
         } else {
             Err(io::Error::from_raw_os_error(libc::EINVAL))
         }
     }
 }
 
-/// Error numbers cross the socket; what has none (what fusermount3 says) gets the nearest.
+/// Error numbers cross the socket. An error without one (what fusermount3 says) gets the nearest.
 fn errno_of(e: &io::Error) -> i32 {
     e.raw_os_error().unwrap_or(match e.kind() {
         io::ErrorKind::ResourceBusy => libc::EBUSY,
@@ -138,19 +144,19 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    /// What a porter answers that cannot mount.
-    fn ask(requests: &[Request]) -> (Vec<Reply>, Option<End>) {
+    /// What a helper answers that cannot mount.
+    fn ask(requests: &[HelperRequest]) -> (Vec<HelperReply>, Option<Ended>) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        let porter = std::thread::spawn(move || {
-            let duties = Duties {
+        let helper = std::thread::spawn(move || {
+            let config = HelperConfig {
                 source: "/nonexistent.img".into(),
                 mountpoint: "/nonexistent".into(),
                 options: MountOptions::default(),
             };
             let mut tidied = None;
-            attend(theirs.as_fd(), &duties, |end| tidied = Some(end)).unwrap();
+            serve_daemon(theirs.as_fd(), &config, |end| tidied = Some(end)).unwrap();
             tidied
         });
         let replies = requests.iter().map(|r| {
@@ -159,12 +165,12 @@ mod tests {
         });
         let replies = replies.collect();
         drop(ours);
-        (replies, porter.join().unwrap())
+        (replies, helper.join().unwrap())
     }
 
     #[test]
     fn without_a_mount_nothing_is_given_away() {
-        let request = |op, pid, fd| Request { op, pid, fd };
+        let request = |op, pid, fd| HelperRequest { op, pid, fd };
         let me = std::process::id();
         let (replies, tidied) = ask(&[
             request(Op::Resolve, me, 0),
@@ -180,8 +186,8 @@ mod tests {
         );
         assert_eq!(tidied, None, "a daemon that just vanished leaves its traces");
         let (replies, tidied) = ask(&[request(Op::Dismiss, 0, 0)]);
-        assert_eq!((tidied, &replies[0]), (Some(End::Daemon), &Reply::default()));
+        assert_eq!((tidied, &replies[0]), (Some(Ended::Daemon), &HelperReply::default()));
         let (_, tidied) = ask(&[request(Op::Leave, 0, 0)]);
-        assert_eq!(tidied, Some(End::Mount));
+        assert_eq!(tidied, Some(Ended::Mount));
     }
 }

@@ -1,8 +1,8 @@
-//! Answers that come when nobody waits for them any more.
+//! Replies that no thread waits for.
 //!
 //! A request that waits keeps a thread, which is put to sleep and woken for nothing but to send the
-//! reply. A handler that knows who will be able to answer gives that one the [`Later`] of the
-//! request instead, and its thread goes on with other work.
+//! reply. A handler that knows which part of the engine will have the answer gives it the
+//! [`DeferredReply`] of the request instead, and its thread goes on with other work.
 
 use crate::errno::Errno;
 use crate::stats::Stats;
@@ -13,23 +13,25 @@ use std::time::Instant;
 
 type Sender = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
-/// The answer that a request is still owed: nothing, or an errno. Dropping it answers `EIO`.
+/// The reply that a request is still owed: success without a body, or an errno. Dropping it answers
+/// `EIO`.
 ///
-/// Only those that sync something are answered so: how long it takes is counted as theirs.
-pub struct Later {
+/// Only requests that sync something are answered like this, so its time counts as the time of a
+/// sync.
+pub struct DeferredReply {
     send: Option<Sender>,
     workers: Workers,
     stats: Arc<Stats>,
     since: Instant,
 }
 
-impl std::fmt::Debug for Later {
+impl std::fmt::Debug for DeferredReply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Later").field("owed", &self.send.is_some()).finish_non_exhaustive()
+        f.debug_struct("DeferredReply").field("owed", &self.send.is_some()).finish_non_exhaustive()
     }
 }
 
-impl Later {
+impl DeferredReply {
     /// `send` hands the answer to the transport: on any thread, without waiting.
     pub(crate) fn new(
         workers: &Workers,
@@ -40,12 +42,12 @@ impl Later {
         Self { send: Some(Box::new(send)), workers, stats, since: Instant::now() }
     }
 
-    /// Answers. Waits for nobody.
+    /// Answers, without waiting.
     pub fn answer(mut self, outcome: Result<(), Errno>) {
         self.send(outcome);
     }
 
-    /// Answers with what `job` comes to, on a thread that may wait.
+    /// Answers with the result of `job`, which runs on a thread that may wait.
     pub fn work(self, job: impl FnOnce() -> Result<(), Errno> + Send + 'static) {
         let workers = self.workers.clone();
         workers.run_elsewhere(move || {
@@ -69,7 +71,7 @@ impl Later {
     }
 }
 
-impl Drop for Later {
+impl Drop for DeferredReply {
     fn drop(&mut self) {
         self.send(Err(Errno::IO));
     }
@@ -80,27 +82,30 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    fn later(workers: &Workers, stats: &Arc<Stats>) -> (Later, mpsc::Receiver<Result<(), Errno>>) {
+    fn deferred(
+        workers: &Workers,
+        stats: &Arc<Stats>,
+    ) -> (DeferredReply, mpsc::Receiver<Result<(), Errno>>) {
         let (out, answers) = mpsc::channel();
-        (Later::new(workers, stats, move |outcome| out.send(outcome).unwrap()), answers)
+        (DeferredReply::new(workers, stats, move |outcome| out.send(outcome).unwrap()), answers)
     }
 
     #[test]
     fn every_request_is_answered_once() {
-        let (workers, stats) = (Workers::new(2, 2), Arc::default());
-        let (at_once, answers) = later(&workers, &stats);
+        let (workers, stats) = (Workers::new("test", 2, 2), Arc::default());
+        let (at_once, answers) = deferred(&workers, &stats);
         at_once.answer(Ok(()));
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Ok(())]);
-        let (forgotten, answers) = later(&workers, &stats);
+        let (forgotten, answers) = deferred(&workers, &stats);
         drop(forgotten);
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
-        let (worked, answers) = later(&workers, &stats);
+        let (worked, answers) = deferred(&workers, &stats);
         let here = std::thread::current().id();
         worked.work(
             move || if std::thread::current().id() == here { Ok(()) } else { Err(Errno::NOENT) },
         );
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::NOENT)], "on another thread");
-        let (panicking, answers) = later(&workers, &stats);
+        let (panicking, answers) = deferred(&workers, &stats);
         panicking.work(|| panic!("as a test"));
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
         assert_eq!((stats.errors(), stats.panics()), (3, 1));

@@ -1,17 +1,18 @@
 //! A file system in memory, as small as one can be: the ceiling of what a mount can reach.
 //!
-//! It answers the same requests over the same transports as the engine's server and does next to no
-//! work, so a benchmark can say how much of a mount's time is FUSE. It is also what the transports
-//! are tested with. File contents are kept or, for benchmarks larger than memory, thrown away
-//! (reads then give zeros).
+//! It answers the same requests over the same transports as the engine's server, and does next to
+//! no work. So a benchmark can say how much of a mount's time is FUSE. The tests of the transports
+//! use it, too; that is why it is here and not among the benchmarks. File contents are kept or, for
+//! benchmarks larger than memory, thrown away. Reads then give zeros.
 //!
-//! Each inode has a lock of its own; a rename takes the file system's rename lock first, so two
+//! Each inode has its own lock. A rename takes the file system's rename lock first, so two
 //! directories can be locked in either order without deadlock.
 
-use crate::errno::Errno;
-use crate::handler::{Failure, Handler, Outcome, Patience, Reply, Request};
-use crate::proto::{self, Opcode, ROOT_NODE, fattr};
-use crate::records::{Records, attributes, entry, no_entry, settled, sized};
+use larder_format::ids::Generation;
+use larder_fuse::errno::Errno;
+use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::proto::{self, NodeId, Opcode, ROOT_NODE, fattr};
+use larder_fuse::records::{Record, Records, attributes, entry, no_entry, settled, sized};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const SHARDS: usize = 64;
+/// Numbers of inodes are never used again.
+const GENERATION: Generation = Generation(1);
 
 #[derive(Default)]
 struct Directory {
@@ -108,7 +111,7 @@ impl MemServer {
     pub fn new(keep: bool) -> Self {
         let fs = Self {
             inodes: (0..SHARDS).map(|_| RwLock::default()).collect(),
-            next: AtomicU64::new(ROOT_NODE),
+            next: AtomicU64::new(ROOT_NODE.0),
             renames: Mutex::new(()),
             keep,
         };
@@ -117,7 +120,7 @@ impl MemServer {
             gid: rustix::process::getgid().as_raw(),
             ..proto::InHeader::default()
         };
-        fs.make(&owner, NewNode { mode: libc::S_IFDIR | 0o755, rdev: 0, target: b"" }, ROOT_NODE);
+        fs.make(&owner, NewNode { mode: libc::S_IFDIR | 0o755, rdev: 0, target: b"" }, ROOT_NODE.0);
         fs
     }
 
@@ -172,7 +175,7 @@ impl MemServer {
     fn reply_entry(reply: &mut Reply<'_>, id: u64, node: &Node) -> Outcome {
         let mut inode = node.lock();
         inode.lookups += 1;
-        reply.value(&entry(id, 1, inode.attr))
+        reply.value(&entry(NodeId(id), GENERATION, inode.attr))
     }
 
     fn lookup(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
@@ -370,10 +373,9 @@ impl MemServer {
         let mut records = Records::new(reply, read.size)?;
         // In a plus record an entry without a node id is a plain record.
         let blank = proto::EntryOut::default();
-        for (position, name, ino) in [(1, &b"."[..], request.header.nodeid), (2, b"..", parent)] {
-            if read.offset < position
-                && !records.push(plus.then_some(&blank), ino, position, libc::S_IFDIR >> 12, name)
-            {
+        for (next, name, ino) in [(1, &b"."[..], request.header.nodeid), (2, b"..", parent)] {
+            let record = Record { ino, next, kind: libc::S_IFDIR >> 12, name };
+            if read.offset < next && !records.push(plus.then_some(&blank), record) {
                 return Ok(records.len());
             }
         }
@@ -384,15 +386,70 @@ impl MemServer {
             let child = self.get(*id)?;
             let mut child = child.lock();
             child.lookups += u64::from(plus);
-            let e = entry(*id, 1, child.attr);
-            records.push(plus.then_some(&e), *id, *position, child.attr.mode >> 12, name);
+            let e = entry(NodeId(*id), GENERATION, child.attr);
+            let kind = child.attr.mode >> 12;
+            let record = Record { ino: *id, next: *position, kind, name };
+            records.push(plus.then_some(&e), record);
         }
         Ok(records.len())
     }
 }
 
+impl MemServer {
+    fn link(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let id = request.arg::<proto::LinkIn>()?.oldnodeid;
+        let (inode, dir) = (self.get(id)?, self.get(request.header.nodeid)?);
+        let name = request.name()?;
+        let mut dir = dir.lock();
+        if dir.directory()?.by_name.contains_key(name) {
+            return Err(Errno::EXIST.into());
+        }
+        dir.directory()?.insert(name, id);
+        dir.touch();
+        inode.lock().attr.nlink += 1;
+        Self::reply_entry(reply, id, &inode)
+    }
+
+    fn setxattr(&self, request: &Request<'_>) -> Outcome {
+        let set: proto::SetxattrIn = request.arg()?;
+        let (name, value) = request.name_and_rest()?;
+        let value = value.get(..set.size as usize).ok_or(Errno::INVAL)?;
+        let inode = self.get(request.header.nodeid)?;
+        let mut inode = inode.lock();
+        match (set.flags as i32, inode.xattrs.contains_key(name)) {
+            (libc::XATTR_CREATE, true) => return Err(Errno::EXIST.into()),
+            (libc::XATTR_REPLACE, false) => return Err(Errno::NODATA.into()),
+            _ => inode.xattrs.insert(name.to_vec(), value.to_vec()),
+        };
+        Ok(0)
+    }
+
+    fn listxattr(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let get: proto::GetxattrIn = request.arg()?;
+        let inode = self.get(request.header.nodeid)?;
+        let list: Vec<u8> =
+            inode.lock().xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect();
+        sized(reply, get.size, &list)
+    }
+}
+
+/// As much room as any test needs.
+fn statfs(reply: &mut Reply<'_>) -> Outcome {
+    reply.value(&proto::StatfsOut {
+        blocks: 1 << 30,
+        bfree: 1 << 30,
+        bavail: 1 << 30,
+        files: 1 << 30,
+        ffree: 1 << 30,
+        bsize: 4096,
+        namelen: 255,
+        frsize: 4096,
+        ..proto::StatfsOut::default()
+    })
+}
+
 impl Handler for MemServer {
-    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, _: Patience) -> Outcome {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, _: ExecContext) -> Outcome {
         if let Some(answer) = settled(request.opcode) {
             return answer;
         }
@@ -407,22 +464,14 @@ impl Handler for MemServer {
             },
             Opcode::Symlink => {
                 let (name, target) = request.two_names()?;
-                self.create(
-                    request,
-                    name,
-                    NewNode { mode: libc::S_IFLNK | 0o777, rdev: 0, target },
-                    reply,
-                )
+                let new = NewNode { mode: libc::S_IFLNK | 0o777, rdev: 0, target };
+                self.create(request, name, new, reply)
             }
             Opcode::Mknod => {
                 let new: proto::MknodIn = request.arg()?;
                 let mode = new.mode & !(new.umask & 0o777);
-                self.create(
-                    request,
-                    request.name()?,
-                    NewNode { mode, rdev: new.rdev, target: b"" },
-                    reply,
-                )
+                let new = NewNode { mode, rdev: new.rdev, target: b"" };
+                self.create(request, request.name()?, new, reply)
             }
             Opcode::Mkdir => {
                 let new: proto::MkdirIn = request.arg()?;
@@ -436,31 +485,10 @@ impl Handler for MemServer {
                 let to: proto::Rename2In = request.arg()?;
                 self.rename(request, to.newdir, to.flags)
             }
-            Opcode::Link => {
-                let id = request.arg::<proto::LinkIn>()?.oldnodeid;
-                let (name, inode, dir) = (request.name()?, self.get(id)?, self.get(node)?);
-                let mut dir = dir.lock();
-                if dir.directory()?.by_name.contains_key(name) {
-                    return Err(Errno::EXIST.into());
-                }
-                dir.directory()?.insert(name, id);
-                dir.touch();
-                inode.lock().attr.nlink += 1;
-                Self::reply_entry(reply, id, &inode)
-            }
+            Opcode::Link => self.link(request, reply),
             Opcode::Read => self.read(request, reply),
             Opcode::Write => self.write(request, reply),
-            Opcode::Statfs => reply.value(&proto::StatfsOut {
-                blocks: 1 << 30,
-                bfree: 1 << 30,
-                bavail: 1 << 30,
-                files: 1 << 30,
-                ffree: 1 << 30,
-                bsize: 4096,
-                namelen: 255,
-                frsize: 4096,
-                ..proto::StatfsOut::default()
-            }),
+            Opcode::Statfs => statfs(reply),
             Opcode::Fsync
             | Opcode::Fsyncdir
             | Opcode::Syncfs
@@ -468,32 +496,14 @@ impl Handler for MemServer {
             | Opcode::Access => Ok(0),
             Opcode::Readdir => self.readdir(request, reply, false),
             Opcode::Readdirplus => self.readdir(request, reply, true),
-            Opcode::Setxattr => {
-                let set: proto::SetxattrIn = request.arg()?;
-                let (name, value) = request.name_and_rest()?;
-                let value = value.get(..set.size as usize).ok_or(Errno::INVAL)?;
-                let inode = self.get(node)?;
-                let mut inode = inode.lock();
-                match (set.flags as i32, inode.xattrs.contains_key(name)) {
-                    (libc::XATTR_CREATE, true) => return Err(Errno::EXIST.into()),
-                    (libc::XATTR_REPLACE, false) => return Err(Errno::NODATA.into()),
-                    _ => inode.xattrs.insert(name.to_vec(), value.to_vec()),
-                };
-                Ok(0)
-            }
+            Opcode::Setxattr => self.setxattr(request),
             Opcode::Getxattr => {
                 let get: proto::GetxattrIn = request.arg()?;
                 let inode = self.get(node)?;
                 let inode = inode.lock();
                 sized(reply, get.size, inode.xattrs.get(request.name()?).ok_or(Errno::NODATA)?)
             }
-            Opcode::Listxattr => {
-                let get: proto::GetxattrIn = request.arg()?;
-                let inode = self.get(node)?;
-                let list: Vec<u8> =
-                    inode.lock().xattrs.keys().flat_map(|k| k.iter().copied().chain([0])).collect();
-                sized(reply, get.size, &list)
-            }
+            Opcode::Listxattr => self.listxattr(request, reply),
             Opcode::Removexattr => {
                 let inode = self.get(node)?;
                 inode.lock().xattrs.remove(request.name()?).map(|_| 0).ok_or(Errno::NODATA.into())
@@ -502,27 +512,29 @@ impl Handler for MemServer {
         }
     }
 
-    fn nodes_in_use(&self, most: usize) -> Vec<u64> {
+    fn nodes_in_use(&self, most: usize) -> Vec<NodeId> {
         let mut found = Vec::new();
         for shard in &self.inodes {
             let shard = shard.read();
-            let used =
-                shard.iter().filter(|(_, inode)| inode.lock().lookups > 0).map(|(node, _)| *node);
+            let used = shard
+                .iter()
+                .filter(|(_, inode)| inode.lock().lookups > 0)
+                .map(|(node, _)| NodeId(*node));
             found.extend(used.take(most - found.len()));
         }
         found
     }
-    fn forget(&self, node: u64, count: u64) {
+    fn forget(&self, node: NodeId, lookups: u64) {
         if node == ROOT_NODE {
             return;
         }
-        if let Ok(inode) = self.get(node) {
+        if let Ok(inode) = self.get(node.0) {
             let mut inode = inode.lock();
-            inode.lookups = inode.lookups.saturating_sub(count);
+            inode.lookups = inode.lookups.saturating_sub(lookups);
             if inode.lookups > 0 || inode.attr.nlink > 0 {
                 return;
             }
         }
-        self.drop_if_unused(node);
+        self.drop_if_unused(node.0);
     }
 }
