@@ -1,10 +1,9 @@
 //! Trees of files that commands walk through and whose extents they look at and share, on a mount
 //! or in an image.
 
-use crate::commands::ls;
-use crate::commands::sync::mounted;
 use crate::failure::Advise;
 use crate::image::{Access, Image};
+use crate::mounted::mounted;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_fs::{Deduped, FileKind, InodeId, MappedExtent};
@@ -154,7 +153,7 @@ impl Files {
                 }
             }
             (Self::Image { image, .. }, At::Image(id)) => {
-                for (name, child) in ls::entries(image, *id)? {
+                for (name, child) in image.entries(*id)? {
                     out.push((name, in_image(image, child)?));
                 }
             }

@@ -4,10 +4,11 @@
 //! `umount` that waits work. Arguments and exit codes are mount(8)'s: 0 success, 1 wrong
 //! invocation, 2 system error, 32 failure.
 
-use crate::commands::{mount, sync, umount};
+use crate::commands::{mount, umount};
 use crate::failure::{self, Advise};
 use crate::mount_options::MountWishes;
 use crate::mount_table::{self, Mount};
+use crate::mounted::mounted;
 use crate::print;
 use crate::state::Watch;
 use anyhow::{Context, anyhow, bail};
@@ -239,7 +240,7 @@ impl Remount {
             .with_context(|| point.display().to_string())?;
         if read_only {
             // The kernel has passed on what it had; nothing comes after it.
-            sync::mounted(&point, control::sync)?;
+            mounted(&point, control::sync)?;
         }
         Ok(())
     }

@@ -285,6 +285,18 @@ impl Image {
         self.walk(path, follow).ok().map(|(_, attr)| attr)
     }
 
+    /// Names and inodes of a directory in its own order, without `.` and `..`.
+    pub(crate) fn entries(&self, dir: InodeId) -> anyhow::Result<Vec<(Vec<u8>, InodeId)>> {
+        let mut out = Vec::new();
+        self.fs.readdir(dir, 0, &mut |e| {
+            if !matches!(e.name, b"." | b"..") {
+                out.push((e.name.to_vec(), e.id));
+            }
+            true
+        })?;
+        Ok(out)
+    }
+
     /// `IMAGE:/path` for messages.
     pub(crate) fn show(&self, path: &[u8]) -> String {
         let path = print::name(path);

@@ -22,13 +22,17 @@ mod interrupt;
 mod log;
 mod mount_options;
 mod mount_table;
+mod mounted;
 mod print;
+mod raw;
 mod size;
 mod state;
+mod subvolumes;
 mod target;
 mod utab;
 
-use clap::Parser;
+use args::Cli;
+use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -48,9 +52,9 @@ pub fn main() -> ExitCode {
         }
         _ => {}
     }
-    let cli = args::Cli::parse();
+    let cli = Cli::parse();
     log::start(cli.verbose);
-    match commands::run(cli.command) {
+    match commands::run(cli.command, Cli::command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failure::report(&e),
     }
@@ -62,6 +66,6 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// Those lines: the command line is not understood, or the command failed.
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> Result<(), String> {
-    let cli = args::Cli::try_parse_from(argv).map_err(|e| e.to_string())?;
-    commands::run(cli.command).map_err(|e| failure::text(&e))
+    let cli = Cli::try_parse_from(argv).map_err(|e| e.to_string())?;
+    commands::run(cli.command, Cli::command).map_err(|e| failure::text(&e))
 }

@@ -50,6 +50,12 @@ pub(crate) fn human(bytes: u64) -> String {
     format!("{value:.2}{}", UNITS[unit - 1])
 }
 
+/// How much of something is used.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

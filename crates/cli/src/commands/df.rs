@@ -4,8 +4,8 @@
 //! is for data or for metadata, so either may be full while the other is not; this command says
 //! which it is.
 
-use crate::commands::sync::mounted;
 use crate::image::{Access, Image};
+use crate::mounted::mounted;
 use crate::{print, size};
 use anyhow::Context;
 use larder_fuse::control;

@@ -1,8 +1,8 @@
 //! `larder label`: shows or changes a file system's name.
 
-use crate::commands::sync::mounted_here;
 use crate::failure::usage;
 use crate::image::{Access, Image};
+use crate::mounted::mounted_here;
 use crate::print;
 use larder_fuse::control;
 use std::ffi::OsString;

@@ -94,7 +94,7 @@ fn trimmed(path: &[u8]) -> &[u8] {
 
 /// Entries of a directory by name, without `.` and `..`.
 fn rows(image: &Image, dir: InodeId) -> anyhow::Result<Vec<Row>> {
-    let mut names = entries(image, dir)?;
+    let mut names = image.entries(dir)?;
     names.sort();
     names
         .into_iter()
@@ -104,18 +104,6 @@ fn rows(image: &Image, dir: InodeId) -> anyhow::Result<Vec<Row>> {
             Ok(Row { name, attr, link })
         })
         .collect()
-}
-
-/// Names and inodes of a directory in its own order, without `.` and `..`.
-pub(crate) fn entries(image: &Image, dir: InodeId) -> anyhow::Result<Vec<(Vec<u8>, InodeId)>> {
-    let mut out = Vec::new();
-    image.fs.readdir(dir, 0, &mut |e| {
-        if !matches!(e.name, b"." | b"..") {
-            out.push((e.name.to_vec(), e.id));
-        }
-        true
-    })?;
-    Ok(out)
 }
 
 fn link_of(image: &Image, attr: &Attr) -> anyhow::Result<Option<Vec<u8>>> {

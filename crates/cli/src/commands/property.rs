@@ -4,10 +4,10 @@
 //! the attribute `btrfs.compression`, which both Linux and Larder heed. In an image it is changed
 //! by the engine; on a mount, whoever serves it, by the system call.
 
-use crate::commands::subvolume;
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::print;
+use crate::subvolumes::read_only;
 use crate::target::Place;
 use anyhow::{Context, anyhow};
 use larder_fs::{Error, XattrMode};
@@ -70,13 +70,11 @@ const LONGEST: usize = 256;
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         What::Get { target, name, .. } if name == READ_ONLY => {
-            let on = subvolume::read_only(target, None, false)?;
+            let on = read_only(target, None, false)?;
             on.map_or(Ok(()), |on| print::line(&format!("{READ_ONLY}={on}")))
         }
         What::Set { target, name, value } if name == READ_ONLY => match value.as_str() {
-            "true" | "false" => {
-                subvolume::read_only(target, Some(value == "true"), false).map(drop)
-            }
+            "true" | "false" => read_only(target, Some(value == "true"), false).map(drop),
             _ => usage("ro is true or false"),
         },
         What::Get { force, target, name } => {

@@ -3,10 +3,10 @@
 //! On a mount the daemon is asked ([`larder_fuse::sharing`]); an image is opened for the one
 //! command. Unlike `cp`, which copies bytes where nothing can be shared, this shares or fails.
 
-use crate::commands::sync::mounted;
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::mount_options;
+use crate::mounted::mounted;
 use crate::size;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};

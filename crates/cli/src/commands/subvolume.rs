@@ -4,12 +4,13 @@
 //! On a mount the daemon is asked ([`larder_fuse::subvolumes`]); an image is opened for the one
 //! command, which for a deletion means that it also waits until the space is free.
 
-use crate::commands::sync::mounted;
 use crate::failure::{Advise, usage};
-use crate::image::{Access, Image};
+use crate::image::Access;
+use crate::mounted::mounted;
 use crate::print;
+use crate::subvolumes::{in_image, read_only, root_of};
 use crate::target::{Place, Target};
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use larder_format::ids::{Generation, ObjectId};
 use larder_fs::{FileKind, InodeId, NewInode};
 use larder_fuse::subvolumes as on_mount;
@@ -198,29 +199,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             }
         }
     }
-}
-
-/// Opens the top of an image, does something, and commits.
-fn in_image<T>(
-    target: &Target,
-    access: Access,
-    f: impl FnOnce(&Image) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let image = Image::open(&target.image, access, Some(ObjectId::FS_TREE.0))?;
-    let done = f(&image);
-    // What was done stays done, even if a later part failed.
-    let closed = image.close();
-    done.and_then(|value| closed.map(|()| value))
-}
-
-/// The subvolume whose root is at this path.
-fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
-    let attr = image.resolve(path, true)?;
-    if attr.kind != FileKind::Directory || attr.id.ino != ObjectId::FIRST_FREE.0 {
-        return Err(anyhow!("{} is not a subvolume", image.show(path)))
-            .hint("`larder subvolume list` shows which there are");
-    }
-    Ok(attr.id)
 }
 
 fn create(path: &OsString) -> anyhow::Result<()> {
@@ -454,33 +432,5 @@ fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
             };
             mounted(&path, |p| on_mount::set_default(p, id))
         }
-    }
-}
-
-/// Makes a subvolume read-only or not; `None`: what it is.
-pub(crate) fn read_only(
-    path: &OsString,
-    wanted: Option<bool>,
-    forget: bool,
-) -> anyhow::Result<Option<bool>> {
-    match Place::parse_existing(path)? {
-        Place::Image(t) => {
-            let access =
-                if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
-            in_image(&t, access, |image| {
-                let id = root_of(image, &t.path)?.subvol;
-                match wanted {
-                    Some(on) => {
-                        let set = image.fs.set_subvolume_read_only(id, on, forget);
-                        set.with_context(|| t.display()).map(|()| None)
-                    }
-                    None => Ok(Some(image.fs.subvolume(id)?.read_only)),
-                }
-            })
-        }
-        Place::Host(path) => match wanted {
-            Some(on) => mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None),
-            None => mounted(&path, on_mount::is_read_only).map(Some),
-        },
     }
 }

@@ -3,10 +3,11 @@
 
 use super::owners::Owners;
 use super::paths::{Paths, default_subvolume, resolve};
-use super::{How, Session, device, items, session};
+use super::{How, device, items};
 use crate::failure::usage;
 use crate::mount_options;
 use crate::print;
+use crate::raw::{Session, session};
 use crate::size;
 use crate::target::Target;
 use larder_format::items::{Compression, DirEntries, ExtentRecord, FileExtent};

@@ -8,7 +8,7 @@
 //! Bounded: a node above another has a higher level, nodes are resolved once, and no more than
 //! [`MOST_NODES`] of them.
 
-use super::Session;
+use crate::raw::Session;
 use larder_format::items::{
     ExtentFlags, ExtentItem, ExtentRecord, ExtentRef, FileExtent, parse_keyed_refs,
 };

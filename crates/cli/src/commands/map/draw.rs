@@ -7,8 +7,9 @@
 use super::layout::{Grid, Layout};
 use super::paint::{self, Colour, Letters, Line, Paint, STEPS};
 use super::space::{Cell, Kind, Space};
-use crate::commands::inspect::{percent, type_text};
+use crate::raw::type_text;
 use crate::size;
+use crate::size::percent;
 use std::fmt::Write as _;
 
 /// Steps of age.

@@ -4,7 +4,8 @@
 //! not depend on the device, and a cell that covers gigabytes still knows how much of each kind
 //! there is in it.
 
-use crate::commands::inspect::{Group, Session, read_groups};
+use crate::raw::Session;
+use crate::raw::groups::{Group, read_groups};
 use indicatif::ProgressBar;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem};
 use larder_format::{Key, KeyType, Logical, ObjectId};
