@@ -3,9 +3,13 @@
 //! They are rules that were agreed on once and would be broken silently otherwise. Each finding is
 //! one line that names the place; the exit code is 1 if there is any.
 
+mod lexer;
 mod licences;
+mod prose;
 mod spdx;
 mod tidy;
+mod units;
+mod width;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -23,7 +27,7 @@ struct Arguments {
 enum Task {
     /// Every dependency's licence is one of those in deny.toml
     Licences,
-    /// Sizes, essays, white space, links, leftovers
+    /// Sizes, widths, essays, prose, units, white space, links, leftovers
     Tidy,
 }
 

@@ -10,6 +10,7 @@ use larder_fs::{Deduped, FileKind, InodeId, MappedExtent};
 use larder_fuse::sharing;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -224,15 +225,15 @@ impl OpenFile<'_> {
         Ok(done)
     }
 
-    /// Gives a range of `to` the extents of a range here. The bytes that had their own; `None`
-    /// where the ranges differ, or cannot be shared.
+    /// Gives the range at `to_offset` of `to` the extents of a range of this file. Returns how many
+    /// bytes had extents of their own; `None` where the ranges differ, or cannot be shared.
     pub(crate) fn dedupe(
         &self,
-        offset: u64,
+        range: Range<u64>,
         to: &Self,
         to_offset: u64,
-        len: u64,
     ) -> anyhow::Result<Option<u64>> {
+        let (offset, len) = (range.start, range.end - range.start);
         match (self, to) {
             (Self::Host(from), Self::Host(to)) => {
                 match sharing::dedupe(from, offset, to, to_offset, len) {

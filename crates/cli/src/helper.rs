@@ -259,7 +259,8 @@ mod tests {
         let parse = |words: &str| Remount::parse(&words.split(',').collect::<Vec<_>>());
         // As mount(8) calls: what the table shows, then what was asked for.
         let r = parse(
-            "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,uhelper=fuse.larder,remount,ro",
+            "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,\
+             uhelper=fuse.larder,remount,ro",
         );
         let flags = MountFlags::NOATIME | MountFlags::RDONLY;
         assert_eq!(r, Ok(Remount { flags, in_vain: Vec::new() }));

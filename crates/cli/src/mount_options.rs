@@ -468,7 +468,8 @@ mod tests {
     #[test]
     fn generic_options_pass_and_later_ones_win() {
         let w = ok(&[
-            "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,nodiratime",
+            "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,\
+             nodiratime",
         ]);
         assert_eq!(w, MountWishes::default());
         let w = ok(&["ro,user,rw,suid"]);

@@ -100,7 +100,8 @@ fn is_harmful(c: char) -> bool {
 /// Does it change the direction of what stands around it? All of Unicode's `Bidi_Control`, and the
 /// separators of lines and paragraphs.
 fn turns(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `2026-11-21 15:28:22` in UTC.

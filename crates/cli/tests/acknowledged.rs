@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::crash::{Acknowledged, Stage, kill_points, ready};
+use common::crash::{Acknowledged, KillPoints, Stage, ready};
 use larder_simtest::oracle::Need;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -51,7 +51,7 @@ fn database(journal: &str, synchronous: &str, missing: u64) {
     if !ready(&[Need::Sqlite]) {
         return;
     }
-    for at in kill_points(40, 17) {
+    for at in (KillPoints { first: 40, step: 17 }).all() {
         let mut stage = Stage::new("256M");
         let script = stage.image().with_extension("sql");
         fs::write(&script, transactions(journal, synchronous, 5000)).unwrap();
@@ -129,9 +129,12 @@ enum Fate {
     Removed,
 }
 
-type Mailbox = Mutex<BTreeMap<(u64, u64), Fate>>;
+/// Which message of which thread.
+type Number = (u64, u64);
 
-fn message(thread: u64, n: u64) -> Vec<u8> {
+type Mailbox = Mutex<BTreeMap<Number, Fate>>;
+
+fn message((thread, n): Number) -> Vec<u8> {
     let len = (n * 797 + thread * 1311) % 20_000;
     (0..len).map(|i| (i / 7 * 31 + n * 5 + thread) as u8).collect()
 }
@@ -142,7 +145,7 @@ fn deliver(stage: &Stage, thread: u64, mailbox: &Mailbox, acknowledged: &Acknowl
     let sync_dir = || File::open(stage.at("new"))?.sync_all();
     acknowledged.until_the_end(|n| {
         let mut file = File::create(path("tmp", n))?;
-        file.write_all(&message(thread, n))?;
+        file.write_all(&message((thread, n)))?;
         file.sync_all()?;
         fs::rename(path("tmp", n), path("new", n))?;
         sync_dir()?;
@@ -192,10 +195,7 @@ fn mail(mut stage: Stage, at: u64, end: &(dyn Fn() + Sync)) {
                 let key = (thread.parse().unwrap(), n.parse().unwrap());
                 // Its data was durable before it got its name.
                 if dir == "new" {
-                    assert!(
-                        fs::read(entry.path()).unwrap() == message(key.0, key.1),
-                        "{name} is not whole"
-                    );
+                    assert!(fs::read(entry.path()).unwrap() == message(key), "{name} is not whole");
                 }
                 assert_eq!(found.insert(key, dir), None, "{name} is there twice");
             }
@@ -215,7 +215,7 @@ fn delivered_mail_is_there_after_the_daemon_was_killed() {
     if !ready(&[]) {
         return;
     }
-    for at in kill_points(200, 61) {
+    for at in (KillPoints { first: 200, step: 61 }).all() {
         let stage = Stage::new("256M");
         let death = stage.death();
         mail(stage, at, &death);
@@ -227,7 +227,7 @@ fn delivered_mail_is_there_after_the_daemon_had_too_little_memory() {
     if !ready(&[Need::MemoryCgroup]) {
         return;
     }
-    for at in kill_points(100, 61) {
+    for at in (KillPoints { first: 100, step: 61 }).all() {
         let stage = Stage::with_limit("1G", 160 << 20);
         // What is written counts as the daemon's, and is more than it may have.
         let glutton = stage.at("glutton");

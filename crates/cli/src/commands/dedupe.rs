@@ -316,7 +316,7 @@ fn share(
                 report.shared += len;
             } else {
                 let done =
-                    files.file(from).and_then(|a| a.dedupe(at, &files.file(to)?, there, len));
+                    files.file(from).and_then(|a| a.dedupe(at..at + len, &files.file(to)?, there));
                 match done {
                     Ok(Some(shared)) => {
                         report.ranges += u64::from(shared > 0);

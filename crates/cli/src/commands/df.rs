@@ -244,17 +244,33 @@ fn of_image(image: &Image) -> anyhow::Result<Value> {
 mod tests {
     use super::*;
 
-    fn kind(available: u64, next_chunk: u64, sparse: u64) -> Value {
-        json!({
-            "profile": "single", "total": 1u64 << 30, "used": (1u64 << 30) - available, "pinned": 0, "reserved": 0,
-            "kept": 4 << 20, "available": available, "next_chunk": next_chunk,
-            "sparse_chunks": sparse, "sparse_free": sparse * (100 << 20),
-        })
+    /// Space of one kind.
+    #[derive(Default)]
+    struct Kind {
+        available: u64,
+        next_chunk: u64,
+        sparse_chunks: u64,
     }
+
+    impl Kind {
+        fn value(&self) -> Value {
+            json!({
+                "profile": "single", "total": 1u64 << 30, "used": (1u64 << 30) - self.available,
+                "pinned": 0, "reserved": 0, "kept": 4 << 20, "available": self.available,
+                "next_chunk": self.next_chunk, "sparse_chunks": self.sparse_chunks,
+                "sparse_free": self.sparse_chunks * (100 << 20),
+            })
+        }
+    }
+
+    fn available(available: u64) -> Value {
+        Kind { available, ..Kind::default() }.value()
+    }
+
     fn said(mixed: bool, data: Value, metadata: Value, metadata_full: bool) -> String {
         let space = json!({
             "mixed": mixed, "unallocated": 1 << 20, "metadata_full": metadata_full, "data": data,
-            "metadata": metadata, "system": kind(8 << 20, 0, 0),
+            "metadata": metadata, "system": available(8 << 20),
         });
         assert_eq!(table(&space).len(), if mixed { 4 } else { 5 });
         explanation(&space).join("\n")
@@ -262,13 +278,23 @@ mod tests {
 
     #[test]
     fn what_is_full_is_said_and_what_helps() {
-        let text = said(false, kind(300 << 20, 0, 2), kind(0, 0, 0), true);
+        let text = said(
+            false,
+            Kind { available: 300 << 20, sparse_chunks: 2, ..Kind::default() }.value(),
+            available(0),
+            true,
+        );
         for says in
             ["Metadata is full", "300.00MiB is free for data", "2 chunks for data", "-dusage=50"]
         {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
-        let text = said(false, kind(0, 0, 0), kind(50 << 20, 0, 3), false);
+        let text = said(
+            false,
+            available(0),
+            Kind { available: 50 << 20, sparse_chunks: 3, ..Kind::default() }.value(),
+            false,
+        );
         for says in [
             "Data is full",
             "50.00MiB that are free in metadata",
@@ -277,15 +303,17 @@ mod tests {
         ] {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
-        let text = said(true, kind(0, 0, 3), kind(0, 0, 3), true);
+        let sparse = || Kind { sparse_chunks: 3, ..Kind::default() }.value();
+        let text = said(true, sparse(), sparse(), true);
         assert!(text.contains("file system is full") && !text.contains("balance"), "{text}");
     }
 
     #[test]
     fn room_is_not_called_full() {
-        let mut data = kind(0, 64 << 20, 0);
+        let growing = || Kind { next_chunk: 64 << 20, ..Kind::default() }.value();
+        let mut data = growing();
         data["pinned"] = (5 << 20).into();
-        let text = said(false, data, kind(0, 64 << 20, 0), false);
+        let text = said(false, data, growing(), false);
         assert!(text.starts_with("Not full") && text.contains("5.00MiB was deleted"), "{text}");
     }
 }

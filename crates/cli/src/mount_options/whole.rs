@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn options_of_a_mount_are_nobody_elses_business() {
-        let words = "ro,rw,subvol=/a,subvolid=7,nosuid,dev,noexec,sync,dirsync,allow_other,default_permissions,\
-                     writeback,transport=dev,nofuseblk,fsname=x,noatime,x-systemd.automount,user";
+        let words = "ro,rw,subvol=/a,subvolid=7,nosuid,dev,noexec,sync,dirsync,allow_other,\
+                     default_permissions,writeback,transport=dev,nofuseblk,fsname=x,noatime,x-systemd.automount,user";
         assert_eq!(said(words), Settings::new());
         assert_eq!(conflict(&said(words), &of("")), None);
     }

@@ -25,11 +25,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// What every test with a [`Stage`] needs.
 pub const NEEDS: [Need; 4] = [Need::Fuse, Need::Root, Need::KernelBtrfs, Need::BtrfsProgs];
 
-/// The points at which daemons are killed: one of them, or `LARDER_SCALE` of them.
-pub fn kill_points(first: u64, step: u64) -> impl Iterator<Item = u64> {
-    let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    // The first is in the middle; further ones are before and behind it.
-    (0..scale).map(move |n| first + n * step % (3 * first) - if n % 2 == 1 { first / 2 } else { 0 })
+/// The points at which daemons are killed, counted in acknowledgements.
+pub struct KillPoints {
+    pub first: u64,
+    pub step: u64,
+}
+
+impl KillPoints {
+    /// One of them, or `LARDER_SCALE` of them.
+    pub fn all(self) -> impl Iterator<Item = u64> {
+        let Self { first, step } = self;
+        let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+        // The first is in the middle; further ones are before and behind it.
+        let back = move |n| if n % 2 == 1 { first / 2 } else { 0 };
+        (0..scale).map(move |n| first + n * step % (3 * first) - back(n))
+    }
 }
 
 /// One stage of a program at a time: programs that others start hold for a moment whatever is open

@@ -4,7 +4,7 @@ use super::{Common, device};
 use crate::print;
 use crate::raw::groups::{Group, read_groups};
 use crate::raw::{session, type_text};
-use crate::size::{self, percent};
+use crate::size::{self, Share};
 use serde_json::{Value, json};
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
@@ -33,7 +33,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         for g in &groups {
             let (length, used) = (size::human(g.length), size::human(g.used));
             let kind = type_text(g.flags.bits());
-            let full = percent(g.used, g.length);
+            let full = Share { part: g.used, whole: g.length }.percent();
             print::line(&format!("{:>16} {length:>12} {used:>12} {full:>6.1}  {kind}", g.start.0))?;
         }
         let (length, used): (u64, u64) = groups
@@ -44,7 +44,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
             groups.len(),
             size::human(used),
             size::human(length),
-            percent(used, length)
+            Share { part: used, whole: length }.percent()
         ))
     })
 }

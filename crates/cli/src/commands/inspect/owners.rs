@@ -173,9 +173,9 @@ impl<'a> Owners<'a> {
         for (r, count) in &extent.refs {
             match r {
                 ExtentRef::Data { root, objectid, offset } => {
-                    for (leaf, at, record) in self.by_key(extent, *root, *objectid, *offset, *count)
-                    {
-                        self.add(&mut users, leaf, ObjectId(*objectid), at, record);
+                    let ino = ObjectId(*objectid);
+                    for (leaf, at, record) in self.by_key(extent, *root, ino, *offset, *count) {
+                        self.add(&mut users, leaf, ino, at, record);
                     }
                 }
                 ExtentRef::SharedData { parent } => {
@@ -212,7 +212,7 @@ impl<'a> Owners<'a> {
         &self,
         extent: &Extent,
         tree: TreeId,
-        ino: u64,
+        ino: ObjectId,
         offset: u64,
         count: u32,
     ) -> Vec<(Logical, u64, ExtentRecord)> {
