@@ -1,5 +1,6 @@
-//! Trees of files that commands walk through and whose extents they look at and share, on a mount
-//! or in an image.
+//! Trees of files on a mount or in an image, for commands that look at extents and share them.
+//!
+//! Hidden here is which of the two it is: a command walks, reads and shares in the same way.
 
 use crate::failure::Advise;
 use crate::image::{Access, Image};
@@ -106,7 +107,7 @@ impl Files {
         }
     }
 
-    /// The entry of this path below the first tree's file system, whose trees are walked together.
+    /// What another path leads to. It has to lie in the same image or on the same mount.
     pub(crate) fn at(&self, text: &OsStr) -> anyhow::Result<Node> {
         match (self, Place::parse_existing(text)?) {
             (Self::Host { dev, .. }, Place::Host(path)) if !is_image(&path) => {
@@ -190,7 +191,7 @@ impl Files {
     pub(crate) fn file<'a>(&'a self, node: &Node) -> anyhow::Result<OpenFile<'a>> {
         match (self, &node.at) {
             (Self::Host { .. }, At::Host(path)) => {
-                // Who may not write may still share, if it is theirs.
+                // A user without the right to write may still share, as the owner of the file.
                 let file = open(path, true).or_else(|_| open(path, false));
                 Ok(OpenFile::Host(file.with_context(|| path.display().to_string())?))
             }
@@ -256,7 +257,7 @@ impl OpenFile<'_> {
 }
 
 fn is_image(path: &Path) -> bool {
-    // A regular file of a mount is a file, not an image, and the daemon says so.
+    // A regular file on a Larder mount is taken for a file, not for an image.
     path.is_file() && !File::open(path).is_ok_and(|f| sharing::is_shareable(&f))
 }
 
@@ -301,7 +302,7 @@ fn in_image(image: &Image, id: InodeId) -> anyhow::Result<Node> {
         FileKind::Regular => Kind::File,
         _ => Kind::Other,
     };
-    // Numbers of two subvolumes can be the same.
+    // Inodes of two subvolumes can have the same number.
     let ino = id.subvol.0 << 40 ^ id.ino;
     Ok(Node { at: At::Image(id), kind, size: attr.size, ino, linked: attr.nlink > 1 })
 }

@@ -1,14 +1,14 @@
 //! The `larder` command.
 //!
 //! Only this crate talks to people: it parses arguments, prints, asks nothing, and turns errors
-//! into sentences, hints and exit codes. Each subcommand is one file of `commands`; what several of
-//! them need has a module here.
+//! into sentences, hints and exit codes. Each subcommand is one file or folder of `commands`. What
+//! several of them need has a module here, which uses no command.
 //!
 //! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it
 //! follows the conventions of mount(8) instead (module `helper`).
 //!
-//! It is a library with a small program around it so that fuzzers can call subcommands without
-//! starting a process for each; nothing else is meant to.
+//! The crate is a library with a small program around it, so that fuzzers can call subcommands
+//! without starting a process for each. It is meant for no other user.
 
 mod args;
 mod attach;

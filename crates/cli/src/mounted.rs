@@ -10,7 +10,7 @@ use larder_fuse::control;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Sends a request to the daemon behind `path`, with the right words where there is none.
+/// Sends a request to the daemon behind `path`, and adds a hint to its error.
 pub(crate) fn mounted<T>(
     path: &Path,
     send: impl FnOnce(&Path) -> std::io::Result<T>,
@@ -43,8 +43,8 @@ pub(crate) fn mounted<T>(
     }
 }
 
-/// As [`mounted`], for a request that the kernel's file systems answer, too: theirs is not the one
-/// that was meant.
+/// As [`mounted`], for a request that file systems of the kernel answer, too: only a Larder mount is
+/// asked.
 pub(crate) fn mounted_here<T>(
     path: &Path,
     send: impl FnOnce(&Path) -> std::io::Result<T>,

@@ -10,7 +10,7 @@ use larder_fs::{FileKind, InodeId};
 use larder_fuse::subvolumes as on_mount;
 use std::ffi::OsString;
 
-/// Opens the top of an image, does something, and commits.
+/// Opens an image with its top as root, calls `f`, and commits.
 pub(crate) fn in_image<T>(
     target: &Target,
     access: Access,
@@ -33,7 +33,7 @@ pub(crate) fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
     Ok(attr.id)
 }
 
-/// Makes a subvolume read-only or not; `None`: what it is.
+/// Makes a subvolume read-only or writable; without `wanted`, returns which it is.
 pub(crate) fn read_only(
     path: &OsString,
     wanted: Option<bool>,

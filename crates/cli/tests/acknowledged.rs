@@ -27,8 +27,8 @@ fn transactions(journal: &str, synchronous: &str, count: u64) -> String {
     for n in 1..=count {
         let len = 10 + n * 397 % 3000;
         script += &format!(
-            "BEGIN; INSERT INTO t VALUES ({n}, {len}, printf('%0{len}d', {n})); \
-             UPDATE total SET n = n + 1, len = len + {len}; COMMIT;\n.print done {n}\n"
+            "BEGIN; INSERT INTO t VALUES ({n}, {len}, printf('%0{len}d', {n})); UPDATE total SET \
+             n = n + 1, len = len + {len}; COMMIT;\n.print done {n}\n"
         );
     }
     script

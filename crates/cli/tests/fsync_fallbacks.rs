@@ -51,7 +51,7 @@ fn commits(what: &str, log: &serde_json::Value) -> (u64, u64) {
     let fsyncs = count("fsyncs");
     println!(
         "{what}: {fsyncs} fsyncs, {} with nothing to do, {} logged, {all} commits ({:.2} %): \
-            {:?}; {} batches of up to {}",
+         {:?}; {} batches of up to {}",
         count("fsyncs_with_nothing_to_do"),
         count("fsyncs_logged"),
         100.0 * all as f64 / fsyncs as f64,

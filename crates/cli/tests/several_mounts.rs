@@ -536,9 +536,8 @@ fn an_ordinary_user_has_several_mounts_and_nobody_elses() {
 fn a_mount_in_another_namespace_is_of_the_same_daemon() {
     let Some(p) = Places::new() else { return };
     p.mount(0, "subvol=@");
-    let script = "\"$0\" mount -o subvol=@home \"$1\" \"$2\" && echo inside > \"$2/f\" && \
-        cat \"$2/f\" \
-                  && \"$0\" umount \"$2\" && echo gone";
+    let script = "\"$0\" mount -o subvol=@home \"$1\" \"$2\" && echo inside > \"$2/f\" && cat \
+        \"$2/f\" && \"$0\" umount \"$2\" && echo gone";
     let run: Run = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
         .args(args![env!("CARGO_BIN_EXE_larder"), p.image(), p.place(1)])

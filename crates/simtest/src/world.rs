@@ -648,9 +648,8 @@ mod tests {
     fn refusals_are_those_of_posix() {
         let (_, r) =
             run("mk A; mk A/B; new f; sym f s; new f; mv A A/B/C; mv f A; mv A f; rmdir A; rm A; \
-                rmdir f; \
-                          ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s \
-                          user.x; xa- s trusted.x");
+                rmdir f; ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s \
+                user.x; xa- s trusted.x");
         let errors: Vec<_> = r.into_iter().skip(4).map(Result::unwrap_err).collect();
         use Refusal::*;
         assert_eq!(

@@ -314,7 +314,7 @@ const EXTENTS: &[(&str, &str)] = &[
     (
         "L-F04",
         "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; \
-            t[512K,768K)=c; F t",
+         t[512K,768K)=c; F t",
     ),
     (
         "L-F05",

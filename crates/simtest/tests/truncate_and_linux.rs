@@ -218,8 +218,7 @@ fn files_of_very_many_extents_are_cut_and_deleted_in_bounded_steps() {
     let stats = fs.stats();
     println!(
         "{count} extents: {time:.2?}, {} commits, {} MiB of memory afterwards; kernel \
-            {kernel:.2?}, {kernels} commits; \
-         {:.2} times its time",
+         {kernel:.2?}, {kernels} commits; {:.2} times its time",
         stats.commits,
         memory() >> 10,
         time.as_secs_f64() / kernel.as_secs_f64()

@@ -1,7 +1,7 @@
 //! `larder check`: is the file system on an image sound?
 //!
-//! Everything that is checked and how is the business of `larder-check`; here its report becomes
-//! text or JSON, its progress a line on a terminal, its verdict an exit code.
+//! `larder-check` decides what is checked, and how. Here its report becomes text or JSON, its
+//! progress a line on a terminal, and its verdict an exit code.
 
 use crate::failure::Advise;
 use crate::image::{Access, advise_content, open_device};
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds what helps where nothing could be checked.
+/// Adds a hint where nothing could be checked.
 fn advise(result: Result<Report, larder_check::Error>) -> anyhow::Result<Report> {
     match result {
         Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => Err(e)

@@ -69,7 +69,7 @@ impl Runs {
     }
 }
 
-/// What was counted of something that is shown.
+/// The figures of one line.
 #[derive(Debug, Default)]
 struct Sum {
     total: u64,
@@ -120,8 +120,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     show(args, &lines)
 }
 
-/// Counts a node and what is below it; what is to be shown comes behind what is in it, as with
-/// `du`.
+/// Counts a node and what is below it. A directory is shown behind what is in it, as `du` does.
 fn count(
     files: &Files,
     top: &Node,

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     image.close()
 }
 
-/// Directories among the rows, the last first: to be visited in order from a stack.
+/// Directories among the rows, the last first, so that a stack visits them in order.
 fn below(path: &[u8], rows: &[Row]) -> Vec<(Vec<u8>, InodeId)> {
     let dirs = rows.iter().filter(|r| r.attr.kind == FileKind::Directory).rev();
     dirs.map(|r| (join(path, &r.name), r.attr.id)).collect()

@@ -1,8 +1,8 @@
 //! `larder property`: what a file or directory says about how its data is kept.
 //!
-//! There are two: `ro` of subvolumes, which is [`super::subvolume`]'s business, and `compression`:
-//! the attribute `btrfs.compression`, which both Linux and Larder heed. In an image it is changed
-//! by the engine; on a mount, whoever serves it, by the system call.
+//! There are two: `ro` of subvolumes (see [`crate::subvolumes`]) and `compression`, the attribute
+//! `btrfs.compression`, which both Linux and Larder obey. In an image the engine changes it. On a
+//! mount the system call does, so it works on a mount by Linux, too.
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory is met twice, before and after what is in it: depth first without recursion.
+/// A directory has two steps, before and after its entries: depth first without recursion.
 enum Step {
     Enter(InodeId, Vec<u8>, InodeId),
     Leave(InodeId, Vec<u8>),

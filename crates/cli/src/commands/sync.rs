@@ -7,8 +7,8 @@ use std::path::PathBuf;
 /// Make everything durable that was done on a mount. (`sync` and `syncfs` do not reach a FUSE
 /// daemon.)
 ///
-/// With what programs changed through mappings that they still have, and, on a mount with `-o
-/// writeback`, wrote to files that are still open.
+/// This includes changes that programs made through mappings that they still have, and, on a mount
+/// with `-o writeback`, wrote to files that are still open.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  larder sync mnt")]
 pub(crate) struct Args {

@@ -55,12 +55,12 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         ended?;
     }
     if mount_table::all()?.iter().any(|m| m.device == mount.device && m.is_larder()) {
-        // Bound to another place as well, or this was such a place: the file system is still in
-        // use.
+        // The mount is bound to another place as well, or this was such a place: the file system is
+        // still in use.
         return Ok(());
     }
     if killed && watch.as_mut().is_some_and(Watch::has_siblings) {
-        // It may come to its end only when these are taken away as well.
+        // The daemon may end only when its other mounts are unmounted, too.
         utab::remove(&point);
         return Err(was_killed(&point));
     }
@@ -89,8 +89,8 @@ fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
     if lazy || larder_fuse::mount::is_dead(&mount.point) {
         return unmounter.detach();
     }
-    // The daemon does what it will have to while the kernel lets its caches go. It may be of an
-    // older version, or somebody else's.
+    // The daemon syncs while the kernel drops its caches. The request may fail: the daemon may be of
+    // an older version, or belong to another user.
     let _ = larder_fuse::control::start_sync(&mount.point);
     unmounter.unmount()
 }

@@ -34,8 +34,8 @@ impl Source for ImageTree<'_> {
         for name in self.0.fs.listxattr(*id)?.into_iter().filter(|n| is_copied(n)) {
             match self.0.fs.getxattr(*id, &name) {
                 Ok(value) => xattrs.push((name, value)),
-                // Stored where no such attribute can be: Linux lists it, too, and shows it to
-                // nobody.
+                // Stored where no such attribute can be: Linux lists it, too, and has no value for
+                // it.
                 Err(larder_fs::Error::NoAttribute) => {}
                 Err(e) => return Err(e.into()),
             }

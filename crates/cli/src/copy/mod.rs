@@ -1,14 +1,13 @@
 //! Copying trees between the host and images, with everything that a tree is made of.
 //!
-//! Where a tree comes from and goes to is hidden behind [`Source`] and [`Sink`]; what a faithful
-//! copy is lives here: permissions, owners, times, extended attributes (ACLs among them), hard
-//! links within what is copied, holes, symbolic links as such, special files. Something that exists
-//! at the destination is replaced, directories are merged; symbolic links at the destination are
-//! replaced, too, and never followed.
+//! Where a tree comes from and goes to is hidden behind [`Source`] and [`Sink`]. This module knows
+//! what belongs to a faithful copy: permissions, owners, times, extended attributes (ACLs among
+//! them), hard links within the tree, holes, symbolic links, special files. At the destination
+//! directories are merged, and everything else is replaced. Symbolic links there are replaced, too,
+//! and never followed.
 //!
-//! What is wrong with one entry is said, and the others are copied; a destination that is full or
-//! broken ends it all, and so does a signal. Whatever happens, no file is left that has only a part
-//! of its data.
+//! An entry that cannot be copied is reported, and the others are copied. A destination that is full
+//! or broken ends the copy, and so does a signal. No file is ever left with only a part of its data.
 //!
 //! The source may be a hostile image: names that could leave the destination are refused, and so
 //! are directories without end.
@@ -24,7 +23,7 @@ use larder_fs::{FileKind, Timestamp};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// What is known of a thing that is copied.
+/// Attributes of an entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Meta {
     pub(crate) kind: FileKind,
@@ -70,7 +69,7 @@ pub(crate) trait Sink {
     /// What has that name in a directory, without following a symbolic link.
     fn find(&self, dir: &Self::Node, name: &[u8])
     -> anyhow::Result<Option<(Self::Node, FileKind)>>;
-    /// Takes a name away that is no directory.
+    /// Removes a name that is not a directory.
     fn unlink(&self, dir: &Self::Node, name: &[u8]) -> anyhow::Result<()>;
     /// Makes anything, `target` being that of a symbolic link. Permissions are final after
     /// [`Sink::finish`] only.
@@ -95,7 +94,7 @@ pub(crate) trait Sink {
 pub(crate) struct Totals {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
-    /// Entries that could not be copied, or not as they are; each was told.
+    /// Entries that could not be copied, or not as they are; each was reported.
     pub(crate) failed: u64,
 }
 
@@ -208,7 +207,7 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
         self.rest()
     }
 
-    /// Does what is to be done.
+    /// Takes the remaining steps.
     fn rest(&mut self) -> anyhow::Result<()> {
         while let Some(step) = self.todo.pop() {
             let done = match step {

@@ -57,8 +57,7 @@ pub(super) fn may_mount() -> bool {
 
 /// The kernel refused a mount.
 #[derive(Debug, thiserror::Error)]
-#[error("the kernel refuses the mount: {errno}{}", messages.iter().map(|m| format!("\n  \
-    {m}")).collect::<String>())]
+#[error("the kernel refuses the mount: {errno}{}", messages.iter().map(|m| format!("\n  {m}")).collect::<String>())]
 pub struct KernelMountError {
     /// What `mount(2)` returned.
     #[source]

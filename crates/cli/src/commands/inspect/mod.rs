@@ -1,7 +1,7 @@
 //! `larder inspect`: the structures of an image, as they lie on disk.
 //!
-//! Meant for images that may be broken: it reads blocks itself instead of opening the file system,
-//! goes on after what it cannot read, says so, and ends with exit code 1 then. One module per
+//! The image may be broken. So the command reads blocks without the engine ([`crate::raw`]), goes on
+//! after those that it cannot read, reports them, and then ends with exit code 1. One module per
 //! question:
 //!
 //! | module | question |
@@ -10,7 +10,7 @@
 //! | `trees` | what is in this tree, or block? Where do addresses lie? |
 //! | `items` | what does this item hold? |
 //! | `groups` | how full are the block groups? |
-//! | `owners` | who uses this address? By back references, up through snapshots |
+//! | `owners` | which files use this address? By back references, up through snapshots |
 //! | `paths` | what is this inode called, and what has this name? |
 //! | `extent`, `inode` | the answers for people and programs |
 //! | `log` | what waits to be replayed? |
@@ -30,8 +30,8 @@ use larder_volume::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Show the structures of an image: superblocks, trees, chunks, block groups; whose an address is;
-/// where a file lies.
+/// Show the structures of an image: superblocks, trees, chunks, block groups; which files use an
+/// address; where a file lies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     what: What,
 }
 
-/// What every kind has.
+/// Arguments that most kinds have.
 #[derive(Debug, clap::Args)]
 struct Common {
     /// Image file or block device

@@ -1,12 +1,12 @@
-//! Who uses an extent: back references, followed up through everything that shares them.
+//! The users of an extent: back references, followed up through everything that shares them.
 //!
 //! A data extent's reference leads to a leaf (or to a tree and key, where the leaf is then looked
 //! up). That leaf may be shared: its own references lead to the trees that point to it, or to the
 //! nodes above it, and so on to the roots. Each tree that arrives at the leaf has the file. Where
 //! the extent tree cannot be read, all subvolumes are searched.
 //!
-//! Bounded: a node above another has a higher level, nodes are resolved once, and no more than
-//! [`MOST_NODES`] of them.
+//! The search is bounded: a node above another has a higher level, each node is resolved once, and
+//! no more than [`MOST_NODES`] are.
 
 use crate::raw::Session;
 use larder_format::items::{
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-/// Nodes whose users are looked for in one question.
+/// Nodes that one search resolves at most.
 const MOST_NODES: usize = 200_000;
 
 /// An extent and its references.

@@ -354,8 +354,8 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
             let _ = writeln!(
                 out,
                 "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" \
-                    fill=\"{colour}\"><title>{count} \
-                 {} block groups are {} to {} % full</title></rect>",
+                 fill=\"{colour}\"><title>{count} {} block groups are {} to {} % \
+                 full</title></rect>",
                 x + 1.0,
                 base - h,
                 width / BINS as f64 - 2.0,

@@ -1,11 +1,10 @@
-//! The statistics of a mount for people: the questions that they ask, in groups, on one screen of
-//! 80 columns.
+//! The statistics of a mount for people, on one screen of 80 columns.
 //!
-//! Which questions those are is decided here: how busy it is, how long an fsync takes and whether
-//! it was more than a log, what commits cost, what reaches the device, what the cache and the rest
-//! of the memory hold, and whether something is wrong. What is zero and would only matter if it
-//! were not is left out. The daemon may be of another version: what it does not tell is left out,
-//! too.
+//! This module decides which questions they answer: how busy the mount is, how long an fsync takes
+//! and how many were logged, what commits cost, what reaches the device, what the cache and the
+//! rest of the memory hold, and whether something is wrong. A figure that only matters if it is not
+//! zero is left out while it is zero. The daemon may be of another version: what it does not report
+//! is left out, too.
 
 use crate::{print, size};
 use serde_json::Value;
@@ -252,7 +251,7 @@ fn memory(told: Told<'_>, out: &mut Lines) {
     );
 }
 
-/// Whether something is wrong, or not as it could be.
+/// What is wrong, or could be better.
 fn state(told: Told<'_>, out: &mut Lines) {
     let mut said = Vec::new();
     if let Some(why) = told.text("engine.read_only") {
