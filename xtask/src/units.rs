@@ -10,7 +10,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// How many such functions a crate may have; all others none.
-const ALLOWED: [(&str, usize); 0] = [];
+const ALLOWED: [(&str, usize); 9] = [
+    ("crates/bench", 5),
+    ("crates/check", 17),
+    ("crates/cli", 1),
+    ("crates/format", 6),
+    ("crates/fs", 72),
+    ("crates/fuse", 18),
+    ("crates/restore", 2),
+    ("crates/simtest", 2),
+    ("crates/volume", 7),
+];
 
 /// Functions that take two bare `u64` beside each other.
 #[derive(Debug, Default)]
