@@ -112,8 +112,9 @@ fn without_numbers(text: &str) -> String {
     out + rest
 }
 
-/// A hint where there is no room, which any command may meet. Either the file system of the image is
-/// full, or the one that the image file lies on; a failed commit tells of the latter in words only.
+/// A hint where there is no room, which any command may meet. Either the file system of the image
+/// is full, or the one that the image file lies on; a failed commit tells of the latter in words
+/// only.
 fn about_space(error: &anyhow::Error) -> Option<String> {
     let within = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>());
     let full = within.clone().any(|e| matches!(e, larder_fs::Error::NoSpace));

@@ -43,8 +43,8 @@ pub(crate) fn mounted<T>(
     }
 }
 
-/// As [`mounted`], for a request that file systems of the kernel answer, too: only a Larder mount is
-/// asked.
+/// As [`mounted`], for a request that file systems of the kernel answer, too: only a Larder mount
+/// is asked.
 pub(crate) fn mounted_here<T>(
     path: &Path,
     send: impl FnOnce(&Path) -> std::io::Result<T>,

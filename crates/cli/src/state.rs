@@ -348,8 +348,8 @@ impl Watch {
     }
 }
 
-/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then the user of
-/// the image does not end by itself.
+/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then the user
+/// of the image does not end by itself.
 pub(crate) fn wait_for_the_end(image: &Path) -> bool {
     let Ok(image) = fs::canonicalize(image) else { return false };
     let files =

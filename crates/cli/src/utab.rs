@@ -4,8 +4,8 @@
 //! of FUSE mount the answer is just `fuse`, so umount(8) finds no `umount.fuse.larder`, and returns
 //! while the daemon is still writing. It looks for the whole type in the mount table only if
 //! libmount's table of user-space options (`/run/mount/utab`) has the directory. So a mount by root
-//! adds a line there, as libmount would: under the lock `utab.lock`, in a new file that replaces the
-//! old one. The process that ends the mount removes the line.
+//! adds a line there, as libmount would: under the lock `utab.lock`, in a new file that replaces
+//! the old one. The process that ends the mount removes the line.
 //!
 //! Without the table only that one thing does not work, so errors with it are logged and no more.
 

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, mpsc};
 
-/// Transactions of a database, each of which says so once it is durable.
+/// A script of transactions, each of which prints its number once it is durable.
 fn transactions(journal: &str, synchronous: &str, count: u64) -> String {
     let mut script = format!(
         ".bail on\nPRAGMA journal_mode={journal};\nPRAGMA synchronous={synchronous};\nPRAGMA \
@@ -45,8 +45,8 @@ fn sqlite(database: &Path, question: &str) -> String {
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
-/// Kills the daemon under a database that writes its journal like this; so many of the last
-/// transactions may be missing.
+/// Kills the daemon under a database with this kind of journal. Of the last transactions `missing`
+/// may be missing.
 fn database(journal: &str, synchronous: &str, missing: u64) {
     if !ready(&[Need::Sqlite]) {
         return;
@@ -55,7 +55,7 @@ fn database(journal: &str, synchronous: &str, missing: u64) {
         let mut stage = Stage::new("256M");
         let script = stage.image().with_extension("sql");
         fs::write(&script, transactions(journal, synchronous, 5000)).unwrap();
-        // Line by line: what is said counts at once.
+        // Line by line, so that each transaction counts at once.
         let mut program = Command::new("stdbuf")
             .args(["-oL", "sqlite3", "-batch"])
             .arg(stage.at("db"))
@@ -121,7 +121,7 @@ fn a_database_with_a_rollback_journal_has_all_it_acknowledged() {
     database("delete", "FULL", 1);
 }
 
-/// How far a message has come, as far as anybody was told.
+/// How far a message has come, as far as was acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Delivered,

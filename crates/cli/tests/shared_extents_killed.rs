@@ -49,7 +49,7 @@ struct Block {
     now: u64,
     /// What it held when its file was synced last, and what it has been given since.
     possible: BTreeSet<u64>,
-    /// Nobody knows what it got: the daemon died over it.
+    /// The daemon died during the write: the content is unknown.
     unknown: bool,
 }
 

@@ -89,8 +89,8 @@ fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
     if lazy || larder_fuse::mount::is_dead(&mount.point) {
         return unmounter.detach();
     }
-    // The daemon syncs while the kernel drops its caches. The request may fail: the daemon may be of
-    // an older version, or belong to another user.
+    // The daemon syncs while the kernel drops its caches. The request may fail: the daemon may be
+    // of an older version, or belong to another user.
     let _ = larder_fuse::control::start_sync(&mount.point);
     unmounter.unmount()
 }

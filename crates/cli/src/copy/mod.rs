@@ -6,8 +6,9 @@
 //! directories are merged, and everything else is replaced. Symbolic links there are replaced, too,
 //! and never followed.
 //!
-//! An entry that cannot be copied is reported, and the others are copied. A destination that is full
-//! or broken ends the copy, and so does a signal. No file is ever left with only a part of its data.
+//! An entry that cannot be copied is reported, and the others are copied. A destination that is
+//! full or broken ends the copy, and so does a signal. No file is ever left with only a part of its
+//! data.
 //!
 //! The source may be a hostile image: names that could leave the destination are refused, and so
 //! are directories without end.

@@ -1,10 +1,10 @@
 //! Options of the whole file system, as opposed to those of one mount.
 //!
 //! An image has one engine, however often it is mounted, and the first mount sets its options. A
-//! further mount may leave them out or repeat them. If one of them differs, the mount is refused and
-//! the option named: an option that is silently ignored is a promise not kept. This module knows
-//! which options these are, their values in a running daemon, and which of them a command line
-//! gives.
+//! further mount may leave them out or repeat them. If one of them differs, the mount is refused
+//! and the option named: an option that is silently ignored is a promise not kept. This module
+//! knows which options these are, their values in a running daemon, and which of them a command
+//! line gives.
 
 use super::{MountWishes, words};
 use crate::size;
@@ -112,7 +112,8 @@ mod tests {
     #[test]
     fn options_of_a_mount_are_nobody_elses_business() {
         let words = "ro,rw,subvol=/a,subvolid=7,nosuid,dev,noexec,sync,dirsync,allow_other,\
-                     default_permissions,writeback,transport=dev,nofuseblk,fsname=x,noatime,x-systemd.automount,user";
+                     default_permissions,\
+                     writeback,transport=dev,nofuseblk,fsname=x,noatime,x-systemd.automount,user";
         assert_eq!(said(words), Settings::new());
         assert_eq!(conflict(&said(words), &of("")), None);
     }

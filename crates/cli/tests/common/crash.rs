@@ -1,9 +1,9 @@
-//! A mount whose daemon is killed once so much was acknowledged, and what is there afterwards.
+//! A mount whose daemon is killed after a number of acknowledgements, and what is there afterwards.
 //!
-//! When the daemon dies depends on what it has acknowledged, never on time; and nothing commits by
-//! itself meanwhile, so that what is acknowledged stands in a log unless the log could not say it.
-//! Afterwards the image is looked at twice: a copy is mounted by Linux, the image itself by Larder,
-//! each of which replays the log, and both must be sound then.
+//! The moment of death depends on what the daemon has acknowledged, never on time. Nothing commits
+//! by itself meanwhile, so acknowledged changes are in a log, unless the log could not hold them.
+//! Afterwards Linux mounts a copy of the image, and Larder the image itself. Each replays the log,
+//! and both images must be sound then.
 
 use super::{command, command_in, larder};
 use crate::args;
@@ -67,13 +67,13 @@ impl Stage {
         stage.begin(size);
         stage
     }
-    /// A new image in memory, where what is written to it counts as its daemon's, which may use so
-    /// many bytes.
+    /// A new image in memory. Its daemon may use so many bytes, and what is written to the image
+    /// counts, too.
     pub fn with_limit(size: &str, limit: u64) -> Self {
         enter_private_namespace().unwrap();
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
-        // What can be swapped out kills nobody; older kernels have no such option.
+        // Memory that is swapped out would not count; older kernels have no such option.
         let tmpfs = |options: &CStr| {
             rustix::mount::mount(c"larder-test", dir.path(), c"tmpfs", MountFlags::empty(), options)
         };

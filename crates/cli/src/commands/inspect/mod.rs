@@ -1,7 +1,7 @@
 //! `larder inspect`: the structures of an image, as they lie on disk.
 //!
-//! The image may be broken. So the command reads blocks without the engine ([`crate::raw`]), goes on
-//! after those that it cannot read, reports them, and then ends with exit code 1. One module per
+//! The image may be broken. So the command reads blocks without the engine ([`crate::raw`]), goes
+//! on after those that it cannot read, reports them, and then ends with exit code 1. One module per
 //! question:
 //!
 //! | module | question |

@@ -1,11 +1,11 @@
 //! Colours and letters, as every viewer shows them.
 //!
 //! Image viewers, office programs and most renderers know attributes like `fill="#0072b2"`, but
-//! little or nothing of style sheets: a colour that only a style sheet sets is black there. So every
-//! shape and every text has its look as attributes, on a light ground that the picture has itself.
-//! The style sheet adds what may be missing: other colours for a dark ground, figures of equal
-//! width, and a border around the cell under the pointer. It finds a colour by the attribute that
-//! names it, so no two colours may have the same name on the light ground.
+//! little or nothing of style sheets: a colour that only a style sheet sets is black there. So
+//! every shape and every text has its look as attributes, on a light ground that the picture has
+//! itself. The style sheet adds what may be missing: other colours for a dark ground, figures of
+//! equal width, and a border around the cell under the pointer. It finds a colour by the attribute
+//! that names it, so no two colours may have the same name on the light ground.
 //!
 //! A reader who cannot tell red from green can tell the colours apart: they are hues of the
 //! Okabe-Ito palette, viridis for age, and always differ in lightness.

@@ -167,7 +167,8 @@ impl Mounts {
         }
         let mut ended = served;
         if self.group.members().len() > 1 {
-            // It is still one of the group, so that no other mount closes the file system meanwhile.
+            // It is still one of the group, so that no other mount closes the file system
+            // meanwhile.
             member.filesystem().leave();
             let synced = member.filesystem().sync().context("syncing");
             ended = ended.and(synced);
