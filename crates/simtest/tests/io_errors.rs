@@ -147,7 +147,7 @@ fn every_flush_fails_and_is_final() {
     each(flushes, |n| Fault::nth(n, |a| a.kind == AccessKind::Flush).forever(), 2);
 }
 
-/// So does one that nobody has asked for: who flushes next may be told that all is well.
+/// So does one that no caller has asked for: the next flush may be reported as good.
 #[test]
 fn a_flush_ahead_that_fails_is_final_too() {
     let mut config = config();
@@ -176,7 +176,7 @@ fn every_read_fails_once_or_for_ever() {
     each(reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read).forever(), step * 2);
 }
 
-/// A panic anywhere — in write-back, in the committer, in a caller — ends like a failure: who waits
+/// A panic anywhere (in write-back, in the committer, in a caller) ends like a failure: each waiter
 /// is told, what was acknowledged is there, and after a write that panicked nothing is written any
 /// more.
 #[test]

@@ -441,9 +441,8 @@ fn a_crash_while_replaying_changes_nothing() {
 }
 
 /// What Linux itself has written and replayed. `btrfs check` looks an extent up by the length of a
-/// part, and a file's item by where the extent would begin: whoever meets these complaints
-/// elsewhere should first see whether they are this. Where it is another file that was fsynced,
-/// Larder commits and leaves no such state (`must_fail`).
+/// part, and a file's item by where the extent would begin. Such complaints elsewhere may have the
+/// same cause. If another file was fsynced, Larder commits and leaves no such state (`must_fail`).
 #[test]
 fn btrfs_check_is_mistaken_about_preallocated_space_that_is_shared() {
     if !need(&NEEDS) {

@@ -1,6 +1,6 @@
-//! Truncations and deletions of files of many extents that a power cut ends half-way: what Larder
-//! began Linux goes on with, and the reverse. Whatever there is of the file then is a beginning of
-//! it, and nothing that was cut off comes back when it grows again.
+//! Truncations and deletions of files of many extents that a power cut ends half-way: Linux
+//! finishes what Larder began, and the reverse. The rest of the file is a beginning of it, and
+//! nothing that was cut off comes back when the file grows again.
 
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, Tuning};
 use larder_simtest::crash::Crashes;

@@ -1,11 +1,11 @@
-//! What shares: subvolumes, snapshots and deduplication in the model.
+//! Subvolumes, snapshots and deduplication in the model.
 //!
 //! Each inode knows the root directory of its subvolume. A snapshot copies inodes, not contents,
-//! and gives the copies numbers of their own; which file system numbers they have is known as soon
-//! as that of the snapshot's root directory is. In the place of subvolumes inside of its source it
-//! shows an empty directory, in which nothing can be made and which can only be removed; what else
-//! is tried with it is not modelled, nor what becomes of files that are open in a subvolume which
-//! is deleted, nor exchanging subvolumes.
+//! and gives the copies numbers of their own. Their numbers in the file system are known as soon as
+//! that of the snapshot's root directory is. Where its source has a subvolume, a snapshot shows an
+//! empty directory, in which nothing can be made and which can only be removed. Not modelled are
+//! other operations on such a directory, files that are open in a subvolume which is deleted, and
+//! exchanges of subvolumes.
 
 use super::{Body, Ino, Node, ROOT, Refusal, Top, Touched, World, new_perm};
 use crate::ops::{Bytes, Move, Op};
