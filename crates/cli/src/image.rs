@@ -116,7 +116,7 @@ fn how_to_free(image: &Path, by: &str, access: Access) -> String {
             format!("{first}; --force reads it as it is, perhaps in the middle of a change")
         }
         Access::Serve => first,
-        Access::Write => format!("{first}; one image has one user that writes"),
+        Access::Write => format!("{first}; only one process may write to an image"),
     }
 }
 

@@ -208,7 +208,7 @@ impl MountWishes {
             }
             "remount" => {
                 return Err(
-                    "remounting is mount(8)'s business: `mount -o remount,ro DIRECTORY` as root \
+                    "mount(8) is the command for a remount: `mount -o remount,ro DIRECTORY` as root \
                      (`mount -i -o …` where the mount helper is not installed)"
                         .into(),
                 );

@@ -153,7 +153,7 @@ impl Claim {
     pub(crate) fn reached(&mut self, stage: Stage) {
         self.record.stage = stage;
         if let Err(e) = self.save() {
-            tracing::warn!("the state of the mount cannot be told: {e:#}");
+            tracing::warn!("the state of the mount cannot be written: {e:#}");
         }
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
     let attr = image.resolve(path, true)?;
     if attr.kind != FileKind::Directory || attr.id.ino != ObjectId::FIRST_FREE.0 {
         return Err(anyhow!("{} is not a subvolume", image.show(path)))
-            .hint("`larder subvolume list` shows which there are");
+            .hint("`larder subvolume list` shows the subvolumes");
     }
     Ok(attr.id)
 }

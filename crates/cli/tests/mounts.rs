@@ -158,7 +158,7 @@ fn options_are_honoured() {
     with("subvolid=4711").fails(2, "hint");
     with("subvolid=5").ok();
     larder(args!["umount", s.point()]).ok();
-    // Remounting is mount(8)'s business: through the helper, or without.
+    // mount(8) remounts, with the helper or without.
     s.mount();
     std::fs::write(s.at("before"), b"kept").unwrap();
     with("remount,ro").fails(2, "mount -o remount,ro");

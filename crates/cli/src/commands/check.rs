@@ -22,7 +22,7 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: 0 no errors, 1 errors were found, 2 could not run.
-A finding marked as a follow-up merely follows from something else that is
+A finding marked as a follow-up only follows from something else that is
 missing.
 
 Which files a finding is about:

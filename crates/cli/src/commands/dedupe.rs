@@ -25,8 +25,8 @@ Examples:
   larder dedupe mnt/vms
   larder dedupe --dry-run disk.img:/usr disk.img:/opt
 
-Everything at and below the PATHs is compared with each other. Nothing that
-files show changes, and bytes are compared before they are shared. An extent
+All files at and below the PATHs are compared with each other, byte by byte
+before they share anything. The content of files does not change. An extent
 becomes free space once nothing uses any part of it. All PATHs are on one mount
 or in one image. Interrupted (Ctrl-C), it keeps what is shared so far.")]
 pub(crate) struct Args {

@@ -25,10 +25,10 @@ Examples:
 
 The property ro of a subvolume is true or false.
 
-The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9),
-none for data that is never to be compressed, or an empty word for none of
-these. New files and directories get it from the directory they are made in.
-Data that is there already stays as it is.")]
+The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9).
+The value none means that data is never compressed; an empty word means that
+the property says nothing. New files and directories get it from the directory they are made in.
+Existing data stays as it is.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,

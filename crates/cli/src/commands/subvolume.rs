@@ -94,8 +94,7 @@ Example:
 
 It is durable when the command returns, and has what programs changed through
 mappings that they still have. If TO is a directory, the snapshot is made in it
-under the name of what it is of. Both are in the same image or on the same
-mount.")]
+under the name of its source. Both are in the same image or on the same mount.")]
     Snapshot {
         /// Read-only
         #[arg(short, long)]
@@ -133,9 +132,8 @@ Example:
 Example:
   larder subvolume find-new mnt/home 1234
 
-The last line says up to which transaction that is all: with its number plus one
-the next list begins.
-Deletions do not show.")]
+The last line has the number of the last transaction in the list: the next list
+begins with that number plus one. Deletions do not show.")]
     FindNew {
         /// Print JSON, one line for each extent
         #[arg(long)]
@@ -361,7 +359,7 @@ fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<(
                 made.map(drop).with_context(|| to.display())
             })
         }
-        _ => usage("a snapshot is in the same image, or on the same mount, as what it is of"),
+        _ => usage("a snapshot has to be in the same image, or on the same mount, as its source"),
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
                 mount_table::show(&m.kind)
             ));
         }
-        // A lazy unmount by somebody else has taken the mount out of sight; its daemon may still be
+        // An earlier lazy unmount may have taken the mount out of sight; its daemon may still be
         // busy.
         None => match Watch::find(&point, None)? {
             Some(watch) => return conclude(watch, &point),
@@ -66,8 +66,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
     }
     if wait && !lazy && !killed && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
         print::say(&format!(
-            "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its \
-                daemon goes on"
+            "larder: note: {shown} is unmounted here, but still mounted elsewhere: its daemon goes \
+             on"
         ));
         return Ok(());
     }
@@ -76,8 +76,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         Some(_) => Ok(()),
         None => {
             print::say(&format!(
-                "larder: note: the daemon of {shown} left no trace; it is unmounted, but its end \
-                    was not waited for"
+                "larder: note: {shown} is unmounted, but its daemon left no trace, so its end was \
+                 not waited for"
             ));
             Ok(())
         }
@@ -112,7 +112,7 @@ fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {
 fn was_killed(point: &Path) -> anyhow::Error {
     anyhow!(
         "{}: cleared, but its daemon had been killed: the image holds what was last committed or \
-            synced",
+         synced",
         point.display()
     )
 }

@@ -119,7 +119,7 @@ impl Mounts {
                     if told.take().is_some_and(|told| !told(Ok(enabled_uring)))
                         && let Err(e) = porter.unmount().or_else(|_| porter.detach())
                     {
-                        tracing::warn!("a mount that nobody waits for cannot be taken away: {e}");
+                        tracing::warn!("a mount whose requester is gone cannot be unmounted: {e}");
                     }
                 });
             let was_ready = told.is_none();
@@ -305,8 +305,8 @@ impl Mounts {
                     at()
                 ),
                 hint: Some(
-                    "mount this one with -o ro, too; or unmount the image, and mount it first \
-                     where it is to be written"
+                    "mount this one with -o ro, too; or unmount the image, and make the writable \
+                     mount first"
                         .to_owned(),
                 ),
             });
@@ -439,7 +439,7 @@ fn conclude_one_of_several(one: ServedMount, ended: Option<&anyhow::Result<()>>)
     let tidy = || porter.dismiss(End::Mount, || state::tidy_up(porter.mountpoint()));
     let Some(ended) = ended else { return tidy() };
     if let Err(e) = claim.finish_one_of_several(outcome_of(ended), tidy) {
-        tracing::warn!("the result of a mount cannot be told: {e:#}");
+        tracing::warn!("the result of a mount cannot be written: {e:#}");
     }
 }
 
