@@ -26,7 +26,7 @@ pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and
 /// What a command wants to do with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Look only; with `force` even if somebody is using it.
+    /// Look only; with `force` even if the image is in use.
     Read { force: bool },
     /// Serve it for reading: as [`Access::Read`], but there is no --force.
     Serve,

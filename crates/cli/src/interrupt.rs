@@ -46,10 +46,10 @@ impl Interrupt {
         this
     }
 
-    /// Goes on only while nobody has asked for the end.
+    /// Goes on only while no signal has come.
     ///
     /// # Errors
-    /// Somebody has.
+    /// A signal has come.
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
         match i32::try_from(self.0.load(Relaxed)) {
             Ok(0) | Err(_) => Ok(()),

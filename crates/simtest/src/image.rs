@@ -6,7 +6,7 @@
 //! image copies the overlay only. A page that is absent reads as zeros; a page of zeros counts as
 //! absent when images are compared.
 //!
-//! Each page remembers a hash of its content once somebody asked for it, so that the hash of a
+//! Each page remembers a hash of its content once it was asked for, so that the hash of a
 //! whole image is a sum over its pages, and that of a crash state costs the pages that it changed.
 
 use std::collections::HashMap;

@@ -751,7 +751,7 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
             }
             if committed.get(&slot) == Some(&i) {
                 // The first sync has freed it, and gave it to its owner then. Another commit may
-                // have come between: then the name is free, or somebody's since.
+                // have come between: then the name is free, or has a new owner since.
                 let syncs =
                     |d: &Done| d.end.is_some() && d.target.is_some_and(|t| inodes.contains(&t));
                 let first = domain.done[at..k].iter().position(syncs).map_or(k, |n| at + n);

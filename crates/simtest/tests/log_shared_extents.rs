@@ -51,7 +51,7 @@ const SEQUENTIAL: &[(&str, &str)] = &[
         "new f; new g; f[0,256K)=A; F f; copy f[0,256K)>g@0; F g; f[64K,128K)=B; F f; copy \
             f[0,256K)>g@0; F g",
     ),
-    // Extents that were written back together, and have become somebody else's one by one.
+    // Extents that were written back together, and belong to other files one by one.
     (
         "a part",
         "new f; new g; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; copy f[8K,12K)>g@0; F g",

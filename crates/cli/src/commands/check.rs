@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Findings to show of each kind; more are counted
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
-    /// Read the image even if somebody is using it; what changes meanwhile looks like damage
+    /// Read the image even if it is in use; what changes meanwhile looks like damage
     #[arg(long)]
     force: bool,
     /// Image file or block device

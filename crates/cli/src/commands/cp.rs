@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Compress what is copied into an image: zlib[:1..9], lzo or zstd[:-15..15]
     #[arg(long, value_name = "METHOD")]
     compress: Option<Packing>,
-    /// Read the source image even if somebody is using it
+    /// Read the source image even if it is in use
     #[arg(long)]
     force: bool,
     /// What to copy: IMAGE:PATH or a path of the host

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Print JSON, in bytes
     #[arg(long)]
     json: bool,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
     /// Image, block device, or directory of a mount

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Number of the subvolume that paths in an image start in (default: the default subvolume)
     #[arg(long, value_name = "N", value_parser = mount_options::subvolid)]
     subvolid: Option<u64>,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
     /// IMAGE:PATH, or a path on a mount

@@ -27,8 +27,8 @@ The property ro of a subvolume is true or false.
 
 The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9).
 The value none means that data is never compressed; an empty word means that
-the property says nothing. New files and directories get it from the directory they are made in.
-Existing data stays as it is.")]
+the property says nothing. New files and directories get it from the directory
+they are made in. Existing data stays as it is.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
@@ -39,7 +39,7 @@ enum What {
     /// Show a property, or all that are set
     #[command(after_help = "Example:\n  larder property get disk.img:/var/log compression")]
     Get {
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// IMAGE:PATH, or a path on a mount

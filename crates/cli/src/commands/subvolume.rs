@@ -68,7 +68,7 @@ one are not deleted.")]
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// Image, or a path on a mount
@@ -81,7 +81,7 @@ one are not deleted.")]
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// IMAGE:PATH, or a path on a mount
@@ -107,7 +107,7 @@ under the name of its source. Both are in the same image or on the same mount.")
     /// Show which subvolume is mounted where none is named
     #[command(after_help = "Example:\n  larder subvolume get-default disk.img")]
     GetDefault {
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// Image, or a path on a mount
@@ -138,7 +138,7 @@ begins with that number plus one. Deletions do not show.")]
         /// Print JSON, one line for each extent
         #[arg(long)]
         json: bool,
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// The subvolume: IMAGE:PATH, or a path on a mount

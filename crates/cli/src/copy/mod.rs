@@ -179,7 +179,7 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
     ///
     /// # Errors
     /// It could not be copied at all, or not to its end. What was wrong with single entries below
-    /// it is said, and counted.
+    /// it is reported, and counted.
     pub(crate) fn copy(
         &mut self,
         node: &S::Node,

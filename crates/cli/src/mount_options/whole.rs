@@ -12,7 +12,7 @@ use larder_fs::Compress;
 use larder_volume::Caching;
 use std::collections::BTreeMap;
 
-/// Options of the whole file system, each under one name, as somebody would write them.
+/// Options of the whole file system, each under one name, as a user would write them.
 pub(crate) type Settings = BTreeMap<String, String>;
 
 /// The name under which a word is compared; `None` for options of a mount.
@@ -86,7 +86,7 @@ pub(crate) fn conflict<'a>(given: &'a Settings, have: &'a Settings) -> Option<(&
     })
 }
 
-/// A size as somebody would write it.
+/// A size as a user would write it.
 fn bytes(n: u64) -> String {
     for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
         if n > 0 && n.is_multiple_of(1 << shift) {

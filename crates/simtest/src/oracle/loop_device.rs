@@ -160,7 +160,7 @@ impl LoopDevice {
         std::fs::read_to_string(format!("/sys/block/{}/loop/backing_file", self.name())).ok()
     }
 
-    /// Does somebody else — a mounted file system — hold the device exclusively?
+    /// Is the device held exclusively, by a mounted file system?
     ///
     /// # Errors
     /// The device cannot be opened for another reason.

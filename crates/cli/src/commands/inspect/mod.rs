@@ -58,7 +58,7 @@ struct How {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
 }

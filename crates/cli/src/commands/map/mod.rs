@@ -51,7 +51,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(16..=262_144)
     )]
     cells: u32,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
 }
