@@ -6,6 +6,7 @@
 mod lexer;
 mod licences;
 mod prose;
+mod rooms;
 mod spdx;
 mod tidy;
 mod units;

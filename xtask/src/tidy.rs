@@ -7,9 +7,10 @@
 //! - Lines of Rust and Markdown end at a width ([`crate::width`]).
 //! - Prose names its subjects ([`crate::prose`]).
 //! - Functions take no two bare `u64` beside each other ([`crate::units`]).
+//! - In the command line no room uses a command, and no command another ([`crate::rooms`]).
 
 use crate::units::Census;
-use crate::{prose, width};
+use crate::{prose, rooms, width};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -94,6 +95,7 @@ fn check_file(path: &Path, text: &str) -> Vec<String> {
     }
     findings.extend(long_lines(path, text));
     findings.extend(unclear_subjects(path, text));
+    findings.extend(upward_uses(path, text));
     let makefile = path.file_name().is_some_and(|n| n == "Makefile");
     for (number, line) in (1..).zip(text.lines()) {
         if line.ends_with([' ', '\t', '\r']) {
@@ -137,6 +139,15 @@ fn unclear_subjects(path: &Path, text: &str) -> Vec<String> {
         format!("{shown}:{number}: {words:?}: name the subject (the caller, the waiter, …)")
     };
     found.into_iter().map(line).collect()
+}
+
+fn upward_uses(path: &Path, text: &str) -> Vec<String> {
+    let found = rooms::upward(path, text).into_iter();
+    let shown = path.display();
+    let line = |number| {
+        format!("{shown}:{number}: uses a command: what several need lies beside the commands")
+    };
+    found.map(line).collect()
 }
 
 /// Links of a document to files that do not exist.

@@ -1,8 +1,9 @@
 //! The extent at an address, and the files that use it.
 
+use super::common::{How, device};
+use super::items;
 use super::owners::{Extent, Owners, Users};
 use super::paths::Paths;
-use super::{How, device, items};
 use crate::failure::usage;
 use crate::print;
 use crate::raw::{Session, session, type_text};

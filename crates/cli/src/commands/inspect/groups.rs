@@ -1,6 +1,6 @@
 //! `larder inspect block-groups`: how full the block groups are.
 
-use super::{Common, device};
+use super::common::{Common, device};
 use crate::print;
 use crate::raw::groups::{Group, read_groups};
 use crate::raw::{session, type_text};

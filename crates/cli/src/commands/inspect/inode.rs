@@ -1,9 +1,10 @@
 //! `larder inspect inode`: where a file lies. Shows every extent with its copies, whether it is
 //! shared, and how fragmented the file is.
 
+use super::common::{How, device};
+use super::items;
 use super::owners::Owners;
 use super::paths::{Paths, default_subvolume, resolve};
-use super::{How, device, items};
 use crate::failure::usage;
 use crate::mount_options;
 use crate::print;

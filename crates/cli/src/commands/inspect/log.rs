@@ -1,6 +1,7 @@
 //! `larder inspect log`: what was fsynced after the last commit, and waits to be replayed.
 
-use super::{Common, device, trees};
+use super::common::{Common, device};
+use super::trees;
 use crate::print;
 use crate::raw::{log, with_reader};
 use serde_json::{Value, json};

@@ -14,7 +14,10 @@
 //! | `paths` | what is this inode called, and what has this name? |
 //! | `extent`, `inode` | the answers for people and programs |
 //! | `log` | what waits to be replayed? |
+//!
+//! `common` has the arguments of all of them.
 
+mod common;
 mod extent;
 mod groups;
 mod inode;
@@ -25,10 +28,8 @@ mod paths;
 mod supers;
 mod trees;
 
-use crate::image::{Access, advise_content, open_device};
-use larder_volume::Device;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use crate::image::advise_content;
+use common::{Common, device};
 
 /// Show the structures of an image: superblocks, trees, chunks, block groups; which files use an
 /// address; where a file lies.
@@ -42,25 +43,6 @@ Examples:
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
-}
-
-/// Arguments that most kinds have.
-#[derive(Debug, clap::Args)]
-struct Common {
-    /// Image file or block device
-    image: PathBuf,
-    #[command(flatten)]
-    how: How,
-}
-
-#[derive(Debug, clap::Args)]
-struct How {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Read the image even if it is in use
-    #[arg(long)]
-    force: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -114,8 +96,4 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::FilesAt(a) => extent::files_at(a),
         What::Log(c) => log::run(c),
     }
-}
-
-fn device(image: &Path, how: &How) -> anyhow::Result<Arc<dyn Device>> {
-    Ok(open_device(image, Access::Read { force: how.force })?)
 }

@@ -1,6 +1,7 @@
 //! Trees and blocks item by item, and the chunk map.
 
-use super::{Common, How, device, items};
+use super::common::{Common, How, device};
+use super::items;
 use crate::failure::usage;
 use crate::print;
 use crate::raw::{Problems, open_trees, type_text, with_reader};
