@@ -61,7 +61,10 @@ mod tests {
     #[test]
     fn a_package_is_named_with_what_is_wrong() {
         let allowed = ["MIT".to_owned()];
-        let package = |licence: serde_json::Value| json!({"name": "p", "version": "1.0.0", "license": licence});
+        let package = |licence: serde_json::Value| {
+            let version = "1.0.0";
+            json!({ "name": "p", "version": version, "license": licence })
+        };
         assert_eq!(judge(&package("MIT".into()), &allowed), None);
         assert!(
             judge(&package("GPL-3.0-only".into()), &allowed)

@@ -4,9 +4,14 @@
 //! one line that names the place; the exit code is 1 if there is any.
 
 mod directions;
+mod lexer;
 mod licences;
+mod prose;
+mod rooms;
 mod spdx;
 mod tidy;
+mod units;
+mod width;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -24,7 +29,8 @@ struct Arguments {
 enum Task {
     /// Every dependency's licence is one of those in deny.toml
     Licences,
-    /// Sizes, essays, white space, links, leftovers, directions of dependencies
+    /// Sizes, widths, essays, prose, units, white space, links, leftovers, directions of
+    /// dependencies
     Tidy,
 }
 

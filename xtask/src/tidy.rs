@@ -4,7 +4,13 @@
 //! - No white space at line ends, no tabs outside of Makefiles, a newline at the end.
 //! - No work left undone: no `todo!`, no ignored tests, no markers for later.
 //! - The README names the two commands; relative links in documents lead somewhere.
+//! - Lines of Rust and Markdown end at a width ([`crate::width`]).
+//! - Prose names its subjects ([`crate::prose`]).
+//! - Functions take no two bare `u64` beside each other ([`crate::units`]).
+//! - In the command line no room uses a command, and no command another ([`crate::rooms`]).
 
+use crate::units::Census;
+use crate::{prose, rooms, width};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -27,15 +33,19 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     list(root, &mut files)?;
     files.sort();
     let mut findings = Vec::new();
+    let mut census = Census::default();
     for path in files {
         let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
         let Ok(text) = String::from_utf8(bytes) else { continue };
         let shown = path.strip_prefix(root).unwrap_or(&path);
         findings.extend(check_file(shown, &text));
-        if shown.extension().is_some_and(|e| e == "md") {
-            findings.extend(dead_links(root, shown, &text));
+        match shown.extension().and_then(|e| e.to_str()) {
+            Some("md") => findings.extend(dead_links(root, shown, &text)),
+            Some("rs") => census.add(shown, &text),
+            _ => {}
         }
     }
+    findings.extend(census.findings());
     let readme = std::fs::read_to_string(root.join("README.md")).context("README.md")?;
     for command in ["make run", "make test"] {
         if !readme.contains(command) {
@@ -83,6 +93,9 @@ fn check_file(path: &Path, text: &str) -> Vec<String> {
     if !text.is_empty() && !text.ends_with('\n') {
         findings.push(format!("{shown}: no newline at the end"));
     }
+    findings.extend(long_lines(path, text));
+    findings.extend(unclear_subjects(path, text));
+    findings.extend(upward_uses(path, text));
     let makefile = path.file_name().is_some_and(|n| n == "Makefile");
     for (number, line) in (1..).zip(text.lines()) {
         if line.ends_with([' ', '\t', '\r']) {
@@ -100,6 +113,41 @@ fn check_file(path: &Path, text: &str) -> Vec<String> {
         }
     }
     findings
+}
+
+fn long_lines(path: &Path, text: &str) -> Vec<String> {
+    let found = match path.extension().and_then(|e| e.to_str()) {
+        Some("rs") => width::too_long_in_rust(text),
+        Some("md") => width::too_long_in_markdown(text),
+        _ => Vec::new(),
+    };
+    let shown = path.display();
+    let widest = width::WIDEST;
+    let line =
+        |(number, length)| format!("{shown}:{number}: {length} columns, of at most {widest}");
+    found.into_iter().map(line).collect()
+}
+
+fn unclear_subjects(path: &Path, text: &str) -> Vec<String> {
+    let found = match path.extension().and_then(|e| e.to_str()) {
+        Some("rs") if prose::applies(path) => prose::in_rust(text),
+        Some("md") if prose::applies(path) => prose::in_markdown(text),
+        _ => Vec::new(),
+    };
+    let shown = path.display();
+    let line = |(number, words)| {
+        format!("{shown}:{number}: {words:?}: name the subject (the caller, the waiter, …)")
+    };
+    found.into_iter().map(line).collect()
+}
+
+fn upward_uses(path: &Path, text: &str) -> Vec<String> {
+    let found = rooms::upward(path, text).into_iter();
+    let shown = path.display();
+    let line = |number| {
+        format!("{shown}:{number}: uses a command: what several need lies beside the commands")
+    };
+    found.map(line).collect()
 }
 
 /// Links of a document to files that do not exist.
@@ -145,6 +193,12 @@ mod tests {
         assert_eq!(found("a.md", "a"), ["a.md: no newline at the end"]);
         let long = format!("//! Essay.\n{}", "\n".repeat(MOST_LINES));
         assert_eq!(found("a.rs", &long), ["a.rs: 901 lines, more than 900"]);
+        let wide = format!("//! {}\n", "x".repeat(100));
+        assert_eq!(found("a.rs", &wide), ["a.rs:1: 104 columns, of at most 100"]);
+        assert_eq!(found("a.md", &wide), ["a.md:1: 104 columns, of at most 100"]);
+        let unclear = format!("//! Given to {}ever comes.\n", "who");
+        assert_eq!(found("xtask/src/a.rs", &unclear).len(), 1);
+        assert!(found("crates/other/src/a.rs", &unclear).is_empty());
         for (first, second) in LEFTOVERS {
             let text = format!("//! Essay.\n// {first}{second}x\n");
             assert_eq!(found("a.rs", &text).len(), 1, "{first}{second}");

@@ -142,7 +142,7 @@ impl By<'_> {
     /// One range; how much of it was the same, which is some.
     fn dedupe_range(self, from: &File, to: &File, at: u64, len: u64) -> Result<u64> {
         let same = match self {
-            Self::Linux => dedupe_range(from, at, len, to, at)?,
+            Self::Linux => dedupe_range(from, at..at + len, to, at)?,
             Self::Larder(_) => match sharing::dedupe(
                 FileAt { file: from, offset: at },
                 FileAt { file: to, offset: at },

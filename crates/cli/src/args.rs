@@ -1,7 +1,8 @@
-//! The command line: one variant per subcommand, whose arguments stand beside its code.
+//! The command line as a whole: what all commands have in common, and the command that is asked
+//! for.
 
-use crate::commands;
-use clap::{ArgAction, Parser, Subcommand};
+use crate::commands::Command;
+use clap::{ArgAction, Parser};
 
 /// btrfs in user space: make, mount, look into and change btrfs images without a kernel driver or
 /// root.
@@ -20,36 +21,6 @@ pub(crate) struct Cli {
     pub(crate) verbose: u8,
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    Mkfs(commands::mkfs::Args),
-    Mount(commands::mount::Args),
-    Umount(commands::umount::Args),
-    Sync(commands::sync::Args),
-    Stats(commands::stats::Args),
-    Ls(commands::ls::Args),
-    Cat(commands::cat::Args),
-    Cp(commands::cp::Args),
-    Reflink(commands::reflink::Args),
-    Rm(commands::rm::Args),
-    Mkdir(commands::mkdir::Args),
-    Label(commands::label::Args),
-    Property(commands::property::Args),
-    Dedupe(commands::dedupe::Args),
-    Df(commands::df::Args),
-    Du(commands::du::Args),
-    Trim(commands::trim::Args),
-    Inspect(commands::inspect::Args),
-    Check(commands::check::Args),
-    Map(commands::map::Args),
-    Restore(commands::restore::Args),
-    Rescue(commands::rescue::Args),
-    #[command(visible_alias = "sub")]
-    Subvolume(commands::subvolume::Args),
-    #[command(hide = true)]
-    Assets(commands::assets::Args),
 }
 
 #[cfg(test)]

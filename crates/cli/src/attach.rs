@@ -47,13 +47,13 @@ const VERSION: u32 = 1;
 /// Longest message; a path and a list of options take up to some KiB each.
 const MESSAGE_LEN: usize = 128 << 10;
 
-/// What somebody wants.
+/// What a requester wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MountRequest {
     version: u32,
     /// `-o`, as it was given.
     pub(crate) options: Vec<String>,
-    /// What of it is about the whole file system.
+    /// Those of the options that are about the whole file system.
     pub(crate) whole: Settings,
     /// Where; absolute and without symbolic links.
     pub(crate) mountpoint: PathBuf,
@@ -72,9 +72,9 @@ pub(crate) enum Answer {
         /// FUSE over io_uring was off on this machine and is on now.
         enabled_uring: bool,
     },
-    /// There is none, and why; and what to do about it.
+    /// There is no mount: why, and what to do about it.
     Refused { why: String, hint: Option<String> },
-    /// This daemon, a process, is about to end.
+    /// The daemon, whose process this is, is about to end.
     Ending { pid: u32 },
 }
 
@@ -103,7 +103,8 @@ pub(crate) struct StartLock {
 
 impl Drop for StartLock {
     fn drop(&mut self) {
-        // Locked still. A process that waits for this file finds out that it is the wrong one.
+        // Removed while it is locked: a process that waits for this lock then sees that another
+        // file has the name.
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
         }
@@ -126,7 +127,7 @@ impl StartLock {
                     return Err(e).with_context(|| path.display().to_string());
                 }
             }
-            // It may have been tidied up meanwhile: then others will find another one.
+            // The file may have been removed meanwhile: others would lock another one.
             if is_at(&file, &path) {
                 return Ok(Some(Self { lock: file, path: Some(path) }));
             }
@@ -287,7 +288,7 @@ impl AttachSocket {
         for part in ancillary.drain() {
             match part {
                 RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
-                RecvAncillaryMessage::ScmCredentials(who) => sender = Some(who.uid),
+                RecvAncillaryMessage::ScmCredentials(user) => sender = Some(user.uid),
                 _ => {}
             }
         }
@@ -415,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_visit_arrives_with_what_it_brings_and_is_answered() {
+    fn a_request_arrives_with_its_descriptors_and_is_answered() {
         let image = tempfile::NamedTempFile::new().unwrap();
         assert!(Found::of(image.path()).is_none());
         let socket = AttachSocket::open(image.path()).unwrap();
@@ -436,7 +437,7 @@ mod tests {
                     image.as_file().metadata().unwrap().ino()
                 );
                 requester.say(&Answer::Ready { enabled_uring: true }).unwrap();
-                // The next one is left standing.
+                // The next request gets no answer.
                 drop(socket.next().unwrap());
             });
             let ask = || found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap();
@@ -460,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_stands_on_the_threshold() {
+    fn one_process_at_a_time_holds_the_start_lock() {
         let image = tempfile::NamedTempFile::new().unwrap();
         let first = StartLock::of(image.path()).unwrap().unwrap();
         let (say, said) = std::sync::mpsc::channel();

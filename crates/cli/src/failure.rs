@@ -29,7 +29,7 @@ impl fmt::Display for Advised {
 
 impl std::error::Error for Advised {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // It has the same words; who looks for what is behind them finds it.
+        // The text is that of the error itself; its chain stays reachable for `downcast_ref`.
         Some(self.error.as_ref())
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
     out
 }
 
-/// Numbers of errors are for programs.
+/// Takes the numbers of errors away: they are for programs.
 fn without_numbers(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -112,13 +112,14 @@ fn without_numbers(text: &str) -> String {
     out + rest
 }
 
-/// What helps where there is no room, which any command may meet: in the file system of an image,
-/// or in the one that an image file lies on. A failed commit tells of the latter in words only.
+/// A hint where there is no room, which any command may meet. Either the file system of the image
+/// is full, or the one that the image file lies on; a failed commit tells of the latter in words
+/// only.
 fn about_space(error: &anyhow::Error) -> Option<String> {
     let within = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>());
     let full = within.clone().any(|e| matches!(e, larder_fs::Error::NoSpace));
     let full_host = |text: &str| text.contains("No space left on device");
-    // That of another process, too: a daemon leaves its last words.
+    // The error may be that of a daemon, which leaves it as text.
     let told = error
         .chain()
         .map(ToString::to_string)
@@ -128,19 +129,18 @@ fn about_space(error: &anyhow::Error) -> Option<String> {
         return Some("`larder df` says what is full, and what helps".into());
     }
     let unwritten = "the file system that the image lies on is full: make room there and try \
-        again; the image has what was last \
-                     committed";
+        again; the image has what was last committed";
     outside.then(|| unwritten.to_owned())
 }
 
 /// Prints an error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    // Whoever reads our output has gone: nobody is there to be told, and nothing failed.
+    // The reader of our output has closed it: nobody is there to be told, and nothing failed.
     if print::is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
     print::say(&text(error));
-    // The shell is to know that it was a signal: it ends the script, too.
+    // A shell ends its script if the command ended by a signal.
     interrupt::end_as_asked(error);
     ExitCode::from(code(error))
 }

@@ -1,16 +1,17 @@
-//! Trees of files that commands walk through and whose extents they look at and share, on a mount
-//! or in an image.
+//! Trees of files on a mount or in an image, for commands that look at extents and share them.
+//!
+//! Hidden here is which of the two it is: a command walks, reads and shares in the same way.
 
-use crate::commands::ls;
-use crate::commands::sync::mounted;
 use crate::failure::Advise;
 use crate::image::{Access, Image};
+use crate::mounted::mounted;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_fs::{Deduped, FileKind, InodeId, MappedExtent};
 use larder_fuse::sharing::{self, FileAt};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -106,7 +107,7 @@ impl Files {
         }
     }
 
-    /// The entry of this path below the first tree's file system, whose trees are walked together.
+    /// What another path leads to. It has to lie in the same image or on the same mount.
     pub(crate) fn at(&self, text: &OsStr) -> anyhow::Result<Node> {
         match (self, Place::parse_existing(text)?) {
             (Self::Host { dev, .. }, Place::Host(path)) if !is_image(&path) => {
@@ -154,7 +155,7 @@ impl Files {
                 }
             }
             (Self::Image { image, .. }, At::Image(id)) => {
-                for (name, child) in ls::entries(image, *id)? {
+                for (name, child) in image.entries(*id)? {
                     out.push((name, in_image(image, child)?));
                 }
             }
@@ -190,7 +191,7 @@ impl Files {
     pub(crate) fn file<'a>(&'a self, node: &Node) -> anyhow::Result<OpenFile<'a>> {
         match (self, &node.at) {
             (Self::Host { .. }, At::Host(path)) => {
-                // Who may not write may still share, if it is theirs.
+                // A user without the right to write may still share, as the owner of the file.
                 let file = open(path, true).or_else(|_| open(path, false));
                 Ok(OpenFile::Host(file.with_context(|| path.display().to_string())?))
             }
@@ -225,15 +226,15 @@ impl OpenFile<'_> {
         Ok(done)
     }
 
-    /// Gives a range of `to` the extents of a range here. The bytes that had their own; `None`
-    /// where the ranges differ, or cannot be shared.
+    /// Gives the range at `to_offset` of `to` the extents of a range of this file. Returns how many
+    /// bytes had extents of their own; `None` where the ranges differ, or cannot be shared.
     pub(crate) fn dedupe(
         &self,
-        offset: u64,
+        range: Range<u64>,
         to: &Self,
         to_offset: u64,
-        len: u64,
     ) -> anyhow::Result<Option<u64>> {
+        let (offset, len) = (range.start, range.end - range.start);
         match (self, to) {
             (Self::Host(from), Self::Host(to)) => {
                 match sharing::dedupe(
@@ -260,7 +261,7 @@ impl OpenFile<'_> {
 }
 
 fn is_image(path: &Path) -> bool {
-    // A regular file of a mount is a file, not an image, and the daemon says so.
+    // A regular file on a Larder mount is taken for a file, not for an image.
     path.is_file() && !File::open(path).is_ok_and(|f| sharing::is_shareable(&f))
 }
 
@@ -305,7 +306,7 @@ fn in_image(image: &Image, id: InodeId) -> anyhow::Result<Node> {
         FileKind::Regular => Kind::File,
         _ => Kind::Other,
     };
-    // Numbers of two subvolumes can be the same.
+    // Inodes of two subvolumes can have the same number.
     let ino = id.subvol.0 << 40 ^ id.ino;
     Ok(Node { at: At::Image(id), kind, size: attr.size, ino, linked: attr.nlink > 1 })
 }

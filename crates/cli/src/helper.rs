@@ -1,13 +1,14 @@
 //! `mount.fuse.larder` and `umount.fuse.larder`: what mount(8) and umount(8) call.
 //!
-//! They make `mount -t fuse.larder IMAGE DIR`, `mount -o remount,ro DIR`, fstab lines and a plain
-//! `umount` that waits work. Arguments and exit codes are mount(8)'s: 0 success, 1 wrong
-//! invocation, 2 system error, 32 failure.
+//! With them, `mount -t fuse.larder IMAGE DIR`, `mount -o remount,ro DIR` and lines of fstab work,
+//! and a plain `umount` waits for the daemon. Arguments and exit codes are those of mount(8): 0
+//! success, 1 wrong invocation, 2 system error, 32 failure.
 
-use crate::commands::{mount, sync, umount};
+use crate::commands::{mount, umount};
 use crate::failure::{self, Advise};
 use crate::mount_options::MountWishes;
 use crate::mount_table::{self, Mount};
+use crate::mounted::mounted;
 use crate::print;
 use crate::state::Watch;
 use anyhow::{Context, anyhow, bail};
@@ -160,13 +161,13 @@ fn exit(result: anyhow::Result<()>, failed: u8) -> ExitCode {
 #[derive(Debug, PartialEq, Eq)]
 struct Remount {
     flags: MountFlags,
-    /// Words that would change something else.
+    /// Words that ask for a change which a remount cannot make.
     in_vain: Vec<String>,
 }
 
 impl Remount {
-    /// Out of words as mount(8) passes them: fstab's, those that the mount table shows, and the new
-    /// ones, which win.
+    /// Reads the words as mount(8) passes them: those of fstab, those of the mount table, then the
+    /// new ones. Later words win.
     fn parse(words: &[&str]) -> Result<Self, String> {
         let shown = |word: &str| {
             let name = word.split('=').next().unwrap_or_default();
@@ -197,7 +198,7 @@ impl Remount {
                 flags |= flag;
             }
         }
-        // The kernel shows what is in force of the first two; the others are the flags.
+        // The kernel can change these; it shows the first two itself, and the others are flags.
         let own = |word: &&&str| {
             MountWishes::parse([**word]).is_ok_and(|alone| {
                 let kernels = MountWishes {
@@ -238,8 +239,8 @@ impl Remount {
         rustix::mount::mount_remount(&point, self.flags, "")
             .with_context(|| point.display().to_string())?;
         if read_only {
-            // The kernel has passed on what it had; nothing comes after it.
-            sync::mounted(&point, control::sync)?;
+            // The kernel has written its pages back, and takes no further changes.
+            mounted(&point, control::sync)?;
         }
         Ok(())
     }
@@ -258,7 +259,8 @@ mod tests {
         let parse = |words: &str| Remount::parse(&words.split(',').collect::<Vec<_>>());
         // As mount(8) calls: what the table shows, then what was asked for.
         let r = parse(
-            "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,uhelper=fuse.larder,remount,ro",
+            "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,\
+             uhelper=fuse.larder,remount,ro",
         );
         let flags = MountFlags::NOATIME | MountFlags::RDONLY;
         assert_eq!(r, Ok(Remount { flags, in_vain: Vec::new() }));

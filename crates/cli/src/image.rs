@@ -1,7 +1,8 @@
 //! Images opened without a mount, and paths inside them.
 //!
-//! Hides how an image is opened for a command — with which lock, which subvolume, what is said
-//! about a log — and how a path inside it becomes an inode, symbolic links included.
+//! Hidden here is how an image is opened for a command: with which lock, which subvolume as root,
+//! and what is said about a log. So is how a path inside it becomes an inode, symbolic links
+//! included.
 
 use crate::failure::{Advise, usage};
 use crate::{mount_table, print, state};
@@ -18,15 +19,14 @@ use std::sync::Arc;
 /// Symbolic links followed in one path before giving up.
 const MAX_LINKS: u32 = 40;
 
-/// What helps who wants more of a metadata dump than it has.
+/// The hint for a command that needs more than a metadata dump has.
 pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and `restore --list` \
-    read a dump; for the files, and for writing, \
-                                      take the image that it was made of";
+    read a dump; for the files, and for writing, take the image that it was made of";
 
 /// What a command wants to do with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Look only; with `force` even if somebody is using it.
+    /// Look only; with `force` even if the image is in use.
     Read { force: bool },
     /// Serve it for reading: as [`Access::Read`], but there is no --force.
     Serve,
@@ -49,7 +49,7 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<Fil
     advise_open(device, access).map(Arc::new)
 }
 
-/// Opens an image, after the end of a daemon whose mount is gone already.
+/// Opens an image. If a daemon still has it whose mount is gone, waits for the end of that daemon.
 pub(crate) fn when_free<T>(
     path: &Path,
     open: impl Fn() -> Result<T, VolumeError>,
@@ -57,7 +57,7 @@ pub(crate) fn when_free<T>(
     loop {
         match open() {
             Err(VolumeError::Busy { .. }) if state::wait_for_the_end(path) => {}
-            // It may have ended before it was looked for.
+            // The daemon may have ended before it was looked for.
             Err(VolumeError::Busy { .. }) => return open(),
             result => return result,
         }
@@ -68,7 +68,7 @@ pub(crate) fn when_free<T>(
 pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> anyhow::Result<T> {
     let hint = match &result {
         Ok(_) => None,
-        Err(VolumeError::Busy { device, by }) => Some(who_has_it(Path::new(device), by, access)),
+        Err(VolumeError::Busy { device, by }) => Some(how_to_free(Path::new(device), by, access)),
         Err(VolumeError::Io { source, device, .. }) => match source.kind() {
             ErrorKind::NotFound if access == Access::Write => {
                 Some("`larder mkfs --size SIZE IMAGE` makes a new image".into())
@@ -92,12 +92,12 @@ pub(crate) fn advise_open<T>(result: Result<T, VolumeError>, access: Access) -> 
 pub(crate) fn note_dump(name: &str) {
     print::say(&format!(
         "larder: note: {name} is a metadata dump: it has names, attributes and the places of \
-            data, but no data"
+         data, but no data"
     ));
 }
 
-/// What to do about somebody who uses an image.
-fn who_has_it(image: &Path, by: &str, access: Access) -> String {
+/// The hint for an image that is in use.
+fn how_to_free(image: &Path, by: &str, access: Access) -> String {
     let first = if by.contains("attached to") {
         "detach it first".to_owned()
     } else if let Some(point) = state::mounted_on(image) {
@@ -116,7 +116,7 @@ fn who_has_it(image: &Path, by: &str, access: Access) -> String {
             format!("{first}; --force reads it as it is, perhaps in the middle of a change")
         }
         Access::Serve => first,
-        Access::Write => format!("{first}; one image has one user that writes"),
+        Access::Write => format!("{first}; only one process may write to an image"),
     }
 }
 
@@ -135,13 +135,13 @@ fn why_denied(path: &Path) -> String {
         ),
         // A file that is to be made, or one that cannot even be looked at.
         Err(e) if e.kind() == ErrorKind::NotFound => {
-            format!("user {me}, who you are, may not make files in that directory")
+            format!("you are user {me}, which may not make files in that directory")
         }
-        Err(_) => format!("user {me}, who you are, may not enter a directory on the way to it"),
+        Err(_) => format!("you are user {me}, which may not enter a directory on the way to it"),
     }
 }
 
-/// Adds what helps where a device turns out to hold no btrfs file system: what it does hold.
+/// Adds a hint where a device holds no btrfs file system: what it holds instead.
 pub(crate) fn advise_content<T>(
     result: anyhow::Result<T>,
     device: &dyn Device,
@@ -178,7 +178,7 @@ impl Image {
         Self::open_compressing(path, access, subvolid, None)
     }
 
-    /// As with [`Access::Read`], and metadata dumps, too: for what needs names and attributes only.
+    /// Opens an image or a metadata dump for reading names and attributes only.
     pub(crate) fn open_metadata(
         path: &Path,
         force: bool,
@@ -232,8 +232,7 @@ impl Image {
         } else if info.has_unreplayed_log {
             print::say(&format!(
                 "larder: note: {name} was not unmounted cleanly and has a log; showing its last \
-                    commit (a mount, \
-                 also -o ro, shows what was fsynced after it, too)"
+                 commit (a mount, also -o ro, shows what was fsynced after it, too)"
             ));
         }
         Ok(Self { fs, name })
@@ -283,6 +282,18 @@ impl Image {
     /// Does the last component exist? (An error of another kind counts as "no".)
     pub(crate) fn lookup(&self, path: &[u8], follow: bool) -> Option<Attr> {
         self.walk(path, follow).ok().map(|(_, attr)| attr)
+    }
+
+    /// Names and inodes of a directory in its own order, without `.` and `..`.
+    pub(crate) fn entries(&self, dir: InodeId) -> anyhow::Result<Vec<(Vec<u8>, InodeId)>> {
+        let mut out = Vec::new();
+        self.fs.readdir(dir, 0, &mut |e| {
+            if !matches!(e.name, b"." | b"..") {
+                out.push((e.name.to_vec(), e.id));
+            }
+            true
+        })?;
+        Ok(out)
     }
 
     /// `IMAGE:/path` for messages.
@@ -342,8 +353,7 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
         Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),
         Err(e) if e.to_string().contains("the log cannot be replayed") => Some(
             "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last \
-                commit; as a last \
-             resort, `larder rescue zero-log` drops it",
+             commit; as a last resort, `larder rescue zero-log` drops it",
         ),
         Err(e) if e.to_string().contains("is the image truncated") => Some(
             "get the whole image again; of this part `larder restore` copies what can still be \

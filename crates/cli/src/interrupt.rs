@@ -1,8 +1,8 @@
-//! Ctrl-C (SIGINT) and SIGTERM during work that leaves something behind when it just stops: half a
-//! file, a directory without its permissions, a commit that was not made.
+//! Ctrl-C (SIGINT) and SIGTERM during work that must not just stop: it would leave half a file, a
+//! directory without its permissions, or a commit that was not made.
 //!
-//! Such work asks now and then whether it is to end, ends in order, and says so; then the process
-//! ends by the signal that asked for it, as a shell expects. A second signal ends it at once. A
+//! Such work checks now and then whether it has to end. It then ends in order and says so, and the
+//! process ends by the signal, as a shell expects. A second signal ends the process at once. A
 //! signal that the process was started to ignore, such as Ctrl-C for a script's background jobs,
 //! stays ignored.
 
@@ -46,10 +46,10 @@ impl Interrupt {
         this
     }
 
-    /// Goes on only while nobody has asked for the end.
+    /// Goes on only while no signal has come.
     ///
     /// # Errors
-    /// Somebody has.
+    /// A signal has come.
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
         match i32::try_from(self.0.load(Relaxed)) {
             Ok(0) | Err(_) => Ok(()),

@@ -1,14 +1,14 @@
 //! The `larder` command.
 //!
 //! Only this crate talks to people: it parses arguments, prints, asks nothing, and turns errors
-//! into sentences, hints and exit codes. Each subcommand is one file of `commands`; what several of
-//! them need has a module here.
+//! into sentences, hints and exit codes. Each subcommand is one file or folder of `commands`. What
+//! several of them need has a module here, which uses no command.
 //!
 //! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it
 //! follows the conventions of mount(8) instead (module `helper`).
 //!
-//! It is a library with a small program around it so that fuzzers can call subcommands without
-//! starting a process for each; nothing else is meant to.
+//! The crate is a library with a small program around it, so that fuzzers can call subcommands
+//! without starting a process for each. It is meant for no other user.
 
 mod args;
 mod attach;
@@ -22,13 +22,17 @@ mod interrupt;
 mod log;
 mod mount_options;
 mod mount_table;
+mod mounted;
 mod print;
+mod raw;
 mod size;
 mod state;
+mod subvolumes;
 mod target;
 mod utab;
 
-use clap::Parser;
+use args::Cli;
+use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -48,9 +52,9 @@ pub fn main() -> ExitCode {
         }
         _ => {}
     }
-    let cli = args::Cli::parse();
+    let cli = Cli::parse();
     log::start(cli.verbose);
-    match commands::run(cli.command) {
+    match commands::run(cli.command, Cli::command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failure::report(&e),
     }
@@ -62,6 +66,6 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// Those lines: the command line is not understood, or the command failed.
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> Result<(), String> {
-    let cli = args::Cli::try_parse_from(argv).map_err(|e| e.to_string())?;
-    commands::run(cli.command).map_err(|e| failure::text(&e))
+    let cli = Cli::try_parse_from(argv).map_err(|e| e.to_string())?;
+    commands::run(cli.command, Cli::command).map_err(|e| failure::text(&e))
 }

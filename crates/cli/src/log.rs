@@ -1,9 +1,9 @@
-//! What the layers below have to say while they work: lines on standard error.
+//! Events of the layers below, as lines on standard error.
 //!
-//! People get warnings and errors in the words of the command, `larder: warning: …`, of each kind a
-//! few: a full disk can lose a thousand files, and the command's own error says what that means.
-//! With `-v`, or `LARDER_LOG` set (as `RUST_LOG` elsewhere), everything that was asked for is
-//! shown, with where it comes from.
+//! People get warnings and errors as lines of the command, `larder: warning: …`. Of each kind only
+//! the first few are shown: a full disk can lose a thousand files, and the command's own error says
+//! what that means. With `-v`, or with `LARDER_LOG` set as `RUST_LOG` is elsewhere, all events of
+//! the chosen level are shown, with their origin.
 
 use crate::print;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Of each kind so many are shown.
+/// How many events of each kind are shown.
 const SHOWN: u32 = 5;
 
 /// Begins to show.

@@ -1,9 +1,8 @@
 //! `-o` of `larder mount` and of the mount helper.
 //!
-//! Three kinds of words come here: Larder's own; generic ones, which mount(8) and fstab know and
-//! which mean the same for every file system; and mistakes. A mistake must not pass as one of the
-//! others — an option that is silently ignored is a promise not kept — so whatever is not known is
-//! an error. Words later in the list win.
+//! An option is one of Larder's own, a generic one that mount(8) and fstab know for every file
+//! system, or a mistake. An option that is silently ignored is a promise not kept, so an unknown
+//! option is an error. Later options win over earlier ones.
 
 pub(crate) mod whole;
 
@@ -14,18 +13,18 @@ use larder_volume::Caching;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// What the words amount to.
+/// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)]
 pub(crate) struct MountWishes {
     pub(crate) read_only: bool,
-    /// `None`: as usual for who mounts.
     pub(crate) nosuid: bool,
     pub(crate) nodev: bool,
     pub(crate) noexec: bool,
     pub(crate) synchronous: bool,
     pub(crate) dirsync: bool,
     pub(crate) allow_other: bool,
+    /// `None`: as is usual for the user that mounts.
     pub(crate) default_permissions: Option<bool>,
     pub(crate) no_log_replay: bool,
     pub(crate) writeback: bool,
@@ -102,9 +101,9 @@ Options for -o (comma-separated; -o may be repeated):
                         or compression; or not
   nodatasum, datasum    new files have no checksums; or have
   allow_other           let other users in, with the rights that the files give
-                        them; otherwise nobody but the user who mounts can
-                        enter, and that goes for root's mounts (fstab's, too).
-                        Ordinary users need user_allow_other in fuse.conf(5)
+                        them; otherwise only the user who mounts can enter, even
+                        if that is root (as with fstab). Ordinary users need
+                        user_allow_other in fuse.conf(5)
   default_permissions   let the kernel check permissions even for an owner-only
                         mount
   notreelog, treelog    make each fsync a commit of everything; or not
@@ -209,7 +208,7 @@ impl MountWishes {
             }
             "remount" => {
                 return Err(
-                    "remounting is mount(8)'s business: `mount -o remount,ro DIRECTORY` as root \
+                    "mount(8) is the command for a remount: `mount -o remount,ro DIRECTORY` as root \
                      (`mount -i -o …` where the mount helper is not installed)"
                         .into(),
                 );
@@ -229,7 +228,7 @@ impl MountWishes {
         Ok(())
     }
 
-    /// Words without a value. True if it was one.
+    /// Applies an option without a value; false if it is none of these.
     fn flag(&mut self, name: &str, value: Option<&str>) -> bool {
         if value.is_some() && !matches!(name, "user") {
             return false;
@@ -279,8 +278,8 @@ impl MountWishes {
     }
 }
 
-/// Generic words that say nothing to us: they are for fstab's readers, or ask for what Larder does
-/// anyway.
+/// Generic options that change nothing: they are for other programs that read fstab, or ask for
+/// what Larder does anyway.
 fn passes(name: &str, value: Option<&str>) -> bool {
     if name.starts_with("x-") || name.starts_with("X-") {
         return true;
@@ -325,7 +324,7 @@ fn switch(tuning: &mut Tuning, name: &str) -> Result<(), String> {
         _ => {
             return Err(format!(
                 "tuning={name}: use whole-inodes, locked-copies, log-waits or log-alone, joined \
-                    by +"
+                 by +"
             ));
         }
     }
@@ -468,7 +467,8 @@ mod tests {
     #[test]
     fn generic_options_pass_and_later_ones_win() {
         let w = ok(&[
-            "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,nodiratime",
+            "defaults,noauto,nofail,_netdev,x-systemd.automount,x-a=b,comment=x,relatime,noatime,\
+             nodiratime",
         ]);
         assert_eq!(w, MountWishes::default());
         let w = ok(&["ro,user,rw,suid"]);

@@ -1,7 +1,6 @@
 //! What is mounted where, from `/proc/thread-self/mountinfo`.
 //!
-//! The table is asked instead of the mount point itself, for the mount point of a daemon that is
-//! gone answers nothing.
+//! The table is read, not the mount point: if its daemon is gone, a mount point gives only errors.
 
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
@@ -85,11 +84,11 @@ fn parse(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Why a path could not be used that leads into a Larder mount of somebody else: the kernel lets
-/// nobody in, not even root.
+/// Why a path into another user's Larder mount is refused: the kernel lets nobody else in, not even
+/// root.
 pub(crate) fn why_denied(path: &Path) -> Option<String> {
     let path = std::path::absolute(path).ok()?;
-    // As it is written: a path that leads into such a mount cannot be resolved.
+    // The path stays as it is written: inside such a mount it cannot be resolved.
     let mounts = all().ok()?.into_iter().filter(|m| path.starts_with(&m.point));
     let mount = mounts.max_by_key(|m| m.point.as_os_str().len())?;
     let owner = mount.user.filter(|u| *u != rustix::process::getuid().as_raw())?;

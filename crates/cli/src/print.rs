@@ -1,8 +1,8 @@
 //! Output that several commands share: lines, JSON, raw names, times, progress.
 //!
-//! Nothing here panics because somebody has closed a pipe or a disk is full: what cannot be written
-//! to standard output is an error, what cannot be written to standard error is lost. What a
-//! terminal would obey is shown as an escape.
+//! A closed pipe or a full disk is no reason to panic: text that cannot be written to standard
+//! output is an error, and text that cannot be written to standard error is lost. Characters that a
+//! terminal would obey are shown as escapes.
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -23,7 +23,7 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     writeln!(std::io::stdout().lock(), "{text}").context(STDOUT)
 }
 
-/// What an error of standard output is about.
+/// The context of errors of standard output.
 pub(crate) const STDOUT: &str = "standard output";
 
 /// Prints one line for people on standard error: a note, a warning, an error. If nobody can read
@@ -32,7 +32,7 @@ pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// The same, where it does not matter whether somebody reads to the end.
+/// The same, but a reader that stops early is no error.
 pub(crate) fn unless_closed(printed: anyhow::Result<()>) -> anyhow::Result<()> {
     printed.or_else(|e| if is_closed_pipe(&e) { Ok(()) } else { Err(e) })
 }
@@ -53,9 +53,9 @@ pub(crate) fn uuid(bytes: [u8; 16]) -> String {
     uuid::Uuid::from_bytes(bytes).to_string()
 }
 
-/// A name as it can be shown: control characters (a terminal would obey them), those that change
-/// the direction of writing (what is shown would not be what is there), and bytes that are not
-/// UTF-8 become escapes.
+/// A name as it can be shown. Control characters become escapes because a terminal would obey them,
+/// characters that change the direction of writing because the name would look like another, and
+/// bytes that are not UTF-8 because they cannot be shown.
 pub(crate) fn name(raw: &[u8]) -> String {
     let mut out = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {
@@ -73,8 +73,8 @@ pub(crate) fn name(raw: &[u8]) -> String {
     out
 }
 
-/// Text that may have names in it which are not escaped, such as an error of a library or of
-/// another process: the same, except that a backslash stays.
+/// Text that may contain names without escapes, such as an error of a library or of another
+/// process. As [`name`], but a backslash stays.
 pub(crate) fn harmless(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -92,7 +92,7 @@ pub(crate) fn path(path: &Path) -> String {
     name(path.as_os_str().as_bytes())
 }
 
-/// Would a terminal do something else with it than show it where it stands?
+/// Would a terminal obey it, or show it in another place?
 fn is_harmful(c: char) -> bool {
     c.is_control() || turns(c)
 }
@@ -100,7 +100,8 @@ fn is_harmful(c: char) -> bool {
 /// Does it change the direction of what stands around it? All of Unicode's `Bidi_Control`, and the
 /// separators of lines and paragraphs.
 fn turns(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}')
+        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `2026-11-21 15:28:22` in UTC.

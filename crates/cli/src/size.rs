@@ -50,6 +50,20 @@ pub(crate) fn human(bytes: u64) -> String {
     format!("{value:.2}{}", UNITS[unit - 1])
 }
 
+/// A part of a whole, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) part: u64,
+    pub(crate) whole: u64,
+}
+
+impl Share {
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn percent(self) -> f64 {
+        if self.whole == 0 { 0.0 } else { self.part as f64 / self.whole as f64 * 100.0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,23 +1,21 @@
-//! What a mount's daemon leaves for others to find: a file that says who it is, and whose lock says
-//! that it lives.
+//! State files: how other processes find the daemon of a mount, and wait for its end.
 //!
-//! `larder umount` has to return only when the daemon has exited, and with its result. Neither can
-//! be asked of the kernel: a plain FUSE unmount returns at once. So the daemon keeps a file per
-//! mount, holds an exclusive lock on it for as long as it lives — the kernel lets go of it however
-//! the process ends — and writes its result there as its last act. Whoever waits opens the file
-//! before unmounting, then waits for the lock and for the process. A file without a result whose
-//! lock is free belonged to a daemon that was killed.
+//! `larder umount` returns when the daemon has exited, and with the daemon's result. The kernel
+//! gives neither: a plain FUSE unmount returns at once. So the daemon keeps a file for each mount,
+//! and holds an exclusive lock on it as long as it lives; the kernel releases the lock however the
+//! process ends. Its last act is to write its result to the file. A waiter opens the file before it
+//! unmounts, then waits for the lock and for the process. A file with a free lock and no result
+//! belonged to a daemon that was killed.
 //!
-//! A daemon may serve several mounts of its image and has a file for each. When one of them ends
-//! and others stay, what was written is made durable, the result is left in its file, and the lock
-//! of that file alone is given back: the daemon goes on, and is not waited for.
+//! A daemon with several mounts has a file for each. When one of the mounts ends and others stay,
+//! its data is made durable, the result goes to its file, and only the lock of that file is
+//! released: the waiter does not wait for the process.
 //!
-//! Somebody may unmount without waiting (umount(2) does, and `umount -i`), and use the image or the
-//! directory again at once. For them the file says how far the daemon has come, so that one that is
-//! ending can be waited for.
+//! umount(2) and `umount -i` do not wait, and the image or the directory may be used again at once.
+//! For that case the file has the daemon's [`Stage`]: a program can wait for one that is ending.
 //!
 //! Files lie in `/run/larder` (root), `$XDG_RUNTIME_DIR/larder`, or a private directory in the
-//! directory for temporary files, and are named after the mount point and the mount namespace.
+//! directory for temporary files. They are named after the mount point and the mount namespace.
 
 use crate::{mount_table, utab};
 use anyhow::{Context, bail};
@@ -40,11 +38,11 @@ pub(crate) struct Record {
     pub(crate) read_only: bool,
     #[serde(default)]
     pub(crate) stage: Stage,
-    /// A process that sees the mount, where the daemon may not: that of a further mount lives where
-    /// it was asked for.
+    /// A process that sees the mount, if the daemon may not: a further mount lives in the mount
+    /// namespace of its requester.
     #[serde(default)]
     pub(crate) witness: Option<u32>,
-    /// The mount has ended, and its daemon has others.
+    /// The mount has ended, and its daemon serves others.
     #[serde(default)]
     pub(crate) daemon_goes_on: bool,
     /// How the daemon ended; absent while it lives, and for ever if it was killed.
@@ -69,7 +67,7 @@ pub(crate) enum Stage {
 pub(crate) enum Outcome {
     /// Everything is durable.
     Clean,
-    /// Something is not, or not known to be; why.
+    /// Something is not durable, or not known to be; why.
     Failed(String),
 }
 
@@ -98,8 +96,8 @@ impl Claim {
                 }
                 bail!("{} is in use: it already has a Larder mount", mountpoint.display());
             }
-            // Whoever had the lock may have taken the file away: then this is not the one that
-            // others will find.
+            // The last holder of the lock may have removed the file: others would not find this
+            // one.
             if is_at(&file, &path) {
                 break file;
             }
@@ -114,7 +112,7 @@ impl Claim {
             daemon_goes_on: false,
             result: None,
         };
-        // From somebody who was killed.
+        // The record of a daemon that was killed.
         file.set_len(0)?;
         let mut claim = Self { file, record, written: 0 };
         claim.save()?;
@@ -151,16 +149,16 @@ impl Claim {
         &self.file
     }
 
-    /// Tells how far the daemon has come; nothing depends on anybody hearing it.
+    /// Writes down how far the daemon has come. Nothing depends on a reader of it.
     pub(crate) fn reached(&mut self, stage: Stage) {
         self.record.stage = stage;
         if let Err(e) = self.save() {
-            tracing::warn!("the state of the mount cannot be told: {e:#}");
+            tracing::warn!("the state of the mount cannot be written: {e:#}");
         }
     }
 
-    /// The daemon's last act but one before it exits. Whoever waits has the file open already, so
-    /// that after good news it may be [tidied up](tidy_up); bad news stay for those who come later.
+    /// The daemon's last act but one before it exits. The waiter has the file open already, so the
+    /// file may be [removed](tidy_up) after a good result. A bad one stays for later waiters.
     pub(crate) fn finish(mut self, result: Outcome) -> anyhow::Result<()> {
         self.record.result = Some(result);
         let saved = self.save();
@@ -187,7 +185,7 @@ impl Claim {
 
     fn save(&mut self) -> anyhow::Result<()> {
         let mut text = serde_json::to_vec(&self.record)?;
-        // In one piece over what was there, so that whoever reads meanwhile finds one or the other.
+        // One write over the old text, so that a reader finds one text or the other.
         text.resize(text.len().max(self.written), b' ');
         self.written = text.len();
         self.file.write_all_at(&text, 0)?;
@@ -195,8 +193,8 @@ impl Claim {
     }
 }
 
-/// Takes away the file of a daemon that has ended well, or has not come to mount; to be called
-/// while it still lives, by itself or, where it is in its sandbox, by another process.
+/// Removes the file of a daemon that has ended well or never had a mount. Called while the daemon
+/// still lives: by itself, or by another process if it is in its sandbox.
 pub(crate) fn tidy_up(mountpoint: &Path) {
     utab::remove(mountpoint);
     if let Ok(Some(mut watch)) = Watch::find(mountpoint, None)
@@ -241,13 +239,12 @@ impl Watch {
         Some(watch)
     }
 
-    /// Waits for the daemon's end if its mount is gone. False if that is still there, or in use out
-    /// of sight.
+    /// Waits for the daemon's end if its mount is gone. False if the mount is still there, or in
+    /// use out of sight.
     pub(crate) fn sees_the_end(&mut self) -> bool {
-        /// Between the end of a mount and the daemon's learning of it lies nothing but its being
-        /// scheduled.
+        /// The daemon learns of the end of a mount as soon as it is scheduled.
         const STEPS: u32 = 200;
-        /// Of one mount among several nothing tells but the lock.
+        /// The end of one mount among several shows only by its lock.
         const FIRST_NS: i64 = 200_000;
         const STEP_NS: i64 = 50_000_000;
         for n in 0..STEPS {
@@ -257,7 +254,7 @@ impl Watch {
             let patience = match self.record() {
                 Ok(r) if r.stage == Stage::Ending => return self.wait_for_lock().is_ok(),
                 Ok(r) if r.stage == Stage::Starting || is_mounted(&r) => return false,
-                // Just being written, perhaps.
+                // The record may just be being written.
                 _ => rustix::event::Timespec {
                     tv_sec: 0,
                     tv_nsec: (FIRST_NS << n.min(20)).min(STEP_NS),
@@ -289,8 +286,8 @@ impl Watch {
         free
     }
 
-    /// Has the daemon been killed and not come to its end yet? It may wait in the kernel for what
-    /// only an answer of its own could release.
+    /// Has the daemon been killed, but not ended yet? It may wait in the kernel for an answer that
+    /// only it could give.
     pub(crate) fn is_being_killed(&mut self) -> bool {
         if self.process.is_none() {
             return false;
@@ -314,7 +311,7 @@ impl Watch {
 
     /// What the daemon says about itself.
     pub(crate) fn record(&mut self) -> anyhow::Result<Record> {
-        /// Reading is no more atomic than what is copied meanwhile.
+        /// A record may be read while it is written.
         const ATTEMPTS: u32 = 100;
         for _ in 1..ATTEMPTS {
             match self.read() {
@@ -332,8 +329,8 @@ impl Watch {
         serde_json::from_str(&text).with_context(|| format!("{} is damaged", self.path.display()))
     }
 
-    /// Waits until the daemon is done with the mount and, unless it has others, gone; takes its
-    /// file away, and returns how it ended; `None` for one that was killed.
+    /// Waits until the daemon is done with the mount and, unless it has others, has exited. Removes
+    /// its file and returns how it ended; `None` for a daemon that was killed.
     pub(crate) fn wait(mut self) -> anyhow::Result<Option<Outcome>> {
         self.wait_for_lock()?;
         let goes_on = self.record().is_ok_and(|r| r.daemon_goes_on);
@@ -342,7 +339,7 @@ impl Watch {
             while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
         }
         let outcome = self.record().map(|r| r.result);
-        // Ours to take away only if it is still this one: a new daemon may have made its own since.
+        // A new daemon may have made its own file since: that one stays.
         let same = |m: fs::Metadata| self.file.metadata().is_ok_and(|f| f.ino() == m.ino());
         if fs::symlink_metadata(&self.path).is_ok_and(same) {
             let _ = fs::remove_file(&self.path);
@@ -351,8 +348,8 @@ impl Watch {
     }
 }
 
-/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then it is in
-/// use by somebody who will not end by himself.
+/// Waits for the daemons of `image` whose mounts are gone. False if there was none: then the user
+/// of the image does not end by itself.
 pub(crate) fn wait_for_the_end(image: &Path) -> bool {
     let Ok(image) = fs::canonicalize(image) else { return false };
     let files =
@@ -363,7 +360,7 @@ pub(crate) fn wait_for_the_end(image: &Path) -> bool {
     })
 }
 
-/// Where a daemon has mounted `image`, if one that can be found has.
+/// Where `image` is mounted, if its daemon can be found.
 pub(crate) fn mounted_on(image: &Path) -> Option<PathBuf> {
     let image = fs::canonicalize(image).ok()?;
     let files =
@@ -385,7 +382,7 @@ fn is_killed(status: &str) -> bool {
 
 /// Is the mount there, where its daemon lives?
 fn is_mounted(record: &Record) -> bool {
-    // Unreadable: the daemon is just ending, or hidden.
+    // The table cannot be read if the daemon is just ending, or hidden.
     mount_table::of_process(record.witness.unwrap_or(record.pid))
         .is_ok_and(|table| table.iter().any(|m| m.point == record.mountpoint && m.is_larder()))
 }

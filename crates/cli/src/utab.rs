@@ -1,14 +1,13 @@
 //! The line by which umount(8) finds our helper.
 //!
-//! Given an absolute path, umount(8) asks `statfs` for the type of the file system, which for every
-//! kind of FUSE mount is just `fuse`, and finds no `umount.fuse.larder` then: it would return while
-//! the daemon is still writing. It takes the time to look at the mount table, which has the whole
-//! type, if libmount's table of user-space options (`/run/mount/utab`) knows the directory. So a
-//! mount by root enters itself there, as libmount would: under the lock `utab.lock`, in a new file
-//! that replaces the old one. Whoever ends the mount takes the line away.
+//! Given an absolute path, umount(8) asks `statfs` for the type of the file system. For every kind
+//! of FUSE mount the answer is just `fuse`, so umount(8) finds no `umount.fuse.larder`, and returns
+//! while the daemon is still writing. It looks for the whole type in the mount table only if
+//! libmount's table of user-space options (`/run/mount/utab`) has the directory. So a mount by root
+//! adds a line there, as libmount would: under the lock `utab.lock`, in a new file that replaces
+//! the old one. The process that ends the mount removes the line.
 //!
-//! Without the table everything works but that one thing; problems with it are therefore nobody's
-//! business.
+//! Without the table only that one thing does not work, so errors with it are logged and no more.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, OpenOptions};
@@ -89,7 +88,7 @@ fn replace(dir: &Path, mountpoint: &Path, entry: Option<&[u8]>) -> io::Result<()
         read => read?,
     };
     let Some(new) = changed(&old, mountpoint, entry) else { return Ok(()) };
-    // Its name is ours alone: we have the lock.
+    // No other process uses this name: we hold the lock.
     let draft = dir.join("utab.larder");
     let _ = fs::remove_file(&draft);
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o644).open(&draft)?;

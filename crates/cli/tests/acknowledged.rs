@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::crash::{Acknowledged, Stage, kill_points, ready};
+use common::crash::{Acknowledged, KillPoints, Stage, ready};
 use larder_simtest::oracle::Need;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, mpsc};
 
-/// Transactions of a database, each of which says so once it is durable.
+/// A script of transactions, each of which prints its number once it is durable.
 fn transactions(journal: &str, synchronous: &str, count: u64) -> String {
     let mut script = format!(
         ".bail on\nPRAGMA journal_mode={journal};\nPRAGMA synchronous={synchronous};\nPRAGMA \
@@ -27,8 +27,8 @@ fn transactions(journal: &str, synchronous: &str, count: u64) -> String {
     for n in 1..=count {
         let len = 10 + n * 397 % 3000;
         script += &format!(
-            "BEGIN; INSERT INTO t VALUES ({n}, {len}, printf('%0{len}d', {n})); \
-             UPDATE total SET n = n + 1, len = len + {len}; COMMIT;\n.print done {n}\n"
+            "BEGIN; INSERT INTO t VALUES ({n}, {len}, printf('%0{len}d', {n})); UPDATE total SET \
+             n = n + 1, len = len + {len}; COMMIT;\n.print done {n}\n"
         );
     }
     script
@@ -45,17 +45,17 @@ fn sqlite(database: &Path, question: &str) -> String {
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
-/// Kills the daemon under a database that writes its journal like this; so many of the last
-/// transactions may be missing.
+/// Kills the daemon under a database with this kind of journal. Of the last transactions `missing`
+/// may be missing.
 fn database(journal: &str, synchronous: &str, missing: u64) {
     if !ready(&[Need::Sqlite]) {
         return;
     }
-    for at in kill_points(40, 17) {
+    for at in (KillPoints { first: 40, step: 17 }).all() {
         let mut stage = Stage::new("256M");
         let script = stage.image().with_extension("sql");
         fs::write(&script, transactions(journal, synchronous, 5000)).unwrap();
-        // Line by line: what is said counts at once.
+        // Line by line, so that each transaction counts at once.
         let mut program = Command::new("stdbuf")
             .args(["-oL", "sqlite3", "-batch"])
             .arg(stage.at("db"))
@@ -121,7 +121,7 @@ fn a_database_with_a_rollback_journal_has_all_it_acknowledged() {
     database("delete", "FULL", 1);
 }
 
-/// How far a message has come, as far as anybody was told.
+/// How far a message has come, as far as was acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Delivered,
@@ -129,9 +129,12 @@ enum Fate {
     Removed,
 }
 
-type Mailbox = Mutex<BTreeMap<(u64, u64), Fate>>;
+/// Which message of which thread.
+type Number = (u64, u64);
 
-fn message(thread: u64, n: u64) -> Vec<u8> {
+type Mailbox = Mutex<BTreeMap<Number, Fate>>;
+
+fn message((thread, n): Number) -> Vec<u8> {
     let len = (n * 797 + thread * 1311) % 20_000;
     (0..len).map(|i| (i / 7 * 31 + n * 5 + thread) as u8).collect()
 }
@@ -142,7 +145,7 @@ fn deliver(stage: &Stage, thread: u64, mailbox: &Mailbox, acknowledged: &Acknowl
     let sync_dir = || File::open(stage.at("new"))?.sync_all();
     acknowledged.until_the_end(|n| {
         let mut file = File::create(path("tmp", n))?;
-        file.write_all(&message(thread, n))?;
+        file.write_all(&message((thread, n)))?;
         file.sync_all()?;
         fs::rename(path("tmp", n), path("new", n))?;
         sync_dir()?;
@@ -192,10 +195,7 @@ fn mail(mut stage: Stage, at: u64, end: &(dyn Fn() + Sync)) {
                 let key = (thread.parse().unwrap(), n.parse().unwrap());
                 // Its data was durable before it got its name.
                 if dir == "new" {
-                    assert!(
-                        fs::read(entry.path()).unwrap() == message(key.0, key.1),
-                        "{name} is not whole"
-                    );
+                    assert!(fs::read(entry.path()).unwrap() == message(key), "{name} is not whole");
                 }
                 assert_eq!(found.insert(key, dir), None, "{name} is there twice");
             }
@@ -215,7 +215,7 @@ fn delivered_mail_is_there_after_the_daemon_was_killed() {
     if !ready(&[]) {
         return;
     }
-    for at in kill_points(200, 61) {
+    for at in (KillPoints { first: 200, step: 61 }).all() {
         let stage = Stage::new("256M");
         let death = stage.death();
         mail(stage, at, &death);
@@ -227,7 +227,7 @@ fn delivered_mail_is_there_after_the_daemon_had_too_little_memory() {
     if !ready(&[Need::MemoryCgroup]) {
         return;
     }
-    for at in kill_points(100, 61) {
+    for at in (KillPoints { first: 100, step: 61 }).all() {
         let stage = Stage::with_limit("1G", 160 << 20);
         // What is written counts as the daemon's, and is more than it may have.
         let glutton = stage.at("glutton");

@@ -1,4 +1,4 @@
-//! Images that Larder must refuse, each with words that say why, and devices that are full.
+//! Images that Larder must refuse, each with a message that says why, and devices that are full.
 
 mod common;
 

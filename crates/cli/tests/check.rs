@@ -132,7 +132,7 @@ fn what_cannot_be_checked_is_said_with_what_helps() {
     let run = larder(args!["check", &text]).fails(2, "give the partition");
     assert_eq!(run.err.matches(&*text.to_string_lossy()).count(), 1, "{}", run.err);
     larder(args!["check", "/dev/null"]).fails(2, "give an image file or a block device");
-    // Who looks for what is lost is not told to make something new.
+    // A command that looks for lost data must not suggest a new file system.
     let run = larder(args!["check", dir.path().join("missing")]).fails(2, "No such file");
     assert!(!run.err.contains("mkfs"), "{}", run.err);
     let image = dir.path().join("a.img");

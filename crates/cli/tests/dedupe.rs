@@ -36,8 +36,8 @@ fn used(target: impl AsRef<std::ffi::OsStr>) -> u64 {
     json["space"]["data"]["used"].as_u64().unwrap()
 }
 
-/// Trees with much in common: whole files, parts at block borders, tails; also what differs by one
-/// byte, what is in leaves, holes.
+/// Trees with much in common: whole files, parts at block borders, tails. Also files that differ by
+/// one byte, data in leaves, and holes.
 fn fill(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let a = noise(1, 3_000_001);
@@ -69,7 +69,7 @@ fn fill(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// What can be saved of it: by whole blocks of 128 KiB, and tails.
+/// Bytes that can be saved: by whole blocks of 128 KiB, and tails.
 const SAVED: u64 = {
     let block = 128 << 10;
     // The copy; all blocks but one of what differs by a byte, its tail too; a megabyte of the part,

@@ -1,5 +1,5 @@
-//! Metadata dumps as people meet them: what reads names and structures works, what needs data or
-//! writes is refused by name.
+//! Metadata dumps as people meet them: commands that read names and structures work. Commands that
+//! need data or write are refused by name.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn dumps(image: &Path) -> Vec<(&'static str, PathBuf)> {
     out
 }
 
-/// It said that it is a dump.
+/// Standard error says that the image is a dump.
 #[track_caller]
 fn told(run: Run) -> Run {
     assert!(run.err.contains("is a metadata dump"), "{}", run.err);

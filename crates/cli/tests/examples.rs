@@ -1,9 +1,9 @@
 //! Every command line that the README, the manual and the help texts show does what a person expects
 //! of it: it works, as root and as an ordinary user.
 //!
-//! Each is run by a shell in a directory that has what they name — `disk.img`, `mnt`, `home`,
-//! `rootfs` — as it was at the start. What cannot be there is replaced: devices by files, addresses
-//! by those of this image.
+//! A shell runs each of them in a directory that has what they name: `disk.img`, `mnt`, `home`,
+//! `rootfs`, each as it was at the start. What cannot be there is replaced: devices by files,
+//! addresses by those of this image.
 
 mod common;
 
@@ -18,7 +18,7 @@ const NOBODY: u32 = 65534;
 /// Where examples mount.
 const PLACES: [&str; 2] = ["mnt", "home"];
 
-/// What stands for a user's directory.
+/// The directory that replaces a user's own.
 struct Playground {
     dir: tempfile::TempDir,
     user: u32,
@@ -152,7 +152,7 @@ impl Drop for Playground {
     }
 }
 
-/// What a person has done before.
+/// What the examples presuppose.
 fn preparation(line: &str) -> &'static str {
     // A new image, or one that is made over.
     if line.contains("mkfs") && line.contains("sdb1.img") {

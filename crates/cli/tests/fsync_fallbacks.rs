@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 const THREADS: u64 = 16;
 
-/// Has all threads do so many rounds; what the daemon counts about logs afterwards.
+/// Runs the rounds in all threads. Returns what the daemon counts about logs afterwards.
 fn load(
     stage: &Stage,
     rounds: u64,
@@ -37,7 +37,7 @@ fn load(
     stage.log_stats()
 }
 
-/// Calls, and those of them that were commits; says so.
+/// Prints and returns the number of calls, and how many of them were commits.
 fn commits(what: &str, log: &serde_json::Value) -> (u64, u64) {
     let count = |name: &str| log[name].as_u64().unwrap_or_else(|| panic!("no {name} in {log}"));
     let causes: Vec<(&String, u64)> = log
@@ -51,7 +51,7 @@ fn commits(what: &str, log: &serde_json::Value) -> (u64, u64) {
     let fsyncs = count("fsyncs");
     println!(
         "{what}: {fsyncs} fsyncs, {} with nothing to do, {} logged, {all} commits ({:.2} %): \
-            {:?}; {} batches of up to {}",
+         {:?}; {} batches of up to {}",
         count("fsyncs_with_nothing_to_do"),
         count("fsyncs_logged"),
         100.0 * all as f64 / fsyncs as f64,

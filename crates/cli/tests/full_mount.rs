@@ -96,7 +96,7 @@ fn what_is_full_is_said_in_words() {
     assert!(larder(args!["df", m.point()]).ok().text().contains("Not full"));
 }
 
-/// What somebody reads off a nearly full image, and what then really fits.
+/// What `larder df` says of a nearly full image, and what then really fits.
 #[test]
 fn what_is_said_to_be_available_can_be_written() {
     let Some(m) = Mounted::new("commit=1") else { return };

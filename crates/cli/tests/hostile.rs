@@ -1,5 +1,5 @@
-//! What commands print of images that were made to hurt them: the inputs that fuzzing kept
-//! (`fuzz/corpus/printers`), and some more made up here.
+//! Commands that print hostile images: the inputs that fuzzing kept (`fuzz/corpus/printers`), and
+//! some more that are made here.
 
 use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::PanicLog;
@@ -7,7 +7,7 @@ use larder_simtest::hostile::printers::{Run, print_some, printers};
 use larder_simtest::hostile::{noise, seeds};
 use std::path::Path;
 
-/// Sends what is printed nowhere until it is dropped: commands write past the test harness.
+/// Discards standard output until it is dropped: commands write past the test harness.
 struct Silence(std::os::fd::OwnedFd);
 
 impl Silence {
@@ -25,7 +25,7 @@ impl Drop for Silence {
     }
 }
 
-/// Runs what prints; the panics that it caused.
+/// Runs the commands that print, and returns their panics.
 fn print(log: &PanicLog, body: impl FnOnce(Run<'_>) -> std::io::Result<()>) -> Vec<String> {
     let _silence = Silence::new();
     let run = || body(&mut |argv| larder_cli::run(argv)).expect("a file in memory");
@@ -35,7 +35,7 @@ fn print(log: &PanicLog, body: impl FnOnce(Run<'_>) -> std::io::Result<()>) -> V
     panics
 }
 
-/// One test, for panics are the process's.
+/// One test, because the panic hook belongs to the process.
 #[test]
 fn printing_hostile_images_does_no_harm() {
     let log = PanicLog::start();

@@ -10,8 +10,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test at a time: a program that another thread is just starting has copies of our open files
-/// for a moment, and a mount with an open file cannot be unmounted.
+/// One test at a time: a program that another test starts holds all open files of this process for
+/// a moment, and a mount with an open file cannot be unmounted.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -12,8 +12,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test at a time: a program that another thread is just starting has copies of our open files
-/// for a moment, and a mount with an open file cannot be unmounted.
+/// One test at a time: a program that another test starts holds all open files of this process for
+/// a moment, and a mount with an open file cannot be unmounted.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,11 +42,11 @@ fn files(dir: &Path, out: &mut Vec<PathBuf>) {
 
 /// Inode, file offset, subvolume.
 type Use = (u64, u64, u64);
-/// Addresses, and who uses them.
+/// Addresses, and the files that use them.
 type Resolved = Vec<(u64, BTreeSet<Use>)>;
 
-/// An image with everything in it, and what `logical-resolve` says of some addresses: those of
-/// every so-many-th extent that any file has.
+/// An image with everything in it, and what `logical-resolve` says of some addresses: a sample of
+/// all extents of files.
 fn populated(dir: &Path, nodesize: &str) -> (PathBuf, Resolved, BTreeMap<String, u64>) {
     let image = dir.join("a.img");
     mkfs_btrfs(&image, 512 << 20, &["--nodesize", nodesize]).unwrap();

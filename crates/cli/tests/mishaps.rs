@@ -1,6 +1,6 @@
-//! What goes wrong for people: a wrong path, a full disk, output that nobody reads, a file that may
-//! not be read, names that a terminal would obey, Ctrl-C. Each says what and where, has its exit
-//! code, and leaves nothing half done behind.
+//! Mishaps of users: a wrong path, a full disk, output that nobody reads, a file that may not be
+//! read, names that a terminal would obey, Ctrl-C. Each message says what failed and where, each
+//! mishap has its exit code, and nothing is left half done.
 
 mod common;
 
@@ -35,7 +35,7 @@ impl Place {
     }
 }
 
-/// Bytes that do not become fewer.
+/// Bytes that do not compress.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 1u64;
     let next = || {
@@ -232,7 +232,7 @@ fn a_file_that_may_not_be_read_is_named_and_the_others_are_copied() {
     assert!(said.contains("larder: tree/sub/closed: Permission denied"), "{said}");
     let names = larder(args!["ls", "-R", inside(&image, "/tree")]).ok().text();
     assert!(names.contains("a\nsub\n") && names.contains(":\nz\n"), "{names}");
-    // Nor an image: whose it is, is said.
+    // Nor an image: the message says whose it is.
     std::fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).unwrap();
     std::os::unix::fs::chown(&image, Some(0), Some(0)).unwrap();
     run(&["ls", "a.img"])

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// One test at a time: a program that another thread is just starting has copies of our open files
-/// for a moment, and a mount with an open file cannot be unmounted.
+/// One test at a time: a program that another test starts holds all open files of this process for
+/// a moment, and a mount with an open file cannot be unmounted.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const MIB: u64 = 1 << 20;

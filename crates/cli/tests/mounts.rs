@@ -9,8 +9,8 @@ use larder_simtest::oracle::{KernelMount, Need, btrfs, btrfs_check, kernel_image
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 #[test]
 fn a_mount_is_ready_at_once_and_durable_and_gone_after_umount() {
@@ -21,7 +21,7 @@ fn a_mount_is_ready_at_once_and_durable_and_gone_after_umount() {
     std::os::unix::fs::symlink("some", s.at("link")).unwrap();
     let daemon = s.daemon();
     assert!(is_alive(daemon));
-    // Whoever writes is refused, and whoever reads.
+    // Writers are refused, and so are readers.
     larder(args!["ls", s.image()]).fails(2, "in use");
     larder(args!["ls", "--force", s.image()]).ok();
     larder(args!["mkfs", "--force", s.image()]).fails(2, "in use");
@@ -127,7 +127,7 @@ fn a_signal_ends_a_mount_that_is_in_use_with_its_last_user() {
     while s.is_mounted() {
         std::thread::yield_now();
     }
-    // Out of sight, but whoever has a file open can finish.
+    // Out of sight, but a process with an open file can finish.
     assert!(is_alive(daemon));
     held.write_all(b" and after").unwrap();
     drop(held);
@@ -158,7 +158,7 @@ fn options_are_honoured() {
     with("subvolid=4711").fails(2, "hint");
     with("subvolid=5").ok();
     larder(args!["umount", s.point()]).ok();
-    // Remounting is mount(8)'s business: through the helper, or without.
+    // mount(8) remounts, with the helper or without.
     s.mount();
     std::fs::write(s.at("before"), b"kept").unwrap();
     with("remount,ro").fails(2, "mount -o remount,ro");
@@ -235,110 +235,133 @@ fn the_mount_helper_follows_mount_8() {
     helper("umount.fuse.larder", &[&point]).fails(32, "not mounted");
 }
 
-#[test]
-fn an_ordinary_user_mounts_and_unmounts() {
-    let Some(s) = Scene::new() else { return };
-    const NOBODY: u32 = 65534;
-    for path in [s.dir(), &s.image(), &s.point()] {
-        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+const NOBODY: u32 = 65534;
+
+/// An ordinary user, with a program of the same user's.
+struct OrdinaryUser {
+    scene: Scene,
+    program: PathBuf,
+}
+
+impl OrdinaryUser {
+    /// Owns the scene. `None` where ordinary users cannot mount.
+    fn of(scene: Scene) -> Option<Self> {
+        for path in [scene.dir(), &scene.image(), &scene.point()] {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        // The command itself may lie where only root can look.
+        let program = scene.dir().join("larder");
+        // Not by this process: what another thread starts meanwhile would hold it open for writing,
+        // and it could not be run.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(&program).status();
+        assert!(copied.unwrap().success());
+        let reachable = scene.dir().ancestors().all(|p| {
+            use std::os::unix::fs::MetadataExt;
+            p == scene.dir() || std::fs::metadata(p).is_ok_and(|m| m.mode() & 0o001 != 0)
+        });
+        assert!(reachable, "the scratch directory can be reached by everybody");
+        let user = Self { scene, program };
+        let run = user.larder(&[Path::new("mount"), &user.scene.image(), &user.scene.point()]);
+        if run.code != 0 && ["fusermount3", "/dev/fuse"].iter().any(|w| run.err.contains(w)) {
+            assert!(!larder_simtest::oracle::required(), "{}", run.err);
+            eprintln!("skipped: needs fusermount3 and /dev/fuse for ordinary users: {}", run.err);
+            return None;
+        }
+        run.ok();
+        Some(user)
     }
-    // The command itself may lie where only root can look.
-    let program = s.dir().join("larder");
-    // Not by this process: what another thread starts meanwhile would hold it open for writing, and
-    // it could not be run.
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_larder")).arg(&program).status();
-    assert!(copied.unwrap().success());
-    let as_user = |args: &[&Path]| -> Run {
-        let mut c = Command::new(&program);
+
+    fn larder(&self, args: &[&Path]) -> Run {
+        let mut c = Command::new(&self.program);
         c.args(args).uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
         c.output().unwrap().into()
-    };
-    let reachable = s.dir().ancestors().all(|p| {
-        use std::os::unix::fs::MetadataExt;
-        p == s.dir() || std::fs::metadata(p).is_ok_and(|m| m.mode() & 0o001 != 0)
-    });
-    assert!(reachable, "the scratch directory can be reached by everybody");
-    let (image, point) = (s.image(), s.point());
-    let run = as_user(&[Path::new("mount"), &image, &point]);
-    if run.code != 0 && ["fusermount3", "/dev/fuse"].iter().any(|w| run.err.contains(w)) {
-        assert!(!larder_simtest::oracle::required(), "{}", run.err);
-        eprintln!("skipped: needs fusermount3 and /dev/fuse for ordinary users: {}", run.err);
-        return;
     }
-    run.ok();
+
+    fn host(&self, command: &str, args: &[&Path]) -> Output {
+        Command::new(command).args(args).uid(NOBODY).gid(NOBODY).output().unwrap()
+    }
+
+    fn own(&self, name: &str) -> PathBuf {
+        self.scene.dir().join(name)
+    }
+
+    /// A directory on the host with a file and a program that sets its user id.
+    fn make_tree(&self) {
+        std::fs::create_dir(self.own("tree")).unwrap();
+        std::fs::write(self.own("tree/file"), b"from a directory").unwrap();
+        let program = self.own("tree/program");
+        std::fs::write(&program, b"#!/bin/sh\n").unwrap();
+        for path in [&self.own("tree"), &self.own("tree/file"), &program] {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755))
+            .unwrap();
+    }
+}
+
+#[test]
+fn an_ordinary_user_mounts_and_unmounts() {
+    let Some(user) = Scene::new().and_then(OrdinaryUser::of) else { return };
+    let (image, point) = (user.scene.image(), user.scene.point());
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let line = table.lines().find(|l| l.contains(point.to_str().unwrap())).unwrap();
     assert!(line.contains("nosuid,nodev") && line.contains("user_id=65534"), "{line}");
-    as_user(&[Path::new("sync"), &point]).ok();
-    as_user(&[Path::new("umount"), &point]).ok();
-    assert!(!s.is_mounted());
-    // From nothing to files that go in and out, with no right that others do not have.
-    let own = |name: &str| s.dir().join(name);
-    let mine = own("mine.img");
-    as_user(&[Path::new("mkfs"), Path::new("--size"), Path::new("128M"), &mine]).ok();
-    std::fs::create_dir(own("tree")).unwrap();
-    std::fs::write(own("tree/file"), b"from a directory").unwrap();
-    let program = own("tree/program");
-    std::fs::write(&program, b"#!/bin/sh\n").unwrap();
-    for path in [&own("tree"), &own("tree/file"), &program] {
-        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
-    }
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755))
-        .unwrap();
-    as_user(&[Path::new("cp"), Path::new("-r"), &own("tree"), &inside(&mine, "/tree")]).ok();
-    as_user(&[Path::new("mount"), &mine, &point]).ok();
-    // The top is the user's, and what was copied in keeps its owner.
-    let host = |command: &str, args: &[&Path]| {
-        Command::new(command).args(args).uid(NOBODY).gid(NOBODY).output().unwrap()
-    };
-    for copy in ["tree/copy", "copy"] {
-        let copied = host("cp", &[&s.at("tree/file"), &s.at(copy)]);
-        assert!(copied.status.success(), "{copied:?}");
-    }
-    assert_eq!(host("cat", &[&s.at("tree/copy")]).stdout, b"from a directory");
-    let made = Command::new("mknod")
-        .arg(s.at("tree/null"))
-        .args(["c", "1", "3"])
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .output()
-        .unwrap();
-    assert!(!made.status.success(), "device nodes are root's to make");
-    let mode = host("stat", &[Path::new("-c"), Path::new("%a %u"), &s.at("tree/program")]);
-    assert_eq!(
-        String::from_utf8_lossy(&mode.stdout),
-        "4755 65534\n",
-        "kept, though not honoured here"
-    );
-    // Not even root may look in, unless asked for.
-    assert_eq!(
-        std::fs::read(s.at("tree/copy")).unwrap_err().kind(),
-        std::io::ErrorKind::PermissionDenied
-    );
-    as_user(&[Path::new("umount"), &point]).ok();
-    assert_eq!(as_user(&[Path::new("ls"), &mine]).ok().text(), "copy\ntree\n");
-    as_user(&[Path::new("cp"), &inside(&mine, "/tree/copy"), &own("tree/back")]).ok();
-    assert_eq!(std::fs::read(own("tree/back")).unwrap(), b"from a directory");
+    user.larder(&[Path::new("sync"), &point]).ok();
+    user.larder(&[Path::new("umount"), &point]).ok();
+    assert!(!user.scene.is_mounted());
     // Root finds the daemon of another user's mount.
-    as_user(&[Path::new("mount"), &image, &point]).ok();
-    let daemon = s.daemon();
+    user.larder(&[Path::new("mount"), &image, &point]).ok();
+    let daemon = user.scene.daemon();
     // It may not enter it, which FUSE grants nobody else.
     larder(args!["sync", &point]).fails(1, "only user 65534");
     larder(args!["umount", &point]).ok();
     assert!(!is_alive(daemon));
-    s.mount();
-    as_user(&[Path::new("sync"), &point]).fails(1, "-o allow_other");
-    as_user(&[Path::new("df"), &point]).fails(2, "only user 0, who mounted it");
+    user.scene.mount();
+    user.larder(&[Path::new("sync"), &point]).fails(1, "-o allow_other");
+    user.larder(&[Path::new("df"), &point]).fails(2, "only user 0, who mounted it");
     larder(args!["umount", &point]).ok();
     larder(args!["mount", "-o", "allow_other", &image, &point]).ok();
-    as_user(&[Path::new("sync"), &point]).ok();
-    as_user(&[Path::new("df"), &point]).ok();
+    user.larder(&[Path::new("sync"), &point]).ok();
+    user.larder(&[Path::new("df"), &point]).ok();
     larder(args!["umount", &point]).ok();
+}
+
+/// From nothing to files that go in and out, without any right of root's.
+#[test]
+fn an_ordinary_user_makes_an_image_and_fills_it() {
+    let Some(user) = Scene::new().and_then(OrdinaryUser::of) else { return };
+    let (point, at) = (user.scene.point(), |path: &str| user.scene.at(path));
+    user.larder(&[Path::new("umount"), &point]).ok();
+    let mine = user.own("mine.img");
+    user.larder(&[Path::new("mkfs"), Path::new("--size"), Path::new("128M"), &mine]).ok();
+    user.make_tree();
+    user.larder(&[Path::new("cp"), Path::new("-r"), &user.own("tree"), &inside(&mine, "/tree")])
+        .ok();
+    user.larder(&[Path::new("mount"), &mine, &point]).ok();
+    // The top is the user's, and what was copied in keeps its owner.
+    for copy in ["tree/copy", "copy"] {
+        let copied = user.host("cp", &[&at("tree/file"), &at(copy)]);
+        assert!(copied.status.success(), "{copied:?}");
+    }
+    assert_eq!(user.host("cat", &[&at("tree/copy")]).stdout, b"from a directory");
+    let null = at("tree/null");
+    let device: [&Path; 4] = [&null, Path::new("c"), Path::new("1"), Path::new("3")];
+    assert!(!user.host("mknod", &device).status.success(), "device nodes are root's to make");
+    let mode = user.host("stat", &[Path::new("-c"), Path::new("%a %u"), &at("tree/program")]);
+    let mode = String::from_utf8_lossy(&mode.stdout).into_owned();
+    assert_eq!(mode, "4755 65534\n", "kept, though not honoured here");
+    // Not even root may look in, unless asked for.
+    let refused = std::fs::read(at("tree/copy")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+    user.larder(&[Path::new("umount"), &point]).ok();
+    assert_eq!(user.larder(&[Path::new("ls"), &mine]).ok().text(), "copy\ntree\n");
+    user.larder(&[Path::new("cp"), &inside(&mine, "/tree/copy"), &user.own("tree/back")]).ok();
+    assert_eq!(std::fs::read(user.own("tree/back")).unwrap(), b"from a directory");
 }
 
 /// `umount -i`, and programs that call umount(2), return before the daemon has written everything.
 #[test]
-fn who_comes_after_a_hasty_unmount_waits_for_the_daemon() {
+fn commands_after_a_hasty_unmount_wait_for_the_daemon() {
     let Some(s) = Scene::new() else { return };
     let hasty = || {
         let unmounted = Command::new("umount").arg("-i").arg(s.point()).status().unwrap();
@@ -366,7 +389,7 @@ fn who_comes_after_a_hasty_unmount_waits_for_the_daemon() {
     hasty();
     larder(args!["mkfs", "--force", &other]).ok();
     assert_eq!(larder(args!["ls", s.image()]).ok().text(), "a\nb\nc\nd\n");
-    // Whoever has files open keeps the file system, out of sight.
+    // A process with open files keeps the file system, out of sight.
     s.mount();
     let held = std::fs::File::open(s.at("a")).unwrap();
     let daemon = s.daemon();
@@ -385,7 +408,7 @@ fn a_mount_bound_to_another_place_lives_until_that_goes() {
     std::fs::create_dir(&second).unwrap();
     rustix::mount::mount_bind(s.point(), &second).unwrap();
     let daemon = s.daemon();
-    // Neither waits for what does not come.
+    // Neither waits for an end that does not come.
     larder(args!["umount", s.point()]).ok();
     assert!(is_alive(daemon) && second.join("f").exists());
     let said = helper("umount.fuse.larder", &[&second]).ok().err;
@@ -485,8 +508,8 @@ fn a_terminal_that_goes_and_its_interrupts_are_not_for_the_daemon() {
     larder(args!["umount", s.point()]).ok();
 }
 
-/// The scheduler compares those who ask with those who answer only within a session, and these
-/// shall come out above.
+/// The scheduler compares callers with the daemon's threads only within a session, and the daemon's
+/// threads have to take precedence.
 #[test]
 fn those_who_answer_have_precedence_in_the_same_session() {
     let Some(s) = Scene::new() else { return };
@@ -507,7 +530,7 @@ fn those_who_answer_have_precedence_in_the_same_session() {
         let mut queues = 0;
         for task in std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap() {
             let task = format!("{daemon}/task/{}", task.unwrap().file_name().display());
-            // Who has started the queues' threads is about to end.
+            // The thread that has started the queues' threads is about to end.
             let Ok(name) = std::fs::read_to_string(format!("/proc/{task}/comm")) else { continue };
             if name.trim() == "larder-starter" {
                 continue;
@@ -522,7 +545,7 @@ fn those_who_answer_have_precedence_in_the_same_session() {
     }
 }
 
-/// Somebody may look at the mount point at any moment, also before the daemon is ready.
+/// A process may look at the mount point at any moment, also before the daemon is ready.
 #[test]
 fn whoever_comes_too_early_waits_and_is_served() {
     let Some(s) = Scene::new() else { return };
@@ -545,7 +568,7 @@ fn whoever_comes_too_early_waits_and_is_served() {
         let patience = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
         let served = rustix::event::poll(&mut fds, Some(&patience)).unwrap() == 1;
         if !served {
-            // Ends the mount, and with it whoever hangs in it.
+            // Ends the mount, and wakes the process that hangs in it.
             daemon.kill().unwrap();
         }
         assert!(served, "round {i}: the request was lost");

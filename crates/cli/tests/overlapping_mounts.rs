@@ -56,15 +56,35 @@ fn xattr(path: &Path, name: &str) -> Option<String> {
 /// Everything that is changed in `here` is seen in `there`, the same directory on another mount, at
 /// once; after `there` had looked at what was before.
 fn sees(here: &Path, there: &Path) {
+    sees_names(here, there);
+    let open = sees_content(here, there);
+    sees_attributes(here, there);
+    sees_links(here, there);
+    sees_directories_that_move(here, there);
+    sees_replacements(here, there, &open);
+    sees_ranges(here, there);
+    fs::remove_file(here.join("f")).unwrap();
+    fs::remove_dir_all(here.join("e")).unwrap();
+    assert_eq!(names(there), [""; 0]);
+}
+
+fn gone(path: &Path) {
+    assert_eq!(errno(fs::metadata(path)), libc::ENOENT);
+}
+
+/// Names, and absent ones.
+fn sees_names(here: &Path, there: &Path) {
     let (f, g) = (here.join("f"), there.join("f"));
-    let gone = |path: &Path| assert_eq!(errno(fs::metadata(path)), libc::ENOENT);
-    // Names, and absent ones.
     gone(&g);
     assert_eq!(names(there), [""; 0]);
     fs::write(&f, "one").unwrap();
     assert_eq!(fs::read_to_string(&g).unwrap(), "one");
     assert_eq!(names(there), ["f"]);
-    // Contents and sizes, also of a file that is open or mapped.
+}
+
+/// Contents and sizes, also of a file that is open or mapped. Returns the file, open in `there`.
+fn sees_content(here: &Path, there: &Path) -> File {
+    let (f, g) = (here.join("f"), there.join("f"));
     let open = File::options().read(true).append(true).open(&g).unwrap();
     let mapped = Mapped::of(&open, false);
     assert_eq!(mapped.text(3), "one");
@@ -103,7 +123,11 @@ fn sees(here: &Path, there: &Path) {
     theirs.store(1, "oo");
     assert_eq!(fs::read_to_string(&f).unwrap(), "toowritten");
     drop((theirs, mapped));
-    // Attributes.
+    open
+}
+
+fn sees_attributes(here: &Path, there: &Path) {
+    let (f, g) = (here.join("f"), there.join("f"));
     let meta = fs::metadata(&g).unwrap();
     fs::set_permissions(&f, fs::Permissions::from_mode(0o640)).unwrap();
     std::os::unix::fs::chown(&f, Some(7), Some(8)).unwrap();
@@ -116,7 +140,11 @@ fn sees(here: &Path, there: &Path) {
     assert_eq!(xattr(&g, "user.x").as_deref(), Some("value"));
     rustix::fs::removexattr(&f, "user.x").unwrap();
     assert_eq!(xattr(&g, "user.x"), None);
-    // Links, renames, removals.
+}
+
+/// Links, renames, removals.
+fn sees_links(here: &Path, there: &Path) {
+    let (f, g) = (here.join("f"), there.join("f"));
     fs::hard_link(&f, here.join("link")).unwrap();
     assert_eq!(
         (fs::metadata(&g).unwrap().nlink(), names(there)),
@@ -133,7 +161,10 @@ fn sees(here: &Path, there: &Path) {
     assert_eq!(fs::metadata(&g).unwrap().nlink(), 1);
     fs::remove_file(here.join("new")).unwrap();
     gone(&there.join("new"));
-    // Directories that move, with somebody in them.
+}
+
+/// Directories that move while a file in them is open.
+fn sees_directories_that_move(here: &Path, there: &Path) {
     fs::create_dir_all(here.join("d/deep")).unwrap();
     fs::write(here.join("d/deep/leaf"), "leaf").unwrap();
     let inside = File::open(there.join("d/deep")).unwrap();
@@ -147,7 +178,11 @@ fn sees(here: &Path, there: &Path) {
     assert_eq!(names(&there.join("d")), [""; 0]);
     fs::remove_dir(here.join("d")).unwrap();
     gone(&there.join("d"));
-    // What is open in one and removed in the other.
+}
+
+/// A file that is open in `there` is removed in `here`, and others get its name.
+fn sees_replacements(here: &Path, there: &Path, open: &File) {
+    let (f, g) = (here.join("f"), there.join("f"));
     fs::remove_file(&f).unwrap();
     gone(&g);
     assert_eq!(open.metadata().unwrap().nlink(), 0);
@@ -157,7 +192,10 @@ fn sees(here: &Path, there: &Path) {
     fs::remove_file(&f).unwrap();
     std::os::unix::fs::symlink("e/moved/leaf", &f).unwrap();
     assert_eq!(fs::read_to_string(&g).unwrap(), "leaf");
-    // Preallocated, punched, copied.
+}
+
+/// Ranges that are preallocated, punched, copied.
+fn sees_ranges(here: &Path, there: &Path) {
     let target = File::options()
         .read(true)
         .write(true)
@@ -178,17 +216,14 @@ fn sees(here: &Path, there: &Path) {
     );
     assert_eq!(fs::read(there.join("t")).unwrap(), [9; 8192]);
     fs::remove_file(here.join("t")).unwrap();
-    fs::remove_file(&f).unwrap();
-    fs::remove_dir_all(here.join("e")).unwrap();
-    assert_eq!(names(there), [""; 0]);
 }
 
 #[test]
 fn what_one_mount_changes_the_others_see() {
     let Some(p) = Places::new() else { return };
-    // The top level, a subvolume, and that once more, by another transport and in the other.
+    // The top level, a subvolume in it, and that subvolume once more by another transport.
     let top = p.mount(0, "subvolid=5");
-    // What the first one has cached while it was alone.
+    // What the first mount has cached while it was alone.
     fs::create_dir(top.join("@/d")).unwrap();
     fs::write(top.join("@/early"), "while alone").unwrap();
     let early = File::open(top.join("@/early")).unwrap();
@@ -236,13 +271,45 @@ fn what_one_mount_changes_the_others_see() {
     p.assert_sound();
 }
 
+/// A file that four workers write, and each worker's own files.
+const FILES: usize = 150;
+
+/// What one worker does in `dir`, one of the two mounts' view of the same directory.
+fn change(dir: &Path, mine: usize, with_links: bool) {
+    let shared = File::options().read(true).write(true).open(dir.join("shared")).unwrap();
+    for n in 0..FILES {
+        let name = dir.join(format!("{mine}-{n}"));
+        fs::write(&name, format!("{mine} {n}")).unwrap();
+        // Parts of the same pages.
+        let record = format!("<{mine}:{n:03}>");
+        let at = (n % 100) * 64 + mine * 16;
+        shared.write_all_at(record.as_bytes(), at as u64).unwrap();
+        fs::rename(&name, dir.join(format!("{mine}+{n}"))).unwrap();
+        if n % 3 == 0 {
+            fs::remove_file(dir.join(format!("{mine}+{n}"))).unwrap();
+        }
+        // Locks of directories and files, one after the other: across directories and back, and of
+        // a file that others sync.
+        if with_links {
+            let link = dir.join(format!("l{mine}"));
+            let moved = dir.join(format!("sub/m{mine}"));
+            fs::hard_link(dir.join("shared"), &link).unwrap();
+            fs::rename(&link, &moved).unwrap();
+            fs::rename(&moved, &link).unwrap();
+            fs::remove_file(&link).unwrap();
+        }
+        if n % 5 == 0 {
+            shared.sync_all().unwrap();
+        }
+    }
+}
+
 /// Changes of the same directory and the same files through two mounts at the same time: nobody
 /// waits for ever, and nothing is lost.
 #[test]
 fn two_mounts_change_the_same_things_at_the_same_time() {
     let Some(p) = Places::new() else { return };
     let (top, sub) = (p.mount(0, "subvolid=5").join("@"), p.mount(1, "subvol=@"));
-    const FILES: usize = 150;
     fs::write(top.join("shared"), vec![b'.'; 64 * 100]).unwrap();
     fs::create_dir(top.join("sub")).unwrap();
     let over = AtomicBool::new(false);
@@ -252,42 +319,12 @@ fn two_mounts_change_the_same_things_at_the_same_time() {
             .enumerate()
             .flat_map(|(side, dir)| (0..2).map(move |worker| (side, worker, dir)))
             .map(|(side, worker, dir)| {
-                threads.spawn(move || {
-                    let shared =
-                        File::options().read(true).write(true).open(dir.join("shared")).unwrap();
-                    let mine = 2 * side + worker;
-                    for n in 0..FILES {
-                        let name = dir.join(format!("{mine}-{n}"));
-                        fs::write(&name, format!("{mine} {n}")).unwrap();
-                        // Parts of the same pages.
-                        let record = format!("<{mine}:{n:03}>");
-                        shared
-                            .write_all_at(record.as_bytes(), ((n % 100) * 64 + mine * 16) as u64)
-                            .unwrap();
-                        fs::rename(&name, dir.join(format!("{mine}+{n}"))).unwrap();
-                        if n % 3 == 0 {
-                            fs::remove_file(dir.join(format!("{mine}+{n}"))).unwrap();
-                        }
-                        // Locks of directories and files, one after the other: across directories
-                        // and back, and of a file that others sync. One thread of each mount: in a
-                        // kernel that asks for attributes while another removes a name, the count
-                        // of links is wrong for a moment.
-                        if worker == 0 {
-                            let link = dir.join(format!("l{mine}"));
-                            let moved = dir.join(format!("sub/m{mine}"));
-                            fs::hard_link(dir.join("shared"), &link).unwrap();
-                            fs::rename(&link, &moved).unwrap();
-                            fs::rename(&moved, &link).unwrap();
-                            fs::remove_file(&link).unwrap();
-                        }
-                        if n % 5 == 0 {
-                            shared.sync_all().unwrap();
-                        }
-                    }
-                })
+                // Links by one thread of each mount: in a kernel that asks for attributes while
+                // another removes a name, the count of links is wrong for a moment.
+                threads.spawn(move || change(dir, 2 * side + worker, worker == 0))
             })
             .collect();
-        // Somebody lists and maps meanwhile.
+        // A reader lists and maps meanwhile.
         let reader = threads.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 for dir in [&*top, sub] {

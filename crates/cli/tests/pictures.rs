@@ -182,7 +182,7 @@ fn pictures_are_drawn_alike_by_a_browser_and_by_another_renderer() {
     }
 }
 
-/// The reader's wish for a dark ground is an addition; the ground and all areas follow it.
+/// A reader may prefer a dark ground: the ground and all areas change with it.
 #[test]
 fn maps_have_a_dark_form() {
     if !need(&[Need::Renderers]) {

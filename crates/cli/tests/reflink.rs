@@ -62,7 +62,7 @@ fn in_an_image() {
             && c[1 << 20..] == all[4096..8192]
     );
     assert!(c[65536..1 << 20].iter().all(|b| *b == 0));
-    // What exists becomes as its source is, and no longer.
+    // A file that exists becomes equal to its source, and no longer.
     larder(args!["reflink", at("/c"), at("/b")]).ok();
     assert_eq!(larder(args!["cat", at("/b")]).ok().out, c);
     larder(args!["reflink", "--range", "1+4K", at("/a"), at("/b")]).fails(1, "--help");

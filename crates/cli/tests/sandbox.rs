@@ -1,6 +1,6 @@
-//! The mount daemon in its sandbox, and the process beside it: what the daemon has given up, that
-//! it works as without, and what happens when either is killed. What is forbidden is tried in
-//! `crates/fuse/tests/sandbox.rs`, from inside.
+//! The mount daemon in its sandbox, and the process beside it: which rights the daemon has given
+//! up, that it works as without a sandbox, and what happens when either process is killed.
+//! `crates/fuse/tests/sandbox.rs` tries what is forbidden, from inside.
 
 mod common;
 
@@ -171,14 +171,14 @@ fn without_its_helper_a_daemon_ends_cleanly() {
     larder(args!["umount", s.point()]).ok();
     assert!(!s.is_mounted() && !is_alive(daemon));
     assert_eq!(larder(args!["cat", inside(&s.image(), "first")]).ok().text(), "first");
-    // Ended by a signal: everything is durable, and what is left of the mount hangs nobody.
+    // Ended by a signal: everything is durable, and no process hangs in what is left of the mount.
     let daemon = start("second");
     kill_process(daemon, Signal::TERM).unwrap();
     wait_for_end(daemon);
     assert!(s.is_mounted(), "nobody could unmount");
     assert!(
         larder_fuse::mount::is_dead(&s.point()),
-        "whoever enters gets an error, and does not hang"
+        "a process that enters gets an error, and does not hang"
     );
     assert_eq!(larder(args!["cat", inside(&s.image(), "second")]).ok().text(), "second");
     larder(args!["umount", s.point()]).ok();
@@ -197,7 +197,7 @@ fn a_killed_daemon_takes_its_helper_along() {
     assert!(s.is_mounted(), "dead, but there: nobody shall write beneath it unawares");
     assert!(
         larder_fuse::mount::is_dead(&s.point()),
-        "whoever enters gets an error, and does not hang"
+        "a process that enters gets an error, and does not hang"
     );
     larder(args!["umount", s.point()]).fails(1, "had been killed");
     assert!(!s.is_mounted());

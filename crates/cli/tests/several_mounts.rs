@@ -1,5 +1,5 @@
-//! One image, several mounts: each with its own subvolume and options, served by one daemon, which
-//! the last one ends; and what one of them changes is what the others see.
+//! One image, several mounts: each has its own subvolume and options. One daemon serves them all,
+//! and ends with the last one. What one of them changes, the others see.
 
 mod common;
 
@@ -72,7 +72,7 @@ fn each_mount_has_its_subvolume_and_its_options() {
     // The root of a mount cannot be deleted through another one.
     p.mount(3, "subvol=/");
     larder(args!["subvolume", "delete", p.at(3, "@")]).fails(1, "busy");
-    // Nobody else opens the image, and a place is mounted on once.
+    // No other process opens the image, and a place is mounted on once.
     larder(args!["ls", p.image()]).fails(2, "in use");
     larder(args!["mkdir", inside(&p.image(), "/d")]).fails(2, "in use");
     p.try_mount(1, "subvol=@home").fails(2, "in use");
@@ -147,8 +147,8 @@ fn what_only_a_mount_has_kept_goes_with_it() {
     assert!(page.iter().all(|b| *b == 7) && free() < empty - SIZE / 2);
     assert_eq!(open.metadata().unwrap().nlink(), 0);
     drop(open);
-    // Looked at in one, deleted in the other: the kernel of the first keeps it, as long as it is
-    // there.
+    // Looked at in one, deleted in the other: the kernel keeps the inode as long as the first mount
+    // lasts.
     fs::write(top.join("@/other"), vec![8; SIZE as usize]).unwrap();
     fs::metadata(sub.join("other")).unwrap();
     fs::remove_file(top.join("@/other")).unwrap();
@@ -174,7 +174,7 @@ fn a_signal_ends_all_mounts() {
     assert!(!p.is_mounted(0) && !p.is_mounted(1));
     assert_eq!(larder(args!["cat", inside(&p.image(), "/@/a")]).ok().text(), "a");
     assert_eq!(larder(args!["cat", inside(&p.image(), "/@home/b")]).ok().text(), "b");
-    // One that is in use ends with its last user; nobody comes to it meanwhile.
+    // A mount that is in use ends with its last user; it takes no new ones meanwhile.
     let daemon = mount_both();
     let mut held = File::options().append(true).open(p.at(1, "b")).unwrap();
     kill_process(daemon, Signal::TERM).unwrap();
@@ -261,7 +261,7 @@ fn options_of_the_whole_file_system_are_those_of_the_first_mount() {
     }
     let cache = larder(args!["mount", "--cache-size", "32M", p.image(), p.place(1)]);
     cache.fails(2, "cache_size=32M");
-    // The same may be said again, and what is of a mount is each one's own.
+    // The same options may be given again, and options of a mount are each one's own.
     p.mount(
         1,
         "subvol=@home,commit=7,compress=zstd:3,cache_size=65536K,datacow,nosuid,transport=dev",
@@ -270,7 +270,7 @@ fn options_of_the_whole_file_system_are_those_of_the_first_mount() {
     assert_eq!(p.daemon(), daemon);
     fs::write(p.at(1, "file"), "through another transport").unwrap();
     assert_eq!(fs::read_to_string(p.at(2, "@home/file")).unwrap(), "through another transport");
-    // What a kernel keeps to itself nobody else may show.
+    // Pages that only the kernel has must not show in the other mount.
     p.try_mount(3, "subvol=@,writeback").fails(2, "leave writeback out");
     [0, 1, 2].into_iter().for_each(|n| p.umount(n));
     p.mount(0, "subvol=@,transport=dev");
@@ -351,7 +351,7 @@ fn one_mount_lies_within_another() {
     fs::write(home.join("f"), "in @home").unwrap();
     assert_eq!(fs::read_to_string(p.at(1, "@home/f")).unwrap(), "in @home");
     assert_eq!(names(&p.at(1, "@/home")), [""; 0], "another mount shows what is beneath");
-    // What lies in the way of the mount stays mounted, whatever happens around it.
+    // A mount that is in the way stays, whatever happens around it.
     fs::write(p.at(1, "@/beside"), "").unwrap();
     assert_eq!(names(p.place(0)), ["beside", "home"]);
     fs::set_permissions(p.at(1, "@/home"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -364,7 +364,7 @@ fn one_mount_lies_within_another() {
     p.assert_sound();
 }
 
-/// However many come at the same time, and while the last one is just going.
+/// Many mounts begin at the same time, and while the last one is just ending.
 #[test]
 fn whoever_comes_at_the_wrong_moment_gets_its_mount() {
     let Some(p) = Places::new() else { return };
@@ -536,9 +536,8 @@ fn an_ordinary_user_has_several_mounts_and_nobody_elses() {
 fn a_mount_in_another_namespace_is_of_the_same_daemon() {
     let Some(p) = Places::new() else { return };
     p.mount(0, "subvol=@");
-    let script = "\"$0\" mount -o subvol=@home \"$1\" \"$2\" && echo inside > \"$2/f\" && \
-        cat \"$2/f\" \
-                  && \"$0\" umount \"$2\" && echo gone";
+    let script = "\"$0\" mount -o subvol=@home \"$1\" \"$2\" && echo inside > \"$2/f\" && cat \
+        \"$2/f\" && \"$0\" umount \"$2\" && echo gone";
     let run: Run = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
         .args(args![env!("CARGO_BIN_EXE_larder"), p.image(), p.place(1)])

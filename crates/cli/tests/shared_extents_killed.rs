@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::crash::{Acknowledged, Stage, kill_points, ready};
+use common::crash::{Acknowledged, KillPoints, Stage, ready};
 use common::larder;
 use larder_fuse::sharing::{FileAt, clone};
 use larder_simtest::oracle::dump_tree;
@@ -49,7 +49,7 @@ struct Block {
     now: u64,
     /// What it held when its file was synced last, and what it has been given since.
     possible: BTreeSet<u64>,
-    /// Nobody knows what it got: the daemon died over it.
+    /// The daemon died during the write: the content is unknown.
     unknown: bool,
 }
 
@@ -150,7 +150,7 @@ fn checksums_do_not_overlap(image: &Path) {
 }
 
 /// Threads write to their files, give them ranges of others', and sync; then the daemon dies.
-fn share(threads: u64, at: u64) {
+fn share(threads: usize, at: u64) {
     let mut stage = Stage::new("512M");
     for number in 0..FILES {
         let bytes = (number + 1).to_le_bytes().repeat((BLOCKS * BLOCK / 8) as usize);
@@ -170,7 +170,7 @@ fn share(threads: u64, at: u64) {
             let (stage, acknowledged) = (&stage, &acknowledged);
             move || {
                 let mut own: Vec<Model> = (0..FILES)
-                    .filter(|n| n % threads == thread)
+                    .filter(|n| n % threads as u64 == thread)
                     .map(|n| Model::open(stage, n))
                     .collect();
                 let all: Vec<File> = (0..FILES).map(|n| Model::open(stage, n).file).collect();
@@ -202,7 +202,7 @@ fn share(threads: u64, at: u64) {
                 own
             }
         };
-        let running: Vec<_> = (0..threads).map(|t| scope.spawn(work(t))).collect();
+        let running: Vec<_> = (0..threads as u64).map(|t| scope.spawn(work(t))).collect();
         running.into_iter().flat_map(|t| t.join().unwrap()).collect()
     });
     println!("{threads} threads, killed after {at}, {} acknowledged", acknowledged.count());
@@ -214,13 +214,13 @@ fn share(threads: u64, at: u64) {
 #[test]
 fn one_after_the_other() {
     if ready(&[]) {
-        kill_points(60, 23).for_each(|at| share(1, at));
+        KillPoints { first: 60, step: 23 }.all().for_each(|at| share(1, at));
     }
 }
 
 #[test]
 fn eight_threads_at_once() {
     if ready(&[]) {
-        kill_points(160, 61).for_each(|at| share(FILES, at));
+        KillPoints { first: 160, step: 61 }.all().for_each(|at| share(FILES as usize, at));
     }
 }

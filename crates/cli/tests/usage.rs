@@ -1,5 +1,5 @@
-//! What the command says when it is used well, badly, or on things that are no images: texts and
-//! exit codes.
+//! Texts and exit codes of the command, used well, used badly, and used on files that are no
+//! images.
 
 mod common;
 

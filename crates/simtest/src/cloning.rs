@@ -1,12 +1,12 @@
-//! Workloads on extents that share and logs: files that clone from each other what was written just
-//! now, and are synced one by one while no commit comes between.
+//! Workloads on shared extents and logs: files clone from each other what was written just now, and
+//! are synced one by one with no commit in between.
 //!
-//! [`cloning`] is a seeded walk over three files. It lives from what a log has to get right and a
-//! commit does not: sectors that were written back together and became several files', extents that
-//! could still grow when a log, or another file, had them, bytes that are overwritten in place
-//! although an earlier log shows them elsewhere. So a clone must not commit by itself: these walks
-//! are for [`Config::whole`](crate::runner::Config::whole). They begin with a data chunk that is
-//! committed, without which every `fsync` of data commits.
+//! [`cloning`] is a seeded walk over three files. It tries cases that matter to a log but not to a
+//! commit: sectors that were written back together and now belong to several files; extents that
+//! could still grow when a log or another file had them; bytes that are overwritten in place
+//! although an earlier log shows them elsewhere. A clone must not commit by itself, so these walks
+//! are for [`Config::whole`](crate::runner::Config::whole). They begin with a committed data chunk:
+//! without one every `fsync` of data commits.
 
 use crate::data::SETTINGS;
 use crate::ops::{Alloc, Bytes, Op, parse};
@@ -35,7 +35,7 @@ pub fn cloning(seed: u64, length: usize) -> Workload {
     for op in &ops {
         world.apply(op).expect("it is possible");
     }
-    // Files that are overwritten in place clone from such only.
+    // A file that is overwritten in place can clone only from another such file.
     let in_place = *[0.0, 0.2, 1.0].choose(&mut rng).expect("not empty");
     let mut at = NAMES[0];
     while ops.len() < length {
@@ -101,9 +101,9 @@ fn scattered(rng: &mut StdRng, name: &str, fill: u8) -> Vec<Op> {
     (0..3).map(&mut write).collect()
 }
 
-/// All of a file or some sectors become another's, too, at the same place or elsewhere. What is
-/// shared may have been written just now; one of the two is synced, most of the time; the other
-/// file may go again, and the first one be changed.
+/// Another file gets the extents of a file, or of some of its sectors, at the same place or
+/// elsewhere. They may have been written just now. Mostly one of the two files is synced; the other
+/// may be deleted, and the first one be changed.
 fn shared(rng: &mut StdRng, world: &World, name: &str, size: u64) -> Vec<Op> {
     let others: Vec<&str> = NAMES.into_iter().filter(|n| *n != name).collect();
     let to = (*others.choose(rng).expect("not empty")).to_owned();

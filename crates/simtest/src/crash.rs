@@ -3,20 +3,20 @@
 //!
 //! At a cut some writes are *durable*: a flush that was submitted after their completion has
 //! returned (or they were written with FUA and have returned). All others that were submitted are
-//! *open*: each may be there, not there, or torn at 512 bytes, independently. What is durable
-//! changes only when a flush or FUA write returns, so time falls into *epochs* between these
-//! moments, and all cuts of one epoch can be treated at once: a state made of a subset of the
-//! epoch's open writes can appear from the moment the last of them was submitted until the epoch
-//! ends. A [`CrashState`] therefore carries an interval of the clock. Whoever checks it must demand
-//! what was promised by its *latest* moment, and may accept only what had begun by its *earliest*:
-//! both hold for these same bytes.
+//! *open*: each may be there, not there, or torn at 512 bytes, independently. The set of durable
+//! writes changes only when a flush or FUA write returns. So time falls into *epochs* between these
+//! moments, and all cuts of one epoch are treated at once: a state made of a subset of the epoch's
+//! open writes can appear from the moment the last of them was submitted until the epoch ends. A
+//! [`CrashState`] therefore carries an interval of the clock. A check must demand what was promised
+//! by its *latest* moment, and accept only what had begun by its *earliest*: both hold for these
+//! same bytes.
 //!
 //! Of the subsets of an epoch, these are made: none, all, every prefix (in order of submission and
-//! in order of address), all but one, only one, every subset where at most eight writes are open;
-//! beyond that a seeded sample. Prefixes come with their last write torn, samples with any of them
-//! torn. Overlapping writes that were in flight together appear in both orders. Superblock writes
-//! (4096 bytes at their fixed places) never tear. Equal disks are one state: their intervals are
-//! joined, which is sound for the same reason.
+//! in order of address), all but one, and only one; every subset if at most eight writes are open,
+//! and otherwise a seeded sample. Prefixes come with their last write torn, samples with any of
+//! them torn. Overlapping writes that were in flight together appear in both orders. Superblock
+//! writes (4096 bytes at their fixed places) never tear. Equal disks are one state: their intervals
+//! are joined, which is sound for the same reason.
 //!
 //! A write that failed may have done anything; it stays open for ever. So does a write that a
 //! failed flush should have covered.
@@ -345,7 +345,7 @@ impl Crashes {
     fn tear(&self, epoch: &Epoch, c: u32, rng: &mut StdRng) -> Option<Tear> {
         let op = &self.ops[epoch.open[c as usize] as usize];
         let (at, len) = extent_of(op);
-        if len <= 512 || is_super(at, len) || matches!(op.kind, OpKind::Discard { .. }) {
+        if len <= 512 || is_super(Physical(at), len) || matches!(op.kind, OpKind::Discard { .. }) {
             return None;
         }
         Some(if rng.random_bool(0.5) {
@@ -364,8 +364,8 @@ fn extent_of(op: &Op) -> (u64, u64) {
     }
 }
 
-fn is_super(at: u64, len: u64) -> bool {
-    len == SUPER_SIZE as u64 && SUPER_OFFSETS.contains(&Physical(at))
+fn is_super(at: Physical, len: u64) -> bool {
+    len == SUPER_SIZE as u64 && SUPER_OFFSETS.contains(&at)
 }
 
 fn in_flight_together(a: &Op, b: &Op) -> bool {
@@ -378,14 +378,14 @@ fn torn(piece: &Piece, at: u64, tear: Tear) -> Vec<Piece> {
     match tear {
         Tear::Prefix(sectors) => {
             let end = at - at % 512 + u64::from(sectors) * 512;
-            piece.clip(at, end).into_iter().collect()
+            piece.clip(at..end).into_iter().collect()
         }
         Tear::Scattered(seed) => {
             let mut rng = StdRng::seed_from_u64(seed ^ piece.page);
             let start = piece.page * crate::image::PAGE as u64;
             (0..8u64)
                 .filter(|_| rng.random_bool(0.5))
-                .filter_map(|s| piece.clip(start + s * 512, start + (s + 1) * 512))
+                .filter_map(|s| piece.clip(start + s * 512..start + (s + 1) * 512))
                 .collect()
         }
     }
@@ -540,7 +540,7 @@ fn class_with(op: &Op, fsid: Option<&[u8; 16]>) -> WriteClass {
     let OpKind::Write { at, len, pieces, .. } = &op.kind else { return WriteClass::Discard };
     let Some(first) = pieces.first() else { return WriteClass::Data };
     let bytes = &first.data.bytes()[first.start..first.end];
-    if is_super(*at, *len) {
+    if is_super(Physical(*at), *len) {
         let has_log = bytes.get(0x60..0x68).is_some_and(|b| b != [0; 8]);
         return if has_log { WriteClass::LogSuper } else { WriteClass::Super };
     }
@@ -548,7 +548,8 @@ fn class_with(op: &Op, fsid: Option<&[u8; 16]>) -> WriteClass {
     if is_node { WriteClass::Node } else { WriteClass::Data }
 }
 
-/// Named after the newest writes: what was left open by failures long ago does not count.
+/// The kind of a state, by its newest writes: writes that failed long ago stay open, and do not
+/// count.
 fn kind_of(ops: &[Op], open: &[u32], fsid: Option<&[u8; 16]>, from: Seq) -> Kind {
     let is_new = |i: &&u32| ops[**i as usize].completed.is_none_or(|c| c.at > from);
     let mut classes: Vec<WriteClass> =

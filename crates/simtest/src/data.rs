@@ -1,8 +1,8 @@
-//! Workloads on what files hold: writes, appends, truncations and fallocate, with every way there
-//! is of storing it.
+//! Workloads on the contents of files: writes, appends, truncations and fallocate, with every way
+//! of storing them.
 //!
-//! [`data`] is a seeded walk over few files, with hardly anything but operations on their contents,
-//! many of them into what an operation before has left: reserved space, the middle of compressed
+//! [`data`] is a seeded walk over few files, with hardly anything but operations on their contents.
+//! Many of them hit what an earlier operation has left: reserved space, the middle of compressed
 //! extents, a last sector that is half full, a file just small enough for its leaf. [`settings`]
 //! are the ways of storing: each method of compression, files in leaves or never, no checksums,
 //! space discarded to the last sector.
@@ -51,7 +51,7 @@ pub fn data(seed: u64, length: usize) -> Workload {
     while ops.len() < length {
         let op = data_op(&mut rng, &world);
         let mut after = world.clone();
-        // What is refused is the business of other walks.
+        // Other walks try operations that are refused.
         if after.apply(&op).is_ok() {
             world = after;
             ops.push(op);

@@ -1,12 +1,11 @@
-//! A disk in memory that remembers in which order things happened to it, and fails when told to.
+//! A disk in memory that records the order of all accesses, and fails when told to.
 //!
-//! [`SimDevice`] keeps the contract of [`larder_volume::Device`] and no more than it: what a call
-//! returns says nothing about what survives a power cut. It records the *submission* and the
-//! *completion* of every write, flush and discard as separate moments of one global clock
-//! ([`Seq`]), because the contract is about exactly these: a flush covers what completed before it
-//! was submitted. Callers on several threads really overlap; the only thing that they share is a
-//! short look at the clock. What can be left after a power cut is worked out afterwards from the
-//! [`Recording`], by [`crate::crash`].
+//! [`SimDevice`] keeps the contract of [`larder_volume::Device`] and no more: a call that has
+//! returned need not survive a power cut. It records the *submission* and the *completion* of every
+//! write, flush and discard as separate moments of one global clock ([`Seq`]), because the contract
+//! is about these: a flush covers what completed before it was submitted. Callers on several
+//! threads really overlap; they share only a short look at the clock. [`crate::crash`] works out
+//! from the [`Recording`] what a power cut can leave.
 //!
 //! Tests steer it in two ways. A [`Fault`] makes chosen accesses fail, before or half-way through
 //! their effect. A [`Gate`] holds chosen accesses between submission and effect until the test
@@ -220,7 +219,7 @@ pub enum DiscardEffect {
     Ignore,
     /// Zeros.
     Zero,
-    /// Bytes that no file system wrote: whoever still needs the range finds out.
+    /// Bytes that no file system wrote: a read of a range that is still in use shows.
     #[default]
     Poison,
 }
@@ -346,7 +345,7 @@ impl SimDevice {
         self
     }
 
-    /// A new moment: whoever compares it with others knows what came first.
+    /// A new moment, to be compared with those of accesses.
     pub fn mark(&self) -> Seq {
         self.log.lock().tick()
     }
@@ -506,7 +505,7 @@ impl SimDevice {
         };
         if end > access.at && !self.off.load(Ordering::SeqCst) {
             let mut image = self.image.write();
-            for piece in pieces.iter().filter_map(|p| p.clip(access.at, end)) {
+            for piece in pieces.iter().filter_map(|p| p.clip(access.at..end)) {
                 image.put(&piece);
             }
         }
@@ -522,7 +521,7 @@ struct Begun {
     index: usize,
 }
 
-/// What the message of a panic begins with that a [`Fault`] asked for.
+/// How the message of a panic begins that a [`Fault`] asked for.
 pub const INJECTED_PANIC: &str = "injected panic";
 
 /// A fault that strikes.
@@ -574,8 +573,7 @@ impl Device for SimDevice {
     }
 
     fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
-        // All are on their way before the first takes effect, and the last one submitted completes
-        // first.
+        // All are submitted before the first takes effect, and the last one completes first.
         let begun: Vec<io::Result<Begun>> = writes
             .iter()
             .map(|w| {
@@ -613,8 +611,8 @@ impl Device for SimDevice {
         self.counters.discards.fetch_add(1, Ordering::Relaxed);
         let pieces: Arc<[Piece]> = match self.discard {
             DiscardEffect::Ignore => Arc::new([]),
-            DiscardEffect::Zero => filled(at.0, len, 0, &self.image.read()).into(),
-            DiscardEffect::Poison => filled(at.0, len, 0xdb, &self.image.read()).into(),
+            DiscardEffect::Zero => filled(at.0..at.0 + len, 0, &self.image.read()).into(),
+            DiscardEffect::Poison => filled(at.0..at.0 + len, 0xdb, &self.image.read()).into(),
         };
         let index = self.submit(OpKind::Discard { at: at.0, len, pieces: pieces.clone() });
         let fault = self.pass(&access);
@@ -627,15 +625,15 @@ impl Device for SimDevice {
     }
 }
 
-/// Pieces that fill a range with one byte. Pages that were never written stay so: nobody can miss
-/// what was not there.
-fn filled(at: u64, len: u64, byte: u8, image: &Image) -> Vec<Piece> {
+/// Pieces that fill a range with one byte. Pages that were never written stay so: they hold nothing
+/// that could be lost.
+fn filled(range: Range<u64>, byte: u8, image: &Image) -> Vec<Piece> {
     let data = Page::new([byte; PAGE]);
-    let end = at + len;
     let page = PAGE as u64;
-    (at / page..end.div_ceil(page))
+    let whole = |n| Piece { page: n, start: 0, end: PAGE, data: data.clone() };
+    (range.start / page..range.end.div_ceil(page))
         .filter(|n| image.page(*n).is_some())
-        .filter_map(|n| Piece { page: n, start: 0, end: PAGE, data: data.clone() }.clip(at, end))
+        .filter_map(|n| whole(n).clip(range.clone()))
         .collect()
 }
 

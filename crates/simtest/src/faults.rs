@@ -1,10 +1,10 @@
 //! Workloads on a device that fails, and what must hold all the same.
 //!
-//! Whatever fails, nothing panics and nothing hangs; what a sync acknowledged is there in every
-//! crash state afterwards; a metadata write or flush that failed turns the file system read-only
-//! and is told to the sync that needed it; a data write that failed is told to the next fsync of
-//! its file. A panic in the midst of writing is no different: a broken invariant turns the file
-//! system read-only, and nobody waits for ever for who has gone.
+//! Whatever fails, nothing panics and nothing hangs. What a sync acknowledged is there in every
+//! crash state afterwards. A failed metadata write or flush turns the file system read-only and is
+//! reported to the sync that needed it. A failed data write is reported to the next fsync of its
+//! file. A panic in the midst of writing is treated as a failure, too: a broken invariant turns the
+//! file system read-only, and no waiter waits for ever for a thread that has ended.
 
 use crate::crash::{Crashes, Limits, WriteClass};
 use crate::device::{Counts, Fault, INJECTED_PANIC, OpKind, SimDevice};
@@ -62,7 +62,7 @@ pub fn run(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport,
     let (config, ops, faults) = (config.clone(), ops.to_vec(), faults.to_vec());
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens any more only after the patience has run out, and that has been reported.
+        // The receiver is gone only after its patience has run out, and that has been reported.
         let _ = sender.send(quietly(|| run_here(&config, &ops, &faults)));
     });
     receiver
@@ -204,7 +204,7 @@ fn consequences(
             OpKind::Write { at, .. } => match WriteClass::of(op, base) {
                 WriteClass::Data | WriteClass::Discard => ("data write", false),
                 WriteClass::Node => ("node write", true),
-                // A mirror is a spare: that it could not be written need not stop anybody.
+                // A mirror is a spare: the file system may go on if it could not be written.
                 WriteClass::Super | WriteClass::LogSuper => {
                     ("superblock write", *at == larder_format::SUPER_OFFSETS[0].0)
                 }

@@ -1,10 +1,10 @@
 //! Filling, emptying and refilling a file system from many threads: what `make fill` does for
 //! minutes and tests do for seconds.
 //!
-//! Each thread has a directory of its own and knows what is in each of its files. It makes files —
-//! inline, of some sectors, of some MiB, compressible or not, with attributes that take most of
-//! their metadata — until there is no space, looks whether what was accepted is there, deletes some
-//! or all of it, and goes on. What must hold:
+//! Each thread has a directory of its own and knows the content of each of its files. It makes
+//! files until there is no space: inline, of some sectors, of some MiB, compressible or not, with
+//! attributes that take most of their metadata. Then it compares everything, deletes some or all of
+//! it, and goes on. What must hold:
 //!
 //! - no operation fails with anything but "no space", and none that gives space back fails at all;
 //! - what was accepted is there, and as it was written: at once, after a sync, and after opening

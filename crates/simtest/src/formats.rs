@@ -1,9 +1,9 @@
 //! Kinds of image that workloads run on beside the usual one.
 //!
-//! What a log has to say depends on the format: without `no-holes` every hole is an item, small
+//! The content of a log depends on the format: without `no-holes` every hole is an item, small
 //! nodes split where large ones have room, mixed groups take data and nodes from the same space. So
-//! each workload is worth running on each kind. The choice hidden here is which kinds those are:
-//! every option that Linux's users have is in one of them.
+//! each workload is worth running on each kind. Hidden here is which kinds those are: every option
+//! that users of Linux have is in one of them.
 
 use larder_format::CsumType;
 use larder_fs::mkfs::{Features, MkfsOptions};

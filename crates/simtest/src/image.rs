@@ -6,12 +6,13 @@
 //! image copies the overlay only. A page that is absent reads as zeros; a page of zeros counts as
 //! absent when images are compared.
 //!
-//! Each page remembers a hash of its content once somebody asked for it, so that the hash of a
+//! Each page remembers a hash of its content once it was asked for, so that the hash of a
 //! whole image is a sum over its pages, and that of a crash state costs the pages that it changed.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -56,8 +57,9 @@ impl Page {
     }
 }
 
-/// The part of an image's hash that page `number` with this content hash stands for.
-fn contribution(number: u64, hash: u64) -> u64 {
+/// The part of an image's hash that page `number` stands for.
+fn contribution(number: u64, page: &Page) -> u64 {
+    let hash = page.hash();
     if hash == 0 {
         return 0;
     }
@@ -133,8 +135,8 @@ impl Image {
     /// Replaces a page.
     pub fn set_page(&mut self, number: u64, page: Arc<Page>) {
         if let Some(sum) = self.hash {
-            let old = self.page(number).map_or(0, |p| contribution(number, p.hash()));
-            self.hash = Some(sum.wrapping_sub(old).wrapping_add(contribution(number, page.hash())));
+            let old = self.page(number).map_or(0, |p| contribution(number, p));
+            self.hash = Some(sum.wrapping_sub(old).wrapping_add(contribution(number, &page)));
         }
         self.over.insert(number, page);
     }
@@ -196,7 +198,7 @@ impl Image {
         *self.hash.get_or_insert_with(|| {
             let base = self.base.iter().filter(|(n, _)| !self.over.contains_key(n));
             base.chain(self.over.iter())
-                .fold(0u64, |sum, (n, p)| sum.wrapping_add(contribution(*n, p.hash())))
+                .fold(0u64, |sum, (n, p)| sum.wrapping_add(contribution(*n, p)))
         })
     }
 
@@ -242,13 +244,12 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The piece without what lies outside of `from..to` (addresses on the disk); `None` if nothing
-    /// is left.
+    /// The part of the piece that lies in a range of the disk; `None` if there is none.
     #[must_use]
-    pub fn clip(&self, from: u64, to: u64) -> Option<Self> {
+    pub fn clip(&self, range: Range<u64>) -> Option<Self> {
         let page = self.page * PAGE as u64;
-        let start = (page + self.start as u64).max(from);
-        let end = (page + self.end as u64).min(to);
+        let start = (page + self.start as u64).max(range.start);
+        let end = (page + self.end as u64).min(range.end);
         (start < end).then(|| Self {
             page: self.page,
             start: (start - page) as usize,

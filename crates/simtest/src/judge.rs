@@ -1,10 +1,10 @@
 //! Looks at one crash state from all sides.
 //!
-//! Every state is opened read-only — which must write nothing — and read-write, and must show each
-//! time what the model allows. Shares of the states, chosen by their hash so that a rerun chooses
-//! the same ones, go further: new files are made and fsynced and everything is removed down to an
-//! empty root; the power is cut again while the recovery runs; `btrfs check` looks at the image
-//! before and after; the kernel mounts it and must see the same tree.
+//! Every state is opened read-only, which must write nothing, and read-write, and must show each
+//! time what the model allows. Shares of the states go further; they are chosen by hash, so that a
+//! rerun chooses the same ones. New files are made and fsynced, and everything is removed down to
+//! an empty root. The power is cut again while the recovery runs. `btrfs check` looks at the image
+//! before and after. The kernel mounts it and must see the same tree.
 
 use crate::crash::{Crashes, Limits};
 use crate::device::{Seq, SimDevice};
@@ -282,7 +282,7 @@ fn use_and_empty(fs: &Filesystem, world: &World) -> Result<(), String> {
             return Err("a file that was just written reads back otherwise".into());
         }
     }
-    // What was there before still reads the same: the new data took nobody's place.
+    // What was there before still reads the same: the new data took the place of no other.
     let now = walk(fs)?;
     for (path, _, _, ino) in world.names() {
         let node = world.node(ino).expect("named");

@@ -1,9 +1,9 @@
 //! Crash simulation: a disk in memory, the states that a power cut can leave on it, and what each
 //! of them must show.
 //!
-//! Nothing in the product depends on this crate. It stands in for the disk at the seam
-//! ([`larder_volume::Device`]), runs workloads on the engine, takes the power away at every point,
-//! and looks whether what a completed `fsync` or `sync` promised is there:
+//! Nothing in the product depends on this crate. It replaces the disk ([`larder_volume::Device`]),
+//! runs workloads on the engine, cuts the power at every point, and checks that what a completed
+//! `fsync` or `sync` promised is there:
 //!
 //! - [`image`]: what a disk holds, cheap to copy; [`device`]: the disk, which records, fails and
 //!   waits as told;
@@ -22,7 +22,7 @@
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
 //! - [`fill`]: filling and emptying a disk from many threads;
-//! - [`hostile`]: images and bytes that somebody made to do harm, for fuzzers and for tests;
+//! - [`hostile`]: images and bytes that are made to do harm, for fuzzers and for tests;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
 pub mod cloning;

@@ -1,14 +1,14 @@
 //! What a disk must show after a power cut, given what was done and which syncs had returned.
 //!
-//! A [`History`] keeps, per thread of the workload (its *domain*: the names in the root that begin
-//! with the thread's prefix), the world after every operation and the moments at which the
-//! operation began and returned. For a cut at a moment it follows which operations *may* be there —
-//! those that had begun — and which *must* be — those that a returned sync covers:
+//! A [`History`] keeps the world after every operation, and the moments at which the operation
+//! began and returned. It does so for each thread of the workload (its *domain*: the names in the
+//! root that begin with the thread's prefix). For a cut at a moment it follows that the operations
+//! that had begun *may* be there, and that those which a returned sync covers *must* be:
 //!
 //! - `sync` covers everything that had returned when it began;
 //! - `fsync` of an inode covers its content, attributes and names, and each directory needed to
-//!   find it; no name that it had lost comes back, and where the last commit still knew it by that
-//!   name, who has the name at the first such `fsync` has it; of a directory, its entries too;
+//!   find it; of a directory, its entries too. No name that it had lost comes back. If the last
+//!   commit still knew it by that name, the name belongs to its owner at the first such `fsync`;
 //! - `fdatasync` the same without the attributes;
 //! - a snapshot covers itself and its source, with everything in them.
 //!
@@ -461,6 +461,43 @@ fn content(
     (from, to, begun): (usize, usize, usize),
     found: &Content,
 ) -> Result<(), String> {
+    let (mut versions, size_fits) = versions(domain, ino, (from, to), found);
+    if versions.is_empty() {
+        return Ok(());
+    }
+    // Also if the file is gone by then: its deletion need not be there, and what wrote in place
+    // before the deletion may be.
+    let nocow = domain.worlds[from..=to].iter().filter_map(|w| w.node(ino)).any(|n| n.nocow);
+    if nocow {
+        for k in to + 1..=begun.min(domain.worlds.len() - 1) {
+            if let Some(Body::File(c)) = domain.worlds[k].node(ino).map(|n| &n.body) {
+                versions.push(c);
+            }
+        }
+    }
+    if !size_fits {
+        let sizes: Vec<u64> = versions.iter().map(|v| v.size).collect();
+        return Err(format!("size {}, but it only ever had {sizes:?}", found.size));
+    }
+    let lost = domain.done.iter().any(|d| d.end.is_none());
+    let mut pages: BTreeSet<u64> = found.page_numbers().collect();
+    versions.iter().for_each(|v| pages.extend(v.page_numbers()));
+    let whole = |n: u64| {
+        let end = found.size.min((n + 1) * 4096);
+        versions.iter().any(|v| v.page(n) == found.page(n) && v.size >= end)
+    };
+    let pages = pages.into_iter().filter(|n| n * 4096 < found.size);
+    pages.filter(|n| !whole(*n)).try_for_each(|n| page(&versions, n, found, (lost, nocow)))
+}
+
+/// The contents that an inode had from operation `from` to `to`, and whether it can have the size
+/// that was found.
+fn versions<'a>(
+    domain: &'a Domain,
+    ino: Ino,
+    (from, to): (usize, usize),
+    found: &Content,
+) -> (Vec<&'a Arc<Content>>, bool) {
     let mut versions: Vec<&Arc<Content>> = Vec::new();
     let mut size_fits = false;
     for k in from..=to {
@@ -484,57 +521,32 @@ fn content(
             versions.push(c);
         }
     }
-    if versions.is_empty() {
-        return Ok(());
-    }
-    // Also where the file is gone by then: what deleted it need not be there, what wrote in place
-    // before it may be.
-    let nocow = domain.worlds[from..=to].iter().filter_map(|w| w.node(ino)).any(|n| n.nocow);
-    if nocow {
-        for k in to + 1..=begun.min(domain.worlds.len() - 1) {
-            if let Some(Body::File(c)) = domain.worlds[k].node(ino).map(|n| &n.body) {
-                versions.push(c);
-            }
-        }
-    }
-    let lost = domain.done.iter().any(|d| d.end.is_none());
-    if !size_fits {
-        let sizes: Vec<u64> = versions.iter().map(|v| v.size).collect();
-        return Err(format!("size {}, but it only ever had {sizes:?}", found.size));
-    }
-    let mut pages: BTreeSet<u64> = found.page_numbers().collect();
-    versions.iter().for_each(|v| pages.extend(v.page_numbers()));
-    for n in pages.into_iter().filter(|n| n * 4096 < found.size) {
-        if versions
+    (versions, size_fits)
+}
+
+/// Is each byte of page `n` one that some version has there?
+fn page(
+    versions: &[&Arc<Content>],
+    n: u64,
+    found: &Content,
+    (lost, nocow): (bool, bool),
+) -> Result<(), String> {
+    let zeros = [0; 4096];
+    let there = found.page(n).unwrap_or(&zeros);
+    let len = (found.size - n * 4096).min(4096) as usize;
+    for (i, byte) in there[..len].iter().enumerate() {
+        let at = n * 4096 + i as u64;
+        // A version that ended before it says nothing: the size on the disk never covers what is
+        // still to come. But data that was reported as lost is a hole, and zeros behind a new end
+        // may be written in place before it is.
+        let had = |v: &&Arc<Content>| v.page(n).filter(|_| v.size > at).map_or(0, |page| page[i]);
+        let mut telling = versions
             .iter()
-            .any(|v| v.page(n) == found.page(n) && v.size >= found.size.min((n + 1) * 4096))
-        {
-            continue;
-        }
-        let zeros = [0; 4096];
-        let there = found.page(n).unwrap_or(&zeros);
-        let len = (found.size - n * 4096).min(4096) as usize;
-        for (i, byte) in there[..len].iter().enumerate() {
-            let at = n * 4096 + i as u64;
-            // A version that ended before it says nothing: the size on the disk never covers what
-            // is still to come. But what was reported as lost is a hole, and zeros behind a new end
-            // may be written in place before it is.
-            let there =
-                |v: &&Arc<Content>| v.page(n).filter(|_| v.size > at).map_or(0, |page| page[i]);
-            let mut telling = versions
-                .iter()
-                .filter(|v| lost || v.size > at || nocow && v.size.next_multiple_of(4096) > at);
-            let allowed = telling.any(|v| there(v) == *byte);
-            if !allowed {
-                let had: BTreeSet<u8> = versions
-                    .iter()
-                    .filter(|v| v.size > at)
-                    .map(|v| v.page(n).map_or(0, |p| p[i]))
-                    .collect();
-                return Err(format!(
-                    "byte {at} is {byte:#04x}, but only ever was one of {had:02x?}"
-                ));
-            }
+            .filter(|v| lost || v.size > at || nocow && v.size.next_multiple_of(4096) > at);
+        if !telling.any(|v| had(v) == *byte) {
+            let longer = versions.iter().filter(|v| v.size > at);
+            let had: BTreeSet<u8> = longer.map(|v| v.page(n).map_or(0, |page| page[i])).collect();
+            return Err(format!("byte {at} is {byte:#04x}, but only ever was one of {had:02x?}"));
         }
     }
     Ok(())
@@ -544,97 +556,132 @@ fn content(
 fn weak(domain: &Domain, bounds: &Bounds, alone: bool, found: &World) -> Result<(), String> {
     let hi = bounds.hi.max(bounds.lo);
     let floors = weak_floors(domain, bounds, alone);
-    // The same file system number is the same inode: numbers are not reused while a mount lasts.
-    let mut by_real: HashMap<u64, Ino> = HashMap::new();
-    for world in &domain.worlds[..=hi] {
-        by_real.extend(world.nodes().map(|(i, n)| (n.real, i)));
+    let names = Found::names(domain, hi, found)?;
+    weak_default(domain, bounds, hi, found)?;
+    weak_slots(domain, bounds, hi, &floors, &names)?;
+    let worlds = domain.worlds[..=hi].iter();
+    let inodes: BTreeSet<Ino> = worlds.flat_map(|w| w.nodes().map(|n| n.0)).collect();
+    inodes.into_iter().try_for_each(|ino| weak_inode(domain, bounds, hi, ino, &names))
+}
+
+/// Names and inodes that were found, in the model's numbers.
+struct Found<'a> {
+    world: &'a World,
+    slots: HashMap<(Ino, String), Ino>,
+    /// The number of each inode in `world`.
+    inodes: BTreeMap<Ino, Ino>,
+    links: HashMap<Ino, u32>,
+}
+
+impl<'a> Found<'a> {
+    fn names(domain: &Domain, hi: usize, world: &'a World) -> Result<Self, String> {
+        // The same file system number is the same inode: numbers are not reused while a mount
+        // lasts.
+        let mut by_real: HashMap<u64, Ino> = HashMap::new();
+        for world in &domain.worlds[..=hi] {
+            by_real.extend(world.nodes().map(|(i, n)| (n.real, i)));
+        }
+        let model = |i: Ino| by_real.get(&world.node(i).expect("named").real).copied();
+        let (slots, inodes, links) = (HashMap::new(), BTreeMap::new(), HashMap::new());
+        let mut out = Self { world, slots, inodes, links };
+        let mine = world.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix));
+        for (path, dir, name, ino) in mine {
+            let dir = if dir == ROOT {
+                ROOT
+            } else {
+                model(dir).ok_or("a directory that nobody made")?
+            };
+            let own = model(ino).ok_or_else(|| format!("{path} is an inode that nobody made"))?;
+            out.slots.insert((dir, name), own);
+            out.inodes.insert(own, ino);
+            *out.links.entry(own).or_default() += 1;
+        }
+        Ok(out)
     }
-    let mut slots: BTreeSet<(Ino, String)> = BTreeSet::new();
-    let mut there: HashMap<(Ino, String), Ino> = HashMap::new();
-    let mut found_inodes: BTreeMap<Ino, Ino> = BTreeMap::new();
-    let mut links: HashMap<Ino, u32> = HashMap::new();
-    for (path, dir, name, ino) in
-        found.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix))
-    {
-        let model = |i: Ino| by_real.get(&found.node(i).expect("named").real).copied();
-        let dir =
-            if dir == ROOT { ROOT } else { model(dir).ok_or("a directory that nobody made")? };
-        let ino_model = model(ino).ok_or_else(|| format!("{path} is an inode that nobody made"))?;
-        slots.insert((dir, name.clone()));
-        there.insert((dir, name), ino_model);
-        found_inodes.insert(ino_model, ino);
-        *links.entry(ino_model).or_default() += 1;
-    }
+}
+
+/// Every slot of a directory leads to an inode that it led to since its promise.
+fn weak_slots(
+    domain: &Domain,
+    bounds: &Bounds,
+    hi: usize,
+    floors: &Floors,
+    found: &Found<'_>,
+) -> Result<(), String> {
+    let mut slots: BTreeSet<(Ino, String)> = found.slots.keys().cloned().collect();
     for world in &domain.worlds[..=hi] {
         let mine = world.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix));
         slots.extend(mine.map(|n| (n.1, n.2)));
     }
-    weak_default(domain, bounds, hi, found)?;
     let slot_at = |k: usize, dir: Ino, name: &str| match domain.worlds[k].node(dir).map(|n| &n.body)
     {
         Some(Body::Dir(entries)) => entries.get(name).copied(),
         _ => None,
     };
-    for (dir, name) in &slots {
-        let now = there.get(&(*dir, name.clone())).copied();
-        let floor = floors.slots.get(&(*dir, name.clone())).copied().unwrap_or(bounds.all);
+    for slot in &slots {
+        let (dir, name) = slot;
+        let now = found.slots.get(slot).copied();
+        let floor = floors.slots.get(slot).copied().unwrap_or(bounds.all);
         let floor = floor.max(floors.dirs.get(dir).copied().unwrap_or(0));
         if !(floor..=hi).any(|k| slot_at(k, *dir, name) == now) {
             return Err(format!(
                 "entry {name} of inode {dir} leads to {now:?}, which it did at no time since it \
-                    was promised"
+                 was promised"
             ));
         }
-        let lost = floors.lost.get(&(*dir, name.clone())).into_iter().flatten();
+        let lost = floors.lost.get(slot).into_iter().flatten();
         for (ino, k) in lost.filter(|(ino, _)| now == Some(*ino)) {
             if !(*k..=hi).any(|k| slot_at(k, *dir, name) == now) {
                 return Err(format!(
                     "entry {name} of inode {dir} leads to {ino}, which a sync after operation {k} \
-                        says it has lost"
+                     says it has lost"
                 ));
             }
         }
     }
-    for ino in
-        domain.worlds[..=hi].iter().flat_map(|w| w.nodes().map(|n| n.0)).collect::<BTreeSet<_>>()
-    {
-        let floor = bounds.inodes.get(&ino).copied().unwrap_or(0).max(bounds.all);
-        let versions: Vec<Option<&Arc<Node>>> =
-            (floor..=hi).map(|k| domain.worlds[k].node(ino)).collect();
-        let Some(other) = found_inodes.get(&ino).map(|o| found.node(*o).expect("found")) else {
-            if ino != ROOT && versions.iter().all(|v| v.is_some_and(|n| n.nlink > 0)) {
-                return Err(format!("inode {ino} had a name all the time and is gone"));
-            }
-            continue;
-        };
-        let names = links.get(&ino).copied().unwrap_or(0);
-        if !matches!(other.body, Body::Dir(_)) && names != other.nlink {
-            return Err(format!("inode {ino} has {names} names, but link count {}", other.nlink));
+    Ok(())
+}
+
+/// An inode has attributes, a link count and a content that it had since its promises.
+fn weak_inode(
+    domain: &Domain,
+    bounds: &Bounds,
+    hi: usize,
+    ino: Ino,
+    found: &Found<'_>,
+) -> Result<(), String> {
+    let floor = bounds.inodes.get(&ino).copied().unwrap_or(0).max(bounds.all);
+    let versions: Vec<Option<&Arc<Node>>> =
+        (floor..=hi).map(|k| domain.worlds[k].node(ino)).collect();
+    let Some(other) = found.inodes.get(&ino).map(|o| found.world.node(*o).expect("found")) else {
+        if ino != ROOT && versions.iter().all(|v| v.is_some_and(|n| n.nlink > 0)) {
+            return Err(format!("inode {ino} had a name all the time and is gone"));
         }
-        let fits = |v: &Arc<Node>| same_node(v, other, false).is_ok();
-        if !versions.iter().flatten().any(|v| fits(v)) {
-            let newest = versions.iter().flatten().next_back();
-            let reason = newest.map_or_else(
-                || "is not there".to_owned(),
-                |n| format!("{:?}", same_node(n, other, false)),
-            );
-            return Err(format!(
-                "inode {ino} is in no state that it had since its promise: {reason}"
-            ));
-        }
-        if !versions.iter().flatten().any(|v| v.nlink == other.nlink) {
-            let newest = versions.iter().flatten().next_back().map_or(0, |v| v.nlink);
-            return Err(format!(
-                "inode {ino} has link count {}, not {newest}, which it had at no time since its \
-                    promise",
-                other.nlink
-            ));
-        }
-        if let Body::File(there) = &other.body {
-            let floor = bounds.data.get(&ino).copied().unwrap_or(0).max(bounds.all);
-            content(domain, ino, (floor, hi, hi), there)
-                .map_err(|e| format!("inode {ino}: {e}"))?;
-        }
+        return Ok(());
+    };
+    let names = found.links.get(&ino).copied().unwrap_or(0);
+    if !matches!(other.body, Body::Dir(_)) && names != other.nlink {
+        return Err(format!("inode {ino} has {names} names, but link count {}", other.nlink));
+    }
+    let newest = versions.iter().flatten().next_back();
+    if !versions.iter().flatten().any(|v| same_node(v, other, false).is_ok()) {
+        let reason = newest.map_or_else(
+            || "is not there".to_owned(),
+            |n| format!("{:?}", same_node(n, other, false)),
+        );
+        return Err(format!("inode {ino} is in no state that it had since its promise: {reason}"));
+    }
+    if !versions.iter().flatten().any(|v| v.nlink == other.nlink) {
+        let newest = newest.map_or(0, |v| v.nlink);
+        return Err(format!(
+            "inode {ino} has link count {}, not {newest}, which it had at no time since its \
+             promise",
+            other.nlink
+        ));
+    }
+    if let Body::File(there) = &other.body {
+        let floor = bounds.data.get(&ino).copied().unwrap_or(0).max(bounds.all);
+        content(domain, ino, (floor, hi, hi), there).map_err(|e| format!("inode {ino}: {e}"))?;
     }
     Ok(())
 }
@@ -652,7 +699,7 @@ struct Floors {
     slots: HashMap<(Ino, String), usize>,
     /// The same for all slots of a directory.
     dirs: HashMap<Ino, usize>,
-    /// Who has lost a slot, as a sync after so many operations promised.
+    /// The inodes that have lost a slot, as a sync after so many operations promised.
     lost: HashMap<(Ino, String), Vec<(Ino, usize)>>,
 }
 
@@ -703,8 +750,8 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 continue;
             }
             if committed.get(&slot) == Some(&i) {
-                // The first sync has freed it, and gave it to who had it then. Another commit may
-                // have come between: then the name is free, or somebody's since.
+                // The first sync has freed it, and gave it to its owner then. Another commit may
+                // have come between: then the name is free, or has a new owner since.
                 let syncs =
                     |d: &Done| d.end.is_some() && d.target.is_some_and(|t| inodes.contains(&t));
                 let first = domain.done[at..k].iter().position(syncs).map_or(k, |n| at + n);

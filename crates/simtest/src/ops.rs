@@ -417,14 +417,11 @@ mod tests {
     #[test]
     fn what_is_printed_parses_to_the_same() {
         let text = "mk A; new A/f; A/f[0,12K)=a; A/f+100=b; trunc A/f 3000; ln A/f g; mv g h; mv= \
-            h A/f; mv! h i; \
-                    sym A/f l; fifo p; sock s; dev d; xa h user.k=v; xa- h user.k; mode / 711; \
-                    copy A/f[0,4K)>h@8K; \
-                    open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; rm i; rmdir A; \
-                    nocow q; alloc q[0,4K); \
-                    alloc= q[1,2); zero q[5,8K); zero= q[5,9); punch q[0,1M); sub S; snap S>T; \
-                    snap= />S/U; \
-                    default T; default /; dedupe q[0,4K)>h@8K; sub- S";
+            h A/f; mv! h i; sym A/f l; fifo p; sock s; dev d; xa h user.k=v; xa- h user.k; mode / \
+            711; copy A/f[0,4K)>h@8K; open h x; rm h; F @x; close x; tmp y; F /; FD A/f; COMMIT; \
+            rm i; rmdir A; nocow q; alloc q[0,4K); alloc= q[1,2); zero q[5,8K); zero= q[5,9); \
+            punch q[0,1M); sub S; snap S>T; snap= />S/U; default T; default /; dedupe \
+            q[0,4K)>h@8K; sub- S";
         let ops = parse(text).unwrap();
         assert_eq!(ops.len(), 1);
         assert_eq!(ops[0].len(), 40);

@@ -98,8 +98,8 @@ impl Handler for Server {
     fn forget(&self, _: NodeId, _: u64) {}
 }
 
-/// The file, served until this is dropped. Whoever uses it must have let go by then. The mount is
-/// the calling thread's own.
+/// The file, served until this is dropped; its users must have closed it by then. The mount is the
+/// calling thread's own.
 #[derive(Debug)]
 pub struct RecordedDisk {
     dir: tempfile::TempDir,
@@ -115,8 +115,8 @@ impl RecordedDisk {
         Self::with(Server { device, slow: false })
     }
 
-    /// Serves a device whose flushes take long, and which need not remember anything: what comes
-    /// meanwhile is served meanwhile.
+    /// Serves a device whose flushes take long, and which need not record anything. Other requests
+    /// are served meanwhile.
     ///
     /// # Errors
     /// No mount can be made here.
@@ -172,7 +172,7 @@ impl RecordedDisk {
 impl Drop for RecordedDisk {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What is mounted on it may still be in use, and would hang the test that has failed.
+            // A file system on it may still be in use, and would hang a test that has failed.
             let _ = Unmounter::new(self.dir.path()).detach();
         } else {
             let _ = self.stop();

@@ -1,5 +1,5 @@
-//! Runs a workload on the engine over a simulated device, takes the power away everywhere, and has
-//! each state judged.
+//! Runs a workload on the engine over a simulated device, cuts the power everywhere, and has each
+//! state judged.
 //!
 //! A run depends on its [`Config`] alone: the file system is made with fixed uuid and time, the
 //! engine counts time instead of reading it, and everything random comes from the seed. Where a
@@ -77,9 +77,9 @@ pub fn fresh(size: u64, options: &MkfsOptions) -> Result<Image, larder_fs::Error
 }
 
 impl Config {
-    /// The same with every operation in as few transactions as it takes. A commit after each step,
-    /// which is the usual here, gives a cut everything to fall between, but also makes durable at
-    /// once what an `fsync` would have to log: clones above all.
+    /// The same with every operation in as few transactions as it takes. The usual is a commit
+    /// after each step, so that a cut can fall between any two. But such commits also make durable
+    /// at once what an `fsync` would have to log: clones above all.
     #[must_use]
     pub fn whole(mut self) -> Self {
         self.options.tuning.commit_steps = false;
@@ -108,7 +108,7 @@ impl Config {
                 cache_size: 64 << 20,
                 // Whichever a workload makes the default one.
                 subvol: SubvolChoice::Id(ObjectId::FS_TREE.0),
-                // What is freed turns to poison: whoever still needs it finds out.
+                // Freed space turns to poison: a read of what is still in use shows.
                 discard: true,
                 tuning: Tuning {
                     fake_clock: true,

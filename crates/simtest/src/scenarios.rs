@@ -114,14 +114,12 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "L-C04",
         "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; mv A/2 A/4; ln A/3 \
-            A/2; new A/1; \
-         A/1+100=b; F A/1",
+         A/2; new A/1; A/1+100=b; F A/1",
     ),
     (
         "L-C05",
         "mk A; new A/1; A/1+300=f; new A/2; A/2+500=h; COMMIT; mv A/1 A/3; rm A/2; ln A/3 A/2; \
-            new A/1; \
-         A/1+100=b; F A/1",
+         new A/1; A/1+100=b; F A/1",
     ),
     ("L-C06", "mk A; new A/f; ln A/f A/g; COMMIT; rm A/g; new A/g; F A/g"),
     ("L-C07", "mk A; mk A/x; new A/x/k; COMMIT; rm A/x/k; rmdir A/x; new A/x; F A/x"),
@@ -129,14 +127,12 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "L-C08",
         "new 1; 1+100=1; new 2; 2+200=2; new 3; 3+300=3; new 4; 4+400=4; new 5; 5+500=5; COMMIT; \
-            mv 1 s; mv 2 1; \
-         mv 3 2; mv 4 3; mv 5 4; mv s 5; F 3",
+         mv 1 s; mv 2 1; mv 3 2; mv 4 3; mv 5 4; mv s 5; F 3",
     ),
     (
         "L-K01",
         "mk A; mk A/B; new A/B/f; A/B/f+5000=x; ln A/B/f A/B/g; COMMIT; rm A/B/g; F A/B/f; rm \
-            A/B/f; rmdir A/B; \
-         rmdir A",
+         A/B/f; rmdir A/B; rmdir A",
     ),
     ("L-K04", "new f; f[0,4K)=a; F f; ln f l; new g; F g"),
     ("L-K05", "new f; f[0,8K)=a; COMMIT; f+4K=b; F f; ln f l; new g; F g"),
@@ -150,8 +146,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "L-K14",
         "mk A; mk B; mk C; mk D; mk E; new A/f; ln A/f B/f; ln A/f C/f; ln A/f D/f; ln A/f E/f; \
-            COMMIT; rm D/f; \
-         F A/f; rm B/f; F A/f; rm C/f; F A/f",
+         COMMIT; rm D/f; F A/f; rm B/f; F A/f; rm C/f; F A/f",
     ),
     (
         "L-D01",
@@ -177,8 +172,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "L-X01",
         "new f; xa f user.1=a; xa f user.2=b; xa f user.3=c; COMMIT; xa- f user.2; F f; ✂ replay; \
-            f+13=x; F f; \
-         xa- f user.1; ln f l; new g; F g",
+         f+13=x; F f; xa- f user.1; ln f l; new g; F g",
     ),
     ("L-X02", "new f; xa f user.1=a; xa f user.2=b; xa f user.3=c; F f; COMMIT; f[0,64K)=a; F f"),
     ("L-X04", "new f; xa f user.1=a; COMMIT; xa- f user.1; F f"),
@@ -227,8 +221,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "H-reserved",
         "new f; alloc= f[0,1M); COMMIT; f[512K,516K)=a; FD f; f[128K,132K)=b; FD f; \
-            f[960K,964K)=c; FD f; \
-         f[300K,308K)=d; FD f",
+         f[960K,964K)=c; FD f; f[300K,308K)=d; FD f",
     ),
     (
         "H-reserved-apart",
@@ -238,8 +231,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "H-cloned-reserved",
         "new f; alloc f[0,64K); f[0,16K)=a; COMMIT; copy f[32K,48K)>f@256K; F f; copy \
-            f[0,16K)>f@512K; F f; \
-         copy f[8K,40K)>f@900K; F f",
+         f[0,16K)>f@512K; F f; copy f[8K,40K)>f@900K; F f",
     ),
     (
         "H-cloned-behind-reserved",
@@ -249,7 +241,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "H-cloned-elsewhere",
         "new f; f[0,64K)=a; new g; COMMIT; copy f[4K,20K)>g@128K; F g; copy g[128K,140K)>f@300K; \
-            F f; F g",
+         F f; F g",
     ),
     (
         "H-grown",
@@ -262,8 +254,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "H-tree",
         "mk A; mk A/B; new A/f; A/f[40K,41K)=a; new A/B/g; A/B/g[4K,70000)=b; COMMIT; new A/B/h; \
-            A/B/h[1M,1028K)=c; \
-         A/f[100K,120K)=d; trunc A/B/g 300K; F A/B; F A/f; F A/B/g; F A/B/h",
+         A/B/h[1M,1028K)=c; A/f[100K,120K)=d; trunc A/B/g 300K; F A/B; F A/f; F A/B/g; F A/B/h",
     ),
     ("L-Z01", "new f; f[0,300)=a; F f; f+300=b; F f; f[0,9000)=c; F f; trunc f 100; F f"),
     ("L-O01", "tmp h; @h[0,64K)=a; F @h"),
@@ -279,7 +270,7 @@ pub const LINES: &[(&str, &str)] = &[
     (
         "L-O05",
         "new f; f[0,8K)=a; f[1M,1052672)=b; f[2M,2101248)=c; COMMIT; trunc f 5000; COMMIT; trunc \
-            f 0",
+         f 0",
     ),
     ("L-Y01", "new f; f+4K=a; FD f; f[0,4K)=b; FD f"),
     ("L-Y03", "mk A; mk A/B; new A/B/f; A/B/f[0,70000)=a; xa A/B/f user.k=v; mode A/B 711; COMMIT"),
@@ -308,7 +299,7 @@ const SHARED: &[(&str, &str)] = &[
     (
         "L-V03",
         "sub S; new S/f; S/f[0,44K)=a; xa S/f user.k=v; snap S>T; rm T/f; new T/g; T/g[8K,9K)=b; \
-            F T/g",
+         F T/g",
     ),
     (
         "L-V03-mount",
@@ -322,7 +313,7 @@ const SHARED: &[(&str, &str)] = &[
     (
         "L-V05",
         "sub S; new S/f; S/f[0,64K)=a; snap S>T; S/f[0,8K)=b; F S/f; T/f[8K,16K)=c; F T/f; sub- \
-            S; F T/f",
+         S; F T/f",
     ),
     (
         "V-logged-then-nameless",
@@ -337,8 +328,8 @@ const SHARED: &[(&str, &str)] = &[
     (
         "V-nested",
         "mk A; sub A/S; new A/S/f; sub S; mk S/d; sub S/d/N; new S/f; COMMIT; snap />T; new \
-            T/A/g; F T/A/g; snap S>U; \
-         rmdir U/d/N; F U/d; snap T>S/W; rmdir S/W/A/S; F S/W/A; mv T/A T/B; F T/B; sub- U",
+         T/A/g; F T/A/g; snap S>U; rmdir U/d/N; F U/d; snap T>S/W; rmdir S/W/A/S; F S/W/A; mv T/A \
+         T/B; F T/B; sub- U",
     ),
     (
         "L-W01",
@@ -363,7 +354,7 @@ const SHARED: &[(&str, &str)] = &[
     (
         "L-W05",
         "sub S; new S/f; S/f[0,40K)=a; new f; f[0,40K)=a; snap= S>T; dedupe f[0,40K)>T/f@0; F \
-            T/f; F f; sub- S",
+         T/f; F f; sub- S",
     ),
 ];
 
@@ -391,7 +382,7 @@ fn matrix_of_links() -> Vec<(String, String)> {
                 format!("L-K13 {source} {link} {sync}"),
                 format!(
                     "mk A; new {source}; {source}+5000=a; COMMIT; ln {source} {link}; \
-                        {neighbour}F {sync}"
+                     {neighbour}F {sync}"
                 ),
             ));
         }

@@ -1,10 +1,10 @@
-//! Workloads on what shares: subvolumes, snapshots, clones, deduplication, and syncs of files on
-//! either side of a snapshot.
+//! Workloads on shared extents and blocks: subvolumes, snapshots, clones, deduplication, and syncs
+//! of files on either side of a snapshot.
 //!
-//! [`sharing`] is a seeded walk over a handful of subvolumes and the files in them. What is
-//! deduplicated is what the model knows to be the same, most of the time; files come to hold the
-//! same by copies, and because what is written depends on letter and place alone. A third of the
-//! operations are those of [`crate::workload::random`].
+//! [`sharing`] is a seeded walk over a handful of subvolumes and the files in them. Mostly it
+//! deduplicates ranges that the model knows to be equal. Files have equal ranges because of copies,
+//! and because written bytes depend on letter and place alone. A third of the operations are those
+//! of [`crate::workload::random`].
 
 use crate::ops::{Bytes, Move, Op};
 use crate::workload::{Workload, random_op};

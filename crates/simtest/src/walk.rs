@@ -100,23 +100,19 @@ fn parent<'p>(
 /// # Errors
 /// What the engine says.
 pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<u64>, Error> {
-    let make = |path: &str, kind: FileKind, rdev: u64, target: &str, handles: &Handles| {
-        let (dir, name) = parent(fs, handles, path)?;
-        let perm = new_perm(kind);
-        let new =
-            NewInode { kind, perm, uid: 0, gid: 0, rdev, target: target.as_bytes(), xattrs: &[] };
-        fs.create(dir, name, &new).map(|attr| Some(real(attr.id)))
-    };
+    let at = |path: &str, handles: &Handles| resolve(fs, handles, path);
     match op {
-        Op::Create(path) => return make(path, FileKind::Regular, 0, "", handles),
-        Op::Mkdir(path) => return make(path, FileKind::Directory, 0, "", handles),
+        Op::Create(path) => return make(fs, handles, path, FileKind::Regular, 0, ""),
+        Op::Mkdir(path) => return make(fs, handles, path, FileKind::Directory, 0, ""),
         Op::Mknod(special, path) => {
             let (kind, rdev) = special_kind(*special);
-            return make(path, kind, rdev, "", handles);
+            return make(fs, handles, path, kind, rdev, "");
         }
-        Op::Symlink { target, path } => return make(path, FileKind::Symlink, 0, target, handles),
+        Op::Symlink { target, path } => {
+            return make(fs, handles, path, FileKind::Symlink, 0, target);
+        }
         Op::Link { from, to } => {
-            let id = resolve(fs, handles, from)?;
+            let id = at(from, handles)?;
             let (dir, name) = parent(fs, handles, to)?;
             fs.link(id, dir, name)?;
         }
@@ -128,129 +124,182 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
             let (dir, name) = parent(fs, handles, path)?;
             fs.rmdir(dir, name)?;
         }
-        Op::Rename { from, to, mode } => {
-            let (from_dir, from_name) = parent(fs, handles, from)?;
-            let (to_dir, to_name) = parent(fs, handles, to)?;
-            let engine_mode = match mode {
-                Move::Replace => RenameMode::Replace,
-                Move::Exchange => RenameMode::Exchange,
-                Move::Whiteout => RenameMode::Whiteout { uid: 0, gid: 0 },
-            };
-            fs.rename(from_dir, from_name, to_dir, to_name, engine_mode)?;
-            if *mode == Move::Whiteout {
-                return Ok(Some(real(fs.lookup(from_dir, from_name)?.id)));
-            }
-        }
+        Op::Rename { from, to, mode } => return rename(fs, handles, from, to, *mode),
         Op::Write { path, range, fill } => {
-            let id = resolve(fs, handles, path)?;
-            fs.write(id, range.from, &filled(*fill, *range))?;
+            fs.write(at(path, handles)?, range.from, &filled(*fill, *range))?;
         }
-        Op::Append { path, len, fill } => {
-            let id = resolve(fs, handles, path)?;
-            let from = fs.getattr(id)?.size;
-            fs.write(id, from, &filled(*fill, Bytes { from, to: from + len }))?;
-        }
+        Op::Append { path, len, fill } => append(fs, at(path, handles)?, *len, *fill)?,
         Op::Truncate { path, size } => {
-            let id = resolve(fs, handles, path)?;
-            fs.setattr(id, &SetAttr { size: Some(*size), ..SetAttr::default() })?;
+            let changes = SetAttr { size: Some(*size), ..SetAttr::default() };
+            fs.setattr(at(path, handles)?, &changes)?;
         }
         Op::Allocate { path, how, range } => {
-            let id = resolve(fs, handles, path)?;
-            fs.fallocate(id, how.engine(), range.from, range.to.saturating_sub(range.from))?;
+            let len = range.to.saturating_sub(range.from);
+            fs.fallocate(at(path, handles)?, how.engine(), range.from, len)?;
         }
-        Op::NoCow(path) => {
-            let id = resolve(fs, handles, path)?;
-            let attr = fs.getattr(id)?;
-            match attr.kind {
-                FileKind::Regular => {}
-                FileKind::Directory => return Err(larder_fs::Error::IsDirectory),
-                _ => return Err(larder_fs::Error::Invalid("not a file")),
-            }
-            let flags = Some(attr.flags | InodeFlags::NODATACOW.bits());
-            fs.setattr(id, &SetAttr { flags, ..SetAttr::default() })?;
-        }
+        Op::NoCow(path) => set_nocow(fs, at(path, handles)?)?,
         Op::SetXattr { path, name, value } => {
-            let id = resolve(fs, handles, path)?;
+            let id = at(path, handles)?;
             fs.setxattr(id, name.as_bytes(), value.as_bytes(), XattrMode::Set)?;
         }
-        Op::RemoveXattr { path, name } => {
-            let id = resolve(fs, handles, path)?;
-            fs.removexattr(id, name.as_bytes())?;
-        }
+        Op::RemoveXattr { path, name } => fs.removexattr(at(path, handles)?, name.as_bytes())?,
         Op::Chmod { path, perm } => {
-            let id = resolve(fs, handles, path)?;
-            fs.setattr(id, &SetAttr { perm: Some(*perm), ..SetAttr::default() })?;
+            let changes = SetAttr { perm: Some(*perm), ..SetAttr::default() };
+            fs.setattr(at(path, handles)?, &changes)?;
         }
-        Op::Copy { from, range, to, at } => {
-            let (source, target) = (resolve(fs, handles, from)?, resolve(fs, handles, to)?);
-            // What the copy itself adds to the file is not copied again.
-            let len = range.to.min(fs.getattr(source)?.size).saturating_sub(range.from);
-            let mut done = 0;
-            // Asked for even if there is nothing to copy: what may not be copied is refused all the
-            // same.
-            loop {
-                match fs.copy_range(source, range.from + done, target, at + done, len - done)? {
-                    0 => break,
-                    n => done += n,
-                }
-            }
+        Op::Copy { from, range, to, at: place } => {
+            copy(fs, at(from, handles)?, *range, at(to, handles)?, *place)?;
         }
-        Op::Dedupe { from, range, to, at } => {
-            let (source, target) = (resolve(fs, handles, from)?, resolve(fs, handles, to)?);
-            let len = range.to.checked_sub(range.from).ok_or(Error::Invalid("no range"))?;
-            match fs.dedupe_range(source, range.from, target, *at, len)? {
-                Deduped::Same { .. } => {}
-                Deduped::Differs => return Err(Error::Invalid("the ranges differ")),
-            }
+        Op::Dedupe { from, range, to, at: place } => {
+            dedupe(fs, at(from, handles)?, *range, at(to, handles)?, *place)?;
         }
-        Op::Subvolume(path) => {
-            let (dir, name) = parent(fs, handles, path)?;
-            let (kind, perm) = (FileKind::Directory, new_perm(FileKind::Directory));
-            let new = NewInode { kind, perm, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
-            return fs.create_subvolume(dir, name, &new).map(|attr| Some(real(attr.id)));
-        }
+        Op::Subvolume(path) => return make_subvolume(fs, handles, path),
         Op::Snapshot { from, to, read_only } => {
-            let source = resolve(fs, handles, from)?;
-            if !is_top(source) {
-                return Err(Error::Invalid("not a subvolume"));
-            }
-            let (dir, name) = parent(fs, handles, to)?;
-            let subvol = fs.snapshot(source.subvol, dir, name, *read_only)?;
-            return Ok(Some(real(InodeId { subvol, ino: ObjectId::FIRST_FREE.0 })));
+            return snapshot(fs, handles, from, to, *read_only);
         }
         Op::DeleteSubvolume(path) => {
             let (dir, name) = parent(fs, handles, path)?;
             fs.delete_subvolume(dir, name)?;
         }
         Op::DefaultSubvolume(path) => {
-            let top = resolve(fs, handles, path)?;
-            if !is_top(top) {
-                return Err(Error::Invalid("not a subvolume"));
-            }
-            fs.set_default_subvolume(top.subvol)?;
+            fs.set_default_subvolume(top_of_subvolume(fs, handles, path)?.subvol)?;
         }
-        Op::Fsync(path) => fsync(fs, resolve(fs, handles, path)?, false)?,
-        Op::Fdatasync(path) => fsync(fs, resolve(fs, handles, path)?, true)?,
+        Op::Fsync(path) => fsync(fs, at(path, handles)?, false)?,
+        Op::Fdatasync(path) => fsync(fs, at(path, handles)?, true)?,
         Op::Sync => fs.sync()?,
         Op::Open { path, handle } => {
-            let id = resolve(fs, handles, path)?;
+            let id = at(path, handles)?;
             fs.hold(id);
             handles.insert(handle.clone(), id);
         }
-        Op::Unnamed { handle } => {
-            let kind = FileKind::Regular;
-            let new =
-                NewInode { kind, perm: 0o644, uid: 0, gid: 0, rdev: 0, target: &[], xattrs: &[] };
-            let id = fs.create_unnamed(fs.root(), &new)?.id;
-            handles.insert(handle.clone(), id);
-            return Ok(Some(real(id)));
-        }
-        Op::Close { handle } => {
-            let id = handles.remove(handle).ok_or(Error::NotFound)?;
-            fs.release(id, 1);
-        }
+        Op::Unnamed { handle } => return make_unnamed(fs, handles, handle),
+        Op::Close { handle } => fs.release(handles.remove(handle).ok_or(Error::NotFound)?, 1),
     }
     Ok(None)
+}
+
+fn new_inode(kind: FileKind, rdev: u64, target: &str) -> NewInode<'_> {
+    let perm = new_perm(kind);
+    NewInode { kind, perm, uid: 0, gid: 0, rdev, target: target.as_bytes(), xattrs: &[] }
+}
+
+fn make(
+    fs: &Filesystem,
+    handles: &Handles,
+    path: &str,
+    kind: FileKind,
+    rdev: u64,
+    target: &str,
+) -> Result<Option<u64>, Error> {
+    let (dir, name) = parent(fs, handles, path)?;
+    fs.create(dir, name, &new_inode(kind, rdev, target)).map(|attr| Some(real(attr.id)))
+}
+
+fn make_unnamed(
+    fs: &Filesystem,
+    handles: &mut Handles,
+    handle: &str,
+) -> Result<Option<u64>, Error> {
+    let new = NewInode { perm: 0o644, ..new_inode(FileKind::Regular, 0, "") };
+    let id = fs.create_unnamed(fs.root(), &new)?.id;
+    handles.insert(handle.to_owned(), id);
+    Ok(Some(real(id)))
+}
+
+fn rename(
+    fs: &Filesystem,
+    handles: &Handles,
+    from: &str,
+    to: &str,
+    mode: Move,
+) -> Result<Option<u64>, Error> {
+    let (from_dir, from_name) = parent(fs, handles, from)?;
+    let (to_dir, to_name) = parent(fs, handles, to)?;
+    let engine_mode = match mode {
+        Move::Replace => RenameMode::Replace,
+        Move::Exchange => RenameMode::Exchange,
+        Move::Whiteout => RenameMode::Whiteout { uid: 0, gid: 0 },
+    };
+    fs.rename(from_dir, from_name, to_dir, to_name, engine_mode)?;
+    if mode == Move::Whiteout {
+        return Ok(Some(real(fs.lookup(from_dir, from_name)?.id)));
+    }
+    Ok(None)
+}
+
+fn append(fs: &Filesystem, id: InodeId, len: u64, fill: u8) -> Result<(), Error> {
+    let from = fs.getattr(id)?.size;
+    fs.write(id, from, &filled(fill, Bytes { from, to: from + len }))
+}
+
+fn set_nocow(fs: &Filesystem, id: InodeId) -> Result<(), Error> {
+    let attr = fs.getattr(id)?;
+    match attr.kind {
+        FileKind::Regular => {}
+        FileKind::Directory => return Err(Error::IsDirectory),
+        _ => return Err(Error::Invalid("not a file")),
+    }
+    let flags = Some(attr.flags | InodeFlags::NODATACOW.bits());
+    fs.setattr(id, &SetAttr { flags, ..SetAttr::default() })?;
+    Ok(())
+}
+
+fn copy(
+    fs: &Filesystem,
+    source: InodeId,
+    range: Bytes,
+    target: InodeId,
+    at: u64,
+) -> Result<(), Error> {
+    // What the copy itself adds to the file is not copied again.
+    let len = range.to.min(fs.getattr(source)?.size).saturating_sub(range.from);
+    let mut done = 0;
+    // Called even if there is nothing to copy: a copy that is not allowed is refused all the same.
+    loop {
+        match fs.copy_range(source, range.from + done, target, at + done, len - done)? {
+            0 => return Ok(()),
+            n => done += n,
+        }
+    }
+}
+
+fn dedupe(
+    fs: &Filesystem,
+    source: InodeId,
+    range: Bytes,
+    target: InodeId,
+    at: u64,
+) -> Result<(), Error> {
+    let len = range.to.checked_sub(range.from).ok_or(Error::Invalid("no range"))?;
+    match fs.dedupe_range(source, range.from, target, at, len)? {
+        Deduped::Same { .. } => Ok(()),
+        Deduped::Differs => Err(Error::Invalid("the ranges differ")),
+    }
+}
+
+fn make_subvolume(fs: &Filesystem, handles: &Handles, path: &str) -> Result<Option<u64>, Error> {
+    let (dir, name) = parent(fs, handles, path)?;
+    let new = new_inode(FileKind::Directory, 0, "");
+    fs.create_subvolume(dir, name, &new).map(|attr| Some(real(attr.id)))
+}
+
+fn snapshot(
+    fs: &Filesystem,
+    handles: &Handles,
+    from: &str,
+    to: &str,
+    read_only: bool,
+) -> Result<Option<u64>, Error> {
+    let source = top_of_subvolume(fs, handles, from)?;
+    let (dir, name) = parent(fs, handles, to)?;
+    let subvol = fs.snapshot(source.subvol, dir, name, read_only)?;
+    Ok(Some(real(InodeId { subvol, ino: ObjectId::FIRST_FREE.0 })))
+}
+
+/// The root directory of a subvolume that a path leads to.
+fn top_of_subvolume(fs: &Filesystem, handles: &Handles, path: &str) -> Result<InodeId, Error> {
+    let top = resolve(fs, handles, path)?;
+    if is_top(top) { Ok(top) } else { Err(Error::Invalid("not a subvolume")) }
 }
 
 /// Reads the whole file system back. Model numbers are handed out as inodes are met.

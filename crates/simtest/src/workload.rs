@@ -4,16 +4,16 @@
 //! operations for each of its threads. Four sources:
 //!
 //! - [`Sequences`]: all sequences of one, two or three *core operations* over a few names
-//!   (directories A, B, A/C, files f, g, A/f, A/g, fixed arguments), with what they need made
-//!   before them — committed or not — and every choice of a sync after every operation. Sequences
-//!   that are equal up to swapping f and g are one;
+//!   (directories A, B, A/C, files f, g, A/f, A/g, fixed arguments), with every choice of a sync
+//!   after every operation. What they need is made before them, committed or not. Sequences that
+//!   are equal up to swapping f and g are one;
 //! - [`scenarios`](crate::scenarios): shapes that broke file systems before;
 //! - [`random`]: a seeded walk over everything the model can do;
 //! - [`threads`]: several of those at the same time, each thread under names of its own in the same
 //!   directory.
 
 use crate::ops::{Alloc, Bytes, Move, Op, Special, line, parse};
-use crate::world::{Body, ROOT, Refusal, World};
+use crate::world::{Body, Ino, ROOT, Refusal, World};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -411,121 +411,161 @@ pub fn random_ops(seed: u64, length: usize, prefix: &str, base: &World) -> Vec<O
 }
 
 pub(crate) fn random_op(rng: &mut StdRng, world: &World, prefix: &str) -> Op {
-    const DIRS: [&str; 4] = ["A", "B", "A/C", "B/D"];
-    const NAMES: [&str; 5] =
-        ["f", "g", "h", "a-rather-long-name-that-makes-items-of-other-sizes", "x"];
-    let dir = |rng: &mut StdRng| format!("{prefix}{}", DIRS.choose(rng).expect("not empty"));
-    let fresh = |rng: &mut StdRng| {
+    let names = world.names().into_iter().filter(|n| n.0.starts_with(prefix));
+    let mine = names.map(|(path, _, _, ino)| (path, ino)).collect();
+    Chooser { world, prefix, mine }.op(rng)
+}
+
+/// Chooses operations and their arguments. The order of the choices is what a seed stands for.
+struct Chooser<'a> {
+    world: &'a World,
+    prefix: &'a str,
+    /// Paths of the walk's own names, and their inodes.
+    mine: Vec<(String, Ino)>,
+}
+
+impl Chooser<'_> {
+    fn op(&self, rng: &mut StdRng) -> Op {
+        let handle = format!("{}h{}", self.prefix, rng.random_range(0..2));
+        match rng.random_range(0..100) {
+            0..8 => Op::Create(self.fresh(rng)),
+            8..10 => self.nocow(rng),
+            10..16 => Op::Mkdir(self.dir(rng)),
+            16..18 => {
+                let kinds = [Special::Fifo, Special::Socket, Special::Device];
+                Op::Mknod(kinds[rng.random_range(0..3)], self.fresh(rng))
+            }
+            18..20 => {
+                let target = "t".repeat(rng.random_range(1..300));
+                Op::Symlink { target, path: self.fresh(rng) }
+            }
+            20..25 => Op::Link { from: self.file(rng), to: self.fresh(rng) },
+            25..31 => Op::Unlink(self.any(rng)),
+            31..33 => Op::Rmdir(self.dir(rng)),
+            33..42 => self.rename(rng),
+            42..57 => {
+                let from = start(rng);
+                let path = self.file(rng);
+                let range = Bytes { from, to: from + size(rng) };
+                Op::Write { path, range, fill: letter(rng) }
+            }
+            57..60 => {
+                let from = start(rng);
+                let (how, _) = *Alloc::ALL.choose(rng).expect("not empty");
+                let path = self.file(rng);
+                Op::Allocate { path, how, range: Bytes { from, to: from + size(rng) } }
+            }
+            60..62 => Op::Append { path: self.file(rng), len: size(rng), fill: letter(rng) },
+            62..68 => {
+                let path = self.file(rng);
+                Op::Truncate { path, size: if rng.random_bool(0.2) { 0 } else { size(rng) } }
+            }
+            68..72 => self.set_xattr(rng),
+            72..74 => {
+                let path = self.any(rng);
+                Op::RemoveXattr { path, name: format!("user.{}", rng.random_range(0..3)) }
+            }
+            74..77 => Op::Chmod { path: self.any(rng), perm: rng.random_range(0..0o1000) },
+            77..79 => self.copy(rng),
+            79..82 if self.world.handles().contains_key(&handle) => Op::Close { handle },
+            79..82 if rng.random_bool(0.3) => Op::Unnamed { handle },
+            79..82 => Op::Open { path: self.file(rng), handle },
+            82..90 => Op::Fsync(self.file(rng)),
+            90..93 => Op::Fdatasync(self.file(rng)),
+            93..96 => Op::Fsync(self.dir(rng)),
+            _ => Op::Sync,
+        }
+    }
+
+    fn dir(&self, rng: &mut StdRng) -> String {
+        const DIRS: [&str; 4] = ["A", "B", "A/C", "B/D"];
+        format!("{}{}", self.prefix, DIRS.choose(rng).expect("not empty"))
+    }
+
+    fn fresh(&self, rng: &mut StdRng) -> String {
+        const NAMES: [&str; 5] =
+            ["f", "g", "h", "a-rather-long-name-that-makes-items-of-other-sizes", "x"];
         let name = *NAMES.choose(rng).expect("not empty");
         if rng.random_bool(0.4) {
-            format!("{prefix}{name}")
+            format!("{}{name}", self.prefix)
         } else {
-            format!("{}/{name}", dir(rng))
+            format!("{}/{name}", self.dir(rng))
         }
-    };
-    let mine: Vec<_> = world.names().into_iter().filter(|n| n.0.starts_with(prefix)).collect();
-    let is_file = |ino| matches!(world.node(ino).map(|n| &n.body), Some(Body::File(_)));
-    let any = |rng: &mut StdRng| mine.choose(rng).map_or_else(|| fresh(rng), |n| n.0.clone());
-    let file = |rng: &mut StdRng| {
-        let handles: Vec<String> = world.handles().keys().map(|h| format!("@{h}")).collect();
+    }
+
+    fn any(&self, rng: &mut StdRng) -> String {
+        self.mine.choose(rng).map_or_else(|| self.fresh(rng), |n| n.0.clone())
+    }
+
+    /// One of the walk's own names whose inode is of the right kind, if there is one.
+    fn one_of(&self, rng: &mut StdRng, right: impl Fn(&Body) -> bool) -> Option<String> {
+        let is_right = |ino| self.world.node(ino).is_some_and(|n| right(&n.body));
+        let right: Vec<_> = self.mine.iter().filter(|n| is_right(n.1)).collect();
+        right.choose(rng).map(|n| n.0.clone())
+    }
+
+    fn file(&self, rng: &mut StdRng) -> String {
+        let handles: Vec<String> = self.world.handles().keys().map(|h| format!("@{h}")).collect();
         if !handles.is_empty() && rng.random_bool(0.1) {
             return handles.choose(rng).expect("not empty").clone();
         }
-        let files: Vec<_> = mine.iter().filter(|n| is_file(n.3)).collect();
-        files.choose(rng).map_or_else(|| fresh(rng), |n| n.0.clone())
-    };
-    let size = |rng: &mut StdRng| match rng.random_range(0..6) {
+        let file = self.one_of(rng, |body| matches!(body, Body::File(_)));
+        file.unwrap_or_else(|| self.fresh(rng))
+    }
+
+    fn nocow(&self, rng: &mut StdRng) -> Op {
+        // Most of the files that are overwritten in place are empty when they become so.
+        let empty = self.one_of(rng, |body| matches!(body, Body::File(c) if c.size == 0));
+        empty.map_or_else(|| Op::Create(self.fresh(rng)), Op::NoCow)
+    }
+
+    fn rename(&self, rng: &mut StdRng) -> Op {
+        let mode = match rng.random_range(0..8) {
+            0 => Move::Exchange,
+            1 => Move::Whiteout,
+            _ => Move::Replace,
+        };
+        let to = if rng.random_bool(0.4) { self.any(rng) } else { self.fresh(rng) };
+        Op::Rename { from: self.any(rng), to, mode }
+    }
+
+    fn set_xattr(&self, rng: &mut StdRng) -> Op {
+        // Linux has no user xattrs on anything but files and directories.
+        let able = self.one_of(rng, |body| matches!(body, Body::File(_) | Body::Dir(_)));
+        let path = able.unwrap_or_else(|| self.fresh(rng));
+        let name = format!("user.{}", rng.random_range(0..3));
+        Op::SetXattr { path, name, value: "v".repeat(rng.random_range(0..400)) }
+    }
+
+    fn copy(&self, rng: &mut StdRng) -> Op {
+        // Whole sectors share their extents, others are copied.
+        let unit = if rng.random_ratio(2, 3) { 4096 } else { 1 };
+        let start = (size(rng) - 1) / unit * unit;
+        let from = self.file(rng);
+        let range = Bytes { from: start, to: start + size(rng).next_multiple_of(unit) };
+        Op::Copy { from, range, to: self.file(rng), at: (size(rng) - 1) / unit * unit }
+    }
+}
+
+/// A number of bytes, at least 1.
+fn size(rng: &mut StdRng) -> u64 {
+    match rng.random_range(0..6) {
         0 => rng.random_range(1..200),
         1 => rng.random_range(1..5000),
         2 => 4096 * rng.random_range(1..8),
         3 => rng.random_range(1..70_000),
         4 => 4096 * rng.random_range(1..40) + rng.random_range(0..3) - 1,
         _ => rng.random_range(1..300_000),
-    };
-    let letter = |rng: &mut StdRng| rng.random_range(b'a'..=b'z');
-    let handle = format!("{prefix}h{}", rng.random_range(0..2));
-    match rng.random_range(0..100) {
-        0..8 => Op::Create(fresh(rng)),
-        8..10 => {
-            // Most of the files that are overwritten in place are empty when they become so.
-            let empty = |ino| matches!(world.node(ino).map(|n| &n.body), Some(Body::File(c)) if c.size == 0);
-            let empty: Vec<_> = mine.iter().filter(|n| empty(n.3)).collect();
-            empty.choose(rng).map_or_else(|| Op::Create(fresh(rng)), |n| Op::NoCow(n.0.clone()))
-        }
-        10..16 => Op::Mkdir(dir(rng)),
-        16..18 => {
-            let kind = [Special::Fifo, Special::Socket, Special::Device][rng.random_range(0..3)];
-            Op::Mknod(kind, fresh(rng))
-        }
-        18..20 => Op::Symlink { target: "t".repeat(rng.random_range(1..300)), path: fresh(rng) },
-        20..25 => Op::Link { from: file(rng), to: fresh(rng) },
-        25..31 => Op::Unlink(any(rng)),
-        31..33 => Op::Rmdir(dir(rng)),
-        33..42 => {
-            let mode = match rng.random_range(0..8) {
-                0 => Move::Exchange,
-                1 => Move::Whiteout,
-                _ => Move::Replace,
-            };
-            let to = if rng.random_bool(0.4) { any(rng) } else { fresh(rng) };
-            Op::Rename { from: any(rng), to, mode }
-        }
-        42..57 => {
-            let from = if rng.random_bool(0.4) { 0 } else { size(rng) - 1 };
-            Op::Write {
-                path: file(rng),
-                range: Bytes { from, to: from + size(rng) },
-                fill: letter(rng),
-            }
-        }
-        57..60 => {
-            let from = if rng.random_bool(0.4) { 0 } else { size(rng) - 1 };
-            let (how, _) = *Alloc::ALL.choose(rng).expect("not empty");
-            Op::Allocate { path: file(rng), how, range: Bytes { from, to: from + size(rng) } }
-        }
-        60..62 => Op::Append { path: file(rng), len: size(rng), fill: letter(rng) },
-        62..68 => {
-            Op::Truncate { path: file(rng), size: if rng.random_bool(0.2) { 0 } else { size(rng) } }
-        }
-        68..72 => {
-            // Linux has no user xattrs on anything but files and directories.
-            let can = |ino| {
-                matches!(world.node(ino).map(|n| &n.body), Some(Body::File(_) | Body::Dir(_)))
-            };
-            let able: Vec<_> = mine.iter().filter(|n| can(n.3)).collect();
-            let path = able.choose(rng).map_or_else(|| fresh(rng), |n| n.0.clone());
-            let name = format!("user.{}", rng.random_range(0..3));
-            Op::SetXattr { path, name, value: "v".repeat(rng.random_range(0..400)) }
-        }
-        72..74 => {
-            Op::RemoveXattr { path: any(rng), name: format!("user.{}", rng.random_range(0..3)) }
-        }
-        74..77 => Op::Chmod { path: any(rng), perm: rng.random_range(0..0o1000) },
-        77..79 => {
-            // Whole sectors share their extents, others are copied.
-            let unit = if rng.random_ratio(2, 3) { 4096 } else { 1 };
-            let from = (size(rng) - 1) / unit * unit;
-            Op::Copy {
-                from: file(rng),
-                range: Bytes { from, to: from + size(rng).next_multiple_of(unit) },
-                to: file(rng),
-                at: (size(rng) - 1) / unit * unit,
-            }
-        }
-        79..82 => {
-            if world.handles().contains_key(&handle) {
-                Op::Close { handle }
-            } else if rng.random_bool(0.3) {
-                Op::Unnamed { handle }
-            } else {
-                Op::Open { path: file(rng), handle }
-            }
-        }
-        82..90 => Op::Fsync(file(rng)),
-        90..93 => Op::Fdatasync(file(rng)),
-        93..96 => Op::Fsync(dir(rng)),
-        _ => Op::Sync,
     }
+}
+
+/// Where a range begins.
+fn start(rng: &mut StdRng) -> u64 {
+    if rng.random_bool(0.4) { 0 } else { size(rng) - 1 }
+}
+
+fn letter(rng: &mut StdRng) -> u8 {
+    rng.random_range(b'a'..=b'z')
 }
 
 /// One thread's random walk on an empty file system.

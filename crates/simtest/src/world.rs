@@ -7,9 +7,10 @@
 
 mod sharing;
 
-use crate::ops::{Bytes, Move, Op, Special, filled};
+use crate::ops::{Alloc, Bytes, Move, Op, Special, filled};
 use larder_fs::FileKind;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Number of an inode within the model: never used twice, unlike the file system's.
@@ -38,9 +39,8 @@ impl Content {
     pub fn page_numbers(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.keys().copied()
     }
-    fn change(&mut self, at: u64, len: u64, mut with: impl FnMut(u64, &mut [u8])) {
-        let end = at + len;
-        let mut pos = at;
+    fn change(&mut self, range: Range<u64>, mut with: impl FnMut(u64, &mut [u8])) {
+        let (mut pos, end) = (range.start, range.end);
         while pos < end {
             let n = pos / PAGE;
             let until = end.min((n + 1) * PAGE);
@@ -56,7 +56,7 @@ impl Content {
     }
     /// Writes, growing the file where needed.
     pub fn write(&mut self, at: u64, data: &[u8]) {
-        self.change(at, data.len() as u64, |pos, out| {
+        self.change(at..at + data.len() as u64, |pos, out| {
             let from = (pos - at) as usize;
             out.copy_from_slice(&data[from..from + out.len()]);
         });
@@ -67,7 +67,7 @@ impl Content {
         if size < self.size {
             self.pages.split_off(&size.div_ceil(PAGE));
             if !size.is_multiple_of(PAGE) && self.pages.contains_key(&(size / PAGE)) {
-                self.change(size, PAGE - size % PAGE, |_, out| out.fill(0));
+                self.change(size..size + PAGE - size % PAGE, |_, out| out.fill(0));
             }
         }
         self.size = size;
@@ -76,7 +76,7 @@ impl Content {
     pub fn clear(&mut self, range: Bytes) {
         let to = range.to.min(self.size);
         if range.from < to {
-            self.change(range.from, to - range.from, |_, out| out.fill(0));
+            self.change(range.from..to, |_, out| out.fill(0));
         }
     }
     /// The bytes of a range, cut at the end of the file.
@@ -199,6 +199,13 @@ pub struct Touched {
     pub dirs: Vec<Ino>,
     /// The inode that was made, if one was.
     pub made: Option<Ino>,
+}
+
+impl Touched {
+    /// Only an inode.
+    fn inode(ino: Ino) -> Self {
+        Self { inodes: vec![ino], ..Self::default() }
+    }
 }
 
 /// A tree of files. See the module's text.
@@ -457,12 +464,148 @@ impl World {
         Ok(touched)
     }
 
+    fn link(&mut self, from: &str, to: &str) -> Result<Touched, Refusal> {
+        let ino = self.resolve(from)?;
+        let (dir, name) = self.parent(to)?;
+        if self.is_dir(ino) {
+            return Err(Refusal::NotPermitted);
+        }
+        if self.nodes[&ino].home != self.nodes[&dir].home {
+            return Err(Refusal::CrossSubvolume);
+        }
+        if self.entries(dir).contains_key(name) {
+            return Err(Refusal::Exists);
+        }
+        // Only an inode that never had a name may get its first one.
+        if self.nodes[&ino].nlink == 0 && !self.nameless.remove(&ino) {
+            return Err(Refusal::NotFound);
+        }
+        self.node_mut(ino).nlink += 1;
+        self.insert(dir, name, Some(ino), || unreachable!("the inode is given"));
+        Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
+    }
+
+    fn unlink(&mut self, path: &str) -> Result<Touched, Refusal> {
+        let (dir, name) = self.parent(path)?;
+        let ino = *self.entries(dir).get(name).ok_or(Refusal::NotFound)?;
+        if self.is_dir(ino) {
+            return Err(Refusal::IsDirectory);
+        }
+        self.dir_mut(dir).remove(name);
+        self.drop_name(ino);
+        Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
+    }
+
+    fn remove_dir(&mut self, path: &str) -> Result<Touched, Refusal> {
+        let (dir, name) = self.parent(path)?;
+        let ino = *self.entries(dir).get(name).ok_or(Refusal::NotFound)?;
+        if !self.is_dir(ino) {
+            return Err(Refusal::NotDirectory);
+        }
+        if !self.entries(ino).is_empty() {
+            return Err(Refusal::NotEmpty);
+        }
+        if self.nodes[&ino].top != Top::No {
+            return self.delete_subvolume(path);
+        }
+        self.dir_mut(dir).remove(name);
+        if !self.nodes[&ino].placeholder || !self.is_named(ino) {
+            self.drop_name(ino);
+        }
+        Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
+    }
+
+    /// Changes what a file holds.
+    fn change_file(
+        &mut self,
+        path: &str,
+        change: impl FnOnce(&mut Content),
+    ) -> Result<Touched, Refusal> {
+        let (ino, content) = self.file(path)?;
+        change(content);
+        Ok(Touched::inode(ino))
+    }
+
+    /// Changes what an inode of any type says about itself.
+    fn change_node(
+        &mut self,
+        path: &str,
+        change: impl FnOnce(&mut Node),
+    ) -> Result<Touched, Refusal> {
+        let ino = self.resolve(path)?;
+        change(self.node_mut(ino));
+        Ok(Touched::inode(ino))
+    }
+
+    fn allocate(&mut self, path: &str, how: Alloc, range: Bytes) -> Result<Touched, Refusal> {
+        let (ino, content) = self.file(path)?;
+        if range.from >= range.to {
+            return Err(Refusal::Invalid);
+        }
+        if how.clears() {
+            content.clear(range);
+        }
+        if how.grows() {
+            content.size = content.size.max(range.to);
+        }
+        Ok(Touched::inode(ino))
+    }
+
+    /// A file that has data keeps the way in which it was written: the flag is not set then.
+    fn set_nocow(&mut self, path: &str) -> Result<Touched, Refusal> {
+        let (ino, content) = self.file(path)?;
+        let empty = content.size == 0;
+        self.node_mut(ino).nocow |= empty;
+        Ok(Touched::inode(ino))
+    }
+
+    fn set_xattr(&mut self, path: &str, name: &str, value: &str) -> Result<Touched, Refusal> {
+        let ino = self.resolve(path)?;
+        self.may_have(ino, name)?;
+        self.node_mut(ino).xattrs.insert(name.to_owned(), value.as_bytes().to_vec());
+        Ok(Touched::inode(ino))
+    }
+
+    fn remove_xattr(&mut self, path: &str, name: &str) -> Result<Touched, Refusal> {
+        let ino = self.resolve(path)?;
+        self.may_have(ino, name)?;
+        if !self.nodes[&ino].xattrs.contains_key(name) {
+            return Err(Refusal::NoAttribute);
+        }
+        self.node_mut(ino).xattrs.remove(name);
+        Ok(Touched::inode(ino))
+    }
+
+    fn copy(&mut self, from: &str, range: Bytes, to: &str, at: u64) -> Result<Touched, Refusal> {
+        let (source, content) = self.file(from)?;
+        let data = content.read(range);
+        let (ino, content) = self.file(to)?;
+        let len = data.len() as u64;
+        if ino == source && range.from < at + len && at < range.from + len {
+            return Err(Refusal::Invalid);
+        }
+        if !data.is_empty() {
+            content.write(at, &data);
+        }
+        Ok(Touched::inode(ino))
+    }
+
+    /// Makes a file without a name, which a handle holds.
+    fn make_nameless(&mut self, handle: &str) -> Touched {
+        let ino = self.next;
+        self.next += 1;
+        let node = Node { nlink: 0, ..Node::new(Body::File(Arc::default()), 0o644) };
+        self.nodes.insert(ino, Arc::new(node));
+        self.handles.insert(handle.to_owned(), ino);
+        self.nameless.insert(ino);
+        Touched { made: Some(ino), ..Touched::default() }
+    }
+
     /// Does what the operation does. On refusal nothing has changed.
     ///
     /// # Errors
     /// Why it is not possible.
     pub fn apply(&mut self, op: &Op) -> Result<Touched, Refusal> {
-        let inode = |ino| Ok(Touched { inodes: vec![ino], ..Touched::default() });
         self.check_writable(op)?;
         self.check_placeholders(op)?;
         match op {
@@ -473,124 +616,24 @@ impl World {
                 self.make(path, Body::Special(kind, rdev))
             }
             Op::Symlink { target, path } => self.make(path, Body::Symlink(target.clone())),
-            Op::Link { from, to } => {
-                let ino = self.resolve(from)?;
-                let (dir, name) = self.parent(to)?;
-                if self.is_dir(ino) {
-                    return Err(Refusal::NotPermitted);
-                }
-                if self.nodes[&ino].home != self.nodes[&dir].home {
-                    return Err(Refusal::CrossSubvolume);
-                }
-                if self.entries(dir).contains_key(name) {
-                    return Err(Refusal::Exists);
-                }
-                // Only what never had a name may get its first one.
-                if self.nodes[&ino].nlink == 0 && !self.nameless.remove(&ino) {
-                    return Err(Refusal::NotFound);
-                }
-                self.node_mut(ino).nlink += 1;
-                self.insert(dir, name, Some(ino), || unreachable!("the inode is given"));
-                Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
-            }
-            Op::Unlink(path) => {
-                let (dir, name) = self.parent(path)?;
-                let ino = *self.entries(dir).get(name).ok_or(Refusal::NotFound)?;
-                if self.is_dir(ino) {
-                    return Err(Refusal::IsDirectory);
-                }
-                self.dir_mut(dir).remove(name);
-                self.drop_name(ino);
-                Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
-            }
-            Op::Rmdir(path) => {
-                let (dir, name) = self.parent(path)?;
-                let ino = *self.entries(dir).get(name).ok_or(Refusal::NotFound)?;
-                if !self.is_dir(ino) {
-                    return Err(Refusal::NotDirectory);
-                }
-                if !self.entries(ino).is_empty() {
-                    return Err(Refusal::NotEmpty);
-                }
-                if self.nodes[&ino].top != Top::No {
-                    return self.delete_subvolume(path);
-                }
-                self.dir_mut(dir).remove(name);
-                if !self.nodes[&ino].placeholder || !self.is_named(ino) {
-                    self.drop_name(ino);
-                }
-                Ok(Touched { inodes: vec![ino], dirs: vec![dir], made: None })
-            }
+            Op::Link { from, to } => self.link(from, to),
+            Op::Unlink(path) => self.unlink(path),
+            Op::Rmdir(path) => self.remove_dir(path),
             Op::Rename { from, to, mode } => self.rename(from, to, *mode),
             Op::Write { path, range, fill } => {
-                let (ino, content) = self.file(path)?;
-                content.write(range.from, &filled(*fill, *range));
-                inode(ino)
+                self.change_file(path, |c| c.write(range.from, &filled(*fill, *range)))
             }
-            Op::Append { path, len, fill } => {
-                let (ino, content) = self.file(path)?;
-                let range = Bytes { from: content.size, to: content.size + len };
-                content.write(range.from, &filled(*fill, range));
-                inode(ino)
-            }
-            Op::Truncate { path, size } => {
-                let (ino, content) = self.file(path)?;
-                content.truncate(*size);
-                inode(ino)
-            }
-            Op::Allocate { path, how, range } => {
-                let (ino, content) = self.file(path)?;
-                if range.from >= range.to {
-                    return Err(Refusal::Invalid);
-                }
-                if how.clears() {
-                    content.clear(*range);
-                }
-                if how.grows() {
-                    content.size = content.size.max(range.to);
-                }
-                inode(ino)
-            }
-            Op::NoCow(path) => {
-                let (ino, content) = self.file(path)?;
-                // What has data keeps the way it was written; the flag is just not set then.
-                let empty = content.size == 0;
-                self.node_mut(ino).nocow |= empty;
-                inode(ino)
-            }
-            Op::SetXattr { path, name, value } => {
-                let ino = self.resolve(path)?;
-                self.may_have(ino, name)?;
-                self.node_mut(ino).xattrs.insert(name.clone(), value.clone().into_bytes());
-                inode(ino)
-            }
-            Op::RemoveXattr { path, name } => {
-                let ino = self.resolve(path)?;
-                self.may_have(ino, name)?;
-                if !self.nodes[&ino].xattrs.contains_key(name) {
-                    return Err(Refusal::NoAttribute);
-                }
-                self.node_mut(ino).xattrs.remove(name);
-                inode(ino)
-            }
-            Op::Chmod { path, perm } => {
-                let ino = self.resolve(path)?;
-                self.node_mut(ino).perm = *perm;
-                inode(ino)
-            }
-            Op::Copy { from, range, to, at } => {
-                let (source, content) = self.file(from)?;
-                let data = content.read(*range);
-                let (ino, content) = self.file(to)?;
-                let len = data.len() as u64;
-                if ino == source && range.from < at + len && *at < range.from + len {
-                    return Err(Refusal::Invalid);
-                }
-                if !data.is_empty() {
-                    content.write(*at, &data);
-                }
-                inode(ino)
-            }
+            Op::Append { path, len, fill } => self.change_file(path, |c| {
+                let range = Bytes { from: c.size, to: c.size + len };
+                c.write(range.from, &filled(*fill, range));
+            }),
+            Op::Truncate { path, size } => self.change_file(path, |c| c.truncate(*size)),
+            Op::Allocate { path, how, range } => self.allocate(path, *how, *range),
+            Op::NoCow(path) => self.set_nocow(path),
+            Op::SetXattr { path, name, value } => self.set_xattr(path, name, value),
+            Op::RemoveXattr { path, name } => self.remove_xattr(path, name),
+            Op::Chmod { path, perm } => self.change_node(path, |n| n.perm = *perm),
+            Op::Copy { from, range, to, at } => self.copy(from, *range, to, *at),
             Op::Dedupe { from, range, to, at } => self.dedupe(from, *range, to, *at),
             Op::Subvolume(path) => self.make_subvolume(path),
             Op::Snapshot { from, to, read_only } => self.snapshot(from, to, *read_only),
@@ -603,16 +646,7 @@ impl World {
                 self.handles.insert(handle.clone(), ino);
                 Ok(Touched::default())
             }
-            Op::Unnamed { handle } => {
-                let ino = self.next;
-                self.next += 1;
-                let body = Body::File(Arc::default());
-                let node = Node { nlink: 0, ..Node::new(body, 0o644) };
-                self.nodes.insert(ino, Arc::new(node));
-                self.handles.insert(handle.clone(), ino);
-                self.nameless.insert(ino);
-                Ok(Touched { made: Some(ino), ..Touched::default() })
-            }
+            Op::Unnamed { handle } => Ok(self.make_nameless(handle)),
             Op::Close { handle } => {
                 let ino = self.handles.remove(handle).ok_or(Refusal::NotFound)?;
                 self.collect(ino);
@@ -648,9 +682,8 @@ mod tests {
     fn refusals_are_those_of_posix() {
         let (_, r) =
             run("mk A; mk A/B; new f; sym f s; new f; mv A A/B/C; mv f A; mv A f; rmdir A; rm A; \
-                rmdir f; \
-                          ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s \
-                          user.x; xa- s trusted.x");
+                rmdir f; ln A l; xa- f user.x; new f/g; rm nix; mv= f nix; xa s user.x=y; xa- s \
+                user.x; xa- s trusted.x");
         let errors: Vec<_> = r.into_iter().skip(4).map(Result::unwrap_err).collect();
         use Refusal::*;
         assert_eq!(

@@ -1,10 +1,10 @@
 //! A catalogue of damage: each entry changes one thing of a sound image, and `larder check` has to
 //! find and name it.
 //!
-//! The decision hidden here is what counts as found. An entry names the kinds of findings that must
-//! be reported; more may be, for damage has consequences. And it says whether Linux's `btrfs check`
-//! complains, which is asked where it is installed: that every entry is real damage, and that ours
-//! finds all that theirs does.
+//! Hidden here is what counts as found. An entry names the kinds of findings that must be reported;
+//! there may be more, because damage has consequences. It also says whether Linux's `btrfs check`
+//! complains. Where that is installed it is run, to show that every entry is real damage, and that
+//! ours finds all that theirs does.
 
 #[path = "check_catalogue/bases.rs"]
 mod bases;

@@ -1,9 +1,9 @@
-//! `larder check` has nothing to say against sound images: of every kind that Linux makes,
-//! populated, with snapshots, and in the midst of things — a deleted subvolume half removed, a file
-//! without a name, a log that waits to be replayed.
+//! `larder check` finds nothing in sound images: of every kind that Linux makes, populated, with
+//! snapshots, and in an unfinished state (a deleted subvolume half removed, a file without a name,
+//! a log that waits to be replayed).
 //!
-//! A checker that cries wolf is not believed when there is one. Where the image is at rest, `btrfs
-//! check` has to agree.
+//! A checker with false alarms is not believed. Where the image is at rest, `btrfs check` has to
+//! agree.
 
 use anyhow::{Context, Result};
 use larder_check::{Kind, Options, Report, Severity};

@@ -1,17 +1,18 @@
-//! `larder check` beside `btrfs check`, on damage that nobody thought of: where Linux's checker
-//! reports an error, so does ours.
+//! `larder check` beside `btrfs check` on random damage: if Linux's checker reports an error, so
+//! does ours.
 //!
-//! Each number stands for one change of one sound image ([`larder_simtest::damage::random`]).
-//! Whatever it is, ours returns soon, takes no more memory than a hostile image may cost, and finds
-//! something wherever theirs does. What only ours finds is counted by kind: most of it is what
-//! theirs does not look at, and the catalogue has it.
+//! Each number stands for one change of one sound image ([`larder_simtest::damage::random`]). Ours
+//! returns soon, takes no more memory than a hostile image may cost, and finds something wherever
+//! theirs does. Findings of ours alone are counted by kind: mostly theirs does not look at such
+//! things, and the catalogue has them.
 //!
 //! `make test` tries a few on the fuzzer's small images of Linux, which never change. The long form
 //! adds those that are made anew each time, the engine's and the catalogue's, and says what both
 //! found:
 //!
 //! ```sh
-//! LARDER_SCALE=50 LARDER_SEED=1000 cargo test -p larder-simtest --test check_differs -- --nocapture
+//! LARDER_SCALE=50 LARDER_SEED=1000 \
+//!     cargo test -p larder-simtest --test check_differs -- --nocapture
 //! ```
 //!
 //! `LARDER_IMAGES=Quotas,v1` leaves only images with one of these in their names.
@@ -80,8 +81,11 @@ fn by_linux(variant: &ImageVariant) -> (String, Image) {
     (variant.name.clone(), make().unwrap_or_else(|e| panic!("{}: {e:#}", variant.name)))
 }
 
-/// What ours says, data included.
-fn ours(image: &Image) -> Result<Report, larder_check::Error> {
+/// What ours says of an image.
+type Ours = Result<Report, larder_check::Error>;
+
+/// Checks an image with ours, data included.
+fn ours(image: &Image) -> Ours {
     /// The largest of the images has a few thousand nodes and sectors in use.
     const READS: u64 = 2_000_000;
     let device = Arc::new(HostileDevice::new(image.clone()).allowing(READS));
@@ -109,7 +113,7 @@ fn theirs(image: &Image, long: bool) -> (oracle::Report, Option<oracle::Report>)
 struct Case {
     name: String,
     wounded: Wounded,
-    ours: Result<Report, larder_check::Error>,
+    ours: Ours,
     theirs: oracle::Report,
     lowmem: Option<oracle::Report>,
 }
@@ -187,80 +191,96 @@ fn ours_reports_wherever_theirs_does() {
         let wounded = patient.wound(number * 100 + name.bytes().map(u64::from).sum::<u64>() % 100);
         (format!("{name}-{number}"), wounded)
     };
-    let mut took = 0;
-    let of = all.len();
-    let mut classes: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
-    let mut kinds: BTreeMap<Vec<Kind>, (u32, String)> = BTreeMap::new();
-    let mut missed = Vec::new();
+    let verbose = scale > 1;
+    let mut tally = Tally::default();
     for chunk in all.chunks(64) {
         let wounded: Vec<_> = chunk.par_iter().copied().map(wound).collect();
         // Ours one by one, to know what one takes: a thread that waits for a check would begin
         // another meanwhile.
-        let measured = |(_, w): &(String, Wounded)| {
-            limits::reset_peak();
-            let before = limits::live();
-            let report = ours(&w.image);
-            took = took.max(limits::peak() - before);
-            report
-        };
-        let ours: Vec<_> = wounded.iter().map(measured).collect();
-        let theirs: Vec<_> = wounded.par_iter().map(|(_, w)| theirs(&w.image, scale > 1)).collect();
-        let cases = wounded.into_iter().zip(ours).zip(theirs);
-        let cases = cases.map(|(((name, wounded), ours), (theirs, lowmem))| Case {
-            name,
-            wounded,
-            ours,
-            theirs,
-            lowmem,
-        });
-        for case in cases {
-            let counts = classes.entry(case.wounded.class).or_default();
-            if scale > 1 {
-                println!("{}", case.all());
-            }
-            counts[0] += 1;
-            counts[1] += u32::from(case.ours_errs());
-            counts[2] += u32::from(!case.theirs.is_clean());
-            if case.only_theirs() {
-                counts[3] += 1;
-                case.keep();
-                missed.push(case.describe());
-            } else if case.theirs.is_clean() && case.ours_errs() {
-                let own: Vec<Kind> = case.ours.as_ref().map_or(Vec::new(), |r| {
-                    let is_error = |k: &&Kind| k.severity() == Severity::Error;
-                    r.counts.keys().filter(is_error).copied().collect()
-                });
-                let entry = kinds.entry(own).or_insert_with(|| (0, case.describe()));
-                entry.0 += 1;
-                if entry.0 == 1 && scale > 1 {
-                    case.keep();
-                }
-            }
+        let ours: Vec<_> = wounded.iter().map(|(_, w)| tally.measure(w)).collect();
+        let theirs: Vec<_> = wounded.par_iter().map(|(_, w)| theirs(&w.image, verbose)).collect();
+        for (((name, wounded), ours), (theirs, lowmem)) in wounded.into_iter().zip(ours).zip(theirs)
+        {
+            tally.add(&Case { name, wounded, ours, theirs, lowmem }, verbose);
         }
     }
-    if scale > 1 {
-        println!("at most {} MiB on the heap", took >> 20);
-        println!("damage: tried, ours finds, theirs finds, only theirs");
-        for (class, [tried, ours, theirs, only]) in &classes {
-            println!("{class:28} {tried:6} {ours:6} {theirs:6} {only:6}");
-        }
-        println!("found by ours alone:");
-        for (kinds, (count, example)) in &kinds {
-            println!("{count:5} {kinds:?}: {}", example.lines().next().unwrap_or_default());
-        }
+    if verbose {
+        tally.print();
     }
     let panics = log.take();
     assert!(panics.is_empty(), "{panics:#?}");
-    assert!(took < HEAP, "{} MiB of memory", took >> 20);
-    // Other versions of btrfs-progs see a little more or less.
-    let asked = btrfs(&["--version"]).is_ok_and(|v| v.contains("v6.14"));
-    let allowed = if asked { 0 } else { of / 20 };
-    assert!(
-        missed.len() <= allowed,
-        "{} of {of} were missed:\n{}",
-        missed.len(),
-        missed.join("\n")
-    );
-    let found: u32 = classes.values().map(|c| c[1]).sum();
-    assert!(found as usize > of / 2, "only {found} of {of} were noticed at all");
+    tally.judge(all.len());
+}
+
+/// What came of all cases.
+#[derive(Default)]
+struct Tally {
+    /// Most bytes on the heap that one check took.
+    took: usize,
+    /// By class of damage: tried, found by ours, by theirs, only by theirs.
+    classes: BTreeMap<&'static str, [u32; 4]>,
+    /// What only ours found: how often, and an example.
+    kinds: BTreeMap<Vec<Kind>, (u32, String)>,
+    /// What only theirs found.
+    missed: Vec<String>,
+}
+
+impl Tally {
+    fn measure(&mut self, wounded: &Wounded) -> Ours {
+        limits::reset_peak();
+        let before = limits::live();
+        let report = ours(&wounded.image);
+        self.took = self.took.max(limits::peak() - before);
+        report
+    }
+
+    fn add(&mut self, case: &Case, verbose: bool) {
+        if verbose {
+            println!("{}", case.all());
+        }
+        let counts = self.classes.entry(case.wounded.class).or_default();
+        counts[0] += 1;
+        counts[1] += u32::from(case.ours_errs());
+        counts[2] += u32::from(!case.theirs.is_clean());
+        if case.only_theirs() {
+            counts[3] += 1;
+            case.keep();
+            self.missed.push(case.describe());
+        } else if case.theirs.is_clean() && case.ours_errs() {
+            let own: Vec<Kind> = case.ours.as_ref().map_or(Vec::new(), |r| {
+                let is_error = |k: &&Kind| k.severity() == Severity::Error;
+                r.counts.keys().filter(is_error).copied().collect()
+            });
+            let entry = self.kinds.entry(own).or_insert_with(|| (0, case.describe()));
+            entry.0 += 1;
+            if entry.0 == 1 && verbose {
+                case.keep();
+            }
+        }
+    }
+
+    fn print(&self) {
+        println!("at most {} MiB on the heap", self.took >> 20);
+        println!("damage: tried, ours finds, theirs finds, only theirs");
+        for (class, [tried, ours, theirs, only]) in &self.classes {
+            println!("{class:28} {tried:6} {ours:6} {theirs:6} {only:6}");
+        }
+        println!("found by ours alone:");
+        for (kinds, (count, example)) in &self.kinds {
+            println!("{count:5} {kinds:?}: {}", example.lines().next().unwrap_or_default());
+        }
+    }
+
+    /// Judges the result of so many cases.
+    fn judge(&self, of: usize) {
+        assert!(self.took < HEAP, "{} MiB of memory", self.took >> 20);
+        // Other versions of btrfs-progs see a little more or less.
+        let asked = btrfs(&["--version"]).is_ok_and(|v| v.contains("v6.14"));
+        let allowed = if asked { 0 } else { of / 20 };
+        let missed = &self.missed;
+        let count = missed.len();
+        assert!(count <= allowed, "{count} of {of} were missed:\n{}", missed.join("\n"));
+        let found: u32 = self.classes.values().map(|c| c[1]).sum();
+        assert!(found as usize > of / 2, "only {found} of {of} were noticed at all");
+    }
 }

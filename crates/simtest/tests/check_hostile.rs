@@ -1,9 +1,8 @@
-//! `larder check` on images that were made to hurt it: whatever the bytes, it returns, soon, and
-//! without a panic.
+//! `larder check` on hostile images: for any bytes it returns soon, and without a panic.
 //!
-//! Nodes and superblocks are changed at random and their checksums made right again, so that the
-//! changes are looked at. Some changes are blind, others hit what hurts: pointers that lead to
-//! other nodes (loops, shared subtrees, wrong trees), counts and lengths at the ends of their
+//! Nodes and superblocks are changed at random and their checksums put right, so that the changes
+//! are looked at. Some changes are blind. Others hit pointers, which then lead to other nodes
+//! (loops, shared subtrees, wrong trees), and counts and lengths, which get the ends of their
 //! range.
 
 use larder_check::Options;

@@ -1,10 +1,10 @@
 //! Snapshots as old kernels made them: `larder check` believes the entries of subvolumes in them,
 //! and no others.
 //!
-//! A snapshot has the entries of the subvolumes that hung in its source, and nothing hangs there.
-//! Today's root items say what is a snapshot; those of kernels before 3.6 do not. What such kernels
-//! left is made here from what Linux leaves now, by taking away what they did not know. `btrfs
-//! check` is the judge of each form, and the damage is added to each.
+//! A snapshot has the entries of the subvolumes that were in its source, but nothing hangs there.
+//! Today's root items say whether they are snapshots; those of kernels before 3.6 do not. The tests
+//! make such images from today's, by taking away what those kernels did not know. `btrfs check` is
+//! the judge of each form, and damage is added to each.
 
 use anyhow::{Context, Result};
 use larder_check::{Kind, Options, Report, Severity};

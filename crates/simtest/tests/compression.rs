@@ -1,6 +1,6 @@
-//! Compressed data: what is written with every method and level reads equal here, after a remount
-//! and in Linux, whatever is overwritten, cut or left out in between; what is compressed and how it
-//! lies is what Linux does with the same steps; and power cuts break none of it.
+//! Compressed data: data written with every method and level reads equal here, after a remount, and
+//! in Linux, whatever is overwritten, cut or left out in between. The same data is compressed, and
+//! lies in the same way, as with the same steps on Linux. Power cuts break none of it.
 
 use larder_fs::{
     Compress, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Packing, SetAttr, XattrMode,

@@ -1,6 +1,6 @@
-//! File data in both directions: what Linux wrote reads equal here, holes included; and what is
-//! changed here on top of it — inline, compressed, preallocated and shared extents cut to pieces —
-//! the kernel reads equal, with a clean check.
+//! File data in both directions: Larder reads what Linux wrote, holes included. Larder then changes
+//! it (inline, compressed, preallocated and shared extents are cut to pieces), and the kernel reads
+//! the same, with a clean check.
 
 use larder_fs::{FileKind, Filesystem, InodeId, OpenOptions, SetAttr};
 use larder_simtest::oracle::{

@@ -1,5 +1,5 @@
-//! Deduplication under power cuts, and on an image that lacks what it needs: whatever is left when
-//! it is interrupted, both files have their bytes, each extent is one's own or the other's, and
+//! Deduplication under power cuts, and on an image that lacks what it needs. Whenever it is
+//! interrupted, both files have their bytes, each extent is the file's own or the other file's, and
 //! what was synced is shared.
 
 use larder_check::{Finding, Kind, Options, Severity};

@@ -100,7 +100,7 @@ fn deleted_files_become_holes() {
         } else {
             assert!(after >= full, "{full} bytes full, {after} after deleting");
             assert_eq!(fs.stats().device_discards, 0);
-            // As Linux: nothing is trimmed for who asks for less than a sector.
+            // As Linux: a request for less than a sector trims nothing.
             for (start, len) in [(0, 0), (0, 4095), (u64::MAX, u64::MAX)] {
                 let range = TrimRange { start, len, min_len: 0 };
                 assert!(matches!(fs.trim(range), Err(larder_fs::Error::Invalid(_))), "{range:?}");
@@ -224,7 +224,7 @@ fn a_device_that_fails_to_discard_fails_nothing_else() {
         fs.sync().unwrap_or_else(|e| panic!("sync {i}: {e}"));
     }
     assert_eq!(device.counts().discards, 1, "the first failure is the last try");
-    assert!(fs.trim(TrimRange::default()).is_err(), "who asks is told");
+    assert!(fs.trim(TrimRange::default()).is_err(), "the caller gets the error");
     fs.close().expect("close");
 }
 
@@ -233,10 +233,8 @@ fn a_device_that_fails_to_discard_fails_nothing_else() {
 #[test]
 fn no_crash_state_misses_what_was_discarded() {
     let text = "mk A; new A/f; A/f[0,400K)=a; COMMIT; A/f[0,400K)=b; new A/g; A/g[0,100K)=c; F \
-        A/g; rm A/f; \
-                new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; F A/h; new i; i[0,600K)=e; F i; rm \
-                i; COMMIT; rm A/g; \
-                COMMIT; new j; j[0,300K)=f; F j";
+        A/g; rm A/f; new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; F A/h; new i; i[0,600K)=e; F i; \
+        rm i; COMMIT; rm A/g; COMMIT; new j; j[0,300K)=f; F j";
     for everything in [false, true] {
         let mut config = Config::new(1).expect("a new file system");
         config.options.tuning.discard_everything = everything;

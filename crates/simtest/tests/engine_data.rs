@@ -89,6 +89,32 @@ fn check_holes(fs: &Filesystem, id: InodeId, want: &[u8]) {
     assert_eq!(fs.seek(id, want.len() as u64, Seek::Data).unwrap(), None);
 }
 
+/// Copies a part of file `i` from `at` on to a random place; a copy onto itself is refused.
+fn copy_part(
+    rng: &mut SmallRng,
+    fs: &Filesystem,
+    ids: &[InodeId],
+    (i, at): (usize, usize),
+    model: &mut [Vec<u8>],
+) {
+    let to = rng.random_range(0..FILES);
+    let (len, to_at) = (length(rng), place(rng));
+    let from = model[i].clone();
+    let n = len.min(from.len().saturating_sub(at));
+    let done = fs.copy_range(ids[i], at as u64, ids[to], to_at as u64, n as u64);
+    if to == i && n > 0 && at < to_at + n && to_at < at + n {
+        let refused = done.unwrap_err();
+        assert!(matches!(refused, larder_fs::Error::Invalid(_)), "{refused}");
+        return;
+    }
+    assert_eq!(done.unwrap(), n as u64);
+    if n > 0 {
+        let len = model[to].len().max(to_at + n);
+        model[to].resize(len, 0);
+        model[to][to_at..to_at + n].copy_from_slice(&from[at..at + n]);
+    }
+}
+
 fn torture(
     image: &Path,
     options: &MkfsOptions,
@@ -121,25 +147,7 @@ fn torture(
                 set_size(&fs, id, 0);
                 want.clear();
             }
-            13 => {
-                let to = rng.random_range(0..FILES);
-                let (len, to_at) = (length(&mut rng), place(&mut rng));
-                let from = model[i].clone();
-                let n = len.min(from.len().saturating_sub(at));
-                if to == i && n > 0 && at < to_at + n && to_at < at + n {
-                    let refused =
-                        fs.copy_range(id, at as u64, ids[to], to_at as u64, n as u64).unwrap_err();
-                    assert!(matches!(refused, larder_fs::Error::Invalid(_)), "{refused}");
-                    continue;
-                }
-                let done = fs.copy_range(id, at as u64, ids[to], to_at as u64, n as u64).unwrap();
-                assert_eq!(done, n as u64);
-                if n > 0 {
-                    let len = model[to].len().max(to_at + n);
-                    model[to].resize(len, 0);
-                    model[to][to_at..to_at + n].copy_from_slice(&from[at..at + n]);
-                }
-            }
+            13 => copy_part(&mut rng, &fs, &ids, (i, at), &mut model),
             14 => fs.fsync(id, true).unwrap(),
             15 if rng.random_ratio(1, 3) => fs.sync().unwrap(),
             16 if rng.random_ratio(1, 6) => {

@@ -96,8 +96,9 @@ fn metadata_fill_the_disk_and_go_again() {
     }
 }
 
-/// Who finds no space has delayed data written: what is asked for and at most a piece of a file
-/// more, not everything that is delayed, although a request of a few KiB finds tens of MiB of it.
+/// A caller that finds no space has delayed data written: what it needs and at most a piece of a
+/// file more, not everything that is delayed, although a request of a few KiB finds tens of MiB of
+/// it.
 #[test]
 fn delayed_data_is_written_by_amount() {
     let size = minimum_size(Profile::Single, Profile::Single, false).max(96 << 20);

@@ -1,9 +1,8 @@
-//! What fuzzing found, and what it has not: every input that was kept goes through its target once
-//! more.
+//! Every input that fuzzing has kept goes through its target once more.
 //!
-//! The inputs lie in `fuzz/corpus/TARGET`, one file each, those of findings under a name that says
-//! what they found. Beside them a fixed number of images is made up here, so that the bodies are
-//! tried on the engine as it is today even where the corpus was collected on an older one.
+//! The inputs lie in `fuzz/corpus/TARGET`, one file each; an input that found something has a name
+//! that says what. A fixed number of images is made here besides, so that the bodies are tried on
+//! the engine as it is even if the corpus was collected on an older one.
 
 use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::{self, CountingAllocator, PanicLog};

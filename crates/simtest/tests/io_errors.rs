@@ -14,10 +14,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 const WORKLOAD: &str = "mk A; new A/f; A/f[0,20K)=a; F A/f; new g; g[0,100K)=b; xa g user.k=v; mv \
-    A/f A/h; F g; \
-                        A/h[4K,12K)=c; rm g; COMMIT; new A/i; A/i+300=d; ln A/i j; trunc A/h \
-                        5000; F A/i; mk B; \
-                        mv A/h B/h; COMMIT";
+    A/f A/h; F g; A/h[4K,12K)=c; rm g; COMMIT; new A/i; A/i+300=d; ln A/i j; trunc A/h 5000; F \
+    A/i; mk B; mv A/h B/h; COMMIT";
 
 fn config() -> Config {
     let mut config = Config::new(1).expect("a new file system");
@@ -88,8 +86,7 @@ fn what_could_not_be_written_is_a_sound_hole() {
     config.depth = Depth { checked: 1.0, ..Depth::LOOK };
     config.max_states = 4;
     let ops = "new f; f[0,64K)=a; COMMIT; f[64K,128K)=b; F f; f[200K,300K)=c; COMMIT; new g; \
-        g[5000,9000)=d; \
-               g[100K,120K)=e; COMMIT; g[120K,130K)=f; F g; trunc g 1M; COMMIT";
+        g[5000,9000)=d; g[100K,120K)=e; COMMIT; g[120K,130K)=f; F g; trunc g 1M; COMMIT";
     let ops = parse(ops).expect("a workload").remove(0);
     let writes = faults::accesses(&config, &ops).expect("runs without faults").writes;
     let reports = each_of(
@@ -107,14 +104,12 @@ fn what_could_not_be_written_is_a_sound_hole() {
 #[test]
 fn every_access_fails_however_data_is_stored() {
     let in_place = "new f; nocow f; f[0,64K)=a; F f; f[5000,30K)=b; F f; new g; alloc g[0,100K); \
-        F g; g[0,20K)=c; F g; \
-                    g[9K,50001)=D; F g; alloc= f[64K,128K); f+9000=e; F f; zero g[4K,80K); \
-                    g[0,30K)=f; COMMIT; \
-                    punch g[5000,20K); trunc f 12K; F f; g[0,100K)=h; rm f; COMMIT";
+        F g; g[0,20K)=c; F g; g[9K,50001)=D; F g; alloc= f[64K,128K); f+9000=e; F f; zero \
+        g[4K,80K); g[0,30K)=f; COMMIT; punch g[5000,20K); trunc f 12K; F f; g[0,100K)=h; rm f; \
+        COMMIT";
     let packed = "new f; f[0,200K)=a; F f; f[100K,180K)=B; f[50K,60K)=c; F f; new g; g[0,3000)=d; \
-        F g; g+3000=e; F g; \
-                  trunc f 148K; F f; trunc g 4K; F g; f[10,20)=g; punch f[30K,140K); F f; rm g; \
-                  COMMIT";
+        F g; g+3000=e; F g; trunc f 148K; F f; trunc g 4K; F g; f[10,20)=g; punch f[30K,140K); F \
+        f; rm g; COMMIT";
     let mut failed = 0;
     for (text, settings) in
         [(in_place, 0), (in_place, 3), (packed, 1), (packed, 2), (packed, 3), (packed, 5)]
@@ -152,7 +147,7 @@ fn every_flush_fails_and_is_final() {
     each(flushes, |n| Fault::nth(n, |a| a.kind == AccessKind::Flush).forever(), 2);
 }
 
-/// So does one that nobody has asked for: who flushes next may be told that all is well.
+/// So does one that no caller has asked for: the next flush may be reported as good.
 #[test]
 fn a_flush_ahead_that_fails_is_final_too() {
     let mut config = config();
@@ -181,7 +176,7 @@ fn every_read_fails_once_or_for_ever() {
     each(reads, |n| Fault::nth(n, |a| a.kind == AccessKind::Read).forever(), step * 2);
 }
 
-/// A panic anywhere — in write-back, in the committer, in a caller — ends like a failure: who waits
+/// A panic anywhere (in write-back, in the committer, in a caller) ends like a failure: each waiter
 /// is told, what was acknowledged is there, and after a write that panicked nothing is written any
 /// more.
 #[test]

@@ -1,10 +1,10 @@
 //! Crashes of Linux's own btrfs, replayed by Larder and by Linux.
 //!
 //! Workloads run on a mount of the kernel whose disk is a [`RecordedDisk`], so that all its writes
-//! and flushes are known. From these come the disks that a power cut can leave, as from ours:
-//! everything that a returned flush covers, and any part of the rest. Of each that is chosen there
-//! are two results, the kernel's and ours, read-only and read-write; they must be the same tree,
-//! keep what the syncs promised, and check clean.
+//! and flushes are known. From these follow the disks that a power cut can leave: everything that a
+//! returned flush covers, and any part of the rest. The kernel and Larder replay each disk that is
+//! chosen, read-only and read-write. Both results must be the same tree, keep what the syncs
+//! promised, and check clean.
 //!
 //! Our model asks for more than Linux's log has: see [`History::verify_linux`].
 //!
@@ -314,7 +314,7 @@ const EXTENTS: &[(&str, &str)] = &[
     (
         "L-F04",
         "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; \
-            t[512K,768K)=c; F t",
+         t[512K,768K)=c; F t",
     ),
     (
         "L-F05",

@@ -12,7 +12,7 @@ use larder_simtest::{runner, scenarios};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is shorter is taken for bookkeeping: of who waits for a lock, of what is held.
+/// Shorter allocations are taken for bookkeeping, of waiters for a lock and of locks that are held.
 const LONG: usize = 1024;
 
 static FOUND: AtomicU64 = AtomicU64::new(0);

@@ -18,6 +18,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A data chunk that the last commit has: without one every `fsync` of data commits.
@@ -50,7 +51,7 @@ const SEQUENTIAL: &[(&str, &str)] = &[
         "new f; new g; f[0,256K)=A; F f; copy f[0,256K)>g@0; F g; f[64K,128K)=B; F f; copy \
             f[0,256K)>g@0; F g",
     ),
-    // Extents that were written back together, and have become somebody else's one by one.
+    // Extents that were written back together, and belong to other files one by one.
     (
         "a part",
         "new f; new g; new h; f[0,4K)=A; f[8K,12K)=B; copy f[0,12K)>h@0; copy f[8K,12K)>g@0; F g",
@@ -171,16 +172,10 @@ impl Shared {
         self.steps.push(Step::Changed(begin, at, numbers));
     }
     /// Writes, gets ranges of others, syncs.
-    fn work(
-        &mut self,
-        fs: &Filesystem,
-        device: &SimDevice,
-        others: &[InodeId],
-        thread: u64,
-        steps: u64,
-    ) {
+    fn work(&mut self, fs: &Filesystem, device: &SimDevice, others: &[InodeId], thread: u64) {
+        const STEPS: u64 = 12;
         let mut rng = StdRng::seed_from_u64(thread);
-        for step in 0..steps {
+        for step in 0..STEPS {
             let mut range = || {
                 let len = if rng.random_ratio(1, 4) {
                     rng.random_range(64..150)
@@ -197,7 +192,7 @@ impl Shared {
             let source = others[((thread + rng.random_range(1..THREADS)) % THREADS) as usize];
             let begin = device.mark();
             fs.clone_range(source, from * BLOCK, self.id, to * BLOCK, len * BLOCK).expect("clone");
-            let numbers = numbers(fs, self.id, to, len);
+            let numbers = numbers(fs, self.id, to..to + len);
             self.steps.push(Step::Changed(begin, to, numbers));
             if rng.random_ratio(2, 3) {
                 fs.fsync(self.id, false).expect("fsync");
@@ -246,9 +241,10 @@ fn number(block: &[u8]) -> Option<u64> {
     block.chunks_exact(8).all(|c| c == first).then(|| u64::from_le_bytes(*first))
 }
 
-fn numbers(fs: &Filesystem, id: InodeId, at: u64, len: u64) -> Vec<u64> {
-    let mut bytes = vec![0; (len * BLOCK) as usize];
-    fs.read(id, at * BLOCK, &mut bytes).expect("read");
+/// What blocks of a file hold.
+fn numbers(fs: &Filesystem, id: InodeId, blocks: Range<u64>) -> Vec<u64> {
+    let mut bytes = vec![0; ((blocks.end - blocks.start) * BLOCK) as usize];
+    fs.read(id, blocks.start * BLOCK, &mut bytes).expect("read");
     bytes
         .chunks_exact(BLOCK as usize)
         .map(|b| number(b).expect("a block is of one piece"))
@@ -316,7 +312,7 @@ fn eight_threads_share_and_sync_and_every_cut_leaves_what_was_synced() {
     std::thread::scope(|scope| {
         for (thread, file) in (0..).zip(&mut files) {
             let (fs, device, ids) = (&fs, &device, &ids);
-            scope.spawn(move || file.work(fs, device, ids, thread, 12));
+            scope.spawn(move || file.work(fs, device, ids, thread));
         }
     });
     let LogStats { fsyncs_logged, csum_items, csum_ranges_searched, csum_ranges_present, .. } =

@@ -32,15 +32,12 @@ const CHECK: Depth = Depth { emptied: 0.2, recovered: 0.0, checked: 0.3, kernel:
 
 /// Makes and removes enough that freed blocks would be taken again at once.
 const CHURN: &str = "mk A; new A/f; A/f[0,200K)=a; COMMIT; A/f[0,200K)=b; new A/g; A/g[0,100K)=c; \
-    F A/g; rm A/f; \
-                     new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; A/g[0,100K)=e; F A/g; \
-                     A/h[0,150K)=f; F A/h; \
-                     new i; i[0,300K)=g; COMMIT; rm i; new j; j[0,300K)=h; F j; rm A/g; new k; \
-                     k[0,100K)=i; F k";
+    F A/g; rm A/f; new A/h; A/h[0,200K)=d; COMMIT; trunc A/h 0; A/g[0,100K)=e; F A/g; \
+    A/h[0,150K)=f; F A/h; new i; i[0,300K)=g; COMMIT; rm i; new j; j[0,300K)=h; F j; rm A/g; new \
+    k; k[0,100K)=i; F k";
 
 const NAMES: &str = "mk A; new A/f; xa A/f user.k=v; F A/f; mv A/f g; F g; new A/f; COMMIT; ln g \
-    A/g; F A; \
-                     xa g user.k=w; F g; rm A/f; COMMIT";
+    A/g; F A; xa g user.k=w; F g; rm A/f; COMMIT";
 
 fn config(base: Option<&Image>, depth: Depth, tuning: Tuning) -> Config {
     let mut config = Config::new(1).expect("a new file system");
@@ -154,14 +151,11 @@ fn in_place_writes_of_what_comes_back_elsewhere() {
 /// Data that is durable, data of the running transaction, and data that was written just now,
 /// cloned.
 const CLONES: &str = "new f; f[0,64K)=a; COMMIT; new g; copy f[0,64K)>g@0; F g; f[64K,128K)=b; \
-    copy f[32K,96K)>g@64K; \
-                      F g; rm f; COMMIT; new h; h[0,128K)=c; F h; copy g[4K,40K)>h@8K; rm g; \
-                      COMMIT; new i; \
-                      i[0,64K)=d; F i";
+    copy f[32K,96K)>g@64K; F g; rm f; COMMIT; new h; h[0,128K)=c; F h; copy g[4K,40K)>h@8K; rm g; \
+    COMMIT; new i; i[0,64K)=d; F i";
 
 const DEDUPES: &str = "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,64K)>g@0; F g; rm \
-    f; COMMIT; new h; \
-                       h[0,128K)=c; F h; rm g; COMMIT; new i; i[0,64K)=d; F i";
+    f; COMMIT; new h; h[0,128K)=c; F h; rm g; COMMIT; new i; i[0,64K)=d; F i";
 
 #[test]
 fn a_dedupe_without_a_reference() {
@@ -331,8 +325,7 @@ fn a_log_that_overwrites_itself() {
 fn discards_of_more_than_was_freed() {
     // Four files share a granule; some of them go.
     let text = "new e; e[0,20K)=e; new f; f[0,20K)=a; new g; g[0,20K)=b; new h; h[0,20K)=c; \
-        COMMIT; rm f; COMMIT; \
-                trunc h 5000; COMMIT; rm e; COMMIT";
+        COMMIT; rm f; COMMIT; trunc h 5000; COMMIT; rm e; COMMIT";
     caught(LOOK, &[text], Tuning { break_discard_beyond: true, ..Tuning::default() });
 }
 
@@ -569,8 +562,7 @@ fn sharing_is_ignored() {
     let base = with_snapshot();
     let texts = [
         "rm file-000; new n; n[0,9000)=a; F n; mode file-100 600; file-200[0,3000)=b; COMMIT; rm \
-            file-299; \
-         trunc file-150 10; COMMIT; xa file-003 user.k=v; F file-003",
+         file-299; trunc file-150 10; COMMIT; xa file-003 user.k=v; F file-003",
     ];
     let depth = Depth { emptied: 0.0, ..CHECK };
     caught_on(

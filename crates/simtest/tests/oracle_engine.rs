@@ -151,6 +151,27 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 /// `round` makes repeated calls differ.
 fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     let top = make(fs, fs.root(), &format!("larder-{round}"), FileKind::Directory)?;
+    make_files(fs, top, round)?;
+    let file = fs.lookup(top, b"4097")?.id;
+    change_names(fs, top, file)?;
+    change_attributes(fs, top, file)?;
+    change_data(fs, round)?;
+    write_far(fs, top, round)?;
+    copy(fs, top)?;
+    remove_shared(fs, round)?;
+    // A read-only snapshot refuses.
+    let frozen = find(fs, "volumes/frozen/file1")?.id;
+    assert!(matches!(fs.write(frozen, 0, b"x"), Err(Error::SubvolumeReadOnly)));
+    // Opened, unlinked, still written to, let go.
+    let doomed = make(fs, top, "doomed", FileKind::Regular)?;
+    fs.hold(doomed);
+    fs.unlink(top, b"doomed")?;
+    fs.write(doomed, 0, &bytes(1, 100_000))?;
+    fs.release(doomed, 1);
+    Ok(())
+}
+
+fn make_files(fs: &Filesystem, top: InodeId, round: u64) -> Result<(), Error> {
     for len in [0usize, 1, 100, 2048, 2049, 4096, 4097, 200_000, 2_000_000] {
         let id = make(fs, top, &len.to_string(), FileKind::Regular)?;
         fs.write(id, 0, &bytes(round + len as u64, len))?;
@@ -167,8 +188,11 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     ] {
         make(fs, top, name, kind)?;
     }
-    // Names: linked, moved, exchanged, replaced, removed.
-    let file = fs.lookup(top, b"4097")?.id;
+    Ok(())
+}
+
+/// Names are linked, moved, exchanged, replaced, removed.
+fn change_names(fs: &Filesystem, top: InodeId, file: InodeId) -> Result<(), Error> {
     for n in 0..40 {
         fs.link(file, top, format!("a link with a name of some length, number {n}").as_bytes())?;
     }
@@ -183,7 +207,10 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     make(fs, sub, "below", FileKind::Directory)?;
     fs.rmdir(sub, b"below")?;
     assert!(matches!(fs.rmdir(fs.root(), b"names"), Err(Error::NotEmpty)));
-    // Attributes.
+    Ok(())
+}
+
+fn change_attributes(fs: &Filesystem, top: InodeId, file: InodeId) -> Result<(), Error> {
     let when = SetTime::To(Timestamp { sec: -5, nsec: 999_999_999 });
     let changes = SetAttr {
         perm: Some(0o4711),
@@ -202,7 +229,11 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
         )?;
     }
     fs.removexattr(file, b"user.attribute-3")?;
-    // Data in every shape of extent that the fixture has.
+    Ok(())
+}
+
+/// Data in every shape of extent that the fixture has.
+fn change_data(fs: &Filesystem, round: u64) -> Result<(), Error> {
     let size = |len| SetAttr { size: Some(len), ..SetAttr::default() };
     for path in [
         "inline/100",
@@ -242,9 +273,17 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     ] {
         fs.setattr(find(fs, path)?.id, &size(len))?;
     }
+    Ok(())
+}
+
+fn write_far(fs: &Filesystem, top: InodeId, round: u64) -> Result<(), Error> {
     let far = make(fs, top, "far", FileKind::Regular)?;
     fs.write(far, (1 << 40) + 5, b"far out")?;
     fs.write(far, 10_000, &bytes(round, 20_000))?;
+    Ok(())
+}
+
+fn copy(fs: &Filesystem, top: InodeId) -> Result<(), Error> {
     let source = find(fs, "regular/large")?;
     let target = make(fs, top, "copied", FileKind::Regular)?;
     let mut done = 0;
@@ -255,7 +294,11 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
         }
     }
     assert_eq!(done, source.size);
-    // What shared blocks and items hold is removed on one side.
+    Ok(())
+}
+
+/// One side of shared blocks and items is removed.
+fn remove_shared(fs: &Filesystem, round: u64) -> Result<(), Error> {
     for n in (0..30).filter(|n| n % 6 == round % 6) {
         fs.unlink(find(fs, "volumes/copy")?.id, format!("new{n}").as_bytes())?;
     }
@@ -265,14 +308,5 @@ fn change(fs: &Filesystem, round: u64) -> Result<(), Error> {
     for n in (2..300).filter(|n| n % 50 > 1 && n % 6 == round % 6) {
         fs.unlink(find(fs, "many")?.id, format!("e{n}").as_bytes())?;
     }
-    // A read-only snapshot refuses.
-    let frozen = find(fs, "volumes/frozen/file1")?.id;
-    assert!(matches!(fs.write(frozen, 0, b"x"), Err(Error::SubvolumeReadOnly)));
-    // Opened, unlinked, still written to, let go.
-    let doomed = make(fs, top, "doomed", FileKind::Regular)?;
-    fs.hold(doomed);
-    fs.unlink(top, b"doomed")?;
-    fs.write(doomed, 0, &bytes(1, 100_000))?;
-    fs.release(doomed, 1);
     Ok(())
 }

@@ -75,6 +75,70 @@ fn every_kind_of_image_takes_the_fixture_and_checks_clean() {
     }
 }
 
+/// A difference as it is reported, and the change that makes it.
+type Change = (&'static str, fn(&Path));
+
+const CHANGES: [Change; 12] = [
+    ("regular/4097: contents differ from byte 4096 on", change_a_byte),
+    ("modes/mode-0644: mode 644 and 645", |top| {
+        let mode = PermissionsExt::from_mode(0o645);
+        std::fs::set_permissions(top.join("modes/mode-0644"), mode).unwrap();
+    }),
+    ("inline/100: owner 0 and 7", |top| {
+        std::os::unix::fs::chown(top.join("inline/100"), Some(7), None).unwrap();
+    }),
+    ("modes/epoch: mtime (0, 0) and (0, 1)", |top| {
+        let later = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(1);
+        writable(&top.join("modes/epoch")).set_modified(later).unwrap();
+    }),
+    ("links/dir1/b: link to Some(\"links/dir0/a\") and None", |top| {
+        // The same bytes and times under the name, but another inode.
+        let (path, copy) = (top.join("links/dir1/b"), top.join("links/dir1/copy"));
+        let copied = Command::new("cp").arg("-a").arg(&path).arg(&copy).status().unwrap();
+        assert!(copied.success());
+        std::fs::rename(copy, path).unwrap();
+    }),
+    ("xattr/file: xattr user.number3 has two values", |top| {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(top.join("xattr/file"), "user.number3", b"planted", flags).unwrap();
+    }),
+    ("xattr/acl-dir: xattr system.posix_acl_default only in the first tree", |top| {
+        let path = top.join("xattr/acl-dir");
+        rustix::fs::removexattr(path, "system.posix_acl_default").unwrap();
+    }),
+    ("special/symlink: target target and other", |top| {
+        std::fs::remove_file(top.join("special/symlink")).unwrap();
+        std::os::unix::fs::symlink("other", top.join("special/symlink")).unwrap();
+    }),
+    ("special/fifo: type Fifo and Regular", |top| {
+        std::fs::remove_file(top.join("special/fifo")).unwrap();
+        std::fs::write(top.join("special/fifo"), b"").unwrap();
+    }),
+    ("names/deep/0/1/extra: only in the second tree", |top| {
+        std::fs::write(top.join("names/deep/0/1/extra"), b"").unwrap();
+    }),
+    ("volumes/copy/new3: only in the first tree", |top| {
+        std::fs::remove_file(top.join("volumes/copy/new3")).unwrap();
+    }),
+    ("sparse/only-a-hole: size 10485760 and 10485761", |top| {
+        writable(&top.join("sparse/only-a-hole")).set_len((10 << 20) + 1).unwrap();
+    }),
+];
+
+fn writable(path: &Path) -> std::fs::File {
+    std::fs::File::options().read(true).write(true).open(path).unwrap()
+}
+
+/// Changes one byte of a file, and nothing else.
+fn change_a_byte(top: &Path) {
+    let file = writable(&top.join("regular/4097"));
+    let mtime = file.metadata().unwrap().modified().unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 4096).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 4096).unwrap();
+    file.set_modified(mtime).unwrap();
+}
+
 #[test]
 fn a_copy_compares_equal_and_every_planted_difference_is_found() {
     if !need(&NEEDS) {
@@ -93,118 +157,12 @@ fn a_copy_compares_equal_and_every_planted_difference_is_found() {
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
     assert_eq!(tree_compare(a.path(), b.path()).unwrap(), []);
 
-    type Change = Box<dyn Fn(&Path)>;
-    let changes: Vec<(&str, Change)> = vec![
-        (
-            "regular/4097: contents differ from byte 4096 on",
-            Box::new(|p| {
-                let file =
-                    std::fs::File::options().write(true).open(p.join("regular/4097")).unwrap();
-                let mtime = file.metadata().unwrap().modified().unwrap();
-                let mut byte = [0];
-                std::fs::File::open(p.join("regular/4097"))
-                    .unwrap()
-                    .read_exact_at(&mut byte, 4096)
-                    .unwrap();
-                file.write_all_at(&[byte[0] ^ 1], 4096).unwrap();
-                file.set_modified(mtime).unwrap();
-            }),
-        ),
-        (
-            "modes/mode-0644: mode 644 and 645",
-            Box::new(|p| {
-                std::fs::set_permissions(
-                    p.join("modes/mode-0644"),
-                    PermissionsExt::from_mode(0o645),
-                )
-                .unwrap();
-            }),
-        ),
-        (
-            "inline/100: owner 0 and 7",
-            Box::new(|p| {
-                std::os::unix::fs::chown(p.join("inline/100"), Some(7), None).unwrap();
-            }),
-        ),
-        (
-            "modes/epoch: mtime (0, 0) and (0, 1)",
-            Box::new(|p| {
-                let file =
-                    std::fs::File::options().write(true).open(p.join("modes/epoch")).unwrap();
-                file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_nanos(1))
-                    .unwrap();
-            }),
-        ),
-        (
-            "links/dir1/b: link to Some(\"links/dir0/a\") and None",
-            Box::new(|p| {
-                // The same bytes and times under the name, but another inode.
-                let path = p.join("links/dir1/b");
-                let copy = p.join("links/dir1/copy");
-                assert!(
-                    Command::new("cp").arg("-a").arg(&path).arg(&copy).status().unwrap().success()
-                );
-                std::fs::rename(copy, path).unwrap();
-            }),
-        ),
-        (
-            "xattr/file: xattr user.number3 has two values",
-            Box::new(|p| {
-                let flags = rustix::fs::XattrFlags::empty();
-                rustix::fs::setxattr(p.join("xattr/file"), "user.number3", b"planted", flags)
-                    .unwrap();
-            }),
-        ),
-        (
-            "xattr/acl-dir: xattr system.posix_acl_default only in the first tree",
-            Box::new(|p| {
-                rustix::fs::removexattr(p.join("xattr/acl-dir"), "system.posix_acl_default")
-                    .unwrap();
-            }),
-        ),
-        (
-            "special/symlink: target target and other",
-            Box::new(|p| {
-                std::fs::remove_file(p.join("special/symlink")).unwrap();
-                std::os::unix::fs::symlink("other", p.join("special/symlink")).unwrap();
-            }),
-        ),
-        (
-            "special/fifo: type Fifo and Regular",
-            Box::new(|p| {
-                std::fs::remove_file(p.join("special/fifo")).unwrap();
-                std::fs::write(p.join("special/fifo"), b"").unwrap();
-            }),
-        ),
-        (
-            "names/deep/0/1/extra: only in the second tree",
-            Box::new(|p| {
-                std::fs::write(p.join("names/deep/0/1/extra"), b"").unwrap();
-            }),
-        ),
-        (
-            "volumes/copy/new3: only in the first tree",
-            Box::new(|p| {
-                std::fs::remove_file(p.join("volumes/copy/new3")).unwrap();
-            }),
-        ),
-        (
-            "sparse/only-a-hole: size 10485760 and 10485761",
-            Box::new(|p| {
-                let file = std::fs::File::options()
-                    .write(true)
-                    .open(p.join("sparse/only-a-hole"))
-                    .unwrap();
-                file.set_len((10 << 20) + 1).unwrap();
-            }),
-        ),
-    ];
-    for (_, change) in &changes {
+    for (_, change) in CHANGES {
         change(b.path());
     }
     let found: Vec<String> =
         tree_compare(a.path(), b.path()).unwrap().iter().map(ToString::to_string).collect();
-    for (expected, _) in &changes {
+    for (expected, _) in CHANGES {
         assert!(
             found.iter().any(|f| f == &format!("/{expected}")),
             "not found: {expected}\nfound: {found:#?}"

@@ -1,5 +1,5 @@
-//! Writes to a file whose data are on their way to the device: what a sync has promised must not be
-//! taken back by what came later.
+//! Writes to a file while its data is in flight: a later write must not take back what a sync has
+//! promised.
 
 use larder_fs::Filesystem;
 use larder_simtest::device::{Access, SimDevice};

@@ -19,6 +19,7 @@ use rand::{Rng, SeedableRng};
 use rustix::fs::FallocateFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -70,12 +71,12 @@ fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-fn clone_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> Answer {
+fn clone_there(from: &File, range: Range<u64>, to: &File, at: u64) -> Answer {
     let arg = CloneRange {
         src_fd: i64::from(from.as_raw_fd()),
-        src_offset: from_at,
-        src_length: len,
-        dest_offset: to_at,
+        src_offset: range.start,
+        src_length: range.end - range.start,
+        dest_offset: at,
     };
     // SAFETY: the kernel reads the structure that FICLONERANGE takes, and it outlives the call.
     match unsafe { libc::ioctl(to.as_raw_fd(), FICLONERANGE, &raw const arg) } {
@@ -84,9 +85,8 @@ fn clone_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> An
     }
 }
 
-fn dedupe_there(from: &File, from_at: u64, to: &File, to_at: u64, len: u64) -> Answer {
-    let same =
-        dedupe_range(from, from_at, len, to, to_at).map_err(|e| e.raw_os_error().unwrap())?;
+fn dedupe_there(from: &File, range: Range<u64>, to: &File, at: u64) -> Answer {
+    let same = dedupe_range(from, range, to, at).map_err(|e| e.raw_os_error().unwrap())?;
     Ok(same.unwrap_or(u64::MAX))
 }
 
@@ -198,9 +198,9 @@ fn read_here(fs: &Filesystem, id: InodeId) -> Vec<u8> {
 }
 
 /// The bytes of a copy, as far as the source has them.
-fn part(bytes: &[u8], at: u64, len: u64) -> &[u8] {
-    let from = bytes.len().min(at as usize);
-    &bytes[from..bytes.len().min(from + len as usize)]
+fn part(bytes: &[u8], range: Range<u64>) -> &[u8] {
+    let within = |at: u64| bytes.len().min(at as usize);
+    &bytes[within(range.start)..within(range.end)]
 }
 
 fn do_here(fs: &Filesystem, ids: &[InodeId], i: usize, op: &Op) -> Answer {
@@ -217,7 +217,7 @@ fn do_here(fs: &Filesystem, ids: &[InodeId], i: usize, op: &Op) -> Answer {
         }
         Op::Copy(from, from_at, at, len) => {
             let bytes = read_here(fs, ids[*from]);
-            answer(fs.write(id, *at, part(&bytes, *from_at, *len)))
+            answer(fs.write(id, *at, part(&bytes, *from_at..*from_at + *len)))
         }
         Op::Dedupe(from, from_at, at, len) => {
             match fs.dedupe_range(ids[*from], *from_at, id, *at, *len) {
@@ -247,14 +247,14 @@ fn do_there(mount: &KernelMount, files: &[File], i: usize, op: &Op) -> Answer {
             rustix::fs::fallocate(file, mode, *at, *len).unwrap();
         }
         Op::Clone(from, from_at, at, len) => {
-            return clone_there(&files[*from], *from_at, file, *at, *len);
+            return clone_there(&files[*from], *from_at..*from_at + *len, file, *at);
         }
         Op::Copy(from, from_at, at, len) => {
             let bytes = fs::read(mount.join(name(*from))).unwrap();
-            file.write_all_at(part(&bytes, *from_at, *len), *at).unwrap();
+            file.write_all_at(part(&bytes, *from_at..*from_at + *len), *at).unwrap();
         }
         Op::Dedupe(from, from_at, at, len) => {
-            return dedupe_there(&files[*from], *from_at, file, *at, *len);
+            return dedupe_there(&files[*from], *from_at..*from_at + *len, file, *at);
         }
         Op::Sync => mount.sync().unwrap(),
     }
@@ -645,7 +645,7 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
             Ok(Deduped::Differs) => Ok(u64::MAX),
             Err(e) => Err(errno(&e)),
         };
-        assert_eq!(answer, dedupe_there(&there(from), 0, &there(to), 0, len), "{from:?} {to:?}");
+        assert_eq!(answer, dedupe_there(&there(from), 0..len, &there(to), 0), "{from:?} {to:?}");
         assert_eq!(times(here(to)), before);
     }
     // A clone is a change: Linux does not even open the target for that.
@@ -656,29 +656,30 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
     let refused = fs::OpenOptions::new().write(true).open(mount.join("R/e")).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     let target = fs::OpenOptions::new().write(true).open(mount.join("S/e")).unwrap();
-    assert_eq!(clone_there(&there(("R", "d")), 0, &target, 0, 0), Ok(0));
+    assert_eq!(clone_there(&there(("R", "d")), 0..0, &target, 0), Ok(0));
     fs.clone_range(here(("R", "d")), 0, here(("S", "e")), 0, 0).unwrap();
     drop(target);
     mount.unmount_clean().unwrap();
     fs.close().unwrap();
     drop(fs);
-    let shared = |image: &Path| {
-        btrfs_check(image, true).assert_clean("after deduplicating");
-        let mount = KernelMount::image_read_only(image, "").unwrap();
-        let mut places: Vec<(u64, String)> = Vec::new();
-        for subvol in ["S", "R"] {
-            for (name, _) in &files {
-                let file = File::open(mount.join(subvol).join(name)).unwrap();
-                places
-                    .extend(fiemap(&file).iter().map(|e| (e.physical, format!("{subvol}/{name}"))));
-            }
+    let names = files.map(|(name, _)| name);
+    assert_eq!(files_that_share(&ours, &names), files_that_share(&theirs, &names));
+}
+
+/// The sets of files of `S` and `R` that have a place on the device in common.
+fn files_that_share(image: &Path, names: &[&str]) -> BTreeSet<Vec<String>> {
+    btrfs_check(image, true).assert_clean("after deduplicating");
+    let mount = KernelMount::image_read_only(image, "").unwrap();
+    let mut places: Vec<(u64, String)> = Vec::new();
+    for subvol in ["S", "R"] {
+        for name in names {
+            let file = File::open(mount.join(subvol).join(name)).unwrap();
+            places.extend(fiemap(&file).iter().map(|e| (e.physical, format!("{subvol}/{name}"))));
         }
-        mount.unmount_clean().unwrap();
-        let with =
-            |at: u64| places.iter().filter(|p| p.0 == at).map(|p| p.1.clone()).collect::<Vec<_>>();
-        places.iter().map(|p| with(p.0)).collect::<BTreeSet<_>>()
-    };
-    assert_eq!(shared(&ours), shared(&theirs));
+    }
+    mount.unmount_clean().unwrap();
+    let with = |at: u64| places.iter().filter(|p| p.0 == at).map(|p| p.1.clone()).collect();
+    places.iter().map(|p| with(p.0)).collect()
 }
 
 /// The source's extents are marked as shared in the kernel's eyes, and deleting either side leaves

@@ -278,7 +278,7 @@ const EXTENTS: &[(&str, &str)] = &[
     (
         "L-E04",
         "new f; f[0,4202496)=a; F f; pre* f[4202496,4203520); FD f; pre* f[4202496,4206592); FD \
-            f; pre f[4202496,8M); F f",
+         f; pre f[4202496,8M); F f",
     ),
     ("L-E05", "new f; f[0,16K)=a; F f; pre* f[16K,20K); F f; zero* f[16K,24K); F f"),
     (
@@ -314,7 +314,7 @@ const EXTENTS: &[(&str, &str)] = &[
     (
         "L-F04",
         "new s; s[0,1M)=a; new t; F s; copy s[0,1M)>t@0; F t; s[256K,512K)=b; F s; \
-            t[512K,768K)=c; F t",
+         t[512K,768K)=c; F t",
     ),
     (
         "L-F04-back",
@@ -333,7 +333,7 @@ const EXTENTS: &[(&str, &str)] = &[
     (
         "L-X03",
         "mk A; new A/f; xa A/f user.1=v; F A/f; COMMIT; new A/g; xa A/g user.2=w; xa A user.3=x; \
-            F A/g; F A",
+         F A/g; F A",
     ),
 ];
 
@@ -411,8 +411,8 @@ fn crashed(text: &str, setup: Setup) -> Result<(Image, Manifest)> {
 }
 
 const MIXED: &str = "mk A; new A/f; A/f[0,200K)=a; new A/g; A/g[0,300)=g; ln A/g h; COMMIT; mv \
-    A/f b; rm h; A/g+9000=h; \
-                     b[64K,70K)=b; xa b user.k=v; new A/f; A/f[0,1M)=c; F A/f; F A; F b; F A/g";
+    A/f b; rm h; A/g+9000=h; b[64K,70K)=b; xa b user.k=v; new A/f; A/f[0,1M)=c; F A/f; F A; F b; \
+    F A/g";
 
 #[test]
 fn a_crash_while_replaying_changes_nothing() {
@@ -441,9 +441,8 @@ fn a_crash_while_replaying_changes_nothing() {
 }
 
 /// What Linux itself has written and replayed. `btrfs check` looks an extent up by the length of a
-/// part, and a file's item by where the extent would begin: whoever meets these complaints
-/// elsewhere should first see whether they are this. Where it is another file that was fsynced,
-/// Larder commits and leaves no such state (`must_fail`).
+/// part, and a file's item by where the extent would begin. Such complaints elsewhere may have the
+/// same cause. If another file was fsynced, Larder commits and leaves no such state (`must_fail`).
 #[test]
 fn btrfs_check_is_mistaken_about_preallocated_space_that_is_shared() {
     if !need(&NEEDS) {

@@ -1,6 +1,6 @@
-//! Subvolumes under power cuts: making, snapshotting, moving and deleting one is there as a whole
-//! or not at all, a snapshot equals its source at the call, and whatever state a cut leaves is
-//! sound, before and after deletions were finished.
+//! Subvolumes under power cuts: each making, snapshot, move or deletion is there as a whole or not
+//! at all. A snapshot equals its source at the call. Every state that a cut leaves is sound, before
+//! and after deletions were finished.
 
 use larder_check::{Finding, Kind, Options, Severity};
 use larder_format::ids::ObjectId;

@@ -1,5 +1,5 @@
-//! Subvolumes in both directions: what is made, snapshotted, moved and deleted here Linux reads,
-//! checks and goes on with; what Linux has begun to delete is finished here, and the reverse.
+//! Subvolumes in both directions. Larder makes, snapshots, moves and deletes some; Linux reads
+//! them, checks them and goes on. A deletion that one of them has begun, the other finishes.
 
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
 use larder_simtest::device::{OpKind, SimDevice};

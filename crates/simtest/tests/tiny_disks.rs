@@ -43,7 +43,7 @@ fn make_dirs(fs: &Filesystem, n: usize) -> Vec<InodeId> {
         .collect()
 }
 
-/// Every thread fills its directory until there is no space; somebody else syncs all the time.
+/// Every thread fills its directory until there is no space; another thread syncs all the time.
 /// Returns how many files each made.
 fn fill(fs: &Filesystem, dirs: &[InodeId], value: usize) -> Vec<usize> {
     let xattrs = [(b"user.big".to_vec(), vec![b'v'; value])];

@@ -136,9 +136,9 @@ fn the_same_ranges_come_to_the_same() {
     }
 }
 
-/// What no chunk takes is told once, and again when a chunk lay there meanwhile.
+/// Unallocated space is discarded once, and again if a chunk lay there meanwhile.
 #[test]
-fn unallocated_space_is_told_once() {
+fn unallocated_space_is_discarded_once() {
     if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs]) {
         return;
     }

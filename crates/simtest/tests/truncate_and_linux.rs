@@ -1,6 +1,6 @@
-//! Truncations and deletions of files of many extents that a power cut ends half-way: what Larder
-//! began Linux goes on with, and the reverse. Whatever there is of the file then is a beginning of
-//! it, and nothing that was cut off comes back when it grows again.
+//! Truncations and deletions of files of many extents that a power cut ends half-way: Linux
+//! finishes what Larder began, and the reverse. The rest of the file is a beginning of it, and
+//! nothing that was cut off comes back when the file grows again.
 
 use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, Tuning};
 use larder_simtest::crash::Crashes;
@@ -218,8 +218,7 @@ fn files_of_very_many_extents_are_cut_and_deleted_in_bounded_steps() {
     let stats = fs.stats();
     println!(
         "{count} extents: {time:.2?}, {} commits, {} MiB of memory afterwards; kernel \
-            {kernel:.2?}, {kernels} commits; \
-         {:.2} times its time",
+         {kernel:.2?}, {kernels} commits; {:.2} times its time",
         stats.commits,
         memory() >> 10,
         time.as_secs_f64() / kernel.as_secs_f64()

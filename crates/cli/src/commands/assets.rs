@@ -1,9 +1,7 @@
 //! `larder assets`: manual pages and completion scripts for `make install`, made from the command
 //! line's definition.
 
-use crate::args::Cli;
 use anyhow::Context;
-use clap::CommandFactory;
 use clap_complete::Shell;
 use std::path::{Path, PathBuf};
 
@@ -15,12 +13,13 @@ pub(crate) struct Args {
     directory: PathBuf,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+/// `whole` makes the definition of the whole command line.
+pub(crate) fn run(args: &Args, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     let (man, completions) = (args.directory.join("man"), args.directory.join("completions"));
     for dir in [&man, &completions] {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     }
-    let mut top = Cli::command();
+    let mut top = whole();
     top.build();
     page(&man, &top, "larder")?;
     for c in top.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help") {
@@ -31,7 +30,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut Cli::command(), "larder", &completions)
+        clap_complete::generate_to(shell, &mut whole(), "larder", &completions)
             .with_context(|| completions.display().to_string())?;
     }
     Ok(())

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// Number of the subvolume that PATH starts in (default: the default subvolume)
     #[arg(long, value_name = "N", value_parser = mount_options::subvolid)]
     subvolid: Option<u64>,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
     /// Image and path

@@ -1,7 +1,7 @@
 //! `larder check`: is the file system on an image sound?
 //!
-//! Everything that is checked and how is the business of `larder-check`; here its report becomes
-//! text or JSON, its progress a line on a terminal, its verdict an exit code.
+//! `larder-check` decides what is checked, and how. Here its report becomes text or JSON, its
+//! progress a line on a terminal, and its verdict an exit code.
 
 use crate::failure::Advise;
 use crate::image::{Access, advise_content, open_device};
@@ -22,7 +22,7 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: 0 no errors, 1 errors were found, 2 could not run.
-A finding marked as a follow-up merely follows from something else that is
+A finding marked as a follow-up only follows from something else that is
 missing.
 
 Which files a finding is about:
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Findings to show of each kind; more are counted
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
-    /// Read the image even if somebody is using it; what changes meanwhile looks like damage
+    /// Read the image even if it is in use; what changes meanwhile looks like damage
     #[arg(long)]
     force: bool,
     /// Image file or block device
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds what helps where nothing could be checked.
+/// Adds a hint where nothing could be checked.
 fn advise(result: Result<Report, larder_check::Error>) -> anyhow::Result<Report> {
     match result {
         Err(e @ larder_check::Error::Volume(VolumeError::Io { .. })) => Err(e)

@@ -25,12 +25,12 @@ Examples:
   larder cp disk.img:/etc/os-release .
   larder cp -r old.img:/home new.img:/home
 
-An existing directory as DST takes the copy under its own name; SRC with a slash
-at its end means what is in the directory; DST then gets its attributes, too.
-Files that exist are replaced, directories merged. What cannot be copied is
-said, and the rest is copied.
+If DST is a directory, the copy is made in it, under the name of SRC. SRC with a
+slash at its end means the content of the directory; DST then gets its
+attributes, too. Existing files are replaced, directories merged. What cannot be
+copied is reported, and the rest is copied.
 
-Interrupted (Ctrl-C), it keeps what has arrived, and leaves no part of a file
+Interrupted (Ctrl-C), it keeps what was copied, and leaves no part of a file
 behind.")]
 pub(crate) struct Args {
     /// Copy directories and what is in them
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Compress what is copied into an image: zlib[:1..9], lzo or zstd[:-15..15]
     #[arg(long, value_name = "METHOD")]
     compress: Option<Packing>,
-    /// Read the source image even if somebody is using it
+    /// Read the source image even if it is in use
     #[arg(long)]
     force: bool,
     /// What to copy: IMAGE:PATH or a path of the host

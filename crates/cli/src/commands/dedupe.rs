@@ -1,11 +1,10 @@
 //! `larder dedupe`: equal blocks of files get the same extents.
 //!
-//! Files are read once, in blocks; a block's hash says which others it might be equal to. Whether
-//! it is, is decided when it is shared: by comparing bytes while nobody can write
-//! ([`larder_fs::Filesystem::dedupe_range`]). Memory is bounded: where there are more blocks than
-//! fit, the hashes are divided into as many classes as it takes, and the files read once for each
-//! class. Holes, reserved space and data in leaves are left alone, and so is what is shared
-//! already.
+//! Files are read once, in blocks. The hash of a block says which others it may be equal to; bytes
+//! are compared when blocks are shared, while nobody can write
+//! ([`larder_fs::Filesystem::dedupe_range`]). Memory is bounded: if there are more blocks than fit,
+//! their hashes are divided into classes, and the files are read once for each class. Holes,
+//! reserved space, data in leaves and blocks that are shared already are left alone.
 
 use crate::failure::{self, Advise, usage};
 use crate::files::{Files, Node, regular};
@@ -26,8 +25,8 @@ Examples:
   larder dedupe mnt/vms
   larder dedupe --dry-run disk.img:/usr disk.img:/opt
 
-Everything at and below the PATHs is compared with each other. Nothing that
-files show changes, and bytes are compared before they are shared. An extent
+All files at and below the PATHs are compared with each other, byte by byte
+before they share anything. The content of files does not change. An extent
 becomes free space once nothing uses any part of it. All PATHs are on one mount
 or in one image. Interrupted (Ctrl-C), it keeps what is shared so far.")]
 pub(crate) struct Args {
@@ -65,7 +64,7 @@ struct Block {
     place: u64,
 }
 
-/// Blocks of one file that are equal to blocks of another, or of it itself, as far as hashes go.
+/// A run of blocks that have the same hashes as another run, in the same file or another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Equal {
     from: u32,
@@ -75,7 +74,7 @@ struct Equal {
     count: u32,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Default)]
 struct Report {
     files: usize,
@@ -96,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let files = Files::open_as(first, args.subvolid, access)?;
     let interrupt = Interrupt::watch();
     let done = dedupe(args, &files, &interrupt);
-    // What was done stays done, even if a later part failed.
+    // What was shared stays shared, even if a later part failed.
     let closed = files.close();
     let report = done.and_then(|report| closed.map(|()| report))?;
     if args.json {
@@ -215,8 +214,7 @@ fn hash_file(
             && e.start < to
             && e.start + e.len > from
         {
-            // Where the file's first byte of it lies; of compressed ones the same for the same
-            // window.
+            // The place of the first byte; for a compressed extent, one number for each window.
             let place = if compressed { at.0 ^ offset << 1 } else { at.0 + offset };
             extents.push((e.start, e.start + e.len, place));
         }
@@ -242,7 +240,7 @@ fn hash_file(
             let want = usize::try_from(end - at)?;
             let n = file.read(at, &mut buf[..want])?;
             read += n as u64;
-            // Less: it has been cut off meanwhile.
+            // Fewer bytes: the file has been truncated meanwhile.
             if n == want {
                 let place = extents[first].2.wrapping_add(at - extents[first].0);
                 each(u32::try_from(at / block)?, xxh3_128(&buf[..n]), place);
@@ -253,7 +251,7 @@ fn hash_file(
     Ok(read)
 }
 
-/// Which blocks are to share: each with the first that is equal to it, runs of them together.
+/// Which blocks are to share: each with the first one of the same hash. Neighbours become one run.
 fn equals(mut blocks: Vec<Block>) -> Vec<Equal> {
     blocks.par_sort_unstable();
     let mut pairs = Vec::new();
@@ -301,7 +299,7 @@ fn share(
             u64::from(run.to_number) * args.block_size,
         );
         let end = (at + u64::from(run.count) * args.block_size).min(from.size);
-        // In one file a run can come up to where it is copied from.
+        // Within one file a run may overlap the one that it is equal to.
         let apart = if run.from == run.to { at.abs_diff(there) } else { u64::MAX };
         while at < end {
             let len = (end - at).min(PART).min(apart).min(to.size.saturating_sub(there));
@@ -316,7 +314,7 @@ fn share(
                 report.shared += len;
             } else {
                 let done =
-                    files.file(from).and_then(|a| a.dedupe(at, &files.file(to)?, there, len));
+                    files.file(from).and_then(|a| a.dedupe(at..at + len, &files.file(to)?, there));
                 match done {
                     Ok(Some(shared)) => {
                         report.ranges += u64::from(shared > 0);

@@ -1,11 +1,11 @@
 //! `larder df`: sizes and free space, and in words what is full and what helps.
 //!
 //! The question behind most reports is "no space left, but df says there is". A chunk of the device
-//! is for data or for metadata, so either may be full while the other is not; this command says
-//! which it is.
+//! is for data or for metadata, so one of them may be full while the other is not. This command
+//! says which one is.
 
-use crate::commands::sync::mounted;
 use crate::image::{Access, Image};
+use crate::mounted::mounted;
 use crate::{print, size};
 use anyhow::Context;
 use larder_fuse::control;
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Print JSON, in bytes
     #[arg(long)]
     json: bool,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
     /// Image, block device, or directory of a mount
@@ -126,94 +126,150 @@ const LITTLE: u64 = 1 << 20;
 
 /// What is full, what that means and what helps.
 fn explanation(space: &Value) -> Vec<String> {
-    let (data, metadata) = (&space["data"], &space["metadata"]);
-    let human = |v: &Value| size::human(number(v));
-    let mixed = space["mixed"] == true;
-    let data_full = number(&data["available"]) < LITTLE && number(&data["next_chunk"]) == 0;
-    let metadata_full = space["metadata_full"] == true;
-    let pinned = number(&data["pinned"]) + if mixed { 0 } else { number(&metadata["pinned"]) };
-    let mut out = Vec::new();
-    if mixed && (data_full || metadata_full) {
-        out.push(
-            "The file system is full. Deleting always works, and gives back what is deleted."
-                .into(),
-        );
-    } else if metadata_full {
-        out.push(format!(
-            "Metadata is full: no file or directory can be made or grow, although {} is free for \
-                data.",
-            human(&data["available"])
-        ));
-        out.push(format!(
-            "Its chunks have {} left beyond the {} that commits and deletions keep, and the \
-                device has no room for \
-             another chunk ({} unallocated).",
-            human(&metadata["available"]),
-            human(&metadata["kept"]),
-            human(&space["unallocated"])
-        ));
-        out.push(
+    let told = Told::new(space);
+    let mut out = told.what_is_full();
+    out.extend(told.pinned());
+    out.extend(told.sparse_chunks());
+    out.extend(told.reserved());
+    out
+}
+
+/// The daemon's answer about space, and what it says is full.
+struct Told<'a> {
+    space: &'a Value,
+    data: &'a Value,
+    metadata: &'a Value,
+    /// Data and metadata share their chunks.
+    mixed: bool,
+    data_full: bool,
+    metadata_full: bool,
+}
+
+impl<'a> Told<'a> {
+    fn new(space: &'a Value) -> Self {
+        let (data, metadata) = (&space["data"], &space["metadata"]);
+        let room = number(&data["available"]) >= LITTLE || number(&data["next_chunk"]) > 0;
+        Self {
+            space,
+            data,
+            metadata,
+            mixed: space["mixed"] == true,
+            data_full: !room,
+            metadata_full: space["metadata_full"] == true,
+        }
+    }
+
+    fn what_is_full(&self) -> Vec<String> {
+        if self.mixed && (self.data_full || self.metadata_full) {
+            let full = "The file system is full. Deleting always works, and gives back what is \
+                        deleted.";
+            vec![full.to_owned()]
+        } else if self.metadata_full {
+            self.metadata_is_full()
+        } else if self.data_full {
+            self.data_is_full()
+        } else {
+            vec![format!(
+                "Not full: {} is available for data, and {} can become new chunks for data or \
+                 metadata.",
+                human(&self.data["available"]),
+                human(&self.space["unallocated"])
+            )]
+        }
+    }
+
+    fn metadata_is_full(&self) -> Vec<String> {
+        vec![
+            format!(
+                "Metadata is full: no file or directory can be made or grow, although {} is free \
+                 for data.",
+                human(&self.data["available"])
+            ),
+            format!(
+                "Its chunks have {} left beyond the {} that commits and deletions keep, and the \
+                 device has no room for another chunk ({} unallocated).",
+                human(&self.metadata["available"]),
+                human(&self.metadata["kept"]),
+                human(&self.space["unallocated"])
+            ),
             "What helps: deleting files (that always works), or what is said about half-empty \
-                chunks."
-                .into(),
-        );
-    } else if data_full {
-        out.push(format!(
+             chunks."
+                .to_owned(),
+        ]
+    }
+
+    fn data_is_full(&self) -> Vec<String> {
+        let mut out = vec![format!(
             "Data is full: {} is left in its chunks, and the device has no room for another one \
-                ({} unallocated).",
-            human(&data["available"]),
-            human(&space["unallocated"])
-        ));
-        if number(&metadata["available"]) > LITTLE {
+             ({} unallocated).",
+            human(&self.data["available"]),
+            human(&self.space["unallocated"])
+        )];
+        if number(&self.metadata["available"]) > LITTLE {
             out.push(format!(
                 "The {} that are free in metadata take file names, attributes and files of up to \
-                    2 KiB, but no more data.",
-                human(&metadata["available"])
+                 2 KiB, but no more data.",
+                human(&self.metadata["available"])
             ));
         }
         out.push(
             "What helps: deleting files gives back what they take alone; what snapshots share \
-                stays."
-                .into(),
+             stays."
+                .to_owned(),
         );
-    } else {
-        out.push(format!(
-            "Not full: {} is available for data, and {} can become new chunks for data or \
-                metadata.",
-            human(&data["available"]),
-            human(&space["unallocated"])
-        ));
+        out
     }
-    if pinned > 0 {
-        out.push(format!(
-            "{} was deleted or replaced and is free after the next commit (`larder sync` makes \
-                one; who finds no space, too).",
-            size::human(pinned)
-        ));
+
+    fn pinned(&self) -> Option<String> {
+        let of_metadata = if self.mixed { 0 } else { number(&self.metadata["pinned"]) };
+        let pinned = number(&self.data["pinned"]) + of_metadata;
+        (pinned > 0).then(|| {
+            format!(
+                "{} was deleted or replaced and is free after the next commit (`larder sync` \
+                 makes one, and so does a write that finds no space).",
+                size::human(pinned)
+            )
+        })
     }
-    if (data_full || metadata_full) && !mixed {
-        let (full, other, name) =
-            if metadata_full { (metadata, data, "data") } else { (data, metadata, "metadata") };
-        let sparse = number(&other["sparse_free"]);
-        if number(&other["sparse_chunks"]) > 1 {
-            out.push(format!(
-                "{} chunks for {name} are less than half full and hold {} free: a balance would \
-                    give chunks back to the \
-                 device (mounted by Linux: btrfs balance start -{}usage=50).",
-                number(&other["sparse_chunks"]),
-                size::human(sparse),
+
+    /// The kind that is full, and the other one with its name; `None` where nothing is, or both
+    /// share their chunks.
+    fn full_and_other(&self) -> Option<(&'a Value, &'a Value, &'static str)> {
+        match (self.mixed, self.metadata_full, self.data_full) {
+            (false, true, _) => Some((self.metadata, self.data, "data")),
+            (false, false, true) => Some((self.data, self.metadata, "metadata")),
+            _ => None,
+        }
+    }
+
+    fn sparse_chunks(&self) -> Option<String> {
+        let (_, other, name) = self.full_and_other()?;
+        let chunks = number(&other["sparse_chunks"]);
+        (chunks > 1).then(|| {
+            format!(
+                "{chunks} chunks for {name} are less than half full and hold {} free: a balance \
+                 would give chunks back to the device (mounted by Linux: btrfs balance start \
+                 -{}usage=50).",
+                human(&other["sparse_free"]),
                 &name[..1],
-            ));
-        }
-        if number(&full["reserved"]) > LITTLE {
-            out.push(format!(
-                "{} is promised to operations under way and to the next commit, more than they \
-                    will need.",
-                human(&full["reserved"])
-            ));
-        }
+            )
+        })
     }
-    out
+
+    fn reserved(&self) -> Option<String> {
+        let (full, ..) = self.full_and_other()?;
+        (number(&full["reserved"]) > LITTLE).then(|| {
+            format!(
+                "{} is promised to operations under way and to the next commit, more than they \
+                 will need.",
+                human(&full["reserved"])
+            )
+        })
+    }
+}
+
+fn human(v: &Value) -> String {
+    size::human(number(v))
 }
 
 /// The same answer as a daemon gives about its mount.
@@ -244,17 +300,33 @@ fn of_image(image: &Image) -> anyhow::Result<Value> {
 mod tests {
     use super::*;
 
-    fn kind(available: u64, next_chunk: u64, sparse: u64) -> Value {
-        json!({
-            "profile": "single", "total": 1u64 << 30, "used": (1u64 << 30) - available, "pinned": 0, "reserved": 0,
-            "kept": 4 << 20, "available": available, "next_chunk": next_chunk,
-            "sparse_chunks": sparse, "sparse_free": sparse * (100 << 20),
-        })
+    /// Space of one kind.
+    #[derive(Default)]
+    struct Kind {
+        available: u64,
+        next_chunk: u64,
+        sparse_chunks: u64,
     }
+
+    impl Kind {
+        fn value(&self) -> Value {
+            json!({
+                "profile": "single", "total": 1u64 << 30, "used": (1u64 << 30) - self.available,
+                "pinned": 0, "reserved": 0, "kept": 4 << 20, "available": self.available,
+                "next_chunk": self.next_chunk, "sparse_chunks": self.sparse_chunks,
+                "sparse_free": self.sparse_chunks * (100 << 20),
+            })
+        }
+    }
+
+    fn available(available: u64) -> Value {
+        Kind { available, ..Kind::default() }.value()
+    }
+
     fn said(mixed: bool, data: Value, metadata: Value, metadata_full: bool) -> String {
         let space = json!({
             "mixed": mixed, "unallocated": 1 << 20, "metadata_full": metadata_full, "data": data,
-            "metadata": metadata, "system": kind(8 << 20, 0, 0),
+            "metadata": metadata, "system": available(8 << 20),
         });
         assert_eq!(table(&space).len(), if mixed { 4 } else { 5 });
         explanation(&space).join("\n")
@@ -262,13 +334,23 @@ mod tests {
 
     #[test]
     fn what_is_full_is_said_and_what_helps() {
-        let text = said(false, kind(300 << 20, 0, 2), kind(0, 0, 0), true);
+        let text = said(
+            false,
+            Kind { available: 300 << 20, sparse_chunks: 2, ..Kind::default() }.value(),
+            available(0),
+            true,
+        );
         for says in
             ["Metadata is full", "300.00MiB is free for data", "2 chunks for data", "-dusage=50"]
         {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
-        let text = said(false, kind(0, 0, 0), kind(50 << 20, 0, 3), false);
+        let text = said(
+            false,
+            available(0),
+            Kind { available: 50 << 20, sparse_chunks: 3, ..Kind::default() }.value(),
+            false,
+        );
         for says in [
             "Data is full",
             "50.00MiB that are free in metadata",
@@ -277,15 +359,17 @@ mod tests {
         ] {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
-        let text = said(true, kind(0, 0, 3), kind(0, 0, 3), true);
+        let sparse = || Kind { sparse_chunks: 3, ..Kind::default() }.value();
+        let text = said(true, sparse(), sparse(), true);
         assert!(text.contains("file system is full") && !text.contains("balance"), "{text}");
     }
 
     #[test]
     fn room_is_not_called_full() {
-        let mut data = kind(0, 64 << 20, 0);
+        let growing = || Kind { next_chunk: 64 << 20, ..Kind::default() }.value();
+        let mut data = growing();
         data["pinned"] = (5 << 20).into();
-        let text = said(false, data, kind(0, 64 << 20, 0), false);
+        let text = said(false, data, growing(), false);
         assert!(text.starts_with("Not full") && text.contains("5.00MiB was deleted"), "{text}");
     }
 }

@@ -12,6 +12,7 @@ use larder_fs::ExtentPlace;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
+use std::ops::Range;
 
 /// Show how much space files and directories take, alone and shared with others.
 #[derive(Debug, clap::Args)]
@@ -36,7 +37,7 @@ pub(crate) struct Args {
     /// Number of the subvolume that paths in an image start in (default: the default subvolume)
     #[arg(long, value_name = "N", value_parser = mount_options::subvolid)]
     subvolid: Option<u64>,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
     /// IMAGE:PATH, or a path on a mount
@@ -49,7 +50,8 @@ pub(crate) struct Args {
 struct Runs(BTreeMap<u64, u64>);
 
 impl Runs {
-    fn add(&mut self, mut start: u64, mut end: u64) {
+    fn add(&mut self, run: Range<u64>) {
+        let Range { mut start, mut end } = run;
         if let Some((at, stop)) = self.0.range(..=start).next_back().map(|(a, b)| (*a, *b))
             && stop >= start
         {
@@ -67,7 +69,7 @@ impl Runs {
     }
 }
 
-/// What was counted of something that is shown.
+/// The figures of one line.
 #[derive(Debug, Default)]
 struct Sum {
     total: u64,
@@ -90,7 +92,7 @@ impl Sum {
             }
             self.total += len;
             if shared {
-                self.shared.add(start, start.saturating_add(len));
+                self.shared.add(start..start.saturating_add(len));
             } else {
                 self.exclusive += len;
             }
@@ -99,7 +101,7 @@ impl Sum {
     fn add(&mut self, other: &Self) {
         self.total += other.total;
         self.exclusive += other.exclusive;
-        other.shared.0.iter().for_each(|(a, b)| self.shared.add(*a, *b));
+        other.shared.0.iter().for_each(|(a, b)| self.shared.add(*a..*b));
     }
 }
 
@@ -118,8 +120,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     show(args, &lines)
 }
 
-/// Counts a node and what is below it; what is to be shown comes behind what is in it, as with
-/// `du`.
+/// Counts a node and what is below it. A directory is shown behind what is in it, as `du` does.
 fn count(
     files: &Files,
     top: &Node,
@@ -183,7 +184,7 @@ mod tests {
     fn runs_count_once() {
         let mut runs = Runs::default();
         for (a, b) in [(10, 20), (30, 40), (20, 25), (5, 6), (12, 13), (24, 31), (100, 101)] {
-            runs.add(a, b);
+            runs.add(a..b);
         }
         assert_eq!(runs.0.into_iter().collect::<Vec<_>>(), [(5, 6), (10, 40), (100, 101)]);
     }

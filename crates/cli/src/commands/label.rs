@@ -1,8 +1,8 @@
 //! `larder label`: shows or changes a file system's name.
 
-use crate::commands::sync::mounted_here;
 use crate::failure::usage;
 use crate::image::{Access, Image};
+use crate::mounted::mounted_here;
 use crate::print;
 use larder_fuse::control;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  larder label disk.img\n  larder label mnt backup")]
 pub(crate) struct Args {
-    /// Read the image even if somebody is using it (only to show the label)
+    /// Read the image even if it is in use (only to show the label)
     #[arg(long)]
     force: bool,
     /// Image, block device, or directory of a mount

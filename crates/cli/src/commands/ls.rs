@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Number of the subvolume that PATH starts in (default: the default subvolume)
     #[arg(long, value_name = "N", value_parser = mount_options::subvolid)]
     subvolid: Option<u64>,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
     /// Image, and perhaps a path in it
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     image.close()
 }
 
-/// Directories among the rows, the last first: to be visited in order from a stack.
+/// Directories among the rows, the last first, so that a stack visits them in order.
 fn below(path: &[u8], rows: &[Row]) -> Vec<(Vec<u8>, InodeId)> {
     let dirs = rows.iter().filter(|r| r.attr.kind == FileKind::Directory).rev();
     dirs.map(|r| (join(path, &r.name), r.attr.id)).collect()
@@ -94,7 +94,7 @@ fn trimmed(path: &[u8]) -> &[u8] {
 
 /// Entries of a directory by name, without `.` and `..`.
 fn rows(image: &Image, dir: InodeId) -> anyhow::Result<Vec<Row>> {
-    let mut names = entries(image, dir)?;
+    let mut names = image.entries(dir)?;
     names.sort();
     names
         .into_iter()
@@ -104,18 +104,6 @@ fn rows(image: &Image, dir: InodeId) -> anyhow::Result<Vec<Row>> {
             Ok(Row { name, attr, link })
         })
         .collect()
-}
-
-/// Names and inodes of a directory in its own order, without `.` and `..`.
-pub(crate) fn entries(image: &Image, dir: InodeId) -> anyhow::Result<Vec<(Vec<u8>, InodeId)>> {
-    let mut out = Vec::new();
-    image.fs.readdir(dir, 0, &mut |e| {
-        if !matches!(e.name, b"." | b"..") {
-            out.push((e.name.to_vec(), e.id));
-        }
-        true
-    })?;
-    Ok(out)
 }
 
 fn link_of(image: &Image, attr: &Attr) -> anyhow::Result<Option<Vec<u8>>> {

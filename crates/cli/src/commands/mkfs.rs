@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// block-group-tree (which goes with either of the two before it)
     #[arg(short = 'O', long = "features", value_name = "LIST")]
     features: Vec<String>,
-    /// Who owns the root directory, as numbers (default: the user who makes it)
+    /// Owner of the root directory, as numbers (default: the user who makes it)
     #[arg(long, value_name = "UID:GID", value_parser = owner)]
     root_owner: Option<(u32, u32)>,
     /// Discard nothing first: an image file keeps the disk space that it has, and old bytes stay
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let existed = args.target.exists();
     let result = make(args, &options, existed);
     if result.is_err() && !existed {
-        // What was not there before the attempt is not left half made.
+        // A file that this command made is not left half made.
         let _ = std::fs::remove_file(&args.target);
     }
     let report = result?;

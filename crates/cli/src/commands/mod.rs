@@ -1,34 +1,65 @@
-//! The subcommands, one file each: its arguments, and what it does with them.
+//! The subcommands, one file or folder each: its arguments, and what it does with them.
+//!
+//! A command uses the modules beside this one, never another command. Only the command line and
+//! the mount helper use commands.
 
-pub(crate) mod assets;
-pub(crate) mod cat;
-pub(crate) mod check;
-pub(crate) mod cp;
-pub(crate) mod dedupe;
-pub(crate) mod df;
-pub(crate) mod du;
-pub(crate) mod inspect;
-pub(crate) mod label;
-pub(crate) mod ls;
-pub(crate) mod map;
-pub(crate) mod mkdir;
-pub(crate) mod mkfs;
+mod assets;
+mod cat;
+mod check;
+mod cp;
+mod dedupe;
+mod df;
+mod du;
+mod inspect;
+mod label;
+mod ls;
+mod map;
+mod mkdir;
+mod mkfs;
 pub(crate) mod mount;
-pub(crate) mod property;
-pub(crate) mod reflink;
-pub(crate) mod rescue;
-pub(crate) mod restore;
-pub(crate) mod rm;
-pub(crate) mod stats;
-pub(crate) mod subvolume;
-pub(crate) mod sync;
-pub(crate) mod trim;
+mod property;
+mod reflink;
+mod rescue;
+mod restore;
+mod rm;
+mod stats;
+mod subvolume;
+mod sync;
+mod trim;
 pub(crate) mod umount;
 
-use crate::args::Command;
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    Mkfs(mkfs::Args),
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Sync(sync::Args),
+    Stats(stats::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Cp(cp::Args),
+    Reflink(reflink::Args),
+    Rm(rm::Args),
+    Mkdir(mkdir::Args),
+    Label(label::Args),
+    Property(property::Args),
+    Dedupe(dedupe::Args),
+    Df(df::Args),
+    Du(du::Args),
+    Trim(trim::Args),
+    Inspect(inspect::Args),
+    Check(check::Args),
+    Map(map::Args),
+    Restore(restore::Args),
+    Rescue(rescue::Args),
+    #[command(visible_alias = "sub")]
+    Subvolume(subvolume::Args),
+    #[command(hide = true)]
+    Assets(assets::Args),
+}
 
-/// Runs a subcommand.
-pub(crate) fn run(command: Command) -> anyhow::Result<()> {
+/// Runs a subcommand. `whole` makes the definition of the whole command line.
+pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     match command {
         Command::Mkfs(a) => mkfs::run(&a),
         Command::Mount(a) => mount::run(&a),
@@ -53,6 +84,6 @@ pub(crate) fn run(command: Command) -> anyhow::Result<()> {
         Command::Rescue(a) => rescue::run(&a),
         Command::Restore(a) => restore::run(&a),
         Command::Subvolume(a) => subvolume::run(&a),
-        Command::Assets(a) => assets::run(&a),
+        Command::Assets(a) => assets::run(&a, whole),
     }
 }

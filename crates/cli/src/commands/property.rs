@@ -1,13 +1,13 @@
 //! `larder property`: what a file or directory says about how its data is kept.
 //!
-//! There are two: `ro` of subvolumes, which is [`super::subvolume`]'s business, and `compression`:
-//! the attribute `btrfs.compression`, which both Linux and Larder heed. In an image it is changed
-//! by the engine; on a mount, whoever serves it, by the system call.
+//! There are two: `ro` of subvolumes (see [`crate::subvolumes`]) and `compression`, the attribute
+//! `btrfs.compression`, which both Linux and Larder obey. In an image the engine changes it. On a
+//! mount the system call does, so it works on a mount by Linux, too.
 
-use crate::commands::subvolume;
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::print;
+use crate::subvolumes::read_only;
 use crate::target::Place;
 use anyhow::{Context, anyhow};
 use larder_fs::{Error, XattrMode};
@@ -25,10 +25,10 @@ Examples:
 
 The property ro of a subvolume is true or false.
 
-The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9),
-none for data that is never to be compressed, or an empty word for none of
-these. New files and directories get it from the directory they are made in.
-Data that is there already stays as it is.")]
+The property compression is zlib, lzo or zstd, with a level if wanted (zstd:9).
+The value none means that data is never compressed; an empty word means that
+the property says nothing. New files and directories get it from the directory
+they are made in. Existing data stays as it is.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
@@ -39,7 +39,7 @@ enum What {
     /// Show a property, or all that are set
     #[command(after_help = "Example:\n  larder property get disk.img:/var/log compression")]
     Get {
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// IMAGE:PATH, or a path on a mount
@@ -70,13 +70,11 @@ const LONGEST: usize = 256;
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         What::Get { target, name, .. } if name == READ_ONLY => {
-            let on = subvolume::read_only(target, None, false)?;
+            let on = read_only(target, None, false)?;
             on.map_or(Ok(()), |on| print::line(&format!("{READ_ONLY}={on}")))
         }
         What::Set { target, name, value } if name == READ_ONLY => match value.as_str() {
-            "true" | "false" => {
-                subvolume::read_only(target, Some(value == "true"), false).map(drop)
-            }
+            "true" | "false" => read_only(target, Some(value == "true"), false).map(drop),
             _ => usage("ro is true or false"),
         },
         What::Get { force, target, name } => {

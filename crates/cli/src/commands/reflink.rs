@@ -1,12 +1,12 @@
-//! `larder reflink`: a copy that shares its extents with what it is of.
+//! `larder reflink`: a copy that shares its extents with its source.
 //!
 //! On a mount the daemon is asked ([`larder_fuse::sharing`]); an image is opened for the one
 //! command. Unlike `cp`, which copies bytes where nothing can be shared, this shares or fails.
 
-use crate::commands::sync::mounted;
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::mount_options;
+use crate::mounted::mounted;
 use crate::size;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Adds what helps.
+/// Adds a hint.
 fn advise<T>(result: anyhow::Result<T>, refused: bool) -> anyhow::Result<T> {
     if refused {
         result.hint("`larder reflink --help` says which ranges can be shared")

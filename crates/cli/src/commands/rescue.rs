@@ -1,9 +1,9 @@
 //! `larder rescue`: last resorts.
 
-use crate::commands::inspect::{self, Problems};
 use crate::failure::{Advise, usage};
 use crate::image::{Access, advise_content, open_device};
 use crate::print;
+use crate::raw::{Problems, log};
 use anyhow::anyhow;
 use larder_restore::{Options, Reader};
 use larder_volume::Device;
@@ -88,7 +88,7 @@ fn tell(device: Arc<dyn Device>) -> anyhow::Result<()> {
     let problems = Problems::default();
     let options = Options { super_copy: None, scan: false };
     let reader = Reader::open(device, options, &problems).could_not_run()?;
-    for (subvol, inodes) in inspect::log::contents(&reader, &problems) {
+    for (subvol, inodes) in log::contents(&reader, &problems) {
         for (ino, logged) in inodes.iter().take(NAMED) {
             let names: Vec<String> = logged.names.iter().map(|n| print::name(n)).collect();
             let named =

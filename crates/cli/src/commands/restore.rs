@@ -1,7 +1,7 @@
 //! `larder restore`: what is left of an image that does not mount.
 //!
-//! The work is done by `larder-restore`; this says what happens: notes and losses on standard error
-//! as they come, or all of it as one JSON object on standard output.
+//! `larder-restore` does the work. This command shows what happens: notes and losses on standard
+//! error as they come, or all of it as one JSON object on standard output.
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, DUMP_ADVICE, advise_content, open_device};
@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Copy what is left of a damaged image into a directory.
 ///
-/// Where something is missing, the other copy, backup roots, and finally every node that can be
-/// found on the device stand in. What cannot be had is listed. The image is only read.
+/// Missing parts come from the other copy, from backup roots, and finally from every node that can
+/// be found on the device. What cannot be restored is listed. The image is only read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: 0 everything was restored, 1 something was lost (and listed),
@@ -88,7 +88,7 @@ pub(crate) struct Args {
 /// Losses and entries that a JSON report spells out.
 const MOST: usize = 100_000;
 
-/// Shows what happens.
+/// Shows progress, notes and losses.
 struct Console {
     json: bool,
     /// Show entries.
@@ -270,7 +270,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds what helps where nothing could be tried, or not everything could be done.
+/// Adds a hint where nothing could be tried, or not everything could be done.
 fn advise(report: larder_restore::Result<Report>, interrupt: &Interrupt) -> anyhow::Result<Report> {
     use std::io::ErrorKind::{DirectoryNotEmpty, QuotaExceeded, StorageFull};
     let kind = match &report {
@@ -286,8 +286,8 @@ fn advise(report: larder_restore::Result<Report>, interrupt: &Interrupt) -> anyh
         }
         (Err(e), Some(DirectoryNotEmpty)) => Err(e)
             .hint(
-                "name a directory that is new or empty; --force writes into this one and \
-                replaces what is in the way",
+                "name a directory that is new or empty; --force writes into this one and replaces \
+                 what is in the way",
             )
             .could_not_run(),
         (Err(e @ larder_restore::Error::MetadataDump), _) => {
@@ -323,8 +323,7 @@ fn summary(r: &Report, dry: bool) {
     let would = if dry { "would be " } else { "" };
     print::say(&format!(
         "larder: {would}restored from generation {}: {} files ({}), {} further names, {} \
-            directories, {} symbolic links, \
-         {} special files, in {} subvolumes",
+         directories, {} symbolic links, {} special files, in {} subvolumes",
         r.generation,
         r.files,
         size::human(r.bytes),

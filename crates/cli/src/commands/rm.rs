@@ -1,6 +1,5 @@
 //! `larder rm`: files and directories out of an image.
 
-use crate::commands::ls;
 use crate::failure::Advise;
 use crate::image::{Access, Image};
 use crate::mount_options;
@@ -41,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory is met twice, before and after what is in it: depth first without recursion.
+/// A directory has two steps, before and after its entries: depth first without recursion.
 enum Step {
     Enter(InodeId, Vec<u8>, InodeId),
     Leave(InodeId, Vec<u8>),
@@ -65,7 +64,7 @@ fn remove(args: &Args, image: &Image, path: &[u8]) -> anyhow::Result<()> {
         match step {
             Step::Enter(parent, name, id) => {
                 todo.push(Step::Leave(parent, name));
-                for (name, child) in ls::entries(image, id)? {
+                for (name, child) in image.entries(id)? {
                     if image.fs.getattr(child)?.kind == FileKind::Directory {
                         todo.push(Step::Enter(id, name, child));
                     } else {

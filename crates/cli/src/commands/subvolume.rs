@@ -4,12 +4,13 @@
 //! On a mount the daemon is asked ([`larder_fuse::subvolumes`]); an image is opened for the one
 //! command, which for a deletion means that it also waits until the space is free.
 
-use crate::commands::sync::mounted;
 use crate::failure::{Advise, usage};
-use crate::image::{Access, Image};
+use crate::image::Access;
+use crate::mounted::mounted;
 use crate::print;
+use crate::subvolumes::{in_image, read_only, root_of};
 use crate::target::{Place, Target};
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use larder_format::ids::{Generation, ObjectId};
 use larder_fs::{FileKind, InodeId, NewInode};
 use larder_fuse::subvolumes as on_mount;
@@ -67,7 +68,7 @@ one are not deleted.")]
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// Image, or a path on a mount
@@ -80,7 +81,7 @@ one are not deleted.")]
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// IMAGE:PATH, or a path on a mount
@@ -93,8 +94,7 @@ Example:
 
 It is durable when the command returns, and has what programs changed through
 mappings that they still have. If TO is a directory, the snapshot is made in it
-under the name of what it is of. Both are in the same image or on the same
-mount.")]
+under the name of its source. Both are in the same image or on the same mount.")]
     Snapshot {
         /// Read-only
         #[arg(short, long)]
@@ -107,7 +107,7 @@ mount.")]
     /// Show which subvolume is mounted where none is named
     #[command(after_help = "Example:\n  larder subvolume get-default disk.img")]
     GetDefault {
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// Image, or a path on a mount
@@ -132,14 +132,13 @@ Example:
 Example:
   larder subvolume find-new mnt/home 1234
 
-The last line says up to which transaction that is all: with its number plus one
-the next list begins.
-Deletions do not show.")]
+The last line has the number of the last transaction in the list: the next list
+begins with that number plus one. Deletions do not show.")]
     FindNew {
         /// Print JSON, one line for each extent
         #[arg(long)]
         json: bool,
-        /// Read the image even if somebody is using it
+        /// Read the image even if it is in use
         #[arg(long)]
         force: bool,
         /// The subvolume: IMAGE:PATH, or a path on a mount
@@ -198,29 +197,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             }
         }
     }
-}
-
-/// Opens the top of an image, does something, and commits.
-fn in_image<T>(
-    target: &Target,
-    access: Access,
-    f: impl FnOnce(&Image) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let image = Image::open(&target.image, access, Some(ObjectId::FS_TREE.0))?;
-    let done = f(&image);
-    // What was done stays done, even if a later part failed.
-    let closed = image.close();
-    done.and_then(|value| closed.map(|()| value))
-}
-
-/// The subvolume whose root is at this path.
-fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
-    let attr = image.resolve(path, true)?;
-    if attr.kind != FileKind::Directory || attr.id.ino != ObjectId::FIRST_FREE.0 {
-        return Err(anyhow!("{} is not a subvolume", image.show(path)))
-            .hint("`larder subvolume list` shows which there are");
-    }
-    Ok(attr.id)
 }
 
 fn create(path: &OsString) -> anyhow::Result<()> {
@@ -383,7 +359,7 @@ fn snapshot(from: &OsString, to: &OsString, read_only: bool) -> anyhow::Result<(
                 made.map(drop).with_context(|| to.display())
             })
         }
-        _ => usage("a snapshot is in the same image, or on the same mount, as what it is of"),
+        _ => usage("a snapshot has to be in the same image, or on the same mount, as its source"),
     }
 }
 
@@ -454,33 +430,5 @@ fn set_default(path: &OsString, id: Option<u64>) -> anyhow::Result<()> {
             };
             mounted(&path, |p| on_mount::set_default(p, id))
         }
-    }
-}
-
-/// Makes a subvolume read-only or not; `None`: what it is.
-pub(crate) fn read_only(
-    path: &OsString,
-    wanted: Option<bool>,
-    forget: bool,
-) -> anyhow::Result<Option<bool>> {
-    match Place::parse_existing(path)? {
-        Place::Image(t) => {
-            let access =
-                if wanted.is_some() { Access::Write } else { Access::Read { force: false } };
-            in_image(&t, access, |image| {
-                let id = root_of(image, &t.path)?.subvol;
-                match wanted {
-                    Some(on) => {
-                        let set = image.fs.set_subvolume_read_only(id, on, forget);
-                        set.with_context(|| t.display()).map(|()| None)
-                    }
-                    None => Ok(Some(image.fs.subvolume(id)?.read_only)),
-                }
-            })
-        }
-        Place::Host(path) => match wanted {
-            Some(on) => mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None),
-            None => mounted(&path, on_mount::is_read_only).map(Some),
-        },
     }
 }

@@ -1,8 +1,8 @@
 //! `larder trim`: gives free space back to what the file system lies on.
 
-use crate::commands::sync::mounted_here;
 use crate::failure::Advise;
 use crate::image::{Access, Image};
+use crate::mounted::mounted_here;
 use crate::{print, size};
 use anyhow::Context;
 use larder_fs::TrimRange;

@@ -37,7 +37,7 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
                 mount_table::show(&m.kind)
             ));
         }
-        // A lazy unmount by somebody else has taken the mount out of sight; its daemon may still be
+        // An earlier lazy unmount may have taken the mount out of sight; its daemon may still be
         // busy.
         None => match Watch::find(&point, None)? {
             Some(watch) => return conclude(watch, &point),
@@ -55,19 +55,19 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         ended?;
     }
     if mount_table::all()?.iter().any(|m| m.device == mount.device && m.is_larder()) {
-        // Bound to another place as well, or this was such a place: the file system is still in
-        // use.
+        // The mount is bound to another place as well, or this was such a place: the file system is
+        // still in use.
         return Ok(());
     }
     if killed && watch.as_mut().is_some_and(Watch::has_siblings) {
-        // It may come to its end only when these are taken away as well.
+        // The daemon may end only when its other mounts are unmounted, too.
         utab::remove(&point);
         return Err(was_killed(&point));
     }
     if wait && !lazy && !killed && watch.as_mut().is_some_and(|w| !w.sees_the_end()) {
         print::say(&format!(
-            "larder: note: {shown} is unmounted here, but somebody else has it mounted, too: its \
-                daemon goes on"
+            "larder: note: {shown} is unmounted here, but still mounted elsewhere: its daemon goes \
+             on"
         ));
         return Ok(());
     }
@@ -76,8 +76,8 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, wait: bool) -> anyhow::Resu
         Some(_) => Ok(()),
         None => {
             print::say(&format!(
-                "larder: note: the daemon of {shown} left no trace; it is unmounted, but its end \
-                    was not waited for"
+                "larder: note: {shown} is unmounted, but its daemon left no trace, so its end was \
+                 not waited for"
             ));
             Ok(())
         }
@@ -89,8 +89,8 @@ fn end(mount: &Mount, lazy: bool) -> std::io::Result<()> {
     if lazy || larder_fuse::mount::is_dead(&mount.point) {
         return unmounter.detach();
     }
-    // The daemon does what it will have to while the kernel lets its caches go. It may be of an
-    // older version, or somebody else's.
+    // The daemon syncs while the kernel drops its caches. The request may fail: the daemon may be
+    // of an older version, or belong to another user.
     let _ = larder_fuse::control::start_sync(&mount.point);
     unmounter.unmount()
 }
@@ -112,7 +112,7 @@ fn conclude(watch: Watch, point: &Path) -> anyhow::Result<()> {
 fn was_killed(point: &Path) -> anyhow::Error {
     anyhow!(
         "{}: cleared, but its daemon had been killed: the image holds what was last committed or \
-            synced",
+         synced",
         point.display()
     )
 }

@@ -6,6 +6,7 @@ use larder_fs::{FileKind, Timestamp};
 use rustix::fs::{AtFlags, CWD, Mode, SeekFrom, Timespec, Timestamps, XattrFlags};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -107,17 +108,17 @@ impl Source for HostTree {
         Ok(OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?)
     }
 
-    fn data(&self, file: &File, from: u64, size: u64) -> anyhow::Result<Option<(u64, u64)>> {
-        let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
+    fn data(&self, file: &File, within: Range<u64>) -> anyhow::Result<Option<Range<u64>>> {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(within.start)) {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => return Ok(None),
             // A file system that does not know holes has none.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
-                return Ok(Some((from, size)));
+                return Ok(Some(within));
             }
             Err(e) => return Err(e.into()),
         };
-        Ok(Some((start, rustix::fs::seek(file, SeekFrom::Hole(start))?)))
+        Ok(Some(start..rustix::fs::seek(file, SeekFrom::Hole(start))?))
     }
 
     fn read(&self, file: &File, at: u64, buf: &mut [u8]) -> anyhow::Result<usize> {

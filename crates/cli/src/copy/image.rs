@@ -1,9 +1,9 @@
 //! Images as source and destination of copies.
 
 use super::{Meta, Sink, Source, Xattrs, is_copied};
-use crate::commands::ls;
 use crate::image::Image;
 use larder_fs::{FileKind, InodeId, NewInode, Seek, SetAttr, SetTime, XattrMode};
+use std::ops::Range;
 
 /// The tree of an open image; a node is an inode.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ impl Source for ImageTree<'_> {
         for name in self.0.fs.listxattr(*id)?.into_iter().filter(|n| is_copied(n)) {
             match self.0.fs.getxattr(*id, &name) {
                 Ok(value) => xattrs.push((name, value)),
-                // Stored where no such attribute can be: Linux lists it, too, and shows it to
-                // nobody.
+                // Stored where no such attribute can be: Linux lists it, too, and has no value for
+                // it.
                 Err(larder_fs::Error::NoAttribute) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -44,7 +44,7 @@ impl Source for ImageTree<'_> {
     }
 
     fn entries(&self, id: &InodeId) -> anyhow::Result<Vec<(Vec<u8>, InodeId)>> {
-        ls::entries(self.0, *id)
+        self.0.entries(*id)
     }
 
     fn readlink(&self, id: &InodeId) -> anyhow::Result<Vec<u8>> {
@@ -55,9 +55,9 @@ impl Source for ImageTree<'_> {
         Ok(*id)
     }
 
-    fn data(&self, id: &InodeId, from: u64, size: u64) -> anyhow::Result<Option<(u64, u64)>> {
-        let Some(start) = self.0.fs.seek(*id, from, Seek::Data)? else { return Ok(None) };
-        Ok(Some((start, self.0.fs.seek(*id, start, Seek::Hole)?.unwrap_or(size))))
+    fn data(&self, id: &InodeId, within: Range<u64>) -> anyhow::Result<Option<Range<u64>>> {
+        let Some(start) = self.0.fs.seek(*id, within.start, Seek::Data)? else { return Ok(None) };
+        Ok(Some(start..self.0.fs.seek(*id, start, Seek::Hole)?.unwrap_or(within.end)))
     }
 
     fn read(&self, id: &InodeId, at: u64, buf: &mut [u8]) -> anyhow::Result<usize> {

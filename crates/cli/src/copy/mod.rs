@@ -1,14 +1,14 @@
 //! Copying trees between the host and images, with everything that a tree is made of.
 //!
-//! Where a tree comes from and goes to is hidden behind [`Source`] and [`Sink`]; what a faithful
-//! copy is lives here: permissions, owners, times, extended attributes (ACLs among them), hard
-//! links within what is copied, holes, symbolic links as such, special files. Something that exists
-//! at the destination is replaced, directories are merged; symbolic links at the destination are
-//! replaced, too, and never followed.
+//! Where a tree comes from and goes to is hidden behind [`Source`] and [`Sink`]. This module knows
+//! what belongs to a faithful copy: permissions, owners, times, extended attributes (ACLs among
+//! them), hard links within the tree, holes, symbolic links, special files. At the destination
+//! directories are merged, and everything else is replaced. Symbolic links there are replaced, too,
+//! and never followed.
 //!
-//! What is wrong with one entry is said, and the others are copied; a destination that is full or
-//! broken ends it all, and so does a signal. Whatever happens, no file is left that has only a part
-//! of its data.
+//! An entry that cannot be copied is reported, and the others are copied. A destination that is
+//! full or broken ends the copy, and so does a signal. No file is ever left with only a part of its
+//! data.
 //!
 //! The source may be a hostile image: names that could leave the destination are refused, and so
 //! are directories without end.
@@ -22,8 +22,9 @@ use anyhow::{anyhow, bail};
 use indicatif::ProgressBar;
 use larder_fs::{FileKind, Timestamp};
 use std::collections::HashMap;
+use std::ops::Range;
 
-/// What is known of a thing that is copied.
+/// Attributes of an entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Meta {
     pub(crate) kind: FileKind,
@@ -54,8 +55,9 @@ pub(crate) trait Source {
     fn entries(&self, node: &Self::Node) -> anyhow::Result<Vec<(Vec<u8>, Self::Node)>>;
     fn readlink(&self, node: &Self::Node) -> anyhow::Result<Vec<u8>>;
     fn open(&self, node: &Self::Node) -> anyhow::Result<Self::File>;
-    /// The first range (start, end) at or after `from` that is no hole; `None` when there is none.
-    fn data(&self, file: &Self::File, from: u64, size: u64) -> anyhow::Result<Option<(u64, u64)>>;
+    /// The first range of data at or after the start of `within`, which ends where the file ends;
+    /// `None` where the rest is a hole.
+    fn data(&self, file: &Self::File, within: Range<u64>) -> anyhow::Result<Option<Range<u64>>>;
     fn read(&self, file: &Self::File, at: u64, buf: &mut [u8]) -> anyhow::Result<usize>;
 }
 
@@ -68,7 +70,7 @@ pub(crate) trait Sink {
     /// What has that name in a directory, without following a symbolic link.
     fn find(&self, dir: &Self::Node, name: &[u8])
     -> anyhow::Result<Option<(Self::Node, FileKind)>>;
-    /// Takes a name away that is no directory.
+    /// Removes a name that is not a directory.
     fn unlink(&self, dir: &Self::Node, name: &[u8]) -> anyhow::Result<()>;
     /// Makes anything, `target` being that of a symbolic link. Permissions are final after
     /// [`Sink::finish`] only.
@@ -93,7 +95,7 @@ pub(crate) trait Sink {
 pub(crate) struct Totals {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
-    /// Entries that could not be copied, or not as they are; each was told.
+    /// Entries that could not be copied, or not as they are; each was reported.
     pub(crate) failed: u64,
 }
 
@@ -126,7 +128,15 @@ impl<S: Source, D: Sink> Task<S, D> {
 
 enum Step<S: Source, D: Sink> {
     Copy(Task<S, D>),
-    Finish { node: D::Node, meta: Meta, xattrs: Xattrs, shown: String },
+    Finish(Made<D>),
+}
+
+/// Something that is made and lacks its attributes.
+struct Made<D: Sink> {
+    node: D::Node,
+    meta: Meta,
+    xattrs: Xattrs,
+    shown: String,
 }
 
 /// Why something could not be copied.
@@ -169,7 +179,7 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
     ///
     /// # Errors
     /// It could not be copied at all, or not to its end. What was wrong with single entries below
-    /// it is said, and counted.
+    /// it is reported, and counted.
     pub(crate) fn copy(
         &mut self,
         node: &S::Node,
@@ -198,13 +208,11 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
         self.rest()
     }
 
-    /// Does what is to be done.
+    /// Takes the remaining steps.
     fn rest(&mut self) -> anyhow::Result<()> {
         while let Some(step) = self.todo.pop() {
             let done = match step {
-                Step::Finish { node, meta, xattrs, shown } => {
-                    self.finish(&node, &meta, &xattrs, &shown)
-                }
+                Step::Finish(made) => self.finish(&made),
                 Step::Copy(task) => self.entry(task),
             };
             match done {
@@ -230,32 +238,31 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
     /// Directories that were begun get their attributes, as far as that still works.
     fn leave(&mut self) {
         while let Some(step) = self.todo.pop() {
-            if let Step::Finish { node, meta, xattrs, shown } = step {
-                let _ = self.finish(&node, &meta, &xattrs, &shown);
+            if let Step::Finish(made) = step {
+                let _ = self.finish(&made);
             }
         }
     }
 
-    fn finish(
-        &self,
-        node: &D::Node,
-        meta: &Meta,
-        xattrs: &Xattrs,
-        shown: &str,
-    ) -> Result<(), Trouble> {
-        self.sink.finish(node, meta, xattrs).map_err(|e| of_sink(e, shown))
+    fn finish(&self, made: &Made<D>) -> Result<(), Trouble> {
+        self.sink.finish(&made.node, &made.meta, &made.xattrs).of_sink(&made.shown)
     }
 
     fn entry(&mut self, task: Task<S, D>) -> Result<(), Trouble> {
-        self.interrupt.check().map_err(|e| Trouble::All(e.into()))?;
+        self.go_on()?;
         let shown = &task.shown;
-        check_name(&task.name).map_err(|e| of_source(e, shown))?;
-        let meta = self.source.meta(&task.node).map_err(|e| of_source(e, shown))?;
+        check_name(&task.name).of_source(shown)?;
+        let meta = self.source.meta(&task.node).of_source(shown)?;
         self.progress.inc(1);
         match meta.kind {
             FileKind::Directory => self.directory(task, meta),
-            _ => self.other(&task, &meta),
+            _ => self.other(task, meta),
         }
+    }
+
+    /// An interrupt ends all of the copy.
+    fn go_on(&self) -> Result<(), Trouble> {
+        self.interrupt.check().map_err(|e| Trouble::All(e.into()))
     }
 
     /// Makes a directory; what is in it comes next, then its attributes.
@@ -268,16 +275,16 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
         if depth > MAX_DEPTH {
             return refused(format!("directories are nested more than {MAX_DEPTH} deep"));
         }
-        let xattrs = self.source.xattrs(&node).map_err(|e| of_source(e, &shown))?;
-        let entries = self.source.entries(&node).map_err(|e| of_source(e, &shown))?;
-        let made = match self.sink.find(&dir, &name).map_err(|e| of_sink(e, &shown))? {
+        let xattrs = self.source.xattrs(&node).of_source(&shown)?;
+        let entries = self.source.entries(&node).of_source(&shown)?;
+        let made = match self.sink.find(&dir, &name).of_sink(&shown)? {
             Some((existing, FileKind::Directory)) => existing,
             Some(_) => return refused("the destination exists and is not a directory".into()),
-            None => self.sink.create(&dir, &name, &meta, b"").map_err(|e| of_sink(e, &shown))?,
+            None => self.sink.create(&dir, &name, &meta, b"").of_sink(&shown)?,
         };
         self.totals.entries += 1;
         let above = shown.trim_end_matches('/').to_owned();
-        self.todo.push(Step::Finish { node: made.clone(), meta, xattrs, shown });
+        self.todo.push(Step::Finish(Made { node: made.clone(), meta, xattrs, shown }));
         self.todo.extend(entries.into_iter().rev().map(|(name, node)| {
             let shown = format!("{above}/{}", print::name(&name));
             Step::Copy(Task { node, dir: made.clone(), name, shown, depth: depth + 1 })
@@ -287,46 +294,48 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
 
     /// Copies what is no directory. Nothing is replaced before it is known that the source can be
     /// read.
-    fn other(&mut self, task: &Task<S, D>, meta: &Meta) -> Result<(), Trouble> {
+    fn other(&mut self, task: Task<S, D>, meta: Meta) -> Result<(), Trouble> {
         let Task { node, dir, name, shown, .. } = task;
-        let (from, target) = match meta.kind {
-            FileKind::Regular => {
-                (Some(self.source.open(node).map_err(|e| of_source(e, shown))?), Vec::new())
-            }
-            FileKind::Symlink => {
-                (None, self.source.readlink(node).map_err(|e| of_source(e, shown))?)
-            }
-            _ => (None, Vec::new()),
+        let file = match meta.kind {
+            FileKind::Regular => Some(self.source.open(&node).of_source(&shown)?),
+            _ => None,
         };
-        let xattrs = self.source.xattrs(node).map_err(|e| of_source(e, shown))?;
-        match self.sink.find(dir, name).map_err(|e| of_sink(e, shown))? {
-            Some((_, FileKind::Directory)) => {
-                return Err(Trouble::Entry(anyhow!(
-                    "{shown}: the destination exists and is a directory"
-                )));
-            }
-            Some(_) => self.sink.unlink(dir, name).map_err(|e| of_sink(e, shown))?,
-            None => {}
-        }
+        let target = match meta.kind {
+            FileKind::Symlink => self.source.readlink(&node).of_source(&shown)?,
+            _ => Vec::new(),
+        };
+        let xattrs = self.source.xattrs(&node).of_source(&shown)?;
+        self.make_room(&dir, &name, &shown)?;
         if let Some(earlier) = meta.identity.and_then(|i| self.links.get(&i)) {
-            self.sink.link(earlier, dir, name).map_err(|e| of_sink(e, shown))?;
+            self.sink.link(earlier, &dir, &name).of_sink(&shown)?;
             self.totals.entries += 1;
             return Ok(());
         }
-        let made = self.sink.create(dir, name, meta, &target).map_err(|e| of_sink(e, shown))?;
-        if let Some(from) = from
-            && let Err(e) = self.content(&from, &made, meta.size, shown)
+        let made = self.sink.create(&dir, &name, &meta, &target).of_sink(&shown)?;
+        if let Some(file) = file
+            && let Err(e) = self.content(&file, &made, meta.size, &shown)
         {
             // Half a file would look like a whole one.
-            let _ = self.sink.unlink(dir, name);
+            let _ = self.sink.unlink(&dir, &name);
             return Err(e);
         }
         self.totals.entries += 1;
-        self.finish(&made, meta, &xattrs, shown)?;
-        if let Some(identity) = meta.identity {
-            self.links.insert(identity, made);
-        }
+        let identity = meta.identity;
+        self.finish(&Made { node: made.clone(), meta, xattrs, shown })?;
+        self.links.extend(identity.map(|identity| (identity, made)));
         Ok(())
+    }
+
+    /// Takes away what has the name at the destination, unless it is a directory.
+    fn make_room(&self, dir: &D::Node, name: &[u8], shown: &str) -> Result<(), Trouble> {
+        match self.sink.find(dir, name).of_sink(shown)? {
+            Some((_, FileKind::Directory)) => {
+                let why = anyhow!("{shown}: the destination exists and is a directory");
+                Err(Trouble::Entry(why))
+            }
+            Some(_) => self.sink.unlink(dir, name).of_sink(shown),
+            None => Ok(()),
+        }
     }
 
     /// Copies the data of a file, leaving holes out.
@@ -337,44 +346,54 @@ impl<'a, S: Source, D: Sink> Copier<'a, S, D> {
         size: u64,
         shown: &str,
     ) -> Result<(), Trouble> {
-        let to = self.sink.open(made).map_err(|e| of_sink(e, shown))?;
+        let to = self.sink.open(made).of_sink(shown)?;
         let mut at = 0;
         while at < size {
-            let Some((start, end)) =
-                self.source.data(from, at, size).map_err(|e| of_source(e, shown))?
-            else {
-                break;
-            };
-            let end = end.min(size);
-            at = start.max(at);
+            let Some(data) = self.source.data(from, at..size).of_source(shown)? else { break };
+            let end = data.end.min(size);
+            at = data.start.max(at);
             while at < end {
-                self.interrupt.check().map_err(|e| Trouble::All(e.into()))?;
+                self.go_on()?;
                 let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(self.buf.len());
-                let n = self
-                    .source
-                    .read(from, at, &mut self.buf[..want])
-                    .map_err(|e| of_source(e, shown))?;
+                let n = self.source.read(from, at, &mut self.buf[..want]).of_source(shown)?;
                 if n == 0 {
-                    // It has become shorter under our hands.
+                    // The file has become shorter during the copy.
                     return Ok(());
                 }
-                self.sink.write(&to, at, &self.buf[..n]).map_err(|e| of_sink(e, shown))?;
+                self.sink.write(&to, at, &self.buf[..n]).of_sink(shown)?;
                 at += n as u64;
                 self.totals.bytes += n as u64;
                 self.progress.set_message(crate::size::human(self.totals.bytes));
             }
         }
-        self.sink.set_size(&to, size).map_err(|e| of_sink(e, shown))
+        self.sink.set_size(&to, size).of_sink(shown)
     }
 }
 
-/// What cannot be read of one entry says nothing about others.
-fn of_source(error: anyhow::Error, shown: &str) -> Trouble {
-    Trouble::Entry(error.context(shown.to_owned()))
+/// Says which side a step failed on, and at which entry.
+trait Blame<T> {
+    /// What cannot be read of one entry says nothing about others.
+    fn of_source(self, shown: &str) -> Result<T, Trouble>;
+    /// A destination that refuses one entry may take others; one that is full or broken will not.
+    fn of_sink(self, shown: &str) -> Result<T, Trouble>;
 }
 
-/// A destination that refuses one entry may take others; one that is full or broken will not.
-fn of_sink(error: anyhow::Error, shown: &str) -> Trouble {
+impl<T> Blame<T> for anyhow::Result<T> {
+    fn of_source(self, shown: &str) -> Result<T, Trouble> {
+        self.map_err(|error| Trouble::Entry(error.context(shown.to_owned())))
+    }
+
+    fn of_sink(self, shown: &str) -> Result<T, Trouble> {
+        self.map_err(|error| {
+            let single = concerns_one_entry(&error);
+            let error = error.context(shown.to_owned());
+            if single { Trouble::Entry(error) } else { Trouble::All(error) }
+        })
+    }
+}
+
+/// Is it the refusal of one entry, by the host or by the engine?
+fn concerns_one_entry(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind as Kind;
     let host = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| {
         matches!(
@@ -421,8 +440,7 @@ fn of_sink(error: anyhow::Error, shown: &str) -> Trouble {
                 | Error::CrossSubvolume
         )
     });
-    let error = error.context(shown.to_owned());
-    if host || errno || image { Trouble::Entry(error) } else { Trouble::All(error) }
+    host || errno || image
 }
 
 /// A name that stays within its directory.
@@ -528,10 +546,9 @@ mod tests {
         fn data(
             &self,
             file: &Self::File,
-            from: u64,
-            size: u64,
-        ) -> anyhow::Result<Option<(u64, u64)>> {
-            HostTree.data(file, from, size)
+            within: Range<u64>,
+        ) -> anyhow::Result<Option<Range<u64>>> {
+            HostTree.data(file, within)
         }
         fn read(&self, file: &Self::File, at: u64, buf: &mut [u8]) -> anyhow::Result<usize> {
             if at > 0 {

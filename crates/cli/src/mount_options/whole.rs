@@ -1,9 +1,10 @@
-//! Options that are not of a mount but of the whole file system.
+//! Options of the whole file system, as opposed to those of one mount.
 //!
-//! An image has one engine however often it is mounted, and the first mount says how that is. A
-//! further mount may leave these options out, or say the same; one that says otherwise is refused
-//! by name, since an option that is silently ignored is a promise not kept. This module knows which
-//! options these are, how a daemon has them, and which of them a command line gave.
+//! An image has one engine, however often it is mounted, and the first mount sets its options. A
+//! further mount may leave them out or repeat them. If one of them differs, the mount is refused
+//! and the option named: an option that is silently ignored is a promise not kept. This module
+//! knows which options these are, their values in a running daemon, and which of them a command
+//! line gives.
 
 use super::{MountWishes, words};
 use crate::size;
@@ -11,7 +12,7 @@ use larder_fs::Compress;
 use larder_volume::Caching;
 use std::collections::BTreeMap;
 
-/// Options of the whole file system, each under one name, as somebody would write them.
+/// Options of the whole file system, each under one name, as a user would write them.
 pub(crate) type Settings = BTreeMap<String, String>;
 
 /// The name under which a word is compared; `None` for options of a mount.
@@ -33,7 +34,7 @@ fn group(word: &str) -> Option<&'static str> {
     })
 }
 
-/// As wished, or as is usual: how a daemon that was asked for this has the whole file system.
+/// The settings of a daemon that was started with these options, with defaults filled in.
 pub(crate) fn settings(wishes: &MountWishes, block_device: bool) -> Settings {
     let either = |on: bool, yes: &str, no: &str| if on { yes } else { no }.to_owned();
     let compress = match &wishes.compress {
@@ -69,7 +70,7 @@ pub(crate) fn settings(wishes: &MountWishes, block_device: bool) -> Settings {
     .into()
 }
 
-/// Those of the settings that a command line says something about.
+/// Those of the settings that a command line gives.
 pub(crate) fn given(lists: &[String], cache_size: bool, settings: &Settings) -> Settings {
     let said = lists.iter().flat_map(|list| words(list)).filter_map(|word| group(&word));
     let said: Vec<&str> = said.chain(cache_size.then_some("cache_size")).collect();
@@ -77,7 +78,7 @@ pub(crate) fn given(lists: &[String], cache_size: bool, settings: &Settings) -> 
     settings.iter().filter(|(name, _)| given(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// The first option that is said to be otherwise than it is: as it was said, and as it is.
+/// The first option that differs: as it was given, and as it is.
 pub(crate) fn conflict<'a>(given: &'a Settings, have: &'a Settings) -> Option<(&'a str, &'a str)> {
     given.iter().find_map(|(name, said)| {
         let is = have.get(name).map_or("another version's", String::as_str);
@@ -85,14 +86,14 @@ pub(crate) fn conflict<'a>(given: &'a Settings, have: &'a Settings) -> Option<(&
     })
 }
 
-/// A size as somebody would write it.
+/// A size as a user would write it.
 fn bytes(n: u64) -> String {
     for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
         if n > 0 && n.is_multiple_of(1 << shift) {
             return format!("{}{unit}", n >> shift);
         }
     }
-    // What was measured need not be round.
+    // A default that depends on the memory of the machine need not be round.
     debug_assert_eq!(size::parse(&n.to_string()), Ok(n));
     n.to_string()
 }
@@ -110,7 +111,8 @@ mod tests {
 
     #[test]
     fn options_of_a_mount_are_nobody_elses_business() {
-        let words = "ro,rw,subvol=/a,subvolid=7,nosuid,dev,noexec,sync,dirsync,allow_other,default_permissions,\
+        let words = "ro,rw,subvol=/a,subvolid=7,nosuid,dev,noexec,sync,dirsync,allow_other,\
+                     default_permissions,\
                      writeback,transport=dev,nofuseblk,fsname=x,noatime,x-systemd.automount,user";
         assert_eq!(said(words), Settings::new());
         assert_eq!(conflict(&said(words), &of("")), None);

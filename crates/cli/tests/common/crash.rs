@@ -1,9 +1,9 @@
-//! A mount whose daemon is killed once so much was acknowledged, and what is there afterwards.
+//! A mount whose daemon is killed after a number of acknowledgements, and what is there afterwards.
 //!
-//! When the daemon dies depends on what it has acknowledged, never on time; and nothing commits by
-//! itself meanwhile, so that what is acknowledged stands in a log unless the log could not say it.
-//! Afterwards the image is looked at twice: a copy is mounted by Linux, the image itself by Larder,
-//! each of which replays the log, and both must be sound then.
+//! The moment of death depends on what the daemon has acknowledged, never on time. Nothing commits
+//! by itself meanwhile, so acknowledged changes are in a log, unless the log could not hold them.
+//! Afterwards Linux mounts a copy of the image, and Larder the image itself. Each replays the log,
+//! and both images must be sound then.
 
 use super::{command, command_in, larder};
 use crate::args;
@@ -25,11 +25,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// What every test with a [`Stage`] needs.
 pub const NEEDS: [Need; 4] = [Need::Fuse, Need::Root, Need::KernelBtrfs, Need::BtrfsProgs];
 
-/// The points at which daemons are killed: one of them, or `LARDER_SCALE` of them.
-pub fn kill_points(first: u64, step: u64) -> impl Iterator<Item = u64> {
-    let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    // The first is in the middle; further ones are before and behind it.
-    (0..scale).map(move |n| first + n * step % (3 * first) - if n % 2 == 1 { first / 2 } else { 0 })
+/// The points at which daemons are killed, counted in acknowledgements.
+pub struct KillPoints {
+    pub first: u64,
+    pub step: u64,
+}
+
+impl KillPoints {
+    /// One of them, or `LARDER_SCALE` of them.
+    pub fn all(self) -> impl Iterator<Item = u64> {
+        let Self { first, step } = self;
+        let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+        // The first is in the middle; further ones are before and behind it.
+        let back = move |n| if n % 2 == 1 { first / 2 } else { 0 };
+        (0..scale).map(move |n| first + n * step % (3 * first) - back(n))
+    }
 }
 
 /// One stage of a program at a time: programs that others start hold for a moment whatever is open
@@ -57,13 +67,13 @@ impl Stage {
         stage.begin(size);
         stage
     }
-    /// A new image in memory, where what is written to it counts as its daemon's, which may use so
-    /// many bytes.
+    /// A new image in memory. Its daemon may use so many bytes, and what is written to the image
+    /// counts, too.
     pub fn with_limit(size: &str, limit: u64) -> Self {
         enter_private_namespace().unwrap();
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
-        // What can be swapped out kills nobody; older kernels have no such option.
+        // Memory that is swapped out would not count; older kernels have no such option.
         let tmpfs = |options: &CStr| {
             rustix::mount::mount(c"larder-test", dir.path(), c"tmpfs", MountFlags::empty(), options)
         };

@@ -6,8 +6,8 @@ use larder_simtest::oracle::{Need, enter_private_namespace, need, scratch};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One scene at a time: programs that another starts hold for a moment whatever is open here, and
-/// the mount would be busy.
+/// One scene at a time: a program that another test starts holds all open files of this process for
+/// a moment, and the mount would be busy.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// An image and a mount point, in a mount namespace of this test's own; unmounted whatever happens.
@@ -45,7 +45,7 @@ impl Scene {
     pub fn mount(&self) {
         larder(args!["mount", self.image(), self.point()]).ok();
     }
-    /// Process that serves the mount: whoever has a lock on the image.
+    /// The process that serves the mount: the one with a lock on the image.
     pub fn daemon(&self) -> rustix::process::Pid {
         Self::daemon_of(&self.image())
     }

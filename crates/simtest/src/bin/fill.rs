@@ -1,8 +1,7 @@
 //! Fills, empties and refills a file system from many threads for some time, and checks what is
 //! left: `make fill`.
 //!
-//! Through the engine on an image file, or with `--mounted` on a directory that somebody has
-//! mounted.
+//! Through the engine on an image file, or with `--mounted` on a directory of a mount.
 
 use clap::Parser;
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};

@@ -1,8 +1,8 @@
 //! Crash simulation from the command line: `make torture`.
 //!
-//! Runs workloads on the engine over a simulated disk, takes the power away everywhere, and judges
-//! what is left, until enough different states were seen, the time is up, or something failed.
-//! Every failure prints the command that repeats it.
+//! Runs workloads on the engine over a simulated disk, cuts the power everywhere, and judges what
+//! is left, until enough different states were seen, the time is up, or something failed. Every
+//! failure prints the command that repeats it.
 
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
@@ -21,6 +21,10 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+
+/// Sources of workloads.
+const SOURCES: [&str; 7] =
+    ["scenarios", "sequences", "random", "threads", "data", "sharing", "cloning"];
 
 /// Crash simulation of the engine.
 #[derive(Debug, Parser)]
@@ -54,7 +58,7 @@ struct Args {
     #[arg(long, default_value_t = 3)]
     placements: usize,
     /// Only this source of workloads.
-    #[arg(long, value_parser = ["scenarios", "sequences", "random", "threads", "data", "sharing", "cloning"])]
+    #[arg(long, value_parser = SOURCES)]
     only: Option<String>,
     /// Compress all data: zlib[:1..9], lzo or zstd[:-15..15].
     #[arg(long)]

@@ -1,8 +1,8 @@
 //! A leaf as a list of items: taken apart, changed, packed again.
 //!
-//! Items' data has to lie without gaps from the end of the node backwards, in the order of the
-//! keys; whoever changes the length of one moves all that follow. Taking the leaf apart and packing
-//! it anew is simple and cannot get that wrong.
+//! The data of items has to lie without gaps from the end of the node backwards, in the order of
+//! the keys, so a change of one length moves all that follow. Taking the leaf apart and packing it
+//! anew is simple and cannot get that wrong.
 
 use super::raw;
 use anyhow::{Context, Result, ensure};

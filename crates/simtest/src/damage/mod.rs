@@ -1,10 +1,9 @@
 //! An editor that damages images: one call changes one thing.
 //!
-//! What a checker must find has to be made first, and honestly: a wrong link count is worth testing
-//! only if the node that holds it has a right checksum, lies at its place in both copies, and
-//! everything else is as it was. The decision hidden here is how a change gets onto an image in
-//! that way: where the copies of a block lie, which node of which tree holds a key, how a leaf is
-//! packed again around an item that grew, and whose checksum has to follow.
+//! A wrong link count is worth testing only if the node that holds it has a right checksum, lies at
+//! its place in both copies, and everything else is as it was. Hidden here is how a change gets
+//! onto an image in that way: where the copies of a block lie, which node of which tree holds a
+//! key, how a leaf is packed again around an item that grew, and which checksum has to follow.
 //!
 //! Nothing is copied to another place and no sum is kept up to date: an edit happens where the
 //! bytes lie, and what contradicts it afterwards is the damage.

@@ -1,10 +1,10 @@
 //! Random damage: from a number, one change somewhere in a sound image, in the format's own words.
 //!
-//! The catalogue plants what somebody thought of. This plants what nobody did, evenly: it chooses
-//! among the *kinds* of items of each tree first, so that a root item is changed as often as one of
-//! ten thousand directory entries, and among its fields, and values that are nearly right — one
-//! more, the neighbour's — as well as absurd ones. Checksums are put right on all copies, and the
-//! keys that parents keep, unless the change is about them; so what is to be noticed is the change.
+//! The catalogue has damage that its authors thought of; this module makes the rest, evenly. It
+//! chooses a *kind* of item of a tree first, so that a root item is changed as often as one of ten
+//! thousand directory entries. Then it chooses a field, and a value: nearly right (one more, or the
+//! neighbour's) or absurd. Checksums are put right on all copies, and so are the keys that parents
+//! keep, unless the change is about them. So the only thing to be noticed is the change.
 //!
 //! A number gives the same change of the same image each time.
 
@@ -114,6 +114,15 @@ struct Knife<'a> {
     rng: StdRng,
     image: Image,
     what: String,
+}
+
+/// An item that is to be damaged, and its leaf.
+struct Chosen {
+    slot: usize,
+    kind: KeyType,
+    key: Key,
+    data: Vec<u8>,
+    leaf: Leaf,
 }
 
 impl Knife<'_> {
@@ -228,107 +237,123 @@ impl Knife<'_> {
         let (block, slot) = *places.choose(&mut self.rng).expect("an item");
         let tree = self.survey().blocks[block].tree;
         let other = *places.choose(&mut self.rng).expect("an item");
-        let mut leaf = Leaf::parse(&self.bytes(block));
+        let leaf = Leaf::parse(&self.bytes(block));
         let (key, data) = leaf.0[slot].clone();
         self.note(format_args!("tree {tree}, item {key}: "));
-        match class {
-            "field of an item" => {
-                let known = fields(*kind, data.len());
-                let (at, width) = match known {
-                    [] if data.is_empty() => return false,
-                    [] => (self.rng.random_range(0..data.len()), 1 << self.rng.random_range(0..4)),
-                    known => *known.choose(&mut self.rng).expect("fields"),
-                };
-                if at + width > data.len() {
-                    return false;
-                }
-                let now = read(&data, at, width);
-                // What stands there in another item of this kind may fit everything but this one.
-                let theirs = Leaf::parse(&self.bytes(other.0)).0[other.1].1.clone();
-                let value = match self.rng.random_range(0..4) {
-                    0 if theirs.len() >= at + width => read(&theirs, at, width),
-                    _ => self.value(now, width),
-                };
-                self.note(format_args!("{width} bytes at {at} from {now} to {value}"));
-                write(&mut leaf.0[slot].1, at, width, value);
-                value != now && self.put_leaf(block, &leaf)
-            }
+        let mut chosen = Chosen { slot, kind: *kind, key, data, leaf };
+        let changes = match class {
+            "field of an item" => self.field(&mut chosen, other),
             "key of an item" => {
                 let to = self.other_key(key);
                 self.note(format_args!("filed under {to}"));
-                leaf.0[slot].0 = to;
-                leaf.sort();
-                leaf.0.iter().any(|(k, _)| *k == to) && self.put_leaf(block, &leaf)
+                chosen.leaf.0[slot].0 = to;
+                chosen.leaf.sort();
+                chosen.leaf.0.iter().any(|(k, _)| *k == to)
             }
             "item removed" => {
                 self.note(format_args!("removed"));
-                leaf.0.remove(slot);
-                !leaf.0.is_empty() && self.put_leaf(block, &leaf)
+                chosen.leaf.0.remove(slot);
+                !chosen.leaf.0.is_empty()
             }
-            "items removed" => {
-                let same = |k: &Key| k.objectid == key.objectid;
-                let all = self.rng.random_range(0..2) == 0;
-                let end = (slot + self.rng.random_range(2..8)).min(leaf.0.len());
-                if all {
-                    self.note(format_args!("and all of {} in its leaf removed", key.objectid));
-                    leaf.0.retain(|(k, _)| !same(k));
-                } else {
-                    self.note(format_args!("and {} that follow removed", end - slot - 1));
-                    leaf.0.drain(slot..end);
-                }
-                !leaf.0.is_empty() && self.put_leaf(block, &leaf)
-            }
-            "item doubled" => {
-                let to = self.other_key(key);
-                self.note(format_args!("also filed under {to}"));
-                if leaf.0.iter().any(|(k, _)| *k == to) {
-                    return false;
-                }
-                leaf.0.push((to, data));
-                leaf.sort();
-                self.put_leaf(block, &leaf)
-            }
+            "items removed" => self.remove_several(&mut chosen),
+            "item doubled" => self.double(&mut chosen),
             "item of another's content" => {
                 let (from, theirs) = Leaf::parse(&self.bytes(other.0)).0[other.1].clone();
                 self.note(format_args!("with the content of {from}"));
-                leaf.0[slot].1.clone_from(&theirs);
-                theirs != data && self.put_leaf(block, &leaf)
+                chosen.leaf.0[slot].1.clone_from(&theirs);
+                theirs != chosen.data
             }
-            "items changed places" => {
-                if slot + 1 >= leaf.0.len() {
-                    return false;
-                }
-                let (next, theirs) = leaf.0[slot + 1].clone();
-                let keys = self.rng.random_range(0..2) == 0;
-                self.note(format_args!(
-                    "{} exchanged with {next}",
-                    if keys { "key" } else { "content" }
-                ));
-                if keys {
-                    (leaf.0[slot].0, leaf.0[slot + 1].0) = (next, key);
-                } else {
-                    (leaf.0[slot].1, leaf.0[slot + 1].1) = (theirs.clone(), data.clone());
-                }
-                (keys || theirs != data) && self.put_leaf(block, &leaf)
-            }
-            "size of an item" => {
-                let len = match self.rng.random_range(0..5) {
-                    0 => data.len().saturating_sub(1),
-                    1 => data.len() + 1,
-                    2 => self.rng.random_range(0..=data.len()),
-                    3 => data.len() + self.rng.random_range(0..300),
-                    _ => 0,
-                };
-                self.note(format_args!("{len} bytes instead of {}", data.len()));
-                leaf.0[slot].1.resize(len, 0);
-                len != data.len() && self.put_leaf(block, &leaf)
-            }
+            "items changed places" => self.exchange(&mut chosen),
+            "size of an item" => self.resize(&mut chosen),
             _ => {
                 self.note(format_args!("its content twice"));
-                leaf.0[slot].1.extend_from_slice(&data);
-                !data.is_empty() && self.put_leaf(block, &leaf)
+                chosen.leaf.0[slot].1.extend_from_slice(&chosen.data);
+                !chosen.data.is_empty()
             }
+        };
+        changes && self.put_leaf(block, &chosen.leaf)
+    }
+
+    /// Changes a field of the item; `other` is the place of another one of its kind.
+    fn field(&mut self, chosen: &mut Chosen, other: (usize, usize)) -> bool {
+        let data = &chosen.data;
+        let known = fields(chosen.kind, data.len());
+        let (at, width) = match known {
+            [] if data.is_empty() => return false,
+            [] => (self.rng.random_range(0..data.len()), 1 << self.rng.random_range(0..4)),
+            known => *known.choose(&mut self.rng).expect("fields"),
+        };
+        if at + width > data.len() {
+            return false;
         }
+        let now = read(data, at, width);
+        // What stands there in another item of this kind may fit everything but this one.
+        let theirs = Leaf::parse(&self.bytes(other.0)).0[other.1].1.clone();
+        let value = match self.rng.random_range(0..4) {
+            0 if theirs.len() >= at + width => read(&theirs, at, width),
+            _ => self.value(now, width),
+        };
+        self.note(format_args!("{width} bytes at {at} from {now} to {value}"));
+        write(&mut chosen.leaf.0[chosen.slot].1, at, width, value);
+        value != now
+    }
+
+    /// Removes the item with some that follow, or with all of its object.
+    fn remove_several(&mut self, chosen: &mut Chosen) -> bool {
+        let (slot, key, items) = (chosen.slot, chosen.key, &mut chosen.leaf.0);
+        let all = self.rng.random_range(0..2) == 0;
+        let end = (slot + self.rng.random_range(2..8)).min(items.len());
+        if all {
+            self.note(format_args!("and all of {} in its leaf removed", key.objectid));
+            items.retain(|(k, _)| k.objectid != key.objectid);
+        } else {
+            self.note(format_args!("and {} that follow removed", end - slot - 1));
+            items.drain(slot..end);
+        }
+        !items.is_empty()
+    }
+
+    fn double(&mut self, chosen: &mut Chosen) -> bool {
+        let to = self.other_key(chosen.key);
+        self.note(format_args!("also filed under {to}"));
+        if chosen.leaf.0.iter().any(|(k, _)| *k == to) {
+            return false;
+        }
+        chosen.leaf.0.push((to, chosen.data.clone()));
+        chosen.leaf.sort();
+        true
+    }
+
+    /// Exchanges the key or the content with the item behind it.
+    fn exchange(&mut self, chosen: &mut Chosen) -> bool {
+        let (slot, items) = (chosen.slot, &mut chosen.leaf.0);
+        if slot + 1 >= items.len() {
+            return false;
+        }
+        let (next, theirs) = items[slot + 1].clone();
+        let keys = self.rng.random_range(0..2) == 0;
+        self.note(format_args!("{} exchanged with {next}", if keys { "key" } else { "content" }));
+        let differs = theirs != chosen.data;
+        if keys {
+            (items[slot].0, items[slot + 1].0) = (next, chosen.key);
+        } else {
+            (items[slot].1, items[slot + 1].1) = (theirs, chosen.data.clone());
+        }
+        keys || differs
+    }
+
+    fn resize(&mut self, chosen: &mut Chosen) -> bool {
+        let now = chosen.data.len();
+        let len = match self.rng.random_range(0..5) {
+            0 => now.saturating_sub(1),
+            1 => now + 1,
+            2 => self.rng.random_range(0..=now),
+            3 => now + self.rng.random_range(0..300),
+            _ => 0,
+        };
+        self.note(format_args!("{len} bytes instead of {now}"));
+        chosen.leaf.0[chosen.slot].1.resize(len, 0);
+        len != now
     }
 
     fn other_key(&mut self, key: Key) -> Key {

@@ -1,9 +1,9 @@
-//! What a victim changes in a file system that somebody made: names, files, attributes, subvolumes.
+//! Changes to a hostile file system: names, files, attributes, subvolumes.
 //!
-//! One pass over what was met, with a different change for each inode; `script` decides which gets
-//! which, and when it is all made durable, `variant` what happens with subvolumes. Snapshots are
-//! taken before the pass, so that everything in it meets shared blocks, and deleted after it, so
-//! that dropping them does.
+//! There is one pass over the inodes that were met, with a different change for each. `script`
+//! decides which inode gets which change, and when all of it is made durable; `variant` decides
+//! what happens with subvolumes. Snapshots are taken before the pass, so that its changes meet
+//! shared blocks, and deleted after it, so that dropping them meets changed ones.
 
 use super::exercise::{Found, Victim};
 use larder_fs::{

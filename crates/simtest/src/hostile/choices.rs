@@ -1,8 +1,7 @@
 //! Bytes of a fuzzer as a row of choices.
 //!
-//! What is hidden here is that inputs end: whoever chooses beyond the end gets zeros, so that every
-//! input means something, a longer one means the same and more, and a fuzzer can cut off what does
-//! not matter.
+//! Hidden here is that inputs end: choices beyond the end are zeros. So every input means
+//! something, a longer one means the same and more, and a fuzzer can cut off what does not matter.
 
 /// Takes choices off the front of an input.
 #[derive(Clone, Debug)]

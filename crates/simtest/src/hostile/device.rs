@@ -1,8 +1,8 @@
 //! A disk in memory that counts what a request costs.
 //!
-//! The difference to [`crate::device::SimDevice`] is what it is for: nothing is recorded, and a
-//! request that asks more of it than [`super::limits::ACCESSES`] is stopped by a panic in the
-//! thread that asks. So an endless loop that reads ends where it is, and with a stack to look at.
+//! In contrast to [`crate::device::SimDevice`] nothing is recorded, and a request with more
+//! accesses than [`super::limits::ACCESSES`] is stopped by a panic in its own thread. So an endless
+//! loop that reads ends where it is, with a stack to look at.
 
 use super::limits::ACCESSES;
 use crate::image::{Image, PAGE, Page};
@@ -51,7 +51,7 @@ impl HostileDevice {
     pub fn begin(&self) {
         self.accesses.store(0, Relaxed);
     }
-    /// Bytes that were written: they lie in memory, which is not the engine's doing.
+    /// Bytes that were written: they lie in memory, too, and are not the engine's.
     #[must_use]
     pub fn written(&self) -> u64 {
         self.written.load(Relaxed)
@@ -96,7 +96,7 @@ impl Device for HostileDevice {
     fn flush(&self) -> io::Result<()> {
         Ok(())
     }
-    /// What is discarded is gone: whoever still needs it shall find out.
+    /// Discarded bytes are gone: a read of a range that is still in use shows.
     fn discard(&self, at: Physical, len: u64) -> io::Result<()> {
         self.access(at, 0)?;
         let end = at.0.saturating_add(len).min(self.size) / PAGE as u64;

@@ -1,14 +1,13 @@
-//! What a victim does with an image: mounts it, reads everything, mounts it for writing, changes
-//! things, and looks again.
+//! What a victim does with a hostile image: it mounts the image, reads everything, mounts it for
+//! writing, changes things ([`changes`](super::changes)), and reads again.
 //!
-//! What it changes is in [`changes`](super::changes). New data are packed by some scripts, and what
-//! was made of the image is shown to the checker or to restoring by others. Each call to the engine
-//! is one request under the [`limits`]. Answers are not judged, errors are as good as data: an
-//! image that somebody made may say anything. What is checked is that the engine comes back, that
-//! it does not take more than it may, and what no image can excuse: that `readdir` goes forward and
-//! that `read` fills what it says it fills.
+//! Some scripts pack new data; others give the changed image to the checker or to restoring. Each
+//! call to the engine is one request under the [`limits`]. Answers are not judged, since a hostile
+//! image may say anything, and errors are as good as data. Checked is that the engine returns, that
+//! it stays within its limits, that `readdir` goes forward, and that `read` fills what it says it
+//! fills.
 //!
-//! How much is asked is bounded here, because the image decides how much there seems to be:
+//! The number of requests is bounded here, because the image decides how much there seems to be:
 //! directories may contain themselves, and files may be as long as a number can say.
 
 use super::device::HostileDevice;
@@ -280,7 +279,7 @@ impl Victim {
             let hole = self.ask("seek to a hole", || fs.seek(id, data, Seek::Hole)).flatten();
             assert!(hole.is_none_or(|h| h >= data), "hostile: seek goes from {data} to {hole:?}");
             let Some(end) = hole else { break };
-            self.read_at(fs, id, data, size);
+            self.read_at(fs, (id, size), data);
             if end <= at {
                 break;
             }
@@ -289,11 +288,12 @@ impl Victim {
         for at in
             [0, 1, size.saturating_sub(5000), size / 2 + 1, size, u64::MAX - 100, i64::MAX as u64]
         {
-            self.read_at(fs, id, at, size);
+            self.read_at(fs, (id, size), at);
         }
     }
 
-    fn read_at(&mut self, fs: &Filesystem, id: InodeId, at: u64, size: u64) {
+    /// Reads a piece of a file of this size.
+    fn read_at(&mut self, fs: &Filesystem, (id, size): (InodeId, u64), at: u64) {
         if self.bytes > BYTES {
             return;
         }

@@ -1,8 +1,8 @@
-//! Bodies for everything that turns bytes into types: whatever the bytes, a value or an error comes
-//! back.
+//! Bodies for everything that turns bytes into types: for any bytes, the result is a value or an
+//! error.
 //!
-//! Where a parser accepts, more must hold: what encodes must give the same bytes, and the rule sets
-//! must agree that what passed the node checker can be parsed as far as the checker promises.
+//! If a parser accepts, more must hold: encoding the value must give the same bytes, and what the
+//! node checker has passed must be parsed as far as the checker promises.
 
 use super::choices::Choices;
 use larder_codec::{Packer, Packing};
@@ -168,53 +168,11 @@ fn item(key: &Key, data: &[u8]) {
                 let _ = (i.created(), i.inode_flags(), i.file_type(), i.is_dir());
             }
         }
-        KeyType::INODE_REF => {
-            let mut again = Vec::new();
-            let refs: Result<Vec<_>, _> = InodeRefs::new(data).collect();
-            for r in refs.into_iter().flatten() {
-                r.append_to(&mut again);
-                let _ = inode_ref::find_ref(data, r.name);
-                let mut cut = data.to_vec();
-                let _ = inode_ref::remove_ref(&mut cut, r.name);
-            }
-            assert!(again.is_empty() || again == data, "inode references encode as they were");
-        }
-        KeyType::INODE_EXTREF => {
-            let mut again = Vec::new();
-            let refs: Result<Vec<_>, _> = ExtRefs::new(data).collect();
-            for r in refs.into_iter().flatten() {
-                r.append_to(&mut again);
-                let _ = inode_ref::find_extref(data, r.parent, r.name);
-                let mut cut = data.to_vec();
-                let _ = inode_ref::remove_extref(&mut cut, r.parent, r.name);
-            }
-            assert!(again.is_empty() || again == data, "extended references encode as they were");
-        }
-        KeyType::DIR_ITEM | KeyType::DIR_INDEX | KeyType::XATTR_ITEM => {
-            let mut again = Vec::new();
-            let entries: Result<Vec<_>, _> = DirEntries::new(data).collect();
-            let _ = larder_format::items::dir::single_entry(data);
-            for e in entries.into_iter().flatten() {
-                e.append_to(&mut again);
-                let mut cut = data.to_vec();
-                let _ = larder_format::items::dir::remove_entry(&mut cut, e.name);
-                let _ = larder_format::items::dir::is_plain_name(e.name);
-            }
-            assert!(again.is_empty() || again == data, "directory entries encode as they were");
-        }
+        KeyType::INODE_REF => inode_refs(data),
+        KeyType::INODE_EXTREF => extended_refs(data),
+        KeyType::DIR_ITEM | KeyType::DIR_INDEX | KeyType::XATTR_ITEM => entries(data),
         KeyType::DIR_LOG_INDEX | KeyType::DIR_LOG_ITEM => drop(DirLogIndex::parse(data).copied()),
-        KeyType::EXTENT_DATA => {
-            if let Ok(e) = FileExtent::parse(data) {
-                let _ = (e.generation(), e.len(), e.is_empty());
-                assert_eq!(e.encode(), data, "file extents encode as they were");
-                if let FileExtent::Stored(r) = e {
-                    let (skip, len) = (key.objectid.0, key.offset);
-                    if skip.checked_add(len).is_some_and(|end| len > 0 && end <= r.num_bytes) {
-                        let _ = r.part(skip, len);
-                    }
-                }
-            }
-        }
+        KeyType::EXTENT_DATA => file_extent(key, data),
         KeyType::ROOT_ITEM => {
             if let Ok(r) = RootItem::parse(data) {
                 let _ = (r.root(), r.root_generation(), r.root_flags());
@@ -225,20 +183,7 @@ fn item(key: &Key, data: &[u8]) {
                 assert_eq!(r.encode(), data, "root references encode as they were");
             }
         }
-        KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
-            if let Ok(e) = ExtentItem::parse(key.kind, data) {
-                assert_eq!(e.encoded_len(), data.len());
-                assert_eq!(e.encode(), data, "extent items encode as they were");
-                for (r, _) in &e.inline {
-                    let _ = (
-                        e.inline_count(r),
-                        r.sequence(),
-                        r.inline_order(),
-                        r.keyed(Logical(key.objectid.0)),
-                    );
-                }
-            }
-        }
+        KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => extent_item(key, data),
         KeyType::TREE_BLOCK_REF
         | KeyType::SHARED_BLOCK_REF
         | KeyType::EXTENT_DATA_REF
@@ -268,6 +213,65 @@ fn item(key: &Key, data: &[u8]) {
         KeyType::PERSISTENT_ITEM => drop(DevStats::parse(data)),
         KeyType::UUID_SUBVOL | KeyType::UUID_RECEIVED_SUBVOL => drop(parse_uuid_item(data)),
         _ => {}
+    }
+}
+
+fn inode_refs(data: &[u8]) {
+    let mut again = Vec::new();
+    let refs: Result<Vec<_>, _> = InodeRefs::new(data).collect();
+    for r in refs.into_iter().flatten() {
+        r.append_to(&mut again);
+        let _ = inode_ref::find_ref(data, r.name);
+        let mut cut = data.to_vec();
+        let _ = inode_ref::remove_ref(&mut cut, r.name);
+    }
+    assert!(again.is_empty() || again == data, "inode references encode as they were");
+}
+
+fn extended_refs(data: &[u8]) {
+    let mut again = Vec::new();
+    let refs: Result<Vec<_>, _> = ExtRefs::new(data).collect();
+    for r in refs.into_iter().flatten() {
+        r.append_to(&mut again);
+        let _ = inode_ref::find_extref(data, r.parent, r.name);
+        let mut cut = data.to_vec();
+        let _ = inode_ref::remove_extref(&mut cut, r.parent, r.name);
+    }
+    assert!(again.is_empty() || again == data, "extended references encode as they were");
+}
+
+fn entries(data: &[u8]) {
+    let mut again = Vec::new();
+    let entries: Result<Vec<_>, _> = DirEntries::new(data).collect();
+    let _ = larder_format::items::dir::single_entry(data);
+    for e in entries.into_iter().flatten() {
+        e.append_to(&mut again);
+        let mut cut = data.to_vec();
+        let _ = larder_format::items::dir::remove_entry(&mut cut, e.name);
+        let _ = larder_format::items::dir::is_plain_name(e.name);
+    }
+    assert!(again.is_empty() || again == data, "directory entries encode as they were");
+}
+
+fn file_extent(key: &Key, data: &[u8]) {
+    let Ok(e) = FileExtent::parse(data) else { return };
+    let _ = (e.generation(), e.len(), e.is_empty());
+    assert_eq!(e.encode(), data, "file extents encode as they were");
+    if let FileExtent::Stored(r) = e {
+        let (skip, len) = (key.objectid.0, key.offset);
+        if skip.checked_add(len).is_some_and(|end| len > 0 && end <= r.num_bytes) {
+            let _ = r.part(skip, len);
+        }
+    }
+}
+
+fn extent_item(key: &Key, data: &[u8]) {
+    let Ok(e) = ExtentItem::parse(key.kind, data) else { return };
+    assert_eq!(e.encoded_len(), data.len());
+    assert_eq!(e.encode(), data, "extent items encode as they were");
+    for (r, _) in &e.inline {
+        let keyed = r.keyed(Logical(key.objectid.0));
+        let _ = (e.inline_count(r), r.sequence(), r.inline_order(), keyed);
     }
 }
 

@@ -1,11 +1,11 @@
 //! What a request may cost at most, and how that is noticed.
 //!
-//! A hostile image may be refused, and every request to it may fail; but no request may take the
-//! process down, run for ever or eat the machine. Decided here is what those words mean, in units
-//! that do not depend on how busy the machine is: accesses to the device, CPU time of the process,
-//! bytes on the heap. Accesses are counted by [`super::device`]; the heap by [`CountingAllocator`],
-//! where a program has it as its global allocator; CPU time by a thread that ends the process, for
-//! code that does not come back cannot be asked to.
+//! A hostile image may be refused, and every request to it may fail. But no request may end the
+//! process, run for ever or take all memory. The limits are in units that do not depend on how busy
+//! the machine is: accesses to the device, CPU time of the process, bytes on the heap. Accesses are
+//! counted by [`super::device`], the heap by [`CountingAllocator`] if it is the program's global
+//! allocator. A thread watches the CPU time and ends the process: code that does not return cannot
+//! be stopped otherwise.
 //!
 //! Panics count wherever they happen: the engine's committer turns its own into a read-only file
 //! system, which must not hide them. A fuzzer ends at the first; tests ask [`PanicLog`].

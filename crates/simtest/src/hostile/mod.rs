@@ -1,17 +1,17 @@
 //! Hostile input: what fuzzers do, as functions on bytes, so that tests on a stable compiler do
 //! exactly the same.
 //!
-//! Each body takes the bytes of an input and returns; what must never happen is that it panics,
-//! runs for ever or takes memory without bound. The fuzz targets (`fuzz/`) call the bodies with
-//! whatever a fuzzer comes up with; `tests/hostile.rs` calls them with the inputs that were kept.
+//! Each body takes the bytes of an input and returns. It must never panic, run for ever or take
+//! memory without bound. The fuzz targets (`fuzz/`) call the bodies with the inputs of a fuzzer;
+//! `tests/hostile.rs` calls them with the inputs that were kept.
 //!
 //! - [`formats`]: bytes to types — superblock, system chunks, nodes, items, compressed streams;
 //! - [`mutate`]: an input is a program that changes a small real image ([`seeds`], mapped by
 //!   [`survey`]) in the format's own words, with checksums put right;
 //! - [`exercise`]: what a victim does with such an image — mounts it, reads everything, changes it
 //!   ([`changes`]) — under [`limits`];
-//! - [`tools`]: what those do who look into such images: check them, restore what is left, print
-//!   what they hold;
+//! - [`tools`]: checking such an image, and restoring what is left of it; [`printers`]: printing
+//!   what it holds;
 //! - [`requests`]: messages to a mount that no kernel would send.
 
 pub mod changes;

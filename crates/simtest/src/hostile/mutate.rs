@@ -1,11 +1,10 @@
-//! The mutator: an input is a program that changes a sound image, and puts right what would only be
-//! caught early.
+//! The mutator: an input is a program that changes a sound image.
 //!
-//! Random bytes in an image end at a checksum. So a program names what to change in the format's
-//! own words — a field of an item, a key, a pointer, a header, a block that takes another's place —
-//! and afterwards the checksums of the touched blocks are computed anew, and mostly the keys that
-//! parents keep of them, too. What comes out is an image that somebody wrote on purpose, which is
-//! what must not hurt.
+//! Random bytes in an image end at a checksum. So a program names its change in the format's own
+//! words: a field of an item, a key, a pointer, a header, a block that takes another's place.
+//! Afterwards the checksums of the changed blocks are computed anew, and mostly the keys that
+//! parents keep of them, too. The result is an image as an attacker would write it, and it must do
+//! no harm.
 //!
 //! A program is a row of [`Choices`]: the seed, then steps until the input ends. Steps and values
 //! are numbered; inputs that are kept depend on the numbers, so new ones are appended.
@@ -26,7 +25,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Steps of a program at most: more only cost time.
 const MAX_STEPS: usize = 48;
 
-/// An image that a program has changed, and what is left of the input for those who attack with it.
+/// An image that a program has changed, and the rest of the input, for the requests.
 #[derive(Debug)]
 pub struct Mutated<'a> {
     /// The image.
@@ -133,7 +132,7 @@ impl Patient {
         }
     }
 
-    /// A number that somebody might choose to do harm, given what stands there.
+    /// A number that an attacker might choose, given what stands there.
     fn value(&mut self, c: &mut Choices<'_>, now: u64, width: usize) -> u64 {
         let max = if width >= 8 { u64::MAX } else { (1 << (8 * width)) - 1 };
         let value = match c.byte() % 32 {
@@ -598,70 +597,86 @@ pub(crate) const KINDS: [KeyType; 36] = [
     KeyType(255),
 ];
 
+/// Where a field lies and how long it is.
+type Field = (usize, usize);
+
+/// Generation, transid, size, nbytes, block group, links, owner, group, mode, device, flags,
+/// sequence, seconds, nanoseconds.
+const INODE_FIELDS: [Field; 14] = [
+    (0, 8),
+    (8, 8),
+    (16, 8),
+    (16, 8),
+    (24, 8),
+    (32, 8),
+    (40, 4),
+    (40, 4),
+    (52, 4),
+    (56, 8),
+    (64, 8),
+    (72, 8),
+    (112, 8),
+    (120, 4),
+];
+
+/// Generation, ram_bytes, compression, encryption, type, address, length on disk, offset, length.
+const STORED_EXTENT_FIELDS: [Field; 10] =
+    [(0, 8), (8, 8), (16, 1), (17, 1), (20, 1), (21, 8), (29, 8), (37, 8), (45, 8), (45, 8)];
+
+/// Inode (size, links, mode, flags), generation, directory, address, limit, used, last snapshot,
+/// flags, refs, drop_progress, levels, second generation.
+const ROOT_FIELDS: [Field; 19] = [
+    (16, 8),
+    (40, 4),
+    (52, 4),
+    (64, 8),
+    (160, 8),
+    (168, 8),
+    (168, 8),
+    (176, 8),
+    (184, 8),
+    (192, 8),
+    (200, 8),
+    (208, 8),
+    (216, 4),
+    (220, 8),
+    (228, 1),
+    (229, 8),
+    (237, 1),
+    (238, 1),
+    (239, 8),
+];
+
+const CHUNK_FIELDS: [Field; 15] = [
+    (0, 8),
+    (0, 8),
+    (8, 8),
+    (16, 8),
+    (24, 8),
+    (24, 8),
+    (32, 4),
+    (40, 4),
+    (44, 2),
+    (46, 2),
+    (48, 8),
+    (56, 8),
+    (56, 8),
+    (80, 8),
+    (88, 8),
+];
+
 /// Fields of an item that are worth a change; none: any byte.
-pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
+pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [Field] {
     match kind {
-        // Generation, transid, size, nbytes, block group, links, owner, group, mode, device, flags,
-        // sequence, seconds, nanoseconds.
-        KeyType::INODE_ITEM => &[
-            (0, 8),
-            (8, 8),
-            (16, 8),
-            (16, 8),
-            (24, 8),
-            (32, 8),
-            (40, 4),
-            (40, 4),
-            (52, 4),
-            (56, 8),
-            (64, 8),
-            (72, 8),
-            (112, 8),
-            (120, 4),
-        ],
+        KeyType::INODE_ITEM => &INODE_FIELDS,
         KeyType::INODE_REF => &[(0, 8), (0, 8), (8, 2), (10, 1)],
         KeyType::INODE_EXTREF => &[(0, 8), (8, 8), (16, 2), (18, 1)],
         KeyType::DIR_ITEM | KeyType::DIR_INDEX | KeyType::XATTR_ITEM => {
             &[(0, 8), (0, 8), (8, 1), (9, 8), (17, 8), (25, 2), (27, 2), (29, 1), (30, 1), (31, 1)]
         }
         KeyType::EXTENT_DATA if len > 53 => &[(0, 8), (8, 8), (16, 1), (20, 1)],
-        // Generation, ram_bytes, compression, encryption, type, address, length on disk, offset,
-        // length.
-        KeyType::EXTENT_DATA => &[
-            (0, 8),
-            (8, 8),
-            (16, 1),
-            (17, 1),
-            (20, 1),
-            (21, 8),
-            (29, 8),
-            (37, 8),
-            (45, 8),
-            (45, 8),
-        ],
-        // Inode (size, links, mode, flags), generation, directory, address, limit, used, last
-        // snapshot, flags, refs, drop_progress, levels, second generation.
-        KeyType::ROOT_ITEM => &[
-            (16, 8),
-            (40, 4),
-            (52, 4),
-            (64, 8),
-            (160, 8),
-            (168, 8),
-            (168, 8),
-            (176, 8),
-            (184, 8),
-            (192, 8),
-            (200, 8),
-            (208, 8),
-            (216, 4),
-            (220, 8),
-            (228, 1),
-            (229, 8),
-            (237, 1),
-            (238, 1),
-            (239, 8),
-        ],
+        KeyType::EXTENT_DATA => &STORED_EXTENT_FIELDS,
+        KeyType::ROOT_ITEM => &ROOT_FIELDS,
         KeyType::ROOT_REF | KeyType::ROOT_BACKREF => &[(0, 8), (8, 8), (16, 2), (18, 1)],
         KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
             &[(0, 8), (0, 8), (8, 8), (16, 8), (24, 1), (25, 8), (33, 1), (33, 8), (41, 8), (49, 4)]
@@ -676,23 +691,7 @@ pub(crate) fn fields(kind: KeyType, len: usize) -> &'static [(usize, usize)] {
         KeyType::DEV_ITEM => {
             &[(0, 8), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4), (36, 8), (44, 8)]
         }
-        KeyType::CHUNK_ITEM => &[
-            (0, 8),
-            (0, 8),
-            (8, 8),
-            (16, 8),
-            (24, 8),
-            (24, 8),
-            (32, 4),
-            (40, 4),
-            (44, 2),
-            (46, 2),
-            (48, 8),
-            (56, 8),
-            (56, 8),
-            (80, 8),
-            (88, 8),
-        ],
+        KeyType::CHUNK_ITEM => &CHUNK_FIELDS,
         _ => &[],
     }
 }

@@ -1,8 +1,8 @@
-//! What `larder inspect`, `check`, `map` and `restore` print of an image that somebody made.
+//! What `larder inspect`, `check`, `map` and `restore` print of a hostile image.
 //!
-//! The commands are the command line's own, which this crate does not know: whoever calls brings
-//! them. An input makes an image of a seed and chooses command lines; the image is a file without a
-//! name, which commands open through `/proc`.
+//! This crate does not know the command line: the caller passes a function that runs one. An input
+//! makes an image of a seed and chooses command lines. The image is a file without a name, which
+//! commands open through `/proc`.
 
 use super::survey::Survey;
 use super::{limits, mutate};
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Runs a command line in this process; what it printed is nobody's business.
+/// Runs a command line in this process; its output does not matter.
 pub type Run<'a> = &'a mut dyn FnMut(Vec<OsString>) -> Result<(), String>;
 
 /// Command lines; `@` is the image, `#` an address or number.

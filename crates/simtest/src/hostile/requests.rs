@@ -1,12 +1,12 @@
 //! What a mount answers to messages that no kernel would send.
 //!
-//! An input is a sound seed (the kernel is attacked from elsewhere, here it attacks), then
-//! messages: an operation, a node — mostly one that an earlier reply has named, or the mount would
-//! only ever say that it knows none —, an argument of any length, and what follows it, with or
-//! without the NUL that should end it. Some messages are well-formed in all but what they ask for:
-//! what they need would not come together by chance (ioctls about subvolumes, ranges, properties).
-//! Messages reach the server by the code that takes apart what `/dev/fuse` gives. Whatever they
-//! say, an answer comes back; a handler that panics is found by its panic.
+//! An input is a sound seed, then messages. A message has an operation, a node, an argument of any
+//! length, and what follows it, with or without the NUL that should end it. The node is mostly one
+//! that an earlier reply has named: otherwise the mount would only say that it knows no such node.
+//! Some messages are well-formed in all but what they ask for (ioctls about subvolumes, ranges,
+//! properties), because such messages would not come about by chance. Messages reach the server
+//! through the code that takes apart what `/dev/fuse` gives. Each has to get an answer; a handler
+//! that panics is found by its panic.
 
 use super::choices::Choices;
 use super::device::HostileDevice;
@@ -88,7 +88,7 @@ const COMMANDS: [(u32, usize); 30] = [
     (IOC_START_SYNC, 0),
 ];
 
-/// What came of it: replies with data, errors, messages without a reply.
+/// The result: replies with data, errors, messages without a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Outcome {

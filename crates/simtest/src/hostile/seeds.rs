@@ -1,8 +1,8 @@
 //! The seeds: small real images, unpacked and surveyed when first asked for.
 //!
-//! Those that Linux made lie packed in `fuzz/seeds` (`make.sh` there says how they came to be). One
-//! more is made here, by the engine itself, so that what *it* writes is attacked as it is now;
-//! nothing of the corpus depends on its layout but the meaning of inputs that chose it.
+//! Those that Linux made lie packed in `fuzz/seeds` (`make.sh` there makes them). One more is made
+//! here by the engine, so that its present layout is attacked, too. Only inputs that chose this
+//! seed depend on that layout.
 
 use super::device::HostileDevice;
 use super::survey::Survey;

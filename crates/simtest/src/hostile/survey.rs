@@ -1,8 +1,8 @@
 //! What lies where in a sound image: the map by which a mutator finds something worth changing.
 //!
 //! Every block that can be reached from the superblock is listed once, in the order of a walk that
-//! depends on nothing but the image; so a number names the same block each time. The image must be
-//! sound: it is a seed, not an attack.
+//! depends on the image alone. So a number names the same block each time. The image must be sound:
+//! it is a seed, not an attack.
 
 use super::device::HostileDevice;
 use crate::image::Image;

@@ -1,8 +1,8 @@
-//! What the tools do with an image that somebody made: check it, and restore what is left of it.
+//! Tools on a hostile image: it is checked, and restored.
 //!
-//! Both are meant for images that are broken, so they see more of what is hostile than the engine,
-//! which refuses early. They never give up; hence what counts is that they come to an end, and
-//! without taking memory by what a field says.
+//! Both tools are meant for broken images, so they see more that is hostile than the engine, which
+//! refuses early. They never give up, so what counts is that they come to an end, and that no field
+//! of the image decides how much memory they take.
 
 use super::device::HostileDevice;
 use super::limits::{self, HEAP};

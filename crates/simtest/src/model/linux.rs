@@ -1,15 +1,14 @@
-//! What Linux's own btrfs is known not to keep of what the model asks for. Replay can add nothing
-//! to that, whoever does it.
+//! Promises of the model that Linux's own btrfs is known not to keep. No replay, by Linux or by
+//! Larder, can add what the log lacks.
 //!
 //! Three things, each as narrow as what was seen, and only while no commit has the operation:
 //!
 //! - **Renames.** Until the inode that was moved is synced itself, a log may have its old name as
 //!   well: in the old directory when the new one is synced, and that of a directory when a file
-//!   below it is. Where it has taken another one's place, that name may be nobody's for as long as
-//!   neither it nor its new directory is synced.
+//!   below it is. Where it has taken another one's place, that name may be free for as long as
+//!   neither the inode nor its new directory is synced.
 //! - **Zeros.** A file that is cut, or that grows by a clone, while it has data in memory gets its
-//!   new size without them. Nobody has synced them: what a sync has promised of a byte is never
-//!   excused.
+//!   new size without them. No sync has covered them: a byte that a sync promised is never excused.
 
 use super::{Bounds, Content, Domain, Done, History, Seq, World, weak};
 use crate::ops::{Move, Op};

@@ -66,7 +66,7 @@ fn an_fsync_covers_its_inode_its_names_and_its_way_from_the_root() {
 
 #[test]
 fn a_lost_name_stays_lost_and_has_its_new_owner_where_replay_has_to_free_it() {
-    // Nothing but the log knows the old name: who has it now is not promised.
+    // Only the log knows the old name: its owner now is not promised.
     let h = history("new f; mv f g; new f; F g");
     let mut freed = h.domains[0].worlds[3].clone();
     freed.apply(&Op::Unlink("f".into())).unwrap();
@@ -78,8 +78,8 @@ fn a_lost_name_stays_lost_and_has_its_new_owner_where_replay_has_to_free_it() {
     freed.apply(&Op::Unlink("f".into())).unwrap();
     assert!(h.verify(&freed, Seq(50), Mode::Weak).is_err());
     assert_eq!(allowed(&h, 5, Mode::Weak), [4, 5]);
-    // Nor does an fsync of who has lost it, and has not changed since it was synced, know who has
-    // got the name.
+    // Nor does an fsync of the inode that has lost the name, and has not changed since it was
+    // synced, know the new owner of the name.
     let later = history("new f; COMMIT; mv f g; F g; new f; F g");
     let mut freed_later = later.domains[0].worlds[5].clone();
     freed_later.apply(&Op::Unlink("f".into())).unwrap();
@@ -108,7 +108,7 @@ fn a_lost_name_stays_lost_and_has_its_new_owner_where_replay_has_to_free_it() {
     };
     assert!(
         steps(false).verify(&with_f, Seq(70), Mode::Weak).is_err(),
-        "who had the name is in no commit"
+        "the former owner of the name is in no commit"
     );
     assert!(steps(true).verify(&with_f, Seq(70), Mode::Weak).is_ok());
     // Another thread may have committed after the name was lost.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
@@ -9,7 +10,7 @@ const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
 /// `struct file_dedupe_range` of the kernel's interface with one `struct file_dedupe_range_info`.
 #[repr(C)]
 #[derive(Default)]
-struct Range {
+struct Request {
     src_offset: u64,
     src_length: u64,
     dest_count: u16,
@@ -21,34 +22,28 @@ struct Range {
     reserved2: u32,
 }
 
-const _: () = assert!(size_of::<Range>() == 24 + 32);
+const _: () = assert!(size_of::<Request>() == 24 + 32);
 
-/// Asks the kernel to let a range of `to` share the extents of a range of `from`. The bytes that
-/// do, or `None` where the ranges differ.
+/// Asks the kernel to let the range at `at` of `to` share the extents of a range of `from`. Returns
+/// how many bytes share, or `None` if the ranges differ.
 ///
 /// # Errors
 /// What the file system says, for the call or for the range.
-pub fn dedupe_range(
-    from: &File,
-    at: u64,
-    len: u64,
-    to: &File,
-    to_at: u64,
-) -> io::Result<Option<u64>> {
-    let mut range = Range {
-        src_offset: at,
-        src_length: len,
+pub fn dedupe_range(from: &File, range: Range<u64>, to: &File, at: u64) -> io::Result<Option<u64>> {
+    let mut request = Request {
+        src_offset: range.start,
+        src_length: range.end - range.start,
         dest_count: 1,
         dest_fd: to.as_raw_fd().into(),
-        dest_offset: to_at,
-        ..Range::default()
+        dest_offset: at,
+        ..Request::default()
     };
     // SAFETY: the structure is what FIDEDUPERANGE takes with one target, and outlives the call.
-    if unsafe { libc::ioctl(from.as_raw_fd(), FIDEDUPERANGE, &raw mut range) } != 0 {
+    if unsafe { libc::ioctl(from.as_raw_fd(), FIDEDUPERANGE, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    match range.status {
-        0 => Ok(Some(range.bytes_deduped)),
+    match request.status {
+        0 => Ok(Some(request.bytes_deduped)),
         1.. => Ok(None),
         error => Err(io::Error::from_raw_os_error(-error)),
     }

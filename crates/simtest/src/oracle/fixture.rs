@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, Timespec, Timesta
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
@@ -260,18 +261,29 @@ fn compressed(dir: &Path, _: &Fixture) -> Result<()> {
 
 const FICLONERANGE: libc::c_ulong = 0x4020_940d;
 
-/// Makes `to` share `len` bytes of `from`; 0 means up to the end.
-fn clone_range(from: &File, at: u64, len: u64, to: &File, to_at: u64) -> Result<()> {
+/// Makes `to` share all of `from`.
+fn clone(from: &File, to: &File) -> Result<()> {
+    // A length of 0 means up to the end.
+    clone_range(from, 0..0, to, 0)
+}
+
+/// Makes the range at `at` of `to` share a range of `from`.
+fn clone_range(from: &File, range: Range<u64>, to: &File, at: u64) -> Result<()> {
     #[repr(C)]
-    struct Range {
+    struct Request {
         fd: i64,
         offset: u64,
         length: u64,
         dest: u64,
     }
-    let range = Range { fd: from.as_raw_fd().into(), offset: at, length: len, dest: to_at };
+    let request = Request {
+        fd: from.as_raw_fd().into(),
+        offset: range.start,
+        length: range.end - range.start,
+        dest: at,
+    };
     // SAFETY: the request reads one `struct file_clone_range` of 32 bytes.
-    let done = unsafe { libc::ioctl(to.as_raw_fd(), FICLONERANGE, &raw const range) };
+    let done = unsafe { libc::ioctl(to.as_raw_fd(), FICLONERANGE, &raw const request) };
     ensure!(done == 0, "FICLONERANGE: {}", std::io::Error::last_os_error());
     Ok(())
 }
@@ -281,14 +293,15 @@ fn reflink(dir: &Path, _: &Fixture) -> Result<()> {
     sync(&dir.join("source"))?;
     let source = File::open(dir.join("source"))?;
     let whole = create(&dir.join("whole"))?;
-    clone_range(&source, 0, 0, &whole, 0)?;
+    clone(&source, &whole)?;
     let pieces = create(&dir.join("pieces"))?;
     for n in 0..8u64 {
-        clone_range(&source, n * 32_768 % (64 << 10), 16_384, &pieces, n * 65_536)?;
+        let from = n * 32_768 % (64 << 10);
+        clone_range(&source, from..from + 16_384, &pieces, n * 65_536)?;
     }
     // A file that shares with itself, then is written over in part.
     let own = File::options().read(true).write(true).open(dir.join("whole"))?;
-    clone_range(&own, 0, 65_536, &own, 1 << 20)?;
+    clone_range(&own, 0..65_536, &own, 1 << 20)?;
     own.sync_all()?;
     own.write_all_at(&noise(52, 10_000), (1 << 20) + 20_000)?;
     // Pieces of a compressed extent, and of a preallocated one.
@@ -299,18 +312,18 @@ fn reflink(dir: &Path, _: &Fixture) -> Result<()> {
     let source = File::open(dir.join("zstd/source"))?;
     let target = create(&dir.join("zstd/pieces"))?;
     for n in (0..16u64).rev() {
-        clone_range(&source, n * 8192, 4096, &target, (15 - n) * 12_288)?;
+        clone_range(&source, n * 8192..n * 8192 + 4096, &target, (15 - n) * 12_288)?;
     }
     write(dir.join("inline"), &noise(54, 900))?;
     sync(&dir.join("inline"))?;
     let source = File::open(dir.join("inline"))?;
-    clone_range(&source, 0, 0, &create(&dir.join("inline-copy"))?, 0)?;
+    clone(&source, &create(&dir.join("inline-copy"))?)?;
     let source = create(&dir.join("prealloc"))?;
     rustix::fs::fallocate(&source, FallocateFlags::empty(), 0, 128 << 10)?;
     source.write_all_at(&noise(55, 8192), 16_384)?;
     source.sync_all()?;
     let copy = create(&dir.join("prealloc-copy"))?;
-    clone_range(&source, 0, 0, &copy, 0)?;
+    clone(&source, &copy)?;
     // A clone lacks the inode flag that says "has preallocated extents", and without it Linux's
     // SEEK_HOLE takes them for data. Allocating a little behind the end sets it.
     Ok(rustix::fs::fallocate(&copy, FallocateFlags::KEEP_SIZE, 1 << 20, 4096)?)

@@ -160,7 +160,7 @@ impl LoopDevice {
         std::fs::read_to_string(format!("/sys/block/{}/loop/backing_file", self.name())).ok()
     }
 
-    /// Does somebody else — a mounted file system — hold the device exclusively?
+    /// Is the device held exclusively, by a mounted file system?
     ///
     /// # Errors
     /// The device cannot be opened for another reason.
@@ -182,8 +182,8 @@ impl Drop for LoopDevice {
             let _none_starts = STARTING.write().unwrap_or_else(PoisonError::into_inner);
             self.held = None;
         }
-        // Somebody who looks at all devices of the machine may have it open just now. Whoever opens
-        // the file next must not find it in use.
+        // A program that looks at all devices of the machine may have it open just now. The next
+        // user of the file must not find it in use.
         let patience = Instant::now() + PATIENCE;
         while backing.is_some()
             && self.backing() == backing

@@ -1,11 +1,11 @@
 //! Mounts of the kernel's btrfs that leave nothing behind.
 //!
-//! The decision hidden here: where such a mount lives. A mount in the machine's own namespace
-//! survives a test that is killed, is copied into every namespace somebody makes meanwhile (and
-//! then keeps the image busy), and is visible to everybody. So the thread that mounts first moves
-//! into a *private mount namespace*; the mount exists only there. When the last process or thread
-//! of that namespace is gone — killed, whatever — the kernel unmounts, and the loop device, which
-//! has autoclear set, detaches itself.
+//! Hidden here is where such a mount lives. A mount in the machine's own namespace survives a test
+//! that is killed, is copied into every namespace that is made meanwhile (and then keeps the image
+//! busy), and is visible to everybody. So the thread that mounts first moves into a *private mount
+//! namespace*, and the mount exists only there. When the last process or thread of that namespace
+//! is gone, even if it was killed, the kernel unmounts. The loop device, which has autoclear set,
+//! detaches itself.
 //!
 //! The price: only the thread that mounted, and threads and processes that it starts
 //! **afterwards**, see the mount. A thread pool that exists already does not. Therefore
@@ -57,14 +57,17 @@ pub(super) fn may_mount() -> bool {
 
 /// The kernel refused a mount.
 #[derive(Debug, thiserror::Error)]
-#[error("the kernel refuses the mount: {errno}{}", messages.iter().map(|m| format!("\n  \
-    {m}")).collect::<String>())]
+#[error("the kernel refuses the mount: {errno}{}", lines_of(messages))]
 pub struct KernelMountError {
     /// What `mount(2)` returned.
     #[source]
     pub errno: std::io::Error,
     /// What the kernel logged about it.
     pub messages: Vec<String>,
+}
+
+fn lines_of(messages: &[String]) -> String {
+    messages.iter().map(|m| format!("\n  {m}")).collect()
 }
 
 /// A btrfs that the kernel has mounted, unmounted when dropped.

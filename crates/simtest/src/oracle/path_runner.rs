@@ -2,7 +2,7 @@
 //! Linux's or ours.
 
 use super::dedupe::dedupe_range;
-use crate::ops::{Alloc, Move, Op, Special, filled};
+use crate::ops::{Alloc, Bytes, Move, Op, Special, filled};
 use crate::world::special_kind;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{
@@ -21,8 +21,9 @@ fn subvolume(args: &[&OsStr]) -> Result<()> {
 
 /// Lets ranges share extents, and demands that all of them was the same, but for a part of a sector
 /// at the end.
-fn dedupe(from: &File, at: u64, len: u64, to: &File, to_at: u64) -> Result<()> {
-    let same = dedupe_range(from, at, len, to, to_at).context("FIDEDUPERANGE")?;
+fn dedupe(from: &File, range: Bytes, to: &File, at: u64) -> Result<()> {
+    let range = range.from..range.to.max(range.from);
+    let same = dedupe_range(from, range, to, at).context("FIDEDUPERANGE")?;
     ensure!(same.is_some(), "FIDEDUPERANGE: the ranges differ");
     Ok(())
 }
@@ -85,19 +86,7 @@ impl PathRunner {
         match op {
             Op::Create(p) => drop(File::create_new(self.path(p)?)?),
             Op::Mkdir(p) => std::fs::create_dir(self.path(p)?)?,
-            Op::Mknod(kind, p) => {
-                // The same as the model's, whose numbers are the engine's.
-                let rdev = special_kind(*kind).1;
-                let (kind, dev) = match kind {
-                    Special::Fifo => (FileType::Fifo, 0),
-                    Special::Socket => (FileType::Socket, 0),
-                    Special::Device => {
-                        let (major, minor) = (rdev >> 20, rdev & 0xf_ffff);
-                        (FileType::BlockDevice, rustix::fs::makedev(major as u32, minor as u32))
-                    }
-                };
-                rustix::fs::mknodat(CWD, self.path(p)?, kind, Mode::from_raw_mode(0o644), dev)?;
-            }
+            Op::Mknod(kind, p) => make_special(&self.path(p)?, *kind)?,
             Op::Symlink { target, path } => std::os::unix::fs::symlink(target, self.path(path)?)?,
             Op::Link { from, to } => {
                 let flags =
@@ -120,34 +109,18 @@ impl PathRunner {
             Op::Append { path, len, fill } => {
                 let file = self.open(path, true)?;
                 let from = file.metadata()?.len();
-                file.write_all_at(
-                    &filled(*fill, crate::ops::Bytes { from, to: from + len }),
-                    from,
-                )?;
+                file.write_all_at(&filled(*fill, Bytes { from, to: from + len }), from)?;
             }
             Op::Truncate { path, size } => self.open(path, true)?.set_len(*size)?,
             Op::Allocate { path, how, range } => {
-                let keep =
-                    if how.grows() { FallocateFlags::empty() } else { FallocateFlags::KEEP_SIZE };
-                let mode = match how {
-                    Alloc::Reserve | Alloc::ReserveKeepSize => keep,
-                    Alloc::Zero | Alloc::ZeroKeepSize => FallocateFlags::ZERO_RANGE | keep,
-                    Alloc::Punch => FallocateFlags::PUNCH_HOLE | keep,
-                };
                 let len = range.to.saturating_sub(range.from);
-                rustix::fs::fallocate(self.open(path, true)?, mode, range.from, len)?;
+                rustix::fs::fallocate(self.open(path, true)?, mode_of(*how), range.from, len)?;
             }
-            Op::NoCow(path) => {
-                let file = self.open(path, false)?;
-                let flags = rustix::fs::ioctl_getflags(&file)?;
-                rustix::fs::ioctl_setflags(&file, flags | IFlags::NOCOW)?;
+            Op::NoCow(path) => set_nocow(&self.open(path, false)?)?,
+            Op::SetXattr { path, name, value } => {
+                let (path, none) = (self.path(path)?, XattrFlags::empty());
+                rustix::fs::lsetxattr(path, name.as_str(), value.as_bytes(), none)?;
             }
-            Op::SetXattr { path, name, value } => rustix::fs::lsetxattr(
-                self.path(path)?,
-                name.as_str(),
-                value.as_bytes(),
-                XattrFlags::empty(),
-            )?,
             Op::RemoveXattr { path, name } => {
                 rustix::fs::lremovexattr(self.path(path)?, name.as_str())?
             }
@@ -155,35 +128,14 @@ impl PathRunner {
                 std::fs::set_permissions(self.path(path)?, std::fs::Permissions::from_mode(*perm))?;
             }
             Op::Copy { from, range, to, at } => {
-                let (source, target) = (self.open(from, false)?, self.open(to, true)?);
-                let (mut from, mut at) = (range.from, *at);
-                while from < range.to {
-                    let len = usize::try_from(range.to - from)?;
-                    let n = rustix::fs::copy_file_range(
-                        &source,
-                        Some(&mut from),
-                        &target,
-                        Some(&mut at),
-                        len,
-                    )?;
-                    if n == 0 {
-                        break;
-                    }
-                }
+                copy(&self.open(from, false)?, *range, &self.open(to, true)?, *at)?;
             }
             Op::Dedupe { from, range, to, at } => {
-                let (source, target) = (self.open(from, false)?, self.open(to, true)?);
-                dedupe(&source, range.from, range.to.saturating_sub(range.from), &target, *at)?;
+                dedupe(&self.open(from, false)?, *range, &self.open(to, true)?, *at)?;
             }
             Op::Subvolume(p) => subvolume(&["create".as_ref(), self.path(p)?.as_os_str()])?,
             Op::Snapshot { from, to, read_only } => {
-                let (from, to) = (self.path(from)?, self.path(to)?);
-                let how: &[&OsStr] = if *read_only {
-                    &["snapshot".as_ref(), "-r".as_ref()]
-                } else {
-                    &["snapshot".as_ref()]
-                };
-                subvolume(&[how, &[from.as_os_str(), to.as_os_str()]].concat())?;
+                snapshot(&self.path(from)?, &self.path(to)?, *read_only)?;
             }
             Op::DeleteSubvolume(p) => subvolume(&["delete".as_ref(), self.path(p)?.as_os_str()])?,
             Op::DefaultSubvolume(p) => {
@@ -193,11 +145,8 @@ impl PathRunner {
             Op::Fdatasync(p) => self.open(p, false)?.sync_data()?,
             Op::Sync => rustix::fs::syncfs(File::open(&self.top)?)?,
             Op::Open { path, handle } => {
-                let fd = rustix::fs::open(
-                    self.path(path)?,
-                    OFlags::RDONLY | OFlags::CLOEXEC,
-                    Mode::empty(),
-                )?;
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                let fd = rustix::fs::open(self.path(path)?, flags, Mode::empty())?;
                 self.handles.insert(handle.clone(), fd);
             }
             Op::Unnamed { handle } => {
@@ -211,4 +160,50 @@ impl PathRunner {
         }
         Ok(())
     }
+}
+
+fn make_special(path: &Path, kind: Special) -> Result<()> {
+    // The same as the model's, whose numbers are the engine's.
+    let rdev = special_kind(kind).1;
+    let (kind, dev) = match kind {
+        Special::Fifo => (FileType::Fifo, 0),
+        Special::Socket => (FileType::Socket, 0),
+        Special::Device => {
+            let (major, minor) = (rdev >> 20, rdev & 0xf_ffff);
+            (FileType::BlockDevice, rustix::fs::makedev(major as u32, minor as u32))
+        }
+    };
+    Ok(rustix::fs::mknodat(CWD, path, kind, Mode::from_raw_mode(0o644), dev)?)
+}
+
+fn mode_of(how: Alloc) -> FallocateFlags {
+    let keep = if how.grows() { FallocateFlags::empty() } else { FallocateFlags::KEEP_SIZE };
+    match how {
+        Alloc::Reserve | Alloc::ReserveKeepSize => keep,
+        Alloc::Zero | Alloc::ZeroKeepSize => FallocateFlags::ZERO_RANGE | keep,
+        Alloc::Punch => FallocateFlags::PUNCH_HOLE | keep,
+    }
+}
+
+fn set_nocow(file: &File) -> Result<()> {
+    let flags = rustix::fs::ioctl_getflags(file)?;
+    Ok(rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW)?)
+}
+
+fn copy(source: &File, range: Bytes, target: &File, at: u64) -> Result<()> {
+    let (mut from, mut at) = (range.from, at);
+    while from < range.to {
+        let len = usize::try_from(range.to - from)?;
+        let (from, at) = (Some(&mut from), Some(&mut at));
+        if rustix::fs::copy_file_range(source, from, target, at, len)? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
+    let how: &[&OsStr] =
+        if read_only { &["snapshot".as_ref(), "-r".as_ref()] } else { &["snapshot".as_ref()] };
+    subvolume(&[how, &[from.as_os_str(), to.as_os_str()]].concat())
 }

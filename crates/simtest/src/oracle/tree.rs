@@ -1,8 +1,8 @@
-//! A tree of files as whoever serves it shows it: the seam between "the kernel's mount", "Larder's
-//! mount", "the engine called directly" and the comparison.
+//! A tree of files, from whatever source: a mount by the kernel, a mount by Larder, or the engine
+//! called directly. A comparison does not know which.
 //!
-//! It hides where a tree comes from. Values are in the units of `stat`, device numbers in the
-//! format's internal form, so that two sources can be compared field by field.
+//! Values are in the units of `stat`, device numbers in the format's internal form, so that two
+//! sources can be compared field by field.
 
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ pub struct Facts {
     pub btime: Option<Time>,
 }
 
-/// Somebody who can show a tree.
+/// A source of a tree.
 pub trait TreeSource {
     /// Names one entry for further calls.
     type Id: Clone;

@@ -1,11 +1,11 @@
-//! What shares: subvolumes, snapshots and deduplication in the model.
+//! Subvolumes, snapshots and deduplication in the model.
 //!
 //! Each inode knows the root directory of its subvolume. A snapshot copies inodes, not contents,
-//! and gives the copies numbers of their own; which file system numbers they have is known as soon
-//! as that of the snapshot's root directory is. In the place of subvolumes inside of its source it
-//! shows an empty directory, in which nothing can be made and which can only be removed; what else
-//! is tried with it is not modelled, nor what becomes of files that are open in a subvolume which
-//! is deleted, nor exchanging subvolumes.
+//! and gives the copies numbers of their own. Their numbers in the file system are known as soon as
+//! that of the snapshot's root directory is. Where its source has a subvolume, a snapshot shows an
+//! empty directory, in which nothing can be made and which can only be removed. Not modelled are
+//! other operations on such a directory, files that are open in a subvolume which is deleted, and
+//! exchanges of subvolumes.
 
 use super::{Body, Ino, Node, ROOT, Refusal, Top, Touched, World, new_perm};
 use crate::ops::{Bytes, Move, Op};
@@ -293,9 +293,8 @@ mod tests {
         use Refusal::*;
         let (w, r) = run(
             "sub S; mk S/d; sub S/d/one; new S/d/one/f; sub S/two; snap S>T; new T/two/x; rmdir \
-                T/two; \
-                          mode T/d/one 700; snap T>U; rmdir U/d/one; rmdir U/d; rm T/d/one; sub- \
-                          T; rm S/d/one/f",
+             T/two; mode T/d/one 700; snap T>U; rmdir U/d/one; rmdir U/d; rm T/d/one; sub- T; rm \
+             S/d/one/f",
         );
         let errors: Vec<_> = r.into_iter().map(Result::err).collect();
         assert_eq!(errors[..6], [None, None, None, None, None, None]);
@@ -324,9 +323,8 @@ mod tests {
         use Refusal::*;
         let (_, r) = run(
             "sub S; new S/f; new g; snap= S>R; sub S/in; mv S/f f; ln g S/g; new R/x; R/f+9=a; rm \
-                R/f; \
-                          snap S>T; sub- S; default R; sub- R; mv S/in R/in; mv R S; rm S; snap \
-                          g>h; mv S/in in",
+             R/f; snap S>T; sub- S; default R; sub- R; mv S/in R/in; mv R S; rm S; snap g>h; mv \
+             S/in in",
         );
         let errors: Vec<_> = r.iter().map(|r| r.clone().err()).collect();
         assert_eq!(errors[..5], [None, None, None, None, None]);
@@ -352,9 +350,8 @@ mod tests {
         use Refusal::*;
         let (_, r) = run(
             "new f; new g; f[0,9000)=a; g[0,9000)=a; dedupe f[0,9000)>g@0; dedupe f[4K,8K)>g@0; \
-                          dedupe f[0,5000)>g@0; g[8K,8200)=b; dedupe f[0,9000)>g@0; dedupe \
-                          f[0,8200)>g@0; \
-                          dedupe f[0,4000)>g@1; dedupe f[0,4K)>f@0; dedupe f[0,12K)>g@0",
+             dedupe f[0,5000)>g@0; g[8K,8200)=b; dedupe f[0,9000)>g@0; dedupe f[0,8200)>g@0; \
+             dedupe f[0,4000)>g@1; dedupe f[0,4K)>f@0; dedupe f[0,12K)>g@0",
         );
         let errors: Vec<_> = r.into_iter().skip(4).map(Result::err).collect();
         let wanted = [

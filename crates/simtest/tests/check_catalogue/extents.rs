@@ -1,4 +1,4 @@
-//! The extent tree: what is allocated, and who is said to use it.
+//! The extent tree: what is allocated, and the references to it.
 
 use crate::entry::{BOTH, Entry, HOLES, LINUX, MIXED, OLD, PENDING, missed, seen};
 use crate::find::{self, EXTENTS, FS};

@@ -1,4 +1,4 @@
-//! Victims: finding what a damage is to be planted on, by path or by property.
+//! Finds the item that a damage is planted on, by path or by property.
 
 use anyhow::{Context, Result, ensure};
 use larder_format::items::dir::DirEntries;

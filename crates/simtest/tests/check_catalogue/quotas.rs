@@ -15,22 +15,29 @@ const REFERENCED_COMPRESSED: usize = 16;
 const EXCLUSIVE: usize = 24;
 const FLAGS: usize = 16;
 
-fn info(d: &mut Damage, level: u64, number: u64) -> ItemEdit<'_> {
-    d.item(TREE, Key::new(ObjectId(0), KeyType::QGROUP_INFO, level << 48 | number))
+fn info(d: &mut Damage, level: u16, number: u64) -> ItemEdit<'_> {
+    let group = u64::from(level) << 48 | number;
+    d.item(TREE, Key::new(ObjectId(0), KeyType::QGROUP_INFO, group))
 }
 
 fn status(d: &mut Damage) -> ItemEdit<'_> {
     d.item(TREE, Key::new(ObjectId(0), KeyType::QGROUP_STATUS, 0))
 }
 
-fn relation(from: u64, to: u64) -> Key {
-    Key::new(ObjectId(from), KeyType::QGROUP_RELATION, to)
+/// A quota group: its level and number in one.
+#[derive(Clone, Copy)]
+struct Group(u64);
+
+/// The group of the first subvolume.
+const SUBVOLUME: Group = Group(256);
+const GROUP: Group = Group(1 << 48 | 1);
+
+fn relation(from: Group, to: Group) -> Key {
+    Key::new(ObjectId(from.0), KeyType::QGROUP_RELATION, to.0)
 }
 
-const GROUP: u64 = 1 << 48 | 1;
-
 /// Takes a group out of another, in both directions.
-fn leave(d: &mut Damage, below: u64, above: u64) -> Result<()> {
+fn leave(d: &mut Damage, below: Group, above: Group) -> Result<()> {
     d.item(TREE, relation(below, above)).delete()?;
     d.item(TREE, relation(above, below)).delete()
 }
@@ -51,12 +58,12 @@ pub(crate) const ENTRIES: &[Entry] = &[
     seen("quota-of-a-group-of-groups-referenced", QUOTAS, &[Kind::QuotaCount], |d| {
         info(d, 2, 1).add_u64(REFERENCED, 4096)
     }),
-    seen("quota-member-lost", QUOTAS, &[Kind::QuotaCount], |d| leave(d, 256, GROUP)),
+    seen("quota-member-lost", QUOTAS, &[Kind::QuotaCount], |d| leave(d, SUBVOLUME, GROUP)),
     seen("quota-member-that-says-nothing", QUOTAS, &[Kind::QuotaRelation, Kind::QuotaCount], |d| {
-        d.item(TREE, relation(256, GROUP)).delete()
+        d.item(TREE, relation(SUBVOLUME, GROUP)).delete()
     }),
     missed("quota-group-that-does-not-name-a-member", QUOTAS, &[Kind::QuotaRelation], |d| {
-        d.item(TREE, relation(GROUP, 256)).delete()
+        d.item(TREE, relation(GROUP, SUBVOLUME)).delete()
     }),
     seen("quota-group-of-groups-missing", QUOTAS, &[Kind::QuotaRelation], |d| {
         info(d, 2, 1).delete()

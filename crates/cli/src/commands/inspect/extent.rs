@@ -1,10 +1,12 @@
 //! The extent at an address, and the files that use it.
 
+use super::common::{How, device};
+use super::items;
 use super::owners::{Extent, Owners, Users};
 use super::paths::Paths;
-use super::{How, Session, device, items, session};
 use crate::failure::usage;
 use crate::print;
+use crate::raw::{Session, session, type_text};
 use larder_format::items::{Compression, ExtentRecord};
 use larder_format::{Logical, TreeId};
 use serde_json::{Map, Value, json};
@@ -65,7 +67,7 @@ pub(super) fn places(s: &Session<'_>, at: Logical) -> Vec<Value> {
 fn group(s: &Session<'_>, at: Logical) -> Value {
     match s.reader.volume().map().chunk_at(at) {
         Some(c) => {
-            json!({ "start": c.start.0, "length": c.length, "type": super::trees::type_text(c.kind) })
+            json!({ "start": c.start.0, "length": c.length, "type": type_text(c.kind) })
         }
         None => Value::Null,
     }

@@ -1,12 +1,14 @@
-//! Where a file lies: every extent with its copies, whether it is shared, and how fragmented it all
-//! is.
+//! `larder inspect inode`: where a file lies. Shows every extent with its copies, whether it is
+//! shared, and how fragmented the file is.
 
+use super::common::{How, device};
+use super::items;
 use super::owners::Owners;
 use super::paths::{Paths, default_subvolume, resolve};
-use super::{How, Session, device, items, session};
 use crate::failure::usage;
 use crate::mount_options;
 use crate::print;
+use crate::raw::{Session, session};
 use crate::size;
 use crate::target::Target;
 use larder_format::items::{Compression, DirEntries, ExtentRecord, FileExtent};
@@ -50,6 +52,17 @@ struct Sum {
 }
 
 impl Sum {
+    /// Adds the extent at a file offset.
+    fn add(&mut self, at: u64, extent: &FileExtent<'_>) {
+        match extent {
+            FileExtent::Inline(d) => {
+                self.extents += 1;
+                self.inline += d.ram_bytes;
+            }
+            FileExtent::Stored(r) => self.stored(at, r),
+        }
+    }
+
     fn stored(&mut self, at: u64, r: &ExtentRecord) {
         if r.is_hole() {
             self.holes += r.num_bytes;
@@ -89,124 +102,140 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
+/// What is known of an inode.
+struct Found {
+    tree: TreeId,
+    ino: u64,
+    names: Vec<String>,
+    item: Value,
+    xattrs: Vec<Value>,
+    extents: Vec<Value>,
+    /// Extents beyond the limit.
+    more: u64,
+    sum: Sum,
+}
+
 fn show(s: &Session<'_>, args: &Args, tree: TreeId, ino: u64) -> anyhow::Result<()> {
-    let Some(t) = s.trees.tree(tree) else { anyhow::bail!("there is no tree {tree}") };
-    let mut owners = Owners::new(s);
-    let (mut item, mut xattrs, mut rows, mut sum, mut left) =
-        (None, Vec::new(), Vec::new(), Sum::default(), 0u64);
-    let low = Key::new(ino, KeyType(0), 0);
-    let gaps = t.walk(s.reader, low, Key::new(ino, KeyType(u8::MAX), u64::MAX), &mut |i| {
-        match i.key.kind {
-            KeyType::INODE_ITEM => item = Some(i.data.to_vec()),
-            KeyType::XATTR_ITEM => {
-                let entries = DirEntries::new(i.data).map_while(Result::ok);
-                xattrs.extend(
-                    entries.map(|e| json!({ "name": print::name(e.name), "size": e.data.len() })),
-                );
-            }
-            KeyType::EXTENT_DATA => match FileExtent::parse(i.data) {
-                Ok(extent) => {
-                    match &extent {
-                        FileExtent::Inline(d) => {
-                            sum.extents += 1;
-                            sum.inline += d.ram_bytes;
+    let found = Found::read(s, args.limit, tree, ino)?;
+    if args.how.json { print::json(&found.value()) } else { found.print() }
+}
+
+impl Found {
+    fn read(s: &Session<'_>, limit: usize, tree: TreeId, ino: u64) -> anyhow::Result<Self> {
+        let Some(t) = s.trees.tree(tree) else { anyhow::bail!("there is no tree {tree}") };
+        let mut owners = Owners::new(s);
+        let (mut item, mut xattrs, mut extents) = (None, Vec::new(), Vec::new());
+        let (mut sum, mut more) = (Sum::default(), 0u64);
+        let low = Key::new(ino, KeyType(0), 0);
+        let gaps = t.walk(s.reader, low, Key::new(ino, KeyType(u8::MAX), u64::MAX), &mut |i| {
+            match i.key.kind {
+                KeyType::INODE_ITEM => item = Some(i.data.to_vec()),
+                KeyType::XATTR_ITEM => xattrs.extend(xattr_values(i.data)),
+                KeyType::EXTENT_DATA => match FileExtent::parse(i.data) {
+                    Ok(extent) => {
+                        sum.add(i.key.offset, &extent);
+                        if extents.len() < limit {
+                            let row = row(s, &mut owners, i.key.offset, &extent, i.leaf);
+                            sum.shared += u64::from(row["shared"] == true);
+                            extents.push(row);
+                        } else {
+                            more += 1;
                         }
-                        FileExtent::Stored(r) => sum.stored(i.key.offset, r),
                     }
-                    if rows.len() < args.limit {
-                        let row = row(s, &mut owners, i.key.offset, &extent, i.leaf);
-                        sum.shared += u64::from(row["shared"] == true);
-                        rows.push(row);
-                    } else {
-                        left += 1;
-                    }
-                }
-                Err(e) => s.problems.add(format!("extent at {}: {e}", i.key.offset)),
+                    Err(e) => s.problems.add(format!("extent at {}: {e}", i.key.offset)),
+                },
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        });
+        s.problems.gaps(gaps);
+        let Some(item) = item else { anyhow::bail!("subvolume {tree} has no inode {ino}") };
+        let names = Paths::new(s).of(tree, ino, limit).iter().map(|p| print::name(p)).collect();
+        let key = Key::new(ino, KeyType::INODE_ITEM, 0);
+        let item = items::value(key, &item).unwrap_or_default();
+        Ok(Self { tree, ino, names, item, xattrs, extents, more, sum })
+    }
+
+    fn value(&self) -> Value {
+        json!({
+            "subvolume": self.tree.0,
+            "inode": self.ino,
+            "paths": self.names,
+            "item": self.item,
+            "xattrs": self.xattrs,
+            "extents": self.extents,
+            "more": self.more,
+            "summary": {
+                "extents": self.sum.extents,
+                "fragments": self.sum.fragments,
+                "bytes_on_disk": self.sum.disk_bytes,
+                "inline_bytes": self.sum.inline,
+                "hole_bytes": self.sum.holes,
+                "preallocated_bytes": self.sum.prealloc,
+                "compressed_bytes": self.sum.compressed,
+                "shared_extents": self.sum.shared,
             },
-            _ => {}
+        })
+    }
+
+    fn print(&self) -> anyhow::Result<()> {
+        print::line(&format!("subvolume {} inode {}", self.tree, self.ino))?;
+        for n in &self.names {
+            print::line(&format!("  name {n}"))?;
         }
-        ControlFlow::Continue(())
-    });
-    s.problems.gaps(gaps);
-    let Some(item) = item else { anyhow::bail!("subvolume {tree} has no inode {ino}") };
-    let names: Vec<String> =
-        Paths::new(s).of(tree, ino, args.limit).iter().map(|p| print::name(p)).collect();
-    let key = Key::new(ino, KeyType::INODE_ITEM, 0);
-    let facts = items::value(key, &item).unwrap_or_default();
-    let summary = json!({
-        "extents": sum.extents,
-        "fragments": sum.fragments,
-        "bytes_on_disk": sum.disk_bytes,
-        "inline_bytes": sum.inline,
-        "hole_bytes": sum.holes,
-        "preallocated_bytes": sum.prealloc,
-        "compressed_bytes": sum.compressed,
-        "shared_extents": sum.shared,
-    });
-    if args.how.json {
-        return print::json(&json!({
-            "subvolume": tree.0,
-            "inode": ino,
-            "paths": names,
-            "item": facts,
-            "xattrs": xattrs,
-            "extents": rows,
-            "more": left,
-            "summary": summary,
-        }));
-    }
-    print::line(&format!("subvolume {tree} inode {ino}"))?;
-    for n in &names {
-        print::line(&format!("  name {n}"))?;
-    }
-    for (k, v) in facts.as_object().into_iter().flatten() {
-        print::line(&format!("  {k} {}", v.as_str().map_or_else(|| v.to_string(), str::to_owned)))?;
-    }
-    for x in &xattrs {
+        for (k, v) in self.item.as_object().into_iter().flatten() {
+            print::line(&format!("  {k} {}", text(v)))?;
+        }
+        for x in &self.xattrs {
+            print::line(&format!("  attribute {} ({} bytes)", text(&x["name"]), x["size"]))?;
+        }
+        if !self.extents.is_empty() {
+            print::line(&format!(
+                "{:>14} {:>12} {:<9} {:>16} {:>10} {:<5} {:<6} {:>10}  on the device",
+                "offset", "length", "kind", "logical", "stored", "comp", "shared", "generation"
+            ))?;
+        }
+        for row in &self.extents {
+            print::line(&line_of(row))?;
+        }
+        if self.more > 0 {
+            print::line(&format!("and {} more extents: see --limit", self.more))?;
+        }
         print::line(&format!(
-            "  attribute {} ({} bytes)",
-            x["name"].as_str().unwrap_or_default(),
-            x["size"]
-        ))?;
+            "{} extents in {} fragments, {} on the device",
+            self.sum.extents,
+            self.sum.fragments,
+            size::human(self.sum.disk_bytes)
+        ))
     }
-    if !rows.is_empty() {
-        print::line(&format!(
-            "{:>14} {:>12} {:<9} {:>16} {:>10} {:<5} {:<6} {:>10}  on the device",
-            "offset", "length", "kind", "logical", "stored", "comp", "shared", "generation"
-        ))?;
-    }
-    for r in &rows {
-        let places: Vec<String> = r["stripes"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .map(|p| format!("{}:{}", p["devid"], p["offset"]))
-            .collect();
-        let text = |k: &str| {
-            r[k].as_str().map_or_else(|| r[k].to_string(), str::to_owned).replace("null", "-")
-        };
-        print::line(&format!(
-            "{:>14} {:>12} {:<9} {:>16} {:>10} {:<5} {:<6} {:>10}  {}",
-            text("offset"),
-            text("length"),
-            text("kind"),
-            text("logical"),
-            text("stored"),
-            text("compression"),
-            if r["shared"] == true { "yes" } else { "no" },
-            text("generation"),
-            places.join(" ")
-        ))?;
-    }
-    if left > 0 {
-        print::line(&format!("and {left} more extents: see --limit"))?;
-    }
-    print::line(&format!(
-        "{} extents in {} fragments, {} on the device",
-        sum.extents,
-        sum.fragments,
-        size::human(sum.disk_bytes)
-    ))
+}
+
+fn xattr_values(data: &[u8]) -> impl Iterator<Item = Value> {
+    let entries = DirEntries::new(data).map_while(Result::ok);
+    entries.map(|e| json!({ "name": print::name(e.name), "size": e.data.len() }))
+}
+
+fn text(v: &Value) -> String {
+    v.as_str().map_or_else(|| v.to_string(), str::to_owned)
+}
+
+/// The line of an extent in the table.
+fn line_of(row: &Value) -> String {
+    let stripes = row["stripes"].as_array().into_iter().flatten();
+    let places: Vec<String> = stripes.map(|p| format!("{}:{}", p["devid"], p["offset"])).collect();
+    let cell = |k: &str| text(&row[k]).replace("null", "-");
+    format!(
+        "{:>14} {:>12} {:<9} {:>16} {:>10} {:<5} {:<6} {:>10}  {}",
+        cell("offset"),
+        cell("length"),
+        cell("kind"),
+        cell("logical"),
+        cell("stored"),
+        cell("compression"),
+        if row["shared"] == true { "yes" } else { "no" },
+        cell("generation"),
+        places.join(" ")
+    )
 }
 
 fn row(

@@ -4,9 +4,10 @@
 //! bytes. An item that cannot be parsed says why.
 
 use crate::print;
+use crate::raw::type_text;
 use larder_format::items::{
     BlockGroupItem, Chunk, DevExtent, DirEntries, ExtRefs, ExtentItem, ExtentKind, ExtentRef,
-    FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, parse_keyed_refs,
+    FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, Stripe, parse_keyed_refs,
 };
 use larder_format::{FormatError, Key, KeyType};
 use serde_json::{Map, Value, json};
@@ -22,36 +23,49 @@ pub(super) fn value(key: Key, data: &[u8]) -> Option<Value> {
             .collect::<Result<_, _>>()
             .map(|names: Vec<Value>| json!({ "names": names })),
         KeyType::INODE_EXTREF => ExtRefs::new(data)
-            .map(|r| {
-                r.map(|r| json!({ "directory": r.parent.0, "index": r.index, "name": print::name(r.name) }))
-            })
+            .map(|r| r.map(|r| name_in(r.parent.0, r.index, r.name)))
             .collect::<Result<_, _>>()
             .map(|names: Vec<Value>| json!({ "names": names })),
         KeyType::DIR_ITEM | KeyType::DIR_INDEX | KeyType::XATTR_ITEM => entries(data),
         KeyType::EXTENT_DATA => FileExtent::parse(data).map(|e| file_extent(&e)),
         KeyType::ROOT_ITEM => root(data),
-        KeyType::ROOT_REF | KeyType::ROOT_BACKREF => RootRef::parse(data)
-            .map(|r| json!({ "directory": r.dirid.0, "index": r.sequence, "name": print::name(r.name) })),
+        KeyType::ROOT_REF | KeyType::ROOT_BACKREF => {
+            RootRef::parse(data).map(|r| name_in(r.dirid.0, r.sequence, r.name))
+        }
         KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => extent(key, data),
         KeyType::TREE_BLOCK_REF
         | KeyType::SHARED_BLOCK_REF
         | KeyType::EXTENT_DATA_REF
-        | KeyType::SHARED_DATA_REF => parse_keyed_refs(&key, data).map(|r| json!({ "refs": refs(&r) })),
+        | KeyType::SHARED_DATA_REF => {
+            parse_keyed_refs(&key, data).map(|r| json!({ "refs": refs(&r) }))
+        }
         KeyType::BLOCK_GROUP_ITEM => BlockGroupItem::parse(key.offset, data)
-            .map(|g| json!({ "used": g.used.get(), "type": super::trees::type_text(g.flags.get()) })),
+            .map(|g| json!({ "used": g.used.get(), "type": type_text(g.flags.get()) })),
         KeyType::CHUNK_ITEM => Chunk::parse(data).map(|c| {
-            let stripes: Vec<Value> =
-                c.stripes.iter().map(|s| json!({ "devid": s.devid.0, "offset": s.offset.0 })).collect();
-            json!({ "length": c.length, "type": super::trees::type_text(c.flags.bits()), "stripes": stripes })
+            let kind = type_text(c.flags.bits());
+            json!({ "length": c.length, "type": kind, "stripes": stripes(&c) })
         }),
         KeyType::DEV_EXTENT => {
-            DevExtent::parse(data).map(|e| json!({ "chunk": e.chunk_offset.get(), "length": e.length.get() }))
+            let value =
+                |e: &DevExtent| json!({ "chunk": e.chunk_offset.get(), "length": e.length.get() });
+            DevExtent::parse(data).map(value)
         }
         KeyType::FREE_SPACE_INFO => FreeSpaceInfo::parse(data)
             .map(|i| json!({ "extents": i.extent_count.get(), "flags": i.flags.get() })),
         _ => return None,
     };
     Some(parsed.unwrap_or_else(|e| json!({ "error": e.to_string() })))
+}
+
+/// A name in a directory, with the index by which the directory lists it.
+fn name_in(directory: u64, index: impl Into<Value>, name: &[u8]) -> Value {
+    json!({ "directory": directory, "index": index.into(), "name": print::name(name) })
+}
+
+/// Where the copies of a chunk lie.
+pub(super) fn stripes(chunk: &Chunk) -> Vec<Value> {
+    let one = |s: &Stripe| json!({ "devid": s.devid.0, "offset": s.offset.0 });
+    chunk.stripes.iter().map(one).collect()
 }
 
 /// The same on one line.

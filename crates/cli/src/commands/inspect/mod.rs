@@ -1,7 +1,7 @@
 //! `larder inspect`: the structures of an image, as they lie on disk.
 //!
-//! Meant for images that may be broken: it reads blocks itself instead of opening the file system,
-//! goes on after what it cannot read, says so, and ends with exit code 1 then. One module per
+//! The image may be broken. So the command reads blocks without the engine ([`crate::raw`]), goes
+//! on after those that it cannot read, reports them, and then ends with exit code 1. One module per
 //! question:
 //!
 //! | module | question |
@@ -10,36 +10,29 @@
 //! | `trees` | what is in this tree, or block? Where do addresses lie? |
 //! | `items` | what does this item hold? |
 //! | `groups` | how full are the block groups? |
-//! | `owners` | who uses this address? By back references, up through snapshots |
+//! | `owners` | which files use this address? By back references, up through snapshots |
 //! | `paths` | what is this inode called, and what has this name? |
 //! | `extent`, `inode` | the answers for people and programs |
 //! | `log` | what waits to be replayed? |
+//!
+//! `common` has the arguments of all of them.
 
+mod common;
 mod extent;
 mod groups;
 mod inode;
 mod items;
-pub(crate) mod log;
+mod log;
 mod owners;
 mod paths;
 mod supers;
 mod trees;
 
-use crate::failure::Advise;
-use crate::image::{self, Access, advise_content, open_device};
-use crate::print;
-use anyhow::bail;
-use larder_restore::tree::Gap;
-use larder_restore::{Loss, Observer, Options, Reader, Trees, When, points};
-use larder_volume::Device;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::image::advise_content;
+use common::{Common, device};
 
-pub(crate) use groups::{Group, percent, read_groups};
-pub(crate) use trees::type_text;
-
-/// Show the structures of an image: superblocks, trees, chunks, block groups; whose an address is;
-/// where a file lies.
+/// Show the structures of an image: superblocks, trees, chunks, block groups; which files use an
+/// address; where a file lies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -50,25 +43,6 @@ Examples:
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
-}
-
-/// What every kind has.
-#[derive(Debug, clap::Args)]
-struct Common {
-    /// Image file or block device
-    image: PathBuf,
-    #[command(flatten)]
-    how: How,
-}
-
-#[derive(Debug, clap::Args)]
-struct How {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Read the image even if somebody is using it
-    #[arg(long)]
-    force: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -122,92 +96,4 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::FilesAt(a) => extent::files_at(a),
         What::Log(c) => log::run(c),
     }
-}
-
-fn device(image: &Path, how: &How) -> anyhow::Result<Arc<dyn Device>> {
-    Ok(open_device(image, Access::Read { force: how.force })?)
-}
-
-/// Collects what could not be read, in words.
-#[derive(Debug, Default)]
-pub(crate) struct Problems(Mutex<Vec<String>>);
-
-/// Problems that are kept; more are counted.
-const MOST_PROBLEMS: usize = 1000;
-
-impl Observer for Problems {
-    fn note(&self, text: &str) {
-        self.add(text.to_owned());
-    }
-    fn loss(&self, loss: &Loss) {
-        self.add(loss.what.clone());
-    }
-}
-
-impl Problems {
-    pub(crate) fn add(&self, text: String) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The same node is often needed more than once.
-        if all.len() < MOST_PROBLEMS && !all.contains(&text) {
-            all.push(text);
-        }
-    }
-
-    pub(crate) fn gaps(&self, gaps: Vec<Gap>) {
-        for gap in gaps {
-            self.add(gap.why);
-        }
-    }
-
-    /// Says what could not be read.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
-        let all = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        for p in &all {
-            print::say(&format!("larder: {}", print::harmless(p)));
-        }
-        match all.len() {
-            0 => Ok(()),
-            n => bail!("{}: what is shown is not everything", print::number(n as u64, "problem")),
-        }
-    }
-}
-
-/// An image, read without the engine.
-pub(crate) struct Session<'a> {
-    pub(crate) reader: &'a Reader<'a>,
-    pub(crate) trees: Trees,
-    pub(crate) problems: &'a Problems,
-}
-
-/// Opens an image, asks, and ends with what could not be read.
-pub(crate) fn session(
-    device: Arc<dyn Device>,
-    ask: impl FnOnce(&Session<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    with_reader(device, |reader, problems| ask(&open_trees(reader, problems)?))
-}
-
-/// As [`session`], without looking at any tree but that of the chunks.
-fn with_reader(
-    device: Arc<dyn Device>,
-    ask: impl FnOnce(&Reader<'_>, &Problems) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let problems = Problems::default();
-    let options = Options { super_copy: None, scan: false };
-    let opened = Reader::open(Arc::clone(&device), options, &problems).could_not_run();
-    let reader = advise_content(opened, &*device)?;
-    if reader.superblock().metadata_dump().is_some() {
-        image::note_dump(&reader.device().name());
-    }
-    ask(&reader, &problems)?;
-    drop(reader);
-    problems.finish()
-}
-
-/// Reads the root tree.
-fn open_trees<'a>(reader: &'a Reader<'a>, problems: &'a Problems) -> anyhow::Result<Session<'a>> {
-    let point = points::choose(reader, When::Newest).could_not_run()?;
-    let mut trees = Trees::open(reader, point, point.generation, false);
-    problems.gaps(std::mem::take(&mut trees.gaps));
-    Ok(Session { reader, trees, problems })
 }

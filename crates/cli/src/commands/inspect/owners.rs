@@ -1,14 +1,14 @@
-//! Who uses an extent: back references, followed up through everything that shares them.
+//! The users of an extent: back references, followed up through everything that shares them.
 //!
 //! A data extent's reference leads to a leaf (or to a tree and key, where the leaf is then looked
 //! up). That leaf may be shared: its own references lead to the trees that point to it, or to the
 //! nodes above it, and so on to the roots. Each tree that arrives at the leaf has the file. Where
 //! the extent tree cannot be read, all subvolumes are searched.
 //!
-//! Bounded: a node above another has a higher level, nodes are resolved once, and no more than
-//! [`MOST_NODES`] of them.
+//! The search is bounded: a node above another has a higher level, each node is resolved once, and
+//! no more than [`MOST_NODES`] are.
 
-use super::Session;
+use crate::raw::Session;
 use larder_format::items::{
     ExtentFlags, ExtentItem, ExtentRecord, ExtentRef, FileExtent, parse_keyed_refs,
 };
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-/// Nodes whose users are looked for in one question.
+/// Nodes that one search resolves at most.
 const MOST_NODES: usize = 200_000;
 
 /// An extent and its references.
@@ -173,9 +173,9 @@ impl<'a> Owners<'a> {
         for (r, count) in &extent.refs {
             match r {
                 ExtentRef::Data { root, objectid, offset } => {
-                    for (leaf, at, record) in self.by_key(extent, *root, *objectid, *offset, *count)
-                    {
-                        self.add(&mut users, leaf, ObjectId(*objectid), at, record);
+                    let ino = ObjectId(*objectid);
+                    for (leaf, at, record) in self.by_key(extent, *root, ino, *offset, *count) {
+                        self.add(&mut users, leaf, ino, at, record);
                     }
                 }
                 ExtentRef::SharedData { parent } => {
@@ -212,7 +212,7 @@ impl<'a> Owners<'a> {
         &self,
         extent: &Extent,
         tree: TreeId,
-        ino: u64,
+        ino: ObjectId,
         offset: u64,
         count: u32,
     ) -> Vec<(Logical, u64, ExtentRecord)> {

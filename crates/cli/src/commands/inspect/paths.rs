@@ -1,6 +1,6 @@
 //! From inodes to paths and back, in one subvolume and through those it hangs in.
 
-use super::Session;
+use crate::raw::Session;
 use larder_format::items::dir::find_entry;
 use larder_format::items::keys::dir_item_key;
 use larder_format::items::{ExtRefs, InodeRefs};

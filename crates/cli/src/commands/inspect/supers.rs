@@ -96,6 +96,8 @@ fn super_value(sb: &Superblock) -> Value {
         Support::MetadataOnly { why } => format!("metadata only: {why}"),
         Support::Refused { why } => format!("refused: {why}"),
     };
+    let backups: Vec<Value> =
+        sb.backup_roots.iter().enumerate().map(|(n, b)| backup_value(n, b)).collect();
     json!({
         "bytenr": sb.bytenr.get(),
         "fsid": print::uuid(sb.fsid),
@@ -127,6 +129,6 @@ fn super_value(sb: &Superblock) -> Value {
         "dev_total_bytes": sb.dev_item.total_bytes.get(),
         "dev_bytes_used": sb.dev_item.bytes_used.get(),
         "current_backup_slot": sb.current_backup_slot(),
-        "backup_roots": sb.backup_roots.iter().enumerate().map(|(n, b)| backup_value(n, b)).collect::<Vec<_>>(),
+        "backup_roots": backups,
     })
 }

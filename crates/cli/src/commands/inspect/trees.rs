@@ -1,9 +1,11 @@
 //! Trees and blocks item by item, and the chunk map.
 
-use super::{Common, How, Problems, device, items, open_trees, with_reader};
+use super::common::{Common, How, device};
+use super::items;
 use crate::failure::usage;
 use crate::print;
-use larder_format::items::{BlockGroupFlags, Chunk};
+use crate::raw::{Problems, open_trees, type_text, with_reader};
+use larder_format::items::Chunk;
 use larder_format::node::NodeView;
 use larder_format::{Key, KeyType, Logical, ObjectId};
 use larder_restore::{Reader, RootPointer, Tree};
@@ -123,9 +125,12 @@ pub(super) fn chunks(common: &Common) -> anyhow::Result<()> {
             let values: Vec<Value> = chunks
                 .iter()
                 .map(|(at, c)| {
-                    let stripes: Vec<Value> =
-                        c.stripes.iter().map(|s| json!({ "devid": s.devid.0, "offset": s.offset.0 })).collect();
-                    json!({ "logical": at, "length": c.length, "type": type_text(c.flags.bits()), "stripes": stripes })
+                    json!({
+                        "logical": at,
+                        "length": c.length,
+                        "type": type_text(c.flags.bits()),
+                        "stripes": items::stripes(c),
+                    })
                 })
                 .collect();
             return print::json(&values);
@@ -139,13 +144,6 @@ pub(super) fn chunks(common: &Common) -> anyhow::Result<()> {
         }
         Ok(())
     })
-}
-
-/// `Metadata dup` and the like.
-pub(crate) fn type_text(kind: u64) -> String {
-    let flags = BlockGroupFlags::from_bits_retain(kind);
-    let profile = flags.profile().map_or("unknown profile", larder_format::items::Profile::name);
-    format!("{} {profile}", flags.type_name())
 }
 
 /// Bytes of an item that are shown before it is cut.
@@ -202,7 +200,12 @@ pub(super) fn node_text(view: NodeView<'_>) -> String {
 }
 
 fn key_value(key: Key) -> Value {
-    json!({ "objectid": key.objectid.0, "type": key.kind.0, "type_name": key.kind.name(), "offset": key.offset })
+    json!({
+        "objectid": key.objectid.0,
+        "type": key.kind.0,
+        "type_name": key.kind.name(),
+        "offset": key.offset,
+    })
 }
 
 pub(super) fn node_value(view: NodeView<'_>) -> Value {

@@ -7,8 +7,9 @@
 use super::layout::{Grid, Layout};
 use super::paint::{self, Colour, Letters, Line, Paint, STEPS};
 use super::space::{Cell, Kind, Space};
-use crate::commands::inspect::{percent, type_text};
+use crate::raw::type_text;
 use crate::size;
+use crate::size::Share;
 use std::fmt::Write as _;
 
 /// Steps of age.
@@ -45,8 +46,8 @@ fn human(bytes: u64) -> String {
     format!("{} {}", &text[..unit], &text[unit..])
 }
 
-fn share(part: u64, whole: u64) -> String {
-    match percent(part, whole) {
+fn share(share: Share) -> String {
+    match share.percent() {
         p if p > 0.0 && p < 0.1 => "under 0.1 %".into(),
         p if p >= 9.95 => format!("{p:.0} %"),
         p => format!("{p:.1} %"),
@@ -67,7 +68,7 @@ fn shown(cell: &Cell, bytes: u64) -> Option<Kind> {
 
 /// Step of fullness; only what is empty is 0, only what is nearly full is the last.
 fn step(cell: &Cell) -> usize {
-    match percent(cell.used(), cell.allocated()) {
+    match (Share { part: cell.used(), whole: cell.allocated() }).percent() {
         p if p <= 0.0 => 0,
         p if p < 35.0 => 1,
         p if p < 65.0 => 2,
@@ -202,7 +203,8 @@ fn range_text(space: &Space, from: usize, to: usize) -> String {
 
 fn group_text(space: &Space, group: Option<u32>) -> Option<String> {
     let g = space.groups.get(group? as usize)?;
-    let (full, kind) = (share(g.used, g.length), type_text(g.flags.bits()));
+    let full = share(Share { part: g.used, whole: g.length });
+    let kind = type_text(g.flags.bits());
     Some(format!("Block group at {}: {kind}, {}, {full} used", g.start, human(g.length)))
 }
 
@@ -220,7 +222,7 @@ fn tip(space: &Space, from: usize, to: usize) -> String {
                 kind.name(),
                 human(used),
                 human(whole),
-                share(used, whole)
+                share(Share { part: used, whole })
             ));
         }
     }
@@ -279,7 +281,13 @@ fn legend(out: &mut String, space: &Space, y: f64) -> f64 {
         text(out, right - 170.0, at, Letters::PLAIN.before(), &human(used));
         text(out, right - 62.0, at, Letters::PLAIN.before(), &human(allocated));
         if allocated > 0 {
-            text(out, right, at, Letters::PLAIN.before(), &share(used, allocated));
+            text(
+                out,
+                right,
+                at,
+                Letters::PLAIN.before(),
+                &share(Share { part: used, whole: allocated }),
+            );
         }
     }
     at += 24.0;
@@ -287,7 +295,7 @@ fn legend(out: &mut String, space: &Space, y: f64) -> f64 {
     swatch(out, MARGIN, at, 69, Paint::full(paint::UNALLOCATED));
     text(out, MARGIN + 82.0, at, Letters::PLAIN, "Unallocated");
     text(out, right - 62.0, at, Letters::PLAIN.before(), &human(free));
-    text(out, right, at, Letters::PLAIN.before(), &share(free, space.size));
+    text(out, right, at, Letters::PLAIN.before(), &share(Share { part: free, whole: space.size }));
     at
 }
 
@@ -346,8 +354,8 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
             let _ = writeln!(
                 out,
                 "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" \
-                    fill=\"{colour}\"><title>{count} \
-                 {} block groups are {} to {} % full</title></rect>",
+                 fill=\"{colour}\"><title>{count} {} block groups are {} to {} % \
+                 full</title></rect>",
                 x + 1.0,
                 base - h,
                 width / BINS as f64 - 2.0,
@@ -378,7 +386,7 @@ pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> Str
         "{} – {} in use on the device ({}), transaction {}",
         human(space.size),
         human(used),
-        share(used, space.size),
+        share(Share { part: used, whole: space.size }),
         space.generation
     );
     text(&mut body, MARGIN, 70.0, Letters::SOFT, &facts);
@@ -464,10 +472,10 @@ t.textContent=s;t.style.display='block';const w=t.offsetWidth,h=t.offsetHeight;
 t.style.left=Math.max(4,Math.min(e.clientX+14,innerWidth-w-4))+'px';
 t.style.top=(e.clientY+18+h>innerHeight?e.clientY-h-10:e.clientY+18)+'px'});";
     format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta \
-            name=\"viewport\" \
-         content=\"width=device-width\">\n<title>{}</title>\n<style>{PAGE}</style>\n</head>\n<body>\n{svg}<div \
-         id=\"t\"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<title>{}</title>\n\
+         <style>{PAGE}</style>\n</head>\n<body>\n{svg}<div id=\"t\"></div>\n\
+         <script>{SCRIPT}</script>\n</body>\n</html>\n",
         xml(title)
     )
 }

@@ -1,8 +1,7 @@
 //! Where on the picture a cell lies.
 //!
-//! On a Hilbert curve neighbours on the device are neighbours on the picture, so that a range is a
-//! blob whose area is its size, whatever the size of the device. Rows are for those who want to
-//! read addresses.
+//! On a Hilbert curve neighbours on the device are neighbours on the picture, so a range is a blob
+//! whose area is its size, whatever the size of the device. Rows serve to read addresses.
 
 use clap::ValueEnum;
 

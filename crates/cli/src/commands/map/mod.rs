@@ -16,6 +16,7 @@ mod space;
 
 use crate::image::{Access, open_device};
 use crate::print;
+use crate::raw::session;
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use layout::Layout;
@@ -43,9 +44,14 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Layout::Hilbert)]
     layout: Layout,
     /// About how many cells; Hilbert curves take a power of four
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(16..=262_144))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16_384,
+        value_parser = clap::value_parser!(u32).range(16..=262_144)
+    )]
     cells: u32,
-    /// Read the image even if somebody is using it
+    /// Read the image even if it is in use
     #[arg(long)]
     force: bool,
 }
@@ -75,7 +81,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name =
         args.image.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let grid = layout::Grid::new(args.layout, args.cells);
-    super::inspect::session(device, |s| {
+    session(device, |s| {
         let space = space::Space::read(s, grid.cells(), &bar)?;
         bar.finish_and_clear();
         let picture = draw::picture(&space, &grid, &name, html);

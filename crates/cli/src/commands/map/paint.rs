@@ -1,15 +1,14 @@
 //! Colours and letters, as every viewer shows them.
 //!
-//! Image viewers, office programs and most renderers know attributes like `fill="#0072b2"` and
-//! little or nothing of style sheets: what is in a style sheet alone is black there. So every shape
-//! and every text has its look as attributes, on a light ground that the picture brings along. The
-//! style sheet only adds what may be missing: other colours where the reader prefers a dark ground,
-//! figures of equal width, and a border around the cell that is pointed at. It finds a colour by
-//! the attribute that names it; therefore no two colours may have the same name on the light
-//! ground.
+//! Image viewers, office programs and most renderers know attributes like `fill="#0072b2"`, but
+//! little or nothing of style sheets: a colour that only a style sheet sets is black there. So
+//! every shape and every text has its look as attributes, on a light ground that the picture has
+//! itself. The style sheet adds what may be missing: other colours for a dark ground, figures of
+//! equal width, and a border around the cell under the pointer. It finds a colour by the attribute
+//! that names it, so no two colours may have the same name on the light ground.
 //!
-//! The colours can be told apart by those who cannot tell red from green: hues of the Okabe-Ito
-//! palette, viridis for age, and always a difference in lightness.
+//! A reader who cannot tell red from green can tell the colours apart: they are hues of the
+//! Okabe-Ito palette, viridis for age, and always differ in lightness.
 
 use std::fmt;
 use std::fmt::Write as _;

@@ -4,11 +4,12 @@
 //! not depend on the device, and a cell that covers gigabytes still knows how much of each kind
 //! there is in it.
 
-use crate::commands::inspect::{Group, Session, read_groups};
+use crate::raw::Session;
+use crate::raw::groups::{Group, read_groups};
 use indicatif::ProgressBar;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem};
-use larder_format::{Key, KeyType, Logical, ObjectId};
-use std::ops::ControlFlow;
+use larder_format::{Key, KeyType, Logical, ObjectId, Physical};
+use std::ops::{ControlFlow, Range};
 
 /// What bytes of the device are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,12 +112,8 @@ impl Space {
             let group = space.groups.binary_search_by_key(&chunk.start, |g| g.start).ok();
             let kind = Kind::of_group(BlockGroupFlags::from_bits_retain(chunk.kind));
             for stripe in &chunk.stripes {
-                space.allocate(
-                    stripe.at.0,
-                    chunk.length,
-                    kind,
-                    group.and_then(|g| u32::try_from(g).ok()),
-                );
+                let group = group.and_then(|g| u32::try_from(g).ok());
+                space.allocate(range(stripe.at, chunk.length), kind, group);
             }
         }
         bar.set_length(sb.bytes_used());
@@ -165,7 +162,7 @@ impl Space {
                 k => k,
             };
             for stripe in &chunk.stripes {
-                self.fill(stripe.at.0.saturating_add(into), n, kind, Some(generation));
+                self.fill(range(stripe.at.plus(into), n), kind, Some(generation));
             }
             (at, rest) = (at.plus(n), rest - n);
         }
@@ -177,7 +174,7 @@ impl Space {
             let Some(chunk) = s.reader.volume().map().chunk_at(g.start) else { continue };
             let kind = Kind::of_group(g.flags);
             for stripe in &chunk.stripes {
-                self.each(stripe.at.0, chunk.length, |cell, n| {
+                self.each(range(stripe.at, chunk.length), |cell, n| {
                     let used = u128::from(n) * u128::from(g.used) / u128::from(g.length.max(1));
                     cell.used[kind as usize] += u64::try_from(used).unwrap_or(n);
                 });
@@ -193,8 +190,8 @@ impl Space {
     }
 
     /// Calls `each` with every cell that a range touches, and the bytes of it that lie there.
-    fn each(&mut self, from: u64, length: u64, mut each: impl FnMut(&mut Cell, u64)) {
-        let end = from.saturating_add(length).min(self.size);
+    fn each(&mut self, range: Range<u64>, mut each: impl FnMut(&mut Cell, u64)) {
+        let (from, end) = (range.start, range.end.min(self.size));
         if from >= end {
             return;
         }
@@ -212,9 +209,10 @@ impl Space {
         }
     }
 
-    fn allocate(&mut self, from: u64, length: u64, kind: Kind, group: Option<u32>) {
-        self.allocated[kind as usize] += length;
-        self.each(from, length, |cell, n| {
+    fn allocate(&mut self, range: Range<u64>, kind: Kind, group: Option<u32>) {
+        let length = range.end - range.start;
+        self.allocated[kind as usize] = self.allocated[kind as usize].saturating_add(length);
+        self.each(range, |cell, n| {
             cell.allocated[kind as usize] += n;
             if let Some(g) = group
                 && cell.group.is_none_or(|(_, most)| n > most)
@@ -224,9 +222,10 @@ impl Space {
         });
     }
 
-    fn fill(&mut self, from: u64, length: u64, kind: Kind, generation: Option<u64>) {
+    fn fill(&mut self, range: Range<u64>, kind: Kind, generation: Option<u64>) {
+        let length = range.end - range.start;
         self.used[kind as usize] = self.used[kind as usize].saturating_add(length);
-        self.each(from, length, |cell, n| {
+        self.each(range, |cell, n| {
             // A hostile image may claim the same bytes many times.
             cell.used[kind as usize] = cell.used[kind as usize].saturating_add(n);
             if let Some(g) = generation {
@@ -236,6 +235,11 @@ impl Space {
             }
         });
     }
+}
+
+/// The bytes from `start` on; a hostile image may give it any length.
+fn range(start: Physical, length: u64) -> Range<u64> {
+    start.0..start.0.saturating_add(length)
 }
 
 #[cfg(test)]
@@ -249,11 +253,11 @@ mod tests {
         {
             let mut space = Space::new(size, count);
             assert_eq!((space.start(0), space.start(count as usize)), (0, size));
-            space.allocate(0, size, Kind::Data, None);
+            space.allocate(0..size, Kind::Data, None);
             assert_eq!(space.cells.iter().map(Cell::allocated).sum::<u64>(), size);
             let (from, len) = (size / 3, size / 2);
-            space.fill(from, len, Kind::Metadata, Some(7));
-            space.fill(size - 1, 1 << 50, Kind::System, Some(9));
+            space.fill(from..from + len, Kind::Metadata, Some(7));
+            space.fill(size - 1..1 << 50, Kind::System, Some(9));
             assert_eq!(space.cells.iter().map(|c| c.used[1]).sum::<u64>(), len);
             assert_eq!(space.cells.iter().map(|c| c.used[2]).sum::<u64>(), 1);
             for i in 0..count as usize {
@@ -267,8 +271,8 @@ mod tests {
     fn a_cell_knows_how_old_it_is() {
         let mut space = Space::new(4096, 1);
         assert_eq!(space.cells[0].mean_generation(), None);
-        space.fill(0, 1000, Kind::Data, Some(10));
-        space.fill(1000, 3000, Kind::Data, Some(50));
+        space.fill(0..1000, Kind::Data, Some(10));
+        space.fill(1000..4000, Kind::Data, Some(50));
         assert_eq!(
             (space.cells[0].mean_generation(), space.cells[0].generations),
             (Some(40), Some((10, 50)))

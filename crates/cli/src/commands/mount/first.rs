@@ -26,8 +26,8 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Serves the image until its last mount is gone. As daemon, tells the parent when the first one is
-/// ready and detaches.
+/// Serves the image until its last mount is gone. A daemon tells its parent when the first mount is
+/// ready, and detaches.
 pub(super) fn serve(
     args: &Args,
     wishes: &MountWishes,
@@ -35,16 +35,7 @@ pub(super) fn serve(
     start_lock: Option<StartLock>,
 ) -> anyhow::Result<()> {
     let source = &args.source;
-    let (access, mode) = if wishes.read_only {
-        (Access::Serve, OpenMode::Read)
-    } else {
-        (Access::Write, OpenMode::Write)
-    };
-    let device = advise_open(
-        when_free(source, || FileDevice::open_cached(source, mode, wishes.caching)),
-        access,
-    )
-    .map_err(|e| read_only_advice(e, wishes))?;
+    let device = open_device(source, wishes)?;
     let settings = whole::settings(wishes, device.is_block_device());
     let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
@@ -61,7 +52,7 @@ pub(super) fn serve(
     if args.daemon {
         let _ = std::env::set_current_dir("/");
     }
-    // From here on nothing can be opened any more. Nothing was read yet that somebody else could
+    // From here on nothing can be opened any more. So far nothing was read that another user could
     // have written.
     let started =
         wishes.sandbox.then(|| spawn_helper(args, &image, mountpoint, socket_path.as_deref()));
@@ -91,7 +82,7 @@ pub(super) fn serve(
     let open = Arc::clone(&mounts);
     mounts.start(NewMount { member, helper, claim }, mounted, move |outcome| {
         if outcome.is_err() {
-            // Said at the end.
+            // The error is reported at the end.
             start_lock.into_iter().for_each(StartLock::leave);
             return true;
         }
@@ -110,6 +101,17 @@ pub(super) fn serve(
         true
     });
     mounts.wait_for_the_last()
+}
+
+/// Opens the image's device for a daemon, with its lock.
+fn open_device(source: &Path, wishes: &MountWishes) -> anyhow::Result<FileDevice> {
+    let (access, mode) = if wishes.read_only {
+        (Access::Serve, OpenMode::Read)
+    } else {
+        (Access::Write, OpenMode::Write)
+    };
+    let open = || FileDevice::open_cached(source, mode, wishes.caching);
+    advise_open(when_free(source, open), access).map_err(|e| read_only_advice(e, wishes))
 }
 
 fn spawn_helper(
@@ -163,13 +165,13 @@ fn open_and_mount(
     Ok((fs, mounted.map_err(advise_mount)?))
 }
 
-/// Tells the parent that the mount can be used, and lets go of what belongs to its starter:
-/// a terminal's Ctrl-C, and the end of the terminal, go to process groups.
+/// Tells the parent that the mount can be used, and leaves the process group of its starter: Ctrl-C
+/// in a terminal, and the end of the terminal, go to process groups.
 ///
-/// It does not leave the session: Linux's scheduler sees those who ask and those who answer
-/// together only if they are in one.
+/// The daemon stays in the session: only within one session does Linux's scheduler compare the
+/// daemon with its callers.
 fn detach(nowhere: Option<File>) {
-    // Before the word: after it the terminal may go at any moment.
+    // Before the parent is told: afterwards the terminal may end at any moment.
     let _ = rustix::process::setpgid(None, None);
     say_ready();
     if let Some(null) = nowhere {

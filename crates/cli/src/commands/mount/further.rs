@@ -70,8 +70,7 @@ fn ask(
 ) -> anyhow::Result<Option<Answer>> {
     let whole = whole::settings(wishes, false);
     let given = whole::given(&args.options, args.cache_size.is_some(), &whole);
-    // The kernel has one mount for a block device; to mount it again is to see that one in another
-    // place.
+    // A second fuseblk mount of a block device would only show the first one in another place.
     let options: Vec<String> =
         args.options.iter().cloned().chain(["nofuseblk".to_owned()]).collect();
     let mut command = helper_command(&options, image, mountpoint, Some(&found.path))?;
@@ -82,8 +81,7 @@ fn ask(
     Ok(found.ask(&wanted, helper, claim.file())?)
 }
 
-/// Waits for a daemon's end; not for ever, because somebody may have files open on a mount that is
-/// out of sight.
+/// Waits for a daemon's end, but not for ever: a file may be open on a mount that is out of sight.
 fn wait_for(pid: u32) {
     const PATIENCE: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
     let pid = Pid::from_raw(pid.cast_signed());

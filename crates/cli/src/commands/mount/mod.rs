@@ -1,19 +1,16 @@
 //! `larder mount`: serves an image at a directory.
 //!
-//! An image is served by one daemon, however often it is mounted. So the command looks first
-//! whether one of this user's serves it already (module [`further`]); only if there is none, it
-//! becomes that (module [`first`]). What a daemon does with its mounts, one or several, is module
-//! [`mounts`].
+//! One daemon serves an image, however often it is mounted. So the command first looks for a daemon
+//! of this user that serves the image already (module [`further`]). Only if there is none, it
+//! becomes the daemon itself (module [`first`]). Module [`mounts`] is what a daemon does with its
+//! mounts.
 //!
-//! The command starts itself once more as the daemon and waits for its word over a pipe: that it is
-//! ready, or why not. So the command returns when the mount can be used, with an exit code that
-//! tells. The daemon opens everything itself (locks on the image belong to the process that
-//! serves), leaves the process group of its starter, and lives until its last mount is gone:
-//! unmounted, or ended by SIGTERM or SIGINT. Then it commits, leaves its result where `larder
-//! umount` finds it, and exits.
-//!
-//! With `--foreground` the command is the daemon itself; or, for a further mount, stays until that
-//! has ended.
+//! The command starts itself once more as the daemon, and waits at a pipe until the daemon is ready
+//! or says why not. So it returns when the mount can be used, and its exit code tells. The daemon
+//! opens everything itself, because locks on the image belong to a process. It leaves the process
+//! group of its starter, and lives until its last mount is gone: unmounted, or ended by SIGTERM or
+//! SIGINT. Then it commits, leaves its result for `larder umount`, and exits. With `--foreground`
+//! the command is the daemon; for a further mount, it stays until that mount has ended.
 //!
 //! Before the daemon reads a byte of the image it goes into its sandbox ([`larder_fuse::sandbox`]).
 //! What it can then no longer do — mount, unmount, take its state file away — a second process does
@@ -116,7 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     arguments.extend(["--".into(), args.source.clone().into(), args.mountpoint.clone().into()]);
     match start_daemon(&arguments)? {
         0 => Ok(()),
-        // It has said why.
+        // The daemon has said why.
         code => std::process::exit(code),
     }
 }
@@ -135,7 +132,7 @@ fn this_program() -> anyhow::Result<Command> {
     let mut program = Command::new(
         std::env::current_exe().context("finding the program itself").could_not_run()?,
     );
-    // By whatever name we were called: it is the command, not the mount helper.
+    // The name under which this program was started may be that of the mount helper.
     program.arg0("larder");
     Ok(program)
 }
@@ -159,12 +156,12 @@ pub(crate) fn start_daemon(arguments: &[OsString]) -> anyhow::Result<i32> {
         }
     }
     let status = child.wait().context("waiting for the daemon")?;
-    // A daemon that ends without the word has failed even if it thinks otherwise.
+    // A daemon that ends without saying that it is ready has failed, whatever its exit code.
     Ok(status.code().filter(|c| *c != 0).unwrap_or(i32::from(failure::FAILED)))
 }
 
-/// What we were given open, besides standard input and output, is not for the daemon: it would keep
-/// somebody's pipe from ending, or a file system from being unmounted.
+/// Descriptors that this process inherited, besides the standard ones, are not for the daemon: it
+/// would keep a pipe from ending, or a file system from being unmounted.
 fn keep_descriptors() {
     // SAFETY: no memory is involved and nothing is closed: descriptors are only marked to be closed
     // in programs that are started, which is how this program opens all of its own.
@@ -232,7 +229,7 @@ fn helper_command(
     Ok(command)
 }
 
-/// Has the image served at the directory: by the daemon that serves it already, or by this process.
+/// Has the image served at the directory: by its daemon if there is one, or by this process.
 fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
     let shown = args.mountpoint.display().to_string();
     if larder_fuse::mount::is_dead(&args.mountpoint) {

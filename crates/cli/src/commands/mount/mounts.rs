@@ -40,7 +40,7 @@ pub(super) struct NewMount {
     pub(super) claim: Claim,
 }
 
-/// A mount that has moved in.
+/// A mount that is served.
 struct ServedMount {
     /// Its own.
     number: u64,
@@ -48,7 +48,7 @@ struct ServedMount {
     claim: Claim,
     /// How it ended, if it was the last one.
     ended: Option<anyhow::Result<()>>,
-    /// It should have been unmounted, and nobody can.
+    /// It should have been unmounted, but its porter is gone.
     stuck: bool,
 }
 
@@ -56,7 +56,7 @@ struct ServedMount {
 struct ServedMounts {
     list: Vec<ServedMount>,
     started: u64,
-    /// The last one has moved out.
+    /// The last mount has ended.
     empty: bool,
 }
 
@@ -95,9 +95,9 @@ impl Mounts {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a mount, on a thread of its own. `told` is called once: when it is ready — true: FUSE
-    /// over io_uring was turned on for it — or if it cannot be served. If it says no, nobody wants
-    /// the mount any more.
+    /// Serves a mount on a thread of its own. `told` is called once: when the mount is ready (true
+    /// if FUSE over io_uring was turned on for it), or when it cannot be served. If `told` returns
+    /// false, the requester has gone and the mount ends.
     pub(super) fn start(
         self: &Arc<Self>,
         new: NewMount,
@@ -121,7 +121,7 @@ impl Mounts {
                     if told.take().is_some_and(|told| !told(Ok(enabled_uring)))
                         && let Err(e) = helper.unmount().or_else(|_| helper.detach())
                     {
-                        tracing::warn!("a mount that nobody waits for cannot be taken away: {e}");
+                        tracing::warn!("a mount whose requester is gone cannot be unmounted: {e}");
                     }
                 });
             let was_ready = told.is_none();
@@ -131,7 +131,7 @@ impl Mounts {
             mounts.finish(number, member, served.map_err(anyhow::Error::new), was_ready);
         };
         if let Err(e) = std::thread::Builder::new().name("larder-mount".into()).spawn(live) {
-            // With the thread the mount and what would have been told are gone.
+            // The mount and `told` are gone with the thread.
             tracing::error!("a mount cannot be served: {e}");
             self.forget(number, anyhow::Error::new(e).context("starting a thread for the mount"));
         }
@@ -143,7 +143,7 @@ impl Mounts {
         }
     }
 
-    /// A mount that never came to be served; the only one, perhaps.
+    /// Forgets a mount that was never served; perhaps it was the only one.
     fn forget(&self, number: u64, why: anyhow::Error) {
         let mut served = self.served();
         if served.list.len() == 1 {
@@ -169,7 +169,8 @@ impl Mounts {
         }
         let mut ended = served;
         if self.group.members().len() > 1 {
-            // Still one of the group, so that nobody closes the file system meanwhile.
+            // It is still one of the group, so that no other mount closes the file system
+            // meanwhile.
             member.filesystem().leave();
             let synced = member.filesystem().sync().context("syncing");
             ended = ended.and(synced);
@@ -274,7 +275,7 @@ impl Mounts {
         }
     }
 
-    /// Is what is said about the whole file system as it is?
+    /// Checks that options of the whole file system are as they are already.
     fn agree(&self, wanted: &MountRequest, wishes: &MountWishes) -> Result<(), Answer> {
         let at = || {
             let members = self.group.members();
@@ -306,9 +307,8 @@ impl Mounts {
                     at()
                 ),
                 hint: Some(
-                    "mount this one with -o ro, too; or unmount the image, and mount it first \
-                        where it is to be \
-                     written"
+                    "mount this one with -o ro, too; or unmount the image, and make the writable \
+                     mount first"
                         .to_owned(),
                 ),
             });
@@ -388,7 +388,7 @@ impl Mounts {
         let fs = self.fs.write().unwrap_or_else(PoisonError::into_inner).take();
         let closed = self.group.take_closed().or_else(|| fs.as_ref().map(|fs| fs.close()));
         let closed = closed.unwrap_or(Ok(())).map_err(anyhow::Error::new);
-        // The image is free again before anybody learns that we are done.
+        // The image is free again before a waiter learns of the end.
         drop(fs);
         self.conclude(last, closed)
     }
@@ -441,7 +441,7 @@ fn conclude_one_of_several(one: ServedMount, ended: Option<&anyhow::Result<()>>)
     let tidy = || helper.dismiss(Ended::Mount, || state::tidy_up(helper.mountpoint()));
     let Some(ended) = ended else { return tidy() };
     if let Err(e) = claim.finish_one_of_several(outcome_of(ended), tidy) {
-        tracing::warn!("the result of a mount cannot be told: {e:#}");
+        tracing::warn!("the result of a mount cannot be written: {e:#}");
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod summary;
 
-use crate::commands::sync::mounted;
+use crate::mounted::mounted;
 use crate::print;
 use anyhow::Context;
 use larder_fuse::control;

@@ -1,11 +1,10 @@
-//! The statistics of a mount for people: the questions that they ask, in groups, on one screen of
-//! 80 columns.
+//! The statistics of a mount for people, on one screen of 80 columns.
 //!
-//! Which questions those are is decided here: how busy it is, how long an fsync takes and whether
-//! it was more than a log, what commits cost, what reaches the device, what the cache and the rest
-//! of the memory hold, and whether something is wrong. What is zero and would only matter if it
-//! were not is left out. The daemon may be of another version: what it does not tell is left out,
-//! too.
+//! This module decides which questions they answer: how busy the mount is, how long an fsync takes
+//! and how many were logged, what commits cost, what reaches the device, what the cache and the
+//! rest of the memory hold, and whether something is wrong. A figure that only matters if it is not
+//! zero is left out while it is zero. The daemon may be of another version: what it does not report
+//! is left out, too.
 
 use crate::{print, size};
 use serde_json::Value;
@@ -252,7 +251,7 @@ fn memory(told: Told<'_>, out: &mut Lines) {
     );
 }
 
-/// Whether something is wrong, or not as it could be.
+/// What is wrong, or could be better.
 fn state(told: Told<'_>, out: &mut Lines) {
     let mut said = Vec::new();
     if let Some(why) = told.text("engine.read_only") {
@@ -352,20 +351,26 @@ mod tests {
         let value = json!({
             "uptime_seconds": 12_345_678.9,
             "requests": {
-                "total": most, "errors": most, "panics": most, "read_bytes": most, "written_bytes": most,
-                "by_kind": kinds,
-                "fsync_latency": { "count": most, "p50_us": 1234, "p99_us": 98_765, "max_us": 123_456_789 },
+                "total": most, "errors": most, "panics": most, "read_bytes": most,
+                "written_bytes": most, "by_kind": kinds,
+                "fsync_latency": {
+                    "count": most, "p50_us": 1234, "p99_us": 98_765, "max_us": 123_456_789,
+                },
             },
             "engine": {
-                "commits": most, "commit_total_us": most, "commit_max_us": most, "commit_waits": most,
-                "seal_max_us": most, "nodes_written": most, "device_reads": most, "device_read_bytes": most,
-                "device_writes": most, "device_written_bytes": most, "device_flushes": most,
-                "cache_hits": most, "cache_reads": most, "inodes_in_memory": most, "damaged_copies": 2,
-                "compress_in_bytes": most, "compress_out_bytes": most, "space_waits": most, "space_refusals": most,
-                "subvolumes_to_drop": 3, "read_only": "a commit failed: disk.img: write failed",
+                "commits": most, "commit_total_us": most, "commit_max_us": most,
+                "commit_waits": most, "seal_max_us": most, "nodes_written": most,
+                "device_reads": most, "device_read_bytes": most, "device_writes": most,
+                "device_written_bytes": most, "device_flushes": most, "cache_hits": most,
+                "cache_reads": most, "inodes_in_memory": most, "damaged_copies": 2,
+                "compress_in_bytes": most, "compress_out_bytes": most, "space_waits": most,
+                "space_refusals": most, "subvolumes_to_drop": 3,
+                "read_only": "a commit failed: disk.img: write failed",
                 "memory": { "delayed_data": part, "clean_nodes": part, "transaction": part },
-                "log": { "fsyncs": most, "fsyncs_logged": most / 2, "batches": most / 4, "largest_batch": most,
-                    "flushes": most, "fsyncs_with_nothing_to_do": most / 3 },
+                "log": {
+                    "fsyncs": most, "fsyncs_logged": most / 2, "batches": most / 4,
+                    "largest_batch": most, "flushes": most, "fsyncs_with_nothing_to_do": most / 3,
+                },
             },
             "memory": { "resident": most, "peak": most },
             "sandbox": { "seccomp": false, "refused_system_calls": [1] },
