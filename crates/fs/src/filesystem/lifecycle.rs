@@ -320,7 +320,10 @@ impl Filesystem {
     /// Where the space is, and what is full.
     #[must_use]
     pub fn space_usage(&self) -> crate::SpaceUsage {
-        self.core.space.usage(self.core.data.delayed_bytes(), self.core.item_cost(8, 8))
+        crate::SpaceUsage {
+            delayed: self.core.data.delayed_bytes(),
+            ..self.core.space.usage(self.core.item_cost(8, 8))
+        }
     }
 
     /// Counters.

@@ -63,9 +63,9 @@ pub struct SpaceUsage {
 }
 
 impl Allocator {
-    /// The figures. `delayed`: bytes that no extent holds yet. `new_file`: bytes of metadata that
-    /// one more file may take.
-    pub(crate) fn usage(&self, delayed: u64, new_file: u64) -> SpaceUsage {
+    /// The figures, without what no extent holds yet. `new_file`: bytes of metadata that one more
+    /// file may take.
+    pub(crate) fn usage(&self, new_file: u64) -> SpaceUsage {
         let (device, unallocated) = self.device_bytes();
         SpaceUsage {
             device,
@@ -74,7 +74,7 @@ impl Allocator {
             data: self.kind_usage(SpaceKind::Data),
             metadata: self.kind_usage(SpaceKind::Metadata),
             system: self.kind_usage(SpaceKind::System),
-            delayed,
+            delayed: 0,
             metadata_full: self.metadata_is_full(new_file),
         }
     }
