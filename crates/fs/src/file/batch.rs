@@ -231,7 +231,7 @@ impl<'a> Handles<'a> {
     }
     /// The handle that [`Self::get`] gave last.
     pub(super) fn get_same(&mut self) -> &mut Handle<'a> {
-        self.handle.as_mut().expect("`get` has made one, and `leave` was not called since")
+        self.handle.as_mut().expect("`get` was called, and `leave` not since")
     }
     /// A handle with room for a change.
     ///
