@@ -390,7 +390,7 @@ impl Sharing<'_> {
 
     /// The extent tree must know the extent. One more reference to an extent that it does not know
     /// would
-    /// fail only in the commit, and everybody's changes with it.
+    /// fail only in the commit, and make all other changes fail with it.
     fn check_recorded(&self, at: u64, r: &ExtentRecord) -> Result<()> {
         if nocow::is_recorded(self.core, self.from, at, r)? {
             return Ok(());
