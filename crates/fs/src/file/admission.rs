@@ -1,12 +1,10 @@
 //! Admission: what a write has to have before its bytes may be delayed.
 //!
 //! A write needs data space for every sector that it touches, and budget of memory. If the file had
-//! no
-//! delayed data, it also needs metadata for the items that write-back will change. An operation
-//! that
-//! waits for metadata must not hold any that another operation waits for. So the metadata for the
-//! items
-//! is reserved in one step with the operation's own handle, and passes to the file with the bytes.
+//! no delayed data, it also needs metadata for the items that write-back will change. An operation
+//! that waits for metadata must not hold any that another operation waits for. So the metadata for
+//! the items is reserved in one step with the operation's own handle, and passes to the file with
+//! the bytes.
 
 use super::nocow::in_place;
 pub(super) use crate::engine::delalloc::Admitted;
@@ -19,10 +17,8 @@ use crate::transaction::Handle;
 const DELAYED_ITEMS: u64 = 2;
 
 /// Joins the transaction to take in what was admitted, with space for the items of a file that had
-/// no
-/// delayed data. Both are reserved in one step: an operation that waits for metadata must not hold
-/// any
-/// that another one waits for.
+/// no delayed data. Both are reserved in one step: an operation that waits for metadata must not
+/// hold any that another one waits for.
 ///
 /// # Errors
 /// `NoSpace`, `ReadOnly`, `WouldBlock`.
@@ -41,8 +37,7 @@ pub(super) fn begin_taking_in<'a>(
 }
 
 /// As [`begin_taking_in`], for an operation that also changes `items` other items and may have
-/// nothing
-/// to take in.
+/// nothing to take in.
 ///
 /// # Errors
 /// As [`begin_taking_in`].
@@ -62,8 +57,7 @@ pub(super) fn begin_with<'a>(
 }
 
 /// Waits for budget and reserves space for `len` bytes at `start`, but not for the items of a file
-/// that
-/// had no delayed data. Nothing is changed. The guard gives back what is reserved.
+/// that had no delayed data. Nothing is changed. The guard gives back what is reserved.
 ///
 /// # Errors
 /// `NoSpace`; `WouldBlock`; the errors of writing data back.

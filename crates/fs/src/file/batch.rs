@@ -1,6 +1,5 @@
 //! A batch of write-back: runs in flight with their sectors made whole, and the handle under which
-//! they
-//! enter their trees.
+//! they enter their trees.
 //!
 //! [`super::writeback`] and [`super::nocow`] work on it. Nothing is written to a device here.
 
@@ -40,8 +39,7 @@ pub(super) struct Image {
 
 impl Image {
     /// The sectors of a run: borrowed from its segments where these fill sectors, and assembled
-    /// where they
-    /// do not.
+    /// where they do not.
     ///
     /// # Errors
     /// Reading the rest of a sector failed.

@@ -2,22 +2,18 @@
 //! extents.
 //!
 //! What Linux allows for FICLONERANGE and FIDEDUPERANGE is allowed here ([`Span`]). Hidden here is
-//! how
-//! an extent comes to be shared although a file may still write into it or let it grow:
+//! how an extent comes to be shared although a file may still write into it or let it grow:
 //!
 //! - `op` of both files is held (of the source for reading), and delayed data of both is written
-//!   back
-//! first. From then on the source's items stand still.
+//!   back first. From then on the source's items stand still.
 //! - The item is read, and a first reference in the target's name is taken, under the *source's*
-//!   extent
-//! lock. Then the item is put in with a reference of its own, under the target's. Then the first
-//! reference goes. The two locks are never held together; all steps are under one handle.
+//!   extent lock. Then the item is put in with a reference of its own, under the target's. Then the
+//!   first reference goes. The two locks are never held together; all steps are under one handle.
 //! - A subvolume that is being deleted gives nothing away.
 //!
 //! Data in a leaf cannot be shared, and is copied. Long ranges take a transaction for every extent.
 //! After a crash a first part of the range may be there, with the size that belongs to it, as on
-//! Linux.
-//! `docs/FILE-DATA.md` says why this is enough and why it cannot deadlock.
+//! Linux. `docs/FILE-DATA.md` says why this is enough and why it cannot deadlock.
 
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
@@ -157,8 +153,7 @@ fn check_files(from: &Inode, to: &Inode, mode: Mode) -> Result<()> {
 }
 
 /// The part of a copy that can be shared: the bytes before it, and its length. `None` where bytes
-/// are
-/// to be copied, also where there are so few that they lie in a leaf.
+/// are to be copied, also where there are so few that they lie in a leaf.
 pub(super) fn part(
     core: &Core,
     from: &Inode,
@@ -184,8 +179,7 @@ pub(super) fn part(
 }
 
 /// Writes delayed data of both files back. Lost data of the target is no reason not to put other
-/// data
-/// there.
+/// data there.
 fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
     if !core.options.tuning.break_clone_unsettled {
         super::fsync_data(core, from)?;
@@ -201,13 +195,10 @@ fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
 ///
 /// # Errors
 /// `Invalid` for offsets that are no multiples of a sector; for a range that does not end at a
-/// multiple
-/// unless that is the end of both files; for a range that the source does not have, or that
-/// overlaps
-/// its target; and between files with and without checksums. `IsDirectory`, `Invalid` for other
-/// types;
-/// `FileTooBig`; `NotPermitted` by flags; `DataLost` for data that the source has lost; `NoSpace`;
-/// reading, corruption, `WouldBlock`. A first part of the range may be done then.
+/// multiple unless that is the end of both files; for a range that the source does not have, or
+/// that overlaps its target; and between files with and without checksums. `IsDirectory`, `Invalid`
+/// for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` for data that the source has
+/// lost; `NoSpace`; reading, corruption, `WouldBlock`. A first part of the range may be done then.
 pub(crate) fn clone_range(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -253,8 +244,7 @@ pub(crate) fn clone_range(
 ///
 /// # Errors
 /// As [`clone_range`], but not for ranges that end within a sector; also `Invalid` where the range
-/// is
-/// not within the target.
+/// is not within the target.
 pub(crate) fn dedupe_range(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -389,8 +379,7 @@ impl Sharing<'_> {
     }
 
     /// The extent tree must know the extent. One more reference to an extent that it does not know
-    /// would
-    /// fail only in the commit, and make all other changes fail with it.
+    /// would fail only in the commit, and make all other changes fail with it.
     fn check_recorded(&self, at: u64, r: &ExtentRecord) -> Result<()> {
         if nocow::is_recorded(self.core, self.from, at, r)? {
             return Ok(());
@@ -416,8 +405,7 @@ impl Sharing<'_> {
         let Self { core, from, to, .. } = *self;
         let mut h = core.begin(RESERVE_ITEMS + 2)?;
         // The transaction that made an extent which comes to be shared, and a reference that keeps
-        // the extent
-        // as it is meanwhile.
+        // the extent as it is meanwhile.
         let (piece, stop, guard) = {
             let _extents = from.data.lock_extents();
             if from.subvol.is_dead() {

@@ -1,21 +1,16 @@
 //! Compressing data on its way to the device: whether, how, and the work itself.
 //!
 //! **Whether** is decided as Linux does, but for one thing. Linux marks an inode as incompressible
-//! at
-//! the first piece that does not shrink. Here that takes evidence: nothing of a run shrank, and
-//! what
-//! failed is half of the file or [`EVIDENCE`] bytes. `docs/FILE-DATA.md` has all the rules.
+//! at the first piece that does not shrink. Here that takes evidence: nothing of a run shrank, and
+//! what failed is half of the file or [`EVIDENCE`] bytes. `docs/FILE-DATA.md` has all the rules.
 //!
 //! **How**: a run is cut into pieces of 128 KiB, the most that the format allows. Each piece is
-//! tried
-//! by itself, on all cores. A piece that does not become shorter by at least a sector is stored as
-//! it
-//! is; neighbours that are stored so become one extent again.
+//! tried by itself, on all cores. A piece that does not become shorter by at least a sector is
+//! stored as it is; neighbours that are stored so become one extent again.
 //!
 //! Everything here runs in write-back, with no lock held. Memory is bounded: a batch takes at most
 //! [`BATCH`] bytes of a file that is to be compressed. Packers are kept from one batch to the next,
-//! at
-//! most one per core while they are in use, and [`IDLE_PACKERS`] otherwise.
+//! at most one per core while they are in use, and [`IDLE_PACKERS`] otherwise.
 
 use super::dirty::SECTOR_LEN;
 use super::property;

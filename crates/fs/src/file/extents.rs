@@ -1,10 +1,8 @@
 //! Where a file's bytes are: its EXTENT_DATA items, checked, in order.
 //!
 //! Hidden here: the item that covers an offset may begin before it; holes may have items or none;
-//! and
-//! all that can be wrong with the items of a damaged image. What [`ExtentCursor`] yields is
-//! aligned,
-//! does not overflow and does not overlap.
+//! and all that can be wrong with the items of a damaged image. What [`ExtentCursor`] yields is
+//! aligned, does not overflow and does not overlap.
 
 pub(crate) use crate::base::sectors::{MAX_FILE_SIZE, SECTOR, ceil, floor};
 use crate::error::{Error, Place, Result};

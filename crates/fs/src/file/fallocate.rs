@@ -1,25 +1,20 @@
 //! Reserving, zeroing and punching ranges of a file.
 //!
 //! Reserved space is a *preallocated* extent: it is allocated on the device, the file refers to it,
-//! and
-//! it reads as zeros until data is written into it ([`super::nocow`]). Each call does to the
-//! sectors
-//! what Linux was seen to do:
+//! and it reads as zeros until data is written into it ([`super::nocow`]). Each call does to the
+//! sectors what Linux was seen to do:
 //!
 //! - **Allocating** fills holes. What has an extent already, data or not, stays.
 //! - **Punching** drops the sectors that lie wholly in the range. The parts of sectors at its edges
-//!   get
-//! zeros, unless they are holes.
+//!   get zeros, unless they are holes.
 //! - **Zeroing** puts new preallocated extents in the place of whatever the range has. Only what is
-//! preallocated at its beginning stays. A sector at an edge that holds data gets zeros in the part
-//! that belongs to the range; any other is taken in whole.
+//!   preallocated at its beginning stays. A sector at an edge that holds data gets zeros in the
+//!   part that belongs to the range; any other is taken in whole.
 //!
 //! All three hold `op` and begin by writing delayed data back. With `op` held nothing new is
-//! delayed,
-//! so the items say everything, but for zeros at the edges. Data space is reserved in full before
-//! anything changes. Long ranges take a transaction for every extent: after a crash they may be
-//! half
-//! done, as on Linux. The size grows in one step.
+//! delayed, so the items say everything, but for zeros at the edges. Data space is reserved in full
+//! before anything changes. Long ranges take a transaction for every extent: after a crash they may
+//! be half done, as on Linux. The size grows in one step.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;

@@ -1,18 +1,14 @@
 //! Extents that lie behind each other, in the file and on the device, become one.
 //!
 //! Write-back takes a file in pieces, because it must not hold more in memory than the budget
-//! allows.
-//! So a stream of data would become as many extents as there were pieces. But an extent that the
-//! running transaction has made is in no tree on the device yet, and can still grow, up to the
-//! largest
-//! extent that the format allows.
+//! allows. So a stream of data would become as many extents as there were pieces. But an extent
+//! that the running transaction has made is in no tree on the device yet, and can still grow, up to
+//! the largest extent that the format allows.
 //!
 //! Nothing else may refer to either of the two extents; the notes of the transaction tell. And no
-//! log
-//! may have them: another file may come to share an extent that has grown, and a log that has the
-//! old
-//! and the new one would have two extents in one place. The pieces may complete in any order: each
-//! joins what is before it and what is behind it.
+//! log may have them: another file may come to share an extent that has grown, and a log that has
+//! the old and the new one would have two extents in one place. The pieces may complete in any
+//! order: each joins what is before it and what is behind it.
 
 use super::extents::{Content, Extent, ExtentCursor};
 use crate::engine::Inode;

@@ -1,15 +1,11 @@
 //! Where a file's bytes lie, and which extents are shared.
 //!
 //! An extent is shared when something other than this file refers to it: another file by a
-//! reference of
-//! its own, or a snapshot by a leaf (or a block above it) that both subvolumes have. The first kind
-//! is
-//! in the references of the extent. The second kind is only in the references of the blocks on the
-//! way
-//! from the root to the leaf, and only blocks that are old enough are examined. References are
-//! counted
-//! as everywhere: the published extent tree plus the notes of the sealed and the running
-//! transaction.
+//! reference of its own, or a snapshot by a leaf (or a block above it) that both subvolumes have.
+//! The first kind is in the references of the extent. The second kind is only in the references of
+//! the blocks on the way from the root to the leaf, and only blocks that are old enough are
+//! examined. References are counted as everywhere: the published extent tree plus the notes of the
+//! sealed and the running transaction.
 
 use super::extents::{Content, Extent, ExtentCursor};
 use super::nocow;
@@ -22,8 +18,7 @@ use larder_format::{Logical, ObjectId};
 use std::sync::Arc;
 
 /// Calls `each` for the extents of a file that end behind `from`, without holes, until it says
-/// false.
-/// Delayed data is written back first where the file system can be written to.
+/// false. Delayed data is written back first where the file system can be written to.
 ///
 /// # Errors
 /// `IsDirectory`, `Invalid` for other types; reading, corruption, `WouldBlock`.

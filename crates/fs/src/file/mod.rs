@@ -21,8 +21,7 @@
 //! A write goes into memory, with space reserved for it ([`delalloc`]). Write-back turns it into
 //! extents later. The room gives two promises to the rest of the engine. An extent enters the tree
 //! only when its data is on the device (a commit flushes it). The size in an inode's item never
-//! covers
-//! bytes that are not in extents ([`delalloc::FileData::disk_size`]). Longer reasons are in
+//! covers bytes that are not in extents ([`delalloc::FileData::disk_size`]). Longer reasons are in
 //! `docs/FILE-DATA.md`.
 
 mod admission;
@@ -88,8 +87,7 @@ fn lock_shared(inode: &Inode) -> Result<Shared<'_, ()>> {
 }
 
 /// Reads into `buf`. Returns the number of bytes, which is less than asked for only at the end of
-/// the
-/// file.
+/// the file.
 ///
 /// # Errors
 /// `IsDirectory`, `Invalid` for other types; `Corrupt`; a device error when no copy could be read;
@@ -162,8 +160,7 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
     };
     let now = to_timespec(core.now());
     // The size comes first. Otherwise write-back could believe that the file ends, or lies in its
-    // leaf,
-    // before the bytes that it takes.
+    // leaf, before the bytes that it takes.
     inode.change(&mut h, |state| {
         state.size = size.max(at + data.len() as u64);
         state.item.mtime = now;
@@ -195,13 +192,11 @@ fn begin_behind_gap<'a>(
 }
 
 /// Copies a range. Returns the bytes that were copied: 0 at the source's end. Whole sectors share
-/// their
-/// extents where that is possible.
+/// their extents where that is possible.
 ///
 /// # Errors
 /// `Invalid` for ranges of one file that overlap; the errors of reading and writing, when nothing
-/// was
-/// copied.
+/// was copied.
 pub(crate) fn copy_range(
     core: &Core,
     from: &Arc<Inode>,
@@ -294,10 +289,9 @@ pub(crate) fn flush_all(core: &Core) -> Result<()> {
 pub(crate) use delalloc::Limits as Delayed;
 
 /// Writes delayed data back, oldest first, until `wanted` bytes or runs are written, or nothing is
-/// left
-/// to take. It writes at most the rest of one segment more than that. This turns what was reserved
-/// for
-/// the data into what the data uses. It never waits for space. Returns what was written.
+/// left to take. It writes at most the rest of one segment more than that. This turns what was
+/// reserved for the data into what the data uses. It never waits for space. Returns what was
+/// written.
 pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
     let mut done = Delayed { bytes: 0, flights: 0 };
     if core.options.tuning.reclaim_whole_inodes {

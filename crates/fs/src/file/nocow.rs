@@ -2,22 +2,18 @@
 //!
 //! Two kinds of files are written in place: files with preallocated extents, and files that are not
 //! copied on write (NODATACOW). Write-back asks here first. What cannot be written in place is
-//! copied
-//! like everything else.
+//! copied like everything else.
 //!
 //! An extent may be written in place when nothing else can see it: no other reference, no snapshot
-//! that
-//! is younger than it, and nothing else that had it in the last commit or since. There must be no
-//! checksums for its place, and its block group must not be read-only. The check and the write
-//! happen
-//! under one transaction handle and the file's extent lock. A snapshot waits for handles, and a
-//! clone
-//! takes the extent lock of its source. So each of them comes before the check, or after the write.
+//! that is younger than it, and nothing else that had it in the last commit or since. There must be
+//! no checksums for its place, and its block group must not be read-only. The check and the write
+//! happen under one transaction handle and the file's extent lock. A snapshot waits for handles,
+//! and a clone takes the extent lock of its source. So each of them comes before the check, or
+//! after the write.
 //!
 //! Overwritten data of a NODATACOW file is old, new or torn after a crash. This is the one
-//! exception to
-//! the rule that nothing is overwritten which a durable superblock reaches. A write that will go in
-//! place needs no space ([`in_place`]). `docs/FILE-DATA.md` has the reasons.
+//! exception to the rule that nothing is overwritten which a durable superblock reaches. A write
+//! that will go in place needs no space ([`in_place`]). `docs/FILE-DATA.md` has the reasons.
 
 use super::batch::{Handles, Item};
 use super::delalloc::land;
@@ -53,8 +49,7 @@ fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
 }
 
 /// Is the extent visible to nothing but this file? See the module's text. The answer stays true
-/// while
-/// the caller holds a transaction handle and the file's extent lock.
+/// while the caller holds a transaction handle and the file's extent lock.
 fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
     let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
     // In a damaged image the extent may lie in a block group of another kind.
@@ -82,8 +77,7 @@ struct Known {
     /// The transaction that made the extent.
     born: Generation,
     /// Something else refers to it in the last commit or the sealed transaction, or has got a
-    /// reference in
-    /// a transaction since that commit, even if that reference is gone by now.
+    /// reference in a transaction since that commit, even if that reference is gone by now.
     shared_before: bool,
 }
 
@@ -106,8 +100,7 @@ pub(super) fn has_no_others(
 }
 
 /// Does the extent tree, or a note, say that the extent is allocated? Only a damaged image has
-/// files
-/// with extents that are recorded nowhere.
+/// files with extents that are recorded nowhere.
 pub(super) fn is_recorded(
     core: &Core,
     inode: &Inode,
@@ -173,8 +166,7 @@ fn place(
 }
 
 /// Would all of `len` bytes at `start` be written in place if they were written back now? The
-/// caller
-/// holds `op`.
+/// caller holds `op`.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -197,8 +189,7 @@ pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Re
 }
 
 /// Writes those parts of a run in place that may be written so. Returns the ranges that are left,
-/// as
-/// offsets into the run's sectors. If nothing is left the run is complete.
+/// as offsets into the run's sectors. If nothing is left the run is complete.
 ///
 /// # Errors
 /// `DataLost` when the device failed; reading, corruption.

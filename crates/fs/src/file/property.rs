@@ -57,8 +57,7 @@ impl Method {
         }
     }
     /// Parses a value as Linux does: when the property is set, what follows a method's name is not
-    /// checked.
-    /// If it is a level we use it, otherwise the method's default.
+    /// checked. If it is a level we use it, otherwise the method's default.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         if matches!(value, b"no" | b"none") {
             return Some(Self::Never);

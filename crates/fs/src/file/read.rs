@@ -2,14 +2,12 @@
 //!
 //! Device reads go into the caller's buffer wherever whole sectors are wanted. Every sector of an
 //! ordinary extent is compared with its checksum. If one copy fails, the others are tried, and a
-//! good
-//! one is written over a bad one.
+//! good one is written over a bad one.
 //!
 //! The places of checksums ([`View`]) are taken before the file's tree is looked at. If the file
 //! changes so quickly in between that a checksum is in none of these places, the read starts over
-//! with
-//! a new view. The view's epoch also keeps extents from being reused while their bytes are being
-//! read.
+//! with a new view. The view's epoch also keeps extents from being reused while their bytes are
+//! being read.
 
 use super::dirty::{Gaps, SECTOR_LEN, index};
 use super::extents::{Content, Extent, ExtentCursor, SECTOR, ceil, floor};
@@ -29,8 +27,7 @@ const BOUNCE: u64 = 64 << 10;
 /// From this size on, sectors are verified on several threads.
 const PARALLEL: usize = 256 << 10;
 /// A read that must not wait is tried up to this size. Beyond it, a read that has to be repeated
-/// would
-/// waste too much.
+/// would waste too much.
 const AT_ONCE: usize = PARALLEL - 1;
 /// A compressed extent is corrupt if it takes more of the device than this.
 const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;

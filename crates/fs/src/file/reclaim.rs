@@ -2,25 +2,18 @@
 //!
 //! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps are: release
 //! what nothing holds any more; for metadata, commit if promises to the commit are all that stands
-//! in
-//! the way, and write delayed data, whose reservations for items are many times what it uses; make
-//! a
-//! chunk; write delayed data for what it has reserved beyond its needs; commit.
+//! in the way, and write delayed data, whose reservations for items are many times what it uses;
+//! make a chunk; write delayed data for what it has reserved beyond its needs; commit.
 //!
 //! Delayed data is written by amount, oldest first, because a small request must not write hundreds
-//! of
-//! MiB that would have grown into larger extents. If a round does not yield enough, data that is in
-//! flight is waited for (compressed data shows only at its end how little it needs), and the next
-//! round
-//! writes twice as much. Before any request is refused, everything has been written.
+//! of MiB that would have grown into larger extents. If a round does not yield enough, data that is
+//! in flight is waited for (compressed data shows only at its end how little it needs), and the
+//! next round writes twice as much. Before any request is refused, everything has been written.
 //!
 //! "Nothing is left" must not be true for a moment only: other threads commit, and make and give
-//! back
-//! chunks, all the time. So a chunk is asked for again after each step, and if anything was
-//! published,
-//! made or given back since the round began, there is another one. `docs/SPACE.md` lists what may
-//! hold
-//! space for a moment.
+//! back chunks, all the time. So a chunk is asked for again after each step, and if anything was
+//! published, made or given back since the round began, there is another one. `docs/SPACE.md` lists
+//! what may hold space for a moment.
 
 use crate::engine::Core;
 use crate::engine::reclaims::ReclaimCounters;
@@ -73,8 +66,7 @@ impl Reclaim for Reclaimer {
         let stats = &core.reclaims;
         if kind == SpaceKind::Metadata {
             // A chunk for metadata is never given to data again while anything is left in it. So
-            // none is made
-            // where promises are all that stands in the way and a commit ends them.
+            // none is made where promises are all that stands in the way and a commit ends them.
             let pots = accounts.pots(kind);
             let scarce = pots.used >= pots.total / 4 * 3;
             let promises = || core.txns.running().kept() + accounts.pots(kind).pinned;
@@ -86,8 +78,7 @@ impl Reclaim for Reclaimer {
                 }
             }
             // Delayed data has reserved many times what its items use. Writing it leaves notes; the
-            // commit ends
-            // these.
+            // commit ends these.
             if !scarce {
                 let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
                 if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
@@ -119,10 +110,9 @@ impl Reclaim for Reclaimer {
             return Ok(true);
         }
         // Operations on metadata reserve many times what they use. When those under way have ended,
-        // delayed
-        // data is written and a commit is done, nothing is left of that. Also, the first commit
-        // shows which
-        // chunks are empty, its own transaction's included, and the second gives them back.
+        // delayed data is written and a commit is done, nothing is left of that. Also, the first
+        // commit shows which chunks are empty, its own transaction's included, and the second gives
+        // them back.
         if wish == Wish::Promised || core.space.has_idle_chunks(kind) {
             let after_commits = || -> Result<bool> {
                 for _ in 0..2 {
@@ -190,10 +180,8 @@ fn index(n: u64) -> usize {
 }
 
 /// Writes delayed data, oldest first, until `enough`. The first round writes no more than is
-/// wanted,
-/// each further one twice as much as before. After each round, data in flight is waited for. True
-/// if
-/// it is enough, false if nothing is delayed any more.
+/// wanted, each further one twice as much as before. After each round, data in flight is waited
+/// for. True if it is enough, false if nothing is delayed any more.
 fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>) -> Result<bool> {
     let stats = &core.reclaims;
     let mut wanted = wanted;

@@ -1,13 +1,10 @@
 //! Replacing a range of a file in its tree: the one place that edits EXTENT_DATA items.
 //!
 //! Extents that reach into the range are trimmed or split. References, `nbytes` and the explicit
-//! holes
-//! of images without NO_HOLES change with them. A [`Plan`] is worked out from a version and then
-//! written in one edit. In between, the inode's extent lock keeps the items as the version has
-//! them:
-//! every caller holds it, and nothing else edits these items. It is taken with a transaction handle
-//! in
-//! hand, and its holder waits for nothing but the device.
+//! holes of images without NO_HOLES change with them. A [`Plan`] is worked out from a version and
+//! then written in one edit. In between, the inode's extent lock keeps the items as the version has
+//! them: every caller holds it, and nothing else edits these items. It is taken with a transaction
+//! handle in hand, and its holder waits for nothing but the device.
 //!
 //! References are noted before the edit. Noting can fail, because two items of a damaged image may
 //! contradict each other. An edit that was prepared cannot fail half way.
@@ -29,8 +26,7 @@ use std::sync::Arc;
 /// Items that one edit changes at most, apart from a few at the edges.
 pub(super) const MAX_ITEMS: usize = 16;
 /// Item changes to reserve for one replacement: for those items, and for what is written and split
-/// at
-/// the edges.
+/// at the edges.
 pub(super) const RESERVE_ITEMS: u64 = 6;
 
 /// What the range gets.
@@ -119,8 +115,7 @@ impl Plan {
         }
     }
     /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are
-    /// too
-    /// many. Returns the extent that follows the range, if it got as far as that.
+    /// too many. Returns the extent that follows the range, if it got as far as that.
     fn cut(
         &mut self,
         cursor: &mut ExtentCursor,
@@ -193,8 +188,7 @@ impl Plan {
         }
     }
     /// Puts a window in. If the item before it, or the one behind it, is a part of the same extent
-    /// that
-    /// joins it without a gap, they become one.
+    /// that joins it without a gap, they become one.
     fn put_extent(
         &mut self,
         (before, after): (Option<&Extent>, Option<&Extent>),
@@ -262,10 +256,8 @@ impl Plan {
         }
         let generation = h.generation();
         // Noted behind the edit. The log takes this first and looks at the tree afterwards, so it
-        // finds there
-        // what this says. A hole that got its item is a change as well: the last commit may have
-        // nothing in
-        // its place.
+        // finds there what this says. A hole that got its item is a change as well: the last commit
+        // may have nothing in its place.
         inode.changes.lock().add(generation, self.covered_from.unwrap_or(start).min(start), end);
         {
             let mut state = inode.state.lock();
@@ -310,8 +302,7 @@ fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
 }
 
 /// The references to extents of a file that is deleted as a whole. They are gathered from its
-/// items,
-/// and dropped together with the edit that deletes the items.
+/// items, and dropped together with the edit that deletes the items.
 #[derive(Debug, Default)]
 pub(crate) struct LastRefs {
     refs: SmallVec<[RefChange; 4]>,
@@ -335,13 +326,11 @@ impl LastRefs {
         Ok(())
     }
     /// Notes that the references are gone and runs `edit`, which deletes the items. The file has no
-    /// delayed
-    /// data, and the caller makes sure that it gets none.
+    /// delayed data, and the caller makes sure that it gets none.
     ///
     /// # Errors
     /// The errors of `edit`; `Corrupt` where the file refers to an extent that it cannot have.
-    /// Nothing is
-    /// changed then.
+    /// Nothing is changed then.
     pub(crate) fn drop_with(
         &self,
         h: &mut Handle<'_>,
@@ -377,11 +366,9 @@ const SKIPPED: usize = 8;
 
 /// Enters extents in ascending order, all in one edit, where the file has nothing and holes need no
 /// items. This is what many small writes at random places become. Returns how many of the first
-/// ones
-/// were entered. For the next one the caller uses [`replace`], which also tells what went wrong.
-/// The
-/// caller holds the inode's extent lock. `noted` runs once, for the extents that are about to be
-/// entered, before anything can see them.
+/// ones were entered. For the next one the caller uses [`replace`], which also tells what went
+/// wrong. The caller holds the inode's extent lock. `noted` runs once, for the extents that are
+/// about to be entered, before anything can see them.
 pub(super) fn fill_holes(
     h: &mut Handle<'_>,
     inode: &Arc<Inode>,
@@ -471,12 +458,10 @@ pub(crate) fn has_no_holes(ground: &Ground) -> bool {
 }
 
 /// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit
-/// reaches,
-/// and returns where it stopped. The caller holds the inode's extent lock.
+/// reaches, and returns where it stopped. The caller holds the inode's extent lock.
 ///
 /// If `new` is an extent to be created, it belongs to the transaction as soon as it is recorded,
-/// also
-/// if this function fails later. `*created` says whether it was recorded.
+/// also if this function fails later. `*created` says whether it was recorded.
 ///
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.

@@ -1,9 +1,8 @@
 //! Where the checksums of data are.
 //!
 //! They are in three places: the notes of the running transaction, the notes of the sealed one, and
-//! the
-//! last published checksum tree (never the one that the committer is editing). A [`View`] takes all
-//! three at one moment, and within an epoch.
+//! the last published checksum tree (never the one that the committer is editing). A [`View`] takes
+//! all three at one moment, and within an epoch.
 
 use super::dirty::{SECTOR_LEN, index};
 use super::extents::SECTOR;

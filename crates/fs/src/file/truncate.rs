@@ -1,21 +1,16 @@
 //! Setting a file's size.
 //!
 //! Shrinking cuts delayed data and drops extents. The bytes of the last sector behind the new end
-//! stay,
-//! as on Linux; growing makes them zero. (Zeros at once would be one more extent for every cut, and
-//! in
-//! a file that is written in place they would be there before the new size is.) If there are many
-//! extents, shrinking takes several transactions. Each cuts some extents off the end and leaves a
-//! shorter, sound file. After a crash the length may be between the two, as on Linux. It does not
-//! set
-//! the new size at once and leave the rest to an ORPHAN item: Linux would not finish that.
-//! `docs/FILE-DATA.md` has the reason.
+//! stay, as on Linux; growing makes them zero. (Zeros at once would be one more extent for every
+//! cut, and in a file that is written in place they would be there before the new size is.) If
+//! there are many extents, shrinking takes several transactions. Each cuts some extents off the end
+//! and leaves a shorter, sound file. After a crash the length may be between the two, as on Linux.
+//! It does not set the new size at once and leave the rest to an ORPHAN item: Linux would not
+//! finish that. `docs/FILE-DATA.md` has the reason.
 //!
 //! Growing changes the size alone, and otherwise only what Linux expects on the device: zeros
-//! behind
-//! the old end, data in the leaf rewritten at its new length, and explicit holes on images that
-//! have
-//! them.
+//! behind the old end, data in the leaf rewritten at its new length, and explicit holes on images
+//! that have them.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;
@@ -34,8 +29,7 @@ use std::sync::Arc;
 /// changed, and sets the times.
 ///
 /// Setting the size that the file already has drops what lies behind it. This ends a truncation
-/// that a
-/// crash interrupted.
+/// that a crash interrupted.
 ///
 /// # Errors
 /// `FileTooBig`, `NoSpace`, reading, corruption, `WouldBlock`.
@@ -58,12 +52,10 @@ pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
 }
 
 /// Bytes to be taken in again before the file may grow beyond `old`: where they begin, and what
-/// they
-/// are.
+/// they are.
 ///
 /// - A file in its leaf is rewritten whole, at its new length. So is a file that is going there
-///   now, or
-/// will soon.
+///   now, or will soon.
 /// - A last sector that is not zero behind the end becomes zero there.
 pub(super) fn before_growing(
     core: &Core,
@@ -209,8 +201,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         if last || to <= inode.state.lock().size {
             let Some(old) = delalloc::cut(core, inode, to) else { continue };
             // The zeros that were admitted may be for a file that has left its leaf by itself
-            // meanwhile. It needs
-            // none.
+            // meanwhile. It needs none.
             if let (Tail::Leave, Some(admitted)) = (&tail, admitted) {
                 let zeros = vec![0; index(ceil(size) - size)];
                 delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);

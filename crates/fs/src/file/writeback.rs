@@ -4,17 +4,15 @@
 //! steps:
 //!
 //! 1. The sectors are made whole: edges are read where the file has other bytes there, and are zero
-//! behind its end.
+//!    behind its end.
 //! 2. They are compressed if that is wanted and helps ([`super::compress`]).
 //! 3. Space for all of them is allocated together, so that they lie behind each other.
 //! 4. They are written, and their checksums are computed.
 //! 5. Only then does each file's tree get its extent. Until it has it, readers are served from the
-//!    run
-//! in flight.
+//!    run in flight.
 //!
 //! Nothing here takes `Inode.op`, because a writer that waits for space or budget may hold it.
-//! Nothing
-//! waits for a reservation either: the write has reserved what is needed.
+//! Nothing waits for a reservation either: the write has reserved what is needed.
 
 use super::batch::{Handles, Item, Piece};
 use super::compress::{self, Part};
@@ -51,8 +49,7 @@ const SMALL_BATCH: u64 = 1 << 20;
 const MAX_FLIGHTS: usize = 512;
 
 /// Writes the oldest dirty data back, if any is older than tick `before`. False when nothing could
-/// be
-/// taken.
+/// be taken.
 pub(crate) fn one_batch(core: &Core, before: u64) -> bool {
     batch(core, before, Limits { bytes: BATCH, flights: MAX_FLIGHTS }).flights > 0
 }
@@ -153,8 +150,7 @@ fn begin(core: &Core, departure: Departure) -> Item {
 /// Brings submitted runs to the device and into their trees. Failures are noted with the inode.
 ///
 /// Every run is completed in any case, because others wait for that. A panic means a broken
-/// invariant,
-/// so nothing is written any more after one.
+/// invariant, so nothing is written any more after one.
 fn write(core: &Core, departures: Vec<Departure>) {
     // Weak, because the holder of the last reference uses the buffers again.
     let flights: Vec<_> =
@@ -265,10 +261,8 @@ fn pack(core: &Core, items: &mut [Item]) {
 }
 
 /// Gets space for all runs, one behind the other. Space that was reserved and is not needed,
-/// because
-/// something was written in place, goes to what the files still have to write: those writes may
-/// have
-/// been admitted without space.
+/// because something was written in place, goes to what the files still have to write: those writes
+/// may have been admitted without space.
 fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     let mut space = core.space.accounts.empty(SpaceKind::Data);
     for item in items.iter_mut() {
@@ -456,8 +450,7 @@ fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
 }
 
 /// Enters the first of these runs together and completes them, where they are short pieces of one
-/// file
-/// that become one extent each, in holes. Returns how many those were.
+/// file that become one extent each, in holes. Returns how many those were.
 fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     let Some(first) = items.first() else { return 0 };
     let inode = first.departure.inode.clone();

@@ -18,8 +18,7 @@ use std::thread::JoinHandle;
 /// An open file system, as one front end sees it (module `fronts`).
 ///
 /// Dropping the last front end without [`Filesystem::close`] has the effect of a crash: the last
-/// commit
-/// stays.
+/// commit stays.
 #[derive(Debug)]
 pub struct Filesystem {
     pub(crate) core: Arc<Core>,
@@ -55,8 +54,7 @@ pub struct Stats {
     /// Attempts to edit that first had to fetch something with the lock dropped.
     pub tree_retries: u64,
     /// The longest time that an edit held a tree's lock, the sum of these times, and what is known
-    /// about
-    /// the long ones.
+    /// about the long ones.
     pub tree_lock_max_us: u64,
     pub tree_lock_total_us: u64,
     pub tree_lock_holds: crate::LongHolds,
@@ -80,8 +78,7 @@ pub struct Stats {
     /// Bytes written by callers that are not in extents yet.
     pub delayed_bytes: u64,
     /// Bytes that were compressed, and their length afterwards. Bytes that were tried and did not
-    /// shrink,
-    /// and bytes that did not look promising.
+    /// shrink, and bytes that did not look promising.
     pub compress_in_bytes: u64,
     pub compress_out_bytes: u64,
     pub compress_failed_bytes: u64,
@@ -92,16 +89,14 @@ pub struct Stats {
     /// Parts of the cache size.
     pub memory: MemoryStats,
     /// Bytes of data and metadata that running operations and the next commit have reserved,
-    /// without the
-    /// global reserve. 0 when nothing is left to commit.
+    /// without the global reserve. 0 when nothing is left to commit.
     pub data_reserved: u64,
     pub metadata_reserved: u64,
     /// Bytes of data and metadata that were freed and wait for a commit or a reader.
     pub data_pinned: u64,
     pub metadata_pinned: u64,
     /// Bytes of metadata that were allocated beyond what was reserved, with what commits take from
-    /// the
-    /// global reserve.
+    /// the global reserve.
     pub metadata_overdrawn: u64,
     /// Requests that had to wait for space, and requests that were refused.
     pub space_waits: u64,
@@ -124,10 +119,8 @@ pub struct ReclaimStats {
     /// Calls of the reclaimer.
     pub rounds: u64,
     /// Rounds of writing delayed data; how much they were asked for, and how much they wrote. It is
-    /// counted
-    /// in bytes if data was short. If metadata was short, it is counted in runs of files, because
-    /// delayed
-    /// data reserves metadata for each of its files.
+    /// counted in bytes if data was short. If metadata was short, it is counted in runs of files,
+    /// because delayed data reserves metadata for each of its files.
     pub writes: u64,
     pub asked_bytes: u64,
     pub written_bytes: u64,
@@ -159,20 +152,17 @@ pub struct MemoryStats {
     /// Nodes that could be read again.
     pub clean_nodes: MemoryUse,
     /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed
-    /// transaction
-    /// may use as much.
+    /// transaction may use as much.
     pub transaction: MemoryUse,
 }
 
 impl Filesystem {
     /// Opens the file system on `device`. If it may be written, orphans are cleaned up, and the
-    /// threads
-    /// that commit and write back are started; [`Filesystem::close`] ends them.
+    /// threads that commit and write back are started; [`Filesystem::close`] ends them.
     ///
     /// # Errors
     /// Not btrfs, damaged, unsupported (the error names the feature), in need of a log replay, or a
-    /// device
-    /// error.
+    /// device error.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let core = Core::open(device, options)?;
         if !core.options.no_log_replay {
@@ -229,10 +219,8 @@ impl Filesystem {
     }
 
     /// Ends this front end while others stay, and gives back all of its holds. Inodes that only
-    /// these holds
-    /// kept are deleted before the call returns. Afterwards only calls that concern the whole file
-    /// system
-    /// may be made on this front end.
+    /// these holds kept are deleted before the call returns. Afterwards only calls that concern the
+    /// whole file system may be made on this front end.
     pub fn leave(&self) {
         if self.core.fronts.is_here(self.front) {
             crate::inode::orphan::delete_held_by(&self.core, self.front);
@@ -247,8 +235,7 @@ impl Filesystem {
     }
 
     /// Can both front ends reach the same inode? They can if their roots are the same, or if one
-    /// root is
-    /// above the other.
+    /// root is above the other.
     ///
     /// # Errors
     /// See [`crate::filesystem`].
@@ -292,8 +279,7 @@ impl Filesystem {
     }
 
     /// Begins to make durable what was done before the call, and does not wait for it. For a caller
-    /// that is
-    /// about to [`Self::close`] and has something else to do first.
+    /// that is about to [`Self::close`] and has something else to do first.
     pub fn start_sync(&self) {
         self.core.txns.hasten();
     }
@@ -322,8 +308,7 @@ impl Filesystem {
     }
 
     /// Space as `df` shows it: how much data can still be written, at its profile. Nothing is
-    /// available
-    /// while metadata is full, even if data has room.
+    /// available while metadata is full, even if data has room.
     ///
     /// # Errors
     /// None at present.
@@ -426,13 +411,11 @@ impl Filesystem {
     }
 
     /// Discards all free space, that of deleted files too, or the free space in a range of
-    /// addresses. See
-    /// [`crate::TrimRange`].
+    /// addresses. See [`crate::TrimRange`].
     ///
     /// # Errors
     /// `ReadOnly`; `NotSupported` where the device takes no discards; those of
-    /// [`Filesystem::sync`]; those
-    /// of the device.
+    /// [`Filesystem::sync`]; those of the device.
     pub fn trim(&self, range: crate::TrimRange) -> Result<crate::Trimmed> {
         self.core.check_writable()?;
         self.sync()?;
@@ -457,8 +440,7 @@ impl Filesystem {
     }
 
     /// Deletes the inodes that only holds kept, of all front ends, commits, and ends the threads.
-    /// Later
-    /// changes fail. When this returns everything is durable.
+    /// Later changes fail. When this returns everything is durable.
     ///
     /// # Errors
     /// Those of [`Filesystem::sync`]; the threads are ended in any case.

@@ -1,17 +1,13 @@
 //! The facade: every call that a front end can make about inodes, names and data.
 //!
 //! Calls take inode ids and raw names. They are atomic towards each other, and may come from any
-//! number
-//! of threads. A front end that may be asked again about an inode takes a *hold* on it (a FUSE
-//! look-up
-//! count). An inode without names is deleted when its last hold goes. Opening, syncing and closing
-//! are
-//! in `lifecycle`.
+//! number of threads. A front end that may be asked again about an inode takes a *hold* on it (a
+//! FUSE look-up count). An inode without names is deleted when its last hold goes. Opening, syncing
+//! and closing are in `lifecycle`.
 //!
 //! Every call can fail with the errors of reading: `Volume` for a device error, `Corrupt` for bytes
 //! that are not what they must be. Every call that names an inode can fail with `NotFound`. Every
-//! call
-//! that changes something can fail with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
+//! call that changes something can fail with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
 //! [`crate::api::no_wait`] each can answer `WouldBlock`, and has changed nothing then.
 
 mod commit_source;
@@ -32,8 +28,7 @@ use crate::{
 
 impl Filesystem {
     /// Finds `name` in `dir`; also `.` and `..`. Crosses the borders of subvolumes without notice.
-    /// The root
-    /// of the mount is its own parent.
+    /// The root of the mount is its own parent.
     ///
     /// # Errors
     /// `NotDirectory`, `NameTooLong`.
@@ -107,9 +102,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what would be replaced;
-    /// `Invalid`
-    /// for a directory into itself; `CrossSubvolume`; `NotPermitted` by flags; `NameTooLong`,
-    /// `Overflow`.
+    /// `Invalid` for a directory into itself; `CrossSubvolume`; `NotPermitted` by flags;
+    /// `NameTooLong`, `Overflow`.
     pub fn rename(
         &self,
         dir: InodeId,
@@ -129,10 +123,9 @@ impl Filesystem {
         create::readlink(&self.core, &*self.core.inode(id)?)
     }
     /// Calls `each` for entries from position `from` on (0 at first, then an entry's `next`) until
-    /// it
-    /// returns false or the directory ends. `.` and `..` come first. One call shows the directory
-    /// at one
-    /// moment. An entry that stays is shown once, whatever comes and goes between calls.
+    /// it returns false or the directory ends. `.` and `..` come first. One call shows the
+    /// directory at one moment. An entry that stays is shown once, whatever comes and goes between
+    /// calls.
     ///
     /// # Errors
     /// `NotDirectory`.
@@ -145,9 +138,8 @@ impl Filesystem {
         dir::readdir(&self.core, self.root(), dir, from, each)
     }
     /// As [`Filesystem::readdir`], but leaves out what was added since a listing of this directory
-    /// was last
-    /// begun with this call (from 0). So a caller that renames every entry that it finds comes to
-    /// an end.
+    /// was last begun with this call (from 0). So a caller that renames every entry that it finds
+    /// comes to an end.
     ///
     /// # Errors
     /// `NotDirectory`.
@@ -160,8 +152,7 @@ impl Filesystem {
         dir::readdir_page(&self.core, self.root(), dir, from, each)
     }
     /// Reads into `buf`. Returns the number of bytes, which is less than asked for only at the end
-    /// of the
-    /// file.
+    /// of the file.
     ///
     /// # Errors
     /// `IsDirectory`; `Invalid` for other types.
@@ -186,8 +177,7 @@ impl Filesystem {
         file::fallocate(&self.core, &self.core.inode(id)?, how, offset, len)
     }
     /// Copies a range, and shares extents where that is possible. Returns the bytes that were
-    /// copied: 0 at
-    /// the source's end.
+    /// copied: 0 at the source's end.
     ///
     /// # Errors
     /// Those of reading and writing.
@@ -204,20 +194,15 @@ impl Filesystem {
         file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
     }
     /// Gives a file the content that another file (or itself, elsewhere) has in a range, by sharing
-    /// extents
-    /// (FICLONERANGE). Returns the number of bytes. `len` 0 means: up to the source's end. After an
-    /// error a
-    /// first part may be done.
+    /// extents (FICLONERANGE). Returns the number of bytes. `len` 0 means: up to the source's end.
+    /// After an error a first part may be done.
     ///
     /// # Errors
     /// `Invalid` for offsets that are no multiples of a sector; for a range that does not end at a
-    /// multiple
-    /// unless that is the end of both files; for a range that the source does not have, or that
-    /// overlaps
-    /// its target; and between files with and without checksums. `IsDirectory`, `Invalid` for other
-    /// types;
-    /// `FileTooBig`; `NotPermitted` by flags; `DataLost` while data of the source could not be
-    /// written.
+    /// multiple unless that is the end of both files; for a range that the source does not have, or
+    /// that overlaps its target; and between files with and without checksums. `IsDirectory`,
+    /// `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` while data of
+    /// the source could not be written.
     pub fn clone_range(
         &self,
         from: InodeId,
@@ -231,12 +216,9 @@ impl Filesystem {
         file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
     /// Gives a file another file's extents for a range in which both have the same bytes
-    /// (FIDEDUPERANGE).
-    /// The bytes are compared while nothing can write to them. A part of a sector at the range's
-    /// end is
-    /// left alone, and not compared either, unless both files end there. Neither content nor times
-    /// change,
-    /// so the target may be in a read-only subvolume.
+    /// (FIDEDUPERANGE). The bytes are compared while nothing can write to them. A part of a sector
+    /// at the range's end is left alone, and not compared either, unless both files end there.
+    /// Neither content nor times change, so the target may be in a read-only subvolume.
     ///
     /// # Errors
     /// Those of [`Filesystem::clone_range`]; also `Invalid` where the range is not within the
@@ -254,10 +236,8 @@ impl Filesystem {
         file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
     /// Calls `each` for the extents of a file that end behind `from`, by rising offset, without
-    /// holes,
-    /// until it returns false. Data that is only in memory gets its extents first, if the file
-    /// system is
-    /// writable.
+    /// holes, until it returns false. Data that is only in memory gets its extents first, if the
+    /// file system is writable.
     ///
     /// # Errors
     /// `IsDirectory`; `Invalid` for other types.
@@ -318,14 +298,11 @@ impl Filesystem {
         log::fsync(&self.core, &self.core.inode(id)?, data_only)
     }
     /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once with the
-    /// result, on
-    /// this thread or on another. If no other thread is writing the log, this thread writes it,
-    /// also for
-    /// callers that come meanwhile.
+    /// result, on this thread or on another. If no other thread is writing the log, this thread
+    /// writes it, also for callers that come meanwhile.
     ///
     /// `then` must not wait or call the engine. If it is told of a commit, a thread has to wait for
-    /// that
-    /// elsewhere: [`finish_fsync`](Self::finish_fsync).
+    /// that elsewhere: [`finish_fsync`](Self::finish_fsync).
     pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
         let _doing = doing("fsync");
         match self.core.inode(id) {
@@ -353,8 +330,7 @@ impl Filesystem {
     }
 
     /// Up to `most` inodes, of any kind, that look-ups of this front end hold. All of them if there
-    /// are
-    /// fewer.
+    /// are fewer.
     #[must_use]
     pub fn held(&self, most: usize) -> Vec<InodeId> {
         self.core.held(self.front, most)

@@ -1,11 +1,9 @@
 //! Opening a file system: from a superblock to a [`Core`] with everything in place.
 //!
 //! The order follows from what maps what. The superblock has the system chunks, which lead to the
-//! chunk
-//! tree, which maps everything else; the root tree names the other roots. Everything that would
-//! make
-//! writing unsafe is found here. It becomes a refusal, or a read-only file system that says the
-//! reason.
+//! chunk tree, which maps everything else; the root tree names the other roots. Everything that
+//! would make writing unsafe is found here. It becomes a refusal, or a read-only file system that
+//! says the reason.
 
 use super::commit_source::gathered;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
@@ -63,8 +61,7 @@ fn add_chunk(volume: &Volume, start: Logical, chunk: &Chunk) -> Result<()> {
 }
 
 /// Decides whether the image may be opened as asked. Returns the reason why it must not be written,
-/// if
-/// there is one.
+/// if there is one.
 fn writability(
     device: &dyn Device,
     sb: &Superblock,

@@ -16,15 +16,12 @@ impl Filesystem {
         subvolume::create(&self.core, dir, name, new)
     }
     /// Makes a snapshot of a subvolume. It has everything that was done in the subvolume before the
-    /// call.
-    /// Of what is done during the call it has the state of one moment. It is durable when the call
-    /// returns.
-    /// It does not contain subvolumes that are in the source.
+    /// call. Of what is done during the call it has the state of one moment. It is durable when the
+    /// call returns. It does not contain subvolumes that are in the source.
     ///
     /// # Errors
     /// Those of making a directory; `NotFound` for the source; `DataLost` when data in it could not
-    /// be
-    /// written.
+    /// be written.
     pub fn snapshot(
         &self,
         source: TreeId,
@@ -40,8 +37,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it;
-    /// `NotPermitted`
-    /// for the default one; `Busy` for the root of a mount.
+    /// `NotPermitted` for the default one; `Busy` for the root of a mount.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<TreeId> {
         let _doing = doing("delete subvolume");
         subvolume::delete(&self.core, dir, name, Deletes::Full)
@@ -89,8 +85,7 @@ impl Filesystem {
         crate::inode::path_within(&self.core, dir.subvol, dir.ino)
     }
     /// Makes a subvolume read-only or writable. A received subvolume becomes writable only with
-    /// `forget`,
-    /// and is no longer known as received then.
+    /// `forget`, and is no longer known as received then.
     ///
     /// # Errors
     /// `NotFound`; `Busy` for a received one.
@@ -107,10 +102,8 @@ impl Filesystem {
         self.core.set_subvol_received(id, received)
     }
     /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
-    /// later,
-    /// by rising inode and offset from (`ino`, `offset`) on, until it returns false. It does not
-    /// see data
-    /// that is only in memory: sync first.
+    /// later, by rising inode and offset from (`ino`, `offset`) on, until it returns false. It does
+    /// not see data that is only in memory: sync first.
     ///
     /// # Errors
     /// `NotFound`.
@@ -124,8 +117,7 @@ impl Filesystem {
         crate::subvolume::find_new::find_new(&self.core, subvol, since, from, each)
     }
     /// A path to an inode within its subvolume, without a slash at either end. One of them, if the
-    /// inode
-    /// has several names.
+    /// inode has several names.
     ///
     /// # Errors
     /// `NotFound` for an inode without a name.

@@ -1,9 +1,8 @@
 //! How operations get at inodes, and let go of them.
 //!
 //! What a crash has left in a subvolume is cleaned up before the first inode of it is given out,
-//! and an
-//! inode without a name is deleted when its last hold goes. The table of inodes knows nothing of
-//! either.
+//! and an inode without a name is deleted when its last hold goes. The table of inodes knows
+//! nothing of either.
 
 use crate::engine::fronts::FrontId;
 use crate::engine::{Core, Inode};
@@ -21,8 +20,7 @@ impl Core {
         subvol.inodes.get(self, &subvol, id.ino)
     }
     /// Gives `n` holds back. With the last one, an inode that has no name is deleted. The call
-    /// waits for
-    /// that if necessary.
+    /// waits for that if necessary.
     pub(crate) fn release(&self, front: FrontId, id: crate::InodeId, n: u64) {
         let subvol = self.subvols.read().get(&id.subvol).cloned();
         if let Some(inode) = subvol.and_then(|s| s.inodes.release(front, id.ino, n)) {

@@ -2,9 +2,8 @@
 //!
 //! Attributes live in the inode's state. Changing them edits no tree: the item is only marked, and
 //! written at the seal. The flags that `chattr` sets are enforced here, and by the operations on
-//! names,
-//! as on Linux. An immutable inode cannot be changed at all. Of an append-only one, the size, the
-//! owner, the permissions and the times cannot be set, and its names stay.
+//! names, as on Linux. An immutable inode cannot be changed at all. Of an append-only one, the
+//! size, the owner, the permissions and the times cannot be set, and its names stay.
 
 use super::draft::prepare;
 use super::{Inode, xattr};
@@ -175,10 +174,8 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
     let compresses = |f: InodeFlags| f & COMPRESSION_FLAGS;
     let mut handle = match flags {
         // The property follows the flags: `chattr +c` means the mount's method, or the default; any
-        // other
-        // change of the compression flags means none. (Linux sets the property again with any other
-        // flag, too, and forgets
-        // what was chosen. We leave it as it is.)
+        // other change of the compression flags means none. (Linux sets the property again with any
+        // other flag, too, and forgets what was chosen. We leave it as it is.)
         Some((now, new)) if compresses(now) != compresses(new) => {
             let method = core.options.compress.map_or(Compression::Zlib, |c| c.packing.method());
             let value = new.contains(InodeFlags::COMPRESS).then_some(method.name().as_bytes());

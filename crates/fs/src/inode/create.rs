@@ -1,10 +1,8 @@
 //! Making inodes.
 //!
 //! A new inode, its first name, its attributes and, of a symlink, its target are written in one
-//! edit.
-//! The object in memory is entered into the table before that edit, so every caller that finds the
-//! name
-//! finds the same object.
+//! edit. The object in memory is entered into the table before that edit, so every caller that
+//! finds the name finds the same object.
 
 use super::draft::{Draft, Prepared, prepare};
 use super::names::{self, Name, check_new_name};
@@ -53,8 +51,7 @@ impl<'a> Nascent<'a> {
         Ok(Self { ino: dir.subvol.new_ino(core)?, new, flags, property, nlink, now: core.now() })
     }
     /// The root directory of a new subvolume. It inherits no flags. Its property is that of the
-    /// root
-    /// directory of the subvolume around it.
+    /// root directory of the subvolume around it.
     pub(super) fn root_of_subvolume(
         core: &Core,
         above: &Inode,
@@ -118,8 +115,7 @@ impl<'a> Nascent<'a> {
         Ok(())
     }
     /// Writes what was drafted, with the inode in the table. `of` picks the new inode from the
-    /// result of
-    /// the draft.
+    /// result of the draft.
     pub(super) fn write<'c, T>(
         dir: &Inode,
         prepared: Prepared<'c, T>,

@@ -1,18 +1,13 @@
 //! Finding names and listing directories.
 //!
 //! Looking a name up takes one DIR_ITEM. Listing goes by DIR_INDEX, whose offsets only grow: a
-//! reader's
-//! position stays valid while entries come and go, and an entry that was there all the time is
-//! shown
-//! exactly once. Each call lists one version of the tree. Positions 0 and 1 are `.` and `..`; an
-//! entry
-//! at index *i* is position *i*.
+//! reader's position stays valid while entries come and go, and an entry that was there all the
+//! time is shown exactly once. Each call lists one version of the tree. Positions 0 and 1 are `.`
+//! and `..`; an entry at index *i* is position *i*.
 //!
 //! Borders between subvolumes are crossed here. An entry for a subvolume counts only if the root
-//! tree
-//! has the same link. A snapshot copies the entries of nested subvolumes but not the subvolumes,
-//! and
-//! shows an empty directory in their place ([`PLACEHOLDER`]).
+//! tree has the same link. A snapshot copies the entries of nested subvolumes but not the
+//! subvolumes, and shows an empty directory in their place ([`PLACEHOLDER`]).
 
 use super::names::{Name, Target, check_name};
 use super::{Inode, PLACEHOLDER, attr, to_kind};
@@ -185,8 +180,7 @@ pub(crate) fn readdir(
 }
 
 /// As [`readdir`], but leaves out what was added since a listing of the directory was last begun
-/// with
-/// this call.
+/// with this call.
 pub(crate) fn readdir_page(
     core: &Core,
     root: InodeId,

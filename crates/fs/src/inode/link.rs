@@ -1,8 +1,7 @@
 //! Giving an inode one more name, and taking names away.
 //!
 //! An inode that loses its last name stays as long as it is held. The ORPHAN item that the same
-//! edit
-//! adds says so on disk: after a crash the next opening of the file system deletes the inode
+//! edit adds says so on disk: after a crash the next opening of the file system deletes the inode
 //! ([`super::orphan`]).
 
 use super::create::{check_takes_names, name_bytes};
@@ -69,8 +68,7 @@ pub(crate) fn link(core: &Core, id: InodeId, dir: InodeId, name: &[u8]) -> Resul
 }
 
 /// Fails if an inode cannot get one more name. Returns whether it has none at all. The caller holds
-/// its
-/// `op`.
+/// its `op`.
 fn check_takes_link(inode: &Inode) -> Result<bool> {
     let state = inode.state.lock();
     match state.item.nlink.get() {
@@ -119,8 +117,7 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// `NotFound`; `NotDirectory`; `NotEmpty`; for a subvolume, in which `root` must not be, the errors
-/// of
-/// [`subvolume::delete`]; `NotPermitted` by flags; no space; read-only.
+/// of [`subvolume::delete`]; `NotPermitted` by flags; no space; read-only.
 pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
@@ -152,8 +149,7 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
 }
 
 /// Runs `f` with the inode to which a name leads, with the directory and the inode locked, and
-/// returns
-/// the inode. For directories: they must not be locked before their order is known.
+/// returns the inode. For directories: they must not be locked before their order is known.
 fn with_named(
     core: &Core,
     dir: &Arc<Inode>,
@@ -200,16 +196,14 @@ pub(super) fn named_inode(
 }
 
 /// Fails if a name must stay because of flags, those of the directory or those of its inode. The
-/// caller
-/// holds both `op`s.
+/// caller holds both `op`s.
 pub(super) fn check_gives_names(dir: &Inode, inode: &Inode) -> Result<()> {
     attr::check_not_fixed(dir)?;
     attr::check_not_fixed(inode)
 }
 
 /// Removes a name. If it was the last one, notes that the inode is to be deleted. The caller holds
-/// both
-/// `op`s.
+/// both `op`s.
 fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<()> {
     check_gives_names(dir, inode)?;
     let at = Name { dir: dir.object(), name };

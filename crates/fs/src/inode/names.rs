@@ -1,12 +1,10 @@
 //! What one name is on disk, and how it comes and goes.
 //!
 //! A name of an inode is in three places: in the directory's DIR_ITEM (by hash, shared by names
-//! with
-//! equal hashes), in its DIR_INDEX (by position), and in the inode's INODE_REF for that directory,
-//! or,
-//! when that item is full, in an INODE_EXTREF. A subvolume's entry has no reference here, because
-//! the
-//! root tree keeps it. Only this module knows all this; others add, remove and find names.
+//! with equal hashes), in its DIR_INDEX (by position), and in the inode's INODE_REF for that
+//! directory, or, when that item is full, in an INODE_EXTREF. A subvolume's entry has no reference
+//! here, because the root tree keeps it. Only this module knows all this; others add, remove and
+//! find names.
 
 use super::draft::Draft;
 use crate::engine::Core;

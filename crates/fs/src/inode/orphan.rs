@@ -1,16 +1,12 @@
 //! Deleting inodes that have no name left.
 //!
 //! An inode is deleted when it has neither names nor holds. Most inodes have few items, and go with
-//! all
-//! of them, extents included, in one edit. Of the others the data goes first, in as many
-//! transactions
-//! as that takes, then the other items in batches, and last the inode item together with the ORPHAN
-//! item that announced the deletion. What a crash leaves of that is still announced, and is
-//! finished
-//! when the subvolume is used for the first time afterwards. An ORPHAN item of an inode that has
-//! names
-//! announces a truncation instead; current implementations do not make such items
-//! ([`file::truncate`]).
+//! all of them, extents included, in one edit. Of the others the data goes first, in as many
+//! transactions as that takes, then the other items in batches, and last the inode item together
+//! with the ORPHAN item that announced the deletion. What a crash leaves of that is still
+//! announced, and is finished when the subvolume is used for the first time afterwards. An ORPHAN
+//! item of an inode that has names announces a truncation instead; current implementations do not
+//! make such items ([`file::truncate`]).
 
 use super::draft::{prepare, write_changes};
 use super::{Inode, names};
@@ -149,8 +145,7 @@ pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
 }
 
 /// Cleans up in the subvolumes that are loaded. Others are cleaned up when they are used for the
-/// first
-/// time.
+/// first time.
 ///
 /// # Errors
 /// None at present, see [`Core::clean_once`].
@@ -165,8 +160,7 @@ pub(crate) fn clean_up_after_crash(core: &Core) -> Result<()> {
 
 impl Core {
     /// Finishes what a crash has left in a subvolume, when it is used for the first time. What
-    /// cannot be
-    /// finished is left as it is, with a warning, because it disturbs nothing.
+    /// cannot be finished is left as it is, with a warning, because it disturbs nothing.
     ///
     /// # Errors
     /// `WouldBlock`.

@@ -1,13 +1,11 @@
 //! Moving and exchanging names.
 //!
 //! A rename is one edit of up to a dozen items: two names are removed, two are added, an inode that
-//! was
-//! replaced may be left without a name, a whiteout may be made. All inodes concerned are locked in
-//! the
-//! common order, and then the names are looked up again. If two moves of directories to other
-//! directories met, they could make a loop of two directories inside each other. So such moves
-//! happen
-//! one after the other ([`super::InodeTable`]'s `moving`), and each checks the way up first.
+//! was replaced may be left without a name, a whiteout may be made. All inodes concerned are locked
+//! in the common order, and then the names are looked up again. If two moves of directories to
+//! other directories met, they could make a loop of two directories inside each other. So such
+//! moves happen one after the other ([`super::InodeTable`]'s `moving`), and each checks the way up
+//! first.
 
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::prepare;
@@ -127,8 +125,7 @@ fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
 }
 
 /// Fails if a directory would come to lie within itself. The caller holds `moving` if the
-/// directories
-/// differ.
+/// directories differ.
 pub(super) fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
     if moved.is_dir() && dir::is_within(core, &into.subvol, into.id.ino, moved.id.ino)? {
         return Err(Error::Invalid("a directory cannot be moved into itself"));
@@ -276,8 +273,7 @@ fn replace(
 }
 
 /// An `fsync` of a directory must not lose what has moved to another one. An `fsync` of an inode
-/// must
-/// log the inode that now has the name which it lost.
+/// must log the inode that now has the name which it lost.
 pub(super) fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
     inode.state.lock().note_companion(h.generation(), companion.object());
 }

@@ -2,12 +2,10 @@
 //! `subvolume_moves`.
 //!
 //! A subvolume's entry is a directory entry without a reference in the inode. The root tree says
-//! where
-//! the subvolume hangs, so every change here comes with a note for the commit
+//! where the subvolume hangs, so every change here comes with a note for the commit
 //! ([`crate::transaction::RootNotes`]) under the same handle. An operation that changes the tree of
 //! subvolumes holds `Core::subvol_tree`. So a subvolume cannot be deleted while another one is made
-//! in
-//! it, or be moved into itself.
+//! in it, or be moved into itself.
 
 use super::create::{Nascent, check_new, check_takes_names, name_bytes};
 use super::draft::{Draft, prepare, write_changes};
@@ -136,10 +134,8 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
 }
 
 /// Makes a snapshot of a subvolume. It has everything that was done in the subvolume before the
-/// call.
-/// Of an operation that runs at the same time it has everything or nothing. It is durable when the
-/// call
-/// returns.
+/// call. Of an operation that runs at the same time it has everything or nothing. It is durable
+/// when the call returns.
 ///
 /// # Errors
 /// `NotFound`; the errors of making a directory; `DataLost` when data of the source could not be
@@ -269,8 +265,7 @@ pub(crate) fn path_within(core: &Core, subvol: TreeId, dir: u64) -> Result<Vec<u
 
 impl Core {
     /// Path of a subvolume from the top-level one: names with slashes between them; empty for the
-    /// top
-    /// level.
+    /// top level.
     ///
     /// # Errors
     /// `NotFound`; reading; corruption, also when subvolumes hang in a circle.

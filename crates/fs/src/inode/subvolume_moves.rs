@@ -1,18 +1,14 @@
 //! Moving entries of subvolumes: renames, exchanges and whiteouts, within a tree and between trees.
 //!
 //! A subvolume's entry has no reference in an inode; a note for the commit says where it hangs. So
-//! it
-//! may go to another tree, which no inode can, and change places with another subvolume's entry
-//! there.
-//! With a file or a directory it can change places only within one tree. Linux is no example for an
-//! entry whose subvolume does not hang there, in a snapshot: an exchange aborts its transaction.
-//! Here
-//! such an entry is a directory that is not empty.
+//! it may go to another tree, which no inode can, and change places with another subvolume's entry
+//! there. With a file or a directory it can change places only within one tree. Linux is no example
+//! for an entry whose subvolume does not hang there, in a snapshot: an exchange aborts its
+//! transaction. Here such an entry is a directory that is not empty.
 //!
 //! Callers of these functions hold no locks. `Core::subvol_tree` is taken first. Under it no entry
-//! of a
-//! subvolume changes, and no subvolume comes to hang in itself. An `fsync` that a move concerns
-//! commits; the log finds that out from the entries that it meets ([`crate::log`]).
+//! of a subvolume changes, and no subvolume comes to hang in itself. An `fsync` that a move
+//! concerns commits; the log finds that out from the entries that it meets ([`crate::log`]).
 
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::{Draft, prepare, prepare_two};
@@ -62,8 +58,7 @@ pub(super) fn hanging(core: &Core, side: Side<'_>) -> Result<Option<TreeId>> {
 }
 
 /// Moves the entry of a subvolume, also to another subvolume. Leaves a whiteout if the mode asks
-/// for
-/// it.
+/// for it.
 ///
 /// # Errors
 /// `NotEmpty`, `NotDirectory` by what would be replaced; `Exists` (NoReplace); `Invalid` for a
@@ -184,8 +179,7 @@ impl Moved<'_> {
     }
 
     /// Changes the directories, and what was replaced, in memory. `stays`: the index of what has
-    /// the old
-    /// name now, if anything has it.
+    /// the old name now, if anything has it.
     fn changed(&self, h: &mut Handle<'_>, to_index: u64, stays: Option<u64>) {
         let Self { core, from, to, victim, .. } = *self;
         let now = core.now();
@@ -234,8 +228,7 @@ impl Thing {
         }
     }
     /// May it leave its directory for another one? The caller holds the locks of both directories
-    /// and of
-    /// the thing itself.
+    /// and of the thing itself.
     fn check(&self, core: &Core, from: Side<'_>, to: Side<'_>) -> Result<()> {
         match self {
             Self::Subvolume { .. } => attr::check_not_fixed(from.dir),
@@ -275,14 +268,12 @@ impl Thing {
 }
 
 /// Exchanges two names, of which at least one is a subvolume's. False, and nothing is done, if
-/// neither
-/// is one any more.
+/// neither is one any more.
 ///
 /// # Errors
 /// `NotFound`; `CrossSubvolume` for anything but subvolumes in two trees; `Invalid` where something
 /// would come to lie in itself; `NotEmpty` for a subvolume that is not in this snapshot;
-/// `NotPermitted`
-/// by flags; `Overflow`; no space; read-only.
+/// `NotPermitted` by flags; `Overflow`; no space; read-only.
 pub(super) fn exchange(core: &Core, from: Side<'_>, to: Side<'_>) -> Result<bool> {
     may_wait()?;
     let _tree = core.subvol_tree.lock();

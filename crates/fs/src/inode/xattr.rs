@@ -1,16 +1,13 @@
 //! Extended attributes.
 //!
 //! Attributes whose names have equal hashes share one XATTR_ITEM. Each is at most as long as an
-//! item
-//! allows. Names that begin with `btrfs.` are properties with a meaning of their own. There is one,
-//! `btrfs.compression`: its value is checked, and it changes together with the inode's compression
-//! flags, as on Linux.
+//! item allows. Names that begin with `btrfs.` are properties with a meaning of their own. There is
+//! one, `btrfs.compression`: its value is checked, and it changes together with the inode's
+//! compression flags, as on Linux.
 //!
 //! Names that begin with `user.` belong to regular files and directories. Linux neither sets them
-//! on
-//! anything else nor shows them there, whatever the disk has. Larder does the same, so that no
-//! image
-//! can be made with attributes that Linux hides.
+//! on anything else nor shows them there, whatever the disk has. Larder does the same, so that no
+//! image can be made with attributes that Linux hides.
 
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
@@ -138,8 +135,7 @@ fn change(
         }
         let method = Method::of_property(inode, name, value)?;
         // An inode that has no data, and does not pass the property on to inodes with data, does
-        // not keep it:
-        // Linux accepts the property there and forgets it.
+        // not keep it: Linux accepts the property there and forgets it.
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
             return Ok(());
         }
@@ -185,8 +181,7 @@ pub(super) fn put_item(
     mode: XattrMode,
 ) -> Result<()> {
     // Checked before anything else, as on Linux: an attribute that is too long for an item is
-    // refused
-    // whether it exists or not.
+    // refused whether it exists or not.
     if value.is_some_and(|value| name.len() + value.len() > max_attribute(d.max_item)) {
         return Err(Error::NoSpace);
     }

@@ -2,8 +2,7 @@
 //!
 //! A logged extent names its data by address. If the extent tree knows the extent already, the file
 //! gets one more reference to it. Otherwise the data was written after the last commit, and only
-//! the
-//! log says that its space is in use. That space is taken before anything is allocated
+//! the log says that its space is in use. That space is taken before anything is allocated
 //! ([`Claims`]).
 
 use super::subvolume::Replay;
@@ -88,8 +87,7 @@ pub(super) struct Claims(HashSet<Run>);
 
 impl Claims {
     /// Makes sure that an extent's space belongs to it. True if the space was free before, so that
-    /// the
-    /// extent has to be recorded.
+    /// the extent has to be recorded.
     fn claim(&mut self, core: &Core, run: Run) -> Result<bool> {
         if self.0.contains(&run) {
             return Ok(false);
@@ -214,8 +212,7 @@ impl Replay<'_> {
     }
 
     /// Takes the checksums of an extent's data from the log: for the part that the file uses, or
-    /// for all of
-    /// it if it is compressed.
+    /// for all of it if it is compressed.
     fn take_sums(&mut self, ino: ObjectId, key: Key, r: &ExtentRecord) -> Result<()> {
         let flags = self.inode(ino)?.map(|k| k.item.inode_flags()).unwrap_or_default();
         if flags.contains(InodeFlags::NODATASUM) {

@@ -2,9 +2,8 @@
 //!
 //! A log hangs on the superblock: a tree whose items lead to one tree for each subvolume that has
 //! something logged. Its nodes, and the data that only it refers to, are in no extent tree and in
-//! no
-//! block group's `used`. Their generation is that of the transaction to which the log belongs, one
-//! above the superblock's.
+//! no block group's `used`. Their generation is that of the transaction to which the log belongs,
+//! one above the superblock's.
 //!
 //! [`replay`] brings a log into the trees when a file system is opened:
 //!
@@ -18,11 +17,9 @@
 //!
 //! Everything is worked out in memory first, over a version of each subvolume's tree. Nothing is
 //! changed before all of it is known to be sound, so a damaged log leaves the image as it was. Then
-//! it
-//! is written as one transaction, which also drops the log. After a crash before that transaction's
-//! superblock, the old superblock still has the log, and it is replayed again. A read-only file
-//! system
-//! keeps the transaction running and writes nothing.
+//! it is written as one transaction, which also drops the log. After a crash before that
+//! transaction's superblock, the old superblock still has the log, and it is replayed again. A
+//! read-only file system keeps the transaction running and writes nothing.
 //!
 //! [`write`] says how logs are written.
 

@@ -1,12 +1,9 @@
 //! How logged names, references and ranges of deletion become entries.
 //!
 //! A directory that was fsynced has its new entries in the log, and ranges of indices in which the
-//! log
-//! has *all* of its entries: what else the subvolume has there was removed. A file has its
-//! references
-//! in the log, and an entry follows from each. If something else has the name or the index, that is
-//! an
-//! older state of the directory, and it is removed.
+//! log has *all* of its entries: what else the subvolume has there was removed. A file has its
+//! references in the log, and an entry follows from each. If something else has the name or the
+//! index, that is an older state of the directory, and it is removed.
 //!
 //! Entries of subvolumes are never touched: an operation that changes one commits.
 
@@ -230,8 +227,7 @@ impl Replay<'_> {
         ino: ObjectId,
     ) -> Result<()> {
         // The inode may be neither in the log nor in the subvolume: then it is a new file that was
-        // not
-        // fsynced. Or its references are in the log: these say better which names it has.
+        // not fsynced. Or its references are in the log: these say better which names it has.
         if self.inode(ino)?.is_none() || self.log_has_reference(ino, dir, name)? {
             return Ok(());
         }
@@ -300,8 +296,7 @@ impl Replay<'_> {
     }
 
     /// Replays the references that the log has of an inode, and adds the entries that follow from
-    /// them. The
-    /// item replaces the one in the subvolume: names that only the old item has are gone.
+    /// them. The item replaces the one in the subvolume: names that only the old item has are gone.
     pub(super) fn replay_references(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let ino = key.objectid;
         if ino.0 == self.subvol.root_dir {

@@ -1,9 +1,8 @@
 //! Changes of a subvolume that are not in its tree yet.
 //!
 //! Replaying looks again and again at what it has changed before, because a name that one inode
-//! gives
-//! up may become the next one's. An [`Overlay`] is the tree with the changes so far on top. None of
-//! them is in the tree before all of them are.
+//! gives up may become the next one's. An [`Overlay`] is the tree with the changes so far on top.
+//! None of them is in the tree before all of them are.
 
 use crate::error::Result;
 use crate::tree::Version;

@@ -40,14 +40,12 @@ pub(crate) fn replay(core: &Core) -> Result<bool> {
         }
     }
     // The versions of the log keep space from being reused, and the commit may have to wait for
-    // that
-    // space.
+    // that space.
     drop(log);
     let mut handle = Handle::for_replay(core)?;
     handle.txn.touch();
     // All logs together, because files of several subvolumes may share an extent, and notes of
-    // checksums
-    // never overlap.
+    // checksums never overlap.
     let mut sums = Sums::default();
     outcomes.iter_mut().for_each(|outcome| sums.take(&mut outcome.sums));
     sums.note(&mut handle);

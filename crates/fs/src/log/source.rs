@@ -68,8 +68,7 @@ impl Log {
     }
 
     /// Reads all nodes of a tree. A node must not be there twice: otherwise a damaged log could be
-    /// longer
-    /// than any disk.
+    /// longer than any disk.
     fn visit(&mut self, core: &Core, tree: &Version) -> Result<()> {
         let mut ahead = vec![tree.root.ptr];
         while let Some(ptr) = ahead.pop() {

@@ -1,17 +1,13 @@
 //! The log of one subvolume: the order of the steps, and what an inode becomes.
 //!
 //! All logged inodes come first, so that everything that refers to them finds them. With each,
-//! those
-//! attributes and entries are removed that the log says are gone. Then come the entries that the
-//! inode
-//! has in the log, and then references, attributes and extents. Link counts are counted at the end,
-//! from the references. An inode that lost its last one becomes an orphan.
+//! those attributes and entries are removed that the log says are gone. Then come the entries that
+//! the inode has in the log, and then references, attributes and extents. Link counts are counted
+//! at the end, from the references. An inode that lost its last one becomes an orphan.
 //!
 //! A logged inode of generation 0 only says that the inode exists, as the parent of something that
-//! was
-//! fsynced. A logged inode without links was gone when it was logged, and everything that the log
-//! has
-//! of it is passed over.
+//! was fsynced. A logged inode without links was gone when it was logged, and everything that the
+//! log has of it is passed over.
 
 use super::extents::{Claims, RefChange, Sums};
 use super::overlay::Overlay;
@@ -72,8 +68,7 @@ pub(super) struct Replay<'a> {
 }
 
 /// Works out what the log of a subvolume changes. Nothing is changed yet, except that space is
-/// taken in
-/// `claims`.
+/// taken in `claims`.
 ///
 /// # Errors
 /// Reading; `Corrupt` where the log, or the tree that it belongs to, is damaged.
@@ -258,10 +253,8 @@ impl Replay<'_> {
     }
 
     /// An inode lost a name, so it has changed now. If the directory is newer than the inode, the
-    /// inode's
-    /// own item was replayed before, and the time that the log has for it does not last. On Linux
-    /// it does
-    /// not either.
+    /// inode's own item was replayed before, and the time that the log has for it does not last. On
+    /// Linux it does not either.
     pub(super) fn touch(&mut self, ino: ObjectId) -> Result<()> {
         let now = to_timespec(self.core.now());
         if let Some(known) = self.inode(ino)? {
@@ -333,8 +326,7 @@ impl Replay<'_> {
     }
 
     /// Counts the names of all inodes whose names may have changed. An inode without names is an
-    /// orphan. A
-    /// directory takes the names in it with it.
+    /// orphan. A directory takes the names in it with it.
     fn count_links(&mut self) -> Result<()> {
         while let Some(ino) = self.renamed.pop_first().map(ObjectId) {
             if ino.0 == self.subvol.root_dir {

@@ -2,25 +2,19 @@
 //!
 //! A walk goes down from the root, left to right. A block that other trees use loses this tree's
 //! reference and is left alone. A block that only this tree uses is emptied first and then freed.
-//! The
-//! blocks themselves are not changed, so the ROOT_ITEM only has to say how far the walk has come:
-//! the
-//! key of the next child, and the level of the node that points to it, as on Linux. Each step notes
-//! its
-//! references and its position in one transaction. After a crash Linux or Larder goes on from
-//! there.
+//! The blocks themselves are not changed, so the ROOT_ITEM only has to say how far the walk has
+//! come: the key of the next child, and the level of the node that points to it, as on Linux. Each
+//! step notes its references and its position in one transaction. After a crash Linux or Larder
+//! goes on from there.
 //!
 //! One thing is not as simple. A shared block whose header names *this* tree as owner, without
 //! FULL_BACKREF, relies on the tree, because the references of what is below it are in the tree's
-//! name.
-//! Such blocks, and those of this tree below them, are first made to refer to their children
-//! themselves
-//! ([`crate::transaction::Ground::note_orphaned`]). A block that is not newer than the snapshot as
-//! which the tree began cannot be its own, and need not be read.
+//! name. Such blocks, and those of this tree below them, are first made to refer to their children
+//! themselves ([`crate::transaction::Ground::note_orphaned`]). A block that is not newer than the
+//! snapshot as which the tree began cannot be its own, and need not be read.
 //!
 //! Nothing else changes this tree: edits of a deleted subvolume are refused, and the walk begins
-//! when
-//! the transaction that deleted it is published.
+//! when the transaction that deleted it is published.
 
 use crate::api::past_no_return;
 use crate::engine::{Core, Subvolume};
@@ -144,8 +138,7 @@ struct Walk {
     /// From the root down.
     open: Vec<Open>,
     /// Blocks of this tree that other trees keep and that are being made independent of it, each
-    /// with its
-    /// next child.
+    /// with its next child.
     orphaned: Vec<(Arc<Node>, usize)>,
     /// Was the last step to make the current block independent?
     independent: bool,
@@ -279,8 +272,7 @@ impl Walk {
     }
 
     /// Frees nodes whose children are all gone. Afterwards the position is that of a child that is
-    /// still
-    /// there.
+    /// still there.
     fn close_finished(&mut self, core: &Core, h: &Handle<'_>) -> Result<u64> {
         let mut notes = 0;
         while let Some(open) = self.open.last()

@@ -3,8 +3,7 @@
 //! A block has the number of the transaction that wrote it, and so has the pointer to it. A change
 //! below changes all blocks on the way up. So a walk that leaves out older blocks reads little more
 //! than what it finds. It walks over one version of the tree, without a lock. It can be continued
-//! later
-//! from any key, because keys only rise.
+//! later from any key, because keys only rise.
 
 use crate::api::NewExtent;
 use crate::engine::Core;

@@ -8,8 +8,7 @@
 //! | `find_new` | which extents of it are newer than a transaction |
 //!
 //! A subvolume in memory, and where it hangs, belong to the engine. Its entries in directories are
-//! made
-//! in [`crate::inode`].
+//! made in [`crate::inode`].
 
 pub(crate) mod drop;
 pub(crate) mod find_new;

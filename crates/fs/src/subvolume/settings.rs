@@ -103,8 +103,7 @@ impl Core {
     }
 
     /// Makes a subvolume read-only, or writable again. With `forget`, a received subvolume that
-    /// becomes
-    /// writable is no longer known as received. Without it, that is refused.
+    /// becomes writable is no longer known as received. Without it, that is refused.
     ///
     /// # Errors
     /// `NotFound`; `Busy`; no space; read-only file system.

@@ -2,19 +2,14 @@
 //!
 //! A caller writes delayed data back, works out the entry, leaves a [`PendingSnapshot`] with the
 //! running transaction and asks for its commit. It keeps the directory locked until the seal, so
-//! the
-//! entry stays possible. The seal waits until all operations have left and all inode items are
-//! written.
-//! Then it copies the root ([`crate::tree::Tree::snapshot`]), and only then adds the entry: a
-//! snapshot
-//! does not contain its own name. Entry, root item, links and the references below the new root
-//! belong
-//! to one transaction, so a crash leaves all of them or nothing. The call returns when they are
-//! durable.
+//! the entry stays possible. The seal waits until all operations have left and all inode items are
+//! written. Then it copies the root ([`crate::tree::Tree::snapshot`]), and only then adds the
+//! entry: a snapshot does not contain its own name. Entry, root item, links and the references
+//! below the new root belong to one transaction, so a crash leaves all of them or nothing. The call
+//! returns when they are durable.
 //!
 //! The seal may still edit a subvolume after its snapshot was taken. A block is copied first then,
-//! also
-//! if it is of this very transaction: the tree knows which of its blocks are in no other tree.
+//! also if it is of this very transaction: the tree knows which of its blocks are in no other tree.
 
 use crate::api::{Timestamp, to_timespec};
 use crate::engine::draft::{Changes, write_changes};
@@ -105,8 +100,7 @@ pub(crate) fn make_all(
 }
 
 /// Makes one snapshot. The inner result is for the caller, and nothing has changed if it is an
-/// error.
-/// The outer one is for the commit.
+/// error. The outer one is for the commit.
 fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<()>> {
     let source = &p.source;
     if source.is_dead() {
@@ -168,8 +162,7 @@ impl Core {
     ) -> Generation {
         self.note_link(h, snapshot.id, Some(snapshot.link.clone()));
         // The root twice, the entry, and the directory's inode. After the snapshot all of these are
-        // copied
-        // again.
+        // copied again.
         h.keep_for_seal(snapshot.entry.items() + 4);
         h.txn.gathered::<Snapshots>().0.lock().push(snapshot);
         h.generation()

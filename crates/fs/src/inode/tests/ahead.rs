@@ -56,8 +56,7 @@ fn operations_go_on_meanwhile() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
         // Each commit writes items ahead. Only the committer may do that: its seal would not find
-        // what another
-        // thread has taken.
+        // what another thread has taken.
         let commits = s.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 w.fs.sync().unwrap();

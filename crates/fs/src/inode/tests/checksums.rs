@@ -3,9 +3,8 @@
 use super::World;
 
 /// Files whose extents alternate lose their checksums out of the middle of large items. Each
-/// deletion
-/// makes a leaf and drops one. A full disk does not have room for as many blocks as there are
-/// deletions.
+/// deletion makes a leaf and drops one. A full disk does not have room for as many blocks as there
+/// are deletions.
 #[test]
 fn leaves_made_and_dropped_by_a_commit_are_taken_again() {
     const FILES: usize = 2000;

@@ -18,8 +18,7 @@ fn number(location: &Key) -> u64 {
 }
 
 /// Checks that entries, indices and references are the same set, and that link counts, directory
-/// sizes
-/// and orphan items follow from it.
+/// sizes and orphan items follow from it.
 pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
     let mut by_index = Names::new();
     let mut by_reference = Names::new();

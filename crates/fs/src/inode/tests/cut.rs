@@ -12,11 +12,9 @@ fn extents(w: &World, id: InodeId) -> Vec<(Key, Vec<u8>)> {
 }
 
 /// A file whose packed bytes lie in its leaf has to leave it if they do not fit there unpacked:
-/// zeros
-/// behind the new end make its sector be written again. While the cut waits to delay these zeros,
-/// the
-/// file's own delayed data may be written back. Then the file is in no leaf any more, and what is
-/// behind the end stays there.
+/// zeros behind the new end make its sector be written again. While the cut waits to delay these
+/// zeros, the file's own delayed data may be written back. Then the file is in no leaf any more,
+/// and what is behind the end stays there.
 #[test]
 fn zeros_are_delayed_only_for_a_file_that_leaves_its_leaf() {
     for delayed in [false, true] {

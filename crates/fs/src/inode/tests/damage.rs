@@ -146,8 +146,7 @@ fn impossible_inodes() {
         let mut item = InodeItem::read_from_bytes(&w.items()[&key]).unwrap();
         change(&mut item);
         // The node checker refuses some of these when it writes. What it lets pass is refused when
-        // the inode
-        // is used.
+        // the inode is used.
         let core = &w.fs.core;
         let subvol = core.subvol(f.subvol).unwrap();
         core.begin(1).unwrap().edit(&subvol, &[key], |e| e.update(&key, item.as_bytes())).unwrap();

@@ -24,8 +24,7 @@ fn the_longest_hold_of_a_tree_has_a_name() {
 }
 
 /// The thread that has locked the notes may have lost its processor for milliseconds. An edit
-/// releases
-/// its tree meanwhile.
+/// releases its tree meanwhile.
 #[test]
 fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
     let w = World::new();

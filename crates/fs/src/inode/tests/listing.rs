@@ -148,8 +148,7 @@ fn rename_all(w: &World, d: InodeId) {
     }
     assert_eq!(seen, 40);
     // A reader that begins again sees everything, and so does a reader that goes on from any
-    // position
-    // without this limit.
+    // position without this limit.
     assert_eq!(page(w, d, 0, 100).0.len(), 42);
     assert_eq!(w.names(d).len(), 40);
 }

@@ -2,10 +2,8 @@
 //!
 //! The model knows directories, files with several names, and holds. The operations choose from few
 //! names, some of them with equal hashes, so that they meet. Results must agree after every
-//! operation.
-//! From time to time everything is committed and checked item by item, or the file system is
-//! reopened
-//! or crashes.
+//! operation. From time to time everything is committed and checked item by item, or the file
+//! system is reopened or crashes.
 
 use super::{World, new};
 use crate::{Error, FileKind, InodeId, RenameMode};

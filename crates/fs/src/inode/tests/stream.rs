@@ -151,8 +151,7 @@ fn scattered<const PIECE: usize>() {
 }
 
 /// Blocks and parts of blocks over each other, with reads and cuts in between: nothing is counted
-/// twice
-/// or subtracted twice.
+/// twice or subtracted twice.
 #[test]
 fn what_is_delayed_is_counted_right() {
     const LEN: u64 = 64 * 4096;

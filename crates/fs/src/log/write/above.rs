@@ -1,10 +1,8 @@
 //! The way to a subvolume: what leads to it lies in other trees than those that its log covers.
 //!
 //! A log of a subvolume says where files are within it. The subvolume itself may have moved since
-//! the
-//! last commit, or a directory above it, in the subvolume in which it hangs. Then replaying would
-//! bring
-//! the files back in another place. Such an `fsync` commits.
+//! the last commit, or a directory above it, in the subvolume in which it hangs. Then replaying
+//! would bring the files back in another place. Such an `fsync` commits.
 
 use super::Result;
 use super::collect::Pair;
@@ -19,8 +17,7 @@ use std::sync::atomic::Ordering;
 const MOST: usize = 10_000;
 
 /// May a subvolume be in another place than in the last commit? `txn` is running, and the caller
-/// keeps
-/// it from being sealed.
+/// keeps it from being sealed.
 ///
 /// # Errors
 /// Reading or corruption.

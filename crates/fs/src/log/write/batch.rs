@@ -1,10 +1,8 @@
 //! How one thread writes the log for all callers, and when it is durable.
 //!
 //! Each transaction has a [`TxnLog`]. A caller of `fsync` adds a contribution to it, gets a ticket,
-//! and
-//! waits or leaves a call behind ([`super::queue`]). There is always one leader. It goes step by
-//! step.
-//! A step
+//! and waits or leaves a call behind ([`super::queue`]). There is always one leader. It goes step
+//! by step. A step
 //!
 //! 1. writes the superblock for the nodes that the last flush has made durable,
 //! 2. takes all contributions that have gathered, edits the log, and writes its nodes,
@@ -12,12 +10,9 @@
 //!    done.
 //!
 //! So one caller alone costs two flushes, which is the least that it takes; under load each batch
-//! costs
-//! one. Callers that add a contribution need nothing of what the leader holds while it waits for
-//! the
-//! device. `docs/LOG.md` says what happens to a log when its transaction is sealed
-//! ([`TxnLog::close`])
-//! and committed ([`TxnLog::retire`]).
+//! costs one. Callers that add a contribution need nothing of what the leader holds while it waits
+//! for the device. `docs/LOG.md` says what happens to a log when its transaction is sealed
+//! ([`TxnLog::close`]) and committed ([`TxnLog::retire`]).
 
 use super::collect::{Contribution, Pair, collect};
 use super::content::Content;
@@ -119,8 +114,7 @@ impl TxnLog {
         drop(left);
     }
     /// The superblock without this log is durable: returns the log's space, pinned. Waits for one
-    /// step of
-    /// the leader at most.
+    /// step of the leader at most.
     ///
     /// # Errors
     /// Broken accounts.
@@ -146,8 +140,7 @@ impl TxnLog {
     }
 
     /// Waits until a ticket is durable, or is known not to become durable by the log. Leads if
-    /// there is no
-    /// leader.
+    /// there is no leader.
     fn wait(&self, core: &Core, txn: &Arc<Txn>, ticket: u64) -> crate::error::Result<Verdict> {
         let mut queue = self.queue.lock();
         loop {
@@ -335,8 +328,7 @@ fn step_with(
 }
 
 /// Brings contributions into the log and writes the nodes that changed. Returns the log's root, and
-/// the
-/// nodes that are not needed any more once a superblock leads to it.
+/// the nodes that are not needed any more once a superblock leads to it.
 fn write_batch(
     core: &Core,
     txn: &Arc<Txn>,
@@ -419,8 +411,7 @@ pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> 
 }
 
 /// As [`sync`], but does not wait for other threads: the call is told the result, now or later.
-/// This
-/// thread may lead meanwhile, for as long as other callers have left calls behind, too.
+/// This thread may lead meanwhile, for as long as other callers have left calls behind, too.
 pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     let (txn, outcome) = match begin(core, inode) {
         Ok(begun) => begun,
@@ -501,8 +492,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         let mut state = inode.state.lock();
         let unlogged = moved || state.unlogged && state.last_change == txn.generation;
         // The inode has changed since it was logged, but in the transaction before this one. Only
-        // that one's
-        // commit has the change.
+        // that one's commit has the change.
         let sealed = state.unlogged && !unlogged;
         if unlogged {
             state.unlogged = false;
@@ -551,14 +541,12 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     };
     let nameless = inode.state.lock().item.nlink.get() == 0;
     // Of an inode without names only that fact is logged. Its changes stay, because it may still
-    // get a
-    // name.
+    // get a name.
     let mut ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
     let item = inode.item_for_log(core);
     let size = item.as_ref().map_or(0, |item| ceil(item.size.get().min(MAX_FILE_SIZE)));
     // If the file grew since it was logged, the range behind its old end is a hole now, and must
-    // not come
-    // back from the last commit.
+    // not come back from the last commit.
     let before = last.as_ref().filter(|l| l.generation == txn.generation).map(|l| l.size);
     ranges.extend(
         before
@@ -609,8 +597,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         }
     };
     // The change was taken, but is in no log. Any `fsync` before the commit has to wait for the
-    // commit,
-    // too.
+    // commit, too.
     *last = None;
     Ok((txn, outcome))
 }

@@ -2,10 +2,8 @@
 //!
 //! They lie in block groups that are known to the superblock on which the log hangs. They are in no
 //! extent tree, but only taken in the allocator's map. A node that a later batch has replaced may
-//! be
-//! used again as soon as a superblock without it is durable. All nodes are free once the
-//! transaction to
-//! which the log belongs is published.
+//! be used again as soon as a superblock without it is durable. All nodes are free once the
+//! transaction to which the log belongs is published.
 
 use super::{Cause, Result, Stop};
 use crate::engine::Core;
@@ -55,8 +53,7 @@ impl Blocks {
         self.replaced.push(at);
     }
     /// The addresses of replaced nodes. They are given to [`Self::reuse`] once a superblock without
-    /// these
-    /// nodes is durable.
+    /// these nodes is durable.
     pub(super) fn take_replaced(&mut self) -> Vec<Logical> {
         std::mem::take(&mut self.replaced)
     }

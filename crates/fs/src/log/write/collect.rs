@@ -2,10 +2,8 @@
 //!
 //! It is collected by the caller of `fsync`, in parallel with other callers, from a version of the
 //! tree, with no lock held. The order matters. First the inode is asked which ranges have changed,
-//! then
-//! what its item is, and then the version is taken. So the version contains what the item covers
-//! and
-//! what is known to have changed, whatever else happens meanwhile.
+//! then what its item is, and then the version is taken. So the version contains what the item
+//! covers and what is known to have changed, whatever else happens meanwhile.
 
 use super::{Cause, Result, Stop};
 use crate::api::FileKind;
@@ -73,8 +71,7 @@ impl Pair {
         Ok(Self { base, now })
     }
     /// Copies the leaves of an inode's items that have changed in a transaction, while their tree
-    /// is
-    /// locked: for [`crate::Tuning::log_copies_leaves_locked`].
+    /// is locked: for [`crate::Tuning::log_copies_leaves_locked`].
     pub(super) fn copy_leaves_locked(&self, inode: &Inode, generation: Generation) -> Result<()> {
         let ino = inode.object();
         let mut last = None;
@@ -256,9 +253,8 @@ impl Window {
 }
 
 /// Has another file written into the extent while it had it preallocated? That file may not be in
-/// the
-/// log, or it may be there from before the write. Replayed, it would have preallocated space with
-/// checksums.
+/// the log, or it may be there from before the write. Replayed, it would have preallocated space
+/// with checksums.
 fn is_filled(txn: &Txn, inode: &Inode, r: &ExtentRecord) -> bool {
     r.kind == ExtentKind::Regular
         && txn.filled.lock().get(&r.disk_bytenr).is_some_and(|whose| *whose != inode.id)
@@ -278,16 +274,12 @@ fn summed(r: &ExtentRecord) -> Run {
 /// missing.
 ///
 /// Notes are taken whole, although a note may cover several extents that were written together. So
-/// the
-/// items of a log are equal or apart, whichever extents they were logged for. Replaying takes those
-/// for
-/// which it has extents.
+/// the items of a log are equal or apart, whichever extents they were logged for. Replaying takes
+/// those for which it has extents.
 ///
 /// A file that shares extents is an exception. It may use what another file has written into space
-/// that
-/// is preallocated according to the log, which may have that file from before. Sectors of such
-/// space
-/// must not have checksums. So only the part of the extent that this file has is taken
+/// that is preallocated according to the log, which may have that file from before. Sectors of such
+/// space must not have checksums. So only the part of the extent that this file has is taken
 /// (`content::put_sums` keeps such items apart).
 fn sums(
     core: &Core,
@@ -317,8 +309,7 @@ fn sums(
 
 /// Adds the checksums that an extent had before the transaction. They are needed when a part of the
 /// item's data was written into preallocated space in this transaction, and another part in an
-/// earlier
-/// one.
+/// earlier one.
 ///
 /// Nothing would be lost without them, since the checksum tree has them, but a log has all that its
 /// items need. Those of the whole extent are taken, for the same reason as whole notes.

@@ -1,10 +1,8 @@
 //! What the log of a transaction has, and how contributions come into it.
 //!
 //! One thread at a time edits [`Content`], and it waits for no device. A batch's contributions come
-//! in.
-//! Then the nodes that have changed are made. The caller writes them when the next batch may
-//! already
-//! come in.
+//! in. Then the nodes that have changed are made. The caller writes them when the next batch may
+//! already come in.
 
 use super::blocks::Blocks;
 use super::collect::{Contribution, Pair, Window, part_of, sum_items, sums_end};
@@ -163,8 +161,7 @@ fn merge(
 }
 
 /// Adds an item of checksums. Once a file that shares extents is logged, sectors whose checksums
-/// the
-/// log already has are left out.
+/// the log already has are left out.
 fn put_sums(
     core: &Core,
     log: &mut SubvolLog,

@@ -1,10 +1,8 @@
 //! How two versions of a tree differ within a range of keys.
 //!
 //! Versions share what did not change between them: a block that both have at one address and with
-//! one
-//! generation has the same content, and so has everything below it. Only other blocks are examined,
-//! so
-//! the cost depends on how much has changed.
+//! one generation has the same content, and so has everything below it. Only other blocks are
+//! examined, so the cost depends on how much has changed.
 
 use crate::error::Result;
 use crate::tree::{Node, Version, child_pointer, child_slot};
@@ -19,8 +17,7 @@ pub(super) type Change = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
 const MOST_LEAVES: usize = 2000;
 
 /// The items in `from..=to` that differ between two versions of a tree, in order; `None` if too
-/// much
-/// has changed for a log.
+/// much has changed for a log.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -86,8 +83,7 @@ pub(super) fn same(old: &Version, new: &Version) -> bool {
 }
 
 /// The leaves that may hold keys in `from..=to`, without those below blocks that `enter` refuses.
-/// Not
-/// many more than [`MOST_LEAVES`].
+/// Not many more than [`MOST_LEAVES`].
 fn leaves(
     version: &Version,
     from: &Key,

@@ -1,12 +1,9 @@
 //! Writing the log: `fsync` without a commit.
 //!
 //! A log says, for the inodes that were fsynced, how a subvolume differs from the last commit.
-//! Larder
-//! has both sides as versions: the tree as it was last sealed, and the tree as it is. So what has
-//! to be
-//! logged is their *difference*, which is worked out when an `fsync` needs it. Operations leave
-//! almost
-//! no history for the log, and never edit it.
+//! Larder has both sides as versions: the tree as it was last sealed, and the tree as it is. So
+//! what has to be logged is their *difference*, which is worked out when an `fsync` needs it.
+//! Operations leave almost no history for the log, and never edit it.
 //!
 //! | module | decision it hides |
 //! |---|---|
@@ -22,12 +19,9 @@
 //!
 //! The caller writes the inode's delayed data back, takes both versions, collects what the inode's
 //! content needs, and joins the batch of its transaction. One of the waiters is the *leader*. It
-//! takes
-//! all contributions, works out the names, edits the log, writes the nodes, and makes them durable
-//! with
-//! the last published superblock plus the log. `docs/LOG.md` describes this step by step, and says
-//! when
-//! `fsync` has to commit ([`Cause`] counts the reasons).
+//! takes all contributions, works out the names, edits the log, writes the nodes, and makes them
+//! durable with the last published superblock plus the log. `docs/LOG.md` describes this step by
+//! step, and says when `fsync` has to commit ([`Cause`] counts the reasons).
 
 mod above;
 mod batch;

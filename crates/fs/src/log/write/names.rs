@@ -1,24 +1,17 @@
 //! What has to be logged together with an inode, so that its names come out right.
 //!
 //! Replaying takes names away. A new name takes the place of the inode that had it in the last
-//! commit,
-//! and a range of deletion removes what the directory had there. An inode that loses a name in this
-//! way
-//! has other names by now, or is gone. If it has others, they have to be in the log, or the inode
-//! would
-//! be lost together with the name. Each of those names may take names from other inodes. [`Names`]
-//! follows this to its end, over one version of the tree, so what the log says was true at one
-//! moment.
+//! commit, and a range of deletion removes what the directory had there. An inode that loses a name
+//! in this way has other names by now, or is gone. If it has others, they have to be in the log, or
+//! the inode would be lost together with the name. Each of those names may take names from other
+//! inodes. [`Names`] follows this to its end, over one version of the tree, so what the log says
+//! was true at one moment.
 //!
 //! If only its names are logged, an inode *exists* in the log, with generation 0: replaying leaves
-//! its
-//! item as the last commit has it. But its extended attributes become what the log has, so those of
-//! the
-//! last commit are logged. Fsynced inodes and logged directories take all directories above them
-//! along
-//! that are not where the last commit has them. Otherwise they would not be found under their
-//! names,
-//! and two directories could end within each other.
+//! its item as the last commit has it. But its extended attributes become what the log has, so
+//! those of the last commit are logged. Fsynced inodes and logged directories take all directories
+//! above them along that are not where the last commit has them. Otherwise they would not be found
+//! under their names, and two directories could end within each other.
 
 use super::blocks::Blocks;
 use super::diff::changed;
@@ -107,10 +100,8 @@ impl<'a> Names<'a> {
     }
 
     /// Logs an inode as `item`, and its names. If an `fsync` named a directory, also what has come
-    /// and gone
-    /// in it, and where its companions are. False if the inode has no name any more: the log has
-    /// nothing of
-    /// it then.
+    /// and gone in it, and where its companions are. False if the inode has no name any more: the
+    /// log has nothing of it then.
     pub(super) fn log(
         &mut self,
         ino: ObjectId,
@@ -243,9 +234,8 @@ impl<'a> Names<'a> {
         }
         for name in &were {
             // A name that the inode has again has another index in the directory. Linux would
-            // remove the old entry
-            // when it comes to the new one, after the inode's item, and leave the time of replaying
-            // in the item.
+            // remove the old entry when it comes to the new one, after the inode's item, and leave
+            // the time of replaying in the item.
             if !are.contains(name) {
                 self.lost(name)?;
             }
@@ -258,10 +248,8 @@ impl<'a> Names<'a> {
         InodeItem::parse(data).map(|i| Some(*i)).map_err(|e| self.corrupt(key, e))
     }
     /// Logs the extended attributes of an inode, which had `base_head` in the last commit and has
-    /// other
-    /// ones now. They have to be those that belong to the item which replaying will leave.
-    /// Otherwise the
-    /// two together would show a state that never existed.
+    /// other ones now. They have to be those that belong to the item which replaying will leave.
+    /// Otherwise the two together would show a state that never existed.
     fn attributes(
         &mut self,
         ino: ObjectId,
@@ -354,8 +342,7 @@ impl<'a> Names<'a> {
     }
 
     /// The item of an inode as it is now. The tree may not have all changes yet. Together with the
-    /// extended
-    /// attributes in the tree, the item in the tree would show a state that never existed.
+    /// extended attributes in the tree, the item in the tree would show a state that never existed.
     fn item_by_now(&self, ino: ObjectId) -> Result<Option<InodeItem>> {
         let Some(in_tree) = self.item(self.now, ino)? else { return Ok(None) };
         let in_memory =
@@ -432,8 +419,7 @@ impl<'a> Names<'a> {
     }
 
     /// An inode has lost a name. The inode that has the name now is concerned, because there may
-    /// have been
-    /// no moment at which the name was free.
+    /// have been no moment at which the name was free.
     fn queue_holder(&mut self, name: &Reference) -> Result<()> {
         let key = dir_item_key(name.dir, &name.name);
         if let Some(item) = self.now.get(&key)? {

@@ -2,9 +2,8 @@
 //!
 //! Some callers wait with their thread. Any of them can lead. Others have left a call behind
 //! ([`Settled`]) and do other work: so a hundred callers of `fsync` do not cost a hundred threads
-//! that
-//! each batch puts to sleep and wakes. They cannot lead. Therefore the leader does not leave while
-//! there are calls: **a call is left behind only while there is a leader.**
+//! that each batch puts to sleep and wakes. They cannot lead. Therefore the leader does not leave
+//! while there are calls: **a call is left behind only while there is a leader.**
 //!
 //! Calls are made where their ticket is settled, by the leader or by the committer in a seal, with
 //! locks of the log held. So they only pass on the result. They must not wait or call the engine.
@@ -35,8 +34,7 @@ enum Waiter {
 #[derive(Default)]
 pub(super) struct Queue {
     /// Contributions that no batch has taken yet, in the order of their tickets. Without those that
-    /// their
-    /// callers have brought in themselves.
+    /// their callers have brought in themselves.
     pub(super) waiting: Vec<Contribution>,
     /// The last ticket given out, and the last that a batch has taken.
     pub(super) given: u64,
@@ -44,8 +42,7 @@ pub(super) struct Queue {
     /// All tickets up to this are durable.
     pub(super) durable: u64,
     /// All tickets from this one on have to wait for the commit; and why, unless that commit is
-    /// under way
-    /// already.
+    /// under way already.
     pub(super) refused: Option<(u64, Option<Cause>)>,
     /// There is a leader.
     pub(super) led: bool,
@@ -88,8 +85,7 @@ impl Calls {
 
 impl Queue {
     /// Tickets that the next batch will take. None once the log was given up, because its content
-    /// may be
-    /// incomplete then.
+    /// may be incomplete then.
     pub(super) fn fresh(&self) -> u64 {
         if self.closed || self.refused.is_some() { 0 } else { self.given - self.taken }
     }
@@ -173,15 +169,13 @@ impl Queue {
         })
     }
     /// Wakes the waiters whose ticket is durable now, and no others: of a hundred waiters each
-    /// batch serves
-    /// only a few.
+    /// batch serves only a few.
     pub(super) fn wake_served(&mut self) -> Calls {
         self.wake_threads(self.durable);
         self.take_calls(self.durable, |_, _| Some(Ok(Verdict::Durable)))
     }
     /// There is no leader, so the first waiter without an outcome has to lead. A waiter that was
-    /// woken for
-    /// this and leaves passes it on.
+    /// woken for this and leaves passes it on.
     pub(super) fn wake_leader(&self) {
         debug_assert!(
             self.led || self.calls == 0,

@@ -1,14 +1,10 @@
 //! How logged items lie in nodes, and which of them are written again.
 //!
 //! A log tree lives for one transaction, has one editor, and is in memory as a whole. So it needs
-//! none
-//! of the machinery of [`crate::tree`]. Its leaves are found by the smallest key that they may
-//! hold. A
-//! leaf that was written and is edited again goes to another address, because the durable
-//! superblock
-//! may lead to the old one. The levels above the leaves are small and made again for each write.
-//! Only
-//! nodes that come out as they were are kept.
+//! none of the machinery of [`crate::tree`]. Its leaves are found by the smallest key that they may
+//! hold. A leaf that was written and is edited again goes to another address, because the durable
+//! superblock may lead to the old one. The levels above the leaves are small and made again for
+//! each write. Only nodes that come out as they were are kept.
 
 use super::blocks::Blocks;
 use super::{Result, Stop};
