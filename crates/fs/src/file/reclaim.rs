@@ -1,9 +1,7 @@
 //! Reclaim: what is done when space is short, cheapest step first.
 //!
-//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps are: release
-//! what nothing holds any more; for metadata, commit if promises to the commit are all that stands
-//! in the way, and write delayed data, whose reservations for items are many times what it uses;
-//! make a chunk; write delayed data for what it has reserved beyond its needs; commit.
+//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). `docs/SPACE.md` lists
+//! the steps, and the places that may hold space for a moment.
 //!
 //! Delayed data is written by amount, oldest first, because a small request must not write hundreds
 //! of MiB that would have grown into larger extents. If a round does not yield enough, data that is
@@ -12,8 +10,7 @@
 //!
 //! "Nothing is left" must not be true for a moment only: other threads commit, and make and give
 //! back chunks, all the time. So a chunk is asked for again after each step, and if anything was
-//! published, made or given back since the round began, there is another one. `docs/SPACE.md` lists
-//! what may hold space for a moment.
+//! published, made or given back since the round began, there is another one.
 
 use crate::engine::Core;
 use crate::engine::reclaims::ReclaimCounters;
