@@ -99,9 +99,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Logs an inode as `item`, and its names. If an `fsync` named a directory, also what has come
-    /// and gone in it, and where its companions are. False if the inode has no name any more: the
-    /// log has nothing of it then.
+    /// Logs an inode that was fsynced as `item`, its names, and those of its companions; with
+    /// `entries`, also what has come and gone in it, a directory. False if the inode has no name
+    /// any more: the log has nothing of it then.
     pub(super) fn log(
         &mut self,
         ino: ObjectId,
@@ -326,8 +326,8 @@ impl<'a> Names<'a> {
             Ok(())
         }
     }
-    /// A directory of the last commit that is gone, although the log says what else has gone from
-    /// it.
+    /// Logs that a directory of the last commit existed. It is gone, but the log says what else was
+    /// removed from it.
     fn ghost(&mut self, ino: ObjectId) -> Result<()> {
         let Some(mut item) = self.item(self.base, ino)? else { return Ok(()) };
         item.generation = U64::ZERO;
