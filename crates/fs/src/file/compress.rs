@@ -9,8 +9,9 @@
 //! stored as it is; neighbours that are stored so become one extent again.
 //!
 //! Everything here runs in write-back, with no lock held. Memory is bounded: a batch takes at most
-//! [`BATCH`] bytes of a file that is to be compressed. Packers are kept from one batch to the next,
-//! at most one per core while they are in use, and [`IDLE_PACKERS`] otherwise.
+//! [`BATCH`] bytes of a file that is to be compressed, and holds less than that in packed form.
+//! Packers are kept from one batch to the next, at most one per core while they are in use, and
+//! [`IDLE_PACKERS`] otherwise.
 
 use super::dirty::SECTOR_LEN;
 use super::property;
