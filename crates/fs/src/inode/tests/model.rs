@@ -28,7 +28,11 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let dir = 0usize..6;
     let name = 0usize..8;
-    let kind = prop_oneof![3 => Just(FileKind::Directory), 3 => Just(FileKind::Regular), 1 => Just(FileKind::Symlink)];
+    let kind = prop_oneof![
+        3 => Just(FileKind::Directory),
+        3 => Just(FileKind::Regular),
+        1 => Just(FileKind::Symlink),
+    ];
     let mode = prop_oneof![
         4 => Just(RenameMode::Replace),
         1 => Just(RenameMode::NoReplace),
@@ -41,7 +45,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (0usize..12, dir.clone(), name.clone()).prop_map(|(i, d, n)| Op::Link(i, d, n)),
         4 => (dir.clone(), name.clone()).prop_map(|(d, n)| Op::Unlink(d, n)),
         2 => (dir.clone(), name.clone()).prop_map(|(d, n)| Op::Rmdir(d, n)),
-        8 => (dir.clone(), name.clone(), dir, name, mode).prop_map(|(d, n, e, m, mode)| Op::Rename(d, n, e, m, mode)),
+        8 => (dir.clone(), name.clone(), dir, name, mode)
+            .prop_map(|(d, n, e, m, mode)| Op::Rename(d, n, e, m, mode)),
         2 => (0usize..12).prop_map(Op::Hold),
         2 => (0usize..12).prop_map(Op::Release),
         1 => Just(Op::Check),
@@ -367,7 +372,11 @@ fn run(ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        max_shrink_iters: 2000,
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn names_behave_like_a_map(ops in ops()) {
         run(&ops);

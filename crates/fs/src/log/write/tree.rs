@@ -353,11 +353,13 @@ mod tests {
                 prop_assert!(all.iter().copied().eq(map.iter().map(|(k, d)| (*k, d.as_slice()))));
                 for probe in [0, 17, 60, 119] {
                     prop_assert_eq!(tree.get(&key(probe)), map.get(&key(probe)).map(Vec::as_slice));
-                    let below = map.range(..=key(probe)).next_back().map(|(k, d)| (*k, d.as_slice()));
+                    let below =
+                        map.range(..=key(probe)).next_back().map(|(k, d)| (*k, d.as_slice()));
                     prop_assert_eq!(tree.at_or_before(&Key::MIN, &key(probe)), below);
                 }
                 let some = tree.range(key(30)..=key(70));
-                prop_assert!(some.eq(map.range(key(30)..=key(70)).map(|(k, d)| (*k, d.as_slice()))));
+                let same = map.range(key(30)..=key(70)).map(|(k, d)| (*k, d.as_slice()));
+                prop_assert!(some.eq(same));
                 prop_assert!(tree.leaves.contains_key(&Key::MIN));
                 for (first, leaf) in &tree.leaves {
                     prop_assert!(NodeView(&leaf.bytes).key(0).is_none_or(|k| k >= *first));
