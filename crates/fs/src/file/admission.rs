@@ -1,9 +1,10 @@
 //! Admission: what a write has to have before its bytes may be delayed.
 //!
-//! Data space for every sector that it touches, budget of memory, and, for a file that had no
-//! delayed data, metadata for the items that write-back will change. Who waits for metadata must
-//! not hold any that another waits for: what items take is reserved in one step with the
-//! operation's own handle, and passes to the file with the bytes.
+//! A write needs data space for every sector that it touches, and budget of memory. If the file had
+//! no delayed data, it also needs metadata for the items that write-back will change. An operation
+//! that waits for metadata must not hold any that another operation waits for. So the metadata for
+//! the items is reserved in one step with the operation's own handle, and passes to the file with
+//! the bytes.
 
 use super::nocow::in_place;
 pub(super) use crate::engine::delalloc::Admitted;
@@ -12,13 +13,12 @@ use crate::error::Result;
 use crate::space::SpaceKind;
 use crate::transaction::Handle;
 
-/// Items that delayed data of a file may change: one that is written, one that is split or trimmed
-/// for it.
+/// Items that delayed data of a file may change: one is written, one is split or trimmed for it.
 const DELAYED_ITEMS: u64 = 2;
 
 /// Joins the transaction to take in what was admitted, with space for the items of a file that had
-/// no delayed data. Both is reserved in one step: who waits for metadata must not hold any that
-/// another waits for.
+/// no delayed data. Both are reserved in one step: an operation that waits for metadata must not
+/// hold any that another one waits for.
 ///
 /// # Errors
 /// `NoSpace`, `ReadOnly`, `WouldBlock`.
@@ -36,8 +36,8 @@ pub(super) fn begin_taking_in<'a>(
     Ok(handle)
 }
 
-/// As [`begin_taking_in`], for an operation that changes `items` items besides and may have nothing
-/// to take in.
+/// As [`begin_taking_in`], for an operation that also changes `items` other items and may have
+/// nothing to take in.
 ///
 /// # Errors
 /// As [`begin_taking_in`].
@@ -57,10 +57,10 @@ pub(super) fn begin_with<'a>(
 }
 
 /// Waits for budget and reserves space for `len` bytes at `start`, but not for the items of a file
-/// that had no delayed data. Nothing is changed; what is reserved comes back with the guard.
+/// that had no delayed data. Nothing is changed. The guard gives back what is reserved.
 ///
 /// # Errors
-/// `NoSpace`; `WouldBlock`; what writing data back said.
+/// `NoSpace`; `WouldBlock`; the errors of writing data back.
 pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Result<Admitted> {
     core.data.wait_for_budget(core, len as u64)?;
     let footprint = super::extents::ceil(start + len as u64) - super::extents::floor(start);

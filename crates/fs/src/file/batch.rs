@@ -1,7 +1,7 @@
-//! A batch of write-back on its way: flights with their sectors made whole, and the handle under
-//! which they enter their trees.
+//! A batch of write-back: runs in flight with their sectors made whole, and the handle under which
+//! they enter their trees.
 //!
-//! It is what [`super::writeback`] and [`super::nocow`] work on; nothing here is written anywhere.
+//! [`super::writeback`] and [`super::nocow`] work on it. Nothing is written to a device here.
 
 use super::compress::{Packed, Part};
 use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
@@ -18,19 +18,19 @@ use larder_format::items::InodeFlags;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Edits under one handle: a seal waits for them.
+/// Edits under one handle at most, because a seal waits for handles.
 const EDITS_PER_HANDLE: usize = 64;
 
 /// Where a stretch of whole sectors lies in memory.
 #[derive(Debug)]
 enum Source {
-    /// In a segment of the flight.
+    /// In a segment of the run.
     Part(usize, Range<usize>),
     /// In the image's own buffer.
     Made(Range<usize>),
 }
 
-/// The sectors of a flight, made whole.
+/// The sectors of a run in flight, made whole.
 #[derive(Debug, Default)]
 pub(super) struct Image {
     made: Vec<u8>,
@@ -38,8 +38,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// The sectors of a flight: borrowed from its segments where they fill sectors, made up where
-    /// they do not.
+    /// The sectors of a run: borrowed from its segments where these fill sectors, and assembled
+    /// where they do not.
     ///
     /// # Errors
     /// Reading the rest of a sector failed.
@@ -111,12 +111,12 @@ impl Image {
     }
 }
 
-/// A part of a flight's sectors that becomes one extent.
+/// A part of a run's sectors that becomes one extent.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Where in the flight's sectors.
+    /// Where it is, in bytes from the run's first sector.
     pub(super) range: Range<u64>,
-    /// What is stored instead of them.
+    /// What is stored instead of these bytes.
     pub(super) packed: Option<Packed>,
     pub(super) run: Run,
     pub(super) csums: Vec<u8>,
@@ -132,25 +132,25 @@ impl Piece {
     }
 }
 
-/// A flight on its way through the steps.
+/// A run in flight and how far it has come in the steps of write-back.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) departure: Departure,
     pub(super) image: Image,
-    /// Some of it may have been written in place; all of it, then it has landed.
+    /// Some of it may have been written in place. If all of it was, the run is complete.
     pub(super) in_place: bool,
     pub(super) landed: bool,
-    /// What is to be stored, in order, until it has space.
+    /// What is to be stored, in order, as long as it has no space yet.
     pub(super) parts: Vec<Part>,
     pub(super) pieces: SmallVec<[Piece; 1]>,
     /// Pieces that the transaction owns already, counted from the first.
     pub(super) created: usize,
     pub(super) verified: bool,
-    /// It goes into the leaf.
+    /// The run goes into the leaf.
     pub(super) inline: bool,
-    /// In this form.
+    /// The form in which it goes there.
     pub(super) leaf: Option<Packed>,
-    /// It was tried to compress it, and its inode is to say that this is of no use.
+    /// Compression was tried, and the inode is to be marked: it is of no use.
     pub(super) incompressible: bool,
     pub(super) failed: Option<Error>,
 }
@@ -198,7 +198,7 @@ impl Item {
     pub(super) fn is_verified(&self) -> bool {
         self.verified
     }
-    /// Its extent, if it is short, as it is, and all by itself.
+    /// Its extent, if the run is short, not compressed, and becomes one extent alone.
     pub(super) fn fresh(&self) -> Option<Fresh> {
         let [Piece { packed: None, run, .. }] = self.pieces.as_slice() else { return None };
         let special = self.landed || self.inline || self.in_place || self.incompressible;
@@ -211,7 +211,7 @@ impl Item {
     }
 }
 
-/// A transaction handle that is renewed now and then.
+/// A transaction handle that is renewed from time to time.
 pub(super) struct Handles<'a> {
     pub(super) core: &'a Core,
     reserved: Option<Reservation>,
@@ -227,9 +227,9 @@ impl<'a> Handles<'a> {
     pub(super) fn leave(&mut self) {
         self.handle = None;
     }
-    /// The handle that [`Self::get`] has given.
+    /// The handle that [`Self::get`] gave last.
     pub(super) fn get_same(&mut self) -> &mut Handle<'a> {
-        self.handle.as_mut().expect("it was got, and not left since")
+        self.handle.as_mut().expect("`get` was called, and `leave` not since")
     }
     /// A handle with room for a change.
     ///
@@ -238,7 +238,7 @@ impl<'a> Handles<'a> {
     pub(super) fn get(&mut self) -> Result<&mut Handle<'a>> {
         self.get_for(1)
     }
-    /// A handle with room for a change, which is as much work as so many.
+    /// A handle with room for a change that counts as so many edits.
     ///
     /// # Errors
     /// As [`Self::get`].
@@ -253,7 +253,7 @@ impl<'a> Handles<'a> {
                 .reserved
                 .take()
                 .unwrap_or_else(|| self.core.space.accounts.empty(SpaceKind::Metadata));
-            // One run of one file is what a write reserves for. There may be many.
+            // A write reserves for one run of one file. There may be many runs.
             if !self.core.top_up_for(&mut reserved, RESERVE_ITEMS) {
                 // No handle and no lock is held here. If a commit does not help, the global reserve
                 // pays.

@@ -1,28 +1,19 @@
 //! Sharing extents between files: cloning a range, and giving ranges with the same bytes the same
 //! extents.
 //!
-//! What is allowed is what Linux allows for FICLONERANGE and FIDEDUPERANGE ([`Span`]). Hidden here
-//! is how it is done so that nobody is surprised by an extent that has come to be shared:
+//! What Linux allows for FICLONERANGE and FIDEDUPERANGE is allowed here ([`Span`]). Hidden here is
+//! how an extent comes to be shared although a file may still write into it or let it grow:
 //!
-//! - `op` of both files is held, of the source for reading, and what is delayed in either is
-//!   written back first. From there on the source's items stand still: nothing new is delayed, and
-//!   write-back is all that changes items without `op`. Waiting with `op` held — for space, for a
-//!   commit — hinders nobody, for neither write-back nor reclaim ever take it; that is why a clone
-//!   cannot deadlock with them and needs no mark that would keep them away.
-//! - An extent of the running transaction can still grow ([`super::join`]), and a file may be
-//!   written in place ([`super::nocow`]), as long as nobody else refers to it. Both are decided
-//!   under the extent lock of the file that has it. So the item is read, and a first reference in
-//!   the target's name is taken, under the extent lock of the *source*; then, under that of the
-//!   target, the item is put in, with a reference of its own; then the first one goes. The two
-//!   locks are never held together, and all of it happens under one handle, so no crash shows
-//!   anything in between.
-//! - A subvolume that is being deleted gives nothing away: that it is not is looked at with the
-//!   handle in hand, since what it has is only let go of when the transaction that killed it is
-//!   published.
+//! - `op` of both files is held (of the source for reading), and delayed data of both is written
+//!   back first. From then on the source's items stand still.
+//! - The item is read, and a first reference in the target's name is taken, under the *source's*
+//!   extent lock. Then the item is put in with a reference of its own, under the target's. Then the
+//!   first reference goes. The two locks are never held together; all steps are under one handle.
+//! - A subvolume that is being deleted gives nothing away.
 //!
-//! What cannot be shared is copied: data in the leaf. Long ranges take a transaction for every
-//! extent; a crash in between shows a first part of the range, and a size that goes with it, as on
-//! Linux.
+//! Data in a leaf cannot be shared, and is copied. Long ranges take a transaction for every extent.
+//! After a crash a first part of the range may be there, with the size that belongs to it, as on
+//! Linux. `docs/FILE-DATA.md` says why this is enough and why it cannot deadlock.
 
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
@@ -40,18 +31,18 @@ use larder_format::{FileOffset, Generation, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes that are compared at once.
+/// Bytes that are compared at a time.
 const COMPARE: u64 = 256 << 10;
 
 /// The source has no such range.
 const BEHIND: Error = Error::Invalid("the source ends before the range");
 
-/// A range of one file, and where in another its sectors come or are.
+/// A range of one file, and the place in another file where its sectors go, or are already.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     from: u64,
     to: u64,
-    /// In bytes; ends at a sector, or where both files are going to end.
+    /// In bytes. It ends at a sector's end, or where both files are going to end.
     len: u64,
 }
 
@@ -65,8 +56,8 @@ enum Mode {
 }
 
 impl Span {
-    /// A span that is allowed, for callers that hold `op` of both; `None` where there is nothing to
-    /// do.
+    /// A span, if it is allowed; `None` where there is nothing to do. The caller holds `op` of both
+    /// files.
     ///
     /// # Errors
     /// `Invalid`, `FileTooBig`.
@@ -125,13 +116,13 @@ impl Span {
 /// `op` of the source, for reading, unless it is the target; and of the target.
 type Ops<'a> = (Option<Shared<'a, ()>>, Exclusive<'a, ()>);
 
-/// Sizes of both, one after the other.
+/// The sizes of both, source first.
 fn sizes(from: &Inode, to: &Inode) -> (u64, u64) {
     let size = from.state.lock().size;
     (size, to.state.lock().size)
 }
 
-/// Takes them in the order that everybody keeps.
+/// Takes both locks in the order that all operations keep.
 fn lock_both<'a>(from: &'a Inode, to: &'a Inode) -> Ops<'a> {
     if from.id == to.id {
         return (None, to.op.write());
@@ -144,7 +135,7 @@ fn lock_both<'a>(from: &'a Inode, to: &'a Inode) -> Ops<'a> {
     (Some(from.op.read()), second)
 }
 
-/// Checks what has to do with the files alone, for callers that hold `op` of both.
+/// Checks what depends on the files alone. The caller holds `op` of both.
 fn check_files(from: &Inode, to: &Inode, mode: Mode) -> Result<()> {
     from.check_alive()?;
     to.check_alive()?;
@@ -161,8 +152,8 @@ fn check_files(from: &Inode, to: &Inode, mode: Mode) -> Result<()> {
     Ok(())
 }
 
-/// The part of a copy that can be shared: what comes before it, and its length. `None` where bytes
-/// are to be copied, as they are where there are so few that they lie in a leaf.
+/// The part of a copy that can be shared: the bytes before it, and its length. `None` where bytes
+/// are to be copied, also where there are so few that they lie in a leaf.
 pub(super) fn part(
     core: &Core,
     from: &Inode,
@@ -183,12 +174,12 @@ pub(super) fn part(
     let (end, to_end) = (from_offset + len, to_offset + len);
     let stop = if end == size && to_end >= to_size { end } else { floor(end) };
     let shared = stop.checked_sub(from_offset + skip)?;
-    // Less is not worth the references.
+    // Less than that is not worth the references.
     (shared >= SECTOR).then_some((skip, shared))
 }
 
-/// Writes back what is delayed in either. What was lost of the target's data is no reason not to
-/// put other data there.
+/// Writes delayed data of both files back. Lost data of the target is no reason not to put other
+/// data there.
 fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
     if !core.options.tuning.break_clone_unsettled {
         super::fsync_data(core, from)?;
@@ -199,15 +190,15 @@ fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// Gives the target what the source has in a range, sharing its extents; the number of bytes. `len`
-/// 0: up to the source's end.
+/// Gives the target what the source has in a range, by sharing its extents. Returns the number of
+/// bytes. `len` 0 means: up to the source's end.
 ///
 /// # Errors
-/// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at one
-/// unless that is the end of both files, for one that the source does not have or that overlaps its
-/// target, and between files with and without checksums; `IsDirectory`, `Invalid` for other types;
-/// `FileTooBig`; `NotPermitted` by flags; `DataLost` for what the source has lost; `NoSpace`;
-/// reading, corruption, `WouldBlock`. A first part of the range may be done then.
+/// `Invalid` for offsets that are no multiples of a sector; for a range that does not end at a
+/// multiple unless that is the end of both files; for a range that the source does not have, or
+/// that overlaps its target; and between files with and without checksums. `IsDirectory`, `Invalid`
+/// for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` for data that the source has
+/// lost; `NoSpace`; reading, corruption, `WouldBlock`. A first part of the range may be done then.
 pub(crate) fn clone_range(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -249,10 +240,10 @@ pub(crate) fn clone_range(
 }
 
 /// Gives the target the source's extents for a range in which both have the same bytes. A part of a
-/// sector at its end is left alone, and not looked at either, unless both files end there.
+/// sector at its end is left alone, and is not compared either, unless both files end there.
 ///
 /// # Errors
-/// As [`clone_range`], but for ranges that do not end at a sector; also `Invalid` where the range
+/// As [`clone_range`], but not for ranges that end within a sector; also `Invalid` where the range
 /// is not within the target.
 pub(crate) fn dedupe_range(
     core: &Core,
@@ -260,14 +251,14 @@ pub(crate) fn dedupe_range(
     (to, to_offset): (&Arc<Inode>, u64),
     len: u64,
 ) -> Result<Deduped> {
-    // Not `check_changeable`: what a read-only subvolume shows does not change.
+    // Not `check_changeable`: the content that a read-only subvolume shows does not change.
     core.check_writable()?;
     super::expect_regular(from)?;
     super::expect_regular(to)?;
     may_wait()?;
     let _ops = lock_both(from, to);
     if len == 0 {
-        // Asked for before anything else, as on Linux.
+        // Checked before anything else, as on Linux.
         let beyond = from_offset > from.state.lock().size;
         return if beyond { Err(BEHIND) } else { Ok(Deduped::Same { bytes: 0, shared: 0 }) };
     }
@@ -283,7 +274,7 @@ pub(crate) fn dedupe_range(
     Ok(Deduped::Same { bytes: len, shared })
 }
 
-/// Have both files the same bytes?
+/// Do both files have the same bytes?
 fn is_same(core: &Core, from: &Inode, to: &Inode, span: Span) -> Result<bool> {
     let most = index(span.len.min(COMPARE));
     let (mut here, mut there) = (vec![0; most], vec![0; most]);
@@ -300,17 +291,17 @@ fn is_same(core: &Core, from: &Inode, to: &Inode, span: Span) -> Result<bool> {
     Ok(true)
 }
 
-/// What the source has at a place.
+/// What the source has at one place.
 #[derive(Debug)]
 enum Piece {
     Hole,
     /// Data in the leaf.
     Inline,
-    /// A window into an extent, which begins at the place.
+    /// A window into an extent. It begins at that place.
     Window(ExtentRecord),
 }
 
-/// What a file has at `at`, and how far that goes, up to `end`.
+/// What a file has at `at`, and where that ends, at `end` at the latest.
 fn piece(core: &Core, inode: &Inode, at: u64, end: u64) -> Result<(Piece, u64)> {
     let version = inode.subvol.version(core);
     let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
@@ -327,7 +318,7 @@ fn piece(core: &Core, inode: &Inode, at: u64, end: u64) -> Result<(Piece, u64)> 
     Ok((piece, stop))
 }
 
-/// A span on its way.
+/// A span that is being shared.
 struct Sharing<'a> {
     core: &'a Core,
     from: &'a Arc<Inode>,
@@ -337,7 +328,7 @@ struct Sharing<'a> {
 }
 
 impl Sharing<'_> {
-    /// Does it; bytes of the target that were not this extent's before.
+    /// Shares the span. Returns the bytes of the target that were not in these extents before.
     fn run(&self) -> Result<u64> {
         let end = self.span.from + ceil(self.span.len);
         let (mut at, mut shared) = (self.span.from, 0);
@@ -363,12 +354,12 @@ impl Sharing<'_> {
         Ok(shared)
     }
 
-    /// Where in the target a place of the source is.
+    /// The place in the target that belongs to a place in the source.
     fn target(&self, at: u64) -> u64 {
         self.span.to + (at - self.span.from)
     }
 
-    /// Is there nothing to do for the source's piece at `at`, and how far?
+    /// Is there nothing to do for the source's piece at `at`? If so: up to where?
     fn is_done(&self, piece: &Piece, at: u64, stop: u64) -> Result<Option<u64>> {
         if self.mode == Mode::Clone {
             return Ok(None);
@@ -387,8 +378,8 @@ impl Sharing<'_> {
         Ok(same.then_some(stop))
     }
 
-    /// One more reference to an extent of which the extent tree knows nothing would fail no sooner
-    /// than in the commit, and with it everybody's.
+    /// The extent tree must know the extent. One more reference to an extent that it does not know
+    /// would fail only in the commit, and make all other changes fail with it.
     fn check_recorded(&self, at: u64, r: &ExtentRecord) -> Result<()> {
         if nocow::is_recorded(self.core, self.from, at, r)? {
             return Ok(());
@@ -409,12 +400,12 @@ impl Sharing<'_> {
         super::write_piece(self.core, self.to, self.target(at), &data)
     }
 
-    /// Shares the piece at `at`, or a first part of it; where that ends.
+    /// Shares the piece at `at`, or a first part of it. Returns where that ends.
     fn step(&self, at: u64, end: u64) -> Result<u64> {
         let Self { core, from, to, .. } = *self;
         let mut h = core.begin(RESERVE_ITEMS + 2)?;
-        // The transaction of an extent that comes to be shared, and a reference that keeps it as it
-        // is meanwhile.
+        // The transaction that made an extent which comes to be shared, and a reference that keeps
+        // the extent as it is meanwhile.
         let (piece, stop, guard) = {
             let _extents = from.data.lock_extents();
             if from.subvol.is_dead() {
@@ -464,8 +455,8 @@ impl Sharing<'_> {
         if let Piece::Window(ExtentRecord { kind: ExtentKind::Prealloc, .. }) = piece
             && !to.flags().contains(InodeFlags::PREALLOC)
         {
-            // Linux does not look for such extents in files without it, and would show their holes
-            // as data.
+            // In files without this flag Linux does not look for such extents, and would show their
+            // holes as data.
             to.change(&mut h, |state| {
                 let flags = state.item.inode_flags() | InodeFlags::PREALLOC;
                 state.item.set_inode_flags(flags);
@@ -475,7 +466,7 @@ impl Sharing<'_> {
         Ok(self.span.from + (reached - self.span.to))
     }
 
-    /// Lets the target reach as far as it was done. The caller holds the extent lock.
+    /// Lets the target reach as far as the work is done. The caller holds the extent lock.
     fn grow(&self, h: &mut Handle<'_>, reached: u64) -> Result<()> {
         let old = self.to.state.lock().size;
         let size = reached.min(self.span.to + self.span.len);
@@ -486,7 +477,7 @@ impl Sharing<'_> {
         Ok(())
     }
 
-    /// Notes which files a log of this transaction has to look at more closely.
+    /// Notes which files a log of this transaction has to examine more closely.
     fn mark(&self, now: Generation, born: Generation) {
         self.to.last_reflink.fetch_max(now.0, Ordering::AcqRel);
         if born == now {
@@ -495,7 +486,7 @@ impl Sharing<'_> {
     }
 }
 
-/// A reference that a target has to an extent while it gets one of its own.
+/// A reference that the target has to an extent until it gets one of its own.
 #[derive(Clone, Copy)]
 struct Guard {
     record: ExtentRecord,
@@ -508,7 +499,7 @@ impl Guard {
         h.add_data_ref(record.disk_bytenr, record.disk_num_bytes, to.id.subvol, to.id.ino, offset)?;
         Ok(Self { record: *record, offset })
     }
-    /// Breaks the count, for tests that demand that this is noticed.
+    /// Breaks the count, for tests that must notice it.
     fn release_twice(self, h: &mut Handle<'_>, to: &Inode) -> Result<()> {
         self.release(h, to)?;
         self.release(h, to)

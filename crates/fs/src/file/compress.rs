@@ -1,23 +1,17 @@
 //! Compressing data on its way to the device: whether, how, and the work itself.
 //!
-//! **Whether** is decided as Linux does. Data of inodes without copy-on-write or checksums is never
-//! compressed. The mount's `compress-force` compresses everything else; without it an inode that is
-//! marked as incompressible is left alone, and of the rest that is compressed for which the mount
-//! or the inode's property wants it and which looks promising ([`larder_codec::promising`]).
-//! Attempts that fail mark the inode, unless somebody insisted: the mount with `compress-force`, or
-//! the inode's property. Linux marks it at the first piece that fails, however small; so an archive
-//! would be stored as it is for one picture in it. We want evidence: nothing of a flight shrank,
-//! and what failed is half of the file or [`EVIDENCE`] bytes; and a file that fits into its leaf is
-//! never marked.
+//! **Whether** is decided as Linux does, but for one thing. Linux marks an inode as incompressible
+//! at the first piece that does not shrink. Here that takes evidence: nothing of a run shrank, and
+//! what failed is half of the file or [`EVIDENCE`] bytes. `docs/FILE-DATA.md` has all the rules.
 //!
-//! **How**: a flight is cut into pieces of 128 KiB, the most that the format allows, and each is
-//! tried on its own, on all cores. A piece that does not become shorter by at least a sector is
+//! **How**: a run is cut into pieces of 128 KiB, the most that the format allows. Each piece is
+//! tried by itself, on all cores. A piece that does not become shorter by at least a sector is
 //! stored as it is; neighbours that are stored so become one extent again.
 //!
-//! Everything here runs in write-back, with no lock held. Memory: a batch takes at most [`BATCH`]
-//! bytes of a file that is to be compressed, so that what it holds packed is less than that;
-//! packers are kept from one batch to the next, at most one per core, and only as long as somebody
-//! uses them or [`IDLE_PACKERS`].
+//! Everything here runs in write-back, with no lock held. Memory is bounded: a batch takes at most
+//! [`BATCH`] bytes of a file that is to be compressed, and holds less than that in packed form.
+//! Packers are kept from one batch to the next, at most one per core while they are in use, and
+//! [`IDLE_PACKERS`] otherwise.
 
 use super::dirty::SECTOR_LEN;
 use super::property;
@@ -33,24 +27,24 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes that one batch takes of one file that is to be compressed.
+/// Bytes that one batch takes at most of one file that is to be compressed.
 const BATCH: u64 = 4 << 20;
-/// Bytes that did not shrink and speak for all of their file, however long it is.
+/// So many bytes that did not shrink are evidence for the whole file, however long it is.
 const EVIDENCE: u64 = 1 << 20;
-/// Packers that are kept while nobody needs them.
+/// Packers that are kept while none is needed.
 const IDLE_PACKERS: usize = 4;
 
 /// How an inode's data is to be compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     packing: Packing,
-    /// Without asking whether it is promising.
+    /// Compress without asking whether the data looks promising.
     force: bool,
-    /// The inode's own: failing does not mark it.
+    /// The inode's property asks for it: a failure does not mark the inode.
     own: bool,
 }
 
-/// How the inode's data is to be compressed, if it is.
+/// How the inode's data is to be compressed; `None` if it is not.
 pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
     let flags = inode.flags();
     if !wanted(core, flags) {
@@ -58,14 +52,14 @@ pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
     }
     let mount = core.options.compress;
     let force = mount.is_some_and(|m| m.force);
-    // What cannot be read now was not asked of us: the data matters more.
+    // A property that cannot be read now must not keep the data from being written.
     let own = if flags.contains(InodeFlags::COMPRESS) {
         property::packing(core, inode).unwrap_or_default()
     } else {
         None
     };
     let packing = match (own, mount) {
-        // The mount's level is meant for its method, whoever chose that.
+        // The mount's level is meant for its method, also where the inode's property chose that.
         (Some(own), Some(Compress { packing, .. })) if own == default_of(packing.method()) => {
             packing
         }
@@ -80,16 +74,16 @@ fn default_of(method: Compression) -> Packing {
     Packing::new(method, None).unwrap_or_default()
 }
 
-/// Bytes to take of an inode at once, where others take `usual`.
+/// Bytes to take of an inode in one batch; `usual` for one that is not compressed.
 pub(super) fn batch(core: &Core, inode: &Inode, usual: u64) -> u64 {
     if wanted(core, inode.flags()) { usual.min(BATCH) } else { usual }
 }
 
-/// Bytes in another form.
+/// Bytes in their compressed form.
 #[derive(Debug)]
 pub(super) struct Packed {
     pub(super) method: Compression,
-    /// For an extent: up to a sector's end. For a leaf: nothing behind the stream.
+    /// For an extent: filled up to a sector's end. For a leaf: nothing follows the stream.
     pub(super) data: Vec<u8>,
     counted: Option<Arc<State>>,
 }
@@ -102,10 +96,10 @@ impl Drop for Packed {
     }
 }
 
-/// A part of a flight that becomes one extent, or several where it is stored as it is.
+/// A part of a run that becomes one extent, or several where it is stored as it is.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Where, in bytes from the flight's first sector.
+    /// Where it is, in bytes from the run's first sector.
     pub(super) range: Range<u64>,
     /// What is stored instead of these bytes.
     pub(super) packed: Option<Packed>,
@@ -118,18 +112,18 @@ impl Part {
     }
 }
 
-/// Something to try.
+/// A piece whose compression is to be tried.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     wish: Wish,
     range: Range<u64>,
     slices: Vec<&'a [u8]>,
-    /// Most bytes that are of use.
+    /// A longer result is of no use.
     limit: usize,
     inline: bool,
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Debug)]
 pub(super) struct Done {
     range: Range<u64>,
@@ -137,7 +131,7 @@ pub(super) struct Done {
     failed: bool,
 }
 
-/// What came of all jobs of a flight.
+/// The results of all jobs of a run.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) parts: Vec<Part>,
@@ -145,7 +139,7 @@ pub(super) struct Verdict {
     pub(super) mark: bool,
 }
 
-/// Jobs for a flight of `len` bytes, whole sectors, whose bytes `slices` gives.
+/// Jobs for a run of `len` bytes, in whole sectors. `slices` gives its bytes.
 pub(super) fn jobs<'a>(
     wish: Wish,
     len: u64,
@@ -165,13 +159,13 @@ pub(super) fn jobs<'a>(
     out.len() - before
 }
 
-/// The job for a file that may go into its leaf, where `limit` bytes have room.
+/// The job for a file that may go into its leaf, which has room for `limit` bytes.
 pub(super) fn inline_job(wish: Wish, slices: Vec<&[u8]>, limit: usize) -> Job<'_> {
     let len: usize = slices.iter().map(|s| s.len()).sum();
     Job { wish, range: 0..len as u64, slices, limit: limit.min(len - 1), inline: true }
 }
 
-/// Does all jobs, on all cores; what came of them, in the same order.
+/// Does all jobs, on all cores. The results are in the order of the jobs.
 pub(super) fn run(core: &Core, jobs: &[Job<'_>]) -> Vec<Done> {
     match jobs {
         [job] => vec![job.run(&core.compression)],
@@ -223,13 +217,13 @@ impl Job<'_> {
 }
 
 impl Done {
-    /// What is stored instead.
+    /// What is stored instead of the bytes, if compression helped.
     pub(super) fn into_packed(self) -> Option<Packed> {
         self.packed
     }
 }
 
-/// Puts a flight of `len` bytes together from what came of its jobs. The file has `size` bytes.
+/// Puts a run of `len` bytes together from the results of its jobs. The file has `size` bytes.
 pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) -> Verdict {
     let mut parts: Vec<Part> = Vec::new();
     let mut failed = 0;
@@ -258,7 +252,7 @@ pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) ->
 pub(super) fn mark_incompressible(inode: &Inode) {
     let mut state = inode.state.lock();
     let flags = state.item.inode_flags();
-    // Somebody may have asked for compression meanwhile.
+    // The property may have been set meanwhile.
     if !flags.contains(InodeFlags::COMPRESS) {
         state.item.set_inode_flags(flags | InodeFlags::NOCOMPRESS);
     }

@@ -1,8 +1,8 @@
 //! Where a file's bytes are: its EXTENT_DATA items, checked, in order.
 //!
-//! Hidden here: that the item which covers an offset may begin before it, that holes may have items
-//! or none, and all that can be wrong with items of a damaged image. What [`ExtentCursor`] yields
-//! is aligned, does not overflow and does not overlap.
+//! Hidden here: the item that covers an offset may begin before it; holes may have items or none;
+//! and all that can be wrong with the items of a damaged image. What [`ExtentCursor`] yields is
+//! aligned, does not overflow and does not overlap.
 
 pub(crate) use crate::base::sectors::{MAX_FILE_SIZE, SECTOR, ceil, floor};
 use crate::error::{Error, Place, Result};
@@ -26,7 +26,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// Has it bytes that need not be zero?
+    /// Has it bytes that may be other than zero?
     pub(super) fn is_data(&self) -> bool {
         match self {
             Self::Inline { .. } => true,
@@ -40,7 +40,7 @@ impl Content {
 pub(super) struct Extent {
     /// First byte of the file that it covers.
     pub(super) start: u64,
-    /// First byte behind it, rounded up to a sector.
+    /// First byte behind the extent, rounded up to a sector.
     pub(super) end: u64,
     /// What it says.
     pub(super) content: Content,
@@ -71,7 +71,7 @@ impl Extent {
         }
         Ok(Self { start, end: end.max(SECTOR.min(start + SECTOR)), content, item })
     }
-    /// Fails where it begins before the end of the one before it.
+    /// Fails if the extent begins before the end of the one before it.
     pub(super) fn follows(&self, tree: TreeId, end: u64) -> Result<()> {
         if self.start < end {
             let place = Place::item(tree, self.key());
@@ -123,9 +123,9 @@ pub(super) struct ExtentCursor {
     cursor: Cursor,
     tree: TreeId,
     ino: ObjectId,
-    /// The last extent that ends at or before the start, if the one before it is of this file.
+    /// The last extent that ends at or before the start, if this file has one.
     before: Option<Extent>,
-    /// Found already, to be yielded next.
+    /// The first extent, which is found already, until it is yielded.
     first: Option<Extent>,
     reached: u64,
 }

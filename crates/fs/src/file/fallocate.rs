@@ -1,20 +1,20 @@
 //! Reserving, zeroing and punching ranges of a file.
 //!
-//! Reserved space is a *preallocated* extent: allocated on the device, referred to by the file,
-//! reading as zeros until data is written into it ([`super::nocow`]). What each call does to which
-//! sectors follows Linux, as it was seen there:
+//! Reserved space is a *preallocated* extent: it is allocated on the device, the file refers to it,
+//! and it reads as zeros until data is written into it ([`super::nocow`]). Each call does to the
+//! sectors what Linux was seen to do:
 //!
-//! - **Allocating** fills holes, and leaves alone what has an extent already, data or not.
-//! - **Punching** drops the sectors that lie wholly in the range, and writes zeros to the parts of
-//!   sectors at its edges unless those are holes.
-//! - **Zeroing** puts new preallocated extents in the place of whatever the range has, except that
-//!   what is preallocated at its beginning stays; edges of sectors that hold data are overwritten
-//!   with zeros, others are taken in whole.
+//! - **Allocating** fills holes. What has an extent already, data or not, stays.
+//! - **Punching** drops the sectors that lie wholly in the range. The parts of sectors at its edges
+//!   get zeros, unless they are holes.
+//! - **Zeroing** puts new preallocated extents in the place of whatever the range has. Only what is
+//!   preallocated at its beginning stays. A sector at an edge that holds data gets zeros in the
+//!   part that belongs to the range; any other is taken in whole.
 //!
-//! All three hold `op`, and begin by writing delayed data back. With `op` held nothing new is
-//! delayed, so from there on the items say everything, and only zeros for the edges are on their
-//! way. Data space is reserved in full before anything changes; long ranges take a transaction for
-//! every extent, and are seen half done after a crash, as on Linux. The size grows as a whole.
+//! All three hold `op` and begin by writing delayed data back. With `op` held nothing new is
+//! delayed, so the items say everything, but for zeros at the edges. Data space is reserved in full
+//! before anything changes. Long ranges take a transaction for every extent: after a crash they may
+//! be half done, as on Linux. The size grows in one step.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;
@@ -63,7 +63,7 @@ pub(crate) fn fallocate(
         return Err(Error::NotPermitted("the file can only be appended to"));
     }
     match super::fsync_data(core, inode) {
-        // What was lost stays lost, and the next sync says so; it is no reason not to allocate.
+        // Lost data stays lost, and the next sync reports it. That is no reason not to allocate.
         Ok(()) | Err(Error::DataLost) => {}
         Err(e) => return Err(e),
     }
@@ -83,7 +83,7 @@ enum Kind {
     Written,
 }
 
-/// What lies at a sector, and how far it goes.
+/// What lies at a sector, and where that ends.
 fn at(core: &Core, inode: &Inode, sector: u64) -> Result<(Kind, u64)> {
     let version = inode.subvol.version(core);
     let next = ExtentCursor::new(&version, ObjectId(inode.id.ino), sector)?.next()?;
@@ -134,7 +134,7 @@ fn missing(core: &Core, inode: &Inode, from: u64, to: u64) -> Result<u64> {
 
 /// Data space for `bytes`, all of it.
 fn reserve(core: &Core, bytes: u64) -> Result<Reservation> {
-    // Nor does anybody need to search for what no device has.
+    // There is no need to search for more space than all devices have.
     if bytes > core.space.statfs().0 {
         return Err(Error::NoSpace);
     }
@@ -162,8 +162,8 @@ fn preallocate(
     Ok(())
 }
 
-/// Puts an extent that was allocated into the file. If that fails before it belongs to the file,
-/// its space is free again.
+/// Puts an extent that was allocated into the file. If this fails before the extent belongs to the
+/// file, its space becomes free again.
 fn insert(core: &Core, inode: &Arc<Inode>, start: u64, run: Run) -> Result<()> {
     let end = start + run.len;
     let (mut at, mut owned) = (start, false);
@@ -243,7 +243,7 @@ fn touch(
     Ok(())
 }
 
-/// What has to be written before the file may have extents up to `to` and the size `size`, see
+/// What has to be written before the file may have extents up to `to` and the size `size`. See
 /// [`before_growing`].
 fn before_extending(core: &Core, inode: &Inode, to: u64, size: u64) -> Result<Option<Rewrite>> {
     let old = inode.state.lock().size;
@@ -256,7 +256,7 @@ fn before_extending(core: &Core, inode: &Inode, to: u64, size: u64) -> Result<Op
     again.map(|(at, data)| Rewrite::new(core, inode, at, data)).transpose()
 }
 
-/// Sets the size, if it grows, and takes in what has to be written for that.
+/// Sets the size, if it grows, and takes in what has to be written because of that.
 fn extend(core: &Core, inode: &Arc<Inode>, size: u64, again: Option<Rewrite>) -> Result<()> {
     let old = inode.state.lock().size;
     if size > old {
@@ -288,8 +288,8 @@ fn allocate(
     extend(core, inode, size, again)
 }
 
-/// The parts of sectors at the edges of a range, within the file and not in holes; and the whole
-/// sectors in between.
+/// The parts of sectors at the edges of a range that are within the file and not in holes; and the
+/// whole sectors between them.
 type Parts = (SmallVec<[(u64, u64); 2]>, (u64, u64));
 
 fn punch(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64)) -> Result<()> {
@@ -367,7 +367,7 @@ fn zero(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64), keep_size: b
         }
     }
     let mut space = reserve(core, to.saturating_sub(from))?;
-    // What is written here must not come back over what is about to be replaced.
+    // The bytes taken in here must not come back over what is about to be replaced.
     let again = before_extending(core, inode, ceil(end), size)?;
     let again = again.filter(|r| !(from..to).contains(&floor(r.at)));
     let mut zeros: SmallVec<[Rewrite; 2]> = SmallVec::new();

@@ -1,15 +1,14 @@
 //! Extents that lie behind each other, in the file and on the device, become one.
 //!
 //! Write-back takes a file in pieces, because it must not hold more in memory than the budget
-//! allows; a stream of data would so become as many extents as there were pieces. But an extent
-//! that the running transaction has made is in no tree on the device yet: it can still grow. That
-//! is what happens here, up to the largest extent there may be. It needs that nobody else refers to
-//! either of the two, which the notes of the transaction say — and that no log has them: another
-//! file may come to share an extent that has grown, and a log that has both would have two extents
-//! in one place.
+//! allows. So a stream of data would become as many extents as there were pieces. But an extent
+//! that the running transaction has made is in no tree on the device yet, and can still grow, up to
+//! the largest extent that the format allows.
 //!
-//! The order in which pieces land does not matter: each joins what is before it and what is behind
-//! it.
+//! Nothing else may refer to either of the two extents; the notes of the transaction tell. And no
+//! log may have them: another file may come to share an extent that has grown, and a log that has
+//! the old and the new one would have two extents in one place. The pieces may complete in any
+//! order: each joins what is before it and what is behind it.
 
 use super::extents::{Content, Extent, ExtentCursor};
 use crate::engine::Inode;
@@ -21,11 +20,11 @@ use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef};
 use larder_format::{FileOffset, Generation, Logical, MAX_DATA_EXTENT, ObjectId};
 use std::sync::Arc;
 
-/// Shorter pieces are not looked at: they come from small or from scattered writes, and looking is
-/// not for nothing.
+/// Shorter pieces are not examined: they come from small or scattered writes, and looking has a
+/// cost.
 pub(super) const WORTH_IT: u64 = 256 << 10;
 
-/// A whole extent of the running transaction and where its file has it.
+/// A whole extent of the running transaction, and its place in the file.
 #[derive(Clone, Copy, Debug)]
 struct Whole {
     start: u64,
@@ -47,7 +46,7 @@ impl Whole {
     fn len(&self) -> u64 {
         self.record.num_bytes
     }
-    /// The one reference that it may have.
+    /// The one reference that it is allowed to have.
     fn reference(&self, inode: &Inode) -> ExtentRef {
         ExtentRef::Data { root: inode.id.subvol, objectid: inode.id.ino, offset: self.start }
     }
@@ -57,7 +56,7 @@ impl Whole {
             ExtentRecord { ram_bytes: len, disk_num_bytes: len, num_bytes: len, ..self.record };
         Self { start: self.start, record }
     }
-    /// Does `next` go on where this one ends, in the file and on the device?
+    /// Does `next` follow directly behind this one, in the file and on the device?
     fn goes_on(&self, next: &Self, ground: &Ground) -> bool {
         self.start + self.len() == next.start
             && self.at().plus(self.len()) == next.at()
@@ -66,8 +65,8 @@ impl Whole {
     }
 }
 
-/// Joins the extent that was just entered at `start` of the file with its neighbours where that can
-/// be. The caller holds the inode's extent lock.
+/// Joins the extent that was just entered at `start` of the file with its neighbours where that is
+/// possible. The caller holds the inode's extent lock.
 ///
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
@@ -100,7 +99,7 @@ pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64)
     Ok(())
 }
 
-/// Makes two neighbours one; false where somebody else refers to one of them.
+/// Makes two neighbours one; false if one of them has another reference.
 fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole) -> Result<bool> {
     let key = |e: &Whole| extent_data_key(ObjectId(inode.id.ino), FileOffset(e.start));
     let sides = |e: &Whole| (e.at(), e.len(), e.reference(inode));

@@ -1,11 +1,11 @@
-//! Where a file's bytes lie, and with whom they are shared.
+//! Where a file's bytes lie, and which extents are shared.
 //!
-//! An extent is shared when something that is not this file refers to it: another file by a
+//! An extent is shared when something other than this file refers to it: another file by a
 //! reference of its own, or a snapshot by a leaf (or a block above it) that both subvolumes have.
-//! The first is in the references of the extent; the second only in those of the blocks on the way
-//! from the root to the leaf, and is looked for only in blocks that are old enough. Both are
-//! counted as everywhere: published extent tree plus the notes of the sealed and the running
-//! transaction.
+//! The first kind is in the references of the extent. The second kind is only in the references of
+//! the blocks on the way from the root to the leaf, and only blocks that are old enough are
+//! examined. References are counted as everywhere: the published extent tree plus the notes of the
+//! sealed and the running transaction.
 
 use super::extents::{Content, Extent, ExtentCursor};
 use super::nocow;
@@ -17,8 +17,8 @@ use larder_format::items::{Compression, ExtentKind};
 use larder_format::{Logical, ObjectId};
 use std::sync::Arc;
 
-/// Calls `each` for the extents of a file that end behind `from`, holes left out, until it says
-/// false. What is delayed is written back first, where that can be.
+/// Calls `each` for the extents of a file that end behind `from`, without holes, until it says
+/// false. Delayed data is written back first where the file system can be written to.
 ///
 /// # Errors
 /// `IsDirectory`, `Invalid` for other types; reading, corruption, `WouldBlock`.
@@ -70,13 +70,13 @@ pub(crate) fn map(
     Ok(())
 }
 
-/// Which leaves of a subvolume others have, too.
+/// Which leaves of a subvolume are in other trees, too.
 struct Paths<'a> {
     core: &'a Core,
     version: &'a Version,
-    /// The last leaf that was looked at.
+    /// The last leaf that was looked at, and the answer.
     last: Option<(Logical, bool)>,
-    /// Was there ever a snapshot?
+    /// Was there ever a snapshot of the subvolume?
     older: bool,
 }
 

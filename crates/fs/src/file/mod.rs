@@ -12,16 +12,17 @@
 //! | `sums` | where the checksums of data are |
 //! | `clone` | what sharing extents between files needs, and when it is allowed |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
-//! | `map` | who shares what |
+//! | `map` | which extents are shared, and with what |
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
 //! | `reclaim` | what is done, and in which order, when space is short |
 //!
-//! A write goes into memory, with space reserved for it ([`delalloc`]); write-back turns it into
-//! extents later. The two promises to the rest of the engine: an extent enters the tree only when
-//! its data is on the device (a commit flushes it), and the size in an inode's item never covers
-//! bytes that are not in extents ([`delalloc::FileData::disk_size`]).
+//! A write goes into memory, with space reserved for it ([`delalloc`]). Write-back turns it into
+//! extents later. The room gives two promises to the rest of the engine. An extent enters the tree
+//! only when its data is on the device (a commit flushes it). The size in an inode's item never
+//! covers bytes that are not in extents ([`delalloc::FileData::disk_size`]). Longer reasons are in
+//! `docs/FILE-DATA.md`.
 
 mod admission;
 mod batch;
@@ -64,7 +65,7 @@ use larder_format::items::InodeFlags;
 use replace::{RESERVE_ITEMS, cover};
 use std::sync::Arc;
 
-/// A longer write is taken in by pieces of this.
+/// A longer write is taken in by pieces of this length.
 const WRITE_PIECE: usize = 4 << 20;
 /// Bytes that a copy holds in memory.
 const COPY_PIECE: u64 = 1 << 20;
@@ -85,7 +86,8 @@ fn lock_shared(inode: &Inode) -> Result<Shared<'_, ()>> {
     Ok(inode.op.read())
 }
 
-/// Reads into `buf`; the number of bytes, less than asked for only at the end of the file.
+/// Reads into `buf`. Returns the number of bytes, which is less than asked for only at the end of
+/// the file.
 ///
 /// # Errors
 /// `IsDirectory`, `Invalid` for other types; `Corrupt`; a device error when no copy could be read;
@@ -140,7 +142,7 @@ pub(crate) fn write(core: &Core, inode: &Arc<Inode>, offset: u64, data: &[u8]) -
 
 fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<()> {
     let size = inode.state.lock().size;
-    // Behind a gap, or away from a first sector that is the whole file.
+    // The write begins behind a gap, or it leaves alone a first sector that is the whole file.
     let again = if at > size || (at >= SECTOR && size <= SECTOR) {
         truncate::before_growing(core, inode, size)?
     } else {
@@ -157,8 +159,8 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         begin_taking_in(core, inode, &mut admitted)?
     };
     let now = to_timespec(core.now());
-    // The size first: write-back must not believe that the file ends, or lies in its leaf, before
-    // what it takes.
+    // The size comes first. Otherwise write-back could believe that the file ends, or lies in its
+    // leaf, before the bytes that it takes.
     inode.change(&mut h, |state| {
         state.size = size.max(at + data.len() as u64);
         state.item.mtime = now;
@@ -168,7 +170,7 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         take_in(core, inode, at, &data, size, admitted);
     }
     take_in(core, inode, at, data, size, admitted);
-    // Once more: what is delayed now holds the size on disk back.
+    // Marked once more, because what is delayed by now holds the size on disk back.
     h.mark_dirty(inode);
     Ok(())
 }
@@ -189,11 +191,12 @@ fn begin_behind_gap<'a>(
     Ok(h)
 }
 
-/// Copies a range; the bytes copied, 0 at the source's end. Whole sectors share their extents where
-/// that is possible.
+/// Copies a range. Returns the bytes that were copied: 0 at the source's end. Whole sectors share
+/// their extents where that is possible.
 ///
 /// # Errors
-/// `Invalid` for ranges of one file that overlap; as reading and writing, when nothing was copied.
+/// `Invalid` for ranges of one file that overlap; the errors of reading and writing, when nothing
+/// was copied.
 pub(crate) fn copy_range(
     core: &Core,
     from: &Arc<Inode>,
@@ -204,7 +207,7 @@ pub(crate) fn copy_range(
 ) -> Result<u64> {
     expect_regular(from)?;
     expect_regular(to)?;
-    // Also where there is nothing to copy: a file there cannot even be opened for writing.
+    // Checked even if there is nothing to copy: a file there cannot even be opened for writing.
     to.check_changeable(core)?;
     let size = from.state.lock().size;
     let len = len.min(size.saturating_sub(from_offset));
@@ -238,7 +241,8 @@ pub(crate) fn copy_range(
     }
 }
 
-/// Copies bytes from `done` to `len` of a range; `done` goes along. Ends early at the source's end.
+/// Copies bytes from `done` to `len` of a range, and counts `done` up. Ends early at the source's
+/// end.
 fn copy_bytes(
     core: &Core,
     (from, from_offset): (&Arc<Inode>, u64),
@@ -284,9 +288,10 @@ pub(crate) fn flush_all(core: &Core) -> Result<()> {
 /// How much delayed data to write, or how much was written: bytes, and runs of files.
 pub(crate) use delalloc::Limits as Delayed;
 
-/// Writes delayed data back, oldest first, until `wanted` bytes or runs of it are written, or there
-/// is nothing more to take: never more than what one segment has beyond that. It turns what was
-/// reserved for them into what they use. Never waits for space. Returns what was written.
+/// Writes delayed data back, oldest first, until `wanted` bytes or runs are written, or nothing is
+/// left to take. It writes at most the rest of one segment more than that. This turns what was
+/// reserved for the data into what the data uses. It never waits for space. Returns what was
+/// written.
 pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
     let mut done = Delayed { bytes: 0, flights: 0 };
     if core.options.tuning.reclaim_whole_inodes {

@@ -1,32 +1,19 @@
 //! Writing in place: when that is allowed, and how.
 //!
-//! Two kinds of files are written in place: such with preallocated extents, and such that are not
-//! copied on write (NODATACOW). Write-back asks here first; what cannot be written in place is
+//! Two kinds of files are written in place: files with preallocated extents, and files that are not
+//! copied on write (NODATACOW). Write-back asks here first. What cannot be written in place is
 //! copied like everything else.
 //!
-//! **Whose bytes are they?** An extent may be written in place when nobody else can see it: all
-//! references to it are this file's with the same origin — counted as everywhere, published extent
-//! tree plus notes of the sealed and the running transaction — and it is younger than the
-//! subvolume's last snapshot, since a snapshot shares leaves, not references. Nor may anybody else
-//! have had it in the last commit or since: until the next one a crash, and a log, can bring them
-//! back. Checksums must not exist for the place, and its block group must not be read-only.
+//! An extent may be written in place when nothing else can see it: no other reference, no snapshot
+//! that is younger than it, and nothing else that had it in the last commit or since. There must be
+//! no checksums for its place, and its block group must not be read-only. The check and the write
+//! happen under one transaction handle and the file's extent lock. A snapshot waits for handles,
+//! and a clone takes the extent lock of its source. So each of them comes before the check, or
+//! after the write.
 //!
-//! **That this stays so** until the bytes are written needs no flags of its own: the question is
-//! asked, and the bytes are written, under one transaction handle and the file's extent lock. A
-//! snapshot is made when a transaction is sealed, which waits for handles; who clones holds the
-//! extent lock of what is cloned. So each of them comes before, and the answer is no, or after, and
-//! has the new bytes, which were written to the file before they were asked for. A handle therefore
-//! writes no more than [`PER_HANDLE`] bytes.
-//!
-//! **After a crash** preallocated space reads as zeros or has the bytes: the item changes only when
-//! they are on their way, and becomes durable after them. What was overwritten in a NODATACOW file
-//! is old, new, or torn. That is the one exception to the rule that nothing is overwritten which a
-//! durable superblock reaches. The bytes are never somebody else's: the file's own item keeps the
-//! extent from being freed.
-//!
-//! **On a full disk** a write that will go in place needs no space, so it is admitted without
-//! ([`in_place`]). Should the extent have become shared by the time of write-back, space is sought
-//! then.
+//! Overwritten data of a NODATACOW file is old, new or torn after a crash. This is the one
+//! exception to the rule that nothing is overwritten which a durable superblock reaches. A write
+//! that will go in place needs no space ([`in_place`]). `docs/FILE-DATA.md` has the reasons.
 
 use super::batch::{Handles, Item};
 use super::delalloc::land;
@@ -48,12 +35,12 @@ use std::ops::Range;
 /// Bytes written under one handle at most: a seal waits for them.
 const PER_HANDLE: u64 = 4 << 20;
 
-/// Has the file extents that may be written in place?
+/// Does the file have extents that may be written in place?
 pub(super) fn is_candidate(inode: &Inode) -> bool {
     inode.flags().intersects(InodeFlags::PREALLOC | InodeFlags::NODATACOW)
 }
 
-/// The window into a plain extent that may be written in place as far as the item says.
+/// The window into a plain extent, if the extent may be written in place as far as its item tells.
 fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
     let record = extent.stored()?;
     let allowed = record.kind == ExtentKind::Prealloc || flags.contains(InodeFlags::NODATACOW);
@@ -61,11 +48,11 @@ fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
     (allowed && plain).then_some(*record)
 }
 
-/// Is nobody else able to see the extent? See the module's text. The answer stands while the caller
-/// holds a transaction handle and the file's extent lock.
+/// Is the extent visible to nothing but this file? See the module's text. The answer stays true
+/// while the caller holds a transaction handle and the file's extent lock.
 fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
     let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
-    // A damaged image may have it in a group of something else.
+    // In a damaged image the extent may lie in a block group of another kind.
     let holds =
         |g: &BlockGroup| g.run().contains(whole) && g.flags().contains(BlockGroupFlags::DATA);
     if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
@@ -84,12 +71,13 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
 struct Known {
     /// How many there are.
     total: i128,
-    /// This file's among them, with the same origin, as far as they are found easily.
+    /// This file's references among them that have the same origin, as far as they are easy to
+    /// find.
     ours: i128,
     /// The transaction that made the extent.
     born: Generation,
-    /// Somebody else refers to it in the last commit or the sealed transaction, or has got a
-    /// reference in a transaction since that commit, even if it is gone by now.
+    /// Something else refers to it in the last commit or the sealed transaction, or has got a
+    /// reference in a transaction since that commit, even if that reference is gone by now.
     shared_before: bool,
 }
 
@@ -99,8 +87,8 @@ impl Known {
     }
 }
 
-/// Are all references to the extent this file's, with the same origin? And in which transaction was
-/// it made? Snapshots do not count: they share leaves.
+/// Does every reference to the extent belong to this file and have the same origin? And which
+/// transaction made the extent? Snapshots do not count, because they share leaves.
 pub(super) fn has_no_others(
     core: &Core,
     inode: &Inode,
@@ -111,8 +99,8 @@ pub(super) fn has_no_others(
     Ok((known.is_alone(), known.born))
 }
 
-/// Does anything say that the extent is allocated? Only a damaged image has files with extents of
-/// which nothing does.
+/// Does the extent tree, or a note, say that the extent is allocated? Only a damaged image has
+/// files with extents that are recorded nowhere.
 pub(super) fn is_recorded(
     core: &Core,
     inode: &Inode,
@@ -161,7 +149,7 @@ fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Kno
     }
 }
 
-/// The place of the sector at `at` and of those behind it up to `end`, if they may be written in
+/// The place of the sector at `at`, and of those behind it up to `end`, if they may be written in
 /// place.
 fn place(
     core: &Core,
@@ -177,8 +165,8 @@ fn place(
     Ok((!View::new(core).any(core, run)?).then_some(run))
 }
 
-/// Would all of `len` bytes at `start` be written in place if they were written back now? For
-/// callers that hold `op`.
+/// Would all of `len` bytes at `start` be written in place if they were written back now? The
+/// caller holds `op`.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -200,8 +188,8 @@ pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Re
     Ok(true)
 }
 
-/// Writes what it may of a flight in place; the ranges of the flight that are left, as offsets into
-/// its sectors. When nothing is left the flight has landed.
+/// Writes those parts of a run in place that may be written so. Returns the ranges that are left,
+/// as offsets into the run's sectors. If nothing is left the run is complete.
 ///
 /// # Errors
 /// `DataLost` when the device failed; reading, corruption.
@@ -238,7 +226,7 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         match run {
             Some((run, extent)) => {
                 write_run(handles, item, extent, (at, stop), run)?;
-                // No item says so, but an fsync has to flush it.
+                // No item shows the change, but an `fsync` has to flush it.
                 inode.state.lock().changed_in(handles.get_same().generation());
                 written += run.len;
             }
@@ -250,7 +238,8 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         at = stop;
         if at == end && left.is_empty() {
             let h = handles.get_same();
-            // Within the handle: the seal that has the extent must see the size that it allows.
+            // Under the handle: the seal that has the extent must see the size that the extent
+            // allows.
             land(core, inode, [flight], true);
             h.mark_dirty(inode);
         }
@@ -259,8 +248,8 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
     Ok(left)
 }
 
-/// Writes the sectors `at..stop` of a flight to where they belong, and turns preallocated space
-/// into data.
+/// Writes the sectors `at..stop` of a run to where they belong, and turns preallocated space into
+/// data.
 fn write_run(
     handles: &mut Handles<'_>,
     item: &Item,
@@ -285,7 +274,7 @@ fn write_run(
         write()?;
         core.volume.start_writeback(run.start, run.len);
     }
-    let record = extent.stored().expect("a window");
+    let record = extent.stored().expect("`window` has found a stored extent");
     if record.kind == ExtentKind::Prealloc {
         let mut from = at;
         while from < stop {
@@ -306,7 +295,7 @@ fn write_run(
             from = match replace(h, inode, (from, stop), new, &mut false) {
                 Ok(reached) => reached,
                 Err(e) => {
-                    // It stays preallocated, and must not have checksums.
+                    // The space stays preallocated, and must not have checksums.
                     h.forget_csums(run);
                     return Err(e);
                 }

@@ -9,7 +9,8 @@ use larder_format::items::{Compression, InodeFlags};
 /// The property that chooses how a file's data is compressed.
 pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
 
-/// How the property wants an inode's data to be compressed; `None` if it has none or says never.
+/// How the property wants an inode's data to be compressed; `None` if there is none or it says
+/// never.
 ///
 /// # Errors
 /// Reading; corruption.
@@ -32,11 +33,11 @@ pub(crate) fn incompat(method: Compression) -> Incompat {
 /// What the compression property says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// Nothing: as the mount has it.
+    /// Nothing: what the mount says is done.
     Unset,
     /// Never.
     Never,
-    /// In this way.
+    /// By this method and level.
     Compress(Packing),
 }
 
@@ -50,11 +51,13 @@ impl Method {
         match value {
             None => Ok(Self::Unset),
             Some(_) if !copied => Err(Error::Invalid("this inode's data cannot be compressed")),
-            Some(v) => Self::parse(v).ok_or(Error::Invalid("unknown compression")),
+            Some(v) => Self::parse(v).ok_or(Error::Invalid(
+                "the value is no compression method: use zlib, lzo, zstd, no or none",
+            )),
         }
     }
-    /// As Linux does: what follows a method's name is not looked at when the property is set. Where
-    /// it is a level we heed it, otherwise it means the default.
+    /// Parses a value as Linux does: when the property is set, what follows a method's name is not
+    /// checked. If it is a level we use it, otherwise the method's default.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         if matches!(value, b"no" | b"none") {
             return Some(Self::Never);

@@ -1,12 +1,13 @@
 //! Reading: delayed bytes over extents, extents verified.
 //!
 //! Device reads go into the caller's buffer wherever whole sectors are wanted. Every sector of an
-//! ordinary extent is held against its checksum; where a copy fails, the others are tried, and a
+//! ordinary extent is compared with its checksum. If one copy fails, the others are tried, and a
 //! good one is written over a bad one.
 //!
-//! Where checksums are ([`View`]) is taken before the file's tree is looked at; if the file changed
-//! so quickly in between that a checksum is in none of the places, the read starts over with a new
-//! view. Its epoch also keeps extents from being reused while their bytes are on the way.
+//! The places of checksums ([`View`]) are taken before the file's tree is looked at. If the file
+//! changes so quickly in between that a checksum is in none of these places, the read starts over
+//! with a new view. The view's epoch also keeps extents from being reused while their bytes are
+//! being read.
 
 use super::dirty::{Gaps, SECTOR_LEN, index};
 use super::extents::{Content, Extent, ExtentCursor, SECTOR, ceil, floor};
@@ -23,17 +24,17 @@ use std::sync::atomic::Ordering;
 
 /// Unaligned reads up to this size go through one buffer.
 const BOUNCE: u64 = 64 << 10;
-/// From this size on sectors are verified on several threads.
+/// From this size on, sectors are verified on several threads.
 const PARALLEL: usize = 256 << 10;
-/// A read that is not to wait is tried up to this size: beyond, what was read for nothing would
-/// cost too much.
+/// A read that must not wait is tried up to this size. Beyond it, a read that has to be repeated
+/// would waste too much.
 const AT_ONCE: usize = PARALLEL - 1;
-/// A compressed extent that takes more of the device than this is not one.
+/// A compressed extent is corrupt if it takes more of the device than this.
 const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;
 /// Views that are tried before a missing checksum is believed.
 const ATTEMPTS: u32 = 16;
 
-/// What can stop a read.
+/// Why an attempt to read ended early.
 enum Stop {
     /// A checksum is in none of the places that the view has.
     NoCsum(Logical),
@@ -45,7 +46,7 @@ impl<E: Into<Error>> From<E> for Stop {
     }
 }
 
-/// Reads what the file has at `offset`: the caller holds `op`, at least shared, and `offset +
+/// Reads what the file has at `offset`. The caller holds `op`, at least shared, and `offset +
 /// buf.len()` lies within the file.
 ///
 /// # Errors
@@ -59,7 +60,7 @@ pub(super) fn read_range(core: &Core, inode: &Inode, offset: u64, buf: &mut [u8]
     Ok(())
 }
 
-/// Reads what the extents hold at `offset`, without what is delayed.
+/// Reads what the extents have at `offset`, without delayed data.
 ///
 /// # Errors
 /// As [`read_range`].
@@ -160,12 +161,12 @@ impl Reader<'_> {
         let mut out = vec![0; index(record.ram_bytes)];
         self.unpack(version, extent, &record, &mut out)?;
         buf.copy_from_slice(&out[index(skip)..][..buf.len()]);
-        // Who wants a part now is likely to want the rest soon.
+        // A caller that wants a part now will probably want the rest soon.
         self.core.compression.keep(record.disk_bytenr, out.into());
         Ok(())
     }
 
-    /// Reads bytes from `skip` on of an uncompressed extent.
+    /// Reads bytes of an uncompressed extent, from `skip` on.
     fn read_plain(&self, extent: Logical, skip: u64, buf: &mut [u8]) -> Result<(), Stop> {
         let end = skip + buf.len() as u64;
         let (first, last) = (floor(skip), ceil(end));
@@ -178,7 +179,7 @@ impl Reader<'_> {
             buf.copy_from_slice(&whole[index(skip - first)..][..buf.len()]);
             return Ok(());
         }
-        // A sector at each edge, and the middle right where it belongs.
+        // One sector at each edge goes through a buffer, the middle directly to where it belongs.
         let (head, rest) = buf.split_at_mut(index(ceil(skip) - skip));
         let (middle, tail) = rest.split_at_mut(rest.len() - index(end - floor(end)));
         let mut sector = [0; SECTOR_LEN];
@@ -225,7 +226,7 @@ impl Reader<'_> {
             false => None,
         };
         if let Err(would_block) = patience {
-            // What lies in the host's memory need not go to another thread.
+            // Data in the host's memory need not go to another thread.
             let short = buf.len() <= AT_ONCE;
             let done = short
                 && self.core.volume.read_at_once(at, buf)
@@ -262,7 +263,7 @@ impl Reader<'_> {
         buf.par_chunks(STEP * SECTOR_LEN).zip(sums.par_chunks(STEP * size)).all(check)
     }
 
-    /// Reads one sector from the first copy that is good, and writes that over those that were not.
+    /// Reads one sector from the first good copy, and writes it over the bad ones before.
     fn read_any_copy(
         &self,
         at: Logical,

@@ -1,22 +1,16 @@
-//! Reclaim: what is done when space is short, cheapest first.
+//! Reclaim: what is done when space is short, cheapest step first.
 //!
-//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). The steps: what nobody
-//! holds any more; for metadata a commit where promises to it are all that stands in the way, and
-//! delayed data, whose reservations for items are many times what they take; a chunk; delayed data,
-//! for what it has reserved beyond its needs; a commit.
+//! It runs on the thread with the oldest ticket ([`crate::space::reserve`]). `docs/SPACE.md` lists
+//! the steps, and the places that may hold space for a moment.
 //!
-//! Delayed data is written by amount, oldest first: what is asked for and at most a piece of a file
-//! more, never whole files, never everything at once. A small request on a machine with little
-//! memory must not write hundreds of MiB that would have grown to larger extents. Where a round
-//! does not yield enough, what is on its way already is waited for — compressed data says only when
-//! it arrives how little it needs — and the next round writes twice as much. Before anybody is
-//! refused everything has been written.
+//! Delayed data is written by amount, oldest first, because a small request must not write hundreds
+//! of MiB that would have grown into larger extents. If a round does not yield enough, data that is
+//! in flight is waited for (compressed data shows only at its end how little it needs), and the
+//! next round writes twice as much. Before any request is refused, everything has been written.
 //!
-//! "There is nothing left" must not be true for a moment only. Others commit, make chunks and give
-//! them back all the time, and what was looked at first may have changed when the last step has
-//! failed. So after each step a chunk is asked for once more; chunks in which nothing is left are
-//! given back, which takes two commits, before they are counted as taken; and if anything was
-//! published, made or given back since the round began, it was not the last.
+//! "Nothing is left" must not be true for a moment only: other threads commit, and make and give
+//! back chunks, all the time. So a chunk is asked for again after each step, and if anything was
+//! published, made or given back since the round began, there is another one.
 
 use crate::engine::Core;
 use crate::engine::reclaims::ReclaimCounters;
@@ -60,7 +54,7 @@ impl Reclaim for Reclaimer {
             core.space.hurry();
             let pinned = |kind| core.space.accounts.pots(kind).pinned > 0;
             if !enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
-                // Somebody still reads what was freed.
+                // There are still readers of what was freed.
                 core.epochs.wait_for_oldest();
                 core.space.hurry();
             }
@@ -68,20 +62,20 @@ impl Reclaim for Reclaimer {
         };
         let stats = &core.reclaims;
         if kind == SpaceKind::Metadata {
-            // A chunk for metadata is never given to data again while anything is left in it. Where
-            // promises are all that stands in the way, and a commit ends them, none is made.
+            // A chunk for metadata is never given to data again while anything is left in it. So
+            // none is made where promises are all that stands in the way and a commit ends them.
             let pots = accounts.pots(kind);
             let scarce = pots.used >= pots.total / 4 * 3;
             let promises = || core.txns.running().kept() + accounts.pots(kind).pinned;
-            // One commit for all who wait, not one for each.
+            // One commit serves all waiters.
             if !scarce && promises() >= bytes.max(accounts.wanted(kind)) {
                 commit()?;
                 if enough() {
                     return Ok(true);
                 }
             }
-            // What delayed data has reserved for its items, many times what they take. What was
-            // written leaves notes, which the commit ends.
+            // Delayed data has reserved many times what its items use. Writing it leaves notes; the
+            // commit ends these.
             if !scarce {
                 let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
                 if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
@@ -98,7 +92,7 @@ impl Reclaim for Reclaimer {
                 }
             }
         }
-        // A chunk, unless somebody else has made space meanwhile.
+        // Makes a chunk, unless space has become free meanwhile.
         let chunk = || -> Result<Wish> {
             let seen = core.space.seen(kind);
             if enough() {
@@ -112,9 +106,9 @@ impl Reclaim for Reclaimer {
         if wish == Wish::Granted {
             return Ok(true);
         }
-        // Operations on metadata promise themselves many times what they take: with those under way
-        // at their end, delayed data written and a commit, nothing is left of it. And the first
-        // commit shows which chunks are empty, those of its own transaction too; the second gives
+        // Operations on metadata reserve many times what they use. When those under way have ended,
+        // delayed data is written and a commit is done, nothing is left of that. Also, the first
+        // commit shows which chunks are empty, its own transaction's included, and the second gives
         // them back.
         if wish == Wish::Promised || core.space.has_idle_chunks(kind) {
             let after_commits = || -> Result<bool> {
@@ -132,7 +126,7 @@ impl Reclaim for Reclaimer {
             let made = || -> Result<bool> {
                 Ok(after_commits()? || write_delayed(&core, files, after_commits)?)
             };
-            // Who waits for metadata stands in that line already.
+            // A request for metadata stands in that line already.
             let made = if kind == SpaceKind::Data && !accounts.is_mixed() {
                 accounts.alone(SpaceKind::Metadata, made)
             } else {
@@ -142,19 +136,19 @@ impl Reclaim for Reclaimer {
                 return Ok(true);
             }
         }
-        // What delayed data has reserved beyond what it needs.
+        // Delayed data may have reserved more than it needs.
         let least = Delayed { bytes: bytes.max(LEAST_BYTES), flights: usize::MAX };
         if write_delayed(&core, least, || Ok(enough()))? {
             return Ok(true);
         }
-        // What waits for a commit: pinned space, and the reserves of everything that was noted.
+        // Pinned space, and what is reserved for all notes, wait for a commit.
         let pinned = core.space.accounts.pots(kind).pinned > 0;
         if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
             commit()?;
             chunk()?;
             return Ok(true);
         }
-        // A commit on its way has not said yet what it frees, and holds what was kept for it.
+        // A commit under way has not shown yet what it frees, and holds what was reserved for it.
         if let Some(generation) = core.txns.request() {
             core.txns.wait(generation)?;
             core.space.hurry();
@@ -174,17 +168,17 @@ impl Reclaim for Reclaimer {
 const FEWEST_FILES: u64 = 64;
 /// Bytes of delayed data that are written at least where data is short.
 const LEAST_BYTES: u64 = 1 << 20;
-/// Rounds of writing delayed data, each of twice as much as the one before: all there is, if need
-/// be.
+/// Rounds of writing delayed data. Each writes twice as much as the one before: everything, in the
+/// end.
 const ROUNDS: u32 = 24;
 
 fn index(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// Writes delayed data, oldest first, until `enough`: at first what is wanted and no more, then
-/// twice as much ... After each round what is on its way already is waited for. True when it is
-/// enough, false when nothing is delayed any more.
+/// Writes delayed data, oldest first, until `enough`. The first round writes no more than is
+/// wanted, each further one twice as much as before. After each round, data in flight is waited
+/// for. True if it is enough, false if nothing is delayed any more.
 fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>) -> Result<bool> {
     let stats = &core.reclaims;
     let mut wanted = wanted;
@@ -203,7 +197,7 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
                 return Ok(true);
             }
         }
-        // What nothing could be taken of may have been on its way until a moment ago.
+        // Data that could not be taken may have been in flight until a moment ago.
         if done.flights == 0 && !settled && core.data.progress() == progress {
             break;
         }

@@ -1,13 +1,13 @@
 //! Replacing a range of a file in its tree: the one place that edits EXTENT_DATA items.
 //!
-//! Extents that reach into the range are trimmed or split; references, `nbytes` and the explicit
-//! holes of images without NO_HOLES follow. A [`Plan`] is worked out from a version and then
-//! written in one edit. That the items stay as the version has them in between is what the inode's
-//! extent lock is for: every caller holds it, and nobody else edits these items. It is taken with a
-//! transaction handle in hand, and whoever holds it waits for nothing but the device.
+//! Extents that reach into the range are trimmed or split. References, `nbytes` and the explicit
+//! holes of images without NO_HOLES change with them. A [`Plan`] is worked out from a version and
+//! then written in one edit. In between, the inode's extent lock keeps the items as the version has
+//! them: every caller holds it, and nothing else edits these items. It is taken with a transaction
+//! handle in hand, and its holder waits for nothing but the device.
 //!
-//! References are noted before the edit: noting them can fail (two items of a damaged image may
-//! contradict each other), an edit that was prepared cannot fail half way.
+//! References are noted before the edit. Noting can fail, because two items of a damaged image may
+//! contradict each other. An edit that was prepared cannot fail half way.
 
 use super::extents::{Content, Extent, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil};
 use crate::engine::Inode;
@@ -23,12 +23,13 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Items that one edit changes at most, but for a few at the edges.
+/// Items that one edit changes at most, apart from a few at the edges.
 pub(super) const MAX_ITEMS: usize = 16;
-/// Item changes to reserve for one replacement: those, and what is written and split at the edges.
+/// Item changes to reserve for one replacement: for those items, and for what is written and split
+/// at the edges.
 pub(super) const RESERVE_ITEMS: u64 = 6;
 
-/// What comes into the range.
+/// What the range gets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum New<'a> {
     /// Nothing: the range becomes a hole at the end of the file.
@@ -37,7 +38,7 @@ pub(super) enum New<'a> {
     Hole,
     /// Data in the leaf.
     Inline {
-        /// As it lies there.
+        /// The bytes as they lie in the leaf.
         data: &'a [u8],
         /// Its bytes in the file.
         ram_bytes: u64,
@@ -57,11 +58,11 @@ pub(super) enum New<'a> {
         ram_bytes: u64,
         /// How it is compressed.
         compression: Compression,
-        /// Where the range begins in it.
+        /// Where the range begins in the extent.
         offset: u64,
         /// Must the extent still be recorded as allocated?
         create: bool,
-        /// The transaction that wrote what it holds; `None`: this one.
+        /// The transaction that wrote the extent's content; `None` for the running one.
         born: Option<Generation>,
     },
 }
@@ -85,22 +86,22 @@ struct RefChange {
 /// Item changes that replace a range.
 #[derive(Debug, Default)]
 struct Plan {
-    /// By key offset: does the item exist, and what it becomes.
+    /// By key offset: whether the item exists, and what it becomes.
     items: BTreeMap<u64, (bool, Option<Vec<u8>>)>,
     refs: SmallVec<[RefChange; 4]>,
     nbytes: i128,
     /// How far the range was replaced.
     reached: u64,
-    /// Where a hole in front of the range begins that has its item only now.
+    /// Where a hole before the range begins, if it gets its item only now.
     covered_from: Option<u64>,
 }
 
-/// Reference offset of a window: the same for all windows that were one.
+/// The offset in a window's reference. It is the same for all windows that were one before.
 fn ref_offset(start: u64, r: &ExtentRecord) -> u64 {
     start.wrapping_sub(r.offset)
 }
 
-/// Is `b`, which follows `a` in the file, the part of the same extent that follows there, too?
+/// Does `b`, which follows `a` in the file, follow it in the same extent as well?
 fn continues(a: &ExtentRecord, b: &ExtentRecord) -> bool {
     let what = |r: &ExtentRecord| (r.disk_bytenr, r.disk_num_bytes, r.kind, r.compression);
     !a.is_hole() && what(a) == what(b) && a.offset + a.num_bytes == b.offset
@@ -114,7 +115,7 @@ impl Plan {
         }
     }
     /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are
-    /// too many. Returns the extent that follows the range, when it got there.
+    /// too many. Returns the extent that follows the range, if it got as far as that.
     fn cut(
         &mut self,
         cursor: &mut ExtentCursor,
@@ -186,8 +187,8 @@ impl Plan {
             _ => self.put(from, ExtentRecord::hole(generation, start - from).encode().to_vec()),
         }
     }
-    /// Puts a window in. Where the item before it or the one behind is the same extent's and goes
-    /// on, they become one.
+    /// Puts a window in. If the item before it, or the one behind it, is a part of the same extent
+    /// that joins it without a gap, they become one.
     fn put_extent(
         &mut self,
         (before, after): (Option<&Extent>, Option<&Extent>),
@@ -220,7 +221,7 @@ impl Plan {
         self.refer(start, &new, if create { Delta::Create } else { Delta::Add });
         self.put(start, new.encode().to_vec());
     }
-    /// Does it. `start..end` is what it changes of the file.
+    /// Carries the plan out. `start..end` is the part of the file that it changes.
     fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>, (start, end): (u64, u64)) -> Result<()> {
         note_all(h, inode, &self.refs)?;
         let outcome = {
@@ -254,13 +255,13 @@ impl Plan {
             return Err(e);
         }
         let generation = h.generation();
-        // Behind the edit: the log takes it first and then looks at the tree, and finds there what
-        // it says. A hole that got its item is a change as well: the last commit may have nothing
-        // in its place.
+        // Noted behind the edit. The log takes this first and looks at the tree afterwards, so it
+        // finds there what this says. A hole that got its item is a change as well: the last commit
+        // may have nothing in its place.
         inode.changes.lock().add(generation, self.covered_from.unwrap_or(start).min(start), end);
         {
             let mut state = inode.state.lock();
-            // A damaged image may have had it wrong.
+            // A damaged image may have a wrong value here.
             let nbytes =
                 (i128::from(state.item.nbytes.get()) + self.nbytes).clamp(0, i128::from(u64::MAX));
             state.item.nbytes = u64::try_from(nbytes).expect("clamped").into();
@@ -283,7 +284,7 @@ fn note_all(h: &mut Handle<'_>, inode: &Inode, changes: &[RefChange]) -> Result<
     Ok(())
 }
 
-/// Takes back what was noted. An extent that was created and dropped again is freed by the commit.
+/// Takes back what was noted. The commit frees an extent that was created and dropped again.
 fn take_back(h: &mut Handle<'_>, inode: &Inode, noted: &[RefChange]) -> Result<()> {
     noted.iter().try_for_each(|change| {
         let delta = if change.delta == Delta::Drop { Delta::Add } else { Delta::Drop };
@@ -300,8 +301,8 @@ fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
     }
 }
 
-/// The references to extents of a file that is deleted as a whole: gathered from its items, then
-/// dropped beside the edit that deletes these.
+/// The references to extents of a file that is deleted as a whole. They are gathered from its
+/// items, and dropped together with the edit that deletes the items.
 #[derive(Debug, Default)]
 pub(crate) struct LastRefs {
     refs: SmallVec<[RefChange; 4]>,
@@ -312,7 +313,7 @@ impl LastRefs {
     /// Takes what the next extent item of the file refers to.
     ///
     /// # Errors
-    /// `Corrupt` as an [`ExtentCursor`] says it.
+    /// `Corrupt`, as [`ExtentCursor`] reports it.
     pub(crate) fn add(&mut self, tree: TreeId, item: &Item) -> Result<()> {
         let extent = Extent::parse(tree, item.clone())?;
         extent.follows(tree, self.reached)?;
@@ -324,12 +325,12 @@ impl LastRefs {
         }
         Ok(())
     }
-    /// Notes that they are gone and does `edit`, which deletes the items. The file has no delayed
-    /// data, and the caller sees to it that none comes.
+    /// Notes that the references are gone and runs `edit`, which deletes the items. The file has no
+    /// delayed data, and the caller makes sure that it gets none.
     ///
     /// # Errors
-    /// What `edit` says; `Corrupt` where the file refers to what it cannot. Nothing is changed
-    /// then.
+    /// The errors of `edit`; `Corrupt` where the file refers to an extent that it cannot have.
+    /// Nothing is changed then.
     pub(crate) fn drop_with(
         &self,
         h: &mut Handle<'_>,
@@ -351,23 +352,23 @@ impl LastRefs {
 pub(super) struct Fresh {
     /// Where the range begins.
     pub(super) start: u64,
-    /// Where the extent lies; all of it is for the range.
+    /// Where the extent lies. All of it belongs to the range.
     pub(super) run: Run,
 }
 
 /// Extents that one edit enters at most.
 pub(super) const MAX_FRESH: usize = 64;
-/// Insertions that an edit of many is prepared for: small items that lie side by side split few
+/// Insertions for which an edit of many is prepared: small items that lie side by side split few
 /// leaves.
 const PREPARED: usize = 4;
 /// Extents between two ranges that are skipped one by one.
 const SKIPPED: usize = 8;
 
 /// Enters extents in ascending order, all in one edit, where the file has nothing and holes need no
-/// items: what many small writes at random places come to. Returns how many of the first ones were
-/// entered; for the next the caller takes [`replace`], which also says what went wrong. The caller
-/// holds the inode's extent lock; `noted` runs once, for the extents that are about to be entered,
-/// before anybody can see them.
+/// items. This is what many small writes at random places become. Returns how many of the first
+/// ones were entered. For the next one the caller uses [`replace`], which also tells what went
+/// wrong. The caller holds the inode's extent lock. `noted` runs once, for the extents that are
+/// about to be entered, before anything can see them.
 pub(super) fn fill_holes(
     h: &mut Handle<'_>,
     inode: &Arc<Inode>,
@@ -410,7 +411,7 @@ pub(super) fn fill_holes(
         }
         Ok(entered)
     });
-    // An edit that fails has changed nothing, or it has ended writing.
+    // An edit that fails has changed nothing, unless it has ended writing.
     let entered = entered.unwrap_or(0);
     h.forget_data_extents(fresh[entered..].iter().map(|f| f.run.start));
     if entered > 0 {
@@ -450,17 +451,17 @@ fn count_in_holes(ground: &Ground, inode: &Inode, fresh: &[Fresh]) -> Result<usi
     Ok(fresh.len())
 }
 
-/// Does this image leave holes without items?
+/// Does this image have holes without items?
 pub(crate) fn has_no_holes(ground: &Ground) -> bool {
     Incompat::from_bits_retain(ground.superblock.lock().incompat_flags.get())
         .contains(Incompat::NO_HOLES)
 }
 
-/// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit goes,
-/// and returns where it stopped. The caller holds the inode's extent lock.
+/// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit
+/// reaches, and returns where it stopped. The caller holds the inode's extent lock.
 ///
-/// Where `new` is an extent to be created, it belongs to the transaction from the moment that this
-/// is recorded, whatever happens then; `*created` tells.
+/// If `new` is an extent to be created, it belongs to the transaction as soon as it is recorded,
+/// also if this function fails later. `*created` says whether it was recorded.
 ///
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
@@ -482,7 +483,7 @@ pub(super) fn replace(
     let before = cursor.before().cloned();
     let after = plan.cut(&mut cursor, tree, start, end)?;
     let generation = h.generation();
-    // What begins before the range ends the gap, too: it was found as the first extent, and
+    // What begins before the range ends the gap, too. It was found as the first extent, and
     // trimmed.
     let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < start);
     let explicit = !has_no_holes(h.ground);

@@ -1,6 +1,6 @@
 //! SEEK_DATA and SEEK_HOLE.
 //!
-//! Data is what lies in extents or is delayed, by whole sectors; preallocated extents that were not
+//! Data is what lies in extents or is delayed, in whole sectors. Preallocated extents that were not
 //! written are holes, as on Linux. The end of the file is a hole.
 
 use super::extents::{ExtentCursor, ceil, floor};
@@ -31,7 +31,7 @@ pub(crate) fn seek(
     }
     let mut at = offset;
     loop {
-        // What is delayed is looked at first: it can only move from there into the extents.
+        // Delayed data is looked at first: it can only move from there into the extents.
         let delayed = inode.data.stretch(at).map(|(a, b)| (floor(a), ceil(b)));
         let version = inode.subvol.version(core);
         let mut stored = None;
@@ -48,7 +48,7 @@ pub(crate) fn seek(
                 return Ok(Some(start.max(at)));
             }
             (Seek::Data, _) => return Ok(None),
-            // On to the end of this stretch; another may follow at once.
+            // Goes to the end of this stretch; another may follow directly.
             (Seek::Hole, Some((start, end))) if start <= at => {
                 if end >= size {
                     return Ok(Some(size));

@@ -1,8 +1,8 @@
 //! Where the checksums of data are.
 //!
-//! They are in three places: notes of the running transaction, notes of the sealed one, and the
-//! last published checksum tree (never the one that the committer is editing). A [`View`] takes
-//! these together, of one moment and in an epoch.
+//! They are in three places: the notes of the running transaction, the notes of the sealed one, and
+//! the last published checksum tree (never the one that the committer is editing). A [`View`] takes
+//! all three at one moment, and within an epoch.
 
 use super::dirty::{SECTOR_LEN, index};
 use super::extents::SECTOR;
@@ -15,7 +15,7 @@ use larder_format::{CsumType, Generation, Logical, ObjectId};
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Where checksums are, all of one moment.
+/// The places of checksums, all of one moment.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(super) epoch: Epoch,
@@ -26,7 +26,7 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// All checksums that there are.
+    /// A view of all checksums.
     pub(super) fn new(core: &Core) -> Self {
         let epoch = core.epochs.enter();
         core.txns.with_view(|v| Self {
@@ -41,13 +41,13 @@ impl View {
             epoch,
         })
     }
-    /// Those that the running transaction began with; `None` if `txn` is not that.
+    /// The checksums that existed when the running transaction began; `None` if `txn` is not that.
     pub(crate) fn before(core: &Core, txn: &Txn) -> Option<Self> {
         let mut view = Self::new(core);
         view.notes[0] = None;
         (view.state.1 == txn.generation).then_some(view)
     }
-    /// The checksums of a run of sectors, one after the other, and which of them there are.
+    /// The checksums of a run of sectors, in order, and which of them exist.
     fn find(&self, core: &Core, run: Run) -> Result<(Vec<u8>, Vec<bool>)> {
         let size = core.csum.size();
         let count = index(run.len / SECTOR);
@@ -69,7 +69,7 @@ impl View {
         }
         Ok((sums, known))
     }
-    /// The checksums of a run of sectors, one after the other; `None` when one is in none of the
+    /// The checksums of a run of sectors, in order; `None` when one of them is in none of the
     /// places.
     ///
     /// # Errors
@@ -78,8 +78,7 @@ impl View {
         let (sums, known) = self.find(core, run)?;
         Ok(known.iter().all(|k| *k).then_some(sums))
     }
-    /// The checksums that there are of a run of sectors: one piece for sectors that lie side by
-    /// side.
+    /// The existing checksums of a run of sectors. Sectors that lie side by side are one piece.
     ///
     /// # Errors
     /// Reading or corruption.
@@ -100,7 +99,7 @@ impl View {
         }
         Ok(pieces)
     }
-    /// Has a sector of the run a checksum?
+    /// Does any sector of the run have a checksum?
     ///
     /// # Errors
     /// Reading or corruption.
@@ -121,7 +120,7 @@ impl View {
     }
 }
 
-/// Takes what a transaction has noted for a run of sectors.
+/// Takes the checksums that a transaction has noted for a run of sectors.
 fn noted(txn: &Txn, run: Run, size: usize, sums: &mut [u8], known: &mut [bool]) {
     let notes = txn.csums.lock();
     let first = notes.range(..=run.start).next_back().map_or(run.start, |(at, _)| *at);

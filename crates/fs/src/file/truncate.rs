@@ -1,19 +1,16 @@
 //! Setting a file's size.
 //!
-//! Shrinking cuts what is delayed, and drops extents. What the last sector has behind the new end
-//! stays there, as on Linux, and growing makes it zero. (Zeros at once would be one more extent for
-//! every cut, and where a file is written in place they would be there before the new size is.)
-//! Where there are many extents it takes several transactions, each of which cuts some of them off
-//! the end and leaves a shorter, sound file: a crash in between shows a length between the two, as
-//! on Linux. The obvious alternative, the new size at once and an ORPHAN item that has the next
-//! mount drop the rest, needs that next mount to be ours: Linux, since 3.12, takes such an item
-//! away and leaves the extents, whose bytes are in the file again when it grows. What older
-//! kernels, and we ourselves, left so is finished all the same (`inode::orphan`): by setting the
-//! size that the file has.
+//! Shrinking cuts delayed data and drops extents. The bytes of the last sector behind the new end
+//! stay, as on Linux; growing makes them zero. (Zeros at once would be one more extent for every
+//! cut, and in a file that is written in place they would be there before the new size is.) If
+//! there are many extents, shrinking takes several transactions. Each cuts some extents off the end
+//! and leaves a shorter, sound file. After a crash the length may be between the two, as on Linux.
+//! It does not set the new size at once and leave the rest to an ORPHAN item: Linux would not
+//! finish that. `docs/FILE-DATA.md` has the reason.
 //!
-//! Growing changes the size alone, but for what Linux expects on the device: zeros behind the old
-//! end, whole-file data in the leaf rewritten at its new length, and explicit holes on images that
-//! have them.
+//! Growing changes the size alone, and otherwise only what Linux expects on the device: zeros
+//! behind the old end, data in the leaf rewritten at its new length, and explicit holes on images
+//! that have them.
 
 use super::admission::{Admitted, admit, begin_with};
 use super::delalloc;
@@ -28,11 +25,11 @@ use larder_format::items::{Compression, InlineExtent};
 use larder_format::{FileOffset, KeyType, ObjectId};
 use std::sync::Arc;
 
-/// Sets the size of a file. The caller holds `op` exclusively and has checked that the file may be
-/// changed; times are its business.
+/// Sets the size of a file. The caller holds `op` exclusively, has checked that the file may be
+/// changed, and sets the times.
 ///
-/// Setting the size that the file has drops what lies behind it, as the end of a truncation that a
-/// crash interrupted.
+/// Setting the size that the file already has drops what lies behind it. This ends a truncation
+/// that a crash interrupted.
 ///
 /// # Errors
 /// `FileTooBig`, `NoSpace`, reading, corruption, `WouldBlock`.
@@ -44,7 +41,7 @@ pub(crate) fn truncate(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()>
     if size > old { grow(core, inode, old, size) } else { shrink(core, inode, size) }
 }
 
-/// Is the whole file in its leaf, or on the way there?
+/// Is the whole file in its leaf, or in flight to it?
 pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
     if inode.data.inline_in_flight() {
         return Ok(true);
@@ -54,12 +51,12 @@ pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
     Ok(first.is_some_and(|e| matches!(e.content, Content::Inline { .. })))
 }
 
-/// Bytes to be taken in anew before the file may grow from `old` to beyond: where they begin, and
-/// what they are.
+/// Bytes to be taken in again before the file may grow beyond `old`: where they begin, and what
+/// they are.
 ///
-/// - A file in its leaf is rewritten whole, at its new length; so is one that is on its way there
-///   by now or soon.
-/// - A last sector that is not zero behind the end becomes so.
+/// - A file in its leaf is rewritten whole, at its new length. So is a file that is going there
+///   now, or will soon.
+/// - A last sector that is not zero behind the end becomes zero there.
 pub(super) fn before_growing(
     core: &Core,
     inode: &Inode,
@@ -70,7 +67,7 @@ pub(super) fn before_growing(
     if old > 0 && old <= SECTOR && (may_become_inline || is_inline(core, inode)?) {
         let mut data = vec![0; index(old)];
         super::read::read_range(core, inode, 0, &mut data)?;
-        // An extent that it may have had before still has what was cut off.
+        // An extent that the file may have had before still has what was cut off.
         data.resize(index(ceil(old)), 0);
         return Ok(Some((0, data)));
     }
@@ -97,8 +94,8 @@ fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
     grow_with(core, inode, (old, size), again)
 }
 
-/// Sets the size from `old` to the larger `size`; `again` is what [`before_growing`] said, with
-/// what it may take.
+/// Sets the size from `old` to the larger `size`. `again` is the answer of [`before_growing`], with
+/// what was admitted for it.
 ///
 /// # Errors
 /// `NoSpace`, reading, corruption, `WouldBlock`; nothing has changed then.
@@ -114,7 +111,8 @@ pub(super) fn grow_with(
         let _extents = inode.data.lock_extents();
         cover(&mut h, inode, size)?;
     }
-    // Before the bytes: write-back must not take the file for one that may still lie in its leaf.
+    // Before the bytes are taken in: write-back must not believe that the file may still lie in its
+    // leaf.
     let tail = again.as_ref().is_some_and(|(at, data, _)| at + data.len() as u64 > old);
     delalloc::grow(inode, old, size, tail);
     if let Some((at, data, admitted)) = again {
@@ -127,7 +125,7 @@ pub(super) fn grow_with(
 /// What has to be done about the sector in which the file is going to end.
 enum Tail {
     Nothing,
-    /// The file leaves its leaf: zeros behind the end are to be written.
+    /// The file leaves its leaf: zeros have to be written behind the end.
     Leave,
     /// The file stays in its leaf, with these bytes.
     Inline(Vec<u8>),
@@ -153,7 +151,7 @@ fn tail(core: &Core, inode: &Inode, size: u64) -> Result<Tail> {
         _ => extent.unpack_inline(tree)?,
     };
     data.truncate(index(size));
-    // Unpacked it may be too long for a leaf.
+    // Unpacked, the data may be too long for a leaf.
     let fits = InlineExtent {
         generation: larder_format::Generation(0),
         ram_bytes: size,
@@ -164,7 +162,7 @@ fn tail(core: &Core, inode: &Inode, size: u64) -> Result<Tail> {
     Ok(if fits.encode().len() <= room { Tail::Inline(data) } else { Tail::Leave })
 }
 
-/// Cuts the file, from its end towards `size`, in as many steps as its extents take.
+/// Cuts the file, from its end towards `size`, in as many steps as its extents need.
 fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
     let mut begun = None;
     while !shrink_step(core, inode, size)? {
@@ -174,7 +172,7 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// One step towards `size`, in one transaction; true when it was the last.
+/// One step towards `size`, in one transaction. True if it was the last one.
 fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
     loop {
         inode.data.wait_landed(floor(size), u64::MAX)?;
@@ -185,24 +183,25 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         };
         let mut h = begin_with(core, inode, (RESERVE_ITEMS + 2, true), admitted.as_mut())?;
         let _waiting_is_allowed = past_no_return();
-        // Nothing can land while this is held; but what was dirty may have landed before.
+        // Nothing can complete while this is held, but data that was dirty may have completed
+        // before.
         let mut extents = inode.data.lock_extents();
         if last != few_behind(core, inode, ceil(size))? {
             continue;
         }
         let (to, tail) = match last {
             true => (size, tail(core, inode, size)?),
-            // The size itself may lie in the midst of one of them.
+            // The size itself may lie within one of these extents.
             false => (start_of_last(core, inode)?.max(ceil(size)), Tail::Nothing),
         };
         if matches!(tail, Tail::Leave) && admitted.is_none() {
             continue;
         }
-        // What was reserved behind the end goes without that the end changes.
+        // Space that is reserved behind the end can go while the end stays.
         if last || to <= inode.state.lock().size {
             let Some(old) = delalloc::cut(core, inode, to) else { continue };
-            // Admitted for zeros may be a file that has left its leaf by itself meanwhile: it needs
-            // none.
+            // The zeros that were admitted may be for a file that has left its leaf by itself
+            // meanwhile. It needs none.
             if let (Tail::Leave, Some(admitted)) = (&tail, admitted) {
                 let zeros = vec![0; index(ceil(size) - size)];
                 delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
@@ -245,7 +244,8 @@ fn few_behind(core: &Core, inode: &Inode, start: u64) -> Result<bool> {
     Ok(false)
 }
 
-/// Where the last extents of a file begin that has more than one change can drop.
+/// Where the last extents of a file begin, as many as one change can drop. The file has more than
+/// that.
 fn start_of_last(core: &Core, inode: &Inode) -> Result<u64> {
     let ino = ObjectId(inode.id.ino);
     let version = inode.subvol.version(core);
@@ -259,7 +259,7 @@ fn start_of_last(core: &Core, inode: &Inode) -> Result<u64> {
             _ => break,
         }
     }
-    // Or cutting there would be no progress.
+    // Otherwise cutting there would make no progress.
     let sound = start.is_multiple_of(SECTOR) && start <= MAX_FILE_SIZE;
     let place = || Place::item(version.tree(), extent_data_key(ino, FileOffset(start)));
     sound

@@ -1,14 +1,18 @@
 //! Write-back: from dirty bytes to extents.
 //!
-//! A batch is one large run of one file or the runs of many small files. It goes through five
-//! steps: the sectors are made whole (edges are read where the file has other bytes there, zero
-//! behind its end), they are compressed where that is wanted and helps ([`super::compress`]), space
-//! for all of them is allocated together so that they lie behind each other, they are written and
-//! their checksums computed, and only then does each file's tree get its extent. Until that has
-//! happened, readers are served from the flight.
+//! A batch is one large run of one file, or the runs of many small files. It goes through five
+//! steps:
 //!
-//! Nothing here takes `Inode.op`: a writer that waits for space or budget may hold it. Nothing
-//! waits for a reservation either: what is needed was reserved by the write.
+//! 1. The sectors are made whole: edges are read where the file has other bytes there, and are zero
+//!    behind its end.
+//! 2. They are compressed if that is wanted and helps ([`super::compress`]).
+//! 3. Space for all of them is allocated together, so that they lie behind each other.
+//! 4. They are written, and their checksums are computed.
+//! 5. Only then does each file's tree get its extent. Until it has it, readers are served from the
+//!    run in flight.
+//!
+//! Nothing here takes `Inode.op`, because a writer that waits for space or budget may hold it.
+//! Nothing waits for a reservation either: the write has reserved what is needed.
 
 use super::batch::{Handles, Item, Piece};
 use super::compress::{self, Part};
@@ -38,18 +42,18 @@ use std::sync::Arc;
 
 /// Bytes that one batch takes of one file at most.
 const BATCH: u64 = 32 << 20;
-/// A batch below this takes more files in.
+/// A batch that is smaller than this takes in more files.
 const SMALL_BATCH: u64 = 1 << 20;
 /// Runs in a batch at most.
 const MAX_FLIGHTS: usize = 512;
 
-/// Writes the oldest dirty data back, if there is any older than tick `before`. False when nothing
-/// could be taken.
+/// Writes the oldest dirty data back, if any is older than tick `before`. False when nothing could
+/// be taken.
 pub(crate) fn one_batch(core: &Core, before: u64) -> bool {
     batch(core, before, Limits { bytes: BATCH, flights: MAX_FLIGHTS }).flights > 0
 }
 
-/// As [`one_batch`], of no more than `most` and what the last segment has beyond that. What was
+/// As [`one_batch`], but no more than `most` and the rest of the last segment. Returns what was
 /// written.
 pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     let mut job: Option<Job<'_>> = None;
@@ -73,7 +77,7 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     Limits { bytes, flights }
 }
 
-/// Writes all back that the file with the oldest dirty data has. For
+/// Writes back everything that the file with the oldest dirty data has. For
 /// [`crate::api::Tuning::reclaim_whole_inodes`].
 pub(super) fn whole_file(core: &Core) -> Limits {
     let mut job: Option<Job<'_>> = None;
@@ -116,7 +120,7 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
                 write(core, departures);
             }
             drop(job);
-            // What could not be taken waits for its older version to land.
+            // Data that could not be taken waits until its older version is complete.
             inode.data.wait_landed_before(before)?;
             if inode.data.oldest().is_none_or(|age| age >= before) {
                 break;
@@ -127,10 +131,10 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     if inode.data.has_lost() { Err(Error::DataLost) } else { Ok(()) }
 }
 
-/// A flight that is about to go through the steps.
+/// Prepares a run that was submitted for the steps.
 fn begin(core: &Core, departure: Departure) -> Item {
     let mut item = Item::new(core, departure);
-    // As on Linux: such files never go back into the leaf.
+    // Such files never go back into the leaf, as on Linux.
     let stays = nocow::is_candidate(&item.departure.inode);
     if item.departure.flight.inline && item.failed.is_none() && !stays {
         // Preallocated extents may lie behind the end of even the smallest file.
@@ -142,12 +146,12 @@ fn begin(core: &Core, departure: Departure) -> Item {
     item
 }
 
-/// Brings flights to the device and into their trees. What fails is noted with its inode.
+/// Brings submitted runs to the device and into their trees. Failures are noted with the inode.
 ///
-/// Whatever happens all of them land: others wait for that. A panic is a broken invariant, so
-/// nothing is written any more after one.
+/// Every run is completed in any case, because others wait for that. A panic means a broken
+/// invariant, so nothing is written any more after one.
 fn write(core: &Core, departures: Vec<Departure>) {
-    // Weak: who has the last one uses its buffers again.
+    // Weak, because the holder of the last reference uses the buffers again.
     let flights: Vec<_> =
         departures.iter().map(|d| (d.inode.clone(), Arc::downgrade(&d.flight))).collect();
     let done = catch_unwind(AssertUnwindSafe(|| write_all(core, departures)));
@@ -190,8 +194,8 @@ fn write_all(core: &Core, departures: Vec<Departure>) {
     delalloc::reuse(core, items.into_iter().map(|item| item.departure.flight));
 }
 
-/// Writes in place what may be: before space is sought for the rest. As on Linux the rest is not
-/// compressed.
+/// Writes in place what may be written so, before space is sought for the rest. The rest is not
+/// compressed, as on Linux.
 fn write_in_place(core: &Core, items: &mut [Item], reserved: &mut Option<Reservation>) {
     let mut handles: Option<Handles<'_>> = None;
     for item in items {
@@ -210,7 +214,7 @@ fn write_in_place(core: &Core, items: &mut [Item], reserved: &mut Option<Reserva
     }
 }
 
-/// Decides in which form the flights are stored.
+/// Decides in which form the runs are stored.
 fn pack(core: &Core, items: &mut [Item]) {
     let mut jobs = Vec::new();
     // The number of jobs of each item, and whether they are for the leaf.
@@ -242,7 +246,7 @@ fn pack(core: &Core, items: &mut [Item]) {
         }
         if item.inline {
             item.leaf = mine.next().and_then(compress::Done::into_packed);
-            // It may be short enough only when it is compressed.
+            // Only the compressed form may be short enough.
             item.inline =
                 item.leaf.is_some() || super::may_be_inline(core, item.departure.flight.size);
             if item.inline {
@@ -255,9 +259,9 @@ fn pack(core: &Core, items: &mut [Item]) {
     }
 }
 
-/// Gets space for all flights, one behind the other. What is reserved and not needed, because
-/// something was written in place, goes to what the files still have to write: that may have been
-/// admitted without.
+/// Gets space for all runs, one behind the other. Space that was reserved and is not needed,
+/// because something was written in place, goes to what the files still have to write: those writes
+/// may have been admitted without space.
 fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     let mut space = core.space.accounts.empty(SpaceKind::Data);
     for item in items.iter_mut() {
@@ -267,12 +271,12 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
         ));
     }
     let mut runs: Vec<Run> = Vec::new();
-    // What is still to be found a place for.
+    // Bytes that have no place yet.
     let mut left: u64 = items.iter().map(Item::stored).sum();
-    // The end of the last run, not spoken for yet.
+    // The end of the last run of space, which is not assigned yet.
     let mut rest: Option<Run> = None;
     let give_back = |rest: Run, runs: &mut Vec<Run>, space: &mut Reservation| {
-        let last = runs.last_mut().expect("it is the end of one");
+        let last = runs.last_mut().expect("it is the end of a run");
         last.len -= rest.len;
         core.space.give_back(rest, Some(space));
     };
@@ -281,7 +285,7 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
         for mut part in parts.by_ref() {
             while !part.range.is_empty() && item.failed.is_none() {
                 let want = part.stored();
-                // What is compressed lies in one piece.
+                // Compressed data lies in one piece.
                 let least = if part.packed.is_some() { want } else { SECTOR };
                 if let Some(short) = rest.take_if(|run| run.len < least) {
                     give_back(short, &mut runs, &mut space);
@@ -300,7 +304,8 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
                                 runs.push(run);
                                 run
                             }
-                            // There is no such piece. What was reserved is enough for smaller ones.
+                            // There is no piece as long as that. What was reserved is enough for
+                            // smaller ones.
                             Err(_) if part.packed.is_some() => {
                                 part.packed = None;
                                 left += part.stored() - want;
@@ -341,8 +346,8 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     runs
 }
 
-/// Writes what lies in the runs, all on its way together; flights that lie in one that could not be
-/// written fail.
+/// Writes what lies in the runs of space, all of them together. Runs in flight fail if their space
+/// could not be written.
 fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
     let failed: Vec<Run> = {
         let writes: Vec<(Run, Logical, Vec<IoSlice<'_>>)> =
@@ -369,7 +374,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
     core.flush_ahead();
 }
 
-/// What lies in a run, and where it begins.
+/// The data that lies in a run of space, and where it begins.
 fn write_of(items: &[Item], run: Run) -> Option<(Run, Logical, Vec<IoSlice<'_>>)> {
     let mut slices = Vec::new();
     let mut first = None;
@@ -393,7 +398,7 @@ fn compute_csums(csum: CsumType, items: &mut [Item]) {
     }
 }
 
-/// Enters all flights into their trees, and lets them land.
+/// Enters all runs in flight into their trees, and completes them.
 fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
     let mut handles = Handles::new(core, reserved);
     let mut done = 0;
@@ -415,12 +420,12 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
         };
         if let Err(e) = outcome {
             let id = item.departure.inode.id;
-            // What was written to a subvolume that was deleted meanwhile is wanted by nobody.
+            // Data of a subvolume that was deleted meanwhile is not needed.
             let unwanted = item.departure.inode.subvol.is_dead();
             if !unwanted {
                 tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
                 if let Err(e) = cover_lost(&mut handles, item) {
-                    tracing::warn!("what was lost of inode {} has no item as a hole: {e}", id.ino);
+                    tracing::warn!("the lost range of inode {} got no hole item: {e}", id.ino);
                 }
             }
             land(core, &item.departure.inode, [&item.departure.flight], unwanted);
@@ -431,8 +436,8 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
     }
 }
 
-/// What could not be written is a hole from now on, and does not hold the file's size back any
-/// more: where holes have items, it gets one.
+/// Data that could not be written is a hole from now on, and does not hold the file's size back any
+/// more. Where holes have items, the hole gets one.
 fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     if has_no_holes(handles.core) {
         return Ok(());
@@ -443,8 +448,8 @@ fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     cover(h, inode, item.departure.flight.taken.end)
 }
 
-/// Enters the first of these flights together where they are short pieces of one file that become
-/// an extent each, in holes, and lets them land; how many that were.
+/// Enters the first of these runs together and completes them, where they are short pieces of one
+/// file that become one extent each, in holes. Returns how many those were.
 fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     let Some(first) = items.first() else { return 0 };
     let inode = first.departure.inode.clone();
@@ -453,7 +458,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
         .take(MAX_FRESH)
         .map_while(|i| i.fresh().filter(|_| Arc::ptr_eq(&i.departure.inode, &inode)))
         .scan(0, |end, f| {
-            // Behind its end a file is gone through from its beginning.
+            // When it has come to the end of a file, write-back goes on from the file's beginning.
             let ascends = f.start >= *end;
             *end = f.start + f.run.len;
             ascends.then_some(f)
@@ -474,7 +479,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
         h.forget_csums(item.pieces[0].run);
     }
     if count > 0 {
-        // Within the handle, as below.
+        // Under the handle, as below.
         land(core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
         h.mark_dirty(&inode);
     }
@@ -482,7 +487,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     count
 }
 
-/// Notes the checksums of flights that are one piece each: together where they lie behind each
+/// Notes the checksums of runs that are one piece each: in one note where they lie behind each
 /// other.
 fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
     let mut together: Option<(Run, Vec<u8>)> = None;
@@ -521,7 +526,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
         while at < end {
             let h = handles.get()?;
             let extents = inode.data.lock_extents();
-            // Readers that find the extent look for these.
+            // Readers that find the extent look for its checksums.
             if let Some(csums) = csums.take() {
                 h.add_csums(run.start, csums);
             }
@@ -541,13 +546,13 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
             let reached = replace(h, inode, (at, end), new, &mut created);
             item.created = item.created.max(i + usize::from(created));
             if first && !created {
-                // The space is given back: it must not have checksums.
+                // The space is given back, and must not have checksums.
                 h.forget_csums(run);
             }
             create = false;
             at = reached?;
             if at == end {
-                // What cannot be joined stays as it is.
+                // Extents that cannot be joined stay as they are.
                 if let Err(e) = join(h, inode, start, run.len) {
                     tracing::debug!("extents stay apart: {e}");
                 }
@@ -556,7 +561,8 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                 if item.incompressible {
                     compress::mark_incompressible(inode);
                 }
-                // Within the handle: the seal that has the extent must see the size that it allows.
+                // Under the handle: the seal that has the extent must see the size that the extent
+                // allows.
                 land(core, inode, [flight], true);
                 h.mark_dirty(inode);
             }
@@ -590,7 +596,7 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     Ok(())
 }
 
-/// Nothing but the first sector has an extent item.
+/// Is the first sector the only one with an extent item?
 ///
 /// # Errors
 /// Reading or corruption.

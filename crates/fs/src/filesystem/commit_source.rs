@@ -1,4 +1,4 @@
-//! What a seal and a commit need of the engine, brought together from the rooms that have it.
+//! What a seal and a commit need from the engine, brought together from the rooms that have it.
 
 use crate::engine::Core;
 use crate::engine::late::{self, LateItems};
@@ -11,7 +11,7 @@ use larder_format::items::RootItem;
 use larder_format::{Generation, ObjectId};
 use std::sync::Arc;
 
-/// What operations leave with a new transaction.
+/// What operations leave with a transaction, for a new one.
 pub(super) fn gathered() -> Vec<Box<dyn Gathered>> {
     vec![Box::<LateItems>::default(), Box::<Snapshots>::default(), Box::<TxnLog>::default()]
 }

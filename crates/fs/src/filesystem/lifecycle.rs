@@ -17,8 +17,8 @@ use std::thread::JoinHandle;
 
 /// An open file system, as one front end sees it (module `fronts`).
 ///
-/// Dropping the last front end without [`Filesystem::close`] is what a crash is: the last commit
-/// stays.
+/// Dropping the last front end without [`Filesystem::close`] has the effect of a crash: the last
+/// commit stays.
 #[derive(Debug)]
 pub struct Filesystem {
     pub(crate) core: Arc<Core>,
@@ -27,7 +27,7 @@ pub struct Filesystem {
     engine: Arc<Engine>,
 }
 
-/// What all front ends share and the last one ends.
+/// What all front ends share. The last one ends it.
 #[derive(Debug)]
 struct Engine {
     core: Arc<Core>,
@@ -43,24 +43,24 @@ pub struct Stats {
     pub commits: u64,
     /// Callers that had to wait until a transaction was published.
     pub commit_waits: u64,
-    /// Longest time that operations waited for a seal, and all of it.
+    /// Longest time that operations waited for a seal, and the sum of these times.
     pub seal_max_us: u64,
     pub seal_total_us: u64,
-    /// Longest time from seal to publication, and all of it.
+    /// Longest time from seal to publication, and the sum of these times.
     pub commit_max_us: u64,
     pub commit_total_us: u64,
     pub nodes_written: u64,
     pub tree_edits: u64,
-    /// Attempts to edit that first had to fetch something without the lock.
+    /// Attempts to edit that first had to fetch something with the lock dropped.
     pub tree_retries: u64,
-    /// The longest time that an edit held a tree's lock, all of it, and what is known of the long
-    /// ones.
+    /// The longest time that an edit held a tree's lock, the sum of these times, and what is known
+    /// about the long ones.
     pub tree_lock_max_us: u64,
     pub tree_lock_total_us: u64,
     pub tree_lock_holds: crate::LongHolds,
     /// Nodes copied to a new address.
     pub node_copies: u64,
-    /// Nodes copied in memory because a version could see them.
+    /// Nodes copied in memory because a version can see them.
     pub image_copies: u64,
     pub cache_hits: u64,
     pub cache_reads: u64,
@@ -71,40 +71,41 @@ pub struct Stats {
     pub device_writes: u64,
     pub device_written_bytes: u64,
     pub device_flushes: u64,
-    /// Writes and long reads go past the machine's page cache.
+    /// Do writes and long reads go past the machine's page cache?
     pub device_direct: bool,
     pub device_discards: u64,
     pub device_discarded_bytes: u64,
     /// Bytes written by callers that are not in extents yet.
     pub delayed_bytes: u64,
-    /// Bytes that were compressed, and what became of them; bytes that were tried and did not
-    /// shrink, and those that did not look promising.
+    /// Bytes that were compressed, and their length afterwards. Bytes that were tried and did not
+    /// shrink, and bytes that did not look promising.
     pub compress_in_bytes: u64,
     pub compress_out_bytes: u64,
     pub compress_failed_bytes: u64,
     pub compress_skipped_bytes: u64,
-    /// Compressed bytes in memory on their way to the device.
+    /// Compressed bytes in memory that are in flight to the device.
     pub compress_held_bytes: u64,
     pub inodes_in_memory: u64,
     /// Parts of the cache size.
     pub memory: MemoryStats,
-    /// Bytes of data and metadata that running operations and the next commit have reserved;
+    /// Bytes of data and metadata that running operations and the next commit have reserved,
     /// without the global reserve. 0 when nothing is left to commit.
     pub data_reserved: u64,
     pub metadata_reserved: u64,
     /// Bytes of data and metadata that were freed and wait for a commit or a reader.
     pub data_pinned: u64,
     pub metadata_pinned: u64,
-    /// Bytes of metadata that were allocated beyond what was reserved; what commits take of the
-    /// global reserve included.
+    /// Bytes of metadata that were allocated beyond what was reserved, with what commits take from
+    /// the global reserve.
     pub metadata_overdrawn: u64,
-    /// Requests that had to wait for space, and those that were refused.
+    /// Requests that had to wait for space, and requests that were refused.
     pub space_waits: u64,
     pub space_refusals: u64,
     pub reclaim: ReclaimStats,
     /// What `fsync` has done.
     pub log: crate::LogStats,
-    /// Deleted subvolumes that still take space, and blocks of such that were looked at.
+    /// Deleted subvolumes that still take space, and the number of their blocks that were looked
+    /// at.
     pub subvolumes_to_drop: u64,
     pub blocks_dropped: u64,
     /// Why the file system is read-only, if it is.
@@ -117,9 +118,9 @@ pub struct Stats {
 pub struct ReclaimStats {
     /// Calls of the reclaimer.
     pub rounds: u64,
-    /// Rounds of writing delayed data, and how much they were asked for and wrote: bytes where data
-    /// was short, runs of files where metadata was, which delayed data reserves for each of its
-    /// files.
+    /// Rounds of writing delayed data; how much they were asked for, and how much they wrote. It is
+    /// counted in bytes if data was short. If metadata was short, it is counted in runs of files,
+    /// because delayed data reserves metadata for each of its files.
     pub writes: u64,
     pub asked_bytes: u64,
     pub written_bytes: u64,
@@ -127,13 +128,13 @@ pub struct ReclaimStats {
     pub written_runs: u64,
     /// Most bytes that a round wrote beyond what it was asked for: less than one piece of a file.
     pub excess_bytes: u64,
-    /// Waits for data that was on its way already.
+    /// Waits for data that was in flight already.
     pub settles: u64,
     pub chunks: u64,
     pub commits: u64,
 }
 
-/// What takes memory, and how much of it may: bytes.
+/// What needs memory, and how much it may use, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct MemoryUse {
@@ -146,21 +147,21 @@ pub struct MemoryUse {
 pub struct MemoryStats {
     /// Delayed data.
     pub delayed_data: MemoryUse,
-    /// What writing it back takes beside that: the most so far.
+    /// What writing it back needs in addition: the most so far.
     pub write_back: MemoryUse,
     /// Nodes that could be read again.
     pub clean_nodes: MemoryUse,
-    /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed one
-    /// may take as much.
+    /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed
+    /// transaction may use as much.
     pub transaction: MemoryUse,
 }
 
 impl Filesystem {
-    /// Opens the file system on `device`. When it may be written, orphans are cleaned up and the
+    /// Opens the file system on `device`. If it may be written, orphans are cleaned up, and the
     /// threads that commit and write back are started; [`Filesystem::close`] ends them.
     ///
     /// # Errors
-    /// Not btrfs, damaged, unsupported (with the feature named), in need of a log replay, or a
+    /// Not btrfs, damaged, unsupported (the error names the feature), in need of a log replay, or a
     /// device error.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let core = Core::open(device, options)?;
@@ -202,10 +203,10 @@ impl Filesystem {
         Ok(fs)
     }
 
-    /// A further front end of the same engine, with a root and with holds of its own.
+    /// One more front end of the same engine, with its own root and holds.
     ///
     /// # Errors
-    /// As opening with this choice.
+    /// Those of opening with this choice.
     pub fn another(&self, subvol: &SubvolChoice) -> Result<Arc<Self>> {
         let root = self.core.mount_root(subvol)?;
         let front = self.core.fronts.join(root);
@@ -217,9 +218,9 @@ impl Filesystem {
         }))
     }
 
-    /// This front end goes, and others stay: gives everything back that it holds. What only that
-    /// kept is deleted before the call returns. Nothing may be asked of this front end afterwards
-    /// but what concerns the whole file system.
+    /// Ends this front end while others stay, and gives back all of its holds. Inodes that only
+    /// these holds kept are deleted before the call returns. Afterwards only calls that concern the
+    /// whole file system may be made on this front end.
     pub fn leave(&self) {
         if self.core.fronts.is_here(self.front) {
             crate::inode::orphan::delete_held_by(&self.core, self.front);
@@ -233,8 +234,8 @@ impl Filesystem {
         self.core.options.read_only
     }
 
-    /// Can the same inode be reached through both front ends? That is so where the root of one is
-    /// the other's, or above it.
+    /// Can both front ends reach the same inode? They can if their roots are the same, or if one
+    /// root is above the other.
     ///
     /// # Errors
     /// See [`crate::filesystem`].
@@ -245,7 +246,7 @@ impl Filesystem {
                 if at == above {
                     return Ok(true);
                 }
-                // One that hangs nowhere has been deleted, and what is below it.
+                // A subvolume that hangs nowhere was deleted, and everything below it, too.
                 let Some((up, ..)) = self.core.subvol_info(at)?.parent else { return Ok(false) };
                 at = up;
             }
@@ -272,13 +273,13 @@ impl Filesystem {
         crate::api::may_wait()?;
         let flushed = crate::file::flush_all(&self.core);
         self.core.commit()?;
-        // Who looks at the image afterwards finds what was freed given back.
+        // Afterwards the image shows that freed space was given back.
         self.core.space.wait_for_discards();
         flushed
     }
 
-    /// Begins to make durable what was done before the call, and does not wait for it: who is about
-    /// to [`Self::close`] has something else to do first.
+    /// Begins to make durable what was done before the call, and does not wait for it. For a caller
+    /// that is about to [`Self::close`] and has something else to do first.
     pub fn start_sync(&self) {
         self.core.txns.hasten();
     }
@@ -306,8 +307,8 @@ impl Filesystem {
         }
     }
 
-    /// Space as `df` wants it: what data can still be written, through its profile. Nothing is
-    /// available while metadata is full, although data may have room.
+    /// Space as `df` shows it: how much data can still be written, at its profile. Nothing is
+    /// available while metadata is full, even if data has room.
     ///
     /// # Errors
     /// None at present.
@@ -412,19 +413,19 @@ impl Filesystem {
         }
     }
 
-    /// Discards all free space, that of deleted files included, or that of a range of addresses.
-    /// See [`crate::TrimRange`].
+    /// Discards all free space, that of deleted files too, or the free space in a range of
+    /// addresses. See [`crate::TrimRange`].
     ///
     /// # Errors
-    /// `ReadOnly`; `NotSupported` where the device takes no discards; as [`Filesystem::sync`]; what
-    /// the device said.
+    /// `ReadOnly`; `NotSupported` where the device takes no discards; those of
+    /// [`Filesystem::sync`]; those of the device.
     pub fn trim(&self, range: crate::TrimRange) -> Result<crate::Trimmed> {
         self.core.check_writable()?;
         self.sync()?;
         self.core.space.trim(range)
     }
 
-    /// New label, up to 255 bytes; durable with the next commit.
+    /// Sets the label, up to 255 bytes. It is durable with the next commit.
     ///
     /// # Errors
     /// `Invalid` for a label that is too long or has a NUL or newline; `ReadOnly`.
@@ -441,11 +442,11 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Deletes what only holds kept, of all front ends, commits, and ends the threads. Later
-    /// changes fail. Returns when everything is durable.
+    /// Deletes the inodes that only holds kept, of all front ends, commits, and ends the threads.
+    /// Later changes fail. When this returns everything is durable.
     ///
     /// # Errors
-    /// As [`Filesystem::sync`]; the threads are ended all the same.
+    /// Those of [`Filesystem::sync`]; the threads are ended in any case.
     pub fn close(&self) -> Result<()> {
         let done = match (&self.core.read_only, self.core.txns.failure()) {
             (Some(_), _) => Ok(()),
@@ -470,7 +471,7 @@ impl Engine {
         self.core.data.stop();
         self.core.flushes.stop();
         for t in std::mem::take(&mut *self.threads.lock()) {
-            // A panic of a thread was turned into a read-only file system where it happened.
+            // If a thread panicked, the file system became read-only then.
             let _ = t.join();
         }
     }

@@ -1,14 +1,14 @@
-//! The facade: every call a front end can make about inodes, names and data.
+//! The facade: every call that a front end can make about inodes, names and data.
 //!
-//! Calls take inode ids and raw names, are atomic towards each other, and may come from any number
-//! of threads. Whoever may be asked again about an inode takes a *hold* on it (a FUSE look-up
-//! count); an inode without names is deleted when its last hold goes. Opening, syncing and closing
-//! are in `lifecycle`.
+//! Calls take inode ids and raw names. They are atomic towards each other, and may come from any
+//! number of threads. A front end that may be asked again about an inode takes a *hold* on it (a
+//! FUSE look-up count). An inode without names is deleted when its last hold goes. Opening, syncing
+//! and closing are in `lifecycle`.
 //!
-//! Every call can fail with what reading can: `Volume` for a device error, `Corrupt` for bytes that
-//! are not what they must be. Every call that names an inode can fail with `NotFound`, every call
-//! that changes something with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
-//! [`crate::api::no_wait`] each can answer `WouldBlock`, and has then changed nothing.
+//! Every call can fail with the errors of reading: `Volume` for a device error, `Corrupt` for bytes
+//! that are not what they must be. Every call that names an inode can fail with `NotFound`. Every
+//! call that changes something can fail with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
+//! [`crate::api::no_wait`] each can answer `WouldBlock`, and has changed nothing then.
 
 mod commit_source;
 mod lifecycle;
@@ -27,8 +27,8 @@ use crate::{
 };
 
 impl Filesystem {
-    /// Finds `name` in `dir`; also `.` and `..`. Subvolume borders are crossed silently; the root
-    /// of the mount is its own parent.
+    /// Finds `name` in `dir`; also `.` and `..`. Crosses the borders of subvolumes without notice.
+    /// The root of the mount is its own parent.
     ///
     /// # Errors
     /// `NotDirectory`, `NameTooLong`.
@@ -61,8 +61,8 @@ impl Filesystem {
         let _doing = doing("create");
         create::create(&self.core, dir, name, new)
     }
-    /// Makes a regular file without a name (O_TMPFILE); `link` may give it one. The result is held
-    /// once.
+    /// Makes a regular file without a name (O_TMPFILE); `link` may give it one. The file has one
+    /// hold.
     ///
     /// # Errors
     /// `NotDirectory`; `Invalid` for another type.
@@ -91,18 +91,19 @@ impl Filesystem {
     /// Removes an empty directory, or an empty subvolume.
     ///
     /// # Errors
-    /// `NotDirectory`, `NotEmpty`; as [`Filesystem::delete_subvolume`]; `NotPermitted` by flags.
+    /// `NotDirectory`, `NotEmpty`; those of [`Filesystem::delete_subvolume`]; `NotPermitted` by
+    /// flags.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
         let _doing = doing("rmdir");
         link::rmdir(&self.core, dir, name)
     }
-    /// Renames, across directories too; see [`RenameMode`]. Two names of one inode stay as they
-    /// are.
+    /// Renames, also across directories; see [`RenameMode`]. If both names are of one inode, both
+    /// stay.
     ///
     /// # Errors
     /// `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what would be replaced;
-    /// `Invalid` for a directory into itself; `CrossSubvolume`; `NotSupported` for exchanging
-    /// subvolumes; `NotPermitted` by flags; `NameTooLong`, `Overflow`.
+    /// `Invalid` for a directory into itself; `CrossSubvolume`; `NotPermitted` by flags;
+    /// `NameTooLong`, `Overflow`.
     pub fn rename(
         &self,
         dir: InodeId,
@@ -122,8 +123,9 @@ impl Filesystem {
         create::readlink(&self.core, &*self.core.inode(id)?)
     }
     /// Calls `each` for entries from position `from` on (0 at first, then an entry's `next`) until
-    /// it returns false or the directory ends. `.` and `..` come first. One call shows one moment;
-    /// an entry that stays is shown once, whatever comes and goes between calls.
+    /// it returns false or the directory ends. `.` and `..` come first. One call shows the
+    /// directory at one moment. An entry that stays is shown once, whatever comes and goes between
+    /// calls.
     ///
     /// # Errors
     /// `NotDirectory`.
@@ -135,9 +137,9 @@ impl Filesystem {
     ) -> Result<()> {
         dir::readdir(&self.core, self.root(), dir, from, each)
     }
-    /// As [`Filesystem::readdir`], but what was added since somebody last began to list this
-    /// directory with this call (from 0) is not shown: who renames every entry that he finds comes
-    /// to an end.
+    /// As [`Filesystem::readdir`], but leaves out what was added since a listing of this directory
+    /// was last begun with this call (from 0). So a caller that renames every entry that it finds
+    /// comes to an end.
     ///
     /// # Errors
     /// `NotDirectory`.
@@ -149,8 +151,8 @@ impl Filesystem {
     ) -> Result<()> {
         dir::readdir_page(&self.core, self.root(), dir, from, each)
     }
-    /// Reads into `buf`; returns the number of bytes, less than asked for only at the end of the
-    /// file.
+    /// Reads into `buf`. Returns the number of bytes, which is less than asked for only at the end
+    /// of the file.
     ///
     /// # Errors
     /// `IsDirectory`; `Invalid` for other types.
@@ -174,11 +176,11 @@ impl Filesystem {
         let _doing = doing("fallocate");
         file::fallocate(&self.core, &self.core.inode(id)?, how, offset, len)
     }
-    /// Copies a range (sharing extents where that is possible); returns the bytes copied, 0 at the
-    /// source's end.
+    /// Copies a range, and shares extents where that is possible. Returns the bytes that were
+    /// copied: 0 at the source's end.
     ///
     /// # Errors
-    /// As reading and writing.
+    /// Those of reading and writing.
     pub fn copy_range(
         &self,
         from: InodeId,
@@ -191,16 +193,16 @@ impl Filesystem {
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
     }
-    /// Gives a file the content that another (or it itself, elsewhere) has in a range, by sharing
-    /// extents (FICLONERANGE); returns the number of bytes. `len` 0: up to the source's end. After
-    /// an error a first part may be done.
+    /// Gives a file the content that another file (or itself, elsewhere) has in a range, by sharing
+    /// extents (FICLONERANGE). Returns the number of bytes. `len` 0 means: up to the source's end.
+    /// After an error a first part may be done.
     ///
     /// # Errors
-    /// `Invalid` for offsets that are no multiples of a sector, for a range that does not end at
-    /// one unless that is the end of both files, for one that the source does not have or that
-    /// overlaps its target, and between files with and without checksums; `IsDirectory`, `Invalid`
-    /// for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` while data of the source
-    /// could not be written.
+    /// `Invalid` for offsets that are no multiples of a sector; for a range that does not end at a
+    /// multiple unless that is the end of both files; for a range that the source does not have, or
+    /// that overlaps its target; and between files with and without checksums. `IsDirectory`,
+    /// `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` while data of
+    /// the source could not be written.
     pub fn clone_range(
         &self,
         from: InodeId,
@@ -213,13 +215,14 @@ impl Filesystem {
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
-    /// Gives a file another's extents for a range in which both have the same bytes
-    /// (FIDEDUPERANGE); they are compared while nobody can write. A part of a sector at the range's
-    /// end is left alone, and not looked at either, unless both files end there. Neither content
-    /// nor times change, so the target may be in a read-only subvolume.
+    /// Gives a file another file's extents for a range in which both have the same bytes
+    /// (FIDEDUPERANGE). The bytes are compared while nothing can write to them. A part of a sector
+    /// at the range's end is left alone, and not compared either, unless both files end there.
+    /// Neither content nor times change, so the target may be in a read-only subvolume.
     ///
     /// # Errors
-    /// As [`Filesystem::clone_range`]; also `Invalid` where the range is not within the target.
+    /// Those of [`Filesystem::clone_range`]; also `Invalid` where the range is not within the
+    /// target.
     pub fn dedupe_range(
         &self,
         from: InodeId,
@@ -232,9 +235,9 @@ impl Filesystem {
         let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
         file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
     }
-    /// Calls `each` for the extents of a file that end behind `from`, by rising offset, holes left
-    /// out, until it returns false. What is in memory only gets its extents first, where the file
-    /// system is writable.
+    /// Calls `each` for the extents of a file that end behind `from`, by rising offset, without
+    /// holes, until it returns false. Data that is only in memory gets its extents first, if the
+    /// file system is writable.
     ///
     /// # Errors
     /// `IsDirectory`; `Invalid` for other types.
@@ -256,7 +259,7 @@ impl Filesystem {
     /// Value of an extended attribute.
     ///
     /// # Errors
-    /// `NoAttribute`; so too for `user.` on anything but files and directories, as on Linux.
+    /// `NoAttribute`; also for `user.` on anything but files and directories, as on Linux.
     pub fn getxattr(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         xattr::get(&self.core, &*self.core.inode(id)?, name)
     }
@@ -294,12 +297,12 @@ impl Filesystem {
         let _doing = doing("fsync");
         log::fsync(&self.core, &self.core.inode(id)?, data_only)
     }
-    /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once, on this
-    /// thread or on another, with how it ends. Only where nobody else is at it, this thread writes
-    /// the log, for all who come meanwhile, too.
+    /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once with the
+    /// result, on this thread or on another. If no other thread is writing the log, this thread
+    /// writes it, also for callers that come meanwhile.
     ///
-    /// `then` must not wait and not call the engine. A commit that it is told of somebody has to
-    /// wait for, elsewhere: [`finish_fsync`](Self::finish_fsync).
+    /// `then` must not wait or call the engine. If it is told of a commit, a thread has to wait for
+    /// that elsewhere: [`finish_fsync`](Self::finish_fsync).
     pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
         let _doing = doing("fsync");
         match self.core.inode(id) {
@@ -310,28 +313,30 @@ impl Filesystem {
     /// The end of an `fsync` that the log could not do: waits for the commit.
     ///
     /// # Errors
-    /// As [`fsync`](Self::fsync).
+    /// Those of [`fsync`](Self::fsync).
     pub fn finish_fsync(&self, unlogged: Unlogged) -> Result<()> {
         unlogged.commit(&self.core)
     }
-    /// The caller keeps a reference to the inode (a FUSE look-up): it survives its last name.
+    /// The caller keeps a reference to the inode (a FUSE look-up). The inode outlives its last
+    /// name.
     pub fn hold(&self, id: InodeId) {
         self.core.hold(self.front, id);
     }
-    /// Gives `n` holds back. With the last one an inode without names is deleted, before the call
+    /// Gives `n` holds back. With the last one an inode without names is deleted before the call
     /// returns.
     pub fn release(&self, id: InodeId, n: u64) {
         let _doing = doing("release");
         self.core.release(self.front, id, n);
     }
 
-    /// Up to `most` inodes, of any kind, that look-ups of this front end hold; all of them if they
+    /// Up to `most` inodes, of any kind, that look-ups of this front end hold. All of them if there
     /// are fewer.
     #[must_use]
     pub fn held(&self, most: usize) -> Vec<InodeId> {
         self.core.held(self.front, most)
     }
-    /// May this front end know the inode: does it hold it, or is it its root?
+    /// May this front end know the inode? It does if it holds the inode, or if the inode is its
+    /// root.
     #[must_use]
     pub fn knows(&self, id: InodeId) -> bool {
         id == self.root() || self.core.is_held_by(self.front, id)

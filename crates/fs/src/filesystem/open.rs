@@ -1,9 +1,9 @@
 //! Opening a file system: from a superblock to a [`Core`] with everything in place.
 //!
-//! The order is forced by what maps what: the superblock has the system chunks, those lead to the
-//! chunk tree, that maps everything else; the root tree names the other roots. Whatever would make
-//! writing unsafe is found here, and turns into a refusal or a read-only file system with the
-//! reason said.
+//! The order follows from what maps what. The superblock has the system chunks, which lead to the
+//! chunk tree, which maps everything else; the root tree names the other roots. Everything that
+//! would make writing unsafe is found here. It becomes a refusal, or a read-only file system that
+//! says the reason.
 
 use super::commit_source::gathered;
 use crate::api::{InodeId, OpenOptions, SubvolChoice};
@@ -60,7 +60,8 @@ fn add_chunk(volume: &Volume, start: Logical, chunk: &Chunk) -> Result<()> {
     Ok(())
 }
 
-/// Decides whether the image may be opened as asked; the reason why not to write, if any.
+/// Decides whether the image may be opened as asked. Returns the reason why it must not be written,
+/// if there is one.
 fn writability(
     device: &dyn Device,
     sb: &Superblock,
@@ -115,7 +116,7 @@ impl Core {
         let sb = read_superblock(device.as_ref())?;
         let read_only = writability(device.as_ref(), &sb, &options)?;
         let is_dump = sb.metadata_dump().is_some();
-        // A dump of several devices is as long as what was made of it; chunks beyond that are
+        // A dump of several devices is as long as what it was made of. Chunks beyond that are
         // refused.
         if sb.dev_item.total_bytes.get() > device.size() && !is_dump {
             return Err(superblock_error(
@@ -146,7 +147,7 @@ impl Core {
             level: sb.chunk_root_level,
             first_key: None,
         };
-        // The chunk tree's uuid is written down in nodes only.
+        // The chunk tree's uuid is only in nodes.
         let mut head = vec![0u8; sb.nodesize.get() as usize];
         let mut readable = volume.read_block(chunk_root.at, &mut head, 0);
         for copy in 1..volume.copies(chunk_root.at)? {
@@ -260,7 +261,7 @@ impl Core {
         Ok(core)
     }
 
-    /// The directory that is chosen as root of a mount.
+    /// The directory that is the root of a mount.
     pub(crate) fn mount_root(&self, choice: &SubvolChoice) -> Result<InodeId> {
         let id = match choice {
             SubvolChoice::Default => self.default_subvol()?,
@@ -274,7 +275,7 @@ impl Core {
         Ok(InodeId { subvol: id, ino: subvol.root_dir })
     }
 
-    /// The subvolume that is mounted where none is named.
+    /// The subvolume that is mounted if none is named.
     pub(crate) fn default_subvol(&self) -> Result<ObjectId> {
         if let Some(id) = *self.new_default.lock() {
             return Ok(id);
@@ -331,7 +332,8 @@ fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
     })
 }
 
-/// Work that Linux left half done and Larder cannot continue, or accounting that it does not keep.
+/// Work that Linux has left half done and Larder cannot continue, or accounting that it does not
+/// keep.
 fn unfinished(
     names: &Version,
     roots: &Roots,

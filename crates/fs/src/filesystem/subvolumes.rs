@@ -7,21 +7,21 @@ use crate::{Attr, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
 use larder_format::{Generation, TreeId};
 
 impl Filesystem {
-    /// Makes an empty subvolume; `new` (a directory) says what its root directory is like.
+    /// Makes an empty subvolume. `new` (a directory) describes its root directory.
     ///
     /// # Errors
-    /// As making a directory.
+    /// Those of making a directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
         let _doing = doing("create subvolume");
         subvolume::create(&self.core, dir, name, new)
     }
-    /// Makes a snapshot of a subvolume: all that was done in it before the call, and of what is
-    /// done meanwhile a moment. It is durable when the call returns. Subvolumes inside are not in
-    /// it.
+    /// Makes a snapshot of a subvolume. It has everything that was done in the subvolume before the
+    /// call. Of what is done during the call it has the state of one moment. It is durable when the
+    /// call returns. It does not contain subvolumes that are in the source.
     ///
     /// # Errors
-    /// As making a directory; `NotFound` for the source; `DataLost` when data in it could not be
-    /// written.
+    /// Those of making a directory; `NotFound` for the source; `DataLost` when data in it could not
+    /// be written.
     pub fn snapshot(
         &self,
         source: TreeId,
@@ -32,7 +32,7 @@ impl Filesystem {
         let _doing = doing("snapshot");
         subvolume::snapshot(&self.core, source, dir, name, read_only)
     }
-    /// Deletes a subvolume with everything in it. What it took comes back in the background
+    /// Deletes a subvolume with everything in it. Its space is freed in the background
     /// ([`Filesystem::wait_for_drops`]).
     ///
     /// # Errors
@@ -42,8 +42,7 @@ impl Filesystem {
         let _doing = doing("delete subvolume");
         subvolume::delete(&self.core, dir, name, Deletes::Full)
     }
-    /// Waits until deleted subvolumes take no space any more, but for what the next commit gives
-    /// back.
+    /// Waits until deleted subvolumes take no more space, apart from what the next commit frees.
     ///
     /// # Errors
     /// `ReadOnly` when writing has ended; `Corrupt` when some deleted tree is damaged.
@@ -62,7 +61,8 @@ impl Filesystem {
     pub fn subvolume(&self, id: TreeId) -> Result<SubvolInfo> {
         self.core.subvol_info(id)
     }
-    /// Facts about all subvolumes but deleted ones, by rising id; the top-level one is the first.
+    /// Facts about all subvolumes that are not deleted, by rising id. The top-level one is the
+    /// first.
     ///
     /// # Errors
     /// See the module's text.
@@ -84,8 +84,8 @@ impl Filesystem {
     pub fn path_in_subvolume(&self, dir: InodeId) -> Result<Vec<u8>> {
         crate::inode::path_within(&self.core, dir.subvol, dir.ino)
     }
-    /// Makes a subvolume read-only or writable. One that was received becomes writable only with
-    /// `forget`, and then is no longer known as received.
+    /// Makes a subvolume read-only or writable. A received subvolume becomes writable only with
+    /// `forget`, and is no longer known as received then.
     ///
     /// # Errors
     /// `NotFound`; `Busy` for a received one.
@@ -93,7 +93,7 @@ impl Filesystem {
         let _doing = doing("set subvolume read-only");
         self.core.set_subvol_read_only(id, read_only, forget)
     }
-    /// Notes where a subvolume was received from; returns the transaction that does it.
+    /// Notes from what a subvolume was received. Returns the transaction that notes it.
     ///
     /// # Errors
     /// `NotFound`.
@@ -102,8 +102,8 @@ impl Filesystem {
         self.core.set_subvol_received(id, received)
     }
     /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
-    /// later, by rising inode and offset from (`ino`, `offset`) on, until it returns false. What is
-    /// in memory only is not among them: sync first.
+    /// later, by rising inode and offset from (`ino`, `offset`) on, until it returns false. It does
+    /// not see data that is only in memory: sync first.
     ///
     /// # Errors
     /// `NotFound`.
@@ -116,24 +116,24 @@ impl Filesystem {
     ) -> Result<()> {
         crate::subvolume::find_new::find_new(&self.core, subvol, since, from, each)
     }
-    /// A path to an inode within its subvolume, without a slash at either end; of several names
-    /// one.
+    /// A path to an inode within its subvolume, without a slash at either end. One of them, if the
+    /// inode has several names.
     ///
     /// # Errors
-    /// `NotFound` for one without a name.
+    /// `NotFound` for an inode without a name.
     pub fn path_of(&self, id: InodeId) -> Result<Vec<u8>> {
         let mut path = crate::inode::path_within(&self.core, id.subvol, id.ino)?;
         path.pop();
         Ok(path)
     }
-    /// The subvolume that is mounted where none is named.
+    /// The subvolume that is mounted if none is named.
     ///
     /// # Errors
     /// See the module's text.
     pub fn default_subvolume(&self) -> Result<TreeId> {
         self.core.default_subvol()
     }
-    /// Makes a subvolume the one that is mounted where none is named.
+    /// Makes a subvolume the one that is mounted if none is named.
     ///
     /// # Errors
     /// `NotFound`.

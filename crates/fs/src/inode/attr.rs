@@ -1,9 +1,9 @@
 //! Attributes: what `stat` shows, and changing it.
 //!
-//! Attributes live in the inode's state; changing them edits no tree, only marks the item to be
-//! written at the seal. The flags that `chattr` sets are enforced here and by the operations on
-//! names, as Linux does: an immutable inode changes in nothing, an append-only one neither in size
-//! nor in ownership, permissions or chosen times, and its names stay.
+//! Attributes live in the inode's state. Changing them edits no tree: the item is only marked, and
+//! written at the seal. The flags that `chattr` sets are enforced here, and by the operations on
+//! names, as on Linux. An immutable inode cannot be changed at all. Of an append-only one, the
+//! size, the owner, the permissions and the times cannot be set, and its names stay.
 
 use super::draft::prepare;
 use super::{Inode, xattr};
@@ -27,7 +27,7 @@ const USER_FLAGS: InodeFlags = InodeFlags::SYNC
 const COMPRESSION_FLAGS: InodeFlags = InodeFlags::COMPRESS.union(InodeFlags::NOCOMPRESS);
 const NOCOW_FLAGS: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::NODATASUM);
 
-/// Bytes as `st_blocks` counts them, which knows no parts of a sector.
+/// Bytes as `st_blocks` counts them, in whole sectors.
 fn whole_sectors(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(u64::from(SECTOR_SIZE)).unwrap_or(u64::MAX)
 }
@@ -46,7 +46,7 @@ pub(crate) fn get(inode: &Inode) -> Result<Attr> {
         return Err(Error::NotFound);
     }
     let item = &state.item;
-    // Delayed data may take the place of what is there: a file without holes does not grow by it.
+    // Delayed data may replace what is there, so a file without holes does not grow by it.
     let stored = whole_sectors(item.nbytes.get());
     let bytes =
         stored.saturating_add(whole_sectors(delayed)).min(whole_sectors(state.size)).max(stored);
@@ -119,7 +119,7 @@ fn new_flags(inode: &Inode, now: InodeFlags, size: u64, wanted: InodeFlags) -> R
         return Err(Error::Invalid("both compression and no compression"));
     }
     let wants_nocow = wanted.contains(InodeFlags::NODATACOW);
-    // As Linux has it, one does not follow the other in one step either.
+    // As on Linux, neither flag can take the other's place in one step.
     let has = |flag| wanted.contains(flag) || now.contains(flag);
     let new = |flag| wanted.contains(flag) && !now.contains(flag);
     if (wanted.contains(InodeFlags::COMPRESS) && has(InodeFlags::NODATACOW))
@@ -129,7 +129,7 @@ fn new_flags(inode: &Inode, now: InodeFlags, size: u64, wanted: InodeFlags) -> R
     }
     let mut flags = (now & !USER_FLAGS) | (wanted & USER_FLAGS);
     match inode.kind {
-        // What has data keeps the way it was written.
+        // A file that has data keeps the way in which the data was written.
         FileKind::Regular if size == 0 => flags.set(NOCOW_FLAGS, wants_nocow),
         FileKind::Directory => flags.set(InodeFlags::NODATACOW, wants_nocow),
         _ => {}
@@ -137,10 +137,10 @@ fn new_flags(inode: &Inode, now: InodeFlags, size: u64, wanted: InodeFlags) -> R
     Ok(flags)
 }
 
-/// Changes attributes; the new ones.
+/// Changes attributes, and returns the new ones.
 ///
 /// # Errors
-/// `NotPermitted` by the inode's flags; `Invalid`; what truncating says; no space; read-only.
+/// `NotPermitted` by the inode's flags; `Invalid`; the errors of truncating; no space; read-only.
 pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<Attr> {
     inode.check_changeable(core)?;
     let guard = inode.lock_op()?;
@@ -173,9 +173,9 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
     let _waiting_is_allowed = truncated.then(past_no_return);
     let compresses = |f: InodeFlags| f & COMPRESSION_FLAGS;
     let mut handle = match flags {
-        // The property follows the flag: `chattr +c` means the mount's method, or the default,
-        // anything else means none. (Linux sets it anew with any other flag, too, and forgets what
-        // was chosen; we leave it as it is.)
+        // The property follows the flags: `chattr +c` means the mount's method, or the default; any
+        // other change of the compression flags means none. (Linux sets the property again with any
+        // other flag, too, and forgets what was chosen. We leave it as it is.)
         Some((now, new)) if compresses(now) != compresses(new) => {
             let method = core.options.compress.map_or(Compression::Zlib, |c| c.packing.method());
             let value = new.contains(InodeFlags::COMPRESS).then_some(method.name().as_bytes());

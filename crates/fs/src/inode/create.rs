@@ -1,8 +1,8 @@
 //! Making inodes.
 //!
-//! A new inode, its first name, its attributes and, of a symlink, its target come into being in one
-//! edit. The object in memory is entered into the table before that edit, so that whoever finds the
-//! name finds the same object.
+//! A new inode, its first name, its attributes and, of a symlink, its target are written in one
+//! edit. The object in memory is entered into the table before that edit, so every caller that
+//! finds the name finds the same object.
 
 use super::draft::{Draft, Prepared, prepare};
 use super::names::{self, Name, check_new_name};
@@ -35,7 +35,7 @@ pub(super) struct Nascent<'a> {
 }
 
 impl<'a> Nascent<'a> {
-    /// Gives it a number, and what it inherits from the directory.
+    /// Gives the inode a number, and what it inherits from the directory.
     pub(super) fn new(core: &Core, dir: &Inode, new: &'a NewInode<'a>, nlink: u32) -> Result<Self> {
         if new.kind == FileKind::Symlink {
             let max = TARGET_MAX
@@ -50,8 +50,8 @@ impl<'a> Nascent<'a> {
         let flags = inherited_flags(dir.flags(), new.kind) | mounted_flags(core, new.kind);
         Ok(Self { ino: dir.subvol.new_ino(core)?, new, flags, property, nlink, now: core.now() })
     }
-    /// The root directory of a new subvolume. Flags are not handed down to it; the property is that
-    /// of the root directory of the subvolume around it.
+    /// The root directory of a new subvolume. It inherits no flags. Its property is that of the
+    /// root directory of the subvolume around it.
     pub(super) fn root_of_subvolume(
         core: &Core,
         above: &Inode,
@@ -61,7 +61,7 @@ impl<'a> Nascent<'a> {
         let flags = InodeFlags::empty();
         Ok(Self { ino: ObjectId::FIRST_FREE.0, new, flags, property, nlink: 1, now: core.now() })
     }
-    /// The time of its making.
+    /// The time at which the inode is made.
     pub(super) fn time(&self) -> Timestamp {
         self.now
     }
@@ -114,8 +114,8 @@ impl<'a> Nascent<'a> {
         }
         Ok(())
     }
-    /// Writes what was drafted, with the inode in the table. `of` picks the new inode from what
-    /// drafting found.
+    /// Writes what was drafted, with the inode in the table. `of` picks the new inode from the
+    /// result of the draft.
     pub(super) fn write<'c, T>(
         dir: &Inode,
         prepared: Prepared<'c, T>,
@@ -125,7 +125,7 @@ impl<'a> Nascent<'a> {
         let (handle, found) = Self::kept_if(Some(inode.clone()), prepared.write())?;
         Ok((handle, found, inode))
     }
-    /// Puts it into the table, before it is written.
+    /// Puts the inode into the table, before it is written.
     pub(super) fn enter(&self, dir: &Inode, generation: Generation) -> Arc<Inode> {
         let item = self.item(generation);
         let inode = Arc::new(Inode::new(&dir.subvol, self.ino, self.new.kind, item, Generation(0)));
@@ -134,7 +134,7 @@ impl<'a> Nascent<'a> {
         dir.subvol.inodes.enter(&inode);
         inode
     }
-    /// What came of writing it. An inode that was entered for it goes with an error.
+    /// The result of writing the inode. If that failed, the inode leaves the table.
     pub(super) fn kept_if<T>(entered: Option<Arc<Inode>>, written: Result<T>) -> Result<T> {
         if let (Some(inode), Err(_)) = (entered, &written) {
             inode.state.lock().deleted = true;
@@ -161,7 +161,7 @@ fn inherited_flags(dir: InodeFlags, kind: FileKind) -> InodeFlags {
     flags
 }
 
-/// Flags that a new inode has because the file system is mounted so.
+/// Flags that a new inode gets from the mount options.
 fn mounted_flags(core: &Core, kind: FileKind) -> InodeFlags {
     match kind {
         FileKind::Regular if core.options.no_data_cow => {
@@ -172,7 +172,7 @@ fn mounted_flags(core: &Core, kind: FileKind) -> InodeFlags {
     }
 }
 
-/// Fails where a directory cannot take a new name. For callers that hold its `op`.
+/// Fails if a directory cannot take a new name. The caller holds its `op`.
 pub(super) fn check_takes_names(dir: &Inode) -> Result<()> {
     let state = dir.state.lock();
     if state.deleted || state.item.nlink.get() == 0 {
@@ -268,7 +268,7 @@ pub(crate) fn create_unnamed(
     attr::get(&inode)
 }
 
-/// Bytes of a name, to be added to or taken from a directory's size.
+/// Bytes of a name, as they are added to or taken from a directory's size.
 pub(super) fn name_bytes(name: &[u8]) -> i64 {
     i64::try_from(name.len()).expect("a checked name")
 }

@@ -1,13 +1,13 @@
 //! Finding names and listing directories.
 //!
-//! Looking a name up is one DIR_ITEM; listing goes by DIR_INDEX, whose offsets only grow: a
-//! position that a reader was given stays good while entries come and go, and an entry that was
-//! there all the time is shown exactly once. Each call lists one version of the tree. Positions 0
-//! and 1 are `.` and `..`; an entry at index *i* is position *i*.
+//! Looking a name up takes one DIR_ITEM. Listing goes by DIR_INDEX, whose offsets only grow: a
+//! reader's position stays valid while entries come and go, and an entry that was there all the
+//! time is shown exactly once. Each call lists one version of the tree. Positions 0 and 1 are `.`
+//! and `..`; an entry at index *i* is position *i*.
 //!
 //! Borders between subvolumes are crossed here. An entry for a subvolume counts only if the root
-//! tree has the same link: a snapshot copies the entries of nested subvolumes without them, and
-//! shows an empty directory there ([`PLACEHOLDER`]).
+//! tree has the same link. A snapshot copies the entries of nested subvolumes but not the
+//! subvolumes, and shows an empty directory in their place ([`PLACEHOLDER`]).
 
 use super::names::{Name, Target, check_name};
 use super::{Inode, PLACEHOLDER, attr, to_kind};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// First index of an entry.
 const FIRST_INDEX: u64 = 2;
-/// Largest index that a position can name: front ends have 63 bits.
+/// Largest index that a position can stand for: front ends have 63 bits.
 const LAST_INDEX: u64 = i64::MAX as u64 - 1;
 
 fn corrupt(tree: TreeId, key: Key) -> impl FnOnce(FormatError) -> Error {
@@ -76,8 +76,8 @@ fn parent_of_subvol(core: &Core, child: TreeId) -> Result<Option<InodeId>> {
     Ok(core.link_of(child)?.map(|link| InodeId { subvol: link.parent, ino: link.dir.0 }))
 }
 
-/// The directory that holds a directory of the same subvolume, and its name there; `None` where it
-/// has none.
+/// The directory that holds a directory of the same subvolume, and its name there; `None` if it has
+/// none.
 pub(super) fn name_within(
     core: &Core,
     subvol: &Subvolume,
@@ -107,7 +107,7 @@ pub(super) fn parent_within(core: &Core, subvol: &Subvolume, ino: u64) -> Result
     Ok(InodeRefs::new(item.data()).next().is_some().then_some(item.key.offset))
 }
 
-/// Is `ancestor` this directory or one above it, within their subvolume?
+/// Is `ancestor` this directory, or one above it in the same subvolume?
 pub(super) fn is_within(core: &Core, subvol: &Subvolume, dir: u64, ancestor: u64) -> Result<bool> {
     let mut seen = HashSet::new();
     let mut at = Some(dir);
@@ -125,7 +125,7 @@ pub(super) fn is_within(core: &Core, subvol: &Subvolume, dir: u64, ancestor: u64
 }
 
 impl Core {
-    /// The directory that `..` of this one means, but for the root of the mount.
+    /// The directory to which `..` leads from this one, unless that is the root of the mount.
     fn parent_id(&self, dir: InodeId) -> Result<InodeId> {
         let subvol = self.subvol(dir.subvol)?;
         if dir.ino == PLACEHOLDER {
@@ -134,7 +134,7 @@ impl Core {
         if dir.ino == subvol.root_dir {
             return Ok(parent_of_subvol(self, dir.subvol)?.unwrap_or(dir));
         }
-        // A directory that was removed but is still held has no parent: it is its own.
+        // A directory that was removed but is still held has no parent, and is its own.
         let parent = parent_within(self, &subvol, dir.ino)?;
         Ok(parent.map_or(dir, |ino| InodeId { subvol: dir.subvol, ino }))
     }
@@ -179,8 +179,8 @@ pub(crate) fn readdir(
     list(core, root, dir, from, LAST_INDEX, each)
 }
 
-/// As [`readdir`], but shows nothing that was added since the directory was last begun to be listed
-/// with this.
+/// As [`readdir`], but leaves out what was added since a listing of the directory was last begun
+/// with this call.
 pub(crate) fn readdir_page(
     core: &Core,
     root: InodeId,
@@ -244,7 +244,7 @@ fn list(
     })
 }
 
-/// Highest index that a directory has given out. For callers that hold its `op`.
+/// Highest index that a directory has given out. The caller holds its `op`.
 ///
 /// # Errors
 /// Reading; `Overflow` when there is no higher one.
@@ -253,7 +253,7 @@ pub(super) fn last_index(core: &Core, dir: &Arc<Inode>) -> Result<u64> {
         return Ok(index);
     }
     let index = highest_index(core, dir)?;
-    // Two of them at most are given out at a time.
+    // At most two indices are given out at a time.
     if index > LAST_INDEX - 2 {
         return Err(Error::Overflow);
     }
@@ -270,7 +270,7 @@ fn highest_index(core: &Core, dir: &Inode) -> Result<u64> {
     })
 }
 
-/// Index of an entry, found by going through the directory. For callers that hold its `op`.
+/// Index of an entry, found by searching the directory. The caller holds its `op`.
 ///
 /// # Errors
 /// `Corrupt` when the name has none; reading.
@@ -293,7 +293,7 @@ fn is_index_of(item: &Item, dir: &Inode) -> bool {
     item.key.objectid == dir.object() && item.key.kind == KeyType::DIR_INDEX
 }
 
-/// Has the directory any entry? For callers that hold its `op`.
+/// Does the directory have any entry? The caller holds its `op`.
 pub(super) fn is_empty(version: &Version, dir: &Inode) -> Result<bool> {
     for kind in [KeyType::DIR_ITEM, KeyType::DIR_INDEX] {
         let first = version.at_or_after(&Key::new(dir.object(), kind, 0))?;

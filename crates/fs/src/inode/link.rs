@@ -1,7 +1,7 @@
 //! Giving an inode one more name, and taking names away.
 //!
-//! An inode that loses its last name stays as long as somebody holds it. The ORPHAN item that goes
-//! in with that edit says so on disk: whoever opens the file system after a crash deletes it
+//! An inode that loses its last name stays as long as it is held. The ORPHAN item that the same
+//! edit adds says so on disk: after a crash the next opening of the file system deletes the inode
 //! ([`super::orphan`]).
 
 use super::create::{check_takes_names, name_bytes};
@@ -67,8 +67,8 @@ pub(crate) fn link(core: &Core, id: InodeId, dir: InodeId, name: &[u8]) -> Resul
     attr::get(&inode)
 }
 
-/// Fails where an inode cannot get one more name; has it none at all? For callers that hold its
-/// `op`.
+/// Fails if an inode cannot get one more name. Returns whether it has none at all. The caller holds
+/// its `op`.
 fn check_takes_link(inode: &Inode) -> Result<bool> {
     let state = inode.state.lock();
     match state.item.nlink.get() {
@@ -105,7 +105,7 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     if inode.is_dir() {
         return Err(Error::IsDirectory);
     }
-    // The directory first, then what is none: that is the common order.
+    // The directory first, then an inode that is no directory: that is the common order.
     let inode_guard = inode.lock_op()?;
     remove_name(core, &dir, name, &inode)?;
     drop((guard, inode_guard));
@@ -116,8 +116,8 @@ pub(crate) fn unlink(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
 /// Removes an empty directory.
 ///
 /// # Errors
-/// `NotFound`; `NotDirectory`; `NotEmpty`; as [`subvolume::delete`] for a subvolume, which `root`
-/// must not be in; `NotPermitted` by flags; no space; read-only.
+/// `NotFound`; `NotDirectory`; `NotEmpty`; for a subvolume, in which `root` must not be, the errors
+/// of [`subvolume::delete`]; `NotPermitted` by flags; no space; read-only.
 pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     let dir = core.inode(dir)?;
     dir.expect_dir()?;
@@ -136,7 +136,7 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
         return subvolume::delete(core, dir.id, name, Deletes::Empty).map(|_| ());
     }
     let inode = with_named(core, &dir, name, |inode| {
-        // Permission comes before everything that may be found out about what is named.
+        // Permission is checked before anything that could tell the caller about the named inode.
         check_gives_names(&dir, inode)?;
         inode.expect_dir()?;
         if !dir::is_empty(&inode.subvol.version(core), inode)? {
@@ -148,8 +148,8 @@ pub(crate) fn rmdir(core: &Core, dir: InodeId, name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `f` with the inode that a name leads to, the directory and the inode locked; returns the
-/// inode. For directories, which must not be locked before it is known which comes first.
+/// Runs `f` with the inode to which a name leads, with the directory and the inode locked, and
+/// returns the inode. For directories: they must not be locked before their order is known.
 fn with_named(
     core: &Core,
     dir: &Arc<Inode>,
@@ -160,12 +160,12 @@ fn with_named(
     loop {
         let target = dir::find(core, &dir.subvol, at)?.ok_or(Error::NotFound)?;
         if target.location.kind == KeyType::ROOT_ITEM {
-            // It has just come there.
+            // It has just come to be there.
             return Err(Error::NotEmpty);
         }
         let Some(inode) = named_inode(core, dir, at, target)? else { continue };
         let guards = lock_all(&[dir, &inode])?;
-        // The name may have changed hands before it was locked.
+        // The name may lead to another inode since, because it was not locked.
         if dir::find(core, &dir.subvol, at)? == Some(target) {
             f(&inode)?;
             drop(guards);
@@ -174,8 +174,7 @@ fn with_named(
     }
 }
 
-/// The inode of the same subvolume that an entry leads to; `None` when the entry has gone
-/// meanwhile.
+/// The inode of the same subvolume to which an entry leads; `None` if the entry has gone meanwhile.
 pub(super) fn named_inode(
     core: &Core,
     dir: &Inode,
@@ -196,15 +195,15 @@ pub(super) fn named_inode(
     }
 }
 
-/// Fails where the flags keep a name: those of the directory or of what it leads to. For callers
-/// that hold both `op`s.
+/// Fails if a name must stay because of flags, those of the directory or those of its inode. The
+/// caller holds both `op`s.
 pub(super) fn check_gives_names(dir: &Inode, inode: &Inode) -> Result<()> {
     attr::check_not_fixed(dir)?;
     attr::check_not_fixed(inode)
 }
 
-/// Removes a name and, with the last one, notes that the inode is to be deleted. For callers that
-/// hold both `op`s.
+/// Removes a name. If it was the last one, notes that the inode is to be deleted. The caller holds
+/// both `op`s.
 fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<()> {
     check_gives_names(dir, inode)?;
     let at = Name { dir: dir.object(), name };
@@ -229,20 +228,20 @@ fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -
     Ok(())
 }
 
-/// Does the inode lose its last name with the next one?
+/// Has the inode only one name left?
 pub(super) fn loses_last_name(inode: &Inode) -> bool {
     inode.is_dir() || inode.state.lock().item.nlink.get() <= 1
 }
 
-/// Deletes an inode that has lost its last name, unless somebody holds it.
+/// Deletes an inode that has lost its last name, unless it is held.
 pub(super) fn delete_if_last(core: &Core, inode: &Arc<Inode>) {
     if inode.state.lock().item.nlink.get() == 0 && !inode.subvol.inodes.is_held(inode.id.ino) {
         orphan::delete_unheld(core, inode);
     }
 }
 
-/// Removes the entry of a nested subvolume that is not in this snapshot. False where the name leads
-/// to anything else.
+/// Removes the entry of a nested subvolume that is not in this snapshot. False if the name leads to
+/// anything else.
 fn remove_placeholder(core: &Core, dir: &Arc<Inode>, name: &[u8]) -> Result<bool> {
     let at = Name { dir: dir.object(), name };
     let is_one = || -> Result<bool> {
@@ -259,7 +258,7 @@ fn remove_placeholder(core: &Core, dir: &Arc<Inode>, name: &[u8]) -> Result<bool
         return Ok(false);
     }
     attr::check_not_fixed(dir)?;
-    // No reference tells the index: nothing in this tree refers back.
+    // There is no reference that has the index: nothing in this tree refers back.
     let index = dir::index_of(core, dir, name)?;
     let prepared = prepare(core, &dir.subvol, true, |d| names::remove_entry_at(d, at, index))?;
     let (mut handle, ()) = prepared.write()?;

@@ -3,14 +3,14 @@
 //! | module | decision it hides |
 //! |---|---|
 //! | `access` | how an operation gets at an inode |
-//! | `attr`, `xattr` | what can be set on it |
+//! | `attr`, `xattr` | which attributes can be set on an inode |
 //! | `names` | how names lie in items |
 //! | `dir` | how directories are searched and listed |
 //! | `create`, `link`, `rename` | what making, linking, removing and renaming change |
-//! | `orphan` | how inodes go that have no name left |
+//! | `orphan` | how inodes are deleted that have no name left |
 //! | `subvolume`, `subvolume_moves` | entries of subvolumes: making and deleting; moving |
 //!
-//! An inode in memory and its locks are the engine's ([`Inode`]).
+//! An inode in memory and its locks belong to the engine ([`Inode`]).
 
 mod access;
 pub(crate) mod attr;

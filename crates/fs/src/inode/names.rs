@@ -1,10 +1,10 @@
 //! What one name is on disk, and how it comes and goes.
 //!
-//! A name of an inode stands three times: in the directory's DIR_ITEM (by hash, shared by names
+//! A name of an inode is in three places: in the directory's DIR_ITEM (by hash, shared by names
 //! with equal hashes), in its DIR_INDEX (by position), and in the inode's INODE_REF for that
-//! directory — or, when that item is full, in an INODE_EXTREF. A subvolume's entry has no reference
-//! here: the root tree keeps it. This module is the only one that knows all this; others add,
-//! remove and find names.
+//! directory, or, when that item is full, in an INODE_EXTREF. A subvolume's entry has no reference
+//! here, because the root tree keeps it. Only this module knows all this; others add, remove and
+//! find names.
 
 use super::draft::Draft;
 use crate::engine::Core;
@@ -36,7 +36,7 @@ pub(super) struct Target {
     pub(super) kind: FileType,
 }
 
-/// Checks a name that is to be given to something.
+/// Checks a name that an inode is to get.
 pub(super) fn check_new_name(name: &[u8]) -> Result<()> {
     check_name(name)?;
     match name {
@@ -48,7 +48,7 @@ pub(super) fn check_new_name(name: &[u8]) -> Result<()> {
         _ => Ok(()),
     }
 }
-/// Checks a name that is to be found.
+/// Checks a name that is searched for.
 pub(super) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX { Err(Error::NameTooLong) } else { Ok(()) }
 }
@@ -61,7 +61,7 @@ pub(super) fn find(d: &mut Draft<'_>, at: Name<'_>) -> Result<Option<Target>> {
     Ok(entry.map(|e| Target { location: e.location, kind: e.kind }))
 }
 
-/// Adds an entry to a directory. The index must be new to it.
+/// Adds an entry to a directory. Its index must be unused there.
 ///
 /// # Errors
 /// `Exists`; `Overflow` when the names with this hash fill an item.
@@ -87,7 +87,7 @@ pub(super) fn add_entry(d: &mut Draft<'_>, at: Name<'_>, index: u64, to: Target)
     Ok(())
 }
 
-/// Takes an entry out of a directory, where it stands at `index`.
+/// Removes the entry at `index` from a directory.
 pub(super) fn remove_entry_at(d: &mut Draft<'_>, at: Name<'_>, index: u64) -> Result<()> {
     let key = dir_item_key(at.dir, at.name);
     let mut item = d.get(&key)?.cloned().ok_or(Error::NotFound)?;
@@ -106,7 +106,7 @@ pub(super) fn remove_entry_at(d: &mut Draft<'_>, at: Name<'_>, index: u64) -> Re
     Ok(())
 }
 
-/// May names that find no room beside the others of their directory have items of their own?
+/// May names that have no room in the item for their directory have items of their own?
 pub(super) fn extrefs(core: &Core) -> bool {
     let bits = core.superblock.lock().incompat_flags.get();
     Incompat::from_bits_retain(bits).contains(Incompat::EXTENDED_IREF)
@@ -174,7 +174,7 @@ pub(super) fn remove(d: &mut Draft<'_>, at: Name<'_>, ino: ObjectId) -> Result<(
     remove_entry_at(d, at, index)
 }
 
-/// Takes the reference for a name out; returns the index that it had in the directory.
+/// Removes the reference for a name, and returns the index that the name had in the directory.
 fn remove_reference(d: &mut Draft<'_>, at: Name<'_>, ino: ObjectId) -> Result<u64> {
     let key = inode_ref_key(ino, at.dir);
     if let Some(mut item) = d.get(&key)?.cloned()
@@ -201,7 +201,7 @@ pub(super) fn add_orphan(d: &mut Draft<'_>, ino: ObjectId) -> Result<()> {
     d.slot(&orphan_key(ino))?.get_or_insert_default();
     Ok(())
 }
-/// Takes the note back, if it is there.
+/// Removes that note, if it is there.
 pub(super) fn remove_orphan(d: &mut Draft<'_>, ino: ObjectId) -> Result<()> {
     *d.slot(&orphan_key(ino))? = None;
     Ok(())

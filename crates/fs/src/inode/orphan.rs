@@ -1,11 +1,12 @@
 //! Deleting inodes that have no name left.
 //!
-//! An inode goes when it has neither names nor holds. Most have few items and go with all of them,
-//! extents included, in one edit. Of the others the data goes first, in as many transactions as
-//! that takes, then the other items in batches, at last the inode item together with the ORPHAN
-//! item that announced it. Whatever a crash leaves of that is announced still, and is finished when
-//! the subvolume is used for the first time after it. An ORPHAN item of an inode that has names
-//! announces a truncation instead; nobody makes such any more ([`file::truncate`]).
+//! An inode is deleted when it has neither names nor holds. Most inodes have few items, and go with
+//! all of them, extents included, in one edit. Of the others the data goes first, in as many
+//! transactions as that takes, then the other items in batches, and last the inode item together
+//! with the ORPHAN item that announced the deletion. What a crash leaves of that is still
+//! announced, and is finished when the subvolume is used for the first time afterwards. An ORPHAN
+//! item of an inode that has names announces a truncation instead; current implementations do not
+//! make such items ([`file::truncate`]).
 
 use super::draft::{prepare, write_changes};
 use super::{Inode, names};
@@ -20,11 +21,11 @@ use larder_format::{Key, KeyType, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Items that one transaction removes. Each is room for a path in the worst case.
+/// Items that one transaction removes. Each may need room for a path.
 const BATCH: usize = 16;
 
-/// Deletes an inode if it has neither names nor holds. A failure is not the caller's: the inode
-/// stays announced.
+/// Deletes an inode if it has neither names nor holds. The caller does not learn of a failure: the
+/// inode stays announced.
 pub(super) fn delete_unheld(core: &Core, inode: &Arc<Inode>) {
     let _waiting_is_allowed = past_no_return();
     if let Err(e) = delete(core, inode) {
@@ -40,7 +41,7 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     let _guard = inode.lock_op()?;
     {
         let state = inode.state.lock();
-        // The root of a subvolume stays, whatever a damaged image says of it.
+        // The root of a subvolume stays, whatever a damaged image says about it.
         let root = inode.id.ino == inode.subvol.root_dir;
         if root
             || state.deleted
@@ -51,9 +52,9 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         }
     }
     inode.subvol.look_up_highest_ino(core)?;
-    // With `op` held nothing comes to be delayed: what has landed is among the items.
+    // With `op` held no data becomes delayed. Data whose write-back is complete is among the items.
     let delayed = inode.data.delayed_bytes() > 0;
-    // Once is enough: what it leaves is no data, whatever a damaged image calls it.
+    // Once is enough: what is left then is not data, whatever a damaged image calls it.
     let mut truncated = inode.kind != FileKind::Regular;
     loop {
         let Items { keys, all, extents } = some_items(core, inode, truncated)?;
@@ -63,7 +64,7 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
             truncated = true;
             continue;
         }
-        // The inode item goes last, with the announcement.
+        // The inode item goes last, together with the announcement.
         let prepared = prepare(core, &inode.subvol, true, |d| {
             for key in &keys {
                 d.delete_known(key);
@@ -91,17 +92,17 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// What an inode has beside its inode item.
+/// What an inode has besides its inode item.
 struct Items {
     /// Some of the items.
     keys: Vec<Key>,
-    /// These are all.
+    /// Are these all of them?
     all: bool,
-    /// What those of them refer to that are extents of its data, if there are any.
+    /// What those items among them that are extents of its data refer to; `None` if there are none.
     extents: Option<LastRefs>,
 }
 
-/// Some items of an inode but for the inode item. `no_data`: none of them is data.
+/// Some items of an inode, without the inode item. `no_data`: none of them is data.
 fn some_items(core: &Core, inode: &Inode, no_data: bool) -> Result<Items> {
     let first = Key::new(inode.object(), KeyType::INODE_ITEM, 1);
     let last = Key::new(inode.object(), KeyType(u8::MAX), u64::MAX);
@@ -119,7 +120,7 @@ fn some_items(core: &Core, inode: &Inode, no_data: bool) -> Result<Items> {
     Ok(found)
 }
 
-/// Deletes all inodes that only holds have kept, and forgets the holds.
+/// Deletes all inodes that exist only because of holds, and forgets the holds.
 ///
 /// # Errors
 /// None at present: what could not be deleted stays announced on disk.
@@ -133,7 +134,7 @@ pub(crate) fn delete_held(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// Deletes all inodes that only the holds of one front end have kept, and forgets those holds.
+/// Deletes all inodes that exist only because of one front end's holds, and forgets these holds.
 pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
     let subvols: Vec<_> = core.subvols.read().values().cloned().collect();
     for subvol in subvols {
@@ -143,8 +144,8 @@ pub(crate) fn delete_held_by(core: &Core, front: FrontId) {
     }
 }
 
-/// Cleans up in the subvolumes that are loaded; others follow when they are used for the first
-/// time.
+/// Cleans up in the subvolumes that are loaded. Others are cleaned up when they are used for the
+/// first time.
 ///
 /// # Errors
 /// None at present, see [`Core::clean_once`].
@@ -159,7 +160,7 @@ pub(crate) fn clean_up_after_crash(core: &Core) -> Result<()> {
 
 impl Core {
     /// Finishes what a crash has left in a subvolume, when it is used for the first time. What
-    /// cannot be finished is left as it is, with a warning: it hinders nobody.
+    /// cannot be finished is left as it is, with a warning, because it disturbs nothing.
     ///
     /// # Errors
     /// `WouldBlock`.
@@ -184,7 +185,7 @@ impl Core {
     }
 }
 
-/// Deals with all ORPHAN items of a subvolume that nobody uses yet.
+/// Deals with all ORPHAN items of a subvolume that is not in use yet.
 fn clean(core: &Core, subvol: &Arc<Subvolume>) -> Result<()> {
     let mut next = Some(orphan_key(ObjectId(0)));
     while let Some(from) = next {
@@ -222,7 +223,7 @@ fn clean_one(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<()> {
     forget_orphan(core, subvol, ino)
 }
 
-/// Takes an ORPHAN item away that announces nothing any more.
+/// Removes an ORPHAN item that announces nothing any more.
 fn forget_orphan(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<()> {
     prepare(core, subvol, true, |d| names::remove_orphan(d, ObjectId(ino)))?.write()?;
     Ok(())

@@ -1,10 +1,11 @@
 //! Moving and exchanging names.
 //!
-//! A rename is one edit of up to a dozen items: two names go, two come, an inode that was replaced
-//! may be left without one, a whiteout may be made. All inodes concerned are locked, in the common
-//! order, and then the names are looked up again. Moving a directory to another one could make a
-//! loop of two directories inside each other if two such moves met; they follow one another
-//! ([`super::InodeTable`]'s `moving`), and each looks at the way up first.
+//! A rename is one edit of up to a dozen items: two names are removed, two are added, an inode that
+//! was replaced may be left without a name, a whiteout may be made. All inodes concerned are locked
+//! in the common order, and then the names are looked up again. If two moves of directories to
+//! other directories met, they could make a loop of two directories inside each other. So such
+//! moves happen one after the other ([`super::InodeTable`]'s `moving`), and each checks the way up
+//! first.
 
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::prepare;
@@ -20,7 +21,7 @@ use larder_format::KeyType;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Renames; see [`RenameMode`]. Two names of one inode stay as they are.
+/// Renames; see [`RenameMode`]. If both names are of one inode, both stay.
 ///
 /// # Errors
 /// `NotFound`; `Exists` (NoReplace); `IsDirectory`, `NotDirectory`, `NotEmpty` by what is replaced;
@@ -38,7 +39,7 @@ pub(crate) fn rename(
     check_name(from.1)?;
     check_name(to.1)?;
     if [from.1, to.1].iter().any(|n| matches!(*n, b"." | b"..")) {
-        return Err(Error::Busy("the names . and .. stay"));
+        return Err(Error::Busy(". and .. cannot be renamed"));
     }
     check_new_name(to.1)?;
     let across = from.0.subvol != to.0.subvol;
@@ -88,7 +89,7 @@ pub(crate) fn rename(
         let mut involved = vec![&*from_dir, &*to_dir, &*source];
         involved.extend(victim.as_deref());
         let guards = lock_all(&involved)?;
-        // The names may have changed hands before they were locked.
+        // The names may lead to other inodes since, because they were not locked.
         if from.find(core)? != Some(old) || to.find(core)? != new {
             continue;
         }
@@ -107,7 +108,8 @@ pub(crate) fn rename(
     }
 }
 
-/// A subvolume that is not in this snapshot does not move, and no subvolume is replaced.
+/// The entry of a subvolume that is not in this snapshot does not move, and no subvolume is
+/// replaced.
 fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
     let is_subvolume = |t: Target| t.location.kind == KeyType::ROOT_ITEM;
     if is_subvolume(old) {
@@ -122,7 +124,7 @@ fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
     }
 }
 
-/// Fails where a directory would come to lie within itself. For callers that hold `moving` if the
+/// Fails if a directory would come to lie within itself. The caller holds `moving` if the
 /// directories differ.
 pub(super) fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
     if moved.is_dir() && dir::is_within(core, &into.subvol, into.id.ino, moved.id.ino)? {
@@ -270,13 +272,13 @@ fn replace(
     Ok(())
 }
 
-/// Who fsyncs a directory must not lose what has moved to another one; who fsyncs an inode has the
-/// name that it lost go to who has it now.
+/// An `fsync` of a directory must not lose what has moved to another one. An `fsync` of an inode
+/// must log the inode that now has the name which it lost.
 pub(super) fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
     inode.state.lock().note_companion(h.generation(), companion.object());
 }
 
-/// Where a directory moves, all below it is found in another way.
+/// If a directory moves, the way to everything below it changes.
 pub(super) fn note_move(h: &Handle<'_>, inode: &Inode) {
     if inode.is_dir() {
         h.txn.moves.fetch_add(1, Ordering::Relaxed);

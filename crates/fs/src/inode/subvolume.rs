@@ -1,11 +1,11 @@
-//! Entries of subvolumes: making, snapshotting and deleting what is behind them. Moving is
+//! Entries of subvolumes: making, snapshotting and deleting subvolumes. Moving is
 //! `subvolume_moves`.
 //!
-//! A subvolume's entry is a directory entry without a reference in the inode; where it hangs is
-//! said in the root tree, so every change here comes with a note for the commit
-//! ([`crate::transaction::RootNotes`]) under the same handle. Whoever changes the shape of the tree
-//! of subvolumes holds `Core::subvol_tree`: that is what keeps a subvolume from being deleted while
-//! another is made in it, or from being moved into itself.
+//! A subvolume's entry is a directory entry without a reference in the inode. The root tree says
+//! where the subvolume hangs, so every change here comes with a note for the commit
+//! ([`crate::transaction::RootNotes`]) under the same handle. An operation that changes the tree of
+//! subvolumes holds `Core::subvol_tree`. So a subvolume cannot be deleted while another one is made
+//! in it, or be moved into itself.
 
 use super::create::{Nascent, check_new, check_takes_names, name_bytes};
 use super::draft::{Draft, prepare, write_changes};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::little_endian::{U32, U64};
 
-/// What the entry of a subvolume leads to.
+/// The target of a subvolume's entry.
 pub(super) fn target(id: TreeId) -> Target {
     Target { location: Key::new(id, KeyType::ROOT_ITEM, u64::MAX), kind: FileType::Directory }
 }
@@ -82,7 +82,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
         return Err(Error::NoSpace);
     }
     let block = h.take_block()?;
-    // From here on nothing can fail but this, before anything is changed.
+    // From here on only this can fail, and then nothing has been changed.
     if let Err(e) = write_changes(&mut h, &dir.subvol, &changes) {
         h.untake(block);
         return Err(e);
@@ -108,7 +108,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     attr::get(&*core.inode(InodeId { subvol: id, ino: ObjectId::FIRST_FREE.0 })?)
 }
 
-/// ROOT_ITEM of a new subvolume, but for its root.
+/// The ROOT_ITEM of a new subvolume, without its root.
 fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
     let mut inode = InodeItem {
         generation: U64::new(1),
@@ -133,12 +133,13 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
     }
 }
 
-/// Makes a snapshot of a subvolume: everything that was done in it before the call, and everything
-/// that was done at once, or nothing of it. It is durable when the call returns.
+/// Makes a snapshot of a subvolume. It has everything that was done in the subvolume before the
+/// call. Of an operation that runs at the same time it has everything or nothing. It is durable
+/// when the call returns.
 ///
 /// # Errors
-/// `NotFound`; as making a directory; `DataLost` when data of the source could not be written;
-/// `ReadOnly` after a failed commit.
+/// `NotFound`; the errors of making a directory; `DataLost` when data of the source could not be
+/// written; `ReadOnly` after a failed commit.
 pub(crate) fn snapshot(
     core: &Core,
     source: TreeId,
@@ -173,7 +174,7 @@ pub(crate) fn snapshot(
     });
     let generation = core.note_snapshot_wanted(&mut h, pending.clone());
     drop(h);
-    // Others may make snapshots in other directories for the same commit.
+    // Other callers may make snapshots in other directories for the same commit.
     drop(tree);
     core.txns.request();
     core.txns.wait_sealed(generation)?;
@@ -184,10 +185,10 @@ pub(crate) fn snapshot(
     Ok(id)
 }
 
-/// Which subvolumes a deletion is content with.
+/// Which subvolumes a deletion may delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deletes {
-    /// Those without files: what rmdir may do.
+    /// Those without files, as rmdir may.
     Empty,
     /// All.
     Full,
@@ -213,16 +214,16 @@ pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> 
     }
     let child = core.subvol(id)?;
     if core.fronts.is_root(id) {
-        return Err(Error::Busy("it is mounted"));
+        return Err(Error::Busy("the subvolume is the root of a mount; unmount it first"));
     }
     if core.default_subvol()? == id {
-        return Err(Error::NotPermitted("it is the default subvolume"));
+        return Err(Error::NotPermitted("it is the default subvolume; choose another one first"));
     }
     if core.has_nested(id)? {
         return Err(Error::NotEmpty);
     }
-    // While it must be empty nobody may fill it; otherwise what is made in it meanwhile goes with
-    // it.
+    // If it must be empty, no file may be made in it meanwhile. Otherwise such files are deleted
+    // with it.
     let top = core.inode(InodeId { subvol: id, ino: child.root_dir })?;
     let involved: &[&Inode] = if which == Deletes::Empty { &[&dir, &top] } else { &[&dir] };
     let guards = lock_all(involved)?;
@@ -230,7 +231,7 @@ pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> 
         return Err(Error::NotEmpty);
     }
     attr::check_not_fixed(&dir)?;
-    // Entries of subvolumes change under `subvol_tree` only, so this one is still there.
+    // Entries of subvolumes change only under `subvol_tree`, so this one is still there.
     let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
     let prepared = prepare(core, &dir.subvol, true, |d| names::remove_entry_at(d, at, index))?;
     let (mut h, ()) = prepared.write()?;
@@ -263,8 +264,8 @@ pub(crate) fn path_within(core: &Core, subvol: TreeId, dir: u64) -> Result<Vec<u
 }
 
 impl Core {
-    /// Path of a subvolume from the top-level one: names with slashes between, empty for the top
-    /// level.
+    /// Path of a subvolume from the top-level one: names with slashes between them; empty for the
+    /// top level.
     ///
     /// # Errors
     /// `NotFound`; reading; corruption, also when subvolumes hang in a circle.

@@ -1,15 +1,14 @@
-//! Moving entries of subvolumes: renames, exchanges and whiteouts, within a tree and from one to
-//! another.
+//! Moving entries of subvolumes: renames, exchanges and whiteouts, within a tree and between trees.
 //!
-//! A subvolume's entry has no reference in an inode; where it hangs is noted for the commit. So it
-//! may go to another tree, which no inode can, and change places with another subvolume's entry
-//! there. With a file or a directory it changes places within one tree. What Linux does with an
-//! entry whose subvolume does not hang there, in a snapshot, is no example: an exchange aborts its
+//! A subvolume's entry has no reference in an inode; a note for the commit says where it hangs. So
+//! it may go to another tree, which no inode can, and change places with another subvolume's entry
+//! there. With a file or a directory it can change places only within one tree. Linux is no example
+//! for an entry whose subvolume does not hang there, in a snapshot: an exchange aborts its
 //! transaction. Here such an entry is a directory that is not empty.
 //!
-//! The caller of each of these holds nothing. `Core::subvol_tree` is taken first: under it no entry
-//! of a subvolume changes, and none comes to hang in itself. An `fsync` that a move concerns
-//! commits; the log finds that out from the entries that it meets ([`crate::log`]).
+//! Callers of these functions hold no locks. `Core::subvol_tree` is taken first. Under it no entry
+//! of a subvolume changes, and no subvolume comes to hang in itself. An `fsync` that a move
+//! concerns commits; the log finds that out from the entries that it meets ([`crate::log`]).
 
 use super::create::{Nascent, check_takes_names, name_bytes};
 use super::draft::{Draft, prepare, prepare_two};
@@ -44,13 +43,13 @@ impl Side<'_> {
     fn shares_tree_with(&self, other: &Self) -> bool {
         self.dir.subvol.id == other.dir.subvol.id
     }
-    /// Where a subvolume hangs that has this name, at `index`.
+    /// The link of a subvolume that hangs under this name, at `index`.
     fn link(&self, index: u64) -> Link {
         Link { parent: self.dir.subvol.id, dir: self.dir.object(), index, name: self.name.to_vec() }
     }
 }
 
-/// The subvolume that hangs under a name; `None` where the name leads to anything else.
+/// The subvolume that hangs under a name; `None` if the name leads to anything else.
 pub(super) fn hanging(core: &Core, side: Side<'_>) -> Result<Option<TreeId>> {
     let Some(Target { location, .. }) = side.find(core)? else { return Ok(None) };
     let is = location.kind == KeyType::ROOT_ITEM
@@ -58,8 +57,8 @@ pub(super) fn hanging(core: &Core, side: Side<'_>) -> Result<Option<TreeId>> {
     Ok(is.then_some(location.objectid))
 }
 
-/// Moves the entry of a subvolume, also to another subvolume, and leaves a whiteout if that is the
-/// mode.
+/// Moves the entry of a subvolume, also to another subvolume. Leaves a whiteout if the mode asks
+/// for it.
 ///
 /// # Errors
 /// `NotEmpty`, `NotDirectory` by what would be replaced; `Exists` (NoReplace); `Invalid` for a
@@ -105,7 +104,7 @@ pub(super) fn rename(core: &Core, from: Side<'_>, to: Side<'_>, mode: RenameMode
     }
 }
 
-/// A subvolume must not come to hang in itself. For callers that hold `subvol_tree`.
+/// A subvolume must not come to hang in itself. The caller holds `subvol_tree`.
 fn check_not_into_itself(core: &Core, id: TreeId, to: &Inode) -> Result<()> {
     let mut at = to.id.subvol;
     let mut steps = 0u32;
@@ -179,8 +178,8 @@ impl Moved<'_> {
         Ok(())
     }
 
-    /// What directories and what was replaced know of it. `stays`: the old name has something else
-    /// now, at this index.
+    /// Changes the directories, and what was replaced, in memory. `stays`: the index of what has
+    /// the old name now, if anything has it.
     fn changed(&self, h: &mut Handle<'_>, to_index: u64, stays: Option<u64>) {
         let Self { core, from, to, victim, .. } = *self;
         let now = core.now();
@@ -200,9 +199,9 @@ impl Moved<'_> {
     }
 }
 
-/// What a name leads to that is about to be exchanged.
+/// What a name leads to that is to be exchanged.
 enum Thing {
-    /// A subvolume, and where its entry stands.
+    /// A subvolume, and the index of its entry.
     Subvolume {
         id: TreeId,
         index: u64,
@@ -211,7 +210,7 @@ enum Thing {
 }
 
 impl Thing {
-    /// What the name leads to; `None` where that is just changing.
+    /// What the name leads to; `None` if that is just changing.
     fn at(core: &Core, side: Side<'_>, found: Target) -> Result<Option<Self>> {
         if let Some(id) = hanging(core, side)? {
             let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
@@ -228,8 +227,8 @@ impl Thing {
             Self::Subvolume { .. } => None,
         }
     }
-    /// May it leave its directory for another one? For callers that hold the locks of both and of
-    /// itself.
+    /// May it leave its directory for another one? The caller holds the locks of both directories
+    /// and of the thing itself.
     fn check(&self, core: &Core, from: Side<'_>, to: Side<'_>) -> Result<()> {
         match self {
             Self::Subvolume { .. } => attr::check_not_fixed(from.dir),
@@ -253,7 +252,7 @@ impl Thing {
             }
         }
     }
-    /// It has gone from one place to the other, where its entry stands at `index`.
+    /// Notes that it has moved from one place to the other, where its entry is at `index`.
     fn changed(&self, core: &Core, h: &mut Handle<'_>, from: Side<'_>, to: Side<'_>, index: u64) {
         match self {
             Self::Subvolume { id, .. } => core.note_link(h, *id, Some(to.link(index))),
@@ -268,8 +267,8 @@ impl Thing {
     }
 }
 
-/// Exchanges two names of which one at least is a subvolume's. False, and nothing is done, where
-/// none is any more.
+/// Exchanges two names, of which at least one is a subvolume's. False, and nothing is done, if
+/// neither is one any more.
 ///
 /// # Errors
 /// `NotFound`; `CrossSubvolume` for anything but subvolumes in two trees; `Invalid` where something
@@ -297,7 +296,8 @@ pub(super) fn exchange(core: &Core, from: Side<'_>, to: Side<'_>) -> Result<bool
         if inode.is_some() && !from.shares_tree_with(&to) {
             return Err(Error::CrossSubvolume);
         }
-        // As for any directory that goes to another one; the wait is behind us.
+        // As for any directory that goes to another one. What may have to wait has been done
+        // before.
         let moves = inode.is_some_and(|inode| inode.is_dir()) && !from.is_with(&to);
         let _moving = moves.then(|| from.dir.subvol.inodes.moving.lock());
         let mut involved: Vec<&Inode> = vec![from.dir, to.dir];
@@ -316,7 +316,7 @@ pub(super) fn exchange(core: &Core, from: Side<'_>, to: Side<'_>) -> Result<bool
     }
 }
 
-/// Two things that are about to change places, with everything locked and checked.
+/// Two things that are to change places. Everything is locked and checked.
 struct Exchanged<'a> {
     core: &'a Core,
     from: Side<'a>,

@@ -1,13 +1,13 @@
 //! Extended attributes.
 //!
-//! Attributes whose names have equal hashes share one XATTR_ITEM; each is bounded by what an item
-//! can hold. The names in `btrfs.` are properties with a meaning of their own: the one that exists,
-//! `btrfs.compression`, is checked and goes hand in hand with the inode's compression flags, as
-//! Linux has it.
+//! Attributes whose names have equal hashes share one XATTR_ITEM. Each is at most as long as an
+//! item allows. Names that begin with `btrfs.` are properties with a meaning of their own. There is
+//! one, `btrfs.compression`: its value is checked, and it changes together with the inode's
+//! compression flags, as on Linux.
 //!
-//! Names in `user.` belong to regular files and directories. Linux neither sets them on anything
-//! else nor shows them there, whatever the disk holds; neither do we, so that no image can be made
-//! with attributes that Linux hides.
+//! Names that begin with `user.` belong to regular files and directories. Linux neither sets them
+//! on anything else nor shows them there, whatever the disk has. Larder does the same, so that no
+//! image can be made with attributes that Linux hides.
 
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
@@ -38,7 +38,7 @@ pub(crate) fn get(core: &Core, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
     inode.stored_xattr(core, name)?.ok_or(Error::NoAttribute)
 }
 
-/// Can an inode of this kind have an attribute of this name, as far as Linux lets anybody see?
+/// Does Linux show an attribute of this name on an inode of this kind?
 fn may_have(kind: FileKind, name: &[u8]) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory) || !name.starts_with(b"user.")
 }
@@ -52,7 +52,7 @@ pub(super) fn check_may_have(kind: FileKind, name: &[u8]) -> Result<()> {
     Err(Error::NotPermitted("user attributes are for files and directories"))
 }
 
-/// Names of all attributes that are stored, those that [`get`] does not give included, as on Linux.
+/// Names of all attributes that are stored, also of those that [`get`] does not give, as on Linux.
 ///
 /// # Errors
 /// Reading; corruption.
@@ -128,14 +128,14 @@ fn change(
     let mut flags = None;
     let mut incompat = Incompat::empty();
     if property {
-        // An empty value takes a property back, whether it was set or not.
+        // An empty value removes a property, whether it was set or not.
         if value == Some(&[]) {
             value = None;
             mode = XattrMode::Set;
         }
         let method = Method::of_property(inode, name, value)?;
-        // On what has no data, nor passes it on to what has, Linux takes the property and forgets
-        // it.
+        // An inode that has no data, and does not pass the property on to inodes with data, does
+        // not keep it: Linux accepts the property there and forgets it.
         if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) {
             return Ok(());
         }
@@ -159,7 +159,7 @@ fn change(
     Ok(())
 }
 
-/// Puts an attribute of an inode, or takes it away.
+/// Sets an attribute of an inode, or removes it.
 pub(super) fn put(
     d: &mut Draft<'_>,
     inode: &Inode,
@@ -167,7 +167,8 @@ pub(super) fn put(
     value: Option<&[u8]>,
     mode: XattrMode,
 ) -> Result<()> {
-    // Before there is one; that it stays so if none comes of it costs a look.
+    // Set before the attribute exists. If it never comes to exist, the only cost is one more
+    // look-up.
     inode.no_xattrs.store(false, Ordering::Release);
     put_item(d, xattr_key(inode.object(), name), name, value, mode)
 }
@@ -179,8 +180,8 @@ pub(super) fn put_item(
     value: Option<&[u8]>,
     mode: XattrMode,
 ) -> Result<()> {
-    // Before anything else, as on Linux: what fits no item is refused whether the attribute is
-    // there or not.
+    // Checked before anything else, as on Linux: an attribute that is too long for an item is
+    // refused whether it exists or not.
     if value.is_some_and(|value| name.len() + value.len() > max_attribute(d.max_item)) {
         return Err(Error::NoSpace);
     }
@@ -204,7 +205,7 @@ pub(super) fn put_item(
     Ok(())
 }
 
-/// Puts the property that chooses compression, or takes it away, without touching the flags.
+/// Sets the property that chooses compression, or removes it, and leaves the flags alone.
 pub(super) fn put_property(d: &mut Draft<'_>, inode: &Inode, value: Option<&[u8]>) -> Result<()> {
     put(d, inode, COMPRESSION, value, XattrMode::Set)
 }
@@ -222,7 +223,7 @@ pub(super) fn inherited_property(
     }
     let method = dir.stored_xattr(core, COMPRESSION)?.and_then(|v| Method::parse(&v));
     Ok(match method {
-        // The method only: Linux does not pass levels on.
+        // Only the method: Linux does not pass levels on.
         Some(Method::Compress(packing)) => {
             Some((COMPRESSION.to_vec(), packing.method().name().as_bytes().to_vec()))
         }

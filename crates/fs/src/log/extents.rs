@@ -1,8 +1,9 @@
 //! How logged extents and checksums become those of files.
 //!
-//! A logged extent names its data by address. Either the extent tree knows it already — then the
-//! file gets one more reference — or it was written after the last commit, and nothing but the log
-//! says that its space is in use. That space is taken before anything is allocated ([`Claims`]).
+//! A logged extent names its data by address. If the extent tree knows the extent already, the file
+//! gets one more reference to it. Otherwise the data was written after the last commit, and only
+//! the log says that its space is in use. That space is taken before anything is allocated
+//! ([`Claims`]).
 
 use super::subvolume::Replay;
 use crate::engine::Core;
@@ -53,7 +54,7 @@ impl RefChange {
 pub(super) struct Sums(BTreeMap<Logical, Vec<u8>>);
 
 impl Sums {
-    /// Takes those of another log as well. What both have is the same.
+    /// Takes those of another log as well. For sectors that both have, they are the same.
     pub(super) fn take(&mut self, others: &mut Self) {
         self.0.append(&mut others.0);
     }
@@ -85,8 +86,8 @@ impl Sums {
 pub(super) struct Claims(HashSet<Run>);
 
 impl Claims {
-    /// Sees to it that an extent's space is its own. True when it was nobody's before: the extent
-    /// is to be recorded.
+    /// Makes sure that an extent's space belongs to it. True if the space was free before, so that
+    /// the extent has to be recorded.
     fn claim(&mut self, core: &Core, run: Run) -> Result<bool> {
         if self.0.contains(&run) {
             return Ok(false);
@@ -106,7 +107,7 @@ impl Claims {
     }
 }
 
-/// An extent item, checked as far as replaying depends on it: what it covers of the file.
+/// Parses an extent item, with the checks that replaying needs, and returns where its range ends.
 fn parse(key: Key, data: &[u8]) -> larder_format::FormatResult<(FileExtent<'_>, u64)> {
     let bad = |what: &str| larder_format::FormatError::new(what);
     let extent = FileExtent::parse(data)?;
@@ -124,7 +125,7 @@ fn parse(key: Key, data: &[u8]) -> larder_format::FormatResult<(FileExtent<'_>, 
 }
 
 impl Replay<'_> {
-    /// Takes `start..end` of a file away, in whole sectors.
+    /// Removes `start..end` of a file, in whole sectors.
     pub(super) fn cut(&mut self, ino: ObjectId, start: u64, end: u64) -> Result<()> {
         let key = |at: u64| extent_data_key(ino, FileOffset(at));
         let before = self.tree.last(key(0), key(start))?;
@@ -177,7 +178,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Brings in an extent that a file's log has.
+    /// Replays an extent that the log has of a file.
     pub(super) fn replay_extent(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let ino = key.objectid;
         let (extent, end) = parse(key, data).map_err(|e| self.damaged(key, e))?;
@@ -210,8 +211,8 @@ impl Replay<'_> {
         self.change(ino, |item| item.nbytes = item.nbytes.get().saturating_add(bytes).into())
     }
 
-    /// Takes the checksums of an extent's data from the log: of what is used of it, or of all where
-    /// it is compressed.
+    /// Takes the checksums of an extent's data from the log: for the part that the file uses, or
+    /// for all of it if it is compressed.
     fn take_sums(&mut self, ino: ObjectId, key: Key, r: &ExtentRecord) -> Result<()> {
         let flags = self.inode(ino)?.map(|k| k.item.inode_flags()).unwrap_or_default();
         if flags.contains(InodeFlags::NODATASUM) {

@@ -24,7 +24,8 @@ pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result
     flushed
 }
 
-/// As [`fsync`], but waits for no batch that somebody else writes: `then` is told how it ends.
+/// As [`fsync`], but does not wait for a batch that another thread writes. `then` is told the
+/// result.
 pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     if core.read_only.is_some() {
         return then(Synced::Done(Ok(())));
@@ -39,7 +40,7 @@ pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     }
     let then = match flushed {
         Ok(()) => then,
-        // What there is of it is made durable all the same.
+        // The rest is made durable all the same.
         Err(e) => Box::new(move |synced| {
             then(match synced {
                 Synced::Done(Err(worse)) => Synced::Done(Err(worse)),
@@ -50,10 +51,10 @@ pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     sync_then(core, inode, then);
 }
 
-/// Does what must be noticed, for tests that break the engine.
+/// Changes what a test that breaks the engine has to notice.
 ///
 /// # Errors
-/// What the device says.
+/// Those of the device.
 fn provoke(core: &Core, inode: &Inode) -> Result<()> {
     let tuning = &core.options.tuning;
     if tuning.break_log_copies_locked {

@@ -2,7 +2,7 @@
 //!
 //! A log hangs on the superblock: a tree whose items lead to one tree for each subvolume that has
 //! something logged. Its nodes, and the data that only it refers to, are in no extent tree and in
-//! no block group's `used`; their generation is that of the transaction which the log belongs to,
+//! no block group's `used`. Their generation is that of the transaction to which the log belongs,
 //! one above the superblock's.
 //!
 //! [`replay`] brings a log into the trees when a file system is opened:
@@ -15,13 +15,13 @@
 //! | `extents` | how logged extents and checksums become those of files |
 //! | `subvolume` | the order of the steps, and what an inode becomes |
 //!
-//! Everything is worked out in memory first, over a version of each subvolume's tree, and nothing
-//! is changed before all of it is known to be sound: a damaged log leaves the image as it was. Then
-//! it is written as one transaction, which also drops the log; a crash before its superblock finds
-//! the old superblock with the log on it, and replays again. A read-only file system keeps that
-//! transaction running and writes nothing.
+//! Everything is worked out in memory first, over a version of each subvolume's tree. Nothing is
+//! changed before all of it is known to be sound, so a damaged log leaves the image as it was. Then
+//! it is written as one transaction, which also drops the log. After a crash before that
+//! transaction's superblock, the old superblock still has the log, and it is replayed again. A
+//! read-only file system keeps the transaction running and writes nothing.
 //!
-//! How logs are written is told in [`write`].
+//! [`write`] says how logs are written.
 
 mod extents;
 mod fsync;

@@ -1,11 +1,11 @@
 //! How logged names, references and ranges of deletion become entries.
 //!
-//! A directory that was fsynced has its new entries in the log, and ranges of indices in which it
-//! has *all* of them: what the subvolume has there besides was removed. A file has its references;
-//! an entry follows from each. Where a name or an index is taken by something else, that is an
-//! older state of the directory, and gives way.
+//! A directory that was fsynced has its new entries in the log, and ranges of indices in which the
+//! log has *all* of its entries: what else the subvolume has there was removed. A file has its
+//! references in the log, and an entry follows from each. If something else has the name or the
+//! index, that is an older state of the directory, and it is removed.
 //!
-//! Entries of subvolumes are never touched: whoever changes one commits.
+//! Entries of subvolumes are never touched: an operation that changes one commits.
 
 use super::subvolume::{Replay, range};
 use crate::error::{Error, Place, Result};
@@ -19,7 +19,7 @@ use larder_format::items::{
 };
 use larder_format::{Key, KeyType, ObjectId};
 
-/// A name as a reference has it.
+/// A name as it is in a reference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Reference {
     pub(super) dir: ObjectId,
@@ -64,7 +64,7 @@ impl Replay<'_> {
         Ok(Some((entry.name.to_vec(), entry.location)))
     }
 
-    /// The index of a name, from the reference of what it leads to.
+    /// The index of a name, from the reference of the inode to which it leads.
     fn index_of(&self, dir: ObjectId, name: &[u8], target: Key) -> Result<u64> {
         let key = inode_ref_key(target.objectid, dir);
         if let Some(item) = self.tree.get(&key)?
@@ -78,7 +78,7 @@ impl Replay<'_> {
         {
             return Ok(r.index);
         }
-        // A reference may have been replaced already: the directory itself knows.
+        // The reference may have been replaced already. Then the directory itself has the index.
         let (mut from, to) = range(dir, KeyType::DIR_INDEX);
         while let Some((key, data)) = self.tree.first(from, to)? {
             if single_entry(&data).map_err(|e| self.corrupt(key, e))?.name == name {
@@ -91,7 +91,7 @@ impl Replay<'_> {
         Err(Error::corrupt(place, "directory entry has no index item"))
     }
 
-    /// Adds an entry where nothing is in its way.
+    /// Adds an entry, if nothing is in its way.
     fn add_entry(&mut self, dir: ObjectId, name: &[u8], index: u64, ino: ObjectId) -> Result<()> {
         let Some(kind) = self.kind(ino)? else { return Ok(()) };
         let entry = DirEntryRef::inode(ino, self.generation, kind, name);
@@ -112,7 +112,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Takes an entry away, but not the reference that belongs to it.
+    /// Removes an entry, but not the reference that belongs to it.
     fn remove_entry(&mut self, dir: ObjectId, name: &[u8], index: u64) -> Result<()> {
         let key = dir_item_key(dir, name);
         if let Some(mut item) = self.tree.get(&key)? {
@@ -125,7 +125,7 @@ impl Replay<'_> {
         })
     }
 
-    /// Takes away the reference for a name, wherever it stands.
+    /// Removes the reference for a name, in whichever item it is.
     fn remove_reference(&mut self, ino: ObjectId, dir: ObjectId, name: &[u8]) -> Result<()> {
         let key = inode_ref_key(ino, dir);
         if let Some(mut item) = self.tree.get(&key)?
@@ -142,12 +142,12 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes a name with all that belongs to it.
+    /// Removes a name with its entry and its reference.
     fn unlink(&mut self, dir: ObjectId, name: &[u8], index: u64, target: Key) -> Result<()> {
         if target.kind != KeyType::INODE_ITEM {
             return Err(self.damaged(
                 dir_index_key(dir, index),
-                format!("it stands in the way of subvolume {}", target.objectid),
+                format!("its name or index is that of subvolume {}", target.objectid),
             ));
         }
         self.remove_entry(dir, name, index)?;
@@ -205,7 +205,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Brings in the entries that a directory's log has.
+    /// Replays the entries that the log has of a directory.
     pub(super) fn replay_entries(&mut self, dir: ObjectId) -> Result<()> {
         let (from, to) = range(dir, KeyType::DIR_INDEX);
         let log = self.log;
@@ -226,8 +226,8 @@ impl Replay<'_> {
         index: u64,
         ino: ObjectId,
     ) -> Result<()> {
-        // What it leads to was not logged and is not in the subvolume: somebody else's new file. Or
-        // its references are in the log, and say better which names it has.
+        // The inode may be neither in the log nor in the subvolume: then it is a new file that was
+        // not fsynced. Or its references are in the log: these say better which names it has.
         if self.inode(ino)?.is_none() || self.log_has_reference(ino, dir, name)? {
             return Ok(());
         }
@@ -295,8 +295,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Brings in the references that an inode's log has, and the entries that follow from them. The
-    /// item replaces the one in the subvolume: names there and not here are gone.
+    /// Replays the references that the log has of an inode, and adds the entries that follow from
+    /// them. The item replaces the one in the subvolume: names that only the old item has are gone.
     pub(super) fn replay_references(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let ino = key.objectid;
         if ino.0 == self.subvol.root_dir {
@@ -304,7 +304,7 @@ impl Replay<'_> {
         }
         let logged = references(key, data).map_err(|e| self.damaged(key, e))?;
         let before = if self.kind(ino)? == Some(FileType::Directory) {
-            // A directory has one name: that one.
+            // A directory has one name, so it is this one.
             self.all_references(ino)?
         } else {
             match self.tree.get(&key)? {
@@ -320,7 +320,7 @@ impl Replay<'_> {
         }
         for r in &logged {
             self.check_name(key, &r.name)?;
-            // Not all parents are logged: where one is missing, so is the name.
+            // Not all parents are logged. A name whose parent is missing is passed over.
             if self.inode(r.dir)?.is_some_and(|dir| dir.item.is_dir()) {
                 self.replay_reference(ino, r)?;
             }
@@ -341,7 +341,7 @@ impl Replay<'_> {
             self.free_index(r.dir, r.index, &r.name)?;
             self.add_entry(r.dir, &r.name, r.index, ino)?;
         }
-        // It may have stood in an item of the other kind, or with another index.
+        // The name may have been in an item of the other kind, or with another index.
         self.remove_reference(ino, r.dir, &r.name)?;
         self.add_reference(ino, r.dir, &r.name, r.index)
     }

@@ -1,8 +1,8 @@
 //! Changes of a subvolume that are not in its tree yet.
 //!
-//! Replaying looks at what it has changed before, again and again: the name that one inode gives up
-//! is the next one's. An [`Overlay`] is the tree with the changes so far on top; nothing of it is
-//! in the tree before all of it is.
+//! Replaying looks again and again at what it has changed before, because a name that one inode
+//! gives up may become the next one's. An [`Overlay`] is the tree with the changes so far on top.
+//! None of them is in the tree before all of them are.
 
 use crate::error::Result;
 use crate::tree::Version;
@@ -31,11 +31,11 @@ impl Overlay {
     pub(super) fn set(&mut self, key: Key, data: Vec<u8>) {
         self.changes.insert(key, Some(data));
     }
-    /// Takes an item away, if it is there.
+    /// Removes an item, if it is there.
     pub(super) fn remove(&mut self, key: Key) {
         self.changes.insert(key, None);
     }
-    /// Sets an item, or takes it away when it became empty.
+    /// Sets an item, or removes it if it became empty.
     pub(super) fn set_list(&mut self, key: Key, data: Vec<u8>) {
         self.changes.insert(key, (!data.is_empty()).then_some(data));
     }
@@ -86,7 +86,7 @@ impl Overlay {
             (None, None) => None,
         })
     }
-    /// Calls `each` for the items in `from..=to` in order, which may change them.
+    /// Calls `each` for the items in `from..=to` in order. `each` may change them.
     pub(super) fn each(
         &mut self,
         from: Key,

@@ -1,4 +1,4 @@
-//! Replaying: from a superblock with a log to one without.
+//! Replaying: from a superblock with a log to one without it.
 
 use super::extents::{Claims, Sums};
 use super::source::{Log, damaged};
@@ -15,15 +15,15 @@ use std::sync::atomic::Ordering;
 /// Items that one edit changes.
 const ITEMS: usize = 16;
 
-/// Replays the log, if there is one; true if there was. Nobody uses the file system yet, and no
-/// other thread runs.
+/// Replays the log. True if there was one. The file system is not in use yet, and no other thread
+/// runs.
 ///
-/// Where the file system may be written, all of it is durable when this returns, and the log is
-/// gone. Otherwise it is in memory only, in a transaction that nobody will ever commit.
+/// If the file system may be written, everything is durable when this returns, and the log is gone.
+/// Otherwise the result is in memory only, in a transaction that is never committed.
 ///
 /// # Errors
 /// Reading; `Corrupt` where the log is damaged; `NoSpace`. The device is as it was, or has a commit
-/// that did not reach its superblock.
+/// whose superblock was not written.
 pub(crate) fn replay(core: &Core) -> Result<bool> {
     let Some(log) = Log::find(core)? else { return Ok(false) };
     let _doing = doing("log replay");
@@ -39,12 +39,13 @@ pub(crate) fn replay(core: &Core) -> Result<bool> {
             Err(e) => return Err(e),
         }
     }
-    // The versions of the log keep space from being reused, for which the commit may have to wait.
+    // The versions of the log keep space from being reused, and the commit may have to wait for
+    // that space.
     drop(log);
     let mut handle = Handle::for_replay(core)?;
     handle.txn.touch();
-    // Together: files of several subvolumes may share an extent, and notes of checksums never
-    // overlap.
+    // All logs together, because files of several subvolumes may share an extent, and notes of
+    // checksums never overlap.
     let mut sums = Sums::default();
     outcomes.iter_mut().for_each(|outcome| sums.take(&mut outcome.sums));
     sums.note(&mut handle);

@@ -1,4 +1,4 @@
-//! Where a log's nodes are, and how it is read.
+//! Where a log's nodes are, and how a log is read.
 
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
@@ -7,7 +7,7 @@ use crate::tree::{Pointer, Version, child_pointer};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::HashSet;
 
-/// A log as the superblock has it.
+/// A log to which the superblock leads.
 #[derive(Debug)]
 pub(super) struct Log {
     /// The log of each subvolume, by the subvolume's id.
@@ -16,7 +16,7 @@ pub(super) struct Log {
     pub(super) nodes: HashSet<Logical>,
 }
 
-/// An error in a log, which says what can be done.
+/// An error in a log. It says what the caller can do.
 pub(super) fn damaged(place: Place, what: impl std::fmt::Display) -> Error {
     Error::corrupt(
         Place { tree: Some(ObjectId::TREE_LOG), ..place },
@@ -25,7 +25,7 @@ pub(super) fn damaged(place: Place, what: impl std::fmt::Display) -> Error {
 }
 
 impl Log {
-    /// Finds the log, if there is one: all nodes are read and verified.
+    /// Finds the log, if there is one. All its nodes are read and verified.
     ///
     /// # Errors
     /// Reading; `Corrupt` when a node is not what it should be.
@@ -67,8 +67,8 @@ impl Log {
         Ok(Some(log))
     }
 
-    /// Reads all nodes of a tree. None may be there twice: a damaged log could otherwise be longer
-    /// than any disk.
+    /// Reads all nodes of a tree. A node must not be there twice: otherwise a damaged log could be
+    /// longer than any disk.
     fn visit(&mut self, core: &Core, tree: &Version) -> Result<()> {
         let mut ahead = vec![tree.root.ptr];
         while let Some(ptr) = ahead.pop() {

@@ -1,13 +1,13 @@
 //! The log of one subvolume: the order of the steps, and what an inode becomes.
 //!
-//! All logged inodes come first, so that whatever refers to them finds them, each with the
-//! attributes and entries gone that the log says are gone; then the entries that it has; then
-//! references, attributes and extents. Link counts are counted in the end, from the references:
-//! what lost its last one becomes an orphan.
+//! All logged inodes come first, so that everything that refers to them finds them. With each,
+//! those attributes and entries are removed that the log says are gone. Then come the entries that
+//! the inode has in the log, and then references, attributes and extents. Link counts are counted
+//! at the end, from the references. An inode that lost its last one becomes an orphan.
 //!
 //! A logged inode of generation 0 only says that the inode exists, as the parent of something that
-//! was fsynced; one without links was gone when it was logged, and all that the log has of it is
-//! passed over.
+//! was fsynced. A logged inode without links was gone when it was logged, and everything that the
+//! log has of it is passed over.
 
 use super::extents::{Claims, RefChange, Sums};
 use super::overlay::Overlay;
@@ -25,11 +25,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// What the log of a subvolume comes to.
+/// What the log of a subvolume changes.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) subvol: Arc<Subvolume>,
-    /// What becomes of items.
+    /// What items become.
     pub(super) changes: BTreeMap<Key, Option<Vec<u8>>>,
     /// Changes of references of data extents.
     pub(super) refs: Vec<RefChange>,
@@ -39,12 +39,12 @@ pub(super) struct Outcome {
     pub(super) incompat: u64,
 }
 
-/// An inode that replaying has to do with.
+/// An inode that replaying has looked at.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) item: InodeItem,
     pub(super) changed: bool,
-    /// Does the log say what its attributes are?
+    /// Does the log have its attributes?
     logged: bool,
 }
 
@@ -67,8 +67,8 @@ pub(super) struct Replay<'a> {
     pub(super) incompat: u64,
 }
 
-/// Works out what the log of a subvolume comes to. Nothing is changed but the space taken in
-/// `claims`.
+/// Works out what the log of a subvolume changes. Nothing is changed yet, except that space is
+/// taken in `claims`.
 ///
 /// # Errors
 /// Reading; `Corrupt` where the log, or the tree that it belongs to, is damaged.
@@ -112,7 +112,7 @@ impl Replay<'_> {
     pub(super) fn damaged(&self, key: Key, what: impl std::fmt::Display) -> crate::Error {
         damaged(Place::item(ObjectId::TREE_LOG, key), what)
     }
-    /// An item of the subvolume that is in the way.
+    /// An item of the subvolume that makes replaying impossible.
     pub(super) fn corrupt(&self, key: Key, e: FormatError) -> crate::Error {
         let tree: TreeId = self.subvol.id;
         crate::Error::corrupt(Place::item(tree, key), e.0)
@@ -241,7 +241,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// A directory lost a name: its times follow, unless the log has told them.
+    /// A directory lost a name. Its times change, unless the log has them.
     pub(super) fn touch_directory(&mut self, ino: ObjectId) -> Result<()> {
         let now = to_timespec(self.core.now());
         if let Some(known) = self.inode(ino)?.filter(|k| !k.logged) {
@@ -252,8 +252,9 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// An inode lost a name: it has changed now. Its own item comes before that where the directory
-    /// is newer than it, and then what the log says its time is does not last; on Linux neither.
+    /// An inode lost a name, so it has changed now. If the directory is newer than the inode, the
+    /// inode's own item was replayed before, and the time that the log has for it does not last. On
+    /// Linux it does not either.
     pub(super) fn touch(&mut self, ino: ObjectId) -> Result<()> {
         let now = to_timespec(self.core.now());
         if let Some(known) = self.inode(ino)? {
@@ -270,7 +271,7 @@ impl Replay<'_> {
         kind.map(Some).map_err(|e| self.corrupt(inode_key(ino), e))
     }
 
-    /// Removes the attributes that the log has not.
+    /// Removes the attributes that the log does not have.
     fn remove_attributes(&mut self, ino: ObjectId) -> Result<()> {
         let (from, to) = range(ino, KeyType::XATTR_ITEM);
         let log = self.log;
@@ -308,9 +309,8 @@ impl Replay<'_> {
             return Ok(());
         }
         if self.inode(key.objectid)?.is_none() {
-            return Err(
-                self.damaged(key, "there is no such inode, neither here nor in the subvolume")
-            );
+            return Err(self
+                .damaged(key, "there is no such inode, neither in the log nor in the subvolume"));
         }
         match key.kind {
             KeyType::XATTR_ITEM => {
@@ -325,8 +325,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Counts the names of all inodes whose names may have changed. What has none is an orphan; a
-    /// directory takes the names in it along.
+    /// Counts the names of all inodes whose names may have changed. An inode without names is an
+    /// orphan. A directory takes the names in it with it.
     fn count_links(&mut self) -> Result<()> {
         while let Some(ino) = self.renamed.pop_first().map(ObjectId) {
             if ino.0 == self.subvol.root_dir {

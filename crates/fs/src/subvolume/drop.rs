@@ -1,20 +1,20 @@
 //! Dropping the trees of deleted subvolumes, in the background and in bounded steps.
 //!
-//! A walk goes down from the root, left to right. A block that others use loses this tree's
-//! reference and is left alone; one that nobody else uses is emptied first and then freed. The
-//! blocks themselves are not changed, so all that has to be remembered is how far the walk has
-//! come: the key of the next child, and the level of the node that points to it, in the ROOT_ITEM,
-//! where Linux keeps it too. Each step notes the references it took and its position in one
-//! transaction; whoever opens the file system after a crash, Linux or we, goes on from there.
+//! A walk goes down from the root, left to right. A block that other trees use loses this tree's
+//! reference and is left alone. A block that only this tree uses is emptied first and then freed.
+//! The blocks themselves are not changed, so the ROOT_ITEM only has to say how far the walk has
+//! come: the key of the next child, and the level of the node that points to it, as on Linux. Each
+//! step notes its references and its position in one transaction. After a crash Linux or Larder
+//! goes on from there.
 //!
 //! One thing is not as simple. A shared block whose header names *this* tree as owner, without
-//! FULL_BACKREF, relies on the tree: the references of what is below it are written in the tree's
+//! FULL_BACKREF, relies on the tree, because the references of what is below it are in the tree's
 //! name. Such blocks, and those of this tree below them, are first made to refer to their children
-//! themselves ([`crate::transaction::Ground::note_orphaned`]). A block at most as old as the
-//! snapshot that the tree began as cannot be its own and need not be read.
+//! themselves ([`crate::transaction::Ground::note_orphaned`]). A block that is not newer than the
+//! snapshot as which the tree began cannot be its own, and need not be read.
 //!
-//! Nobody else changes this tree: edits of a dead subvolume are refused, and the walk begins when
-//! the transaction that killed it is published.
+//! Nothing else changes this tree: edits of a deleted subvolume are refused, and the walk begins
+//! when the transaction that deleted it is published.
 
 use crate::api::past_no_return;
 use crate::engine::{Core, Subvolume};
@@ -27,14 +27,14 @@ use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Notes that one step makes, give or take one block's: a seal waits for a step.
+/// Notes that one step makes, up to one block's more. A seal waits for a step.
 const STEP_NOTES: u64 = 2000;
 /// Blocks that one step looks at.
 const STEP_BLOCKS: u64 = 256;
-/// Notes of a transaction from which on a step waits for its commit: notes take memory.
+/// Notes of a transaction from which on a step waits for its commit, because notes need memory.
 const MANY_NOTES: u64 = 50_000;
 
-/// Body of the thread that drops trees.
+/// The thread that drops trees.
 pub(crate) fn run(core: &Core) {
     while let Some((id, since)) = core.drops.next() {
         let done = core.txns.wait(since).and_then(|()| drop_tree(core, id));
@@ -45,7 +45,7 @@ pub(crate) fn run(core: &Core) {
     }
 }
 
-/// Queues what was deleted earlier and not dropped to the end, by whomever.
+/// Queues the subvolumes that were deleted earlier, by Larder or Linux, and not dropped completely.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -64,7 +64,7 @@ pub(crate) fn queue_earlier(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// Drops a tree; false when it was told to stop before the end.
+/// Drops a tree. False if it was told to stop before the end.
 fn drop_tree(core: &Core, id: TreeId) -> Result<bool> {
     let _waiting_is_allowed = past_no_return();
     let _doing = doing("drop subvolume");
@@ -108,19 +108,19 @@ fn finish(core: &Core, h: &mut Handle<'_>, id: TreeId) {
     }
 }
 
-/// A node on the way down, all of whose users are this tree.
+/// A node on the way down that only this tree uses.
 #[derive(Debug)]
 struct Open {
     node: Arc<Node>,
     /// The next child.
     next: usize,
-    /// Do its children have references by the node itself?
+    /// Do its children have shared references, by the node's address?
     full: bool,
-    /// By what its parent refers to it.
+    /// The reference by which its parent refers to it.
     reference: ExtentRef,
 }
 
-/// What a child of this node is referred to by.
+/// The reference by which a child of this node is referred to.
 fn reference_below(open: Option<&Open>, tree: TreeId) -> ExtentRef {
     match open {
         Some(open) if open.full => ExtentRef::SharedBlock { parent: open.node.address() },
@@ -131,18 +131,18 @@ fn reference_below(open: Option<&Open>, tree: TreeId) -> ExtentRef {
 #[derive(Debug)]
 struct Walk {
     tree: TreeId,
-    /// Blocks of later transactions can be the tree's own.
+    /// Only blocks of later transactions can be the tree's own.
     born: Generation,
     root: Pointer,
     started: bool,
     /// From the root down.
     open: Vec<Open>,
-    /// Blocks of this tree that others keep and that are being made independent of it, with their
-    /// next child.
+    /// Blocks of this tree that other trees keep and that are being made independent of it, each
+    /// with its next child.
     orphaned: Vec<(Arc<Node>, usize)>,
-    /// Was the last thing done to make the block at hand independent?
+    /// Was the last step to make the current block independent?
     independent: bool,
-    /// An earlier walk may have stopped while it made the block at hand independent.
+    /// An earlier walk may have stopped while it made the current block independent.
     suspect: bool,
 }
 
@@ -166,7 +166,7 @@ impl Walk {
         Ok(walk)
     }
 
-    /// Goes back to where an earlier walk has come.
+    /// Goes back to the place that an earlier walk had reached.
     fn resume(&mut self, core: &Core, key: &Key, level: u8) -> Result<()> {
         let mut known = KnownRefs::default();
         let mut ptr = self.root;
@@ -216,7 +216,7 @@ impl Walk {
         }
     }
 
-    /// Goes on for a while; true at the end.
+    /// Goes on for one step. True at the end.
     fn step(&mut self, core: &Core) -> Result<bool> {
         let mut h = core.begin_deleting(1)?;
         let mut known = KnownRefs::default();
@@ -240,7 +240,7 @@ impl Walk {
         };
         core.drops.blocks.fetch_add(blocks, Ordering::Relaxed);
         h.noted_refs(notes);
-        // Whatever ended the step: what was noted and how far that is belong together.
+        // Whatever ended the step, its notes and its position belong together, so both are noted.
         match self.position() {
             _ if self.is_done() => finish(core, &mut h, self.tree),
             Some(mut progress) if !core.options.tuning.break_drop_progress => {
@@ -265,13 +265,13 @@ impl Walk {
         Some(Progress::At { key: open.node.view().key(open.next)?, level: open.node.level() })
     }
 
-    /// Where to go on if one child more were gone, which it is not.
+    /// Where to go on if one more child were gone.
     fn position_ahead(&self) -> Option<Progress> {
         let open = self.open.iter().rev().find(|o| o.next + 1 < o.node.view().nritems())?;
         Some(Progress::At { key: open.node.view().key(open.next + 1)?, level: open.node.level() })
     }
 
-    /// Frees nodes all of whose children are gone, so that the position is that of a child that is
+    /// Frees nodes whose children are all gone. Afterwards the position is that of a child that is
     /// still there.
     fn close_finished(&mut self, core: &Core, h: &Handle<'_>) -> Result<u64> {
         let mut notes = 0;
@@ -284,7 +284,7 @@ impl Walk {
         Ok(notes)
     }
 
-    /// One block further; how much was noted, or nothing at the end.
+    /// Deals with one block. Returns how much was noted, or nothing at the end.
     fn advance(
         &mut self,
         core: &Core,
@@ -302,7 +302,7 @@ impl Walk {
         };
         let reference = reference_below(self.open.last(), self.tree);
         let mut node = None;
-        // The answer about an older block is known without looking.
+        // For an older block the answer is known without reading it.
         let mut owned = (ptr.generation <= self.born || self.independent).then_some(false);
         loop {
             match core.note_released(
@@ -337,7 +337,7 @@ impl Walk {
                     node = Some(block);
                 }
                 Ok(Released::Orphaned) => {
-                    let block = node.expect("it was read to see whose it is");
+                    let block = node.expect("it was read to find its owner");
                     let notes = self.make_independent(core, h, known, block)?;
                     return Ok(Some(closed + notes));
                 }
@@ -346,7 +346,7 @@ impl Walk {
         }
     }
 
-    /// The child at hand is dealt with.
+    /// The current child is done.
     fn passed(&mut self) {
         self.independent = false;
         self.suspect = false;
@@ -390,7 +390,7 @@ impl Walk {
         {
             self.orphaned.pop();
         }
-        // The block at which it began has the flag now: its answer is final.
+        // The block at which this began has the flag now, so the answer about it is final.
         self.independent = self.orphaned.is_empty();
     }
 
@@ -400,7 +400,7 @@ impl Walk {
         h: &Handle<'_>,
         known: &mut KnownRefs,
     ) -> Result<u64> {
-        let (block, next) = self.orphaned.last_mut().expect("there is one");
+        let (block, next) = self.orphaned.last_mut().expect("the list is not empty");
         let ptr = child_pointer(block, *next);
         let child = if ptr.generation > self.born {
             Some(core.store.get(&ptr, self.tree)?).filter(|c| c.view().owner() == self.tree)
@@ -418,8 +418,8 @@ impl Walk {
     }
 }
 
-/// Notes that a subvolume is deleted: nothing in it changes from now on, and when that is durable
-/// it is dropped.
+/// Notes that a subvolume is deleted. Nothing in it changes from now on. It is dropped once that is
+/// durable.
 pub(crate) fn kill(core: &Core, h: &mut Handle<'_>, subvol: &Arc<Subvolume>) {
     h.noted_for_root_tree(4);
     subvol.set_dead();

@@ -1,9 +1,9 @@
 //! What was written to a subvolume since some transaction.
 //!
-//! A block says in which transaction it was written, and the pointer to it says it, too; whatever
-//! changes below changes all of the way up. So a walk that leaves out what is older looks at little
-//! more than what it finds. It goes over one version of the tree, without a lock, and can go on
-//! elsewhere later: keys only rise.
+//! A block has the number of the transaction that wrote it, and so has the pointer to it. A change
+//! below changes all blocks on the way up. So a walk that leaves out older blocks reads little more
+//! than what it finds. It walks over one version of the tree, without a lock. It can be continued
+//! later from any key, because keys only rise.
 
 use crate::api::NewExtent;
 use crate::engine::Core;

@@ -1,4 +1,4 @@
-//! What can be asked of a subvolume, and set on it: facts, read-only, the default.
+//! What a subvolume can tell about itself, and what can be set: facts, read-only, the default.
 
 use crate::api::{Timestamp, from_timespec, may_wait};
 use crate::engine::Core;
@@ -25,13 +25,13 @@ pub struct SubvolInfo {
     pub ctransid: Generation,
     /// Transaction that made it.
     pub otransid: Generation,
-    /// Transactions when it was sent, and received; 0 if it was not.
+    /// Transactions in which it was sent, and received; 0 if it was not.
     pub stransid: Generation,
     pub rtransid: Generation,
     pub uuid: [u8; 16],
-    /// What it is a snapshot of; zero if of nothing.
+    /// The subvolume of which it is a snapshot; zero if of none.
     pub parent_uuid: [u8; 16],
-    /// What it was received from; zero if from nothing.
+    /// The subvolume from which it was received; zero if from none.
     pub received_uuid: [u8; 16],
     pub ctime: Timestamp,
     pub otime: Timestamp,
@@ -86,7 +86,7 @@ impl Core {
             }
             Ok(true)
         })?;
-        // What is in memory is newer.
+        // What is in memory is newer than the root tree.
         for subvol in self.subvols.read().values() {
             items.insert(subvol.id, *subvol.item.lock());
             if subvol.is_dead() {
@@ -102,8 +102,8 @@ impl Core {
         .collect()
     }
 
-    /// Makes a subvolume read-only, or writable again. With `forget` one that was received is
-    /// forgotten to be so when it becomes writable; without, that is refused.
+    /// Makes a subvolume read-only, or writable again. With `forget`, a received subvolume that
+    /// becomes writable is no longer known as received. Without it, that is refused.
     ///
     /// # Errors
     /// `NotFound`; `Busy`; no space; read-only file system.
@@ -138,7 +138,7 @@ impl Core {
         Ok(())
     }
 
-    /// Notes where a subvolume was received from; `rtransid` is the transaction that does it.
+    /// Notes from what a subvolume was received. `rtransid` becomes the transaction that notes it.
     ///
     /// # Errors
     /// `NotFound`; `SubvolumeReadOnly`; no space; read-only file system.
@@ -157,7 +157,7 @@ impl Core {
         Ok(h.generation())
     }
 
-    /// Makes a subvolume the one that is mounted where none is named.
+    /// Makes a subvolume the one that is mounted if none is named.
     ///
     /// # Errors
     /// `NotFound`; no space; read-only file system.

@@ -2,14 +2,14 @@
 //!
 //! A caller writes delayed data back, works out the entry, leaves a [`PendingSnapshot`] with the
 //! running transaction and asks for its commit. It keeps the directory locked until the seal, so
-//! the entry stays possible. The seal, after all operations have left and all inode items are
-//! written, copies the root ([`crate::tree::Tree::snapshot`]), and only then adds the entry: a
-//! snapshot does not contain its own name. Entry, root item, links and the references below the new
-//! root are of one transaction, so a crash leaves all of it or nothing; the call returns when it is
-//! durable.
+//! the entry stays possible. The seal waits until all operations have left and all inode items are
+//! written. Then it copies the root ([`crate::tree::Tree::snapshot`]), and only then adds the
+//! entry: a snapshot does not contain its own name. Entry, root item, links and the references
+//! below the new root belong to one transaction, so a crash leaves all of them or nothing. The call
+//! returns when they are durable.
 //!
-//! What the seal still edits in a subvolume that a snapshot was just taken of is copied first,
-//! although it may be of this very transaction: the tree knows which of its blocks nobody else has.
+//! The seal may still edit a subvolume after its snapshot was taken. A block is copied first then,
+//! also if it is of this very transaction: the tree knows which of its blocks are in no other tree.
 
 use crate::api::{Timestamp, to_timespec};
 use crate::engine::draft::{Changes, write_changes};
@@ -25,20 +25,20 @@ use zerocopy::little_endian::U64;
 /// A snapshot that the seal is to make.
 #[derive(Debug)]
 pub(crate) struct PendingSnapshot {
-    /// Of what.
+    /// Its source.
     pub(crate) source: Arc<Subvolume>,
     /// Its number.
     pub(crate) id: TreeId,
     /// Its identity.
     pub(crate) uuid: [u8; 16],
     pub(crate) read_only: bool,
-    /// The entry for it.
+    /// Its entry.
     pub(crate) entry: EntryChange,
     /// Where it will hang.
     pub(crate) link: Link,
-    /// The time of the call.
+    /// The time when it was asked for.
     pub(crate) now: Timestamp,
-    /// What came of it.
+    /// The result.
     pub(crate) outcome: Mutex<Option<Result<()>>>,
 }
 
@@ -52,11 +52,11 @@ pub(crate) struct EntryChange {
 }
 
 impl EntryChange {
-    /// Items that it changes.
+    /// Items that the entry changes.
     pub(crate) fn items(&self) -> u64 {
         self.changes.len() as u64
     }
-    /// Writes it.
+    /// Writes the entry.
     ///
     /// # Errors
     /// Reading, corruption, no space.
@@ -70,7 +70,7 @@ impl EntryChange {
     }
 }
 
-/// Those that are to be made at a transaction's seal.
+/// The snapshots that are to be made at a transaction's seal.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots(Mutex<Vec<Arc<PendingSnapshot>>>);
 
@@ -99,7 +99,8 @@ pub(crate) fn make_all(
     Ok(())
 }
 
-/// The inner result is the caller's, and nothing has changed; the outer one is the commit's.
+/// Makes one snapshot. The inner result is for the caller, and nothing has changed if it is an
+/// error. The outer one is for the commit.
 fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<()>> {
     let source = &p.source;
     if source.is_dead() {
@@ -146,7 +147,7 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
     edited.insert(p.id, subvol.below.clone());
     drop(edited);
     core.subvols.write().insert(p.id, subvol);
-    // An entry in the source itself changes it after all.
+    // If the entry is in the source itself, it changes the source after all.
     p.entry.apply(h, p.now)?;
     h.txn.roots.lock().untouched.remove(&p.link.parent);
     Ok(Ok(()))
@@ -160,8 +161,8 @@ impl Core {
         snapshot: Arc<PendingSnapshot>,
     ) -> Generation {
         self.note_link(h, snapshot.id, Some(snapshot.link.clone()));
-        // The root twice, the entry, the directory's inode; after the snapshot all of it is copied
-        // anew.
+        // The root twice, the entry, and the directory's inode. After the snapshot all of these are
+        // copied again.
         h.keep_for_seal(snapshot.entry.items() + 4);
         h.txn.gathered::<Snapshots>().0.lock().push(snapshot);
         h.generation()

@@ -39,7 +39,7 @@ fn the_seal_finds_little_left() {
         let item = InodeItem::parse(&items[&inode_key(id.ino.into())]).unwrap();
         assert_eq!(item.mode.get() & 0o777, 0o600);
     }
-    // What changes again is written again, and what is deleted stays so.
+    // What changes again is written again, and what is deleted stays deleted.
     w.fs.setattr(ids[7], &SetAttr { perm: Some(0o640), ..SetAttr::default() }).unwrap();
     w.fs.unlink(w.root(), b"f8").unwrap();
     assert_eq!(dirty(&w), 2 + 1, "the directory, the file, and the one that is gone");
@@ -49,14 +49,14 @@ fn the_seal_finds_little_left() {
     assert!(w.find(w.root(), "f8").is_err());
 }
 
-/// Sizes, above all: what is on its way to the device must hold them back, and let them go in time.
+/// Above all sizes: data in flight must hold them back, and let them go in time.
 #[test]
 fn operations_go_on_meanwhile() {
     let w = world();
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
-        // Each commit writes ahead. Nobody but the committer may: what another thread has taken,
-        // its seal would not find.
+        // Each commit writes items ahead. Only the committer may do that: its seal would not find
+        // what another thread has taken.
         let commits = s.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 w.fs.sync().unwrap();

@@ -76,7 +76,7 @@ fn immutable_and_append_only() {
         w.fs.setattr(d, &flags(flag)).unwrap();
         assert_err!(w.fs.unlink(d, b"f"), Error::NotPermitted(_));
         assert_err!(w.fs.rename(d, b"f", d, b"g", RenameMode::Replace), Error::NotPermitted(_));
-        // Whatever else would be wrong with it.
+        // This comes before all other errors.
         assert_err!(w.fs.rmdir(d, b"full"), Error::NotPermitted(_));
         assert_err!(w.fs.rmdir(d, b"f"), Error::NotPermitted(_));
         // Names may be added to an append-only directory.
@@ -158,15 +158,15 @@ fn the_compression_property_and_the_flags_are_one() {
         assert_err!(w.fs.setxattr(f, P, bad, Set), Error::Invalid(_));
     }
     assert_err!(w.fs.setxattr(f, b"btrfs.other", b"1", Set), Error::Invalid(_));
-    // Taken and forgotten, as Linux does.
+    // Accepted and forgotten, as on Linux.
     w.fs.setxattr(s, P, b"zlib", Set).unwrap();
     assert_err!(w.fs.getxattr(s, P), Error::NoAttribute);
-    // A level is kept where it was set; what is made there gets the method only.
+    // A level is kept where it was set. What is made there gets only the method.
     w.fs.setxattr(d, P, b"zstd:9", Set).unwrap();
     assert_eq!(w.fs.getxattr(d, P).unwrap(), b"zstd:9");
     let g = w.file(d, "g");
     assert_eq!(w.fs.getxattr(g, P).unwrap(), b"zstd");
-    // One does not follow the other in one step.
+    // Neither can take the other's place in one step.
     assert_err!(w.fs.setattr(d, &flags(InodeFlags::NODATACOW)), Error::Invalid(_));
     w.check();
 }
@@ -186,7 +186,7 @@ fn extended_attributes() {
     w.fs.setxattr(f, b"user.a", b"2", Replace).unwrap();
     w.fs.setxattr(f, b"user.a", b"", Set).unwrap();
     assert_eq!(w.fs.getxattr(f, b"user.a").unwrap(), b"");
-    // Sizes: what an item holds, what the interface takes.
+    // Limits: what an item holds, and what the interface takes.
     let most = 16258 - 30 - 6;
     w.fs.setxattr(f, b"user.a", &vec![1; most], Set).unwrap();
     assert_eq!(w.fs.getxattr(f, b"user.a").unwrap().len(), most);
@@ -203,7 +203,7 @@ fn extended_attributes() {
     w.check();
 }
 
-/// Without the tree being asked about those that were made without any.
+/// The tree is not asked about inodes that were made without any.
 #[test]
 fn new_inodes_have_the_attributes_that_they_were_made_with() {
     let w = World::new();
@@ -289,7 +289,7 @@ fn attributes_with_equal_hashes_share_an_item() {
     let mut sorted = names.clone();
     sorted.sort();
     assert_eq!(listed, sorted);
-    // 16 entries of 63 bytes leave room for 15,250 bytes more, value of the first included.
+    // 16 entries of 63 bytes leave room for 15,250 bytes more, with the value of the first.
     assert_err!(w.fs.setxattr(f, &names[0], &[1; 16000], Set), Error::NoSpace);
     assert_eq!(w.fs.getxattr(f, &names[0]).unwrap(), b"0");
     for name in names.iter().step_by(2) {
@@ -315,7 +315,7 @@ fn what_is_written_over_counts_once() {
     let bytes = || w.attr(f).bytes;
     w.fs.fallocate(f, crate::Fallocate::Allocate { keep_size: false }, 4095, 2).unwrap();
     assert_eq!(bytes(), 8192);
-    // Delayed, and into what is reserved.
+    // Delayed data, and data into preallocated space.
     w.fs.write(f, 4095, b"xy").unwrap();
     assert_eq!(bytes(), 8192);
     w.fs.sync().unwrap();

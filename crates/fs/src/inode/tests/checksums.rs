@@ -1,10 +1,10 @@
-//! What removing checksums costs the commit.
+//! What the commit needs to remove checksums.
 
 use super::World;
 
-/// Files whose extents alternate lose their checksums out of the middle of large items, and each
-/// deletion makes a leaf and drops one. A full disk has no room for as many blocks as there are
-/// deletions.
+/// Files whose extents alternate lose their checksums out of the middle of large items. Each
+/// deletion makes a leaf and drops one. A full disk does not have room for as many blocks as there
+/// are deletions.
 #[test]
 fn leaves_made_and_dropped_by_a_commit_are_taken_again() {
     const FILES: usize = 2000;
@@ -21,7 +21,7 @@ fn leaves_made_and_dropped_by_a_commit_are_taken_again() {
     for name in drop {
         w.fs.unlink(w.root(), name.as_bytes()).unwrap();
     }
-    // Keeps what the commit frees from being taken again, so that it can be counted.
+    // Keeps what the commit frees from being used again, so that it can be counted.
     let reader = w.fs.core.epochs.enter();
     w.fs.sync().unwrap();
     let blocks = w.fs.stats().metadata_pinned / u64::from(w.fs.core.nodesize());

@@ -1,5 +1,5 @@
-//! What has to agree between the items of a subvolume, checked item by item without the code under
-//! test.
+//! What has to agree between the items of a subvolume. Checked item by item without the tested
+//! code.
 
 use larder_format::items::dir::single_entry;
 use larder_format::items::keys::{dir_index_key, dir_item_key, inode_key, orphan_key};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// (directory, index, name) → inode.
 type Names = BTreeMap<(u64, u64, Vec<u8>), u64>;
 
-/// Added to the numbers of subvolumes, which have nothing to do with those of inodes.
+/// Added to the numbers of subvolumes, which are independent of those of inodes.
 const SUBVOLUME: u64 = 1 << 62;
 
 fn number(location: &Key) -> u64 {
@@ -18,7 +18,7 @@ fn number(location: &Key) -> u64 {
 }
 
 /// Checks that entries, indices and references are the same set, and that link counts, directory
-/// sizes and orphan items are what follows from it.
+/// sizes and orphan items follow from it.
 pub(super) fn check(items: &BTreeMap<Key, Vec<u8>>) {
     let mut by_index = Names::new();
     let mut by_reference = Names::new();

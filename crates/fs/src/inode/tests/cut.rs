@@ -11,10 +11,10 @@ fn extents(w: &World, id: InodeId) -> Vec<(Key, Vec<u8>)> {
     w.items().into_iter().filter(|(key, _)| of_file(key)).collect()
 }
 
-/// A file whose packed bytes lie in its leaf leaves it where they do not fit unpacked: zeros behind
-/// the new end have its sector written anew. While the cut waits to delay them, what the file has
-/// delayed may be written back, and then it lies in no leaf any more: what is behind the end stays
-/// there.
+/// A file whose packed bytes lie in its leaf has to leave it if they do not fit there unpacked:
+/// zeros behind the new end make its sector be written again. While the cut waits to delay these
+/// zeros, the file's own delayed data may be written back. Then the file is in no leaf any more,
+/// and what is behind the end stays there.
 #[test]
 fn zeros_are_delayed_only_for_a_file_that_leaves_its_leaf() {
     for delayed in [false, true] {
@@ -25,8 +25,7 @@ fn zeros_are_delayed_only_for_a_file_that_leaves_its_leaf() {
         let fs = Filesystem::open(device.clone(), small).unwrap();
         let w = World { device, fs };
         let core = &w.fs.core;
-        // What is delayed is written back by the caller that finds no room for more, and by nobody
-        // before.
+        // Delayed data is written back by the caller that finds no room for more, and not before.
         core.data.stop();
         let (f, others) = (w.file(w.root(), "f"), w.file(w.root(), "others"));
         w.fs.setxattr(f, b"btrfs.compression", b"zlib", XattrMode::Set).unwrap();
@@ -40,7 +39,7 @@ fn zeros_are_delayed_only_for_a_file_that_leaves_its_leaf() {
                 w.fs.write(others, at, b"c").unwrap();
                 at += PAGE as u64;
             }
-            // One that is shorter than what the cut may delay.
+            // A file that is shorter than what the cut may delay.
             while core.data.memory() < core.budget().data {
                 w.fs.write(others, at, b"c").unwrap();
                 at += PAGE as u64;

@@ -1,4 +1,4 @@
-//! Trees that do not agree with themselves: an error that names the item, and nothing changed.
+//! Trees that contradict themselves: the error names the item, and nothing is changed.
 
 use super::{World, assert_err, new};
 use crate::{Error, FileKind, InodeId, RenameMode, SetAttr};
@@ -10,7 +10,7 @@ use larder_format::{Generation, Key, ObjectId};
 use zerocopy::{FromBytes, IntoBytes};
 
 impl World {
-    /// Sets, replaces or deletes items behind the engine's back, and opens the result.
+    /// Sets, replaces or deletes items without the engine's knowledge, and opens the result.
     fn damaged(self, changes: &[(Key, Option<Vec<u8>>)]) -> Self {
         {
             let core = &self.fs.core;
@@ -103,7 +103,8 @@ fn an_index_beyond_all_positions() {
             DirEntryRef::inode(ObjectId(f.ino), Generation(1), FileType::Regular, b"last").encode();
         [(dir_index_key(ROOT, index), Some(entry))]
     };
-    // Listing ends, and nothing can be added behind it; what is there can still be removed.
+    // Listing ends, and nothing can be added behind that index. The entry there can still be
+    // removed.
     for index in [u64::MAX, i64::MAX as u64] {
         let w = world().0.damaged(&last(index));
         assert_eq!(w.names(w.root()), [b"f", b"g"]);
@@ -127,7 +128,7 @@ fn directories_within_each_other() {
         (inode_ref_key(a_id, ROOT), None),
         (inode_ref_key(a_id, ObjectId(b.ino)), Some(up)),
     ]);
-    // Whatever follows the way up finds out that it does not end.
+    // Everything that follows the way up notices that it does not end.
     assert_err!(w.fs.rename(w.root(), b"d", b, b"e", RenameMode::Replace), Error::Corrupt { .. });
     assert_eq!(w.find(a, "..").unwrap().id, b);
 }
@@ -144,7 +145,7 @@ fn impossible_inodes() {
         let key = inode_key(ObjectId(f.ino));
         let mut item = InodeItem::read_from_bytes(&w.items()[&key]).unwrap();
         change(&mut item);
-        // The node checker refuses some of these when it writes; what it lets pass is refused when
+        // The node checker refuses some of these when it writes. What it lets pass is refused when
         // the inode is used.
         let core = &w.fs.core;
         let subvol = core.subvol(f.subvol).unwrap();
@@ -166,7 +167,7 @@ fn orphan_items_that_announce_nothing() {
         (orphan_key(ObjectId(5000)), none.clone()),
         (orphan_key(ObjectId(u64::MAX)), none),
     ]);
-    // The root directory and a named file stay, notes about nothing go.
+    // The root directory and a named file stay. ORPHAN items of nothing are removed.
     assert_eq!(w.attr(f).nlink, 1);
     assert_eq!(w.attr(w.root()).nlink, 1);
     assert_eq!(w.items().keys().filter(|k| k.objectid == ObjectId::ORPHAN).count(), 0);

@@ -1,4 +1,4 @@
-//! Several front ends of one engine: each with its own root and holds, and one leaves before the
+//! Several front ends of one engine: each has its own root and holds, and one leaves before the
 //! others.
 
 use super::{World, assert_err, new};
@@ -23,7 +23,7 @@ fn a_file_lives_until_the_last_front_end_lets_go() {
     assert_err!(w.fs.getattr(unnamed), Error::NotFound);
     assert_eq!(w.attr(mine).nlink, 0, "what others hold stays");
     other.leave();
-    // A new one finds nothing of what the last one of its number held.
+    // A new front end with the number of an old one has none of its holds.
     let third = w.fs.another(&SubvolChoice::Id(5)).unwrap();
     assert_eq!(third.held(usize::MAX), []);
     third.leave();
@@ -45,7 +45,7 @@ fn each_front_end_has_its_root() {
     assert_eq!(in_a.lookup(a, b"..").unwrap().id, a);
     assert_eq!(w.fs.lookup(a, b"..").unwrap().id, w.root());
     assert_err!(w.fs.another(&SubvolChoice::Path(b"c".to_vec())), Error::Unsupported(_));
-    // The same inodes are reached from above, and from the same place.
+    // Both reach the same inodes, from above and from the same place.
     assert!(in_a.overlaps(&in_inner).unwrap() && in_inner.overlaps(&in_a).unwrap());
     assert!(w.fs.overlaps(&in_b).unwrap() && in_b.overlaps(&see(b"b")).unwrap());
     assert!(!in_a.overlaps(&in_b).unwrap() && !in_b.overlaps(&in_inner).unwrap());
@@ -54,12 +54,12 @@ fn each_front_end_has_its_root() {
             && w.fs.is_known_elsewhere(a)
             && !in_a.is_known_elsewhere(a)
     );
-    // Nobody's root is deleted.
+    // No front end's root can be deleted.
     assert_err!(in_a.delete_subvolume(a, b"inner"), Error::Busy(_));
     assert_err!(w.fs.rmdir(a, b"inner"), Error::Busy(_));
     in_inner.leave();
     in_a.delete_subvolume(a, b"inner").unwrap();
-    // One that is dropped ends nothing.
+    // A front end that is dropped does not end the others.
     drop((in_a, in_b, in_inner));
     w.file(w.root(), "f");
     w.fs.sync().unwrap();

@@ -1,4 +1,4 @@
-//! How long trees are locked: what is known of it, and what is not waited for meanwhile.
+//! How long trees are locked: what is known about it, and what is not waited for meanwhile.
 
 use super::World;
 use crate::transaction::sharing::KnownRefs;
@@ -10,7 +10,7 @@ fn the_longest_hold_of_a_tree_has_a_name() {
     let w = World::new();
     let by = || w.fs.stats().tree_lock_holds.longest.by;
     assert!(["", "other", "commit", "seal"].contains(&by()), "{}", by());
-    // One of them takes longer than all before, for they are many.
+    // One of these takes longer than all before, because there are so many.
     for i in 0..2000 {
         w.file(w.root(), format!("file{i}"));
     }
@@ -23,8 +23,8 @@ fn the_longest_hold_of_a_tree_has_a_name() {
     );
 }
 
-/// Whoever has the notes locked may have lost its processor for milliseconds: an edit gives its
-/// tree back meanwhile.
+/// The thread that has locked the notes may have lost its processor for milliseconds. An edit
+/// releases its tree meanwhile.
 #[test]
 fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
     let w = World::new();
@@ -43,7 +43,7 @@ fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
     let known_first = copy(true);
     assert!(matches!(known_first, Err(Stop::Need(Need::Refs(..)))), "{known_first:?}");
 
-    // It comes to its end once the notes are free.
+    // The edit ends once the notes are unlocked.
     std::thread::scope(|s| {
         let creates = s.spawn(|| w.file(w.root(), "second"));
         std::thread::yield_now();

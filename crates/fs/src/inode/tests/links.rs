@@ -34,7 +34,7 @@ fn a_thousand_names_of_one_file() {
     w.check();
     let w = w.reopen();
     assert_eq!(w.attr(id).nlink, 1 + 334);
-    // Renaming takes references out of both kinds of items and finds room anew.
+    // Renaming removes references from both kinds of items and finds room for new ones.
     for n in (0..1000).filter(|n| n % 3 == 0) {
         let dir = if n % 10 == 0 { other } else { w.root() };
         let to = format!("renamed{n}");

@@ -4,7 +4,7 @@ use super::{World, assert_err, new};
 use crate::{DirEntry, Error, FileKind, InodeId};
 use std::collections::BTreeMap;
 
-/// Entries from a position on, at most `most`: name, id, kind; and where to go on.
+/// At most `most` entries from a position on: name, id, kind; and the position to go on from.
 fn page(
     w: &World,
     dir: InodeId,
@@ -78,8 +78,7 @@ fn what_stays_is_listed_once_while_entries_come_and_go() {
         for (name, ..) in entries {
             *seen.entry(name).or_insert(0) += 1;
         }
-        // Remove before and behind the position, add, and move what stays within another
-        // directory's reach.
+        // Entries are removed before and behind the position, and added.
         for n in [round, 299 - round] {
             let _ = w.fs.unlink(w.root(), format!("goes{n}").as_bytes());
         }
@@ -123,7 +122,7 @@ fn who_renames_what_he_lists_comes_to_an_end() {
         w.file(d, format!("f{n}"));
     }
     rename_all(&w, d);
-    // The highest position is known by now; after opening it has to be looked up.
+    // The highest position is known here. After opening it has to be looked up.
     rename_all(&w, d);
     rename_all(&w.reopen(), d);
 }
@@ -148,7 +147,8 @@ fn rename_all(w: &World, d: InodeId) {
         }
     }
     assert_eq!(seen, 40);
-    // Whoever begins anew sees everything, and so does who goes on from anywhere without limits.
+    // A reader that begins again sees everything, and so does a reader that goes on from any
+    // position without this limit.
     assert_eq!(page(w, d, 0, 100).0.len(), 42);
     assert_eq!(w.names(d).len(), 40);
 }

@@ -7,7 +7,7 @@ fn log(w: &World) -> LogStats {
     w.fs.stats().log
 }
 
-/// What a power cut leaves, opened.
+/// Opens what a power cut leaves.
 fn cut(w: &World) -> World {
     let device = w.device.copy();
     let fs = Filesystem::open(device.clone(), super::options()).unwrap();
@@ -43,7 +43,7 @@ fn an_fsync_is_no_commit_and_survives() {
     assert_eq!(after.commits, before.commits);
     let s = after.log;
     assert_eq!((s.fsyncs, s.fsyncs_logged, s.batches), (20, 20, 20));
-    // One by one there are two flushes each, and one superblock.
+    // One after the other, each takes two flushes and one superblock.
     assert_eq!((s.flushes, s.superblocks), (40, 20));
     w.check();
     let w = w.reopen();
@@ -68,7 +68,7 @@ fn what_is_durable_costs_nothing() {
     }
     assert_eq!((w.fs.stats().device_writes, w.fs.stats().device_flushes), before);
     assert_eq!(log(&w).fsyncs_with_nothing_to_do, 3);
-    // A new name is something new.
+    // A new name is a change.
     w.fs.link(f, w.root(), b"h").unwrap();
     w.fs.fsync(f, false).unwrap();
     assert!(w.fs.stats().device_flushes > before.1);
@@ -84,7 +84,7 @@ fn a_new_subvolume_is_committed() {
     let c = cut(&w);
     let s = c.find(c.root(), "s").unwrap();
     assert!(c.find(s.id, "f").is_ok());
-    // From the next transaction on it has a log.
+    // The subvolume has a log from the next transaction on.
     let logged = log(&w).fsyncs_logged;
     w.fs.write(f, 0, b"x").unwrap();
     w.fs.fsync(f, false).unwrap();
@@ -137,9 +137,9 @@ fn a_log_that_was_given_up_is_not_written_any_more() {
     }
     let before = log(&w);
     crate::log::lead_after_giving_up(core, &inodes);
-    // What the log has may be half of something.
+    // The log's content may be incomplete.
     assert_eq!(log(&w), before);
-    // Whoever waits for it gets a commit.
+    // A caller that waits for it gets a commit.
     let commits = w.fs.stats().commits;
     w.fs.fsync(f, false).unwrap();
     assert_eq!(w.fs.stats().commits, commits + 1);
@@ -161,7 +161,8 @@ fn switched_back_to_what_linux_once_did_it_is_as_durable() {
                 for (n, id) in ids.into_iter().enumerate() {
                     let fs = &w.fs;
                     threads.spawn(move || {
-                        // What is written over and over has had checksums in the log before.
+                        // Data that is overwritten again and again has had checksums in the log
+                        // before.
                         let at = u64::from(round % 4) * 10_000;
                         fs.write(id, at, &[round * 3 + n as u8 + 1; 10_000]).unwrap();
                         fs.fsync(id, false).unwrap();

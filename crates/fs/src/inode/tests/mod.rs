@@ -39,7 +39,7 @@ impl Memory {
     fn new(size: u64) -> Arc<Self> {
         Arc::new(Self { size, pages: Mutex::default() })
     }
-    /// What a power cut would leave if all completed writes were durable.
+    /// What a power cut would leave, if all completed writes were durable.
     fn copy(&self) -> Arc<Self> {
         Arc::new(Self { size: self.size, pages: Mutex::new(self.pages.lock().clone()) })
     }
@@ -117,7 +117,7 @@ impl World {
     fn new() -> Self {
         Self::with(&MkfsOptions::default())
     }
-    /// With the engine changed.
+    /// With changed settings of the engine.
     fn tuned(tuning: Tuning) -> Self {
         let device = Memory::new(256 << 20);
         mkfs(&*device, &MkfsOptions::default()).unwrap();
@@ -137,7 +137,7 @@ impl World {
         let fs = Filesystem::open(self.device.clone(), options()).unwrap();
         Self { device: self.device, fs }
     }
-    /// Commits, and opens what a power cut then leaves.
+    /// Commits, and opens what a power cut leaves then.
     fn crash(self) -> Self {
         self.fs.sync().unwrap();
         let device = self.device.copy();
@@ -160,7 +160,7 @@ impl World {
     fn attr(&self, id: InodeId) -> Attr {
         self.fs.getattr(id).unwrap()
     }
-    /// Names but `.` and `..`, in the order of the directory.
+    /// Names without `.` and `..`, in the order of the directory.
     fn names(&self, dir: InodeId) -> Vec<Vec<u8>> {
         let mut names = Vec::new();
         self.fs
@@ -171,8 +171,8 @@ impl World {
             .unwrap();
         names
     }
-    /// Everything in the subvolume of the root, as it is in the tree: after a commit that is what
-    /// is on disk.
+    /// Everything in the root's subvolume, as its tree has it. After a commit this is what the disk
+    /// has.
     fn items(&self) -> BTreeMap<Key, Vec<u8>> {
         let core = &self.fs.core;
         let subvol = core.subvol(self.root().subvol).unwrap();
@@ -206,8 +206,8 @@ fn new(kind: FileKind) -> NewInode<'static> {
     NewInode { kind, perm: 0o644, uid: 1000, gid: 100, rdev: 0, target, xattrs: &[] }
 }
 
-/// `2^blocks` names of `7 * blocks` bytes that all have the same hash: the two blocks they are made
-/// of do not change it differently, whatever stands before.
+/// `2^blocks` names of `7 * blocks` bytes that all have the same hash. The names are made of two
+/// blocks, which change the hash in the same way, whatever comes before.
 fn colliding_names(blocks: u32) -> impl Iterator<Item = Vec<u8>> {
     let pair: [&[u8]; 2] = [b"TTqGO4p", b"snNzDoq"];
     (0..1usize << blocks)
@@ -368,7 +368,7 @@ fn a_hash_can_be_full() {
     assert_eq!(w.attr(other).nlink, 1);
     assert_eq!(w.attr(w.root()).size, size + 10);
     w.check();
-    // Replacing one of them needs no more room than there is.
+    // Replacing one of them needs no additional room.
     let full = colliding_names(13).next().unwrap();
     w.fs.rename(w.root(), b"other", w.root(), &full, crate::RenameMode::Replace).unwrap();
     assert_eq!(w.find(w.root(), &full).unwrap().id, other);

@@ -1,9 +1,9 @@
-//! Random operations on names, against a map that says what must come out.
+//! Random operations on names, compared with a map that says what the results must be.
 //!
-//! The model knows directories, files with several names, and holds; the operations pick from few
-//! names, so that they meet, some of them with equal hashes. After every operation results agree;
-//! now and then everything is committed and checked item by item, or the file system is reopened or
-//! crashes.
+//! The model knows directories, files with several names, and holds. The operations choose from few
+//! names, some of them with equal hashes, so that they meet. Results must agree after every
+//! operation. From time to time everything is committed and checked item by item, or the file
+//! system is reopened or crashes.
 
 use super::{World, new};
 use crate::{Error, FileKind, InodeId, RenameMode};
@@ -28,7 +28,11 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let dir = 0usize..6;
     let name = 0usize..8;
-    let kind = prop_oneof![3 => Just(FileKind::Directory), 3 => Just(FileKind::Regular), 1 => Just(FileKind::Symlink)];
+    let kind = prop_oneof![
+        3 => Just(FileKind::Directory),
+        3 => Just(FileKind::Regular),
+        1 => Just(FileKind::Symlink),
+    ];
     let mode = prop_oneof![
         4 => Just(RenameMode::Replace),
         1 => Just(RenameMode::NoReplace),
@@ -41,7 +45,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (0usize..12, dir.clone(), name.clone()).prop_map(|(i, d, n)| Op::Link(i, d, n)),
         4 => (dir.clone(), name.clone()).prop_map(|(d, n)| Op::Unlink(d, n)),
         2 => (dir.clone(), name.clone()).prop_map(|(d, n)| Op::Rmdir(d, n)),
-        8 => (dir.clone(), name.clone(), dir, name, mode).prop_map(|(d, n, e, m, mode)| Op::Rename(d, n, e, m, mode)),
+        8 => (dir.clone(), name.clone(), dir, name, mode)
+            .prop_map(|(d, n, e, m, mode)| Op::Rename(d, n, e, m, mode)),
         2 => (0usize..12).prop_map(Op::Hold),
         2 => (0usize..12).prop_map(Op::Release),
         1 => Just(Op::Check),
@@ -65,7 +70,7 @@ struct Node {
     holds: u64,
     linkable: bool,
     entries: BTreeMap<Vec<u8>, InodeId>,
-    /// The directory it is in, for directories.
+    /// For a directory: the directory that it is in.
     parent: Option<InodeId>,
 }
 
@@ -73,7 +78,7 @@ struct Node {
 struct Model {
     root: InodeId,
     nodes: BTreeMap<InodeId, Node>,
-    /// Everything that was ever made, in order: what operations pick from.
+    /// Everything that was ever made, in order. Operations choose from it.
     made: Vec<InodeId>,
 }
 
@@ -225,7 +230,7 @@ impl Model {
         }
         Ok(matches!(mode, RenameMode::Whiteout { .. }))
     }
-    /// Holds end, and what only they kept.
+    /// Holds end, and with them what only they kept.
     fn closed(&mut self) {
         for node in self.nodes.values_mut() {
             node.holds = 0;
@@ -266,8 +271,8 @@ fn same(engine: crate::Result<()>, model: Answer, what: &Op) {
     assert_eq!(engine, model.map_err(str::to_owned), "{what:?}");
 }
 
-/// Runs an operation as a thread does that must not wait, and if it would have to, as one that may:
-/// the first attempt must have left no trace.
+/// Runs an operation on a thread that must not wait. If it would have to wait, runs it again on one
+/// that may: the first attempt must have left no trace.
 fn patient<T>(waits: &mut u32, mut op: impl FnMut() -> crate::Result<T>) -> crate::Result<T> {
     match crate::api::no_wait(&mut op) {
         Err(Error::WouldBlock) => {
@@ -356,7 +361,7 @@ fn run(ops: &[Op]) {
             Op::Reopen | Op::Crash => {
                 w = if matches!(op, Op::Crash) { w.crash() } else { w.reopen() };
                 m.closed();
-                // Numbers at the end may be given out again.
+                // The highest numbers may be given out again.
                 m.made.retain(|id| m.nodes.contains_key(id));
             }
         }
@@ -367,7 +372,11 @@ fn run(ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        max_shrink_iters: 2000,
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn names_behave_like_a_map(ops in ops()) {
         run(&ops);
@@ -386,7 +395,7 @@ fn with_a_cold_cache_the_first_attempt_leaves_no_trace() {
     let (fs, root) = (&w.fs, w.root());
     let mut waits = [0; 7];
     for n in (0..3000).step_by(60) {
-        // Each has leaves of its own: of the entry, of its index, of the inode.
+        // Each has leaves of its own: for the entry, for its index, for the inode.
         let id = patient(&mut waits[0], || fs.lookup(root, &name(n))).unwrap().id;
         patient(&mut waits[1], || fs.link(id, root, &name(n + 10_000))).unwrap();
         patient(&mut waits[2], || {
@@ -409,6 +418,6 @@ fn with_a_cold_cache_the_first_attempt_leaves_no_trace() {
         "operations that did not have to wait prove nothing: {waits:?}"
     );
     w.check();
-    // One more by each link and creation, one less by each replacement and removal.
+    // Each link and creation adds one, each replacement and removal takes one away.
     assert_eq!(w.names(root).len(), 3000);
 }

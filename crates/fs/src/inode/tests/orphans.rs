@@ -1,4 +1,4 @@
-//! Inodes without names: kept while held, deleted after, cleaned up after a crash.
+//! Inodes without names: kept while held, deleted afterwards, cleaned up after a crash.
 
 use super::{World, assert_err, new, options};
 use crate::{Error, FileKind, Filesystem, NewInode, OpenOptions, SetAttr, XattrMode};
@@ -29,7 +29,7 @@ fn a_held_file_outlives_its_names() {
     assert_eq!(orphans(&w), [0; 0]);
     w.check();
     assert!(!w.items().keys().any(|k| k.objectid.0 == f.ino));
-    // Giving back what is gone, or more than was taken, harms nobody.
+    // Giving back a hold that is gone, or more holds than were taken, does no harm.
     w.fs.release(f, 3);
 }
 
@@ -103,13 +103,13 @@ fn a_file_made_without_a_name_gets_one() {
     w.check();
     w.fs.release(t.id, 1);
     assert_eq!(w.fs.getxattr(t.id, b"user.a").unwrap(), b"b");
-    // Once it had a name and lost it, it is an ordinary deleted file.
+    // Once it has had a name and lost it, it is an ordinary deleted file.
     w.fs.hold(t.id);
     w.fs.unlink(w.root(), b"name").unwrap();
     assert_err!(w.fs.link(t.id, w.root(), b"again"), Error::NotFound);
     w.fs.release(t.id, 1);
     assert_err!(w.fs.getattr(t.id), Error::NotFound);
-    // One that never got a name goes with its hold.
+    // One that never got a name goes with its last hold.
     let t = w.fs.create_unnamed(w.root(), &new(FileKind::Regular)).unwrap();
     w.fs.release(t.id, 1);
     assert_err!(w.fs.getattr(t.id), Error::NotFound);
@@ -134,7 +134,7 @@ fn memory_does_not_grow_with_inodes_that_were_looked_at() {
     }
     let kept = w.fs.stats().inodes_in_memory;
     assert!(kept < 200, "{kept} inodes in memory");
-    // What left memory comes back as it was, changes included.
+    // An inode that has left memory comes back as it was, with its changes.
     let id = w.find(w.root(), "7").unwrap().id;
     w.fs.setattr(id, &SetAttr { uid: Some(9), ..SetAttr::default() }).unwrap();
     for n in 0..FILES {
@@ -156,7 +156,7 @@ fn data_goes_with_its_file() {
     let w = World::new();
     w.fs.sync().unwrap();
     let used = |w: &World| {
-        // The commit that removes something writes new blocks itself; the next one shows what is
+        // The commit that removes something writes new blocks itself. The next one shows what is
         // left.
         for _ in 0..2 {
             w.fs.setattr(w.root(), &SetAttr::default()).unwrap();
@@ -174,7 +174,7 @@ fn data_goes_with_its_file() {
         w.fs.write(f, 1 << 30, b"delayed").unwrap();
         f
     };
-    // Removed while nobody holds it; while somebody does; and left to the next opening by a crash.
+    // Removed without holds, with holds, and left by a crash for the next opening.
     make("a");
     let b = make("b");
     let c = make("c");
@@ -220,7 +220,7 @@ fn many_threads_make_hold_and_remove() {
                     if n % 40 == 0 {
                         fs.sync().unwrap();
                     }
-                    // Others come and go: this one is swept out of memory and read again.
+                    // Others come and go, so this one is removed from memory and read again.
                     for other in 0..20 {
                         let _ = fs.lookup(
                             root,

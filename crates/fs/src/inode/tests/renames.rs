@@ -11,7 +11,7 @@ const WHITEOUT: RenameMode = RenameMode::Whiteout { uid: 7, gid: 8 };
 enum Thing {
     Nothing,
     File,
-    /// Another name of the source.
+    /// Another name of the source's inode.
     Same,
     EmptyDir,
     FullDir,
@@ -137,7 +137,7 @@ fn directories_do_not_move_into_themselves() {
     }
     assert_err!(w.fs.rename(w.root(), b"a", b, b"c", Exchange), Error::Invalid(_));
     assert_err!(w.fs.rename(b, b"c", w.root(), b"a", Exchange), Error::Invalid(_));
-    // A directory above is never empty.
+    // A directory above it is never empty.
     assert_err!(w.fs.rename(b, b"c", w.root(), b"a", Replace), Error::NotEmpty);
     assert_err!(w.fs.rename(a, b"b", w.root(), b"a", Replace), Error::NotEmpty);
     w.fs.rename(b, b"c", w.root(), b"c", Replace).unwrap();

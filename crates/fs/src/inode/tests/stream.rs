@@ -1,4 +1,4 @@
-//! How streams and scattered writes end up in extents.
+//! Which extents streams and scattered writes become.
 
 use super::{Memory, World, options};
 use crate::api::{OpenOptions, SetAttr};
@@ -45,7 +45,7 @@ fn a_stream_becomes_extents_far_larger_than_the_budget() {
     w.fs.sync().unwrap();
     let found = extents(&w, id);
     assert!(found.iter().all(|(_, _, len, whole)| len == whole && *len <= 128 << 20), "{found:?}");
-    // A block group of such a small file system ends now and then.
+    // In such a small file system a block group ends sometimes.
     assert!(found.len() <= 6, "{found:?}");
     assert!(found.iter().any(|e| e.2 >= 64 << 20), "{found:?}");
     w.check();
@@ -55,7 +55,7 @@ fn a_stream_becomes_extents_far_larger_than_the_budget() {
         assert_eq!(w.fs.read(id, (n * MIB) as u64, &mut buf).unwrap(), MIB);
         assert_eq!(buf, pattern(n), "MiB {n}");
     }
-    // All of it can be given back again.
+    // All of it can be freed again.
     w.fs.unlink(w.root(), b"stream").unwrap();
     w.fs.release(id, 1);
     w.fs.sync().unwrap();
@@ -98,12 +98,12 @@ fn overwritten_parts_do_not_grow() {
     w.check();
 }
 
-/// What a scattered piece has after so many rounds.
+/// The content of a scattered piece after so many rounds.
 fn piece<const LEN: usize>(n: usize, round: u8) -> [u8; LEN] {
     [(n % 251) as u8 ^ round.wrapping_mul(73); LEN]
 }
 
-/// Several share a sector, and some lie across two.
+/// Several pieces share a sector, and some lie across two.
 #[test]
 fn pieces_are_written_while_their_neighbours_are_written_back() {
     scattered::<1500>();
@@ -151,7 +151,7 @@ fn scattered<const PIECE: usize>() {
 }
 
 /// Blocks and parts of blocks over each other, with reads and cuts in between: nothing is counted
-/// twice, or taken off twice.
+/// twice or subtracted twice.
 #[test]
 fn what_is_delayed_is_counted_right() {
     const LEN: u64 = 64 * 4096;
@@ -194,7 +194,7 @@ fn what_is_delayed_is_counted_right() {
     assert!(buf == want);
 }
 
-/// What is begun comes to its end without anybody who waits.
+/// What was begun ends although no thread waits for it.
 #[test]
 fn a_sync_that_was_begun_ends() {
     let w = World::new();

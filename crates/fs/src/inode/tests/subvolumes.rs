@@ -187,7 +187,7 @@ fn a_deleted_subvolume_gives_its_space_back() {
         }
     }
     w.fs.sync().unwrap();
-    // The original first: what the snapshot keeps of it must not depend on it any more.
+    // The original goes first: what the snapshot keeps of it must not depend on it any more.
     assert_eq!(w.fs.delete_subvolume(w.root(), b"sub").unwrap(), sub.subvol);
     assert_err!(w.find(w.root(), "sub"), Error::NotFound);
     assert_err!(w.fs.getattr(sub), Error::NotFound);
@@ -308,13 +308,13 @@ fn subvolumes_change_places() {
     swap(root, "b", b, "c").unwrap();
     assert_eq!([w.find(root, "b").unwrap().id, w.find(b, "c").unwrap().id], [c, a]);
     assert_eq!(w.fs.subvolume_path(a.subvol).unwrap(), b"a/c");
-    // With a file and a directory that is not empty, whichever is named first.
+    // With a file and with a directory that is not empty, in either order.
     swap(root, "b", root, "file").unwrap();
     swap(d, "full", root, "file").unwrap();
     assert_eq!([w.find(root, "b").unwrap().id, w.find(root, "file").unwrap().id], [file, full]);
     assert_eq!(w.find(d, "full").unwrap().id, c);
     swap(d, "full", d, "full").unwrap();
-    // What lies in itself, or in another tree, or nowhere.
+    // Names that lie in themselves, in another tree, or nowhere.
     for (from, one, to, other) in
         [(root, "d", d, "full"), (d, "full", root, "d"), (root, "a", b, "c"), (b, "c", root, "a")]
     {
@@ -327,7 +327,7 @@ fn subvolumes_change_places() {
     }
     assert_err!(swap(root, "a", root, "nothing"), Error::NotFound);
     assert_err!(swap(root, "nothing", root, "a"), Error::NotFound);
-    // An entry whose subvolume is not in this snapshot stays where it is.
+    // The entry of a subvolume that is not in this snapshot stays where it is.
     let made = w.fs.snapshot(b.subvol, root, b"snapshot", false).unwrap();
     let top = InodeId { subvol: made, ino: ObjectId::FIRST_FREE.0 };
     w.file(top, "beside");

@@ -1,8 +1,8 @@
-//! The way to a subvolume: what leads to it lies in other trees than what a log of it is about.
+//! The way to a subvolume: what leads to it lies in other trees than those that its log covers.
 //!
-//! A log of a subvolume says where its files are within it. Should the subvolume itself have moved
-//! since the last commit, or a directory above it in the subvolume that it hangs in, then what was
-//! fsynced in it would come back somewhere else: such an `fsync` commits.
+//! A log of a subvolume says where files are within it. The subvolume itself may have moved since
+//! the last commit, or a directory above it, in the subvolume in which it hangs. Then replaying
+//! would bring the files back in another place. Such an `fsync` commits.
 
 use super::Result;
 use super::collect::Pair;
@@ -13,11 +13,11 @@ use crate::tree::Version;
 use larder_format::{Key, KeyType, ObjectId};
 use std::sync::atomic::Ordering;
 
-/// Directories above each other that are looked at: more are taken for a loop.
+/// Directories above each other that are examined. More of them are taken for a loop.
 const MOST: usize = 10_000;
 
-/// May a subvolume be elsewhere than the last commit has it? `txn` is running, and the caller keeps
-/// it from being sealed.
+/// May a subvolume be in another place than in the last commit? `txn` is running, and the caller
+/// keeps it from being sealed.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -54,7 +54,7 @@ pub(super) fn moved(core: &Core, subvol: &Subvolume, txn: &Txn) -> Result<bool> 
     Ok(false)
 }
 
-/// Where a directory hangs in a version.
+/// Where a directory hangs, in a version.
 fn names_of(version: &Version, dir: ObjectId) -> Result<Vec<(Key, Vec<u8>)>> {
     let keys = items_of(dir, KeyType::INODE_REF, KeyType::INODE_REF);
     let mut out = Vec::new();

@@ -1,22 +1,18 @@
-//! Who writes the log, for whom, and when it is durable.
+//! How one thread writes the log for all callers, and when it is durable.
 //!
-//! Each transaction has a [`TxnLog`]. Who calls `fsync` adds a contribution to it, gets a ticket,
-//! and waits, or leaves a call behind ([`super::queue`]); there is always one who leads, one step
-//! at a time. A step
+//! Each transaction has a [`TxnLog`]. A caller of `fsync` adds a contribution to it, gets a ticket,
+//! and waits or leaves a call behind ([`super::queue`]). There is always one leader. It goes step
+//! by step. A step
 //!
 //! 1. writes the superblock for the nodes that the last flush has made durable,
 //! 2. takes all contributions that have gathered, edits the log, and writes its nodes,
-//! 3. flushes, which makes both durable; those that the superblock was for are done.
+//! 3. flushes. This makes both durable, and the callers for which the superblock was written are
+//!    done.
 //!
-//! So with one caller there are two flushes, as many as it takes, and under load one for each
-//! batch. What the leader holds while it waits for the device is its own: nobody needs it to add a
-//! contribution.
-//!
-//! A log belongs to one transaction and hangs on the superblock of the one before. While that one
-//! is still being written, nodes are written all the same, and only the superblock waits. When the
-//! log's own transaction is sealed, no more is taken in ([`TxnLog::close`]); what is on its way may
-//! still come to its end before the commit's superblock, never after it; whoever is left waits for
-//! the commit. Once that is durable, the log's space is free ([`TxnLog::retire`]).
+//! So one caller alone costs two flushes, which is the least that it takes; under load each batch
+//! costs one. Callers that add a contribution need nothing of what the leader holds while it waits
+//! for the device. `docs/LOG.md` says what happens to a log when its transaction is sealed
+//! ([`TxnLog::close`]) and committed ([`TxnLog::retire`]).
 
 use super::collect::{Contribution, Pair, collect};
 use super::content::Content;
@@ -35,22 +31,22 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Written nodes that a superblock is to lead to.
+/// Nodes that were written and to which a superblock is to lead.
 #[derive(Debug)]
 struct Written {
     root: Pointer,
-    /// Tickets that it serves: all up to this.
+    /// The tickets that it makes durable: all up to this one.
     upto: u64,
-    /// Nodes that nobody needs once it is durable.
+    /// Nodes that are not needed any more once it is durable.
     replaced: Vec<larder_format::Logical>,
 }
 
 /// What the leader works on.
 #[derive(Debug, Default)]
 struct Work {
-    /// Nodes that are durable; their superblock is not written yet.
+    /// Nodes that are durable, but whose superblock is not written yet.
     flushed: Option<Written>,
-    /// The transaction is published: nothing may be written any more.
+    /// The transaction is published, so nothing may be written any more.
     retired: bool,
 }
 
@@ -59,20 +55,20 @@ struct Work {
 pub(crate) struct TxnLog {
     queue: Mutex<Queue>,
     work: Mutex<Work>,
-    /// Behind `work`. Nobody waits for a device who holds it.
+    /// Taken behind `work`. A thread that holds it does not wait for a device.
     content: Mutex<Content>,
-    /// Has anything ever been taken in?
+    /// Has any contribution ever been added?
     used: AtomicBool,
 }
 
 impl Gathered for TxnLog {}
 
 impl TxnLog {
-    /// That of a transaction.
+    /// The log of a transaction.
     pub(crate) fn of(txn: &Txn) -> &Self {
         txn.gathered()
     }
-    /// Takes a contribution in; `None` where the transaction is sealed or the log was given up.
+    /// Adds a contribution; `None` if the transaction is sealed or the log was given up.
     fn add(&self, contribution: Contribution) -> Option<u64> {
         let ticket = self.ticket(Some(contribution));
         self.used.store(true, Ordering::Relaxed);
@@ -88,7 +84,7 @@ impl TxnLog {
         queue.waiting.extend(contribution);
         Some(queue.given)
     }
-    /// Brings a contribution into the log in its caller, without a batch: for
+    /// Brings a contribution into the log on the caller's thread, without a batch: for
     /// [`crate::Tuning::log_alone`].
     fn add_alone(
         &self,
@@ -99,14 +95,14 @@ impl TxnLog {
         self.used.store(true, Ordering::Relaxed);
         let mut content = self.content.lock();
         if let Err(stop) = content.take_in(core, txn, vec![contribution]) {
-            // Half of it may be in.
+            // A half of it may be in the log.
             let from = self.queue.lock().taken + 1;
             self.refuse(from, if let Stop::Commit(cause) = stop { Some(cause) } else { None });
             return Err(stop);
         }
         Ok(self.ticket(None))
     }
-    /// The transaction is being sealed: nothing more is taken in.
+    /// The transaction is being sealed: the log takes no more contributions.
     pub(crate) fn close(&self) {
         let mut queue = self.queue.lock();
         queue.closed = true;
@@ -114,11 +110,11 @@ impl TxnLog {
         let calls = queue.wake_all();
         drop(queue);
         calls.make();
-        // Inodes may go with them.
+        // They may hold the last references to inodes.
         drop(left);
     }
-    /// The superblock without this log is durable: its space, pinned. Waits for a step of the
-    /// leader at most.
+    /// The superblock without this log is durable: returns the log's space, pinned. Waits for one
+    /// step of the leader at most.
     ///
     /// # Errors
     /// Broken accounts.
@@ -131,10 +127,10 @@ impl TxnLog {
         work.flushed = None;
         self.content.lock().retire(core)
     }
-    /// From the next ticket on all have to commit.
+    /// All tickets from this one on have to commit.
     fn refuse(&self, from: u64, cause: Option<Cause>) {
         let mut queue = self.queue.lock();
-        // Several may find that it cannot go on: the first ticket of all that cannot counts.
+        // Several threads may find that the log cannot go on: the lowest of their tickets counts.
         if queue.refused.is_none_or(|(first, _)| from < first) {
             queue.refused = Some((from, cause));
         }
@@ -143,8 +139,8 @@ impl TxnLog {
         calls.make();
     }
 
-    /// Waits until a ticket is durable or known not to become so by the log; leads where nobody
-    /// does.
+    /// Waits until a ticket is durable, or is known not to become durable by the log. Leads if
+    /// there is no leader.
     fn wait(&self, core: &Core, txn: &Arc<Txn>, ticket: u64) -> crate::error::Result<Verdict> {
         let mut queue = self.queue.lock();
         loop {
@@ -160,13 +156,13 @@ impl TxnLog {
             }
             queue = match self.lead(core, txn, queue, Some(ticket)) {
                 Ok(queue) => queue,
-                // It may have been served before.
+                // The ticket may have been made durable before.
                 Err(e) => return known(core, &self.queue.lock(), ticket).unwrap_or(Err(e)),
             };
         }
     }
 
-    /// As [`wait`](Self::wait), but leaves a call behind where somebody else leads.
+    /// As [`wait`](Self::wait), but leaves a call behind if there is another leader.
     fn call(&self, core: &Core, txn: &Arc<Txn>, ticket: u64, settled: Settled) {
         let mut queue = self.queue.lock();
         if let Some(verdict) = known(core, &queue, ticket) {
@@ -175,15 +171,15 @@ impl TxnLog {
         }
         queue.enter_call(ticket, settled);
         if !queue.led {
-            // Whoever waits, this call's own among them, hears of a failure.
+            // All waiters are told of a failure, and so is this call.
             drop(self.lead(core, txn, queue, None));
         }
     }
 
-    /// Leads until `ticket`, if there is one, is settled, and nobody is left who cannot lead.
+    /// Leads until `ticket`, if there is one, is settled, and no waiter is left that cannot lead.
     ///
     /// # Errors
-    /// Those of a step: writing has ended, and everybody knows.
+    /// Those of a step. Writing has ended then, and all waiters know.
     fn lead<'a>(
         &'a self,
         core: &Core,
@@ -210,13 +206,13 @@ impl TxnLog {
     }
 }
 
-/// What becomes of a ticket, as far as it is known, also because writing has ended.
+/// The outcome of a ticket, as far as it is known. It is known, too, if writing has ended.
 fn known(core: &Core, queue: &Queue, ticket: u64) -> Option<crate::error::Result<Verdict>> {
     let verdict = queue.verdict(ticket).map(Ok);
     verdict.or_else(|| core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why)))))
 }
 
-/// Somebody leads; if it panics or fails, everybody learns of it.
+/// A thread leads. If it panics or fails, all waiters are told.
 struct Lead<'a> {
     log: &'a TxnLog,
     core: &'a Core,
@@ -243,7 +239,7 @@ impl Drop for Lead<'_> {
 /// One step of the leader.
 ///
 /// # Errors
-/// The device failed, or what was read is corrupt: writing has ended then.
+/// The device failed, or what was read is corrupt. Writing has ended then.
 fn step(core: &Core, txn: &Arc<Txn>, log: &TxnLog) -> crate::error::Result<()> {
     let mut work = log.work.lock();
     if work.retired {
@@ -252,7 +248,7 @@ fn step(core: &Core, txn: &Arc<Txn>, log: &TxnLog) -> crate::error::Result<()> {
     }
     let outcome = step_with(core, txn, log, &mut work);
     if let Err(e) = &outcome {
-        // Part of it may be on the device: nobody can say any more what the log has.
+        // A part of it may be on the device, so nothing can be known of what the log has.
         core.txns.fail(&format!("the log could not be written: {e}"));
     }
     outcome
@@ -270,7 +266,7 @@ fn step_with(
         let queue = log.queue.lock();
         queue.fresh() > 0
     };
-    // What gathers while the superblock has to wait is written meanwhile.
+    // Contributions that gather while the superblock has to wait are written meanwhile.
     let waits = core.txns.published() < before && !core.options.tuning.break_log_early_super;
     let mut landing = None;
     if let Some(written) = work.flushed.take() {
@@ -284,7 +280,7 @@ fn step_with(
                 counters.superblocks.fetch_add(1, Ordering::Relaxed);
                 landing = Some(written);
             } else {
-                // The commit was faster.
+                // The commit came first.
                 log.refuse(0, None);
             }
         }
@@ -331,8 +327,8 @@ fn step_with(
     Ok(())
 }
 
-/// Brings contributions into the log and writes what has changed of it: its root, and the nodes
-/// that nobody needs once a superblock leads there.
+/// Brings contributions into the log and writes the nodes that changed. Returns the log's root, and
+/// the nodes that are not needed any more once a superblock leads to it.
 fn write_batch(
     core: &Core,
     txn: &Arc<Txn>,
@@ -360,7 +356,7 @@ fn write_nodes(core: &Core, txn: &Txn, mut out: Vec<Outgoing>) -> crate::error::
     writeout::write_loose(core, txn.generation, nodes.collect())
 }
 
-/// What the log could not do for an `fsync`: the commit of a transaction will.
+/// An `fsync` that the log could not do. The commit of a transaction will.
 #[derive(Debug)]
 pub struct Unlogged {
     generation: Generation,
@@ -383,19 +379,19 @@ impl Unlogged {
     }
 }
 
-/// How an `fsync` ends whose caller has not waited for it.
+/// How an `fsync` ends if its caller has not waited for it.
 #[derive(Debug)]
 pub enum Synced {
     /// It is durable, or cannot become so.
     Done(crate::error::Result<()>),
-    /// It takes a commit, for which somebody has to wait.
+    /// It needs a commit, and a thread has to wait for that.
     Commit(Unlogged),
 }
 
-/// Told once how an `fsync` ends; must not wait or call the engine.
+/// Called once with the end of an `fsync`. It must not wait or call the engine.
 pub type OnSynced = Box<dyn FnOnce(Synced) + Send>;
 
-/// Makes an inode durable whose data has been written back.
+/// Makes an inode durable. Its data has been written back already.
 ///
 /// # Errors
 /// Reading or corruption; `ReadOnly` when writing has ended.
@@ -414,8 +410,8 @@ pub(crate) fn sync(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<()> 
     }
 }
 
-/// As [`sync`], but waits for nobody else: the call is told how it ends, now or later. May lead
-/// meanwhile, for as long as there are others who did the same.
+/// As [`sync`], but does not wait for other threads: the call is told the result, now or later.
+/// This thread may lead meanwhile, for as long as other callers have left calls behind, too.
 pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
     let (txn, outcome) = match begin(core, inode) {
         Ok(begun) => begun,
@@ -428,7 +424,7 @@ pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
         Outcome::Ticket(ticket) => {
             let counting = Arc::downgrade(core);
             let settled = move |verdict| {
-                // Whoever settles it has the core in hand.
+                // The thread that settles the ticket holds the core.
                 let Some(core) = counting.upgrade() else { return };
                 then(ended(&core, generation, verdict));
             };
@@ -463,7 +459,7 @@ fn ended(core: &Core, generation: Generation, verdict: crate::error::Result<Verd
 enum Outcome {
     /// It is durable.
     Nothing,
-    /// It is in the log, or on its way.
+    /// It is in the log, or will be with the next batches.
     Ticket(u64),
     /// The transaction has to be committed.
     Commit(Option<Cause>),
@@ -478,7 +474,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     {
         core.txns.wait(sealed)?;
     }
-    // Who comes second finds what the first has collected.
+    // A second caller finds what the first one has collected.
     let mut last = inode.logged.lock();
     let pin = core.txns.pin_running()?;
     let txn = pin.txn.clone();
@@ -495,8 +491,8 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let (changed_in, unlogged, sealed) = {
         let mut state = inode.state.lock();
         let unlogged = moved || state.unlogged && state.last_change == txn.generation;
-        // Changed since it was logged, in the transaction before this one: only that one's commit
-        // has it.
+        // The inode has changed since it was logged, but in the transaction before this one. Only
+        // that one's commit has the change.
         let sealed = state.unlogged && !unlogged;
         if unlogged {
             state.unlogged = false;
@@ -504,7 +500,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         (state.last_change, unlogged, sealed)
     };
     if !unlogged {
-        // A directory above it may have moved in the transaction whose commit is on its way.
+        // A directory above it may have moved in the transaction that is being committed.
         let moved_before = core.txns.with_view(|view| {
             let sealed = view.sealed.as_ref()?;
             (sealed.moves.load(Ordering::Relaxed) > 0).then_some(sealed.generation)
@@ -524,10 +520,10 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         return Ok(match &*last {
             Some(last) if last.generation == changed_in || moves > 0 => match last.txn.upgrade() {
                 Some(txn) => (txn, Outcome::Ticket(last.ticket)),
-                // Published since we looked.
+                // The transaction was published after the check above.
                 None => (txn, Outcome::Nothing),
             },
-            // It was taken, and did not get into a log: a commit has it.
+            // The change was taken, but did not get into a log. A commit has it.
             _ if changed_in < txn.generation => {
                 core.txns.wait(changed_in)?;
                 (txn, Outcome::Nothing)
@@ -544,12 +540,13 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         }
     };
     let nameless = inode.state.lock().item.nlink.get() == 0;
-    // Of what has no name nothing is logged but that; it may still get one.
+    // Of an inode without names only that fact is logged. Its changes stay, because it may still
+    // get a name.
     let mut ranges = if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };
     let item = inode.item_for_log(core);
     let size = item.as_ref().map_or(0, |item| ceil(item.size.get().min(MAX_FILE_SIZE)));
-    // What was cut off when it was logged is a hole now, and must not come back from the last
-    // commit.
+    // If the file grew since it was logged, the range behind its old end is a hole now, and must
+    // not come back from the last commit.
     let before = last.as_ref().filter(|l| l.generation == txn.generation).map(|l| l.size);
     ranges.extend(
         before
@@ -599,12 +596,13 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
             return Err(e);
         }
     };
-    // It was taken, and is nowhere: whoever asks before the commit has to wait for that as well.
+    // The change was taken, but is in no log. Any `fsync` before the commit has to wait for the
+    // commit, too.
     *last = None;
     Ok((txn, outcome))
 }
 
-/// A leader fails while others wait with what they have collected; then one of them leads.
+/// A leader fails while others wait with their contributions. Then one of them leads.
 #[cfg(test)]
 pub(crate) fn lead_after_giving_up(core: &Core, inodes: &[Arc<Inode>]) {
     let txn = core.txns.running();

@@ -1,9 +1,9 @@
 //! Where the nodes of a log lie.
 //!
-//! In block groups that the superblock knows on which the log hangs, and in no extent tree: they
-//! are taken in the allocator's map alone. A node that a later batch has replaced may be used again
-//! as soon as a superblock without it is durable; all of them are free once the transaction that
-//! the log belongs to is published.
+//! They lie in block groups that are known to the superblock on which the log hangs. They are in no
+//! extent tree, but only taken in the allocator's map. A node that a later batch has replaced may
+//! be used again as soon as a superblock without it is durable. All nodes are free once the
+//! transaction to which the log belongs is published.
 
 use super::{Cause, Result, Stop};
 use crate::engine::Core;
@@ -15,13 +15,13 @@ use std::collections::BTreeSet;
 /// Addresses of a log's nodes.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// All that were taken.
+    /// All addresses that were taken.
     taken: BTreeSet<Logical>,
-    /// Those of them that nothing durable leads to.
+    /// Those of them to which nothing durable leads.
     unused: Vec<Logical>,
-    /// Those that the nodes in memory have replaced, since [`Self::take_replaced`].
+    /// Those whose nodes were replaced in memory since the last [`Self::take_replaced`].
     replaced: Vec<Logical>,
-    /// For tests that break the engine: what is replaced is used at once.
+    /// For tests that break the engine: replaced nodes are overwritten at once.
     pub(super) overwrites: bool,
 }
 
@@ -29,7 +29,7 @@ impl Blocks {
     /// An address for a node of the log of `generation`. Never waits.
     ///
     /// # Errors
-    /// The log has to be given up: no space that it may use.
+    /// The log has to be given up, because there is no space that it may use.
     pub(super) fn take(&mut self, core: &Core, generation: Generation) -> Result<Logical> {
         if let Some(at) = self.unused.pop() {
             return Ok(at);
@@ -44,7 +44,7 @@ impl Blocks {
         self.taken.insert(at);
         Ok(at)
     }
-    /// The node there was written, and is not any more what the log is to have.
+    /// The node at this address was written, but is no part of the log any more.
     pub(super) fn replace(&mut self, at: Logical) {
         if self.overwrites {
             self.unused.push(at);
@@ -52,15 +52,16 @@ impl Blocks {
         }
         self.replaced.push(at);
     }
-    /// What was replaced: to be given to [`Self::reuse`] once a superblock without it is durable.
+    /// The addresses of replaced nodes. They are given to [`Self::reuse`] once a superblock without
+    /// these nodes is durable.
     pub(super) fn take_replaced(&mut self) -> Vec<Logical> {
         std::mem::take(&mut self.replaced)
     }
-    /// Nothing durable leads there any more.
+    /// Nothing durable leads to these addresses any more.
     pub(super) fn reuse(&mut self, some: Vec<Logical>) {
         self.unused.extend(some);
     }
-    /// The log is no more: all its space, pinned until its transaction is published.
+    /// The log has ended: returns all its space, pinned until its transaction is published.
     ///
     /// # Errors
     /// Broken accounts.

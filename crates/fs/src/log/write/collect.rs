@@ -1,9 +1,9 @@
 //! What is logged of an inode's content.
 //!
-//! It is collected by who called `fsync`, beside others who do the same: from a version of the
-//! tree, with no lock held. The order matters. First the inode is asked what has changed, then what
-//! its item is, then the version is taken: what the item covers and what is known to have changed
-//! is then in the version, whatever else happens meanwhile.
+//! It is collected by the caller of `fsync`, in parallel with other callers, from a version of the
+//! tree, with no lock held. The order matters. First the inode is asked which ranges have changed,
+//! then what its item is, and then the version is taken. So the version contains what the item
+//! covers and what is known to have changed, whatever else happens meanwhile.
 
 use super::{Cause, Result, Stop};
 use crate::api::FileKind;
@@ -25,10 +25,10 @@ use std::sync::atomic::Ordering;
 
 /// Extent items that one inode adds to a log at most.
 const MOST_ITEMS: usize = 20_000;
-/// Extents that are longer are in no sound image.
+/// A sound image has no longer extents.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// A range of a file and the extent items that it has now, holes included where they matter.
+/// A range of a file and the extent items that it has now, with holes where they matter.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) start: u64,
@@ -42,15 +42,16 @@ pub(crate) struct Contribution {
     pub(super) inode: Arc<Inode>,
     pub(super) item: InodeItem,
     pub(super) windows: Vec<Window>,
-    /// Whose names it concerns that its own are as they are.
+    /// Inodes whose names decide that this inode's names are as they are.
     pub(super) companions: Vec<ObjectId>,
     /// Checksums, by the address of their first sector.
     pub(super) sums: BTreeMap<Logical, Vec<u8>>,
-    /// Others may have brought some of them in: the inode got or gave extents in this transaction.
+    /// Other files may have brought some of them in, because the inode got or gave extents in this
+    /// transaction.
     pub(super) shares: bool,
 }
 
-/// The two versions between which a log says what the difference is.
+/// The two versions whose difference a log describes.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) base: Version,
@@ -58,10 +59,10 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// The versions of a subvolume as `txn` sees it, which the caller keeps from being sealed.
+    /// The versions of a subvolume as `txn` sees it. The caller keeps `txn` from being sealed.
     ///
     /// # Errors
-    /// The subvolume has none from before the transaction.
+    /// The subvolume has no version from before the transaction.
     pub(super) fn of(core: &Core, subvol: &crate::engine::Subvolume, txn: &Txn) -> Result<Self> {
         let epoch = core.epochs.enter();
         let base = subvol.base_before(txn.generation).ok_or(Stop::Commit(Cause::NewSubvolume))?;
@@ -69,7 +70,7 @@ impl Pair {
         let base = Version { tree: subvol.id, root: base, store: core.store.clone(), epoch };
         Ok(Self { base, now })
     }
-    /// Copies the leaves with an inode's items that have changed in a transaction, while their tree
+    /// Copies the leaves of an inode's items that have changed in a transaction, while their tree
     /// is locked: for [`crate::Tuning::log_copies_leaves_locked`].
     pub(super) fn copy_leaves_locked(&self, inode: &Inode, generation: Generation) -> Result<()> {
         let ino = inode.object();
@@ -88,10 +89,10 @@ impl Pair {
     }
 }
 
-/// Collects the content of an inode, for the log of `txn`, which may be sealed meanwhile.
+/// Collects the content of an inode for the log of `txn`, which may be sealed meanwhile.
 ///
 /// # Errors
-/// Reading or corruption; what a log cannot say.
+/// Reading or corruption; content that a log cannot describe.
 pub(super) fn collect(
     core: &Core,
     inode: &Arc<Inode>,
@@ -114,7 +115,8 @@ pub(super) fn collect(
         _ => return Ok(out),
     }
     let size = ceil(item.size.get().min(MAX_FILE_SIZE));
-    // Replaying cuts a file behind its end: what is reserved there comes back only from the log.
+    // Replaying cuts a file behind its end. What is preallocated there comes back only from the
+    // log.
     ranges.push((size, MAX_FILE_SIZE + 1));
     ranges.sort_unstable();
     let (mut reached, mut items) = (0, 0);
@@ -182,11 +184,10 @@ fn end_of(key: Key, extent: &FileExtent<'_>) -> u64 {
     }
 }
 
-/// What the extent items of a range have in it.
-///
-/// No more than that: what an item has before and behind was logged when it changed, or the last
-/// commit has it. A file whose preallocated extent is filled piece by piece has one item for all
-/// that is written; each log has the piece that is new.
+/// What the extent items of a range have in it, and no more. What an item has before and behind the
+/// range was logged when it changed, or the last commit has it. A file whose preallocated extent is
+/// filled piece by piece has one item for everything that is written, and each log has the new
+/// piece.
 fn window(
     versions: &Pair,
     inode: &Inode,
@@ -241,7 +242,8 @@ pub(super) fn part_of(key: Key, r: &ExtentRecord, (start, end): (u64, u64)) -> (
 }
 
 impl Window {
-    /// Says that there is nothing from a key on up to `end`. Logs have items for all holes.
+    /// Adds an item that says: there is nothing from a key on up to `end`. Logs have items for all
+    /// holes.
     fn hole(&mut self, from: Key, end: u64, generation: Generation) {
         if from.offset < end {
             let hole = ExtentRecord::hole(generation, end - from.offset);
@@ -251,13 +253,14 @@ impl Window {
 }
 
 /// Has another file written into the extent while it had it preallocated? That file may not be in
-/// the log, or from before that: replayed, it would have preallocated what has checksums.
+/// the log, or it may be there from before the write. Replayed, it would have preallocated space
+/// with checksums.
 fn is_filled(txn: &Txn, inode: &Inode, r: &ExtentRecord) -> bool {
     r.kind == ExtentKind::Regular
         && txn.filled.lock().get(&r.disk_bytenr).is_some_and(|whose| *whose != inode.id)
 }
 
-/// What of an extent's data an item needs checksums for.
+/// The part of an extent's data for which an item needs checksums.
 fn summed(r: &ExtentRecord) -> Run {
     match r.compression {
         Compression::None => {
@@ -267,17 +270,17 @@ fn summed(r: &ExtentRecord) -> Run {
     }
 }
 
-/// Adds the checksums of an extent item's data that the transaction has noted; false where these
-/// are not all.
+/// Adds the checksums of an extent item's data that the transaction has noted. False if some are
+/// missing.
 ///
-/// Notes are taken whole, although one may cover several extents that were written together: then
-/// the items of a log can only be equal or apart, whichever extents they were logged for. Replaying
-/// takes from them what it has extents for.
+/// Notes are taken whole, although a note may cover several extents that were written together. So
+/// the items of a log are equal or apart, whichever extents they were logged for. Replaying takes
+/// those for which it has extents.
 ///
-/// Not so where the file shares extents: of these it may use what another file has written into
-/// space that the log, which may have it from before that, says is preallocated. Sectors of that
-/// must not have checksums, so only what this file has of the extent is taken (`content::put_sums`
-/// keeps such items apart).
+/// A file that shares extents is an exception. It may use what another file has written into space
+/// that is preallocated according to the log, which may have that file from before. Sectors of such
+/// space must not have checksums. So only the part of the extent that this file has is taken
+/// (`content::put_sums` keeps such items apart).
 fn sums(
     core: &Core,
     txn: &Txn,
@@ -304,12 +307,12 @@ fn sums(
     missing == 0
 }
 
-/// Adds the checksums that an extent had before the transaction: some of what an item has of it was
-/// written into preallocated space in this one, some in an earlier one.
+/// Adds the checksums that an extent had before the transaction. They are needed when a part of the
+/// item's data was written into preallocated space in this transaction, and another part in an
+/// earlier one.
 ///
-/// Without these nothing would be lost, since the checksum tree has them, but a log has all that
-/// its items need. Those of the whole extent are taken, for the reason for which notes are taken
-/// whole.
+/// Nothing would be lost without them, since the checksum tree has them, but a log has all that its
+/// items need. Those of the whole extent are taken, for the same reason as whole notes.
 fn older_sums(
     core: &Core,
     txn: &Txn,
@@ -333,7 +336,7 @@ fn older_sums(
     Ok(())
 }
 
-/// Adds those of some checksums that are for `from..to`.
+/// Adds the part of some checksums that is for `from..to`.
 fn add_part(
     core: &Core,
     (at, sums): (Logical, &[u8]),
@@ -348,12 +351,12 @@ fn add_part(
     }
 }
 
-/// Where the data ends that these checksums from an address on are for.
+/// Where the data ends whose checksums these are, from an address on.
 pub(super) fn sums_end(core: &Core, at: Logical, sums: &[u8]) -> Logical {
     at.plus((sums.len() / core.csum.size()) as u64 * SECTOR)
 }
 
-/// Items for checksums: each as long as one may be.
+/// Items for checksums, each as long as an item may be.
 pub(super) fn sum_items(
     core: &Core,
     at: Logical,

@@ -1,8 +1,8 @@
 //! What the log of a transaction has, and how contributions come into it.
 //!
-//! [`Content`] is edited by one thread at a time and waits for no device: a batch's contributions
-//! come in, then the nodes that have changed are made, to be written by the caller when it is free
-//! for the next batch already.
+//! One thread at a time edits [`Content`], and it waits for no device. A batch's contributions come
+//! in. Then the nodes that have changed are made. The caller writes them when the next batch may
+//! already come in.
 
 use super::blocks::Blocks;
 use super::collect::{Contribution, Pair, Window, part_of, sum_items, sums_end};
@@ -23,10 +23,10 @@ use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Nodes of a log at most: they stay in memory until the commit.
+/// Nodes that a log has at most, because they stay in memory until the commit.
 const MOST_NODES: usize = 4096;
 
-/// The trees of a log, in memory whole.
+/// The trees of a log, complete in memory.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     subvols: BTreeMap<TreeId, (Arc<Subvolume>, SubvolLog)>,
@@ -39,7 +39,7 @@ pub(super) struct Content {
 pub(super) struct Edition {
     pub(super) root: Pointer,
     pub(super) nodes: Vec<Outgoing>,
-    /// Nodes that nobody needs once a superblock leads to this root.
+    /// Nodes that are not needed any more once a superblock leads to this root.
     pub(super) replaced: Vec<Logical>,
 }
 
@@ -47,7 +47,8 @@ impl Content {
     /// Brings contributions in.
     ///
     /// # Errors
-    /// As far as the one that failed, they are in: nothing of this may be written any more.
+    /// The contributions before the one that failed are in. Nothing of this may be written any
+    /// more.
     pub(super) fn take_in(
         &mut self,
         core: &Core,
@@ -64,7 +65,7 @@ impl Content {
                 continue;
             }
             let versions = {
-                // Versions of the log's own transaction: what a later one has changed belongs to
+                // Versions of the log's own transaction, because changes of a later one belong to
                 // another log.
                 let pin = core.txns.pin_running()?;
                 if pin.txn.generation != txn.generation {
@@ -92,7 +93,7 @@ impl Content {
         for (id, (_, log)) in &mut self.subvols {
             let key = Key::new(ObjectId::TREE_LOG, KeyType::ROOT_ITEM, id.0);
             if log.tree.is_empty() {
-                // What it had is not so any more, and its nodes will be used again.
+                // Its old content is not true any more, and its nodes will be used again.
                 roots.remove(&mut self.blocks, key..=key);
                 continue;
             }
@@ -110,7 +111,7 @@ impl Content {
     pub(super) fn reuse(&mut self, nodes: Vec<Logical>) {
         self.blocks.reuse(nodes);
     }
-    /// The log is no more: its space, pinned.
+    /// The log has ended: returns its space, pinned.
     ///
     /// # Errors
     /// Broken accounts.
@@ -159,8 +160,8 @@ fn merge(
     Ok(())
 }
 
-/// Adds an item of checksums. Once a file that shares extents is logged, sectors that the log has
-/// checksums of already are left out.
+/// Adds an item of checksums. Once a file that shares extents is logged, sectors whose checksums
+/// the log already has are left out.
 fn put_sums(
     core: &Core,
     log: &mut SubvolLog,
@@ -181,7 +182,7 @@ fn put_sums(
             .collect::<Vec<_>>()
     };
     if core.options.tuning.log_alone && !shares {
-        // As if somebody might have put some there.
+        // As if another file might have put some there.
         for at in there(log).iter().map(|(from, _)| csum_key(Logical(*from))) {
             log.tree.remove(blocks, at..=at);
         }
@@ -228,7 +229,7 @@ fn overlay(log: &mut SubvolLog, blocks: &mut Blocks, ino: ObjectId, window: &Win
             Stop::Fail(Error::corrupt(crate::error::Place::item(ObjectId::TREE_LOG, at), e.0))
         })?;
         let FileExtent::Stored(r) = extent else {
-            // In the first sector, which it has alone.
+            // The first sector has no item before it that could reach into the range.
             if window.start == 0 {
                 log.tree.remove(blocks, at..=at);
             }

@@ -1,8 +1,8 @@
 //! How two versions of a tree differ within a range of keys.
 //!
-//! Versions share what did not change between them: a block that both have, at one address and of
-//! one generation, has the same below it. Only the others are looked at, so that the cost follows
-//! what has changed.
+//! Versions share what did not change between them: a block that both have at one address and with
+//! one generation has the same content, and so has everything below it. Only other blocks are
+//! examined, so the cost depends on how much has changed.
 
 use crate::error::Result;
 use crate::tree::{Node, Version, child_pointer, child_slot};
@@ -10,14 +10,14 @@ use larder_format::{Generation, Key, Logical};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A key and what stands there in the older and the newer version.
+/// A key with its data in the older and in the newer version.
 pub(super) type Change = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Leaves that are compared at most.
 const MOST_LEAVES: usize = 2000;
 
-/// The items in `from..=to` that are not the same in both versions of a tree, in order; `None`
-/// where too much has changed to say it here.
+/// The items in `from..=to` that differ between two versions of a tree, in order; `None` if too
+/// much has changed for a log.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -30,7 +30,7 @@ pub(super) fn changed(
     if same(old, new) {
         return Ok(Some(Vec::new()));
     }
-    // What the newer version refers to without having made it: the older one has it, too.
+    // Blocks that the newer version refers to but did not make: the older one has them, too.
     let mut kept = HashSet::new();
     let made = new.root.ptr.generation;
     let mut now = Vec::new();
@@ -82,8 +82,8 @@ pub(super) fn same(old: &Version, new: &Version) -> bool {
     (old.root.ptr.at, old.root.ptr.generation) == (new.root.ptr.at, new.root.ptr.generation)
 }
 
-/// The leaves that may hold keys in `from..=to`, but for those below blocks that `enter` refuses;
-/// not many more than [`MOST_LEAVES`].
+/// The leaves that may hold keys in `from..=to`, without those below blocks that `enter` refuses.
+/// Not many more than [`MOST_LEAVES`].
 fn leaves(
     version: &Version,
     from: &Key,

@@ -1,44 +1,27 @@
 //! Writing the log: `fsync` without a commit.
 //!
-//! A log says how a subvolume differs, for the inodes that were fsynced, from what the last commit
-//! left. Larder has both sides at hand as versions — the tree as it was sealed last, and the tree
-//! as it is — so what has to be logged is their *difference*, looked up when somebody asks for it.
-//! Operations leave next to no history behind for the log, and none ever edits it.
+//! A log says, for the inodes that were fsynced, how a subvolume differs from the last commit.
+//! Larder has both sides as versions: the tree as it was last sealed, and the tree as it is. So
+//! what has to be logged is their *difference*, which is worked out when an `fsync` needs it.
+//! Operations leave almost no history for the log, and never edit it.
 //!
 //! | module | decision it hides |
 //! |---|---|
 //! | `collect` | what is logged of an inode's content, in the caller, in parallel |
-//! | `names` | what has to be logged along with an inode, so that its names come out right |
+//! | `names` | what has to be logged together with an inode, so that its names come out right |
 //! | `above` | when what leads to a subvolume needs a commit |
 //! | `diff` | how two versions of a tree are compared without looking at what they share |
-//! | `tree` | how logged items lie in nodes, and which of them are written anew |
+//! | `tree` | how logged items lie in nodes, and which of them are written again |
 //! | `blocks` | where those nodes lie |
 //! | `content` | what the log of a transaction has, and how contributions come into it |
-//! | `queue` | who waits for which part of it, and who hears when that is settled |
-//! | `batch` | who writes the log, for whom, and when it is durable |
+//! | `queue` | which callers wait for which ticket, and how they learn that it is settled |
+//! | `batch` | how one leader writes the log for all callers, and when it is durable |
 //!
-//! # One `fsync`
-//!
-//! The caller writes the inode's delayed data back, takes both versions, and collects what its
-//! content needs. Then it joins the batch of its transaction and waits. One of those who wait is
-//! the *leader*: it takes everything that has gathered, works out the names over one version of the
-//! tree, edits the log, writes the nodes, and makes them durable with a superblock that is the last
-//! published one plus the log. While it waits for the device, the next batch gathers, and its nodes
-//! are written before the flush that makes this batch's superblock durable: one flush serves both.
-//!
-//! # Names
-//!
-//! A logged inode has all its references in the log, and a new name that the last commit gave to
-//! somebody else takes it from them; so does a range of deletion in a directory. Whoever loses a
-//! name this way must not be lost with it: it is logged, too, with the names that it has now (see
-//! [`names`]).
-//!
-//! # What a log cannot say
-//!
-//! Subvolumes that the last commit does not have or has elsewhere, entries of subvolumes, data or
-//! nodes in chunks that it does not have, features that its superblock lacks: then `fsync` commits,
-//! and so does everybody until that commit ([`Cause`] counts them). A transaction that is sealed
-//! takes no more batches: who comes too late waits for its commit.
+//! The caller writes the inode's delayed data back, takes both versions, collects what the inode's
+//! content needs, and joins the batch of its transaction. One of the waiters is the *leader*. It
+//! takes all contributions, works out the names, edits the log, writes the nodes, and makes them
+//! durable with the last published superblock plus the log. `docs/LOG.md` describes this step by
+//! step, and says when `fsync` has to commit ([`Cause`] counts the reasons).
 
 mod above;
 mod batch;
@@ -65,7 +48,7 @@ pub(super) enum Stop {
     Commit(Cause),
     /// The transaction is sealed: its commit is on its way.
     Sealed,
-    /// It cannot be done.
+    /// It cannot be done at all.
     Fail(Error),
 }
 

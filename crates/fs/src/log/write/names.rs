@@ -1,18 +1,17 @@
-//! What has to be logged along with an inode, so that its names come out right.
+//! What has to be logged together with an inode, so that its names come out right.
 //!
-//! Replaying a log takes names away: a new name takes the place of who had it in the last commit,
-//! and a range of deletion takes what the directory had there. Whoever loses a name has others by
-//! now, or is gone; if it has others, they have to be in the log, or the inode would be lost with
-//! the name. Each of those may take names from yet others. [`Names`] follows that to its end, over
-//! one version of the tree, so that what the log says was true at one moment.
+//! Replaying takes names away. A new name takes the place of the inode that had it in the last
+//! commit, and a range of deletion removes what the directory had there. An inode that loses a name
+//! in this way has other names by now, or is gone. If it has others, they have to be in the log, or
+//! the inode would be lost together with the name. Each of those names may take names from other
+//! inodes. [`Names`] follows this to its end, over one version of the tree, so what the log says
+//! was true at one moment.
 //!
-//! An inode that only its names are logged of *exists* in the log, with generation 0: replaying
-//! leaves its item as the last commit has it. It makes extended attributes what the log has,
-//! though; so of such inodes those of the last commit are logged.
-//!
-//! What was fsynced, and directories that are logged, take all directories above them along, as far
-//! as those are not where the last commit has them: otherwise they would not be found under their
-//! names, and two directories could end within each other.
+//! If only its names are logged, an inode *exists* in the log, with generation 0: replaying leaves
+//! its item as the last commit has it. But its extended attributes become what the log has, so
+//! those of the last commit are logged. Fsynced inodes and logged directories take all directories
+//! above them along that are not where the last commit has them. Otherwise they would not be found
+//! under their names, and two directories could end within each other.
 
 use super::blocks::Blocks;
 use super::diff::changed;
@@ -33,18 +32,18 @@ use std::ops::RangeInclusive;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Inodes that one batch looks at for their names at most.
+/// Inodes whose names one batch follows at most.
 const MOST: usize = 20_000;
 
-/// The log of a subvolume as its leader has it in memory.
+/// The log of a subvolume as the leader has it in memory.
 #[derive(Debug)]
 pub(super) struct SubvolLog {
     pub(super) tree: LogTree,
-    /// Names that logged inodes have won since the last commit, and whose they are.
+    /// Names that logged inodes have got since the last commit, and the inodes that have them.
     claims: BTreeMap<(ObjectId, Vec<u8>), ObjectId>,
     /// Inodes whose content is logged, too.
     full: HashSet<ObjectId>,
-    /// It may have checksums of parts of a note: those of files that share extents.
+    /// The log may have checksums of parts of a note: those of files that share extents.
     pub(super) parts: bool,
 }
 
@@ -71,7 +70,7 @@ pub(super) struct Names<'a> {
     pub(super) log: &'a mut SubvolLog,
     pub(super) blocks: &'a mut Blocks,
     done: HashSet<ObjectId>,
-    /// Those that were fsynced: they must be found.
+    /// Inodes that were fsynced. They must be found under their names.
     asked: HashSet<ObjectId>,
     listed: HashSet<ObjectId>,
     queue: VecDeque<ObjectId>,
@@ -100,9 +99,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Logs an inode as `item`, and its names; for a directory that was asked for, also what has
-    /// come and gone in it, and where its companions are. False where the inode has no name any
-    /// more: nothing of it is in the log then.
+    /// Logs an inode that was fsynced as `item`, its names, and those of its companions; with
+    /// `entries`, also what has come and gone in it, a directory. False if the inode has no name
+    /// any more: the log has nothing of it then.
     pub(super) fn log(
         &mut self,
         ino: ObjectId,
@@ -137,7 +136,7 @@ impl<'a> Names<'a> {
     fn remove(&mut self, keys: RangeInclusive<Key>) {
         self.log.tree.remove(self.blocks, keys);
     }
-    /// Makes `items` all that there is in a range of keys.
+    /// Makes `items` the whole content of a range of keys.
     fn replace(&mut self, keys: RangeInclusive<Key>, items: &[(Key, Vec<u8>)]) -> Result<()> {
         let wanted = items.iter().map(|(key, data)| (*key, data.as_slice()));
         let same = self.log.tree.range(keys.clone()).eq(wanted);
@@ -154,7 +153,7 @@ impl<'a> Names<'a> {
         let Some(item) = version.get(&key)? else { return Ok(None) };
         InodeItem::parse(item.data()).map(|i| Some(*i)).map_err(|e| self.corrupt(key, e))
     }
-    /// References and attributes of an inode as they lie in a version.
+    /// References and attributes of an inode, as a version has them.
     fn head(version: &Version, ino: ObjectId) -> Result<Vec<(Key, Vec<u8>)>> {
         let keys = items_of(ino, KeyType::INODE_REF, KeyType::XATTR_ITEM);
         let mut out = Vec::new();
@@ -173,10 +172,10 @@ impl<'a> Names<'a> {
         Ok(out)
     }
 
-    /// Logs the names that one inode has, and notes who is concerned by them.
+    /// Logs the names that one inode has, and notes the inodes that these names concern.
     fn follow(&mut self, ino: ObjectId) -> Result<()> {
         if ino == ObjectId(self.subvol.root_dir) {
-            // It has no name that could change.
+            // The root has no name that could change.
             if self.log.tree.get(&inode_key(ino)).is_some() && self.done.insert(ino) {
                 let (base_head, head) = (Self::head(self.base, ino)?, Self::head(self.now, ino)?);
                 self.attributes(ino, &base_head, &head)?;
@@ -199,7 +198,7 @@ impl<'a> Names<'a> {
         } else {
             let is_dir = self.item(self.now, ino)?.is_some_and(|item| item.is_dir());
             if is_dir || self.asked.contains(&ino) {
-                // The way to what was fsynced, and of directories that move.
+                // The way to inodes that were fsynced, and to directories that moved.
                 self.queue.extend(are.iter().map(|name| name.dir));
             }
             if are != were
@@ -234,9 +233,9 @@ impl<'a> Names<'a> {
             }
         }
         for name in &were {
-            // One that it has again stands elsewhere in the directory. Linux would take the old
-            // entry away when it comes to the new one, after the inode's item, and leave the time
-            // of replaying in it.
+            // A name that the inode has again has another index in the directory. Linux would
+            // remove the old entry when it comes to the new one, after the inode's item, and leave
+            // the time of replaying in the item.
             if !are.contains(name) {
                 self.lost(name)?;
             }
@@ -248,9 +247,9 @@ impl<'a> Names<'a> {
         let Some(data) = self.log.tree.get(&key) else { return Ok(None) };
         InodeItem::parse(data).map(|i| Some(*i)).map_err(|e| self.corrupt(key, e))
     }
-    /// Logs the extended attributes of an inode, given what it had in the last commit and has now:
-    /// those that belong to the item that replaying will leave, or the two together would show a
-    /// state that never was.
+    /// Logs the extended attributes of an inode, which had `base_head` in the last commit and has
+    /// other ones now. They have to be those that belong to the item which replaying will leave.
+    /// Otherwise the two together would show a state that never existed.
     fn attributes(
         &mut self,
         ino: ObjectId,
@@ -260,9 +259,9 @@ impl<'a> Names<'a> {
         let known = self.base.get(&inode_key(ino))?.is_some();
         let of = match (self.asked.contains(&ino), self.log.full.contains(&ino)) {
             (true, _) => head,
-            // They are in the log since it was fsynced, and its item with them.
+            // They are in the log since its `fsync`, and its item, too.
             (false, true) => return Ok(()),
-            // Replaying leaves its item as it was.
+            // Replaying leaves the item as it was.
             (false, false) if known => base_head,
             (false, false) => head,
         };
@@ -271,7 +270,7 @@ impl<'a> Names<'a> {
         self.replace(items_of(ino, KeyType::XATTR_ITEM, KeyType::XATTR_ITEM), &of)
     }
 
-    /// Names that the log says an inode has won and that it has not any more.
+    /// Removes names that the inode got according to the log, and does not have any more.
     fn give_up_claims(&mut self, ino: ObjectId, are: &[Reference]) -> Result<()> {
         let keys = items_of(ino, KeyType::INODE_REF, KeyType::INODE_EXTREF);
         let logged: Vec<_> = self.log.tree.range(keys).map(|(k, d)| (k, d.to_vec())).collect();
@@ -295,12 +294,12 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// An inode without names: nothing of it stays in the log but what was removed from it.
+    /// An inode without names: the log keeps nothing of it, except what was removed from it.
     fn gone(&mut self, ino: ObjectId) -> Result<()> {
         self.log.full.remove(&ino);
         let was = self.item(self.base, ino)?;
         if was.is_some_and(|was| was.is_dir()) {
-            // Whoever was in it has moved, or is gone as well.
+            // All that was in the directory has moved, or is gone as well.
             let keys = items_of(ino, KeyType::DIR_INDEX, KeyType::DIR_INDEX);
             let mut children = Vec::new();
             self.base.scan(keys.start(), keys.end(), |item| {
@@ -327,13 +326,13 @@ impl<'a> Names<'a> {
             Ok(())
         }
     }
-    /// A directory of the last commit that is gone, and of which the log says what else has gone
-    /// from it.
+    /// Logs that a directory of the last commit existed. It is gone, but the log says what else was
+    /// removed from it.
     fn ghost(&mut self, ino: ObjectId) -> Result<()> {
         let Some(mut item) = self.item(self.base, ino)? else { return Ok(()) };
         item.generation = U64::ZERO;
         self.put(&inode_key(ino), item.as_bytes())?;
-        // Attributes that the log has not would be taken away.
+        // Attributes that the log does not have would be removed.
         for (key, data) in
             Self::head(self.base, ino)?.iter().filter(|(k, _)| k.kind == KeyType::XATTR_ITEM)
         {
@@ -342,9 +341,8 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// The item of an inode as it is by now: what an operation changed may not be in the tree yet.
-    /// With the one there, and the extended attributes that are there, the log would show a state
-    /// that never was.
+    /// The item of an inode as it is now. The tree may not have all changes yet. Together with the
+    /// extended attributes in the tree, the item in the tree would show a state that never existed.
     fn item_by_now(&self, ino: ObjectId) -> Result<Option<InodeItem>> {
         let Some(in_tree) = self.item(self.now, ino)? else { return Ok(None) };
         let in_memory =
@@ -359,7 +357,7 @@ impl<'a> Names<'a> {
         let kind = item.mode.get() & S_IFMT;
         let was = self.item(self.base, ino)?;
         if kind == S_IFLNK && was.is_none() {
-            // A symlink never changes: all of it, or it would be empty.
+            // A symlink never changes. All of it is logged, because otherwise it would be empty.
             self.put(&key, item.as_bytes())?;
             let at = extent_data_key(ino, FileOffset(0));
             if let Some(target) = self.now.get(&at)? {
@@ -373,8 +371,8 @@ impl<'a> Names<'a> {
         if let Some(was) =
             was.filter(|was| kind == S_IFREG && was.inode_flags().contains(InodeFlags::PREALLOC))
         {
-            // Replaying cuts a file behind its end: what was reserved there comes back only from
-            // the log.
+            // Replaying cuts a file behind its end. What was preallocated there comes back only
+            // from the log.
             let from = extent_data_key(
                 ino,
                 FileOffset(ceil(was.size.get().min(crate::file::MAX_FILE_SIZE))),
@@ -391,7 +389,7 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// An inode has a name that it had not in the last commit.
+    /// An inode has a name that it did not have in the last commit.
     fn won(&mut self, ino: ObjectId, name: &Reference) -> Result<()> {
         let dir = name.dir;
         let before = self.log.claims.insert((dir, name.name.clone()), ino);
@@ -420,8 +418,8 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// Somebody has lost a name: who has it by now is concerned. There may have been no moment at
-    /// which nobody had it.
+    /// An inode has lost a name. The inode that has the name now is concerned, because there may
+    /// have been no moment at which the name was free.
     fn queue_holder(&mut self, name: &Reference) -> Result<()> {
         let key = dir_item_key(name.dir, &name.name);
         if let Some(item) = self.now.get(&key)? {
@@ -432,17 +430,17 @@ impl<'a> Names<'a> {
         }
         Ok(())
     }
-    /// A name of the last commit is no more.
+    /// A name of the last commit is gone.
     fn lost(&mut self, name: &Reference) -> Result<()> {
         let dir = name.dir;
         let index = dir_index_key(dir, name.index);
-        // A damaged directory may not have it.
+        // A damaged directory may not have this index.
         if self.base.get(&index)?.is_none() || self.core.options.tuning.break_log_no_deletions {
             return Ok(());
         }
         let ranges = Key::new(dir, KeyType::DIR_LOG_INDEX, 0);
         let at = Key::new(dir, KeyType::DIR_LOG_INDEX, name.index);
-        // Who has had the name since, as far as the log knows, and may have lost it as well.
+        // An inode that has had the name since, according to the log, may have lost it as well.
         self.queue.extend(self.log.claims.get(&(dir, name.name.clone())));
         self.queue_holder(name)?;
         let covered = match self.log.tree.at_or_before(&ranges, &at) {
@@ -456,7 +454,7 @@ impl<'a> Names<'a> {
         }
         if self.now.get(&inode_key(dir))?.is_some() {
             if self.log.tree.get(&inode_key(dir)).is_none() {
-                // Now that it is in the log, its names and attributes have to be, too.
+                // The directory is in the log now, so its names and attributes have to be, too.
                 self.exists(dir)?;
                 self.done.remove(&dir);
             }
@@ -468,7 +466,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Logs what has come and gone in a directory, and all of directories that have come.
+    /// Logs what has come and gone in a directory, and the whole content of new directories in it.
     fn entries(&mut self, top: ObjectId) -> Result<()> {
         let mut ahead = vec![top];
         while let Some(dir) = ahead.pop() {
@@ -492,13 +490,13 @@ impl<'a> Names<'a> {
         }
         Ok(())
     }
-    /// One directory: all inodes that are concerned, and those that have come into it.
+    /// One directory: returns all inodes that are concerned, and those that have come into it.
     fn entries_of(&mut self, dir: ObjectId) -> Result<(Vec<ObjectId>, Vec<ObjectId>)> {
         let keys = items_of(dir, KeyType::DIR_INDEX, KeyType::DIR_INDEX);
         let changes = changed(self.base, self.now, keys.start(), keys.end())?;
         let changes = changes.ok_or(Stop::Commit(Cause::TooMuch))?;
         let (mut concerned, mut fresh) = (Vec::new(), Vec::new());
-        // A file that was logged for itself may have gone since: the directory knows.
+        // A file that was logged by its own `fsync` may have gone since. The directory knows.
         let claims =
             self.log.claims.range((dir, Vec::new())..).take_while(|((at, _), _)| *at == dir);
         concerned.extend(claims.map(|(_, ino)| *ino));

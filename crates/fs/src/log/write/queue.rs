@@ -1,13 +1,12 @@
-//! Who waits for which ticket of a log, and who hears when it is settled.
+//! Which callers wait for which ticket of a log, and how they learn that it is settled.
 //!
-//! Some wait with their thread: any of them can lead. Others have left a call behind ([`Settled`])
-//! and gone on to other work: a hundred callers of `fsync` then cost no hundred threads that each
-//! batch puts to sleep and wakes. They cannot lead. So whoever leads does not leave while there are
-//! any: **calls are left behind only while somebody leads.**
+//! Some callers wait with their thread. Any of them can lead. Others have left a call behind
+//! ([`Settled`]) and do other work: so a hundred callers of `fsync` do not cost a hundred threads
+//! that each batch puts to sleep and wakes. They cannot lead. Therefore the leader does not leave
+//! while there are calls: **a call is left behind only while there is a leader.**
 //!
-//! Calls are made where their ticket is settled — by the leader, or by the committer as it seals —
-//! with locks of the log held: they hand on what they were told, and neither wait nor call the
-//! engine.
+//! Calls are made where their ticket is settled, by the leader or by the committer in a seal, with
+//! locks of the log held. So they only pass on the result. They must not wait or call the engine.
 
 use super::Cause;
 use super::collect::Contribution;
@@ -15,16 +14,16 @@ use parking_lot::Condvar;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What becomes of a ticket.
+/// The outcome of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// A durable superblock leads to it.
     Durable,
-    /// A commit has to do it; and why, if not because it is on its way.
+    /// A commit has to do it; and why, unless that commit is under way already.
     Commit(Option<Cause>),
 }
 
-/// Told once what becomes of a ticket.
+/// Called once with the outcome of a ticket.
 pub(super) type Settled = Box<dyn FnOnce(crate::error::Result<Verdict>) + Send>;
 
 enum Waiter {
@@ -34,25 +33,25 @@ enum Waiter {
 
 #[derive(Default)]
 pub(super) struct Queue {
-    /// Contributions that nobody has taken, in the order of their tickets; those are not among them
-    /// that their callers have brought in.
+    /// Contributions that no batch has taken yet, in the order of their tickets. Without those that
+    /// their callers have brought in themselves.
     pub(super) waiting: Vec<Contribution>,
     /// The last ticket given out, and the last that a batch has taken.
     pub(super) given: u64,
     pub(super) taken: u64,
     /// All tickets up to this are durable.
     pub(super) durable: u64,
-    /// All tickets from this on have to wait for the commit, and why, if not because it is on its
-    /// way.
+    /// All tickets from this one on have to wait for the commit; and why, unless that commit is
+    /// under way already.
     pub(super) refused: Option<(u64, Option<Cause>)>,
-    /// Somebody leads.
+    /// There is a leader.
     pub(super) led: bool,
     /// The transaction is sealed.
     pub(super) closed: bool,
-    /// Who waits, by ticket; and a number, because several may wait for one.
+    /// The waiters, by ticket, and by a number, because several may wait for one ticket.
     waiters: BTreeMap<(u64, u64), Waiter>,
     next_waiter: u64,
-    /// How many of them have left a call behind.
+    /// How many of the waiters are calls.
     calls: usize,
 }
 
@@ -68,15 +67,15 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// Somebody who waits, for as long as it does.
+/// The key of a waiter, as long as it waits.
 pub(super) type Place = (u64, u64);
 
-/// Calls to be made once the queue is free again.
+/// Calls to be made once the queue is unlocked again.
 #[must_use]
 pub(super) struct Calls(Vec<(Settled, crate::error::Result<Verdict>)>);
 
 impl Calls {
-    /// Makes them.
+    /// Makes the calls.
     pub(super) fn make(self) {
         for (call, verdict) in self.0 {
             call(verdict);
@@ -85,12 +84,12 @@ impl Calls {
 }
 
 impl Queue {
-    /// Tickets that the next batch will take: none once the log was given up, when what it has may
-    /// be half of something.
+    /// Tickets that the next batch will take. None once the log was given up, because its content
+    /// may be incomplete then.
     pub(super) fn fresh(&self) -> u64 {
         if self.closed || self.refused.is_some() { 0 } else { self.given - self.taken }
     }
-    /// What becomes of a ticket, as far as it is known.
+    /// The outcome of a ticket, as far as it is known.
     pub(super) fn verdict(&self, ticket: u64) -> Option<Verdict> {
         if self.durable >= ticket {
             return Some(Verdict::Durable);
@@ -107,7 +106,7 @@ impl Queue {
         self.waiters.insert(place, waiter);
         place
     }
-    /// A thread is about to wait; it [leaves](Self::leave) afterwards.
+    /// A thread is about to wait. It [leaves](Self::leave) afterwards.
     pub(super) fn enter_thread(&mut self, ticket: u64) -> (Place, Arc<Condvar>) {
         let me = Arc::new(Condvar::new());
         (self.enter(ticket, Waiter::Thread(me.clone())), me)
@@ -120,12 +119,12 @@ impl Queue {
         self.enter(ticket, Waiter::Call(call));
         self.calls += 1;
     }
-    /// Is there anybody who cannot lead?
+    /// Is there a waiter that cannot lead?
     pub(super) fn has_calls(&self) -> bool {
         self.calls > 0
     }
 
-    /// Takes out the calls of tickets up to one for which there is something to say.
+    /// Takes out the calls of tickets up to `upto` whose outcome is known.
     fn take_calls(
         &mut self,
         upto: u64,
@@ -156,12 +155,12 @@ impl Queue {
             }
         }
     }
-    /// Everybody has to look again.
+    /// All waiters have to look again.
     pub(super) fn wake_all(&mut self) -> Calls {
         self.wake_threads(u64::MAX);
         self.take_calls(u64::MAX, |queue, ticket| queue.verdict(ticket).map(Ok))
     }
-    /// Writing has ended: whoever is not served yet hears why.
+    /// Writing has ended. All waiters without an outcome are told why.
     pub(super) fn fail(&mut self, why: &str) -> Calls {
         let failed = || crate::error::Error::ReadOnly(Some(why.to_owned()));
         self.wake_threads(u64::MAX);
@@ -169,18 +168,18 @@ impl Queue {
             Some(queue.verdict(ticket).map_or_else(|| Err(failed()), Ok))
         })
     }
-    /// Wakes those whose ticket is durable by now. Nobody else: where a hundred wait, each batch
-    /// serves a few.
+    /// Wakes the waiters whose ticket is durable now, and no others: of a hundred waiters each
+    /// batch serves only a few.
     pub(super) fn wake_served(&mut self) -> Calls {
         self.wake_threads(self.durable);
         self.take_calls(self.durable, |_, _| Some(Ok(Verdict::Durable)))
     }
-    /// Nobody leads: the first who is not served has to. Whoever was woken for it and leaves passes
-    /// it on.
+    /// There is no leader, so the first waiter without an outcome has to lead. A waiter that was
+    /// woken for this and leaves passes it on.
     pub(super) fn wake_leader(&self) {
         debug_assert!(
             self.led || self.calls == 0,
-            "nobody leads, and there is somebody who cannot"
+            "there is no leader, but a waiter that cannot lead"
         );
         let mut unserved = self.waiters.range((self.durable + 1, 0)..);
         if !self.led
@@ -199,8 +198,8 @@ mod tests {
 
     type Answers = Receiver<(u64, crate::error::Result<Verdict>)>;
 
-    /// A queue in which somebody leads, and has given out `given` tickets, for each of which a call
-    /// was left behind.
+    /// A queue that has a leader and has given out `given` tickets, with a call left behind for
+    /// each.
     fn led(given: u64) -> (Queue, Answers) {
         let mut queue = Queue { given, led: true, ..Queue::default() };
         let (out, answers) = channel();

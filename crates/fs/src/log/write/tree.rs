@@ -1,10 +1,10 @@
-//! How logged items lie in nodes, and which of them are written anew.
+//! How logged items lie in nodes, and which of them are written again.
 //!
-//! A log tree lives for one transaction, has one editor, and is in memory whole; so it needs none
-//! of the machinery of [`crate::tree`]. Its leaves are kept by the smallest key that they may hold.
-//! A leaf that was written and is edited again goes to another address, because the durable
-//! superblock may lead to the old one; what is above the leaves is small and made anew for each
-//! write, but for nodes that come out as they were.
+//! A log tree lives for one transaction, has one editor, and is in memory as a whole. So it needs
+//! none of the machinery of [`crate::tree`]. Its leaves are found by the smallest key that they may
+//! hold. A leaf that was written and is edited again goes to another address, because the durable
+//! superblock may lead to the old one. The levels above the leaves are small and made again for
+//! each write. Only nodes that come out as they were are kept.
 
 use super::blocks::Blocks;
 use super::{Result, Stop};
@@ -16,14 +16,14 @@ use larder_format::{Generation, Key, Logical, ObjectId};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// A leaf's bytes, and where they were written if they have not changed since.
+/// A leaf's bytes, and the address at which they were written, unless they have changed since.
 #[derive(Debug)]
 struct Leaf {
     bytes: Box<[u8]>,
     written: Option<Logical>,
 }
 
-/// A node above the leaves as it was written last.
+/// A node above the leaves as it was last written.
 #[derive(Debug)]
 struct Above {
     children: Vec<(Key, Logical)>,
@@ -34,12 +34,12 @@ struct Above {
 #[derive(Debug)]
 pub(super) struct LogTree {
     leaves: BTreeMap<Key, Leaf>,
-    /// From the level above the leaves upwards.
+    /// The levels above the leaves, from the lowest upwards.
     above: Vec<Vec<Above>>,
     nodesize: u32,
 }
 
-/// A node on its way to the device.
+/// A node that is to be written to the device.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) at: Logical,
@@ -104,7 +104,7 @@ impl LogTree {
             .filter(|(key, _)| key >= from)
     }
 
-    /// The bytes of the leaf for a key, to be changed.
+    /// The bytes of the leaf for a key, for a change.
     fn leaf_mut<'a>(
         leaves: &'a mut BTreeMap<Key, Leaf>,
         key: &Key,
@@ -122,7 +122,7 @@ impl LogTree {
     /// Sets an item.
     ///
     /// # Errors
-    /// It fits no node.
+    /// The item is too long for a node.
     pub(super) fn put(&mut self, blocks: &mut Blocks, key: &Key, data: &[u8]) -> Result<()> {
         if data.len() > max_item_size(self.nodesize) {
             return Err(Stop::Fail(Error::TooBig));
@@ -144,8 +144,8 @@ impl LogTree {
             insert(bytes, slot, key, data);
             return Ok(());
         }
-        // Log items come in rising order mostly: behind the end nothing is moved, and leaves stay
-        // full.
+        // Log items come mostly in rising order: at the end nothing has to be moved, and leaves
+        // stay full.
         let count = NodeView(bytes).nritems();
         let mut right = self.empty();
         let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
@@ -163,7 +163,7 @@ impl LogTree {
             insert(bytes, slot, key, data);
             return Ok(());
         }
-        // The item begins a leaf; what is behind it there goes to yet another.
+        // The item begins a leaf. What was behind it goes to one more leaf.
         let mut tail = self.empty();
         let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
         image::leaf_move_tail(bytes, slot, &mut tail.bytes);
@@ -211,7 +211,8 @@ impl LogTree {
         };
     }
 
-    /// Gives all nodes that have changed an address and adds them to `out`; where the root is.
+    /// Gives an address to all nodes that have changed and adds them to `out`. Returns where the
+    /// root is.
     ///
     /// # Errors
     /// There is no space that the log may use.
@@ -260,7 +261,7 @@ impl LogTree {
         let (_, at) = children[0];
         Ok(Pointer { at, generation, level, first_key: None })
     }
-    /// One level: its nodes, and what leads to them.
+    /// One level: its nodes, and the pointers to them.
     #[allow(clippy::type_complexity)]
     fn write_above(
         &self,
@@ -352,11 +353,13 @@ mod tests {
                 prop_assert!(all.iter().copied().eq(map.iter().map(|(k, d)| (*k, d.as_slice()))));
                 for probe in [0, 17, 60, 119] {
                     prop_assert_eq!(tree.get(&key(probe)), map.get(&key(probe)).map(Vec::as_slice));
-                    let below = map.range(..=key(probe)).next_back().map(|(k, d)| (*k, d.as_slice()));
+                    let below =
+                        map.range(..=key(probe)).next_back().map(|(k, d)| (*k, d.as_slice()));
                     prop_assert_eq!(tree.at_or_before(&Key::MIN, &key(probe)), below);
                 }
                 let some = tree.range(key(30)..=key(70));
-                prop_assert!(some.eq(map.range(key(30)..=key(70)).map(|(k, d)| (*k, d.as_slice()))));
+                let same = map.range(key(30)..=key(70)).map(|(k, d)| (*k, d.as_slice()));
+                prop_assert!(some.eq(same));
                 prop_assert!(tree.leaves.contains_key(&Key::MIN));
                 for (first, leaf) in &tree.leaves {
                     prop_assert!(NodeView(&leaf.bytes).key(0).is_none_or(|k| k >= *first));
