@@ -5,7 +5,6 @@
 //! an item may grow, and a deletion trims or splits. Callers speak of sectors only.
 //! Appending extends one item, and at most the largest item's size is copied. So `n` runs that are
 //! inserted in order cost `n` bounded edits.
-//! runs in order costs `n` bounded edits.
 
 use crate::error::{Error, Place, Result};
 use crate::space::Run;

@@ -12,7 +12,6 @@
 //! therefore charged with what its thread did since that first reading.
 //!
 //! [`doing`] names the operation of the calling thread. That costs next to nothing.
-//! nothing.
 
 use larder_format::TreeId;
 use nix::sys::resource::{UsageWho, getrusage};
