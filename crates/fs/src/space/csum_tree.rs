@@ -3,6 +3,7 @@
 //! An item holds the checksums of adjacent sectors of the *logical* space, whatever files they
 //! belong to. This module keeps the packing: items never overlap, neighbours are joined as far as
 //! an item may grow, and a deletion trims or splits. Callers speak of sectors only.
+//!
 //! Appending extends one item, and at most the largest item's size is copied. So `n` runs that are
 //! inserted in order cost `n` bounded edits.
 
