@@ -16,8 +16,8 @@ pub(crate) enum Cause {
     NoSpace,
     /// The superblock lacks a feature that the data uses.
     Feature,
-    /// The inode has data in space that another file has preallocated, and the log may not know
-    /// that any more.
+    /// The inode has data in space that another file, as far as the log knows it, has only
+    /// preallocated.
     Preallocated,
     /// The inode left memory since it was changed, so what else it concerns is not known.
     Forgotten,

@@ -63,8 +63,8 @@ impl Subvolume {
         if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
     }
     /// Makes sure that numbers of inodes that are in use are never given out again while the
-    /// subvolume is in memory. It is called before an inode is deleted: by their numbers a log
-    /// tells inodes from those of the last commit.
+    /// subvolume is in memory. It is called before an inode is deleted, because
+    /// a log tells inodes from those of the last commit by their numbers.
     ///
     /// # Errors
     /// Reading.

@@ -688,7 +688,7 @@ mod tests {
         }
     }
 
-    /// A writer of the same blocks again and again is not counted for all of them for long.
+    /// Blocks that are written again and again do not count many times for long.
     #[test]
     fn blocks_over_others_are_counted_once_in_the_end() {
         let (mut dirty, buffers) = (Dirty::default(), Buffers::default());

@@ -411,7 +411,8 @@ pub(crate) fn take_in(
     let mut back = (None, None);
     {
         let mut inner = file.lock_to_write();
-        // A run that completed after the size was set took nothing more for delayed.
+        // A run that completed since the size was set did not know of these bytes, so it may have
+        // set these too high.
         inner.on_disk = if file.is_clean() { size } else { inner.on_disk.min(size) };
         inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
         inner.forget_holes();
