@@ -47,9 +47,8 @@
 //!   space where it has to, but never under [`api::no_wait`].
 //! - A write goes to memory. [`Filesystem::fsync`] makes one inode durable. [`Filesystem::sync`]
 //!   and [`Filesystem::close`] make everything durable, and so does a commit every five seconds
-//!   ([`OpenOptions::commit_interval`]). After a crash, the file system is as the last of these
-//!   left it.
-//! - An inode goes with its last name. A caller that still needs it takes a hold
+//!   ([`OpenOptions::commit_interval`]). What these have made durable is there after a crash.
+//! - An inode is deleted with its last name. A caller that needs it longer takes a hold
 //!   ([`Filesystem::hold`]).
 //! - An [`Error`] says what went wrong, and of damage also where. After a failed commit every
 //!   change fails with [`Error::ReadOnly`], which has the reason.

@@ -293,7 +293,7 @@ impl Space {
         self.mixed
     }
 
-    /// The pots of an account.
+    /// The figures of an account.
     #[must_use]
     pub fn pots(&self, kind: SpaceKind) -> Pots {
         self.account(kind).state.lock().pots
