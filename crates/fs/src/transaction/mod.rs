@@ -4,10 +4,9 @@
 //! What they mean for the global trees — extent references, data checksums, new chunks, inode items
 //! — is noted in the transaction ([`running::Txn`]). A seal waits until no handle is left, writes
 //! the noted inode items into the subvolume trees, takes their roots, and starts the next
-//! transaction. That stall is measured. From then on one thread, the committer, brings the global
-//! trees to their common fixpoint ([`commit`]), writes all new nodes, flushes, writes the
-//! superblocks, flushes, and publishes: waiters wake, and pinned space becomes free when no version
-//! can reach it.
+//! transaction. From then on one thread, the committer, brings the global trees to their common
+//! fixpoint ([`commit`]), makes all new nodes and then the superblocks durable, and publishes.
+//! `docs/TRANSACTIONS.md` has each step.
 //!
 //! Operations see reference counts of the last published extent tree, plus the notes of the sealed
 //! and of the running transaction ([`manager::RefsView`]). They never look at the committer's
