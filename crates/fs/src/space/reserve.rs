@@ -129,9 +129,9 @@ struct Ticket {
 #[derive(Default)]
 struct State {
     pots: Pots,
-    /// Bytes that metadata may be promised beyond `total`, against device space that can still become
-    /// metadata: worst cases are many times what is used, and the commit makes the chunk when it is
-    /// needed.
+    /// Bytes that metadata may be promised beyond `total`, against device space that can still
+    /// become metadata: worst cases are many times what is used, and the commit makes the chunk
+    /// when it is needed.
     overcommit: u64,
     /// Size that the global reserve should have, and what it holds (a part of `pots.reserved`).
     global_size: u64,
@@ -157,7 +157,7 @@ impl State {
         self.passing > 0 && self.pots.used.saturating_add(bytes) < self.pots.total / 4 * 3
     }
     /// Bytes that may still be promised. What the global reserve lacks counts as promised already.
-    /// Otherwise operations would use up chunks before the reserve is full.
+    /// Otherwise operations would use up the chunks made for them before the reserve is full.
     fn available(&self, overcommits: bool) -> u64 {
         let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
         limit.saturating_sub(self.pots.reserved + self.global_size.saturating_sub(self.global))
@@ -456,7 +456,8 @@ impl Space {
         asked: Asked,
     ) -> Option<Reservation> {
         let mut state = self.account(kind).state.lock();
-        // It does not overtake requests in line, and the global reserve could never fill up either.
+        // Requests in line are not overtaken. Otherwise those that need the global reserve would
+        // never find it full.
         let fits = state.queue.is_empty()
             && (state.try_take(bytes, kind == SpaceKind::Metadata)
                 || asked.deletes && state.take_half_of_global(bytes));
@@ -797,8 +798,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Size of the *global reserve*: the part of metadata space that only the commit may use, while it
-/// changes the extent, checksum, free-space and root trees. `commit_bytes` is the most that a
+/// Size of the *global reserve*: the part of metadata space that is for the commit, which changes
+/// the extent, checksum, free-space and root trees, and for deletions in need. `commit_bytes` is the most that a
 /// commit copies: every block of these trees once, and what they grow by. The reserve is twice
 /// that, because deletions may have half of it. It has 16 to 512 MiB, but not more than a quarter
 /// of the metadata space, or half of it where a commit may need that.
