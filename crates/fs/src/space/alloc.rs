@@ -71,8 +71,8 @@ pub(crate) struct Seen(u64);
 /// What came of a request for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// There is a chunk that the caller has not seen, made now or by another thread. The caller has
-    /// to look again.
+    /// There is a chunk that the caller has not seen, made by this call or by another thread. The
+    /// caller has to look again.
     Granted,
     /// The device has room for a chunk, but that room was promised to metadata.
     Promised,

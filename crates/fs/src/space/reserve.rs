@@ -799,10 +799,10 @@ impl Drop for Reservation {
 }
 
 /// Size of the *global reserve*: the part of metadata space that is for the commit, which changes
-/// the extent, checksum, free-space and root trees, and for deletions in need. `commit_bytes` is the most that a
-/// commit copies: every block of these trees once, and what they grow by. The reserve is twice
-/// that, because deletions may have half of it. It has 16 to 512 MiB, but not more than a quarter
-/// of the metadata space, or half of it where a commit may need that.
+/// the extent, checksum, free-space and root trees, and for deletions in need. `commit_bytes` is
+/// the most that a commit copies: every block of these trees once, and what they grow by. The
+/// reserve is twice that, because deletions may have half of it. It has 16 to 512 MiB, but not more
+/// than a quarter of the metadata space, or half of it where a commit may need that.
 #[must_use]
 pub fn global_reserve_size(commit_bytes: u64, metadata_total: u64) -> u64 {
     let needed = 2 * commit_bytes.min(MAX_COPIES_IN_RESERVE);
