@@ -1,6 +1,6 @@
-//! The types that cross the engine's border: inode ids, attributes, options.
+//! The types that cross the border of the engine: inode ids, attributes, options.
 //!
-//! They are plain values in the engine's own words; front ends translate to theirs.
+//! They are plain values in the engine's own words. Front ends translate them to theirs.
 
 pub use larder_codec::{Packing, PackingError};
 use larder_format::items::Timespec;
@@ -58,12 +58,12 @@ impl Timestamp {
     }
 }
 
-/// What `stat` wants to know.
+/// What `stat` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Attr {
     pub id: InodeId,
-    /// Transaction that made the inode: tells a reused number from its predecessor.
+    /// Transaction that made the inode. It tells an inode from an earlier one of the same number.
     pub generation: Generation,
     pub kind: FileKind,
     /// Permission bits, `07777`.
@@ -86,8 +86,8 @@ pub struct Attr {
     pub flags: u64,
 }
 
-/// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field alone; ctime
-/// always advances.
+/// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field as it is. The
+/// ctime always advances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct SetAttr {
@@ -110,39 +110,40 @@ pub enum SetTime {
     To(Timestamp),
 }
 
-/// A new inode, for creating calls.
+/// A new inode, for calls that create one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewInode<'a> {
     /// Type.
     pub kind: FileKind,
-    /// Permission bits (umask and default ACL already applied).
+    /// Permission bits, with the umask and the default ACL applied.
     pub perm: u32,
     /// Owner.
     pub uid: u32,
-    /// Group (set-gid inheritance already applied).
+    /// Group, with set-gid inheritance applied.
     pub gid: u32,
     /// Device number, (major << 20) | minor; 0 otherwise.
     pub rdev: u64,
     /// Target of a symlink; empty otherwise.
     pub target: &'a [u8],
-    /// Extended attributes that it is born with (inherited ACLs): name, value.
+    /// Extended attributes that it has from the start (inherited ACLs): name, value.
     pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
 }
 
-/// An entry that readdir shows.
+/// A directory entry as a listing shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
     /// Raw name.
     pub name: &'a [u8],
-    /// The inode it leads to (root of a subvolume included).
+    /// The inode it leads to, also if that is the root of a subvolume.
     pub id: InodeId,
     /// Its type.
     pub kind: FileKind,
-    /// Where to go on after this entry: pass it to the next call. Stable while entries come and go.
+    /// Where to go on after this entry: the caller passes it to the next call. It stays valid while
+    /// entries come and go.
     pub next: u64,
 }
 
-/// Behaviour of rename where the new name exists, and extras.
+/// What rename does where the new name exists, and what it does besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replace (POSIX).
@@ -160,7 +161,7 @@ pub enum RenameMode {
     },
 }
 
-/// Behaviour of setxattr.
+/// What setxattr does where the attribute exists or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.
@@ -171,7 +172,7 @@ pub enum XattrMode {
     Replace,
 }
 
-/// What to look for with `seek`.
+/// What `seek` looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     /// SEEK_DATA.
@@ -191,9 +192,9 @@ pub enum ExtentPlace {
         at: Logical,
         /// Its bytes there.
         len: u64,
-        /// Where in it, uncompressed, the file's part begins.
+        /// Where the file's part begins in the uncompressed extent.
         offset: u64,
-        /// Data, rather than reserved space that reads as zeros.
+        /// Does it hold data, rather than reserved space that reads as zeros?
         written: bool,
         /// Is it compressed?
         compressed: bool,
@@ -222,31 +223,31 @@ pub struct NewExtent {
     pub start: u64,
     /// Bytes of the file.
     pub len: u64,
-    /// Where the extent is; `None` for holes that have items, and for data in leaves.
+    /// Where the extent is. `None` for holes that have items, and for data in leaves.
     pub at: Option<Logical>,
-    /// Where in the extent, uncompressed, the file's part begins.
+    /// Where the file's part begins in the uncompressed extent.
     pub offset: u64,
     /// The transaction that wrote it.
     pub generation: Generation,
     /// Is the data in the leaf?
     pub in_leaf: bool,
-    /// Reserved space, which reads as zeros?
+    /// Is it reserved space, which reads as zeros?
     pub reserved: bool,
     /// Is it compressed?
     pub compressed: bool,
 }
 
-/// What came of an attempt to give two ranges the same extents.
+/// The outcome of an attempt to give two ranges the same extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deduped {
-    /// They have the same bytes, and the same extents where that can be.
+    /// They have the same bytes, and now the same extents where that is possible.
     Same {
         /// Bytes of the range.
         bytes: u64,
         /// Bytes that had extents of their own before, rounded up to sectors.
         shared: u64,
     },
-    /// They have not; nothing was changed.
+    /// Their bytes differ. Nothing was changed.
     Differs,
 }
 
@@ -254,12 +255,12 @@ pub enum Deduped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Fallocate {
-    /// Reserve space on the device for what has none; the file grows to the end of the range unless
-    /// `keep_size`.
+    /// Reserve space on the device where the range has none. The file grows to the end of the
+    /// range, except with `keep_size`.
     Allocate { keep_size: bool },
-    /// The range reads as zeros, with space reserved for it; sizes as above.
+    /// Make the range read as zeros, with space reserved for it. Sizes are as for `Allocate`.
     Zero { keep_size: bool },
-    /// The range becomes a hole (FALLOC_FL_PUNCH_HOLE); the size stays.
+    /// Make the range a hole (FALLOC_FL_PUNCH_HOLE). The size stays.
     Punch,
 }
 
@@ -280,7 +281,8 @@ pub enum SubvolChoice {
 pub struct Compress {
     /// Method and level.
     pub packing: Packing,
-    /// Try all data, whether it looks promising or its inode is marked as incompressible.
+    /// Try to compress all data, also if it does not look promising, or its inode is marked as
+    /// incompressible.
     pub force: bool,
 }
 
@@ -289,25 +291,27 @@ pub struct Compress {
 pub struct OpenOptions {
     /// Never write to the device.
     pub read_only: bool,
-    /// With `read_only`: show the committed state of an image that has a log to replay, instead of
-    /// refusing.
+    /// With `read_only`: if an image has a log to replay, show the last commit instead of refusing
+    /// to open it.
     pub no_log_replay: bool,
-    /// With `read_only`: open a metadata dump, too. Names and attributes can be read; data and
+    /// With `read_only`: open metadata dumps, too. Names and attributes can be read. Data and
     /// targets of links are zeros.
     pub metadata_dump: bool,
     /// Root of the mount.
     pub subvol: SubvolChoice,
     /// Bytes of memory for clean nodes, dirty nodes and dirty data together.
     pub cache_size: u64,
-    /// Longest time until changes are committed by themselves; `None`: only when asked or by size.
+    /// Longest time after which changes are committed by themselves. `None`: only on request or by
+    /// size.
     pub commit_interval: Option<std::time::Duration>,
-    /// Compression of new data; `None`: only of inodes that have the property.
+    /// Compression of new data. `None`: only for inodes that have the property.
     pub compress: Option<Compress>,
-    /// Tell the device which space was freed, once no durable superblock needs it any more.
+    /// Tell the device which space was freed, when no durable superblock needs it any more.
     pub discard: bool,
-    /// Longest file, in bytes, that is kept in its leaf; 0 for none. Always less than a sector.
+    /// Longest file, in bytes, that is kept in its leaf. 0: none. It is always less than a sector.
     pub max_inline: u64,
-    /// New files are overwritten in place where that is possible, without checksums (`nodatacow`).
+    /// New files are overwritten in place where that is possible, and have no checksums
+    /// (`nodatacow`).
     pub no_data_cow: bool,
     /// New files have no checksums (`nodatasum`).
     pub no_data_sum: bool,
@@ -315,7 +319,7 @@ pub struct OpenOptions {
     pub tuning: Tuning,
 }
 
-/// Where files leave their leaf by default, as on Linux.
+/// Files that are longer are not in their leaf, by default and as on Linux.
 const MAX_INLINE: u64 = 2048;
 
 impl Default for OpenOptions {
@@ -468,9 +472,9 @@ pub struct StatFs {
     pub free: u64,
     /// Bytes an ordinary user may still write.
     pub available: u64,
-    /// Unit.
+    /// Unit of allocation.
     pub block_size: u32,
-    /// First 16 bytes identify the file system and subvolume.
+    /// Identifies the file system and the subvolume.
     pub fsid: [u8; 16],
 }
 
@@ -487,7 +491,7 @@ pub struct FsInfo {
     pub total_bytes: u64,
     pub bytes_used: u64,
     pub read_only: bool,
-    /// A log is waiting that was not replayed: what is shown is the last commit.
+    /// There is a log that was not replayed, so the last commit is shown.
     pub has_unreplayed_log: bool,
     /// It is a metadata dump, which has no data.
     pub metadata_dump: bool,
@@ -497,8 +501,9 @@ thread_local! {
     static NO_WAIT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` on a thread that must not wait: engine calls inside return [`crate::Error::WouldBlock`]
-/// instead of waiting for a device, a commit or space — always before they have changed anything.
+/// Runs `f` on a thread that must not wait. Engine calls inside return [`crate::Error::WouldBlock`]
+/// instead of waiting for a device, a commit or space, and always before they have changed
+/// anything.
 pub fn no_wait<T>(f: impl FnOnce() -> T) -> T {
     struct Reset(bool);
     impl Drop for Reset {
@@ -510,13 +515,14 @@ pub fn no_wait<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Called before waiting: an error where the thread must not.
+/// To be called before each wait. An error means that the thread must not wait.
 #[allow(dead_code)]
 pub(crate) fn may_wait() -> crate::Result<()> {
     if NO_WAIT.get() { Err(crate::Error::WouldBlock) } else { Ok(()) }
 }
 
-/// From here on the operation has changed something: waiting is allowed again until the guard goes.
+/// From here on the operation has changed something, so it may wait again until the guard is
+/// dropped.
 #[allow(dead_code)]
 pub(crate) fn past_no_return() -> impl Drop {
     struct Restore(bool);

@@ -1,29 +1,28 @@
 //! How the memory that the engine may use is divided.
 //!
-//! One number is given, the cache size. Thirteen thirty-seconds of it are for delayed data, one for
-//! what writing it back takes meanwhile, a quarter is for clean nodes, and five thirty-seconds each
-//! are for what the running and the sealed transaction have changed: dirty nodes, and the notes for
-//! the commit. Each part is bounded by itself, so that none can starve another:
+//! One number is given, the cache size. 13/32 of it are for delayed data, 1/32 for what write-back
+//! takes meanwhile, and 8/32 for clean nodes. The running and the sealed transaction have 5/32 each
+//! for what they have changed: dirty nodes, and the notes for the commit. Each part is bounded by
+//! itself, so that none can starve another:
 //!
-//! - *delayed data*: who wants to write more waits, and writes back what is oldest meanwhile;
-//! - *writing back*: what a batch holds beside the bytes themselves — sectors made whole,
-//!   compressed pieces — is counted before it begins, and it waits for others that have it; alone
-//!   it always goes on;
-//! - *clean nodes*: the cache lets go of those that are used least;
-//! - *transactions*: from two thirds of its part on, and from 32 MiB on, a transaction is
-//!   committed; when its part is full operations wait until it is sealed. There is at most one
-//!   sealed transaction, and the next is not sealed before that one is published.
+//! - *delayed data*: a writer that has no room waits, and meanwhile writes back what is oldest;
+//! - *write-back*: what a batch holds besides the bytes themselves (`delalloc::scratch`) is counted
+//!   before it begins. It waits for other batches; alone it always goes on;
+//! - *clean nodes*: the cache drops those that are used least;
+//! - *transactions*: a transaction is committed when it has two thirds of its part, or 32 MiB. When
+//!   its part is full, operations wait until it is sealed. At most one transaction is sealed, and
+//!   the next is not sealed before that one is published.
 //!
 //! So there is always room to make room: an extent is written from where its bytes lie or from what
-//! was counted, nodes leave a megabyte at a time. Blocks of the global trees that one commit
-//! changes are not bounded by this; they are few where extents lie beside each other.
+//! was counted, and nodes are written a megabyte at a time. Blocks of the global trees that one
+//! commit changes are not bounded by this. They are few where extents are neighbours.
 
-/// Least cache size that is not taken for a mistake: below, parts would be smaller than what one
+/// Smallest cache size that is accepted as meant. With less, parts would be smaller than what one
 /// operation needs.
 const LEAST: u64 = 8 << 20;
 
-/// Memory that one note of a transaction takes: a change of an extent's references, its checksums'
-/// head.
+/// Memory that one note of a transaction takes: a change of an extent's references, and the header
+/// of its checksums.
 const NOTE: u64 = 192;
 /// Memory of an inode that a transaction has changed.
 const INODE: u64 = 768;
@@ -33,11 +32,11 @@ const INODE: u64 = 768;
 pub(crate) struct Budget {
     /// Delayed data.
     pub(crate) data: u64,
-    /// What writing back holds beside them.
+    /// What write-back holds besides delayed data.
     pub(crate) scratch: u64,
-    /// Clean nodes.
+    /// When a transaction has changed this much, it is committed.
     pub(crate) nodes: u64,
-    /// What one transaction has changed: commit from here on.
+    /// When a transaction has changed this much, operations wait.
     pub(crate) commit: u64,
     /// No more than this.
     pub(crate) transaction: u64,

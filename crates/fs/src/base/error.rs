@@ -1,4 +1,4 @@
-//! The engine's one error type, with the context that a person needs.
+//! The one error type of the engine, with the context that a person needs.
 //!
 //! `errno` is not here: only the FUSE crate translates.
 
@@ -14,7 +14,7 @@ pub enum Error {
     /// Bytes on the device are not what they must be.
     #[error("corrupt file system: {place}: {what}")]
     Corrupt {
-        /// Where: tree, address, key — as far as known.
+        /// Where: tree, address, key, as far as they are known.
         place: Place,
         /// What is wrong.
         what: String,
@@ -32,7 +32,7 @@ pub enum Error {
     /// No such entry, inode, xattr or subvolume.
     #[error("no such file or directory")]
     NotFound,
-    /// No such extended attribute.
+    /// There is no such extended attribute.
     #[error("no such attribute")]
     NoAttribute,
     /// The name is taken.
@@ -44,7 +44,7 @@ pub enum Error {
     /// Anything but a directory was needed.
     #[error("is a directory")]
     IsDirectory,
-    /// Directory with entries.
+    /// The directory has entries.
     #[error("directory not empty")]
     NotEmpty,
     /// No space for data or metadata.
@@ -68,10 +68,11 @@ pub enum Error {
     /// Bad argument.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// Across subvolumes.
+    /// The operation would cross from one subvolume to another.
     #[error("crosses a subvolume border")]
     CrossSubvolume,
-    /// Not permitted for this object, whoever asks (immutable flag, subvolume root, …).
+    /// Not permitted for this object, whatever the caller's rights (immutable flag, subvolume root,
+    /// …).
     #[error("operation not permitted: {0}")]
     NotPermitted(&'static str),
     /// The subvolume is read-only.
@@ -83,11 +84,12 @@ pub enum Error {
     /// The object is in use in a way that forbids this.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// An earlier write of this inode's data failed and was not yet redone.
+    /// An earlier write of this inode's data failed, and it has not been written again.
     #[error("an earlier write of this file's data failed")]
     DataLost,
-    /// Would have to wait, and the caller said that it must not (see [`crate::api::no_wait`]).
-    /// Nothing has been changed; call again from a thread that may wait.
+    /// The call would have to wait, and the caller said that it must not (see
+    /// [`crate::api::no_wait`]). Nothing has been changed. The caller may call again on a thread
+    /// that may wait.
     #[error("would block")]
     WouldBlock,
 }

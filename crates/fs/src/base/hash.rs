@@ -1,8 +1,8 @@
 //! Hashing numbers of inodes and trees, which nearly every operation does several times.
 //!
-//! The numbers come from images, whose makers must not be able to choose ones that collide: each
-//! map has secrets of its own, drawn by the standard library. Otherwise as little as spreads them:
-//! a multiplication whose halves are folded.
+//! The numbers come from images, and the maker of an image must not be able to choose numbers that
+//! collide. So each map has secrets of its own, drawn by the standard library. Otherwise it does as
+//! little as spreads the numbers: a multiplication whose halves are folded.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
@@ -64,8 +64,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Numbers in a row and numbers that differ in high bits only fill the low bits and the high
-    /// ones, which are what a table uses, nearly as chance would.
+    /// Numbers in a row, and numbers that differ in high bits only, fill the low and the high bits
+    /// nearly as chance would. A table uses these bits.
     #[test]
     fn numbers_are_spread() {
         let numbers = Numbers::default();

@@ -1,15 +1,15 @@
 //! Locks that know their place in the order.
 //!
-//! Every lock that can be held while another is taken has a [`Rank`], and ranks are taken in
-//! ascending order only: that is what rules deadlocks out. Builds with debug assertions keep, per
-//! thread, what is held, and panic at the first lock that is taken out of order — whether or not
-//! anybody else is there to deadlock with. Other builds pay nothing: the bookkeeping has no size
+//! Every lock that can be held while another is taken has a [`Rank`]. Ranks are taken in ascending
+//! order only, and that is what rules deadlocks out. Builds with debug assertions keep for each
+//! thread what it holds, and panic at the first lock that is taken out of order, whether or not
+//! another thread is there to deadlock with. Other builds pay nothing: the bookkeeping has no size
 //! and no code.
 //!
 //! The order is the one of `ARCHITECTURE.md`, "Lock order". Two locks of one rank may be held
-//! together only where they have an order among themselves, which they are made with
+//! together only if they have an order among themselves, which they are made with
 //! ([`RwLock::ordered`]). Being in a transaction is a place in the order, too, although it is no
-//! lock: a seal waits for whoever is in it ([`enter`]).
+//! lock: a seal waits for the threads that are in one ([`enter`]).
 //!
 //! The same notes say whether a thread holds a lock across something that takes long:
 //! [`before_waiting_for_a_device`], [`holds_tree`], and what [`crate::watch`] makes of them.
@@ -65,8 +65,8 @@ ranks! {
     TreeRoot = 100, "a tree";
     /// What reference counts are computed from.
     View = 110, "the view of references";
-    /// The state machine of transactions. The notes of a transaction stand before it, but they are
-    /// never held together.
+    /// The state machine of transactions. The notes of a transaction would come before it, but the
+    /// two are never held together.
     Transactions = 120, "the state of transactions";
     /// Where the next allocation comes from.
     Hint = 130, "an allocation hint";
@@ -95,16 +95,17 @@ mod held {
 
     thread_local! {
         static HELD: RefCell<(Vec<Entry>, u64)> = const { RefCell::new((Vec::new(), 0)) };
-        /// Locks of trees that the thread has got. Apart from the list, which allocates itself.
+        /// How many locks of trees the thread has. It is apart from the list, which allocates
+        /// itself.
         static TREES: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Has the thread got the lock of a tree? Allocates nothing.
+    /// Does the thread have the lock of a tree? This allocates nothing.
     pub(crate) fn holds_tree() -> bool {
         TREES.try_with(|n| n.get() > 0).unwrap_or(false)
     }
-    /// Panics if the thread holds what nobody may hold who waits for a device: an inode's state or
-    /// anything behind it.
+    /// Panics if the thread holds what must not be held while waiting for a device: an inode's
+    /// state, or anything behind it in the order.
     pub(crate) fn before_waiting_for_a_device() {
         let found =
             HELD.with_borrow(|(held, _)| held.iter().copied().find(|e| e.rank >= InodeState::RANK));
@@ -113,25 +114,25 @@ mod held {
         }
     }
 
-    /// That something is held. It must go on the thread on which it came.
+    /// A note that something is held. It must be dropped on the thread that made it.
     #[derive(Debug)]
     pub(crate) struct Held {
         number: u64,
-        /// Counted as the lock of a tree?
+        /// Is it counted as the lock of a tree?
         tree: bool,
         /// Not `Send`.
         thread: PhantomData<*const ()>,
     }
 
     impl Held {
-        /// Checks the order and notes a lock that is about to be taken.
+        /// Checks the order, and notes a lock that is about to be taken.
         #[track_caller]
         pub(crate) fn note<R: Rank>(order: Order) -> Self {
             Self::check::<R>(|e| (e.rank, e.order) >= (R::RANK, order));
             Self::push::<R>(order)
         }
-        /// The same, where one of its kind may be held: then there is nothing to wait for, whatever
-        /// came after it.
+        /// The same, where one of its kind may be held already: then there is nothing to wait for,
+        /// whatever came after it.
         #[track_caller]
         pub(crate) fn note_again<R: Rank>() -> Self {
             if !HELD.with_borrow(|(held, _)| held.iter().any(|e| e.rank == R::RANK)) {
@@ -159,7 +160,7 @@ mod held {
                 Self { number: *next, tree: false, thread: PhantomData }
             })
         }
-        /// Forgets the last place of this rank that was kept.
+        /// Forgets the last place of this rank that was [kept](Self::keep).
         pub(crate) fn forget<R: Rank>() {
             let number = HELD.with_borrow(|(held, _)| {
                 held.iter().rev().find(|e| e.rank == R::RANK).map(|e| e.number)
@@ -168,11 +169,11 @@ mod held {
                 .unwrap_or_else(|| panic!("lock order: {} ends where it did not begin", R::NAME));
             drop(Self { number, tree: false, thread: PhantomData });
         }
-        /// It is held until it is forgotten.
+        /// Makes the note last until it is forgotten.
         pub(crate) fn keep(self) {
             std::mem::forget(self);
         }
-        /// What was noted has been got: waiting for it is over.
+        /// The lock has been taken: the wait for it is over.
         pub(crate) fn got<R: Rank>(mut self) -> Self {
             if R::RANK == TreeRoot::RANK {
                 self.tree = true;
@@ -193,7 +194,7 @@ mod held {
             if self.tree {
                 let _ = TREES.try_with(|n| n.set(n.get() - 1));
             }
-            // While a thread ends its list may be gone before what it holds.
+            // While a thread ends, its list may be gone before what it holds.
             let _ = HELD.try_with(|list| {
                 let held = &mut list.borrow_mut().0;
                 if let Some(at) = held.iter().rposition(|e| e.number == self.number) {
@@ -208,7 +209,7 @@ mod held {
 mod held {
     use super::{Order, Rank};
 
-    /// That something is held: nothing in this build.
+    /// A note that something is held. It is nothing in this build.
     #[derive(Debug)]
     pub(crate) struct Held;
 
@@ -238,23 +239,23 @@ use held::Held;
 #[cfg(debug_assertions)]
 pub(crate) use held::{before_waiting_for_a_device, holds_tree};
 
-/// The thread comes to a place in the order that is no lock, until [`leave`].
+/// The thread comes to a place in the order that is no lock, and stays there until [`leave`].
 #[track_caller]
 pub(crate) fn enter<R: Rank>() {
     Held::note::<R>((false, 0, 0)).keep();
 }
-/// The same where it may be there already.
+/// The same, where it may be there already.
 #[track_caller]
 pub(crate) fn enter_again<R: Rank>() {
     Held::note_again::<R>().keep();
 }
-/// The thread that came leaves.
+/// The thread leaves the place that it came to.
 pub(crate) fn leave<R: Rank>() {
     Held::forget::<R>();
 }
 
-/// What the thread is about to wait for needs others to pass `R` and what comes after: panics, in
-/// builds that check, if it holds anything of that.
+/// The thread is about to wait, and for that to end other threads have to pass `R` and what comes
+/// after it. Panics, in builds that check, if this thread holds any of that.
 #[track_caller]
 pub(crate) fn must_hold_none_from<R: Rank>() {
     Held::none_from::<R>();
@@ -339,7 +340,7 @@ impl<T, R: Rank> RwLock<T, R> {
     pub(crate) const fn new(value: T) -> Self {
         Self::ordered(value, (false, 0, 0))
     }
-    /// One of several that are held together, and where it stands among them.
+    /// A lock that is held together with others of its rank, and its place among them.
     #[cfg_attr(not(debug_assertions), allow(unused_variables))]
     pub(crate) const fn ordered(value: T, order: Order) -> Self {
         Self {
@@ -426,7 +427,7 @@ mod tests {
         assert!(panics(|| drop(tree.read())), "shared inside of exclusive");
         drop(t);
         drop(state.lock());
-        // In whatever order they go.
+        // They may be dropped in any order.
         let (s, t) = (state.lock(), tree.read());
         drop(s);
         assert!(panics(|| drop(state.lock())));

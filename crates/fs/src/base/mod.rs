@@ -5,7 +5,7 @@
 //! | [`api`] | the types of the facade, and what a caller may wait for |
 //! | [`error`] | what can go wrong, and where |
 //! | `hash` | how numbers are looked up fast |
-//! | `lock`, [`watch`] | the order of locks, how it is checked, what must not happen under them |
+//! | `lock`, [`watch`] | the order of locks, how it is checked, what must not happen under a lock |
 //! | `sectors` | where sectors of a file begin and end |
 //! | `budget` | how the cache size is divided |
 //!

@@ -1,21 +1,22 @@
-//! What must never happen under a lock, watched where debug assertions are on: in all tests.
+//! What must never happen under a lock. It is watched where debug assertions are on, so in all
+//! tests.
 //!
-//! - Nobody waits for a device who holds an inode's state, a tree, or anything behind them in the
-//!   order of locks. The devices of a file system are wrapped (`device`): each access looks at what
-//!   its thread holds, and panics.
-//! - While an inode is logged, nobody allocates who holds a tree: on other file systems exactly
-//!   that, copying leaves under their lock, has held up everybody else. Only an allocator sees
-//!   every allocation, and a library has none; one that asks [`is_logging_under_a_tree`] is in
-//!   `crates/simtest/tests/log_locks.rs`.
+//! - No thread waits for a device while it holds an inode's state, a tree, or anything behind these
+//!   in the order of locks. The devices of a file system are wrapped (`device`): each access looks
+//!   at what its thread holds, and panics.
+//! - While an inode is logged, no thread that holds a tree allocates. On other file systems exactly
+//!   that, copying leaves under their lock, has held up all other threads. Only an allocator sees
+//!   every allocation, and a library has none. An allocator that asks [`is_logging_under_a_tree`]
+//!   is in `crates/simtest/tests/log_locks.rs`.
 //!
-//! That both are noticed is shown by doing them on purpose (`log::fsync`). Other builds have
-//! nothing of this.
+//! Doing both on purpose (`log::fsync`) shows that they are noticed. Other builds have nothing of
+//! this.
 
 use larder_volume::Device;
 use std::sync::Arc;
 
-/// Is the calling thread logging an inode while it holds the lock of a tree? For allocators:
-/// allocates nothing. Always false without debug assertions.
+/// Is the calling thread logging an inode while it holds the lock of a tree? This is for
+/// allocators, so it allocates nothing. It is always false without debug assertions.
 #[doc(hidden)]
 #[must_use]
 pub fn is_logging_under_a_tree() -> bool {
@@ -25,7 +26,7 @@ pub fn is_logging_under_a_tree() -> bool {
     false
 }
 
-/// How often a tree was locked by a thread that was logging; 0 without debug assertions.
+/// How often a thread that was logging locked a tree. 0 without debug assertions.
 #[doc(hidden)]
 #[must_use]
 pub fn trees_locked_while_logging() -> u64 {
@@ -78,7 +79,7 @@ mod checks {
         }
     }
 
-    /// A device that looks at the locks of those who wait for it.
+    /// A device that looks at the locks of the threads that wait for it.
     #[derive(Debug)]
     pub(super) struct Watched(pub(super) Arc<dyn Device>);
 

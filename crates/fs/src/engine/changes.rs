@@ -6,15 +6,15 @@ use larder_format::Generation;
 use std::collections::BTreeMap;
 use std::sync::Weak;
 
-/// Ranges that are kept apart at most.
+/// At most this many ranges are kept apart. Beyond that they become one.
 const MOST: usize = 512;
 
-/// Changed ranges of a file: bytes.
+/// Changed ranges of a file, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// The transaction that they are of.
+    /// The transaction in which they changed.
     generation: Generation,
-    /// First byte → end, apart from each other.
+    /// First byte → end. No two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 
@@ -40,7 +40,7 @@ impl Changes {
             self.ranges = BTreeMap::from([(first, last)]);
         }
     }
-    /// Takes what has changed in the transaction `generation`.
+    /// Takes out what has changed in the transaction `generation`.
     pub(crate) fn take(&mut self, generation: Generation) -> Vec<(u64, u64)> {
         let ranges = std::mem::take(&mut self.ranges);
         if self.generation == generation { ranges.into_iter().collect() } else { Vec::new() }
@@ -56,8 +56,8 @@ pub(crate) struct Logged {
     pub(crate) ticket: u64,
     /// How many directories had moved then.
     pub(crate) moves: u64,
-    /// The size that it has there, in whole sectors: of what lies behind, the log says nothing but
-    /// what is reserved.
+    /// Its size in the log, in whole sectors. Of what lies behind, the log has only preallocated
+    /// extents.
     pub(crate) size: u64,
 }
 

@@ -1,6 +1,6 @@
-//! What compressing and unpacking share among all files, and which files it is for.
+//! What compressing and unpacking share among all files, and which files are compressed.
 //!
-//! The work itself is done by [`crate::file::compress`].
+//! [`crate::file::compress`] does the work itself.
 
 use crate::space::Run;
 use crate::transaction::Ground;
@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Unpacked extents that are kept: of each reader only a part was wanted.
+/// How many unpacked extents are kept. They are kept when a reader wanted only a part of one.
 const KEPT_EXTENTS: usize = 16;
 
 /// What all files share.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Those that nobody uses at the moment.
+    /// Packers that nothing uses at the moment.
     pub(crate) packers: Mutex<Vec<Packer>>,
     pub(crate) stats: Stats,
     unpacked: Mutex<VecDeque<Kept>>,
@@ -27,14 +27,14 @@ pub(crate) struct State {
 /// Counters of bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
-    /// Went into packed extents, before and after.
+    /// Bytes that went into packed extents, before and after packing.
     pub(crate) raw: AtomicU64,
     pub(crate) packed: AtomicU64,
-    /// Were tried and did not shrink.
+    /// Bytes that were tried and did not shrink.
     pub(crate) failed: AtomicU64,
-    /// Did not look promising.
+    /// Bytes that did not look promising.
     pub(crate) skipped: AtomicU64,
-    /// Held packed in memory, on their way.
+    /// Bytes of packed data in memory, in flight.
     pub(crate) held: AtomicU64,
 }
 
@@ -65,8 +65,8 @@ impl State {
         kept.push_back(found);
         Some(data)
     }
-    /// Keeps an extent's bytes. The caller is in an epoch from before it read them, so that the
-    /// extent's space was not written again since.
+    /// Keeps an extent's bytes. The caller has been in an epoch since before it read them, so
+    /// nothing else has been written to the extent's space since.
     pub(crate) fn keep(&self, at: Logical, data: Arc<[u8]>) {
         let mut kept = self.unpacked.lock();
         kept.retain(|k| k.at != at);
@@ -75,7 +75,7 @@ impl State {
         }
         kept.push_back(Kept { at, data });
     }
-    /// Space is about to be written: what was there is gone.
+    /// Space is about to be written. What was there is forgotten.
     pub(crate) fn forget(&self, run: Run) {
         self.unpacked.lock().retain(|k| k.at < run.start || k.at >= run.end());
     }

@@ -1,12 +1,12 @@
 //! Item changes that are worked out before a transaction is joined.
 //!
-//! An operation on names touches up to a dozen items, several of which may be the same one (names
-//! with equal hashes, several links in one directory). A [`Draft`] is a small overlay over the
-//! subvolume's tree: the operation reads and changes items in it one after another, and whatever is
-//! wrong — a full bucket, a missing entry — shows before anything was changed. Then all of it is
-//! written in one edit, so that a version has the operation whole. That the tree cannot change in
-//! between is what the `op` locks are for; the edit still checks that each item is as the draft
-//! found it, present or absent, before it writes the first.
+//! An operation on names touches up to a dozen items, and several of these may be the same one
+//! (names with equal hashes, several links in one directory). A [`Draft`] is a small overlay over
+//! the subvolume's tree. The operation reads and changes items in it one after another, and
+//! whatever is wrong — a full bucket, a missing entry — shows before anything has changed. Then all
+//! of it is written in one edit, so a version has the whole operation or nothing of it. The `op`
+//! locks keep the tree from changing in between. The edit still checks, before it writes the first
+//! item, that each is as the draft found it, present or absent.
 
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
@@ -25,7 +25,7 @@ struct Change {
     now: Option<Vec<u8>>,
 }
 
-/// Key, whether the item exists already, new content if any.
+/// Each change: key, whether the item exists already, new content if any.
 pub(crate) type Changes = SmallVec<[(Key, bool, Option<Vec<u8>>); 8]>;
 
 /// Where a draft reads what it has not changed.
@@ -55,7 +55,7 @@ impl<'a> Draft<'a> {
     pub(crate) fn corrupt(&self, key: &Key, what: impl Into<String>) -> Error {
         Error::corrupt(Place::item(self.tree, *key), what)
     }
-    /// Gives what was parsed from this tree's item, or the corruption.
+    /// Returns what was parsed from an item of this tree, or the corruption.
     pub(crate) fn parsed<T>(&self, key: &Key, parsed: FormatResult<T>) -> Result<T> {
         parsed.map_err(|e| self.corrupt(key, e.0))
     }
@@ -102,13 +102,13 @@ impl<'a> Draft<'a> {
 /// A finished draft and the handle under which it is to be written.
 pub(crate) struct Prepared<'c, T> {
     pub(crate) handle: Handle<'c>,
-    /// What drafting found out.
+    /// What `plan` returned.
     pub(crate) found: T,
     subvol: Arc<Subvolume>,
     changes: Changes,
 }
 
-/// Works the changes out and joins the running transaction for them. Nothing is changed yet.
+/// Works the changes out, and joins the running transaction for them. Nothing has changed yet.
 ///
 /// # Errors
 /// What `plan` says; no space; `WouldBlock`.
@@ -121,8 +121,8 @@ pub(crate) fn prepare<'c, T>(
     core.check_writable()?;
     let source = |key: &Key| Ok(subvol.get(core, key)?.map(|item| item.data().to_vec()));
     loop {
-        // The items name the transaction that writes them, and which that is can change until it is
-        // joined.
+        // The items name the transaction that writes them. Until it is joined, that can still
+        // become another one.
         let generation = core.txns.running().generation;
         let mut draft = Draft::new(subvol.id, generation, max_item_size(core.nodesize()), &source);
         let found = plan(&mut draft)?;
@@ -145,7 +145,7 @@ impl<'c, T> Prepared<'c, T> {
         write_changes(&mut self.handle, &self.subvol, &self.changes)?;
         Ok((self.handle, self.found))
     }
-    /// The handle, and the changes for whoever writes them under it.
+    /// The handle, and the changes for the caller to write under it.
     pub(crate) fn into_changes(self) -> (Handle<'c>, Changes) {
         (self.handle, self.changes)
     }
@@ -154,7 +154,7 @@ impl<'c, T> Prepared<'c, T> {
 /// Finished drafts for two trees, and the handle under which they are to be written.
 pub(crate) struct PreparedTwo<'c, T> {
     handle: Handle<'c>,
-    /// What drafting found out.
+    /// What `plan` returned.
     pub(crate) found: T,
     parts: [(Arc<Subvolume>, Changes); 2],
 }
@@ -196,7 +196,7 @@ impl<'c, T> PreparedTwo<'c, T> {
     /// Writes all changes, those of each tree in one edit.
     ///
     /// # Errors
-    /// As [`Prepared::write`]. After one in the second tree nothing becomes durable any more.
+    /// As [`Prepared::write`]. After an error in the second tree nothing becomes durable any more.
     pub(crate) fn write(mut self) -> Result<Handle<'c>> {
         let [(here, first), (there, second)] = &self.parts;
         write_changes(&mut self.handle, here, first)?;

@@ -1,4 +1,4 @@
-//! Deleted subvolumes that still take space: they wait to be dropped ([`crate::subvolume::drop`]).
+//! Deleted subvolumes that still take space and wait to be dropped ([`crate::subvolume::drop`]).
 
 use crate::error::{Error, Place, Result};
 use crate::transaction::Ground;
@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-/// The trees that wait to be dropped, and since which transaction they are dead.
+/// The trees that wait to be dropped, each with the transaction since which it is dead.
 #[derive(Debug, Default)]
 pub(crate) struct Drops {
     queue: Mutex<Queue>,
@@ -19,23 +19,23 @@ pub(crate) struct Drops {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: BTreeMap<TreeId, Generation>,
-    /// What failed and stays for the next mount.
+    /// Trees that could not be dropped. They stay for the next mount.
     given_up: Vec<TreeId>,
     stop: bool,
 }
 
 impl Drops {
-    /// A tree is dead from this transaction on.
+    /// The tree is dead from this transaction on.
     pub(crate) fn add(&self, id: TreeId, since: Generation) {
         self.queue.lock().waiting.insert(id, since);
         self.changed.notify_all();
     }
-    /// Subvolumes that are deleted and still take space.
+    /// How many subvolumes are deleted and still take space.
     pub(crate) fn len(&self) -> usize {
         let queue = self.queue.lock();
         queue.waiting.len() + queue.given_up.len()
     }
-    /// Ends the thread after the step at which it is.
+    /// Ends the thread after the step that it is at.
     pub(crate) fn stop(&self) {
         self.queue.lock().stop = true;
         self.changed.notify_all();
@@ -44,7 +44,8 @@ impl Drops {
     pub(crate) fn stopped(&self) -> bool {
         self.queue.lock().stop
     }
-    /// Waits for a tree to drop, and since which transaction it is dead. `None`: end.
+    /// Waits for a tree to drop. Returns it and the transaction since which it is dead, or `None`
+    /// if the thread is to end.
     pub(crate) fn next(&self) -> Option<(TreeId, Generation)> {
         let mut queue = self.queue.lock();
         loop {
@@ -57,7 +58,8 @@ impl Drops {
             self.changed.wait(&mut queue);
         }
     }
-    /// A tree was dropped: to the end, or not, because the thread is to end, or because it failed.
+    /// A tree was dropped (`Some(true)`), was not because the thread is to end (`Some(false)`), or
+    /// could not be dropped (`None`).
     pub(crate) fn done(&self, id: TreeId, dropped: Option<bool>) {
         let mut queue = self.queue.lock();
         if dropped != Some(false) {
@@ -68,7 +70,7 @@ impl Drops {
         }
         self.changed.notify_all();
     }
-    /// Waits until there is nothing to drop any more.
+    /// Waits until there is nothing left to drop.
     ///
     /// # Errors
     /// `ReadOnly` when writing has ended; `Corrupt` when some tree cannot be dropped.

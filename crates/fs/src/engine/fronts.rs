@@ -11,11 +11,10 @@
 //! - Is a subvolume the root of *any* front end? Then it cannot be deleted.
 //!
 //! A front end may end without giving its holds back one by one: a kernel sends no FORGET at the
-//! end of a mount. It then gives all of them back at once ([`Filesystem::leave`]). What only this
-//! front end kept is deleted, and the others go on.
-//!
-//! Front ends are few and numbered from 0; numbers are used again. Each inode table has one map of
-//! holds for each number that ever held something there. So a single front end pays for one map.
+//! end of a mount. It then gives them all back at once ([`Filesystem::leave`]). What only this
+//! front end kept is deleted, and the others go on. Front ends are few and numbered from 0; numbers
+//! are used again. Each inode table has one map of holds for each number that ever held something
+//! there, so a single front end pays for one map.
 //!
 //! [`Filesystem::is_known_elsewhere`]: crate::Filesystem::is_known_elsewhere
 //! [`Filesystem::leave`]: crate::Filesystem::leave
@@ -34,7 +33,7 @@ pub(crate) struct FrontId(usize);
 pub(crate) struct Fronts(RwLock<Vec<Option<InodeId>>>);
 
 impl Fronts {
-    /// One more, which sees what is below this directory.
+    /// Adds a front end, which sees what is below this directory.
     pub(crate) fn join(&self, root: InodeId) -> FrontId {
         let mut all = self.0.write();
         let free = all.iter().position(Option::is_none).unwrap_or(all.len());
@@ -44,19 +43,19 @@ impl Fronts {
         all[free] = Some(root);
         FrontId(free)
     }
-    /// One less, which holds nothing any more. False if it has left already.
+    /// Removes a front end, which holds nothing any more. Returns false if it has left already.
     pub(crate) fn leave(&self, front: FrontId) -> bool {
         self.0.write()[front.0].take().is_some()
     }
-    /// Is this one still there?
+    /// Is this front end still there?
     pub(crate) fn is_here(&self, front: FrontId) -> bool {
         self.0.read()[front.0].is_some()
     }
-    /// Does any of them see this subvolume as its root?
+    /// Is this subvolume the root of any front end?
     pub(crate) fn is_root(&self, subvol: TreeId) -> bool {
         self.0.read().iter().flatten().any(|root| root.subvol == subvol)
     }
-    /// Does one besides this see this directory as its root?
+    /// Is this directory the root of another front end?
     pub(crate) fn is_root_elsewhere(&self, front: FrontId, id: InodeId) -> bool {
         self.0.read().iter().enumerate().any(|(n, root)| n != front.0 && *root == Some(id))
     }
@@ -67,14 +66,15 @@ impl Fronts {
 pub(crate) struct Holds(Vec<NumberMap<u64, u64>>);
 
 impl Holds {
-    /// One more.
+    /// Adds one hold.
     pub(crate) fn add(&mut self, front: FrontId, ino: u64) {
         if self.0.len() <= front.0 {
             self.0.resize_with(front.0 + 1, NumberMap::default);
         }
         *self.0[front.0].entry(ino).or_default() += 1;
     }
-    /// Takes some back. True if nobody holds it now, and somebody did.
+    /// Takes `n` holds back. Returns true if the inode was held, and no front end holds it any
+    /// more.
     pub(crate) fn give_back(&mut self, front: FrontId, ino: u64, n: u64) -> bool {
         let Some(map) = self.0.get_mut(front.0) else { return false };
         let Some(count) = map.get_mut(&ino) else { return false };
@@ -85,29 +85,29 @@ impl Holds {
         map.remove(&ino);
         !self.has(ino)
     }
-    /// Is it held by anybody?
+    /// Does any front end hold it?
     pub(crate) fn has(&self, ino: u64) -> bool {
         self.0.iter().any(|map| map.contains_key(&ino))
     }
-    /// Is it held by this one?
+    /// Does this front end hold it?
     pub(crate) fn has_of(&self, front: FrontId, ino: u64) -> bool {
         self.0.get(front.0).is_some_and(|map| map.contains_key(&ino))
     }
-    /// Is it held by another than this one?
+    /// Does another front end hold it?
     pub(crate) fn has_elsewhere(&self, front: FrontId, ino: u64) -> bool {
         self.0.iter().enumerate().any(|(n, map)| n != front.0 && map.contains_key(&ino))
     }
-    /// Up to `most` that this one holds.
+    /// Up to `most` inodes that this front end holds.
     pub(crate) fn of(&self, front: FrontId, most: usize) -> Vec<u64> {
         self.0.get(front.0).map_or_else(Vec::new, |map| map.keys().take(most).copied().collect())
     }
-    /// Takes everything back that this one holds.
+    /// Takes all holds of this front end back.
     pub(crate) fn end(&mut self, front: FrontId) {
         if let Some(map) = self.0.get_mut(front.0) {
             *map = NumberMap::default();
         }
     }
-    /// Takes everything back that anybody holds.
+    /// Takes all holds back.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }

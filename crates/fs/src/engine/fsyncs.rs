@@ -1,4 +1,4 @@
-//! What `fsync` has done, and why some of them had to be commits: figures.
+//! Figures: what `fsync` has done, and why some calls had to be commits.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) enum Cause {
     /// The subvolume is not in the last commit.
     NewSubvolume,
-    /// An entry of a subvolume is concerned, or the way to the subvolume.
+    /// It concerns an entry of a subvolume, or the path to the subvolume.
     SubvolumeEntry,
     /// Data or nodes would lie in a chunk that the last commit does not have.
     NewChunk,
@@ -16,9 +16,10 @@ pub(crate) enum Cause {
     NoSpace,
     /// The superblock lacks a feature that the data uses.
     Feature,
-    /// It has data in space that another file has preallocated, as far as the log knows that one.
+    /// The inode has data in space that another file, as far as the log knows it, has only
+    /// preallocated.
     Preallocated,
-    /// The inode left memory since it was changed: what else it concerns is not known.
+    /// The inode left memory since it was changed, so what else it concerns is not known.
     Forgotten,
     /// The log would be larger than the commit.
     TooMuch,
@@ -44,12 +45,12 @@ impl Cause {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct LogStats {
-    /// Calls, those that found everything durable, and those that the log served.
+    /// Calls; calls that found everything durable; calls that the log served.
     pub fsyncs: u64,
     pub fsyncs_with_nothing_to_do: u64,
     pub fsyncs_logged: u64,
-    /// Those that had to be commits, by cause: in a subvolume that is not in the last commit,
-    /// entries of subvolumes, chunks that are not in the last commit, no space, a feature that the
+    /// Calls that had to be commits, by cause: a subvolume that is not in the last commit, entries
+    /// of subvolumes, chunks that are not in the last commit, no space, a feature that the
     /// superblock lacks, data that another file wrote into preallocated space, a directory that
     /// left memory, too much to log, the log switched off, and too late for the log of a
     /// transaction that was being sealed.
@@ -63,13 +64,13 @@ pub struct LogStats {
     pub commits_too_much: u64,
     pub commits_off: u64,
     pub commits_sealed: u64,
-    /// Items of checksums that came to logs; ranges of theirs that were searched for what other
-    /// files had brought, which is done for files that share extents since the last commit; ranges
-    /// in which there was something. Nothing is ever deleted for them, or locked.
+    /// Checksum items that came into logs; ranges of these that were searched for what other files
+    /// had brought, as is done for files that share extents since the last commit; ranges in which
+    /// there was something. Nothing is ever deleted or locked for that.
     pub csum_items: u64,
     pub csum_ranges_searched: u64,
     pub csum_ranges_present: u64,
-    /// Batches, the most callers that one has served, superblocks and nodes written, and flushes.
+    /// Batches; the most callers that one batch has served; superblocks and nodes written; flushes.
     pub batches: u64,
     pub largest_batch: u64,
     pub superblocks: u64,

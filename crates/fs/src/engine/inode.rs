@@ -1,20 +1,19 @@
 //! Inodes in memory, and the names that lead to them.
 //!
-//! An [`Inode`] exists once per (subvolume, number) as long as anybody uses it. Two locks guard it,
-//! and the difference matters: `op` serialises operations and may be held while waiting for space,
-//! devices or a transaction; `state` is held for instructions only and never across any of these,
-//! because the committer takes it while it seals.
+//! An [`Inode`] exists once per (subvolume, number) as long as anything uses it. Two locks guard
+//! it, and the difference matters. `op` serialises operations, and may be held while waiting for
+//! space, devices or a transaction. `state` is held for instructions only and never across such a
+//! wait, because the committer takes it while it seals.
 //!
 //! Lock order: the subvolume's lock for moving directories, then `op` of directories by inode
 //! number, then `op` of other inodes by inode number ([`lock_all`] takes any set in that order),
-//! then a transaction handle, then `state`, then tree locks. Everything that an operation on names
-//! changes — entries, references, attributes, the orphan item — is guarded by the `op` of the
-//! directories and inodes concerned; that is why it can be worked out before joining a transaction
-//! ([`super::draft`]) and then only has to be written. Look-ups take no `op`: one item of the tree
-//! answers them.
+//! then a transaction handle, then `state`, then tree locks.
 //!
-//! The inode's item in the tree may be older than `state.item`; the seal writes it
-//! ([`Inode::flush_item`]).
+//! An operation on names changes entries, references, attributes and orphan items. The `op` locks
+//! of the directories and inodes concerned guard all of that. So it can be worked out before a
+//! transaction is joined ([`super::draft`]) and then only has to be written. Look-ups take no `op`:
+//! one item of the tree answers them. The inode's item in the tree may be older than `state.item`;
+//! the seal writes it ([`Inode::flush_item`]).
 
 use crate::api::{FileKind, InodeId, Timestamp, may_wait, to_timespec};
 use crate::engine::changes::{Changes, Logged};
@@ -32,13 +31,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
-/// Number of the empty directory that stands where a snapshot's source had a nested subvolume.
+/// Number of the empty directory that stands where the source of a snapshot had a nested subvolume.
 pub(crate) const PLACEHOLDER: u64 = 2;
 
 /// An inode in memory.
 #[derive(Debug)]
 pub(crate) struct Inode {
-    /// Who it is.
+    /// Its subvolume and number.
     pub(crate) id: InodeId,
     /// Its type, which never changes.
     pub(crate) kind: FileKind,
@@ -46,69 +45,71 @@ pub(crate) struct Inode {
     pub(crate) subvol: Arc<Subvolume>,
     /// Serialises operations: shared for reading data, exclusive for changes.
     pub(crate) op: RwLock<(), lock::Op>,
-    /// What `stat` shows and more; short holds only.
+    /// What `stat` shows, and more. Held for instructions only.
     pub(crate) state: Mutex<InodeState, lock::InodeState>,
     /// Data that is not in extents yet.
     pub(crate) data: FileData,
-    /// Looked up since the table was last swept?
+    /// Has it been looked up since the table was last swept?
     pub(super) used: AtomicBool,
     /// Ranges of its extents that have changed since it was logged.
     pub(crate) changes: parking_lot::Mutex<Changes>,
-    /// What its last `fsync` came to. Held while it is being logged.
+    /// The outcome of its last `fsync`. Held while it is being logged.
     pub(crate) logged: parking_lot::Mutex<Option<Logged>>,
-    /// The transaction of its last change before it came into memory: what that one has changed is
-    /// not known here.
+    /// The transaction of its last change before it came into memory. What that transaction changed
+    /// is not known here.
     pub(crate) since: Generation,
-    /// Transaction that knows already that the item has to be written, see [`Handle::mark_dirty`].
+    /// The transaction that has noted that the item has to be written, see [`Handle::mark_dirty`].
     pub(crate) noted_in: AtomicU64,
-    /// The last transaction in which an extent was shared so that a log of it has to look for
-    /// overlapping checksums: of who got an extent always, of who gave one if the extent was of
-    /// that very transaction. Not remembered over eviction: an inode that was read again takes the
-    /// transaction of its last change.
+    /// The last transaction in which an extent was shared so that a log of this inode has to look
+    /// for overlapping checksums. An inode that got an extent always has to; one that gave an
+    /// extent has to if the extent was of that very transaction. It is not kept when the inode
+    /// leaves memory: an inode that is read again takes the transaction of its last change.
     pub(crate) last_reflink: AtomicU64,
-    /// The last transaction whose log has its extents, or is about to: they stay as they are.
+    /// The last transaction whose log has its extents, or is about to have them. They stay as they
+    /// are.
     extents_logged_in: AtomicU64,
-    /// No extended attribute is stored: known of who was made without, until it may have got one.
-    /// (The kernel asks for one before it writes to a file.)
+    /// It has no extended attributes. That is known of an inode that was made without any, until it
+    /// may have got one. (The kernel asks for one before it writes to a file.)
     pub(crate) no_xattrs: AtomicBool,
 }
 
 /// The changing part of an inode.
 #[derive(Debug)]
 pub(crate) struct InodeState {
-    /// The inode item as it is to be written, but for `size` of a regular file, see `size`.
+    /// The inode item as it is to be written, except the `size` of a regular file, see `size`.
     pub(crate) item: InodeItem,
-    /// Size as everybody sees it. What goes to disk for a regular file is smaller while delayed
-    /// data lies beyond what is on the device.
+    /// The size that everyone sees. The size on disk of a regular file is smaller while delayed
+    /// data lies behind what is on the device.
     pub(crate) size: u64,
-    /// Highest DIR_INDEX given out, once it was looked up (directories).
+    /// Highest DIR_INDEX that was given out, once it has been looked up (directories).
     pub(crate) last_index: Option<u64>,
-    /// The same when the latest listing in pages began (directories).
+    /// Its value when the latest listing in pages began (directories).
     pub(crate) listed_to: Option<u64>,
-    /// Made without a name and never had one: it may still get one.
+    /// It was made without a name and never had one, so it may still get one.
     pub(crate) linkable: bool,
-    /// The inode's items are gone: nothing may be written any more.
+    /// The inode's items are gone. Nothing may be written any more.
     pub(crate) deleted: bool,
-    /// Transaction of the last change of metadata, names or extents, and whether that is still to
-    /// be logged.
+    /// Transaction of the last change of metadata, names or extents, and whether that change is
+    /// still to be logged.
     pub(crate) last_change: Generation,
     pub(crate) unlogged: bool,
-    /// Inodes whose names it concerns when this one is logged, since it last was, and in which
-    /// transaction: those that left this directory for another, or with which it changed names.
+    /// Companions: inodes whose names have to be logged with this one, and the transaction of that.
+    /// Since this inode was last logged they left this directory for another, or exchanged names
+    /// with this inode.
     pub(crate) companions: (Generation, Vec<ObjectId>),
 }
 
 impl InodeState {
-    /// Notes a change of the directory's entries: by how much the sum of their name lengths grew or
-    /// shrank.
+    /// Notes a change of the directory's entries. `name_bytes` is by how much the sum of their name
+    /// lengths grew or shrank.
     pub(crate) fn entries_changed(&mut self, name_bytes: i64, now: Timestamp) {
-        // Twice, because each name stands in a DIR_ITEM and in a DIR_INDEX. A damaged image may
-        // have had it wrong.
+        // It counts twice, because each name stands in a DIR_ITEM and in a DIR_INDEX. A damaged
+        // image may have a wrong sum.
         self.size = self.size.saturating_add_signed(2 * name_bytes);
         self.item.mtime = to_timespec(now);
         self.item.ctime = self.item.mtime;
     }
-    /// Whoever logs this inode has to log the names of that one, too.
+    /// Notes that a log of this inode needs the names of the other one, too.
     pub(crate) fn note_companion(&mut self, generation: Generation, ino: ObjectId) {
         if self.companions.0 != generation {
             self.companions = (generation, Vec::new());
@@ -117,7 +118,7 @@ impl InodeState {
             self.companions.1.push(ino);
         }
     }
-    /// Something of the inode has changed.
+    /// Notes that something of the inode has changed.
     pub(crate) fn changed_in(&mut self, generation: Generation) {
         self.last_change = generation;
         self.unlogged = true;
@@ -158,7 +159,7 @@ impl Inode {
             data: FileData::default(),
             used: AtomicBool::new(true),
             noted_in: AtomicU64::new(0),
-            // Nothing is known of it but that.
+            // Nothing more is known of it.
             last_reflink: AtomicU64::new(since.0),
             extents_logged_in: AtomicU64::new(since.0),
             no_xattrs: AtomicBool::new(false),
@@ -167,23 +168,23 @@ impl Inode {
             since,
         }
     }
-    /// From here on the extents that it has made in the running transaction do not grow: the log of
-    /// `generation` will have them. Whoever lets one grow right now has come to its end when this
-    /// returns.
+    /// From here on the extents that this inode has made in the running transaction do not grow:
+    /// the log of `generation` will have them. If one is growing right now, that has ended when
+    /// this returns.
     pub(crate) fn keep_extents_for_log(&self, generation: Generation) {
         if self.extents_logged_in.fetch_max(generation.0, Ordering::AcqRel) < generation.0 {
             drop(self.data.lock_extents());
         }
     }
-    /// May a log of the transaction have its extents, its own or that of a file that shares them or
-    /// did? Asked under the extent lock.
+    /// May a log of the transaction have its extents? That can be its own log, or that of a file
+    /// that shares or shared them. The caller holds the extent lock.
     pub(crate) fn has_logged_extents(&self, h: &Handle<'_>) -> bool {
         let tuning = &h.ground.options.tuning;
         let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= h.generation().0;
         let logged = in_it(&self.extents_logged_in) && !tuning.break_log_extents_grow;
         logged || in_it(&self.last_reflink) && !tuning.break_log_shared_grow
     }
-    /// Its number as the format's first part of a key.
+    /// Its number, as the first part of a key.
     pub(crate) fn object(&self) -> ObjectId {
         ObjectId(self.id.ino)
     }
@@ -199,7 +200,8 @@ impl Inode {
     pub(crate) fn expect_dir(&self) -> Result<()> {
         if self.is_dir() { Ok(()) } else { Err(Error::NotDirectory) }
     }
-    /// Fails where nothing may be changed: file system, subvolume, placeholder directory.
+    /// Fails where nothing may be changed: because of the file system, the subvolume, or a
+    /// placeholder directory.
     pub(crate) fn check_changeable(&self, core: &Core) -> Result<()> {
         core.check_writable()?;
         self.subvol.check_writable()?;
@@ -210,7 +212,7 @@ impl Inode {
         }
         Ok(())
     }
-    /// Changes the state in a transaction, and sees to it that the item is written.
+    /// Changes the state in a transaction, and notes that the item has to be written.
     pub(crate) fn change<R>(
         self: &Arc<Self>,
         h: &mut Handle<'_>,
@@ -228,7 +230,7 @@ impl Inode {
         h.mark_dirty(self);
         result
     }
-    /// Brings the item in the tree up to date. The committer calls it while it seals.
+    /// Brings the item in the tree up to date. The committer calls this while it seals.
     ///
     /// # Errors
     /// Reading or corruption.
@@ -237,8 +239,8 @@ impl Inode {
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| e.update(&key, item.as_bytes()))
     }
-    /// The same before the seal, while operations go on. That the item is right in the end rests on
-    /// a rule: an operation marks an inode dirty *after* its last change of anything that the item
+    /// The same before the seal, while operations go on. The item is right in the end because of a
+    /// rule: an operation marks an inode dirty *after* its last change of anything that the item
     /// shows, the size on disk included.
     ///
     /// # Errors
@@ -248,15 +250,15 @@ impl Inode {
         let key = inode_key(self.object());
         h.edit_growing(&self.subvol, &[key], 0, |e| match e.get(&key) {
             Some(_) => e.update(&key, item.as_bytes()),
-            // Deleted since we looked.
+            // It was deleted since we looked.
             None => Ok(()),
         })
     }
-    /// The item as it is to be logged; `None` once the inode is deleted.
+    /// The item as it is to be logged. `None` once the inode is deleted.
     pub(crate) fn item_for_log(&self, core: &Core) -> Option<InodeItem> {
         self.item_for_disk(core)
     }
-    /// The item as it is to be written; `None` once the inode is deleted.
+    /// The item as it is to be written. `None` once the inode is deleted.
     fn item_for_disk(&self, ground: &Ground) -> Option<InodeItem> {
         let state = self.state.lock();
         if state.deleted || self.subvol.is_dead() {
@@ -288,7 +290,7 @@ impl Inode {
     /// Takes `op` exclusively.
     ///
     /// # Errors
-    /// `WouldBlock` where the thread may not wait and somebody else holds it.
+    /// `WouldBlock` where the thread may not wait and another holds it.
     pub(crate) fn lock_op(&self) -> Result<Exclusive<'_, ()>> {
         if let Some(guard) = self.op.try_write() {
             return Ok(guard);
@@ -305,11 +307,11 @@ impl Inode {
 /// Exclusive `op` locks of several inodes.
 pub(crate) type OpGuards<'a> = SmallVec<[Exclusive<'a, ()>; 4]>;
 
-/// Takes `op` of all these inodes exclusively, in the order that everybody keeps. An inode may be
-/// named twice.
+/// Takes `op` of all these inodes exclusively, in the one order that all callers keep. An inode may
+/// be named twice.
 ///
 /// # Errors
-/// `WouldBlock` where the thread may not wait and one of them is taken.
+/// `WouldBlock` where the thread may not wait and another holds one of them.
 pub(crate) fn lock_all<'a>(inodes: &[&'a Inode]) -> Result<OpGuards<'a>> {
     let mut sorted: SmallVec<[&Inode; 4]> = SmallVec::from_slice(inodes);
     sorted.sort_by_key(|i| (!i.is_dir(), i.id));

@@ -1,8 +1,8 @@
 //! Inode items that are written late: at the seal, or a little ahead of it.
 //!
-//! An operation changes an inode in memory and notes it with its transaction. However often it
-//! changes, its item is written once. Where very many are noted, most are written while operations
-//! go on, so that the seal, for which everybody waits, is short.
+//! An operation changes an inode in memory and notes it with its transaction. However often the
+//! inode changes, its item is written once. If very many are noted, most are written while
+//! operations go on, so that the seal is short: all operations wait for it.
 
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use std::sync::atomic::{Ordering, fence};
 /// Inodes whose items are newer in memory than in the tree.
 pub(crate) type ChangedInodes = NumberMap<(TreeId, u64), Arc<Inode>>;
 
-/// Those of a transaction.
+/// The changed inodes of a transaction.
 #[derive(Debug, Default)]
 pub(crate) struct LateItems(pub(crate) Mutex<ChangedInodes>);
 
@@ -34,10 +34,10 @@ impl Core {
 impl Handle<'_> {
     /// Notes that an inode's item has to be written at the seal.
     ///
-    /// One that is noted is not noted again, unless its item was written meanwhile
-    /// ([`write_items_ahead`]). Either that sees what the caller has changed, or the caller
-    /// sees that it has begun: each first does its part, then, behind a fence, looks for the
-    /// other's.
+    /// An inode that is noted is not noted again, unless its item was written meanwhile
+    /// ([`write_items_ahead`]). Either the writer of the item sees what the caller has changed, or
+    /// the caller sees that the writer has begun: each does its own part first, and behind a fence
+    /// looks for the other's.
     pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
         fence(Ordering::SeqCst);
         if inode.noted_in.load(Ordering::Relaxed) == self.txn.generation.0 {
@@ -53,24 +53,24 @@ impl Handle<'_> {
             self.txn.changed_inodes.fetch_add(1, Ordering::Relaxed);
         }
         if others.is_none() && inode.state.lock().item.generation.get() != self.txn.generation.0 {
-            // The path to the item; a new inode's is in a leaf that this transaction has copied
-            // already.
+            // Space for the path to the item. A new inode's item is in a leaf that this transaction
+            // has copied already.
             self.keep_for_path();
         }
     }
 }
 
-/// Dirty inodes from which on their items are written before the seal.
+/// With at least this many dirty inodes, items are written before the seal.
 const MANY_INODES: usize = 1000;
-/// Items that one handle writes then.
+/// How many items one handle writes then.
 const AHEAD: usize = 64;
 
-/// Writes inode items that operations left to the seal while operations go on, where there are
-/// many: the seal, for which everybody waits, then has only those that have changed again.
+/// Writes inode items that operations left to the seal while operations go on, if there are many.
+/// The seal, for which all operations wait, then has only those that have changed again.
 ///
 /// It never waits for space or a seal: this is the thread that such a wait would be for. What it
-/// cannot write, the seal does. For the committer only: a seal in the midst of it would not find
-/// the inodes that it has taken.
+/// cannot write, the seal writes. Only the committer may call it, because a seal in the midst of it
+/// would not find the inodes that it has taken.
 pub(crate) fn write_items_ahead(core: &Core) {
     let txn = core.txns.running();
     let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);
@@ -83,7 +83,7 @@ pub(crate) fn write_items_ahead(core: &Core) {
             take_changed(&mut inodes)
         };
         let mut order: Vec<_> = dirty.keys().copied().collect();
-        // Neighbours share leaves.
+        // Items of neighbours share leaves.
         order.sort_unstable();
         for some in order.chunks(AHEAD) {
             let handle = reserve_ahead(core, &txn, some.len() as u64)
@@ -109,7 +109,7 @@ pub(crate) fn write_items_ahead(core: &Core) {
     }
 }
 
-/// Space to write so many items: what was kept for them, and more if it is there.
+/// Space to write `items` items: what was kept for them, and more if there is any.
 fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
     let cost = core.item_cost(items, 0);
     let mut kept =
@@ -124,14 +124,14 @@ fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
     (mine.bytes() == cost).then_some(mine)
 }
 
-/// Takes the inodes whose items are to be written. From here on whoever changes one notes it again:
-/// snapshots, for one, which are made in the midst of the seal, change the directories that they
-/// appear in.
+/// Takes the inodes whose items are to be written. From here on an operation that changes one notes
+/// it again. Snapshots, for one, are made in the midst of the seal, and change the directories that
+/// they appear in.
 fn take_changed(inodes: &mut ChangedInodes) -> ChangedInodes {
     inodes.values().for_each(|i| i.noted_in.store(0, Ordering::Relaxed));
     let changed = std::mem::take(inodes);
-    // Either their writer sees a change, or who makes it sees that they were taken: see
-    // `Handle::mark_dirty`.
+    // Either the writer of the items sees a change, or the operation that makes it sees that they
+    // were taken: see `Handle::mark_dirty`.
     fence(Ordering::SeqCst);
     changed
 }

@@ -1,7 +1,7 @@
 //! Where subvolumes hang, as far as the published root tree does not say so yet.
 //!
-//! Operations leave it with their transaction ([`crate::transaction::RootNotes`]). Until that is
-//! published, look-ups find it here first.
+//! Operations leave that with their transaction ([`crate::transaction::RootNotes`]). Until the
+//! transaction is published, look-ups find it here first.
 
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Links(RwLock<BTreeMap<TreeId, (Generation, Option<Link>)>>);
 
 impl Links {
-    /// Where a subvolume hangs, if that has changed lately.
+    /// Where a subvolume hangs, if the published root tree does not say so yet.
     pub(crate) fn get(&self, child: TreeId) -> Option<Option<Link>> {
         self.0.read().get(&child).map(|(_, link)| link.clone())
     }
@@ -25,25 +25,25 @@ impl Links {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.read().is_empty()
     }
-    /// Forgets what is in the root tree now that this transaction is published.
+    /// Forgets what is in the root tree, now that this transaction is published.
     pub(crate) fn forget(&self, published: Generation) {
         self.0.write().retain(|_, (generation, _)| *generation > published);
     }
 }
 
 impl Core {
-    /// Notes where a subvolume hangs from now on; the commit will write it down.
+    /// Notes where a subvolume hangs from now on. The commit will write that.
     pub(crate) fn note_link(&self, h: &mut Handle<'_>, child: TreeId, link: Option<Link>) {
         h.noted_for_root_tree(4);
         h.txn.roots.lock().links.insert(child, link.clone());
         self.links.0.write().insert(child, (h.generation(), link));
     }
-    /// Takes a link back that was noted in vain, for something that was new.
+    /// Takes back a link that was noted in vain, for something that was new.
     pub(crate) fn forget_link(&self, h: &Handle<'_>, child: TreeId) {
         h.txn.roots.lock().links.remove(&child);
         self.links.0.write().remove(&child);
     }
-    /// Where a subvolume hangs; `None` for the top-level one, and for one that is deleted.
+    /// Where a subvolume hangs. `None` for the top-level one, and for one that is deleted.
     ///
     /// # Errors
     /// Reading, corruption.

@@ -1,8 +1,8 @@
-//! The engine: what all parts of an open file system share that know files.
+//! The engine: what all parts of an open file system that know files have in common.
 //!
 //! [`Core`] contains the [`Ground`] and adds what is in memory of files: subvolumes, inodes,
-//! delayed data, deleted trees, front ends. The rooms above work on it and extend `Core` there;
-//! none of them is named here.
+//! delayed data, deleted trees, front ends. The rooms above work on it and extend `Core` there.
+//! None of them is named here.
 //!
 //! | module | decision it hides |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | `inode`, `table` | what is in memory of an inode, its locks; which inodes stay |
 //! | `draft` | how changes of items are worked out before a transaction is joined |
 //! | `late` | when inode items are written that operations have changed in memory |
-//! | `delalloc/` | what files have in memory that is not on the device yet, and whose turn it is |
-//! | `inline`, `compression` | which files may lie in their leaf; what compressing shares |
+//! | `delalloc/` | what files have in memory but not on the device; what is written next |
+//! | `inline`, `compression` | which files may be in their leaf; what compressing shares |
 //! | `changes` | what an inode remembers for the log |
 //! | `drops` | which deleted subvolumes wait to be dropped |
 //! | `fronts` | front ends of one engine, each with its own root and holds |
@@ -57,23 +57,24 @@ pub(crate) struct Core {
     pub(crate) compression: Arc<compression::State>,
     pub(crate) reclaims: ReclaimCounters,
     pub(crate) log: fsyncs::Counters,
-    /// Was there a log, and is what it held in the trees?
+    /// Was there a log, and is what it held in the trees now?
     pub(crate) log_replayed: AtomicBool,
     /// Where subvolumes hang, as far as the published root tree does not say so yet.
     pub(crate) links: Links,
     /// Held while the shape of the tree of subvolumes changes.
     pub(crate) subvol_tree: lock::Mutex<(), lock::SubvolTree>,
-    /// The next number for a subvolume; 0 until it was looked up.
+    /// The next number for a subvolume. 0 until it has been looked up.
     pub(crate) next_subvol: AtomicU64,
     /// Deleted subvolumes.
     pub(crate) drops: Drops,
-    /// The default subvolume, if it was set.
+    /// The default subvolume, if it has been set.
     pub(crate) new_default: Mutex<Option<TreeId>>,
     pub(crate) fronts: Fronts,
 }
 
 impl Core {
-    /// An engine on this ground, with nothing in memory yet. `write_back` writes delayed data.
+    /// An engine on this ground, with nothing in memory yet. `write_back` is what writes delayed
+    /// data.
     pub(crate) fn new(ground: Ground, write_back: delalloc::WriteBack) -> Self {
         Self {
             ground,

@@ -1,4 +1,4 @@
-//! What was done because space was short: figures.
+//! Figures: what was done because space was short.
 
 use std::sync::atomic::AtomicU64;
 
@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 pub(crate) struct ReclaimCounters {
     /// Rounds of writing delayed data.
     pub(crate) writes: AtomicU64,
-    /// Runs of files that they were asked for, and that they wrote; where bytes were asked for,
-    /// those.
+    /// Rounds are asked for runs of files, or for bytes. How many of each they were asked for, and
+    /// how many they wrote.
     pub(crate) asked_runs: AtomicU64,
     /// See `asked_runs`.
     pub(crate) written_runs: AtomicU64,
@@ -18,7 +18,7 @@ pub(crate) struct ReclaimCounters {
     pub(crate) written_bytes: AtomicU64,
     /// Most bytes that a round wrote beyond what it was asked for.
     pub(crate) excess_bytes: AtomicU64,
-    /// Waits for data that was on its way.
+    /// Waits for data that was in flight.
     pub(crate) settles: AtomicU64,
     /// Chunks made.
     pub(crate) chunks: AtomicU64,

@@ -1,10 +1,10 @@
 //! Subvolumes: trees of files, and how they are found.
 //!
-//! A [`Subvolume`] is loaded once and stays: it owns the changing [`Tree`], the table of its inodes
-//! in memory and the counter for new inode numbers (there is none on disk). Its ROOT_ITEM is
-//! written by the commit alone: what operations want changed there, and where subvolumes hang, they
-//! leave with their transaction ([`crate::transaction::RootNotes`]). The entries in directories are
-//! the business of [`crate::inode`]; snapshots, dropping and settings that of [`crate::subvolume`].
+//! A [`Subvolume`] is loaded once and stays. It owns the changing [`Tree`], the table of its inodes
+//! in memory, and the counter for new inode numbers (there is none on disk). Only the commit writes
+//! its ROOT_ITEM: operations leave with their transaction what they want changed there, and where
+//! subvolumes hang ([`crate::transaction::RootNotes`]). [`crate::inode`] sees to the entries in
+//! directories; [`crate::subvolume`] to snapshots, dropping and settings.
 
 use crate::engine::Core;
 use crate::engine::table::InodeTable;
@@ -26,7 +26,7 @@ pub(crate) struct Subvolume {
     pub(crate) read_only: AtomicBool,
     /// Inode number of its root directory.
     pub(crate) root_dir: u64,
-    /// The next inode number to give out; 0 until it was looked up.
+    /// The next inode number to give out. 0 until it has been looked up.
     next_ino: AtomicU64,
     /// Its inodes in memory.
     pub(crate) inodes: InodeTable,
@@ -40,7 +40,7 @@ impl Deref for Subvolume {
 }
 
 impl Subvolume {
-    /// A subvolume that is made, or whose ROOT_ITEM was read.
+    /// A subvolume that is new, or whose ROOT_ITEM was read.
     pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
         Self {
             read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
@@ -62,9 +62,9 @@ impl Subvolume {
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino > ObjectId::LAST_FREE.0 { Err(Error::NoSpace) } else { Ok(ino) }
     }
-    /// Sees to it that numbers of inodes which are in use are never given out again while the
-    /// subvolume is in memory. To be called before one is deleted: a log tells inodes by their
-    /// numbers from those of the last commit.
+    /// Makes sure that numbers of inodes that are in use are never given out again while the
+    /// subvolume is in memory. It is called before an inode is deleted, because
+    /// a log tells inodes from those of the last commit by their numbers.
     ///
     /// # Errors
     /// Reading.
@@ -93,7 +93,7 @@ impl Subvolume {
 }
 
 impl Core {
-    /// The subvolume with this id, loaded if need be.
+    /// The subvolume with this id. It is loaded if it is not in memory.
     ///
     /// # Errors
     /// `NotFound` when there is none, or it was deleted; reading; corruption.
@@ -109,7 +109,7 @@ impl Core {
         if item.refs.get() == 0 {
             return Err(Error::NotFound);
         }
-        // A damaged image's may lie in the future.
+        // In a damaged image it may lie in the future.
         let last_snapshot = Generation(item.last_snapshot.get()).min(self.published_hint());
         let ptr = root_pointer(&item);
         let tree = Tree::new(id, self.store.clone(), ptr, last_snapshot, self.tree_stats.clone());

@@ -1,10 +1,10 @@
-//! The inodes of a subvolume that are in memory, and who must stay.
+//! The inodes of a subvolume that are in memory, and which of them must stay.
 //!
-//! An inode is loaded when somebody asks for it and kept until memory is wanted: when the table has
-//! grown, those that nobody else refers to go. That is safe because whoever has something to lose
-//! refers to the inode — the running transaction while its item is dirty, the data path while it
-//! has delayed data, the table itself while it has no name. Holds are only counted, beside the
-//! inodes: a front end may hold millions, and a count does not need the inode.
+//! An inode is loaded when a caller asks for it, and kept until memory is wanted: when the table
+//! has grown, inodes that nothing else refers to are dropped. That is safe because everything that
+//! still needs an inode refers to it: the running transaction while its item is dirty, the data
+//! path while it has delayed data, the table itself while it has no name. Holds are only counted,
+//! beside the inodes: a front end may hold millions, and a count does not need the inode.
 
 use super::inode::kind_of;
 use super::{Inode, PLACEHOLDER};
@@ -20,20 +20,20 @@ use larder_format::{Generation, Key, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// So many inodes stay in memory before the first sweep. Each takes some 600 bytes. Tests sweep all
-/// the time.
+/// This many inodes stay in memory before the first sweep. Each takes some 600 bytes. Tests sweep
+/// all the time.
 const KEEP: usize = if cfg!(test) { 64 } else { 16 << 10 };
 
 /// The inodes of a subvolume that are in memory, by number.
 #[derive(Debug, Default)]
 pub(crate) struct InodeTable {
     inner: Mutex<Inner, lock::Table>,
-    /// Held while a directory moves to another directory: the shape of the tree stands still for
-    /// others who look at it.
+    /// Held while a directory moves to another directory. The shape of the tree stands still for
+    /// those that look at it with this lock.
     pub(crate) moving: Mutex<(), lock::Moving>,
     /// Held while what a crash left behind is being cleaned up.
     pub(crate) cleaning: Mutex<(), lock::Cleaning>,
-    /// What a crash left behind was cleaned up.
+    /// Has what a crash left behind been cleaned up?
     pub(crate) clean: AtomicBool,
 }
 
@@ -42,16 +42,16 @@ struct Inner {
     inodes: NumberMap<u64, Arc<Inode>>,
     /// References from outside (look-ups of front ends).
     holds: Holds,
-    /// Inodes without a name that are waiting for their last hold to go.
+    /// Inodes without a name that wait until their last hold is given back.
     orphans: NumberMap<u64, Arc<Inode>>,
-    /// Inodes that left memory so far.
+    /// How many inodes have left memory so far.
     evicted: u64,
-    /// Size at which to sweep.
+    /// Size of the table at which it is swept.
     limit: usize,
 }
 
 impl InodeTable {
-    /// The inode with this number, loaded if need be.
+    /// The inode with this number. It is loaded if it is not in memory.
     ///
     /// # Errors
     /// `NotFound`; reading; corruption.
@@ -67,8 +67,8 @@ impl InodeTable {
             };
             let inode = Arc::new(load(core, subvol, ino)?);
             let mut inner = self.inner.lock();
-            // What was read may be old if the inode was in memory, changed and gone again
-            // meanwhile.
+            // What was read may be old, if the inode was in memory, changed and left memory in the
+            // meantime.
             if inner.evicted == evicted {
                 return Ok(inner.insert(inode));
             }
@@ -82,68 +82,68 @@ impl InodeTable {
     pub(crate) fn enter(&self, inode: &Arc<Inode>) {
         self.inner.lock().insert(inode.clone());
     }
-    /// Takes an inode out that is gone from the tree, or never came to be.
+    /// Takes an inode out that is gone from the tree, or that was never made.
     pub(crate) fn remove(&self, ino: u64) {
         let mut inner = self.inner.lock();
         inner.inodes.remove(&ino);
         inner.orphans.remove(&ino);
         inner.evicted += 1;
     }
-    /// One more reference from outside.
+    /// Adds a hold of a front end.
     pub(crate) fn hold(&self, front: FrontId, ino: u64) {
         self.inner.lock().holds.add(front, ino);
     }
-    /// Takes `n` references of a front end back; the inode if it has no name and nobody holds it
-    /// now.
+    /// Takes `n` holds of a front end back. Returns the inode if it has no name and nothing holds
+    /// it now.
     pub(crate) fn release(&self, front: FrontId, ino: u64, n: u64) -> Option<Arc<Inode>> {
         let mut inner = self.inner.lock();
         let last = inner.holds.give_back(front, ino, n);
         last.then(|| inner.orphans.get(&ino).cloned()).flatten()
     }
-    /// Up to `most` that a front end refers to.
+    /// Up to `most` inodes that a front end holds.
     fn held(&self, front: FrontId, most: usize) -> Vec<u64> {
         self.inner.lock().holds.of(front, most)
     }
-    /// Is it referred to from outside?
+    /// Does any front end hold it?
     pub(crate) fn is_held(&self, ino: u64) -> bool {
         self.inner.lock().holds.has(ino)
     }
-    /// Does a front end refer to it?
+    /// Does this front end hold it?
     fn is_held_by(&self, front: FrontId, ino: u64) -> bool {
         self.inner.lock().holds.has_of(front, ino)
     }
-    /// Does another front end than this refer to it?
+    /// Does another front end hold it?
     fn is_held_elsewhere(&self, front: FrontId, ino: u64) -> bool {
         self.inner.lock().holds.has_elsewhere(front, ino)
     }
-    /// Keeps an inode without a name until it is deleted or gets one.
+    /// Keeps an inode that has no name, until it is deleted or gets one.
     pub(crate) fn set_orphan(&self, inode: &Arc<Inode>) {
         self.inner.lock().orphans.insert(inode.id.ino, inode.clone());
     }
-    /// It has a name (again).
+    /// The inode has a name again, or its first one.
     pub(crate) fn unset_orphan(&self, ino: u64) {
         self.inner.lock().orphans.remove(&ino);
     }
-    /// Forgets all holds; the inodes that only they kept.
+    /// Forgets all holds. Returns the inodes that only they kept.
     pub(crate) fn drop_holds(&self) -> Vec<Arc<Inode>> {
         let mut inner = self.inner.lock();
         inner.holds.clear();
         inner.orphans.values().cloned().collect()
     }
-    /// Forgets the holds of one front end; the inodes that only it kept.
+    /// Forgets the holds of one front end. Returns the inodes that only it kept.
     pub(crate) fn drop_holds_of(&self, front: FrontId) -> Vec<Arc<Inode>> {
         let mut inner = self.inner.lock();
         inner.holds.end(front);
         let kept = |ino: &u64| inner.holds.has(*ino);
         inner.orphans.iter().filter(|(ino, _)| !kept(ino)).map(|(_, inode)| inode.clone()).collect()
     }
-    /// Forgets everything. Inodes refer to their subvolume, so this is what ends a closed file
-    /// system's memory.
+    /// Forgets everything. Inodes refer to their subvolume, so this is what frees the memory of a
+    /// closed file system.
     pub(crate) fn clear(&self) {
         let old = std::mem::take(&mut *self.inner.lock());
         drop(old);
     }
-    /// Inodes in memory.
+    /// How many inodes are in memory.
     pub(crate) fn len(&self) -> usize {
         self.inner.lock().inodes.len()
     }
@@ -156,8 +156,8 @@ impl Inner {
         }
         self.inodes.entry(inode.id.ino).or_insert(inode).clone()
     }
-    /// Lets go of inodes that nobody else refers to: those not looked up since the last sweep, and
-    /// when that is not enough all of them.
+    /// Drops inodes that nothing else refers to: those that were not looked up since the last
+    /// sweep, and if that is not enough all of them.
     fn sweep(&mut self) {
         let before = self.inodes.len();
         self.inodes
@@ -166,8 +166,8 @@ impl Inner {
             self.inodes.retain(|_, i| Arc::strong_count(i) > 1);
         }
         self.evicted += (before - self.inodes.len()) as u64;
-        // Where most are in use, the next sweep waits until as many have come again: its cost stays
-        // proportional.
+        // If most are in use, the next sweep waits until as many have come again, so that its cost
+        // stays proportional.
         self.limit = (2 * self.inodes.len()).max(KEEP);
     }
 }
@@ -197,8 +197,8 @@ fn parse(subvol: &Subvolume, key: &Key, data: &[u8]) -> Result<(FileKind, InodeI
     Ok((kind, item))
 }
 
-/// The empty directory that stands where a snapshot's source had a nested subvolume. It looks like
-/// the subvolume's root.
+/// The empty directory that stands where the source of a snapshot had a nested subvolume. It looks
+/// like the subvolume's root.
 fn placeholder(core: &Core, subvol: &Arc<Subvolume>) -> Result<Inode> {
     let key = inode_key(ObjectId(subvol.root_dir));
     let root = subvol.get(core, &key)?.ok_or(Error::NotFound)?;
@@ -215,9 +215,9 @@ fn placeholder(core: &Core, subvol: &Arc<Subvolume>) -> Result<Inode> {
 }
 
 impl Core {
-    /// A front end keeps a reference to the inode: it survives its last name.
+    /// A front end holds the inode, so the inode survives its last name.
     pub(crate) fn hold(&self, front: FrontId, id: crate::InodeId) {
-        // An id that was given out is of a subvolume in memory: those stay.
+        // The subvolume of an id that was given out is in memory, because subvolumes stay.
         if let Some(subvol) = self.subvols.read().get(&id.subvol) {
             subvol.inodes.hold(front, id.ino);
         }
@@ -235,7 +235,7 @@ impl Core {
     pub(crate) fn is_held_by(&self, front: FrontId, id: crate::InodeId) -> bool {
         self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_by(front, id.ino))
     }
-    /// Does another front end than this hold it?
+    /// Does another front end hold this inode?
     pub(crate) fn is_held_elsewhere(&self, front: FrontId, id: crate::InodeId) -> bool {
         self.subvols
             .read()
@@ -246,7 +246,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // Inodes refer to their subvolume and its table to them.
+        // Inodes refer to their subvolume, and its table refers to them.
         for subvol in self.subvols.get_mut().values() {
             subvol.inodes.clear();
         }

@@ -2,10 +2,10 @@
 //!
 //! The trees of a new file system describe each other: the root tree says where the others lie, the
 //! extent tree has an item for every block, the block groups count them, the free-space tree lists
-//! what is left — so no tree can be written before all are known. What matters for all of that is
-//! only how many blocks each tree takes; so a guess (one block each) is laid out, packed, and
-//! corrected until it holds. It holds at once, except with 4 KiB nodes, where the root tree needs
-//! two leaves.
+//! what is left. So no tree can be written before all are known. For all of that it only matters
+//! how many blocks each tree takes. So a guess (one block each) is laid out, packed, and corrected
+//! until it is right. It is right at once, except with 4 KiB nodes, where the root tree needs two
+//! leaves.
 //!
 //! Blocks of a tree lie behind each other, its root first; trees lie behind each other from the
 //! start of their chunk.
@@ -62,7 +62,7 @@ pub(super) struct Image {
     pub(super) bytes_used: u64,
 }
 
-/// Trees of the file system that is planned; the chunk tree first, for it lies elsewhere.
+/// Trees of the file system that is planned. The chunk tree comes first, because it lies elsewhere.
 fn tree_ids(plan: &Plan) -> Vec<u64> {
     let mut ids = vec![CHUNK_TREE, ROOT_TREE, EXTENT_TREE, DEV_TREE, FS_TREE, CSUM_TREE, UUID_TREE];
     if plan.features.free_space_tree {
@@ -79,7 +79,7 @@ fn tree_ids(plan: &Plan) -> Vec<u64> {
 pub(super) fn build(plan: &Plan) -> Image {
     let node = u64::from(plan.nodesize);
     let ids = tree_ids(plan);
-    // Leaves of each tree.
+    // How many leaves each tree has.
     let mut sizes: BTreeMap<u64, usize> = ids.iter().map(|id| (*id, 1)).collect();
     loop {
         let mut next = (plan.layout.system.start, plan.layout.metadata.start);
@@ -114,7 +114,7 @@ pub(super) fn build(plan: &Plan) -> Image {
     }
 }
 
-/// The items of a tree, given where all trees are and how much of a chunk they use.
+/// The items of a tree, once it is known where all trees are and how much of each chunk they use.
 fn items_of(
     id: u64,
     plan: &Plan,
@@ -172,8 +172,8 @@ fn items_of(
         FREE_SPACE_TREE => chunks
             .iter()
             .flat_map(|c| {
-                // The trees lie at the start of their chunk: one free range follows, superblock
-                // copies included.
+                // The trees lie at the start of their chunk. So there is one free range behind
+                // them, and it includes superblock copies.
                 let used = used(c);
                 let info = Bytes::new().u32(1).u32(0).done();
                 [

@@ -1,8 +1,8 @@
 //! The features that a new file system can have, by the names that `mkfs.btrfs -O` knows.
 //!
 //! Features are names on the command line and bits in the superblock, and a few imply others. Only
-//! what Larder can also mount and write is offered; everything else is refused by name, with the
-//! reason.
+//! features that Larder can also mount and write are offered. Each other one is refused by name,
+//! with the reason.
 
 use crate::{Error, Result};
 
@@ -72,15 +72,16 @@ impl Features {
         "mixed-bg",
     ];
 
-    /// The features of a new file system, from lists as [`Features::apply`] takes them. A default
-    /// that needs what a list turns off is off as well, and a sentence about it comes along.
+    /// The features of a new file system, from lists as [`Features::apply`] takes them. A list may
+    /// turn off what a default needs. Then that default is off as well, and the second result has a
+    /// sentence about it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] names what is unknown or not supported. So it does with what a
-    /// feature needs, where a list turns on one and off the other.
+    /// [`Error::Unsupported`] names what is unknown or not supported. If a list turns a feature on,
+    /// and off what it needs, it names what is needed.
     pub fn chosen<'a>(lists: impl IntoIterator<Item = &'a str>) -> Result<(Self, Vec<String>)> {
         let mut features = Self::default();
-        // With the block-group tree off from the start, it is on in the end only if a list says so.
+        // The block-group tree is off at first, so it is on in the end only if a list says so.
         let mut asked = Self { block_group_tree: false, ..Self::default() };
         for list in lists {
             features.apply(list)?;
@@ -89,16 +90,14 @@ impl Features {
         let mut notes = Vec::new();
         if let Some(missing) = features.lacks().filter(|_| !asked.block_group_tree) {
             features.block_group_tree = false;
-            notes.push(format!(
-                "without {missing} there is no block-group-tree either: it is left off"
-            ));
+            notes.push(format!("block-group-tree is left off, because it needs {missing}"));
         }
         features.check()?;
         Ok((features, notes))
     }
 
-    /// Applies a list as `mkfs.btrfs -O` takes it: names separated by commas, `^` in front of one
-    /// turns it off.
+    /// Applies a list as `mkfs.btrfs -O` takes it: names separated by commas; `^` in front of a
+    /// name turns it off.
     ///
     /// # Errors
     /// [`Error::Unsupported`] names what is unknown or not supported.
@@ -130,7 +129,7 @@ impl Features {
         Ok(())
     }
 
-    /// What the block-group tree needs and does not have.
+    /// What the block-group tree needs and these features lack.
     fn lacks(&self) -> Option<&'static str> {
         match (self.free_space_tree, self.no_holes) {
             _ if !self.block_group_tree => None,

@@ -50,7 +50,7 @@ impl Bytes {
 }
 
 const DIRECTORY: u32 = 0o040_755;
-/// Set in the inode inside a root item: its flags mean something.
+/// A flag of the inode inside a root item. It says that the root item's own flags have a meaning.
 const ROOT_ITEM_INIT: u64 = 1 << 31;
 const TREE_BLOCK: u64 = 2;
 const TREE_BLOCK_REF: u8 = 176;
@@ -104,7 +104,8 @@ pub(super) fn default_subvolume(id: u64) -> Vec<u8> {
         .done()
 }
 
-/// ROOT_ITEM. Trees with inodes have a root directory; the top subvolume also a uuid and times.
+/// ROOT_ITEM. Trees with inodes have a root directory. The top-level subvolume also has a uuid and
+/// times.
 pub(super) fn root(plan: &Plan, tree: Placed, has_inodes: bool, top: bool) -> Vec<u8> {
     let embedded = inode(plan, 3, if has_inodes { ROOT_ITEM_INIT } else { 0 }, false, (0, 0));
     // The inode's own generation in a root item is 1 in every image that Linux makes.
@@ -188,7 +189,7 @@ pub(super) fn tree_block(plan: &Plan, tree: u64, at: Logical, level: u8) -> (Key
     let (key, head) = if plan.features.skinny_metadata {
         (Key::new(at, KeyType::METADATA_ITEM, u64::from(level)), head)
     } else {
-        // The old form carries the block's first key, which nobody reads, and its level.
+        // The old form has the block's first key, which nothing reads, and its level.
         (Key::new(at, KeyType::EXTENT_ITEM, u64::from(plan.nodesize)), head.zeros(17).u8(level))
     };
     (key, head.u8(TREE_BLOCK_REF).u64(tree).done())

@@ -1,9 +1,9 @@
 //! Where the first chunks of a new file system lie.
 //!
-//! Hides mkfs.btrfs's placing, which other tools and people know by sight: first three small groups
-//! from 1 MiB on (system 4 MiB, metadata and data 8 MiB, less on tiny devices), then, where a
-//! profile keeps two copies, their replacements behind them, in a size that depends on the
-//! device's. Those that were replaced leave their space free.
+//! This module hides how mkfs.btrfs places them, which other tools and people know by sight. First
+//! come three small groups from 1 MiB on (system 4 MiB, metadata and data 8 MiB, less on tiny
+//! devices). If a profile keeps two copies, other groups replace them: these follow behind, in a
+//! size that depends on the device's. The space of the groups that were replaced is free.
 
 use crate::{Error, Result};
 use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical};
@@ -66,7 +66,7 @@ impl Layout {
     }
 }
 
-/// Smallest device that the profiles fit, in bytes; the same as mkfs.btrfs asks for.
+/// Smallest device, in bytes, that the profiles fit on. mkfs.btrfs asks for the same.
 #[must_use]
 pub fn minimum_size(metadata: Profile, data: Profile, mixed: bool) -> u64 {
     match (metadata, data, mixed) {
@@ -82,7 +82,7 @@ pub fn minimum_size(metadata: Profile, data: Profile, mixed: bool) -> u64 {
 /// Lays the first chunks out on a device of `size` bytes.
 ///
 /// # Errors
-/// [`Error::Unsupported`] tells the smallest size that will do.
+/// [`Error::Unsupported`] says which size is enough.
 pub(super) fn plan(size: u64, metadata: Profile, data: Profile, mixed: bool) -> Result<Layout> {
     let least = minimum_size(metadata, data, mixed);
     if size < least {
@@ -150,7 +150,7 @@ mod tests {
             .collect()
     }
 
-    /// Numbers read off images of mkfs.btrfs 6.14.
+    /// The numbers were read from images of mkfs.btrfs 6.14.
     #[test]
     fn chunks_lie_where_mkfs_btrfs_puts_them() {
         use Profile::{Dup, Single};

@@ -1,10 +1,10 @@
 //! Makes an empty file system, in the shape that a current mkfs.btrfs gives it.
 //!
-//! Hides everything that only a birth needs: default profiles and sizes, the first chunks
-//! (`layout`), the first trees (`build`), and wiping what another file system left behind
-//! (`signatures` tells what that was). Apart from uuids and times, the same options on a device of
-//! the same size give the same bytes; with a uuid and a time given, *exactly* the same, which is
-//! what reproducible image builds need: the other uuids are derived from the given one.
+//! This module hides everything that only a new file system needs: default profiles and sizes, the
+//! first chunks (`layout`), the first trees (`build`), and wiping what another file system left
+//! behind (`signatures` says what that was). The same options on a device of the same size give the
+//! same bytes, apart from uuids and times. With a uuid and a time given they are *exactly* the
+//! same, as reproducible image builds need it: the other uuids are derived from the given one.
 //!
 //! Until the first superblock is durable the device holds no file system: old superblocks are wiped
 //! first, then blocks are written and flushed, then the superblock and its mirrors.
@@ -35,26 +35,26 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 pub struct MkfsOptions {
     /// Name, up to 255 bytes without NUL and newline.
     pub label: Vec<u8>,
-    /// Uuid of the file system; `None`: a random one. With a given one the other uuids are derived
+    /// Uuid of the file system. `None`: a random one. If it is given, the other uuids are derived
     /// from it.
     pub uuid: Option<[u8; 16]>,
-    /// Copies of metadata; `None`: two, or one with mixed groups.
+    /// Copies of metadata. `None`: two, or one with mixed groups.
     pub metadata: Option<Profile>,
-    /// Copies of data; `None`: one, or as metadata with mixed groups.
+    /// Copies of data. `None`: one, or as for metadata with mixed groups.
     pub data: Option<Profile>,
-    /// Checksum of everything.
+    /// Checksum of metadata and data.
     pub csum: CsumType,
-    /// Bytes of a tree node; `None`: 16384, or 4096 with mixed groups.
+    /// Bytes of a tree node. `None`: 16384, or 4096 with mixed groups.
     pub nodesize: Option<u32>,
     /// Features.
     pub features: Features,
-    /// Time that stands in the first inodes; `None`: now.
+    /// Time of the first inodes. `None`: now.
     pub time: Option<Timestamp>,
     /// User and group that own the root directory.
     pub root_owner: (u32, u32),
     /// Overwrite what [`recognise`] finds instead of refusing.
     pub force: bool,
-    /// Tell the device first that all of it is free.
+    /// Tell the device beforehand that all of it is free.
     pub discard: bool,
 }
 
@@ -97,7 +97,7 @@ pub struct MkfsReport {
     pub features: Features,
 }
 
-/// Everything that is decided before the first byte is made.
+/// All that is decided before the first byte is made.
 struct Plan {
     fsid: [u8; 16],
     device_uuid: [u8; 16],
@@ -118,7 +118,7 @@ struct Plan {
 ///
 /// # Errors
 /// [`Error::Unsupported`] for options that do not go together, a device that is too small, or one
-/// that already holds something (unless forced), all before anything is changed; [`Error::Volume`]
+/// that already holds something (unless forced). Nothing has been changed then. [`Error::Volume`]
 /// when the device fails.
 pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     let plan = Plan::new(device.size(), options)?;
@@ -197,7 +197,7 @@ impl Plan {
     }
 }
 
-/// A uuid that follows from the file system's: version 8, "custom", as RFC 9562 has it.
+/// A uuid that follows from the file system's. It is of version 8, "custom", as in RFC 9562.
 fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
     let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
     uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash"))
@@ -214,11 +214,11 @@ fn labelled(label: &[u8]) -> Result<Box<Superblock>> {
 
 /// Room that other formats use at both ends of a device.
 const ENDS: u64 = 2 << 20;
-/// Unit in which old bytes are looked for and overwritten.
+/// Unit in which old bytes are searched and overwritten.
 const WIPE_BLOCK: u64 = 4096;
 
-/// Makes the device forget what was on it, without writing where there is nothing: a sparse file
-/// stays sparse.
+/// Wipes what was on the device. It writes nothing where there is nothing, so a sparse file stays
+/// sparse.
 fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
     let size = device.size();
     if discard && let Err(e) = device.discard(Physical(0), size) {
@@ -301,7 +301,7 @@ fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superb
     sb.set_incompat(Incompat::from_bits_retain(plan.features.incompat(plan.nodesize)));
     sb.set_csum_type(plan.csum);
     sb.dev_item = DevItem::read_from_bytes(&items::dev_item(plan)).expect("a device item");
-    // With a free-space tree there is no older cache; without one, a generation that never comes
+    // With a free-space tree there is no older cache. Without one, a generation that never comes
     // says the same.
     sb.set_cache_generation(Generation(if plan.features.free_space_tree { 0 } else { u64::MAX }));
     let key = Key::new(256, KeyType::CHUNK_ITEM, plan.layout.system.start.0);

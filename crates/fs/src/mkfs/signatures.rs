@@ -1,10 +1,10 @@
-//! What is on a device already? File systems, partition tables, volume managers and disk images, by
-//! signature.
+//! What is on a device already: file systems, partition tables, volume managers and disk images,
+//! found by their signatures.
 //!
-//! Answers one question only: would making a file system here destroy something that a person may
-//! want to keep? So it names what it finds instead of describing it, looks at backup copies at the
-//! device's end as well, and prefers the more specific name (ext4 before "a boot sector"). A device
-//! that cannot be read in some place has nothing recognisable there.
+//! This module answers one question only: would a new file system here destroy something that a
+//! person may want to keep? So it names what it finds and does not describe it. It also looks at
+//! backup copies at the end of the device, and it prefers the more specific name (ext4 before "a
+//! boot sector"). Where a device cannot be read, nothing is recognised.
 
 use larder_format::{Physical, SUPER_OFFSETS};
 use larder_volume::Device;
@@ -20,7 +20,7 @@ const fn magic(at: u64, bytes: &'static [u8], name: &'static str) -> Magic {
     Magic { at, bytes, name }
 }
 
-/// Signatures that are long or distant enough to stand for themselves. Offsets in bytes.
+/// Signatures that are long or distant enough to be sufficient by themselves. Offsets are in bytes.
 const MAGICS: &[Magic] = &[
     magic(0, b"XFSB", "an xfs file system"),
     magic(0, b"hsqs", "a squashfs file system"),
@@ -85,7 +85,7 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
         .or_else(|| boot_sector(&look).map(Into::into))
 }
 
-/// Bytes at the start that most signatures lie in; read once.
+/// Most signatures lie in this many bytes at the start, which are read once.
 const HEAD: u64 = 72 << 10;
 
 struct Look<'a> {

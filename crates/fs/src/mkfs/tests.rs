@@ -1,5 +1,5 @@
-//! What can be checked without the kernel: structure, determinism, refusals. The oracles look at
-//! the same images in the end-to-end tests.
+//! What can be checked without the kernel: structure, determinism, refusals. In the end-to-end
+//! tests the kernel and btrfs-progs look at the same images.
 
 use super::*;
 use larder_format::node::NodeView;
@@ -59,7 +59,7 @@ fn the_same_uuid_and_time_give_the_same_bytes() {
     let mut images = Vec::new();
     for old in [0u8, 0xee] {
         let d = device(&dir, 109 * MIB);
-        // What was there before must not show.
+        // Nothing of what was there before must show.
         for at in [0, 65536, 8 * MIB, 64 * MIB, 109 * MIB - 4096] {
             d.write_at(Physical(at), &[old; 4096]).unwrap();
         }
@@ -167,7 +167,7 @@ fn every_node_size_and_feature_set_packs() {
     }
 }
 
-/// Runs `btrfs check`, which must find nothing at all; false when it is not installed.
+/// Runs `btrfs check`, which must find nothing at all. Returns false if it is not installed.
 fn checked(path: &std::path::Path) -> bool {
     let Ok(out) = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output()
     else {

@@ -1,14 +1,15 @@
 //! Allocation: block groups, accounts and the device behind them, put together.
 //!
-//! [`Allocator`] hides when a new chunk is made and what then has to be known where: the map of the
+//! [`Allocator`] hides when a new chunk is made, and what has to know of it then: the map of the
 //! volume, the allocator's groups, the accounts of the reservations, and the transaction whose
-//! commit writes its items. A group made in transaction N+1 must not be used by the commit of N,
-//! whose chunk tree does not have it; groups know their transaction for that.
+//! commit writes its items. The commit of N must not use a group that was made in transaction N+1,
+//! because its chunk tree does not have that group. So groups know their transaction.
 //!
-//! Between a look that finds no space and the chunk that is made for it others look, too, and find
-//! none. So chunks are counted, who looks remembers the count ([`Seen`]), and nobody makes a chunk
-//! while there is one that he has not seen: one that nobody needed is not given back before the
-//! commit after the next, and a device has room for a few only.
+//! A thread may find no space, and before it makes a chunk other threads look and find none either.
+//! So chunks are counted. A thread that looks for space remembers the count ([`Seen`]) and makes no
+//! chunk while there is one that it has not seen. Otherwise chunks that nobody needs would be made:
+//! a device has room for a few only, and such a chunk is not given back before the commit after the
+//! next.
 
 use crate::api::OpenOptions;
 use crate::error::{Error, Place, Result};
@@ -30,17 +31,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A block group made by a transaction; its items are written by the commit.
+/// A block group that a transaction has made. The commit writes its items.
 #[derive(Debug, Clone)]
 pub(crate) struct NewGroup {
     pub(crate) run: Run,
     pub(crate) chunk: Chunk,
 }
 
-/// Space freed by one transaction, to be given back when no version can reach it.
+/// Space freed by one transaction. It is given back when no version can reach it.
 pub(crate) type Pinned = Vec<Run>;
 
-/// A transaction, as far as chunks go: its commit writes the items of those that were made in it.
+/// A transaction, as far as chunks go. Its commit writes the items of the chunks that were made in
+/// it.
 pub(crate) trait ChunkNotes {
     /// Its number.
     fn generation(&self) -> Generation;
@@ -50,28 +52,29 @@ pub(crate) trait ChunkNotes {
 
 /// The running transaction.
 pub(crate) trait Running {
-    /// Calls `make` with it; it is not sealed meanwhile.
+    /// Calls `make` with the running transaction, which is not sealed meanwhile.
     ///
     /// # Errors
     /// `ReadOnly`; those of `make`.
     fn while_pinned(&self, make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<Wish>) -> Result<Wish>;
 }
 
-/// Blocks that a commit may need beyond copies and what grows by bytes: splits up to the root of
-/// each global tree, and what its purse holds.
+/// Blocks that a commit may need beyond copies and beyond what grows by bytes: splits up to the
+/// root of each global tree, and the preallocated blocks that it holds.
 const SLACK_BLOCKS: u64 = 40;
 
-/// How many chunks had been made when somebody looked for space. To be asked for *before* looking.
+/// How many chunks had been made when a caller looked for space. It asks for this *before* it
+/// looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen(u64);
 
-/// What becomes of the wish for a chunk.
+/// What came of a request for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// There is one that the caller has not seen, made by itself or by somebody else: it is to look
-    /// again.
+    /// There is a chunk that the caller has not seen, made by this call or by another thread. The
+    /// caller has to look again.
     Granted,
-    /// The device has room for one, which was promised to metadata.
+    /// The device has room for a chunk, but that room was promised to metadata.
     Promised,
     /// The device has no room.
     NoRoom,
@@ -85,7 +88,7 @@ struct DeviceSpace {
     size: u64,
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
-    /// What it was told of outside of them.
+    /// What the device was told of outside of them.
     told: Told,
     chunks: BTreeMap<Logical, Chunk>,
 }
@@ -95,8 +98,8 @@ impl DeviceSpace {
         let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
         usable.saturating_sub(self.taken.values().sum())
     }
-    /// Bytes that can still become chunks, once `plan` is made if there is one: what is left
-    /// between chunks and too short for a stripe does not count.
+    /// Bytes that can still become chunks, after `plan` is carried out if there is one. Space
+    /// between chunks that is too short for a stripe does not count.
     fn usable(&self, plan: Option<&ChunkPlan>) -> u64 {
         let mut taken: Vec<(Physical, u64)> = self.taken.iter().map(|(a, l)| (*a, *l)).collect();
         if let Some(plan) = plan {
@@ -106,8 +109,8 @@ impl DeviceSpace {
         let holes = device_holes(&taken, self.size);
         holes.iter().map(|h| h.1).filter(|len| *len >= MIN_STRIPE).sum()
     }
-    /// Every stripe must have a device extent of its own and every device extent a stripe: space
-    /// for a new chunk is what no device extent takes.
+    /// Every stripe must have a device extent of its own, and every device extent a stripe: the
+    /// space for a new chunk is all that no device extent takes.
     fn check(&self) -> Result<()> {
         let wrong = |at: Physical, what: &str| {
             let key = Key::new(ObjectId(self.id.0), KeyType::DEV_EXTENT, at.0);
@@ -152,17 +155,17 @@ pub(crate) struct Allocator {
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) groups: Groups,
     device: Mutex<DeviceSpace>,
-    /// Chunks made for data, metadata and the chunk tree (where data and metadata are mixed the
-    /// second counts both), and chunks given back. They change with `device` locked.
+    /// Chunks made for data, for metadata and for the chunk tree, and chunks given back. Where data
+    /// and metadata are mixed, the second counts both. They change with `device` locked.
     made: [AtomicU64; 3],
     given_back: AtomicU64,
     total_bytes: u64,
     system_changed: AtomicBool,
-    /// Bytes of the trees that a commit may have to copy whole.
+    /// Bytes of all trees that only commits edit: a commit may have to copy each of their blocks.
     global_trees: AtomicU64,
-    /// Bytes that operations have kept for the commit on its way.
+    /// Bytes that operations have kept for the commit that is under way.
     pub(crate) kept_by_commit: AtomicU64,
-    /// Groups whose record in the free-space tree is wrong: the next commit makes it anew.
+    /// Groups whose record in the free-space tree is wrong. The next commit makes it anew.
     rebuild: Mutex<Vec<Run>>,
     pub(crate) discards: Discards,
     /// Addresses for new blocks that operations did not need.
@@ -171,7 +174,7 @@ pub(crate) struct Allocator {
     pub(super) volume: Arc<Volume>,
     /// What keeps freed space from being used again.
     pub(super) epochs: Arc<Epochs<Pinned>>,
-    /// Wishes for chunks so far.
+    /// Requests for chunks so far.
     #[cfg(test)]
     at_the_door: AtomicU64,
 }
@@ -269,13 +272,13 @@ impl Allocator {
         Ok(this)
     }
 
-    /// Makes the global reserve as large as commits need by now.
+    /// Makes the global reserve as large as commits now need it.
     fn size_global_reserve(&self) {
         let metadata = self.accounts.pots(SpaceKind::Metadata);
         let commit = self.global_trees() + SLACK_BLOCKS * u64::from(self.features.nodesize);
         self.accounts.set_global_reserve(global_reserve_size(commit, metadata.total));
     }
-    /// Looks how large the trees are that only commits edit, and sizes the global reserve by it.
+    /// Measures the trees that only commits edit, and sizes the global reserve by them.
     ///
     /// # Errors
     /// Reading or corruption of a root.
@@ -284,7 +287,7 @@ impl Allocator {
         for tree in roots.all().filter(|t| t.id() != ObjectId::CHUNK_TREE) {
             blocks = blocks.saturating_add(tree.version(epoch.clone()).blocks_at_most()?);
         }
-        // An estimate from above: never more than there is.
+        // The number of blocks is an upper bound, so it is limited to what there is.
         let bytes = blocks.saturating_mul(u64::from(self.features.nodesize));
         let used = self.accounts.pots(SpaceKind::Metadata).used;
         self.global_trees.store(bytes.min(used), Ordering::Relaxed);
@@ -298,10 +301,10 @@ impl Allocator {
 
     /// Bytes of metadata for which device space of `usable` bytes is enough.
     fn overcommit(&self, usable: u64) -> u64 {
-        // A chunk needs whole stripes in one place; a little is always lost.
+        // A chunk needs whole stripes in one place, so a little is always lost.
         (usable / self.copies(SpaceKind::Metadata)).saturating_sub(4 << 20) / 8 * 7
     }
-    /// Chunks have gone: tells the accounts how much device space could still become metadata.
+    /// Chunks have gone. Tells the accounts how much device space can still become metadata.
     fn note_device_space(&self) {
         self.size_global_reserve();
         let device = self.device.lock();
@@ -336,7 +339,8 @@ impl Allocator {
             SpaceKind::System => &self.made[2],
         }
     }
-    /// The chunks of this moment, for who looks for space for `kind` next and may want another.
+    /// The chunks of this moment. The caller is going to look for space for `kind`, and may then
+    /// want another chunk.
     pub(crate) fn seen(&self, kind: SpaceKind) -> Seen {
         Seen(self.counter(kind).load(Ordering::Acquire))
     }
@@ -350,8 +354,8 @@ impl Allocator {
         let flags = self.flags(kind);
         #[cfg(test)]
         self.at_the_door.fetch_add(1, Ordering::AcqRel);
-        // Until the group is there: nobody sees the device without the space and the accounts
-        // without the group.
+        // Held until the group is there. Otherwise another thread could see the device without the
+        // space and the accounts without the group.
         let mut device = self.device.lock();
         if seen.is_some_and(|seen| seen != self.seen(kind)) {
             return Ok(Wish::Granted);
@@ -374,8 +378,8 @@ impl Allocator {
         let excluded = in_map.superblock_ranges();
         let left = device.usable(Some(&plan));
         let overcommit = self.overcommit(left);
-        // What metadata was promised must stay possible. A chunk for metadata turns one into the
-        // other, further down.
+        // What was promised to metadata must stay possible. (A chunk for metadata turns device
+        // space into metadata further down.)
         let for_metadata = match kind {
             SpaceKind::Metadata => true,
             SpaceKind::Data => self.accounts.is_mixed(),
@@ -410,9 +414,9 @@ impl Allocator {
         Ok(Wish::Granted)
     }
 
-    /// Leaves to the commit on its way what it was promised, in groups that it may use: where
-    /// `bytes` would come out of that, a chunk is made first, if the device has room for one.
-    /// Without room, what is free now is not promised twice.
+    /// Keeps what the commit that is under way was promised, in groups that it may use. If `bytes`
+    /// would come out of that, a chunk is made first, if the device has room for one. Without room,
+    /// what is free now is not promised twice.
     fn spare_the_commit(&self, txns: &impl Running, bytes: u64) -> Result<()> {
         let seen = self.seen(SpaceKind::Metadata);
         let kept = self.kept_by_commit.load(Ordering::Acquire);
@@ -444,7 +448,7 @@ impl Allocator {
                 Err(_)
                     if self.chunk_in_running(txns, SpaceKind::Metadata, seen)? == Wish::Granted => {
                 }
-                // What was promised is somewhere.
+                // What was promised must be somewhere.
                 Err(_) if !squeezed => {
                     squeezed = true;
                     self.release_expired();
@@ -486,7 +490,8 @@ impl Allocator {
             let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
             match got {
                 Ok(at) => return Ok(at),
-                // Whatever others have made meanwhile, a transaction too late for this one.
+                // Chunks that others have made meanwhile are of no use: they belong to a
+                // transaction that is too late for this commit.
                 Err(_) if self.new_chunk(txn, kind, None)? == Wish::Granted => {}
                 Err(_) if !squeezed => {
                     squeezed = true;
@@ -502,7 +507,7 @@ impl Allocator {
         }
     }
 
-    /// Says in the log why a commit finds no space: that should not be.
+    /// Says in the log why a commit finds no space, which should not happen.
     fn explain(&self, kind: SpaceKind, committing: Generation, reserved: u64) {
         let pots = self.accounts.pots(kind);
         let global = self.accounts.global_reserve();
@@ -514,8 +519,8 @@ impl Allocator {
         }
     }
 
-    /// Space for data: `want` bytes in one piece or the longest piece of at least `min`. Multiples
-    /// of 4096.
+    /// Space for data: `want` bytes in one piece, or else the longest piece of at least `min`
+    /// bytes. Both are multiples of 4096.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -540,7 +545,7 @@ impl Allocator {
         }
     }
 
-    /// Gives allocated data space back that no extent refers to.
+    /// Gives back allocated data space that no extent refers to.
     #[allow(dead_code)]
     pub(crate) fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
         self.groups.give_back(run, to);
@@ -556,8 +561,8 @@ impl Allocator {
         self.groups.find(a).is_some_and(|g| b < g.run().end() && b >= g.run().start)
     }
 
-    /// Takes block groups out of service in which nothing is left, but for the last of each kind
-    /// and those of this transaction.
+    /// Takes block groups in which nothing is left out of service, except the last of each kind and
+    /// those of this transaction.
     pub(crate) fn take_empty_groups(&self, generation: Generation) -> Vec<(Run, Chunk)> {
         let mut out = Vec::new();
         let device = self.device.lock();
@@ -574,7 +579,8 @@ impl Allocator {
                 continue;
             }
             let Some(chunk) = device.chunks.get(&group.run().start) else { continue };
-            // Who was promised its space may come for it any moment, and no other may be left.
+            // An operation that was promised its space may come for it at any moment, and there may
+            // be no other space.
             if self.groups.remove_unpromised(&group) {
                 if group.kind() == SpaceKind::System {
                     self.system_changed.store(true, Ordering::Release);
@@ -585,8 +591,8 @@ impl Allocator {
         out
     }
 
-    /// Is there a chunk for something else than `kind` in which nothing is left, and which the next
-    /// commits would give back once what is promised in it has come to its end?
+    /// Is there an empty chunk for something else than `kind` that the next commits would give
+    /// back, once what is promised in it has come to its end?
     pub(crate) fn has_idle_chunks(&self, kind: SpaceKind) -> bool {
         let all = self.groups.all();
         let account = |kind| match kind {
@@ -639,8 +645,8 @@ impl Allocator {
         self.note_device_space();
     }
 
-    /// Discards what no chunk takes on the device and what it was not told of yet, `most` bytes at
-    /// a time. No chunk is made meanwhile. Returns the bytes.
+    /// Discards the space of the device that no chunk takes and that the device was not told of
+    /// yet, `most` bytes at a time. No chunk is made meanwhile. Returns the bytes.
     ///
     /// # Errors
     /// What the device said.

@@ -1,7 +1,7 @@
 //! How large new chunks are and where on a device their stripes go.
 //!
-//! Sizes are policy, not format: those of Linux, so that an image filled by Larder looks like any
-//! other. Everything here is arithmetic on what is taken; nothing is allocated.
+//! Sizes are policy, not format. They are those of Linux, so that an image that Larder fills looks
+//! like any other. Everything here is arithmetic on what is taken; nothing is allocated.
 
 use crate::space::SpaceKind;
 use larder_format::items::Chunk;
@@ -16,8 +16,8 @@ pub const MIN_STRIPE: u64 = 1 << 20;
 
 /// Bytes (logical) that a new chunk should have, on a file system of `total` bytes.
 ///
-/// At most about a tenth of it (rounded up to 16 MiB: 112 MiB of 1 GiB), so that small images do
-/// not run out of device space with one half-empty chunk per type.
+/// At most about a tenth of it (rounded up to 16 MiB: 112 MiB of 1 GiB). So small images do not run
+/// out of device space with one half-empty chunk for each type.
 #[must_use]
 pub fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
     let most = match kind {

@@ -4,8 +4,8 @@
 //! belong to. This module keeps the packing: items never overlap, neighbours are joined as far as
 //! an item may grow, and a deletion trims or splits. Callers speak of sectors only.
 //!
-//! Appending extends one item, at most the largest item's size is copied, so that inserting `n`
-//! runs in order costs `n` bounded edits.
+//! Appending extends one item, and at most the largest item's size is copied. So `n` runs that are
+//! inserted in order cost `n` bounded edits.
 
 use crate::error::{Error, Place, Result};
 use crate::space::Run;
@@ -18,7 +18,7 @@ const SECTOR: u64 = SECTOR_SIZE as u64;
 /// Most checksums in one item, of a tree whose largest item has `max_item_size` bytes.
 #[must_use]
 pub fn max_sums(max_item_size: usize, csum: CsumType) -> usize {
-    // The leaf's capacity less two item headers, and one checksum to spare: where Linux stops, too.
+    // The leaf's capacity less two item headers, and one checksum to spare. Linux stops there, too.
     const ITEM_HEADER: usize = larder_format::node::ITEM_SIZE;
     (max_item_size.saturating_sub(ITEM_HEADER) / csum.size()).saturating_sub(1).max(1)
 }
@@ -62,7 +62,7 @@ fn bytes_of(len: u64, csum: CsumType) -> usize {
     usize::try_from(len / SECTOR).expect("checksums fit in memory") * csum.size()
 }
 
-/// The item that covers `at`, or else the last one before it.
+/// The item that covers `at`, or else the last item before it.
 fn before(tree: &mut dyn TreeOps, csum: CsumType, at: Logical) -> Result<Option<Item>> {
     match tree.at_or_before(&key_of(at))? {
         Some((key, data)) => Item::parse(key, data, csum),
@@ -77,7 +77,8 @@ fn after(tree: &mut dyn TreeOps, csum: CsumType, at: Logical) -> Result<Option<I
     }
 }
 
-/// Stores the checksums of the sectors from `start` on; what was stored for them is replaced.
+/// Stores the checksums of the sectors from `start` on. They replace what was stored for these
+/// sectors.
 ///
 /// `sums` are the checksums, [`CsumType::size`] bytes each, one after the other.
 ///
@@ -103,13 +104,13 @@ pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8
         right = after(tree, csum, start)?;
     }
     let (mut at, mut rest) = (start, sums);
-    // Fill up the item that ends here.
+    // Fills up the item that ends here.
     if let Some(mut item) = left.filter(|i| i.run.end() == start && i.sums.len() < max) {
         let take = rest.len().min(max - item.sums.len());
         item.sums.extend_from_slice(&rest[..take]);
         rest = &rest[take..];
         at = Logical(at.0 + (take / csum.size()) as u64 * SECTOR);
-        // All of it fits, and so does the item that follows: the gap is closed.
+        // If all of it fits, and the item that follows fits, too, the gap is closed.
         if rest.is_empty()
             && let Some(next) =
                 right.take_if(|n| n.run.start == at && item.sums.len() + n.sums.len() <= max)

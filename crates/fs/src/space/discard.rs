@@ -1,24 +1,22 @@
 //! Discarding: telling the device which space holds nothing any more.
 //!
-//! An image file gets a hole there, a block device may forget the bytes. This module hides when
-//! that is done:
+//! An image file gets a hole there; a block device may forget the bytes. This module hides when
+//! that is done (`docs/SPACE.md`, "Discard"):
 //!
-//! - never before the superblock that frees the space is durable and the last version that can
-//!   reach it is gone: what is discarded is what would be free to be overwritten the next moment;
-//! - never while somebody may be given the space: it stays pinned until the device has answered;
-//! - space of data behind the publication, by the committer, in whole granules of [`GRANULE`] bytes
-//!   and the largest [`MOST_PER_COMMIT`] of them only, so that a commit that frees a million small
+//! - never before the superblock that frees the space is durable and no version can reach it: space
+//!   is discarded when it could also be overwritten. It stays pinned until the device has answered;
+//! - data space behind the publication, by the committer: whole granules of [`GRANULE`] bytes, and
+//!   only the largest [`MOST_PER_COMMIT`] runs of them, so that a commit that frees a million small
 //!   files takes no longer for it;
 //! - chunks that were given back as a whole;
-//! - space of tree blocks when the file system is closed. It is freed and taken again with every
-//!   commit; discarding it each time would cost every `fsync` for a few MiB. The same goes for
-//!   mixed groups, and for what a commit left out;
-//! - everything, when somebody asks for it ([`super::trim`]).
+//! - space of tree blocks, mixed groups, and what commits left out when the file system is closed.
+//!   Tree blocks are freed and taken again with every commit, so discarding them each time would
+//!   cost every `fsync` for a few MiB;
+//! - everything, on request ([`super::trim`]).
 //!
-//! Who is short of space does not wait for freed space to be discarded ([`Allocator::hurry`]), only
-//! for what the device has in its hands.
-//!
-//! A discard that fails is no reason to fail anything else; after the first one no more are tried.
+//! A caller that is short of space does not wait for freed space to be discarded
+//! ([`Allocator::hurry`]), only for a discard that is under way. A discard that fails is no reason
+//! to fail anything else; after the first failure no more are tried.
 
 use crate::space::alloc::Allocator;
 use crate::space::{Run, RunJoiner, SpaceKind};
@@ -26,24 +24,24 @@ use larder_format::{DeviceId, Logical, Physical};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whole blocks of this size are discarded, and nothing less.
+/// Whole blocks of this size are discarded, and nothing smaller.
 pub(crate) const GRANULE: u64 = 64 << 10;
 /// Discards of freed data after one commit.
 const MOST_PER_COMMIT: usize = 512;
 /// Discards when a file system is closed.
 const MOST_AT_CLOSE: usize = 16384;
 
-/// What is on its way to be discarded.
+/// What is about to be discarded.
 #[derive(Debug, Default)]
 pub(crate) struct Discards {
-    /// Freed data, pinned still.
+    /// Freed data, still pinned.
     queue: Mutex<Vec<Run>>,
-    /// Held while space is given back that no version can reach any more: who comes second finds it
-    /// free.
+    /// Held while space that no version can reach any more is given back. A second caller finds
+    /// that space free when it gets the lock.
     releasing: Mutex<()>,
-    /// Held while the device discards. Who holds it waits for the device and for nobody else.
+    /// Held while the device discards. Its holder waits for the device and for nothing else.
     pub(crate) busy: Mutex<()>,
-    /// One has failed.
+    /// A discard has failed.
     given_up: AtomicBool,
 }
 
@@ -53,7 +51,7 @@ impl Allocator {
         self.options.discard && !self.discards.given_up.load(Ordering::Relaxed)
     }
 
-    /// Gives space back that no version can reach any more. Data that is to be discarded first
+    /// Gives back space that no version can reach any more. Data that is to be discarded first
     /// waits for the committer, or for [`Allocator::hurry`].
     pub(crate) fn release_expired(&self) {
         let _releasing = self.discards.releasing.lock();
@@ -80,8 +78,8 @@ impl Allocator {
         let mixed = self.accounts.is_mixed();
         !mixed && self.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
     }
-    /// Space is short: gives back what can be given back without discarding it, and waits for what
-    /// is being discarded.
+    /// Space is short. Gives back what can be given back without a discard, and waits for what is
+    /// being discarded.
     pub(crate) fn hurry(&self) {
         self.release_expired();
         let runs = std::mem::take(&mut *self.discards.queue.lock());
@@ -117,7 +115,7 @@ impl Allocator {
         }
         let mut parts: Vec<Run> =
             whole.into_iter().filter_map(|(_, run)| groups.pin_granules(run, GRANULE)).collect();
-        // A granule that became free in pieces is whole only with the last of them.
+        // A granule that became free in pieces is found whole only with the last of them.
         parts.sort_unstable_by_key(|r| std::cmp::Reverse(r.len));
         for (i, run) in parts.into_iter().enumerate() {
             if i < MOST_PER_COMMIT {
@@ -129,7 +127,8 @@ impl Allocator {
         }
     }
 
-    /// Discards what was freed and left out until now. For the end, when nobody allocates any more.
+    /// Discards what was freed and left out until now. It is for the end, when nothing allocates
+    /// any more.
     pub(crate) fn discard_left(&self) {
         if !self.is_discarding() {
             return;
@@ -159,7 +158,7 @@ impl Allocator {
             self.give_up_discarding(&e);
         }
     }
-    /// Discards what a chunk that was given back took on its device.
+    /// Discards the device space of a chunk that was given back.
     pub(crate) fn discard_stripe(&self, device: DeviceId, at: Physical, len: u64) {
         if self.is_discarding()
             && let Err(e) = self.volume.discard_on(device, at, len)

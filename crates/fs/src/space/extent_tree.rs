@@ -57,7 +57,7 @@ pub struct ExtentInfo {
 fn corrupt(key: Key, what: impl Into<String>) -> Error {
     Error::corrupt(Place::item(ObjectId::EXTENT_TREE, key), what)
 }
-/// References of an item that have items of their own.
+/// How many references of an extent have items of their own.
 fn keyed_refs(item: &ExtentItem) -> u64 {
     let inline = item.inline.iter().filter(|(r, _)| !matches!(r, ExtentRef::Owner { .. }));
     item.refs - inline.map(|r| u64::from(r.1)).sum::<u64>()
@@ -67,8 +67,8 @@ fn bad(key: Key) -> impl FnOnce(FormatError) -> Error {
 }
 
 /// Most bytes of an extent item before further references get items of their own: a sixteenth of a
-/// leaf less an item header, as Linux does (seen: 33 data references, 981 bytes, with 16 KiB
-/// nodes). Only a matter of taste.
+/// leaf less an item header, as on Linux (seen: 33 data references, 981 bytes, with 16 KiB nodes).
+/// Any limit would be valid.
 fn inline_limit(nodesize: u32) -> usize {
     larder_format::node::leaf_capacity(nodesize) / 16 - larder_format::node::ITEM_SIZE
 }
@@ -134,8 +134,8 @@ pub fn extent_info(
     }))
 }
 
-/// Looks a data extent up, and how many of its references are `key` and lie in its item. References
-/// that have items of their own are not searched: there are others then, or have been.
+/// Looks a data extent up, and counts its references that are `key` and lie in its item. References
+/// with items of their own are not searched: where those exist, there are or were other references.
 ///
 /// # Errors
 /// As [`extent_info`].
@@ -211,10 +211,10 @@ pub fn apply(
     edit.finish(head.created)
 }
 
-/// References of one keyed item with their counts. Linux writes one into each.
+/// References of one keyed item with their counts. Linux writes one into each item.
 type Keyed = Vec<(ExtentRef, u32)>;
 
-/// One extent being changed. `record` is written back at the end, keyed references at once.
+/// One extent that is being changed. `record` is written back at the end, keyed references at once.
 struct Edit<'a> {
     tree: &'a mut dyn TreeOps,
     features: ExtentFeatures,
@@ -250,8 +250,8 @@ impl<'a> Edit<'a> {
         };
         let record =
             ExtentItem { refs: 0, generation: head.generation, flags, block, inline: Vec::new() };
-        // A wrong free-space record shows here first: the neighbours, where they are extents, must
-        // keep clear.
+        // A wrong free-space record shows here first: a neighbour that is an extent must not
+        // overlap the new one.
         let end = bytenr.plus(head.num_bytes);
         let before = tree.at_or_before(&Key::new(bytenr, KeyType::METADATA_ITEM, u64::MAX))?;
         let after = tree.at_or_after(&Key::new(bytenr.plus(1), KeyType(0), 0))?;
@@ -312,9 +312,9 @@ impl<'a> Edit<'a> {
             return Err(missing());
         }
         self.record.refs -= n;
-        // What collided with other data references was moved behind them. Another writer may have
-        // removed those since, so the search goes on to the end of the type; there is nothing to
-        // find only in a broken tree.
+        // A reference that collided with other data references was moved behind them. Another
+        // writer may have removed those since, so the search goes on to the end of the type. Only
+        // in a broken tree does it find nothing.
         let mut from = key.keyed(self.bytenr);
         while left > 0 {
             let (at, mut refs) = self.next_keyed(from)?.ok_or_else(missing)?;
@@ -363,8 +363,8 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// Adds to the item of a reference; makes one where there is none if `make`. Says whether it
-    /// was added.
+    /// Adds to the item of a reference. Where there is none, makes one if `make`. Returns whether
+    /// the reference was added.
     fn add_keyed(&mut self, key: ExtentRef, n: u32, make: bool) -> Result<bool> {
         let mut at = key.keyed(self.bytenr);
         while let Some(data) = self.tree.get(&at)? {
@@ -375,7 +375,7 @@ impl<'a> Edit<'a> {
                 self.set_keyed(at, refs)?;
                 return Ok(true);
             }
-            // Only data references can get here: a hash collision. The next offset, then.
+            // Only data references get here, after a hash collision. The next offset is tried.
             at.offset =
                 at.offset.checked_add(1).ok_or_else(|| corrupt(at, "too many colliding hashes"))?;
         }

@@ -1,13 +1,13 @@
 //! Free space of one block group in memory: which run to hand out next.
 //!
-//! Two orders of the same runs: by address, for merging and for locality, and by size, so that a
-//! request that does not fit near its hint finds the smallest run that holds it without a search. A
-//! hint is followed over a bounded number of runs only; what it costs in tightness it earns in
-//! sequential writes.
+//! It keeps two orders of the same runs: by address, for merging and for locality, and by size. So
+//! a request that does not fit near its hint finds the smallest run that holds it without a search.
+//! A hint is followed over a bounded number of runs only: sequential writes gain more by that than
+//! the tighter fit would be worth.
 //!
-//! Runs are never adjacent: [`FreeIndex::insert`] merges. The index knows nothing of what lies in
-//! the way of an allocation (superblock mirrors): such ranges are removed from it once, after
-//! loading.
+//! Runs are never adjacent, because [`FreeIndex::insert`] merges them. The index does not know what
+//! lies in the way of an allocation (superblock mirrors). Such ranges are removed from it once,
+//! after loading.
 
 use crate::space::Run;
 use larder_format::Logical;
@@ -29,7 +29,7 @@ fn align_up(at: Logical, align: u64) -> Option<Logical> {
 }
 
 impl FreeIndex {
-    /// Nothing is free.
+    /// An index in which nothing is free.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -52,7 +52,7 @@ impl FreeIndex {
         self.runs.iter().map(|(start, len)| Run::new(*start, *len))
     }
 
-    /// The first run that reaches behind `at`, from there on.
+    /// The first run that ends behind `at`, without what it has before `at`.
     #[must_use]
     pub fn next_from(&self, at: Logical) -> Option<Run> {
         let run = self.from(at).next()?;
@@ -92,7 +92,7 @@ impl FreeIndex {
         first.into_iter().chain(rest.map(|(s, l)| Run::new(*s, *l)))
     }
 
-    /// Adds a run. None of it may be free already: that would be space with two owners.
+    /// Adds a run. None of it may be free already: such space would have two owners.
     pub fn insert(&mut self, mut run: Run) {
         if run.len == 0 {
             return;
@@ -115,7 +115,7 @@ impl FreeIndex {
         self.link(run);
     }
 
-    /// Whatever of `range` is free is so no longer. Returns the bytes that were.
+    /// Takes out what is free of `range`. Returns how many bytes that was.
     pub fn remove_range(&mut self, range: Run) -> u64 {
         let hit: Vec<Run> = self.from(range.start).take_while(|r| r.start < range.end()).collect();
         let before = self.total;
@@ -141,10 +141,11 @@ impl FreeIndex {
         })
     }
 
-    /// Takes `len` bytes out; if no run is that long the longest one, as long as it has `min_len`.
+    /// Takes `len` bytes out. If no run is that long, takes the longest one, if it has `min_len`
+    /// bytes.
     ///
-    /// Tried in this order: right at `hint` or in the next runs behind it, the smallest run that
-    /// holds `len`, the longest.
+    /// The order of attempts: right at `hint` or in the next runs behind it, the smallest run that
+    /// holds `len`, the longest run.
     pub fn allocate(&mut self, len: u64, min_len: u64, hint: Option<Logical>) -> Option<Run> {
         assert!(0 < min_len && min_len <= len, "{min_len} to {len} bytes");
         let near = hint.and_then(|hint| {
@@ -178,9 +179,9 @@ impl FreeIndex {
         Some(part)
     }
 
-    /// A stretch of at most `len` bytes to hand out blocks of `block` bytes from, one after the
-    /// other, that shares nothing with `avoid`: from the smallest run that holds it all, else from
-    /// the longest. It stays free.
+    /// A stretch of at most `len` bytes, from which blocks of `block` bytes can be handed out one
+    /// after the other. It shares nothing with `avoid`. It comes from the smallest run that holds
+    /// it all, else from the longest. It stays free.
     #[must_use]
     pub fn window(&self, len: u64, block: u64, avoid: Option<Run>) -> Option<Run> {
         let parts = |(size, start): (u64, Logical)| {
@@ -240,7 +241,7 @@ mod tests {
             last = got.start;
         }
         assert_eq!(f.allocate_in(a, 16384, 16384), None);
-        // Nothing but short runs: a window of one of them; nothing that holds a block: none.
+        // Only short runs: the window is one of them. If no run holds a block, there is no window.
         let mut f = FreeIndex::new();
         f.insert(run(4096, 16384));
         assert_eq!(f.window(1 << 18, 16384, None), None);

@@ -3,9 +3,10 @@
 //! Each group has a FREE_SPACE_INFO item and its free space in one of two forms: FREE_SPACE_EXTENT
 //! items, one per maximal run, or FREE_SPACE_BITMAP items of 2048 sectors each that cover the whole
 //! group. This module alone knows the forms; callers add and remove ranges. It keeps what readers
-//! rely on: extents are maximal, `extent_count` counts maximal runs in both forms (a run may cross
-//! bitmap borders and counts once), and the form changes at the thresholds where the other one is
-//! smaller, with a gap between them so that a group at the border does not flip with each edit.
+//! rely on. Extents are maximal. `extent_count` counts maximal runs in both forms: a run may cross
+//! bitmap borders and counts once. The form changes at the thresholds where the other one is
+//! smaller. Between the two thresholds is a gap, so that a group at the border does not flip with
+//! each edit.
 //!
 //! Each edit touches the items of its range and its two neighbours; only a change of form touches
 //! the group. The tree describes the *applied* state, superblock mirrors listed as free included.
@@ -23,8 +24,8 @@ const SECTOR: u64 = SECTOR_SIZE as u64;
 /// Bytes of an item header in a leaf, part of the price of an item.
 const ITEM_HEADER: u64 = 25;
 
-/// More runs than this turn a group of `len` bytes into bitmaps; fewer than the second back into
-/// extents.
+/// A group of `len` bytes with more runs than the first number turns into bitmaps. With fewer runs
+/// than the second number it turns back into extents.
 #[must_use]
 pub fn thresholds(len: u64) -> (u64, u64) {
     let bitmaps = len.div_ceil(BITMAP_RANGE);
@@ -68,8 +69,8 @@ impl Info {
     }
 }
 
-/// Checks that `range` is a non-empty stretch of whole sectors in the group: it stems from extent
-/// items.
+/// Checks that `range` is a non-empty stretch of whole sectors in the group. It comes from extent
+/// items, which may be damaged.
 fn check_range(group: Run, range: Run) -> Result<()> {
     let fits = group.contains(range) && range.len > 0;
     if fits
@@ -83,7 +84,7 @@ fn check_range(group: Run, range: Run) -> Result<()> {
     Err(Error::corrupt(Place::block(range.start), what))
 }
 
-/// Range of the group is no longer free.
+/// A range of the group is no longer free.
 ///
 /// # Errors
 /// `Corrupt` when part of it is not recorded as free, or the items are not what they must be.
@@ -111,7 +112,7 @@ pub fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
     finish(tree, group, info.count(group, delta)?, info)
 }
 
-/// Range of the group is free from now on.
+/// A range of the group is free from now on.
 ///
 /// # Errors
 /// `Corrupt` when part of it is already recorded as free, or the items are not what they must be.
@@ -136,7 +137,8 @@ pub fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
                 delta -= 1;
             }
         }
-        // Type and all, so that the info item of a group that starts right here is passed over.
+        // The type is in the key, so that the info item of a group that starts right here is passed
+        // over.
         let next = tree.at_or_after(&Key::new(range.start, KeyType::FREE_SPACE_EXTENT, 0))?;
         if let Some((key, _)) = next
             && key.objectid.0 < group.end().0
@@ -265,7 +267,7 @@ fn read_bitmap(tree: &mut dyn TreeOps, map: Run) -> Result<(Key, Vec<u8>)> {
     Ok((key, bits))
 }
 
-/// Is the sector at `at` free, in a group of bitmap form? Outside the group nothing is.
+/// Is the sector at `at` free, in a group of bitmap form? Outside of the group nothing is free.
 fn is_free(tree: &mut dyn TreeOps, group: Run, at: Option<Logical>) -> Result<bool> {
     let Some(sector) = at.map(|a| Run::new(a, SECTOR)).filter(|r| group.contains(*r)) else {
         return Ok(false);
@@ -275,7 +277,7 @@ fn is_free(tree: &mut dyn TreeOps, group: Run, at: Option<Logical>) -> Result<bo
     Ok(get_bit(&bits, bit_range(map, sector).start))
 }
 
-/// Turns all bits of a range; returns the change of the number of runs.
+/// Turns all bits of a range. Returns by how much the number of runs changes.
 fn edit_bits(tree: &mut dyn TreeOps, group: Run, range: Run, free: bool) -> Result<i64> {
     let before = is_free(tree, group, range.start.0.checked_sub(SECTOR).map(Logical))?;
     let after = is_free(tree, group, Some(range.end()))?;
@@ -407,10 +409,10 @@ fn walk(
     Ok(())
 }
 
-/// Adds a group, `used` of which (sorted, not overlapping, whole sectors) is allocated.
+/// Adds a group. `used` is what is allocated of it: sorted, not overlapping, whole sectors.
 ///
-/// Items that an earlier writer left behind for this stretch are removed. Also rebuilds a group
-/// whose items are broken.
+/// Items that an earlier writer left behind for this stretch are removed. So this also rebuilds a
+/// group whose items are broken.
 ///
 /// # Errors
 /// Those of the tree.

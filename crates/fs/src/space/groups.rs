@@ -1,17 +1,17 @@
 //! Block groups: which of them an allocation comes from.
 //!
 //! A group's bytes are free, allocated, pinned or excluded (superblock copies), and that is
-//! asserted. Allocations take from the free index and, at the same time, turn reserved bytes into
-//! used ones in the account of their kind; freed bytes are pinned and come back when the superblock
-//! without them is durable.
+//! asserted. An allocation takes from the free index and at the same time turns reserved bytes into
+//! used ones, in the account of the group's kind. Freed bytes are pinned. They come back when the
+//! superblock without them is durable.
 //!
-//! Data comes from where the last data came from as long as that holds the whole request. Tree
+//! Data comes from where the last data came from, as long as that holds the whole request. Tree
 //! blocks come from *clusters*: windows of a group from which addresses are handed out in rising
-//! order, so that what is allocated together is written in one go. The committer and the running
-//! transaction have clusters of their own; otherwise their blocks, which are written at different
+//! order, so that blocks that are allocated together are written in one go. The committer and the
+//! running transaction have a cluster each. Otherwise their blocks, which are written at different
 //! times, would alternate on the device.
 //!
-//! A superblock must reach everything it refers to: the committer of transaction N takes blocks
+//! A superblock must reach everything it refers to. So the committer of transaction N takes blocks
 //! only from groups that N's chunk tree has (`created_in <= N`), whatever the running transaction
 //! has added meanwhile.
 //!
@@ -45,7 +45,7 @@ impl From<NeedChunk> for Error {
     }
 }
 
-/// Who allocates tree blocks.
+/// Which thread allocates tree blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterUser {
     /// Operations of the running transaction.
@@ -64,7 +64,7 @@ struct GroupState {
     disk_used: u64,
     read_only: bool,
     removed: bool,
-    /// Freed space in it was not discarded.
+    /// Space was freed in it and not discarded.
     undiscarded: bool,
 }
 
@@ -77,7 +77,7 @@ pub struct BlockGroup {
     state: Mutex<GroupState, lock::Group>,
 }
 
-/// A group as it is now, for statistics and for decisions about it.
+/// A group's figures at one moment, for statistics and for decisions about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct GroupUsage {
@@ -91,7 +91,7 @@ pub struct GroupUsage {
 }
 
 impl BlockGroup {
-    /// A group whose `free` stretches are given; `excluded` ranges are taken out of them for good.
+    /// A group with these `free` stretches. `excluded` ranges are taken out of them for good.
     #[must_use]
     pub fn new(
         run: Run,
@@ -175,13 +175,13 @@ impl BlockGroup {
             read_only: s.read_only,
         }
     }
-    /// `used` of the block group item: what applied refs have left allocated. Only the committer
-    /// changes it.
+    /// `used` of the block group item: what is allocated according to the applied references. Only
+    /// the committer changes it.
     #[must_use]
     pub fn disk_used(&self) -> u64 {
         self.state.lock().disk_used
     }
-    /// An extent entered (positive) or left (negative) the extent tree. Returns the new `used`.
+    /// An extent entered the extent tree (positive) or left it (negative). Returns the new `used`.
     ///
     /// # Errors
     /// `Corrupt` when it would be negative or more than the group has.
@@ -200,7 +200,7 @@ impl BlockGroup {
         self.state.lock().free.runs().collect()
     }
 
-    /// Takes space out, if the group may be used at all.
+    /// Takes space out, if the group may be allocated from.
     fn take(
         &self,
         newest: Generation,
@@ -231,7 +231,7 @@ impl BlockGroup {
     }
 }
 
-/// What is left of a window behind what was taken from it.
+/// The part of a window behind what was taken from it.
 fn rest(window: Run, taken: Run) -> Option<Run> {
     (taken.end() < window.end()).then(|| Run::new(taken.end(), window.end().0 - taken.end().0))
 }
@@ -263,7 +263,7 @@ impl Groups {
             published: AtomicU64::new(0),
         }
     }
-    /// A transaction was published: a commit after it may use the groups that it made.
+    /// A transaction was published. A commit after it may use the groups that it made.
     pub fn set_published(&self, generation: Generation) {
         self.published.store(generation.0, Ordering::Relaxed);
     }
@@ -281,8 +281,8 @@ impl Groups {
     pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
         self.add_and(group, |kind, change| self.space.change(kind, change))
     }
-    /// As [`Self::add`], for a group that takes device space: metadata may be promised `overcommit`
-    /// bytes beyond its groups from now on.
+    /// As [`Self::add`], for a group that takes device space. From now on `overcommit` bytes of
+    /// metadata may be promised beyond its groups.
     ///
     /// # Errors
     /// As [`Self::add`].
@@ -304,7 +304,7 @@ impl Groups {
         }
         let group = Arc::new(group);
         if group.created_in.0 > 0 {
-            // See `serving`: who runs leaves the older groups to the commit.
+            // See `serving`: operations leave the older groups to the commit.
             self.clusters.lock()[ClusterUser::Running as usize] = None;
             if self.space.is_mixed() {
                 *self.data_hint.lock() = group.run.start;
@@ -353,9 +353,9 @@ impl Groups {
     pub fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
     }
-    /// Groups of a kind in the order in which to look for space: first those that are not
-    /// published. The commit on its way must not use them, and what is free elsewhere may be all
-    /// that it has.
+    /// Groups of a kind, in the order in which to look for space: first those that are not
+    /// published. The commit that is under way must not use these, and what is free elsewhere may
+    /// be all that it has.
     fn serving(&self, kind: SpaceKind) -> Vec<Arc<BlockGroup>> {
         let mut all: Vec<_> =
             self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect();
@@ -364,8 +364,8 @@ impl Groups {
         all
     }
 
-    /// Allocates data: `want` bytes in one piece, or the longest piece there is of at least `min`,
-    /// in a group not newer than `newest`. Never more than a data extent can have.
+    /// Allocates data: `want` bytes in one piece, or else the longest piece of at least `min`
+    /// bytes, in a group that is not newer than `newest`. Never more than a data extent can have.
     ///
     /// # Errors
     /// [`NeedChunk`] when no group has `min` bytes in one piece.
@@ -404,8 +404,8 @@ impl Groups {
         Ok(got)
     }
 
-    /// Allocates `count` tree blocks, in rising order as far as possible, in groups not newer than
-    /// `newest`.
+    /// Allocates `count` tree blocks, in rising order as far as possible, in groups that are not
+    /// newer than `newest`.
     ///
     /// # Errors
     /// [`NeedChunk`] when there is no room for all of them; none is allocated then.
@@ -433,7 +433,7 @@ impl Groups {
         Run::new(at, u64::from(self.nodesize))
     }
 
-    /// Allocates one tree block, in a group not newer than `newest`.
+    /// Allocates one tree block, in a group that is not newer than `newest`.
     ///
     /// # Errors
     /// [`NeedChunk`].
@@ -452,14 +452,15 @@ impl Groups {
                 .filter(|g| g.serves(SpaceKind::Metadata))
                 .and_then(|g| g.take(newest, from, |f| f.allocate_in(window, block, block)));
             if let Some(got) = got {
-                // Never back to what was freed behind us: rising order is the point of a cluster.
+                // The window never goes back to space that was freed behind it: rising order is the
+                // point of a cluster.
                 clusters[mine] = rest(window, got);
                 return Ok(got.start);
             }
             clusters[mine] = None;
         }
         let groups = self.serving(SpaceKind::Metadata);
-        // A window clear of the other user's, else one that is not.
+        // Looks for a window that is clear of the other user's, then for any window.
         for avoid in [clusters[other], None] {
             for group in &groups {
                 let mut window = None;
@@ -473,7 +474,7 @@ impl Groups {
                 }
             }
         }
-        // Others may have left holes that are large enough but lie askew.
+        // Other writers may have left holes that are large enough but not aligned to blocks.
         let sector = u64::from(SECTOR_SIZE);
         let got = groups
             .iter()
@@ -498,8 +499,8 @@ impl Groups {
         got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::System))
     }
 
-    /// Allocates exactly this run, which something unrecorded occupies. False when not all of it is
-    /// free.
+    /// Allocates exactly this run, which is in use although nothing records that. Returns false if
+    /// not all of it is free.
     ///
     /// # Errors
     /// `Corrupt` when it lies in no block group, or in one of another kind than `from`.
@@ -525,7 +526,7 @@ impl Groups {
         self.space.change(group.kind(), |p| pots(p, read_only));
     }
 
-    /// Allocated space that nothing ever referred to is free again at once. Into the reservation,
+    /// Frees allocated space that nothing ever referred to, at once. It goes into the reservation,
     /// if one is given.
     ///
     /// # Panics
@@ -545,7 +546,7 @@ impl Groups {
         );
     }
 
-    /// Allocated space is freed, to be reused after [`Self::unpin`] only.
+    /// Frees allocated space. It may be used again only after [`Self::unpin`].
     ///
     /// # Errors
     /// `Corrupt` when the run is in no block group or more is freed than is allocated.
@@ -566,7 +567,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Pinned space may be used again: no durable superblock and no version reaches it any more.
+    /// Makes pinned space usable again: no durable superblock and no version reaches it any more.
     ///
     /// # Panics
     /// When the run was not pinned, or part of it is free.
@@ -588,8 +589,8 @@ impl Groups {
         );
     }
 
-    /// Keeps a group from being allocated from, or allows it again. Its free space counts as
-    /// unusable meanwhile.
+    /// Keeps a group from being allocated from, or allows it again. While it is kept, its free
+    /// space counts as unusable.
     #[cfg(test)]
     pub fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
         let mut s = group.state.lock();
@@ -606,18 +607,19 @@ impl Groups {
         }
     }
 
-    /// Groups that hold nothing: neither in memory nor on disk. Candidates for removal.
+    /// Groups that are empty in memory and on disk. They are candidates for removal.
     #[must_use]
     pub fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
         let empty = |g: &GroupUsage| g.allocated == 0 && g.pinned == 0 && g.disk_used == 0;
         self.all().into_iter().filter(|g| empty(&g.usage())).collect()
     }
 
-    /// Removes a group for good in which there is nothing, and none of whose space was promised to
-    /// anybody who could not have it elsewhere; says whether it did. Nobody sees it out of service
-    /// before that is known.
+    /// Removes an empty group for good, unless its space was promised to an operation that could
+    /// not have it elsewhere. Returns whether it was removed. Nothing sees the group out of service
+    /// before that is decided.
     pub fn remove_unpromised(&self, group: &BlockGroup) -> bool {
-        // A later group may lie at the same addresses and be for something else.
+        // The clusters are locked, too: a later group may lie at the same addresses and be for
+        // something else.
         let mut clusters = self.clusters.lock();
         let mut groups = self.groups.write();
         let mut s = group.state.lock();

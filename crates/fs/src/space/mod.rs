@@ -1,7 +1,7 @@
-//! Space: who owns which bytes, who may have which next, and how that is written down.
+//! Space: what owns which bytes, what gets which bytes next, and how that is written down.
 //!
-//! The parts, from the ground up. Nothing here knows files or directories; trees are seen only
-//! through [`crate::tree::TreeOps`], so that each part is tested on a sorted map.
+//! These are the parts, from the ground up. Nothing here knows files or directories. Trees are seen
+//! only through [`crate::tree::TreeOps`], so that each part is tested on a sorted map.
 //!
 //! | module | decision it hides |
 //! |---|---|
@@ -11,16 +11,16 @@
 //! | [`csum_tree`] | how data checksums are packed into items |
 //! | [`free_index`] | how free space of a block group is searched in memory |
 //! | [`chunks`] | how large chunks are and where they go |
-//! | [`reserve`] | who waits, and in which order, when space is short |
+//! | [`reserve`] | which requests wait, and in which order, when space is short |
 //! | [`groups`] | which block group an allocation comes from |
-//! | `alloc` | when a chunk is made, and everything that then must know of it |
-//! | `purses` | how many unneeded addresses are kept |
+//! | `alloc` | when a chunk is made, and what then must know of it |
+//! | `purses` | how many preallocated blocks are kept for the next operation |
 //! | `discard`, `trim` | when the device is told that space holds nothing; which space that is |
 //! | `usage` | figures about space for people: what is full |
 //!
 //! Two views of the same space must not be confused. The *allocator's view* (free index) already
-//! lacks blocks of the running transaction. The *applied view* (`used`, the free-space tree)
-//! changes only when the committer applies delayed refs, and is what goes to disk.
+//! lacks the blocks of the running transaction. The *applied view* (`used`, the free-space tree)
+//! changes only when the committer applies delayed references; it is what goes to disk.
 
 pub(crate) mod alloc;
 pub mod chunks;
@@ -92,10 +92,10 @@ impl Run {
     }
 }
 
-/// Joins runs that come in address order to longer ones, as long as they touch and have the same
+/// Joins runs that come in address order into longer ones, as long as they touch and have the same
 /// tag.
 ///
-/// The committer frees and allocates thousands of neighbouring extents; the trees that are edited
+/// The committer frees and allocates thousands of neighbouring extents. The trees that are edited
 /// by range (free space, checksums) should see one range. Tags keep apart what must not be joined:
 /// another block group, the opposite change.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
-//! Addresses for new blocks that operations took and did not need.
+//! Preallocated blocks: addresses for new blocks that operations took and did not need.
 //!
-//! The next operation gets them. This module hides how many are kept; when space is short, all of
+//! The next operation gets them. This module hides how many are kept. When space is short, all of
 //! them are given back.
 
 use crate::space::Run;
@@ -8,11 +8,11 @@ use crate::space::alloc::Allocator;
 use larder_format::Logical;
 use parking_lot::Mutex;
 
-/// Sets of unneeded addresses that are kept, and addresses in each.
+/// How many sets of preallocated blocks are kept, and how many addresses each has at most.
 const PURSES: usize = 4;
 const PURSE: usize = 32;
 
-/// Sets of addresses.
+/// The sets of addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Purses(Mutex<Vec<Vec<Logical>>>);
 
@@ -21,8 +21,8 @@ impl Allocator {
     pub(crate) fn take_purse(&self) -> Vec<Logical> {
         self.purses.0.lock().pop().unwrap_or_default()
     }
-    /// Keeps addresses that an operation did not need for the next one; only a few small sets, the
-    /// rest is free again.
+    /// Keeps addresses that an operation did not need for the next one. Only a few small sets are
+    /// kept; the rest becomes free.
     pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {
         // Addresses are taken from the end, so the highest go back.
         let mut surplus = purse.drain(..purse.len().saturating_sub(PURSE)).collect::<Vec<_>>();
@@ -35,7 +35,7 @@ impl Allocator {
         drop(purses);
         self.give_addresses_back(surplus);
     }
-    /// Gives addresses back that operations did not need.
+    /// Gives all addresses back that operations did not need.
     pub(crate) fn empty_purses(&self) {
         let purses = std::mem::take(&mut *self.purses.0.lock());
         purses.into_iter().for_each(|p| self.give_addresses_back(p));

@@ -119,8 +119,7 @@ pub struct RefHead {
     added: Added,
 }
 
-/// Who has got references to a data extent in this transaction, whether or not they are still
-/// there.
+/// Which references a data extent has got in this transaction, whether or not it still has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Added {
     #[default]
@@ -144,14 +143,14 @@ impl RefHead {
             added: Added::Nobody,
         }
     }
-    /// Has anybody but `key` got a reference to this data extent in this transaction, even if it is
+    /// Has the data extent got another reference than `key` in this transaction, even if that is
     /// gone?
     #[must_use]
     pub fn was_given_to_others(&self, key: ExtentRef) -> bool {
         self.added != Added::Nobody && self.added != Added::One(key)
     }
-    /// Records one more change. References of the wrong kind (data on a block) break an invariant:
-    /// the caller chose both.
+    /// Records one more change. A reference of the wrong kind (data on a block) breaks an
+    /// invariant, because the caller chose both.
     pub fn add(&mut self, key: ExtentRef, delta: i64) {
         assert_eq!(key.is_data(), self.kind.is_data(), "{key:?} on {:?}", self.kind);
         if delta != 0 {
@@ -186,7 +185,7 @@ impl RefHead {
     }
 }
 
-/// What a set of delayed refs says about one extent; all zero when it has nothing.
+/// What a set of delayed refs says about one extent. All zero if it says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefDelta {
     /// Change of the reference count.
@@ -398,17 +397,17 @@ impl DelayedRefs {
         std::mem::take(self)
     }
 
-    /// Forgets an extent that was created in this transaction, with its references. False, and
-    /// nothing changed, for one that is older or that nothing is known about.
+    /// Forgets an extent that was created in this transaction, with its references. For an extent
+    /// that is older or unknown, returns false and changes nothing.
     pub fn forget_created(&mut self, bytenr: Logical) -> bool {
         let created = self.heads.get(&bytenr).is_some_and(|head| head.created);
         created && self.heads.remove(&bytenr).is_some()
     }
 
-    /// Makes two data extents that were created in this transaction one, the second behind the
-    /// first: address, length and only reference of each. False, and nothing is changed, where one
-    /// of them is anything else. `forget`: references that others had, and have no more, do not
-    /// count.
+    /// Joins two data extents that were created in this transaction, the second behind the first.
+    /// Each is given by address, length and its only reference. If one of them is anything else,
+    /// returns false and changes nothing. With `forget`, references that others had and have no
+    /// more do not count.
     pub fn join_created(
         &mut self,
         left: (Logical, u64, ExtentRef),
@@ -438,8 +437,8 @@ impl DelayedRefs {
         self.heads.insert(right.0, head);
     }
 
-    /// Was this data extent created here, and has this one reference and no other, nor had, unless
-    /// that is forgotten?
+    /// Was this data extent created here, and is `key` its only reference? It must not have had
+    /// another one either, unless `forget` is set.
     fn is_created_with(&self, (at, len, key): &(Logical, u64, ExtentRef), forget: bool) -> bool {
         self.heads.get(at).is_some_and(|head| {
             let whole = head.created && head.kind.is_data() && head.num_bytes == *len;

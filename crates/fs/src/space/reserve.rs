@@ -1,31 +1,20 @@
-//! Reservations: an operation owns its worst case before it starts, and who waits for space waits
-//! in line.
+//! Reservations: an operation owns the space for its worst case before it starts, and requests that
+//! find no space wait in line.
 //!
-//! Each kind of space has an account: how many bytes there are and which pot they are in (used,
-//! pinned, reserved, unusable; the rest is free). A [`Reservation`] is a guard on reserved bytes:
-//! allocations move bytes from it to *used*, its drop gives the rest back. Pinned bytes (freed, but
+//! Each kind of space has an account: how many bytes there are, and how many of them are used,
+//! pinned, reserved, unusable; the rest is free. A [`Reservation`] is a guard on reserved bytes.
+//! Allocations move bytes from it to *used*; its drop gives the rest back. Pinned bytes (freed, but
 //! still reachable from the last durable superblock) are never free.
 //!
-//! When a request does not fit, it takes a ticket. Tickets are served strictly oldest first, so
-//! that a large request is not starved by small ones. The thread with the oldest ticket runs the
-//! reclaimer; there is no thread that could be asleep or die. It gives up when the reclaimer has
-//! nothing left to try, or has tried several times without a gain: a commit frees the blocks that
-//! it has copied itself, which looks like progress for ever. But nobody is refused for what others
+//! A request that does not fit takes a ticket. Tickets are served strictly oldest first, so that
+//! small requests do not starve a large one. The thread with the oldest ticket runs the reclaimer;
+//! there is no extra thread that could be asleep or die. No request is refused for what others
 //! merely hold: an operation that has its reservation comes to its end without needing more
-//! ([`Space::reserve_passing`]), gives back nearly all of it, and is waited for, from the moment at
-//! which it is granted. What it leaves behind, delayed data and notes for the commit, is for the
-//! reclaimer: who found nothing while such an operation came to its end looks again. A deletion,
-//! which gives space back itself, is refused last of all: it lets those in line pass, who will be
-//! refused and let go of what they hold, and waits while anybody holds anything.
+//! ([`Space::reserve_passing`]), gives nearly all of it back, and is waited for. What it leaves
+//! behind, delayed data and notes for the commit, is for the reclaimer, which then looks again.
+//! `docs/SPACE.md` has the rules, under "Which requests are refused".
 //!
-//! The *global reserve* is the part of metadata space that only the commit may use (the extent,
-//! checksum, free-space and root trees change while it runs), deletions in need excepted: they may
-//! have half of it, which is why it is twice what a commit takes ([`global_reserve_size`]).
-//! Metadata may be reserved beyond what its block groups hold, against device space that can still
-//! become metadata: worst cases are many times what is used, and a commit allocates the chunk when
-//! it is needed.
-//!
-//! Lock order: nothing is locked, and nothing called, with an account locked.
+//! Lock order: nothing is locked, and nothing is called, with an account locked.
 
 use crate::api::may_wait;
 use crate::error::{Error, Result};
@@ -40,38 +29,40 @@ use std::time::Duration;
 /// Bytes of copies of global trees' blocks that the global reserve pays in one commit.
 pub(crate) const MAX_COPIES_IN_RESERVE: u64 = 256 << 20;
 
-/// Rounds of reclaim without a gain after which a request is refused.
+/// Rounds of reclaim without a gain after which a request is refused. The number is bounded because
+/// a commit frees the blocks that it has copied itself, which would look like progress for ever.
 const FRUITLESS_ROUNDS: u32 = 3;
 
-/// Times that a deletion waits for others to let go of what they hold, and how long at most:
-/// whoever holds space does so for an operation, but may be slow.
+/// How often a deletion waits for others to let go of what they hold. A deletion gives space back
+/// itself, so it is refused last of all: it lets the requests in line pass, which will be refused
+/// and let go of what they hold, and it waits while anything is held.
 const PATIENCE: u32 = 64;
-/// See [`PATIENCE`].
+/// How long each such wait may be. Space is held for one operation only, but that may be slow.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// What can make space: the engine.
+/// What can make space: the layer above.
 pub trait Reclaim: Send + Sync {
     /// Tries to make `bytes` more free for `kind`, by the cheapest means left: running delayed
-    /// work, writing delayed data, allocating a chunk, committing. `Ok(false)`: there is nothing
-    /// left to try.
+    /// work, writing delayed data, allocating a chunk, committing. `Ok(false)` means that there is
+    /// nothing left to try.
     ///
-    /// Runs on the thread with the oldest ticket, which may hold locks of the operation that it
-    /// reserves for, and with no lock of this module held. Reservations made inside never wait
-    /// ([`Space::reserve_emergency`]).
+    /// It runs on the thread with the oldest ticket. That thread may hold locks of the operation
+    /// that it reserves for, but no lock of this module. Reservations that are made inside never
+    /// wait ([`Space::reserve_emergency`]).
     ///
     /// # Errors
     /// Ends the wait of the ticket with this error.
     fn reclaim(&self, kind: SpaceKind, bytes: u64) -> Result<bool>;
 }
 
-/// Bytes of one kind of space and what they are.
+/// Bytes of one kind of space, and what state they are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pots {
     /// In all block groups.
     pub total: u64,
     /// Allocated.
     pub used: u64,
-    /// Freed, not to be reused before the next superblock is durable.
+    /// Freed, but not usable before the next superblock is durable.
     pub pinned: u64,
     /// Promised, the global reserve included.
     pub reserved: u64,
@@ -85,7 +76,7 @@ impl Pots {
     pub fn free(&self) -> u64 {
         self.total - self.used - self.pinned - self.unusable
     }
-    /// Bytes that were promised beyond what the block groups hold: a chunk for anything else must
+    /// Bytes that were promised beyond what the block groups hold. A chunk for anything else must
     /// leave this much device space.
     #[must_use]
     pub fn overcommitted(&self) -> u64 {
@@ -114,16 +105,16 @@ pub struct ReserveStats {
 enum TicketState {
     Waiting,
     Granted,
-    /// Granted, and its thread has it.
+    /// It was granted, and its thread has it.
     Taken,
 }
 
-/// How space is asked for.
+/// What a request is for.
 #[derive(Clone, Copy, Default)]
 struct Asked {
-    /// For an operation that passes, see [`Space::reserve_passing`].
+    /// An operation that passes, see [`Space::reserve_passing`].
     passes: bool,
-    /// It may have half of the global reserve.
+    /// A deletion, which may have half of the global reserve.
     deletes: bool,
 }
 
@@ -138,33 +129,35 @@ struct Ticket {
 #[derive(Default)]
 struct State {
     pots: Pots,
-    /// Device space that metadata may be promised beyond `total`.
+    /// Bytes that metadata may be promised beyond `total`, against device space that can still
+    /// become metadata: worst cases are many times what is used, and the commit makes the chunk
+    /// when it is needed.
     overcommit: u64,
     /// Size that the global reserve should have, and what it holds (a part of `pots.reserved`).
     global_size: u64,
     global: u64,
-    /// Reservations of operations that are on their way to their end.
+    /// Reservations of operations that pass.
     passing: u64,
-    /// How many have come to it so far.
+    /// How many of these operations have ended so far.
     passed: u64,
-    /// The first in line waits for anybody who gives back anything.
+    /// The first in line waits until anything at all is given back.
     waits_for_any: bool,
     queue: VecDeque<Arc<Ticket>>,
 }
 
 impl State {
-    /// Bytes that no operation holds: what reclaiming is to increase. It counts the global reserve,
-    /// which is the first to get what comes back.
+    /// Bytes that no operation holds: reclaiming is meant to increase these. They include the
+    /// global reserve, which is the first to get what comes back.
     fn unheld(&self) -> u64 {
         (self.pots.free() + self.overcommit).saturating_sub(self.pots.reserved - self.global)
     }
-    /// Is there plenty of room for this, but operations that are about to end have reserved it?
-    /// Chunks that were made for their sake would stay for good.
+    /// Is there plenty of room for this, which operations that are about to end have reserved? A
+    /// chunk that was made because of them would stay for good.
     fn is_only_held_up(&self, bytes: u64) -> bool {
         self.passing > 0 && self.pots.used.saturating_add(bytes) < self.pots.total / 4 * 3
     }
-    /// Bytes that may still be promised. What the global reserve lacks is promised already: chunks
-    /// that operations were promised would otherwise be used up by them before it is full.
+    /// Bytes that may still be promised. What the global reserve lacks counts as promised already.
+    /// Otherwise operations would use up the chunks made for them before the reserve is full.
     fn available(&self, overcommits: bool) -> u64 {
         let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
         limit.saturating_sub(self.pots.reserved + self.global_size.saturating_sub(self.global))
@@ -176,7 +169,7 @@ impl State {
         }
         fits
     }
-    /// Turns bytes of the global reserve into an operation's, as long as half of it stays.
+    /// Turns bytes of the global reserve into an operation's, if half of the reserve stays.
     fn take_half_of_global(&mut self, bytes: u64) -> bool {
         let enough =
             self.global.checked_sub(bytes).is_some_and(|rest| rest >= self.global_size / 2);
@@ -207,18 +200,19 @@ impl State {
             self.wake_front();
         }
     }
-    /// A ticket joins the line. Its thread may hold what the first in line is waiting for, and
-    /// would not let go of it.
+    /// A ticket joins the line. Its thread may hold what the first in line is waiting for and would
+    /// not let go of it, so that one is woken.
     fn get_in_line(&mut self, ticket: &Arc<Ticket>) {
         self.queue.push_back(Arc::clone(ticket));
         if std::mem::take(&mut self.waits_for_any) {
             self.wake_front();
         }
     }
-    /// The oldest ticket's thread has work to do: to reclaim.
+    /// Wakes the thread of the oldest ticket: it has to reclaim.
     fn wake_front(&self) {
         if let Some(first) = self.queue.front() {
-            // Locked, so that the thread either sees that it is first or is waiting already.
+            // With the ticket locked, its thread either sees that it is first or is waiting
+            // already.
             let _state = first.state.lock();
             first.changed.notify_one();
         }
@@ -270,14 +264,14 @@ impl Drop for Reclaiming {
 }
 
 impl Space {
-    /// Accounts without any space. `mixed`: data and metadata share their block groups, hence an
-    /// account.
+    /// Accounts without any space. With `mixed`, data and metadata share their block groups, and so
+    /// an account.
     #[must_use]
     pub fn new(mixed: bool) -> Arc<Self> {
         Arc::new(Self { accounts: Default::default(), mixed, reclaim: OnceLock::new() })
     }
 
-    /// Says who makes space when it is short. Once.
+    /// Sets what makes space when it is short. Called once.
     ///
     /// # Panics
     /// When called twice.
@@ -299,20 +293,20 @@ impl Space {
         self.mixed
     }
 
-    /// The pots of an account.
+    /// The figures of an account.
     #[must_use]
     pub fn pots(&self, kind: SpaceKind) -> Pots {
         self.account(kind).state.lock().pots
     }
 
-    /// Bytes that operations have reserved, without the global reserve: 0 when nothing runs.
+    /// Bytes that operations have reserved, without the global reserve. 0 when nothing runs.
     #[must_use]
     pub fn reserved_by_operations(&self, kind: SpaceKind) -> u64 {
         let state = self.account(kind).state.lock();
         state.pots.reserved - state.global
     }
 
-    /// Could this be reserved now, if nobody waited?
+    /// Could this be reserved now, if nothing was in line?
     #[must_use]
     pub fn fits(&self, kind: SpaceKind, bytes: u64) -> bool {
         self.account(kind).state.lock().available(kind == SpaceKind::Metadata) >= bytes
@@ -325,7 +319,7 @@ impl Space {
         self.account(kind).state.lock().unheld()
     }
 
-    /// Bytes for which somebody waits.
+    /// Bytes that the requests in line ask for.
     #[must_use]
     pub fn wanted(&self, kind: SpaceKind) -> u64 {
         let state = self.account(kind).state.lock();
@@ -345,7 +339,7 @@ impl Space {
         }
     }
 
-    /// Sets how many bytes (logical) of device space new metadata chunks could still have. To be
+    /// Sets how many bytes (logical) of device space new metadata chunks could still have. It is
     /// called whenever chunks come or go.
     pub fn set_overcommit(&self, bytes: u64) {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
@@ -353,10 +347,10 @@ impl Space {
         state.serve();
     }
 
-    /// Device space is about to go to something else than metadata, which may be promised
-    /// `overcommit` bytes beyond its groups from now on. False, and nothing is changed, where more
-    /// than `most` were promised already: in one step, or promises that are made meanwhile would be
-    /// broken.
+    /// Device space is about to go to something else than metadata, which then may be promised
+    /// `overcommit` bytes beyond its groups. If more than `most` were promised already, returns
+    /// false and changes nothing. Both happen in one step, or promises that are made meanwhile
+    /// would be broken.
     #[must_use]
     pub fn take_device_space(&self, most: u64, overcommit: u64) -> bool {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
@@ -385,16 +379,16 @@ impl Space {
         (state.global_size, state.global)
     }
 
-    /// Changes pots, and serves whom the change helps.
+    /// Changes the figures, and serves the tickets that the change helps.
     pub(super) fn change(&self, kind: SpaceKind, f: impl FnOnce(&mut Pots)) {
         let mut state = self.account(kind).state.lock();
         f(&mut state.pots);
         state.serve();
     }
 
-    /// A group has come, which takes device space: changes the pots of its account and sets what
-    /// metadata may be promised beyond its groups. For metadata in one step, as it is the same
-    /// space.
+    /// A group has come, which takes device space. Changes the figures of its account, and sets
+    /// what metadata may be promised beyond its groups. For metadata both happen in one step,
+    /// because it is the same space.
     pub(super) fn grow(&self, kind: SpaceKind, overcommit: u64, f: impl FnOnce(&mut Pots)) {
         let metadata = self.account(SpaceKind::Metadata);
         let account = self.account(kind);
@@ -408,8 +402,8 @@ impl Space {
     }
 
     /// Takes `bytes` that are free out of service, if what is left is enough for all that was
-    /// promised. For metadata that counts the global reserve and leaves promises against device
-    /// space out.
+    /// promised. For metadata the promises include the global reserve, but not what was promised
+    /// against device space.
     pub(super) fn try_withdraw(&self, kind: SpaceKind, bytes: u64) -> bool {
         let mut state = self.account(kind).state.lock();
         let rest = state.pots.free().checked_sub(bytes);
@@ -421,8 +415,8 @@ impl Space {
         fits
     }
 
-    /// Takes `bytes` out of what is free and promised to nobody, into the pinned ones. False when
-    /// there is less.
+    /// Turns `bytes` that are free and promised to nothing into pinned ones. Returns false if there
+    /// are fewer.
     pub(super) fn try_pin(&self, kind: SpaceKind, bytes: u64) -> bool {
         let mut state = self.account(kind).state.lock();
         let fits = bytes <= state.available(false);
@@ -436,19 +430,20 @@ impl Space {
     fn guard(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Reservation {
         self.guard_of(kind, bytes, Asked::default())
     }
-    /// What was taken for a request.
+    /// A guard for what was taken for a request.
     fn guard_of(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Reservation {
         Reservation { space: Arc::clone(self), kind, bytes, passing: asked.passes }
     }
 
-    /// An empty reservation, to merge others into. What is allocated from it beyond what it holds
-    /// comes from the global reserve, then from free space: the committer's kind.
+    /// An empty reservation, to merge others into. What is allocated beyond what it holds comes
+    /// from the global reserve, then from free space. The committer uses it.
     #[must_use]
     pub fn empty(self: &Arc<Self>, kind: SpaceKind) -> Reservation {
         self.guard(kind, 0)
     }
 
-    /// Reserves if that can be done at once; `None` if not, or if others wait already.
+    /// Reserves if that can be done at once. `None` if it cannot, or if other requests wait
+    /// already.
     #[must_use]
     pub fn try_reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Option<Reservation> {
         self.try_reserve_as(kind, bytes, Asked::default())
@@ -461,7 +456,8 @@ impl Space {
         asked: Asked,
     ) -> Option<Reservation> {
         let mut state = self.account(kind).state.lock();
-        // Not past those who wait, who would never find the global reserve full either.
+        // Requests in line are not overtaken. Otherwise those that need the global reserve would
+        // never find it full.
         let fits = state.queue.is_empty()
             && (state.try_take(bytes, kind == SpaceKind::Metadata)
                 || asked.deletes && state.take_half_of_global(bytes));
@@ -471,7 +467,7 @@ impl Space {
         })
     }
 
-    /// Reserves `bytes`, waiting for space if need be.
+    /// Reserves `bytes`, and waits for space if it has to.
     ///
     /// # Errors
     /// `NoSpace` when nothing can be reclaimed; `WouldBlock` on a thread that must not wait
@@ -480,9 +476,9 @@ impl Space {
         self.reserve_as(kind, bytes, Asked::default())
     }
 
-    /// Reserves metadata for an operation that then needs nothing more, waits for no space and no
-    /// commit, and ends: while there is such a reservation, nobody is refused. What is
-    /// [split](Reservation::split) from it stays behind.
+    /// Reserves metadata for an operation that passes: it then needs nothing more, waits for no
+    /// space and no commit, and ends. While there is such a reservation, no request is refused.
+    /// What is [split](Reservation::split) from it stays behind.
     ///
     /// # Errors
     /// As [`Self::reserve`].
@@ -490,7 +486,7 @@ impl Space {
         self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: false })
     }
 
-    /// As [`Self::reserve_passing`], for operations that free more than they take: where metadata
+    /// As [`Self::reserve_passing`], for operations that free more than they take. Where metadata
     /// is short they may use up to half of the global reserve. Otherwise a full file system could
     /// not be emptied.
     ///
@@ -518,9 +514,10 @@ impl Space {
         }
     }
 
-    /// Reserves without ever waiting, past those who wait, and from the global reserve if need be:
-    /// for the reclaimer itself and for the commit. Never as passing: who reclaims would find in
-    /// each round that somebody has passed, himself, and begin another.
+    /// Reserves without ever waiting, past the requests in line, and from the global reserve if
+    /// necessary. It is for the reclaimer itself and for the commit. It never counts as passing:
+    /// the reclaimer would find in each round that an operation has passed, its own, and begin
+    /// another round.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -536,8 +533,8 @@ impl Space {
         Err(Error::NoSpace)
     }
 
-    /// Reserves metadata without waiting, past those who wait: for operations that hold up a seal
-    /// already. Deletions may use half of the global reserve.
+    /// Reserves metadata without waiting, past the requests in line. It is for operations that hold
+    /// up a seal already. Deletions may use half of the global reserve.
     #[must_use]
     pub fn reserve_inside(self: &Arc<Self>, bytes: u64, deleting: bool) -> Option<Reservation> {
         let kind = SpaceKind::Metadata;
@@ -548,13 +545,13 @@ impl Space {
         None
     }
 
-    /// Runs `f` while no operation is under way that has reserved `kind`, and none begins: gets in
-    /// line like everybody else, waits for those before and for those that are passing, and lets
-    /// nobody through until `f` is done. What `f` reserves must not wait.
+    /// Runs `f` while no operation that has reserved `kind` is under way, and none begins. It gets
+    /// in line like every request, waits for those before it and for operations that pass, and lets
+    /// no other through until `f` is done. What `f` reserves must not wait.
     pub fn alone<R>(&self, kind: SpaceKind, f: impl FnOnce() -> R) -> R {
         let account = self.account(kind);
         let ticket = Arc::new(Ticket {
-            // Never served: it stands in the way.
+            // This ticket is never served. It stands in the way.
             bytes: u64::MAX,
             overcommits: false,
             asked: Asked::default(),
@@ -573,7 +570,7 @@ impl Space {
         f()
     }
 
-    /// What a ticket was granted.
+    /// The reservation for a ticket that was granted.
     fn taken(self: &Arc<Self>, kind: SpaceKind, ticket: &Ticket) -> Reservation {
         *ticket.state.lock() = TicketState::Taken;
         self.guard_of(kind, ticket.bytes, ticket.asked)
@@ -598,11 +595,11 @@ impl Space {
         }
         let _line = InLine { account, ticket: &ticket };
         let (mut best, mut fruitless, mut patience) = (0, 0, PATIENCE);
-        // Operations that had come to their end when the reclaimer began.
+        // How many operations had ended when the reclaimer began.
         let mut seen = 0;
         loop {
-            // Wait until served or first in line. The account is asked without the ticket locked:
-            // the order is account, ticket.
+            // Wait until served or first in line. The account is asked before the ticket is locked,
+            // because the order is account, ticket.
             let (granted, first, unheld, passed) = {
                 let state = account.state.lock();
                 let granted = *ticket.state.lock() == TicketState::Granted;
@@ -643,8 +640,9 @@ impl Space {
                 return Ok(self.taken(kind, &ticket));
             }
             if (state.passing > 0 || state.passed != seen) && matches!(refusal, Error::NoSpace) {
-                // Each that ends wakes us; after it, everything is tried once more. One that has
-                // ended since the reclaimer looked may have left behind what that did not find.
+                // Each operation that ends wakes this thread; after that everything is tried once
+                // more. An operation that has ended since the reclaimer looked may have left behind
+                // what the reclaimer did not find.
                 if state.passed == seen {
                     ticket.wait(state);
                 }
@@ -656,7 +654,7 @@ impl Space {
                 fruitless = FRUITLESS_ROUNDS - 1;
                 patience -= 1;
                 if state.queue.len() > 1 {
-                    // Who is behind may hold something already.
+                    // The requests behind may hold something already.
                     state.queue.rotate_left(1);
                     state.wake_front();
                     ticket.wait(state);
@@ -675,13 +673,13 @@ impl Space {
 }
 
 impl Ticket {
-    /// Waits to be woken. Who changes anything locks the account first, so nothing is missed.
+    /// Waits to be woken. Every change locks the account first, so nothing is missed.
     fn wait(&self, state: MutexGuard<'_, State>) {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait(&mut mine);
     }
-    /// The same for some time; true if that went by.
+    /// The same for `longest` at most. Returns true if that time has passed.
     fn wait_for(&self, state: MutexGuard<'_, State>, longest: Duration) -> bool {
         let mut mine = self.state.lock();
         drop(state);
@@ -689,7 +687,8 @@ impl Ticket {
     }
 }
 
-/// A ticket's place in the line. Whoever leaves, by whatever way, lets the next fit or take over.
+/// A ticket's place in the line. When it is left, by whatever way, the next ticket is served or
+/// takes over.
 struct InLine<'a> {
     account: &'a Account,
     ticket: &'a Arc<Ticket>,
@@ -700,7 +699,7 @@ impl Drop for InLine<'_> {
         let mut state = self.account.state.lock();
         let before = state.queue.len();
         state.queue.retain(|t| !Arc::ptr_eq(t, self.ticket));
-        // Granted while its thread was giving up.
+        // It may have been granted while its thread was giving up.
         let unwanted = *self.ticket.state.lock() == TicketState::Granted;
         if unwanted {
             state.pots.reserved -= self.ticket.bytes;
@@ -733,8 +732,8 @@ impl Reservation {
     pub fn kind(&self) -> SpaceKind {
         self.kind
     }
-    /// Moves `bytes` (all there are, if there are fewer) into a reservation of their own, which is
-    /// not a passing one.
+    /// Moves `bytes` (or all, if there are fewer) into a reservation of their own, which does not
+    /// pass.
     #[must_use]
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
@@ -755,8 +754,8 @@ impl Reservation {
         drop(self.split(surplus));
     }
 
-    /// `bytes` have been allocated: they are used now. Beyond what is reserved, the global reserve
-    /// pays, then the free space: the allocator has found them, so they are there.
+    /// `bytes` have been allocated, so they are used now. If fewer are reserved, the global reserve
+    /// pays, then the free space: the allocator has found the bytes, so they are there.
     pub(super) fn consume(&mut self, bytes: u64) {
         let account = self.space.account(self.kind);
         let mut state = account.state.lock();
@@ -770,7 +769,7 @@ impl Reservation {
         state.pots.check();
         account.overdrawn.fetch_add(bytes - own, Ordering::Relaxed);
     }
-    /// `bytes` were allocated and are given back unused: they are reserved again.
+    /// `bytes` were allocated and are given back unused. They are reserved again.
     pub(super) fn restore(&mut self, bytes: u64) {
         let mut state = self.space.account(self.kind).state.lock();
         state.pots.used -= bytes;
@@ -792,17 +791,18 @@ impl Drop for Reservation {
             state.passing -= 1;
             state.passed += 1;
         }
-        // Who waits for operations to end counts with this one.
+        // A request that waits for operations to end has to see that this one has ended.
         if self.passing || waited_for {
             state.wake_front();
         }
     }
 }
 
-/// Size of the global reserve. `commit_bytes` is the most that a commit copies: every block of the
-/// extent, checksum, free-space and root trees once, and what they grow by. Twice that, because
-/// deletions may have half; from 16 to 512 MiB, but not more than a quarter of the metadata space,
-/// or half of it where a commit may need that.
+/// Size of the *global reserve*: the part of metadata space that is for the commit, which changes
+/// the extent, checksum, free-space and root trees, and for deletions in need. `commit_bytes` is
+/// the most that a commit copies: every block of these trees once, and what they grow by. The
+/// reserve is twice that, because deletions may have half of it. It has 16 to 512 MiB, but not more
+/// than a quarter of the metadata space, or half of it where a commit may need that.
 #[must_use]
 pub fn global_reserve_size(commit_bytes: u64, metadata_total: u64) -> u64 {
     let needed = 2 * commit_bytes.min(MAX_COPIES_IN_RESERVE);

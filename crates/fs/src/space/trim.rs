@@ -1,21 +1,21 @@
-//! Trimming: telling the device of all free space, or of that in a range, because somebody asks.
+//! Trimming: telling the device of all free space, or of that in a range, on request.
 //!
 //! [`super::discard`] tells the device what is freed as it is freed; a trim goes through what is
 //! free now. This module hides which space that is. It is what `FITRIM` takes on Linux:
 //!
 //! - Addresses are logical. They have nothing to do with the size of the device, so no start lies
-//!   behind the end of the file system; only the last address of all is refused, and a range of
+//!   behind the end of the file system. Only the last address of all is refused, and a range of
 //!   less than a sector.
-//! - Of a block group in which the range begins, nothing is trimmed. One in which it ends is
+//! - Of a block group in which the range begins, nothing is trimmed. A group in which it ends is
 //!   trimmed up to there.
-//! - A free run stays where less of it lies in the range than `min_len`, or than the device says
-//!   that it discards at once.
-//! - What belongs to no chunk has no logical address. It is trimmed whatever the range is, once: it
-//!   is not told again before a chunk has lain there.
+//! - A free run is left out if less of it lies in the range than `min_len`, or less than the device
+//!   says that it discards at once.
+//! - Space that belongs to no chunk has no logical address. It is trimmed once, whatever the range
+//!   is, and again only after a chunk has lain there.
 //! - All copies count.
 //!
-//! What is being discarded is pinned meanwhile, in pieces, so that nobody finds the disk full for
-//! it.
+//! Space that is being discarded is pinned meanwhile, in pieces, so that no request finds the disk
+//! full because of it.
 
 use crate::error::{Error, Result};
 use crate::space::Run;
@@ -24,7 +24,7 @@ use crate::space::groups::BlockGroup;
 use larder_format::{Logical, Physical, SECTOR_SIZE};
 use std::collections::BTreeMap;
 
-/// Bytes that one discard takes at most: so much cannot be allocated meanwhile.
+/// Bytes that one discard takes at most. They cannot be allocated meanwhile.
 const PIECE: u64 = 256 << 20;
 
 /// Part of a file system to trim. All of it by default.
@@ -32,9 +32,9 @@ const PIECE: u64 = 256 << 20;
 pub struct TrimRange {
     /// First logical address. A block group that begins before it is left out.
     pub start: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub len: u64,
-    /// Free runs that are shorter stay.
+    /// Shorter free runs are left out.
     pub min_len: u64,
 }
 
@@ -44,16 +44,17 @@ impl Default for TrimRange {
     }
 }
 
-/// What a trim came to.
+/// What a trim has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trimmed {
     /// Bytes that devices were told of, all copies counted.
     pub bytes: u64,
-    /// Shortest run that was trimmed: what was asked for, or what the device discards at once.
+    /// Shortest run that was trimmed: what the caller asked for, or what the device discards at
+    /// once.
     pub min_len: u64,
 }
 
-/// Stretches of a device that it was told of and that belong to no chunk.
+/// Stretches of a device that belong to no chunk and that it was told of.
 #[derive(Debug, Default)]
 pub(crate) struct Told(BTreeMap<Physical, u64>);
 
@@ -62,7 +63,7 @@ impl Told {
     pub(crate) fn stretches(&self) -> impl Iterator<Item = (Physical, u64)> + '_ {
         self.0.iter().map(|(at, len)| (*at, *len))
     }
-    /// The device was told of a stretch that is not here yet.
+    /// The device was told of a stretch that is not recorded here yet.
     pub(crate) fn add(&mut self, at: Physical, len: u64) {
         self.0.insert(at, len);
     }
@@ -88,7 +89,7 @@ impl Told {
 }
 
 impl Allocator {
-    /// Discards the free space that the module's text describes.
+    /// Discards the free space that the module's essay describes.
     ///
     /// # Errors
     /// `NotSupported` where no device takes discards; `Invalid` for a range without a
@@ -112,12 +113,12 @@ impl Allocator {
             }
         }
         bytes += self.trim_unallocated(PIECE)?;
-        // Some say so only when they are asked.
+        // Some devices say only when they are asked that they take none.
         if self.volume.can_discard() { Ok(Trimmed { bytes, min_len }) } else { Err(unsupported()) }
     }
 
-    /// Discards the free runs of a group as far as they lie in `within`, if that is `min_len`
-    /// bytes.
+    /// Discards the free runs of a group, as far as at least `min_len` bytes of them lie in
+    /// `within`.
     fn trim_group(&self, group: &BlockGroup, within: Run, min_len: u64) -> Result<u64> {
         let groups = &self.groups;
         let behind = |at: Logical, range: Run| Run::new(at, range.end().0.saturating_sub(at.0));

@@ -1,9 +1,9 @@
 //! Where the space is: figures for people who want to know what is full.
 //!
-//! btrfs divides a device into chunks for data and chunks for metadata, and a chunk is for one of
-//! them as long as anything is in it. So there are two ways to be full, and the one number that
-//! `statfs` has room for hides which it is. This module collects the figures; front ends find the
-//! words.
+//! btrfs divides a device into chunks for data and chunks for metadata, and a chunk belongs to one
+//! of them as long as anything is in it. So a file system can be full in two ways, and the one
+//! number that `statfs` has room for hides which it is. This module collects the figures; front
+//! ends find the words.
 
 use crate::space::alloc::Allocator;
 use crate::space::{Run, SpaceKind};
@@ -16,28 +16,28 @@ pub struct KindUsage {
     pub profile: String,
     /// Copies of each byte.
     pub copies: u64,
-    /// In all chunks of the kind.
+    /// Bytes in all chunks of the kind.
     pub total: u64,
     /// Allocated.
     pub used: u64,
-    /// Freed, and usable when the next commit is durable and the last reader gone.
+    /// Freed, and usable when the next commit is durable and no reader from before is left.
     pub pinned: u64,
-    /// Promised to operations that run and to the next commit.
+    /// Promised to operations that run, and to the next commit.
     pub reserved: u64,
     /// Kept for commits and deletions.
     pub kept: u64,
-    /// Where nothing can lie: copies of the superblock.
+    /// Where nothing can be allocated: copies of the superblock.
     pub unusable: u64,
     /// What is left of `total`.
     pub available: u64,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u64,
-    /// Chunks less than half used, and the bytes free in them: what a balance could give back to
-    /// the device.
+    /// Chunks that are less than half used, and the bytes that are free in them. A balance could
+    /// give these back to the device.
     pub sparse_chunks: u64,
     /// See `sparse_chunks`.
     pub sparse_free: u64,
-    /// Bytes that a new chunk would have; 0 where the device has no room for one.
+    /// Bytes that a new chunk would have. 0 if the device has no room for one.
     pub next_chunk: u64,
 }
 
@@ -48,7 +48,7 @@ pub struct SpaceUsage {
     pub device: u64,
     /// Bytes of the device that no chunk takes.
     pub unallocated: u64,
-    /// Data and metadata share their chunks: both figures are the same.
+    /// Data and metadata share their chunks, so both figures are the same.
     pub mixed: bool,
     /// File data.
     pub data: KindUsage,
@@ -58,7 +58,7 @@ pub struct SpaceUsage {
     pub system: KindUsage,
     /// Bytes that callers have written and no extent holds yet.
     pub delayed: u64,
-    /// Neither file nor directory can be made: metadata is full and cannot grow.
+    /// Neither a file nor a directory can be made: metadata is full and cannot grow.
     pub metadata_full: bool,
 }
 
@@ -114,8 +114,8 @@ impl Allocator {
         usage
     }
 
-    /// Is there neither room in metadata for another file nor room for another chunk of it? Pinned
-    /// space counts as room: who needs it gets it.
+    /// Has metadata neither room for another file nor for another chunk? Pinned space counts as
+    /// room, because a request that needs it gets it.
     pub(crate) fn metadata_is_full(&self, new_file: u64) -> bool {
         let accounts = &self.accounts;
         let pots = accounts.pots(SpaceKind::Metadata);
@@ -123,7 +123,7 @@ impl Allocator {
         pots.free() + pots.pinned < promised && self.next_chunk(SpaceKind::Metadata) == 0
     }
 
-    /// Bytes in all, free bytes, and those that may be written now, for `statfs`.
+    /// For `statfs`: bytes in all, free bytes, and bytes that may be written now.
     pub(crate) fn statfs_bytes(&self, new_file: u64) -> (u64, u64, u64) {
         let (total, free) = self.statfs();
         // As on Linux: nothing can be written to a file that cannot be made.

@@ -1,9 +1,9 @@
 //! What a seal and a commit need from the layer above, which knows files.
 //!
-//! The committer brings trees and space to the device and knows nothing else. [`CommitSource`] is
-//! where it asks: the engine implements it and is set once, when the file system is opened. What
-//! the engine gathers for a transaction lies in the transaction ([`Gathered`]); nobody below looks
-//! into it.
+//! The committer brings trees and space to the device and knows nothing else. It asks
+//! [`CommitSource`] for the rest. The engine implements this trait and is set once, when the file
+//! system is opened. What the engine gathers for a transaction lies in the transaction
+//! ([`Gathered`]); nothing below looks into it.
 
 use crate::error::Result;
 use crate::space::alloc::Pinned;
@@ -18,19 +18,20 @@ use std::sync::Arc;
 pub(crate) trait CommitSource: Debug + Send + Sync {
     /// The running transaction will be sealed soon. Does what can be done while operations go on.
     fn before_seal(&self);
-    /// Nobody is in `txn` any more. Brings into the subvolumes' trees what was left to the seal.
+    /// All operations have left `txn`. Brings into the subvolumes' trees what was left to the seal.
     ///
     /// # Errors
     /// Those after which the transaction must not be committed.
     fn seal(&self, txn: &Arc<Txn>) -> Result<()>;
     /// The ROOT_ITEM of the top-level subvolume, if that is in memory.
     fn top_level_item(&self) -> Option<RootItem>;
-    /// The superblock of `txn` is durable. Returns the space that nobody needs for it any more.
+    /// The superblock of `txn` is durable. Returns the space that is no longer needed because of
+    /// that.
     ///
     /// # Errors
     /// Broken accounts.
     fn superblock_durable(&self, txn: &Txn) -> Result<Pinned>;
-    /// The transaction is about to be published: nobody who waits for it goes on before this
+    /// The transaction is about to be published. No thread that waits for it goes on before this
     /// returns.
     fn publishing(&self, generation: Generation);
 }

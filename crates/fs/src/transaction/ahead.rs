@@ -1,32 +1,32 @@
-//! Flushes ahead of need: the device does not keep a commit waiting for what was written seconds
-//! before.
+//! Early flushes: a commit does not have to wait for what was written seconds before.
 //!
-//! A flush takes as long as what was written since the last one: a disk's cache, a hypervisor's,
-//! the page cache that an image lies in are in no hurry to empty themselves. After a gigabyte
-//! written within one commit interval the commit, or whoever calls `fsync` next, would wait for all
+//! A flush takes as long as what was written since the last one. A disk's cache, a hypervisor's,
+//! and the page cache that an image lies in are in no hurry to empty themselves. After a gigabyte
+//! written within one commit interval, the commit or the next caller of `fsync` would wait for all
 //! of it. So the device is flushed whenever [`MOST`] bytes have gathered, by a thread of its own,
-//! while whoever writes goes on.
+//! while writers go on.
 //!
-//! Such a flush promises nothing to anybody; what must be durable is still flushed by who needs it.
-//! But a failed one is as final as any other ([`larder_volume::Device::flush`]): what it should
-//! have covered may be lost, although the next one succeeds, and a superblock would lead to what is
-//! not there. So it ends writing, and nobody's flush counts as one that succeeded while one of
-//! these is on its way that may have been told of a failure in its place ([`Ground::flush`]).
+//! An early flush promises nothing. What must be durable is still flushed by the thread that needs
+//! it. But a failed early flush is as final as any other ([`larder_volume::Device::flush`]): what
+//! it should have covered may be lost although the next flush succeeds, and a superblock would then
+//! lead to what is not there. So a failed one ends writing. The device may also report a failure to
+//! the early flush alone. So another flush counts as successful only when the early flushes that
+//! were under way have ended well ([`Ground::flush`]).
 
 use crate::transaction::Ground;
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that wait for a flush at most, as long as the device keeps up: a twentieth of a second for
-/// a disk that writes a gigabyte and more in one. Few enough flushes that it does not matter if one
-/// takes ten milliseconds by itself.
+/// Bytes that wait for a flush at most, as long as the device keeps up. A disk that writes a
+/// gigabyte or more in a second needs a twentieth of a second for them. Flushes are rare enough
+/// with this that it does not matter if one takes ten milliseconds by itself.
 pub(crate) const MOST: u64 = 64 << 20;
 
-/// Between those who write and the thread that flushes.
+/// What writers share with the thread that flushes.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
-    /// One is wanted, or on its way: whoever writes needs to look no further.
+    /// An early flush is wanted or under way: a writer needs to look no further.
     wanted: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -36,14 +36,14 @@ pub(crate) struct Flushes {
 struct State {
     go: bool,
     stop: bool,
-    /// How many have begun and ended.
+    /// How many early flushes have begun and ended.
     begun: u64,
     ended: u64,
     failed: bool,
 }
 
 impl Ground {
-    /// Something was written that nobody flushes yet.
+    /// Something was written that no flush covers yet.
     pub(crate) fn flush_ahead(&self) {
         if self.much_unflushed() && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
             self.flushes.state.lock().go = true;
@@ -61,7 +61,8 @@ impl Flushes {
         self.state.lock().stop = true;
         self.changed.notify_all();
     }
-    /// Waits for those that have begun. False when one has failed, now or earlier.
+    /// Waits for the early flushes that have begun. Returns false if one has failed, now or
+    /// earlier.
     pub(super) fn settle(&self) -> bool {
         let mut state = self.state.lock();
         let begun = state.begun;
@@ -70,7 +71,7 @@ impl Flushes {
         }
         !state.failed
     }
-    /// Waits until a flush is wanted, which then has begun. False: none will be.
+    /// Waits until a flush is wanted, and begins it. False means that none will be wanted.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         while !state.go && !state.stop {
@@ -93,11 +94,11 @@ impl Flushes {
     }
 }
 
-/// What the thread does.
+/// Body of the thread that flushes early.
 pub(crate) fn run(ground: &Ground) {
     while ground.flushes.begin() {
-        // Somebody may have done it meanwhile; who does it now sees that this one has begun, and
-        // waits.
+        // Another thread may have flushed meanwhile. A thread that flushes from now on sees that
+        // this flush has begun, and waits for it.
         let flush = || if ground.much_unflushed() { ground.volume.flush() } else { Ok(()) };
         let why = match catch_unwind(AssertUnwindSafe(flush)) {
             Ok(Ok(())) => None,
@@ -113,7 +114,7 @@ pub(crate) fn run(ground: &Ground) {
         if why.is_some() {
             return;
         }
-        // What has come meanwhile may be enough for the next one.
+        // What was written meanwhile may be enough for the next flush.
         ground.flush_ahead();
     }
 }

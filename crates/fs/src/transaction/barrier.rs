@@ -4,11 +4,11 @@
 //!
 //! - A superblock is written only when everything it leads to is durable: flush, superblocks,
 //!   flush.
-//! - Superblocks are written in order. A log hangs on the superblock of the transaction before its
-//!   own; that one is never written behind the superblock of the log's own transaction. Whoever
-//!   writes one holds [`SuperblockWritten`].
+//! - Superblocks are written in order. A log is attached to the superblock of the transaction
+//!   before its own. That superblock is never written after the one of the log's own transaction. A
+//!   thread that writes either holds [`SuperblockWritten`].
 //!
-//! A flush counts as good only if no flush ahead failed beside it: see [`super::ahead`].
+//! A flush counts as good only if no early flush failed beside it: see [`super::ahead`].
 
 use crate::error::{Error, Result};
 use crate::transaction::Ground;
@@ -17,7 +17,7 @@ use larder_format::{Generation, Superblock};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
 use zerocopy::little_endian::U64;
 
-/// A commit's superblock, and the commit's transaction.
+/// The superblock that a commit has written, and the transaction of that commit.
 #[derive(Debug)]
 pub(crate) struct SuperblockWritten {
     pub(crate) generation: Generation,
@@ -25,23 +25,23 @@ pub(crate) struct SuperblockWritten {
 }
 
 impl Ground {
-    /// Makes everything durable whose writing had completed.
+    /// Makes everything durable whose writing had completed before the call.
     ///
     /// # Errors
-    /// The device's; `ReadOnly` after a flush ahead that failed.
+    /// The device's; `ReadOnly` after an early flush that failed.
     pub(crate) fn flush(&self) -> Result<()> {
         self.volume.flush()?;
         if self.flushes.settle() { Ok(()) } else { Err(Error::ReadOnly(self.txns.failure())) }
     }
 
-    /// Makes everything written so far durable, then the superblock of the transaction
-    /// `generation`, then that.
+    /// Makes everything written so far durable, then writes the superblock of the transaction
+    /// `generation`, then makes that durable, too.
     pub(super) fn write_superblocks(
         &self,
         generation: Generation,
         superblock: Box<Superblock>,
     ) -> Result<()> {
-        // A log's superblock is of the transaction before: never behind this one.
+        // A log's superblock is of the transaction before, so it is never written after this one.
         let mut written = self.superblock_written.lock();
         self.flush_around(&superblock)?;
         *written = SuperblockWritten { generation, superblock };
@@ -81,9 +81,9 @@ impl Ground {
         Ok(())
     }
 
-    /// Writes the superblock of the last commit with a log on it, that of the transaction
-    /// `generation`; false where the commit of that transaction has written its superblock already.
-    /// What the log consists of is durable.
+    /// Writes the superblock of the last commit with a log attached, the log of the transaction
+    /// `generation`. Returns false if the commit of that transaction has written its superblock
+    /// already. The caller has made durable what the log consists of.
     pub(crate) fn write_log_superblock(
         &self,
         generation: Generation,

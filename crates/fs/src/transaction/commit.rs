@@ -2,9 +2,9 @@
 //!
 //! The global trees describe each other. Inserting an extent item copies blocks of the extent tree,
 //! whose references go into the extent tree; block group items and free space change with every
-//! block; root items move with every root. But a block is copied to a new address at most once in a
-//! transaction, so the circle closes: the committer applies notes, then what that caused, then what
-//! that caused, until a round changes nothing. Normally that takes two or three rounds.
+//! block; root items change with every root. But a block is copied to a new address at most once in
+//! a transaction, so the circle closes. The committer applies notes, then what that caused, then
+//! what that caused, until a round changes nothing. Normally that takes two or three rounds.
 //!
 //! What it writes into block groups and the free-space tree comes from *applied* references alone.
 //! The allocator's own map is ahead of them: it already lacks blocks of the next transaction.
@@ -63,9 +63,9 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
             growth: s.tree.take_growth(),
         })
         .collect();
-    // A tree whose edits all failed before they began is as it was.
+    // A tree is as it was if all its edits failed before they began.
     frozen.retain(|f| f.root.ptr.generation == txn.generation);
-    // What the next transaction logs is told relative to this.
+    // The next transaction logs what differs from this.
     for f in &frozen {
         f.subvol.set_base(txn.generation.next(), f.root.clone());
     }
@@ -80,7 +80,7 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
         frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
     roots.extend(ground.roots.all().map(|t| (t.id(), t.root())));
     let nodes = writeout::write_nodes(ground, txn.generation, &roots)?;
-    // Whoever ended writing meanwhile had a reason not to trust what is in memory.
+    // Writing may have ended meanwhile, with a reason not to trust what is in memory.
     if let Some(why) = ground.txns.failure() {
         return Err(Error::ReadOnly(Some(why)));
     }
@@ -98,13 +98,13 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
 struct Frozen {
     subvol: Arc<SubvolumeTree>,
     root: Root,
-    /// Has anything in it changed, rather than that a snapshot was taken?
+    /// Has anything in it changed? A snapshot that was taken does not count.
     changed: bool,
-    /// Blocks that its tree has won or lost.
+    /// By how many blocks its tree has grown.
     growth: i64,
 }
 
-/// One commit at work.
+/// One commit.
 struct Committer<'a> {
     ground: &'a Ground,
     txn: Arc<Txn>,
@@ -184,8 +184,9 @@ impl BlockSource for Source<'_, '_> {
         unreachable!("only subvolumes have snapshots")
     }
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
-        // Made by this commit, in no item and in nobody's hands: taken again. Deleting checksums
-        // makes and drops a leaf with every extent, and a full disk does not have that many.
+        // This commit made the block, no item has it and nothing uses it, so it is taken again.
+        // Deleting checksums makes and drops a leaf with every extent, and a full disk does not
+        // have that many.
         if self.committer.pending.forget_created(at) {
             return self.untake(at);
         }
@@ -212,7 +213,7 @@ impl BlockSource for Source<'_, '_> {
         while purse.len() + more.len() < wanted {
             more.push(c.ground.space.allocate_for_commit(&*c.txn, system, from)?);
         }
-        // Addresses are taken from the end: keep them rising.
+        // Addresses are taken from the end, so this order keeps them rising.
         more.reverse();
         more.append(purse);
         *purse = more;
@@ -220,7 +221,7 @@ impl BlockSource for Source<'_, '_> {
     }
 }
 
-/// A global tree with the committer behind it, as item logic wants to see it.
+/// A global tree with the committer behind it, as the logic of items wants to see it.
 struct Ops<'c, 'a> {
     tree: &'c Tree,
     source: Source<'c, 'a>,
@@ -282,7 +283,7 @@ impl<'a> Committer<'a> {
         Ops { tree, source: Source { committer: self, system } }
     }
 
-    /// Brings the global trees to where they describe this transaction and themselves.
+    /// Brings the global trees to a state that describes this transaction and the trees themselves.
     fn fixpoint(&mut self, frozen: &[Frozen]) -> Result<()> {
         let ground = self.ground;
         self.rebuild_free_space()?;
@@ -300,7 +301,7 @@ impl<'a> Committer<'a> {
             csum_tree::insert(&mut self.ops(&ground.roots.csum), ground.csum, at, &sums)?;
             next = at.0.checked_add((sums.len() / ground.csum.size()) as u64 * SECTOR).map(Logical);
         }
-        // The notes stay where they are: operations of the next transaction still count with them.
+        // The notes stay where they are: operations of the next transaction still count them.
         let txn = self.txn.clone();
         let mut next = Some(Logical(0));
         while let Some((at, head)) = next.and_then(|from| txn.refs.lock().at_or_after(from)) {
@@ -328,7 +329,7 @@ impl<'a> Committer<'a> {
         }
     }
 
-    /// Applies the changes of one extent, and what follows for space and checksums.
+    /// Applies the changes of one extent, and what follows from them for space and checksums.
     fn apply(&mut self, at: Logical, head: &RefHead) -> Result<()> {
         let ground = self.ground;
         let features = ground.extent_features();
@@ -371,8 +372,8 @@ impl<'a> Committer<'a> {
         if self.ground.roots.free_space.is_some()
             && !self.ground.options.tuning.break_stale_free_space
         {
-            // A block that the commit itself made and dropped again within one round was never in
-            // the tree.
+            // The tree never had a block that the commit itself made and dropped again within one
+            // round.
             match self.space_changes.entry(run.start) {
                 Entry::Occupied(e) if *e.get() == (run.len, !free) => {
                     e.remove();
@@ -388,7 +389,7 @@ impl<'a> Committer<'a> {
         Ok(())
     }
 
-    /// Writes what became free or used into the free-space tree, neighbours together.
+    /// Writes into the free-space tree what became free or used, neighbours together.
     fn write_free_space(&mut self) -> Result<()> {
         let ground = self.ground;
         let Some(tree) = &ground.roots.free_space else { return Ok(()) };
@@ -411,9 +412,9 @@ impl<'a> Committer<'a> {
         Ok(())
     }
 
-    /// Makes the record of groups anew whose free space was not what the extent tree says. Runs
-    /// before anything else of this transaction is applied, so the extent tree is still that of the
-    /// last commit.
+    /// Makes the free-space record of groups anew whose record was not what the extent tree says.
+    /// This runs before anything else of this transaction is applied, so the extent tree is still
+    /// that of the last commit.
     fn rebuild_free_space(&mut self) -> Result<()> {
         let ground = self.ground;
         let Some(tree) = &ground.roots.free_space else { return Ok(()) };
@@ -444,7 +445,7 @@ impl<'a> Committer<'a> {
 
     /// Writes the items of block groups that were made in this transaction.
     fn write_new_groups(&mut self) -> Result<()> {
-        // Writing the items may itself make groups.
+        // Writing the items may make further groups.
         loop {
             let new = std::mem::take(&mut *self.txn.new_groups.lock());
             if new.is_empty() {
@@ -483,7 +484,7 @@ impl<'a> Committer<'a> {
         self.change_device_bytes(i128::from(added))
     }
 
-    /// Gives block groups back in which nothing is left.
+    /// Gives back block groups in which nothing is left.
     fn remove_empty_groups(&mut self) -> Result<()> {
         let ground = self.ground;
         for (run, chunk) in ground.space.take_empty_groups(self.txn.generation) {
@@ -541,7 +542,7 @@ impl<'a> Committer<'a> {
         self.write_root_item(subvol.id, subvol.key_offset, &item)
     }
 
-    /// Writes the ROOT_ITEMs of global trees whose roots moved. True if any had.
+    /// Writes the ROOT_ITEMs of global trees whose roots moved. Returns true if any had moved.
     fn write_global_roots(&mut self) -> Result<bool> {
         let ground = self.ground;
         let mut moved = false;
@@ -589,7 +590,8 @@ impl<'a> Committer<'a> {
         sb.log_root = U64::new(0);
         sb.log_root_level = 0;
         sb.bytes_used = U64::new(ground.space.disk_used());
-        // A v1 space cache would be stale now: 0 never equals a generation, so Linux rebuilds it.
+        // A v1 space cache would be out of date now. 0 never equals a generation, so Linux rebuilds
+        // it.
         sb.cache_generation = U64::new(0);
         if ground.roots.free_space.is_none() {
             sb.compat_ro_flags =
@@ -661,20 +663,20 @@ impl<'a> Committer<'a> {
         }
         self.reserve.shrink_to(0);
         ground.space.kept_by_commit.store(0, Ordering::Release);
-        // Whoever finds no space once this is published waits for what is discarded.
+        // A thread that finds no space once this is published waits for what is being discarded.
         let discarding = ground.space.is_discarding().then(|| ground.space.discards.busy.lock());
         if discarding.is_none() {
             ground.space.forget_removed(&self.removed);
         }
         if let Err(e) = ground.space.measure_global_trees(&ground.roots, &ground.epochs.enter()) {
-            // The reserve stays as large as it was; the next commit will need the root and say what
+            // The reserve stays as large as it was. The next commit will need the root and say what
             // is wrong.
             tracing::warn!("the size of the global trees is not known: {e}");
         }
         ground.space.groups.set_published(self.txn.generation);
         ground.set_published_hint(self.txn.generation);
-        // The root tree has them and is durable. Before anybody who waits goes on: the next `fsync`
-        // would commit for them again.
+        // The root tree has these links and is durable. They are forgotten before any waiter goes
+        // on, because the next `fsync` would otherwise commit for them again.
         ground.above().publishing(self.txn.generation);
         let freed = std::mem::take(&mut self.freed);
         let roots = (ground.roots.extent.root(), ground.roots.csum.root());
@@ -692,8 +694,9 @@ const CSUMS_AT_ONCE: usize = 64 << 10;
 /// Bytes that one checksum is for.
 const SECTOR: u64 = larder_format::SECTOR_SIZE as u64;
 
-/// The first checksums noted for `from` or behind it, with those of what follows without a gap:
-/// writing many small extents leaves a note for each, and they lie beside each other.
+/// The first checksums that are noted for `from` or behind it, together with those that follow
+/// without a gap: writing many small extents leaves a note for each, and the notes lie beside each
+/// other.
 fn adjacent_csums(ground: &Ground, txn: &Txn, from: Logical) -> Option<(Logical, Vec<u8>)> {
     let notes = txn.csums.lock();
     let mut found = notes.range(from..);
@@ -714,6 +717,6 @@ fn point_to(item: &mut RootItem, root: &Root, generation: Generation) {
     item.bytenr = U64::new(root.ptr.at.0);
     item.level = root.ptr.level;
     item.set_generation(generation);
-    // Callers only pass roots of this generation; the refs of a live root are 1.
+    // Callers only pass roots of this generation. A live root has one reference.
     debug_assert_eq!(root.ptr.generation, generation);
 }

@@ -1,8 +1,8 @@
 //! The ground: an open file system as it is below files.
 //!
-//! [`Ground`] joins volume, node store, epochs, space, transactions and superblock, and knows no
-//! inode and no name. What is above it is built on it: rooms of files take the engine
-//! ([`crate::engine::Core`]), which contains it. What a seal and a commit need from there comes in
+//! [`Ground`] joins volume, node store, epochs, space, transactions and superblock. It knows no
+//! inode and no name. What is above is built on it: rooms of files take the engine
+//! ([`crate::engine::Core`]), which contains it. A seal and a commit get what they need from there
 //! through [`CommitSource`].
 //!
 //! Here are the few services that join the parts: reserving, checking whether writing is still
@@ -32,7 +32,7 @@ pub(crate) struct Ground {
     pub(crate) volume: Arc<Volume>,
     pub(crate) store: Arc<NodeStore>,
     pub(crate) epochs: Arc<Epochs<Pinned>>,
-    /// The superblock as last written; the committer's alone to change.
+    /// The superblock as last written. Only the committer changes it.
     pub(crate) superblock: Mutex<Box<Superblock>>,
     pub(crate) csum: CsumType,
     pub(crate) roots: Roots,
@@ -43,7 +43,7 @@ pub(crate) struct Ground {
     pub(crate) read_only: Option<String>,
     pub(crate) fake_time: AtomicU64,
     pub(crate) published: AtomicU64,
-    /// The superblock that was written last by a commit, without a log. Held while one is written.
+    /// The superblock that a commit wrote last, without a log. Held while a superblock is written.
     pub(crate) superblock_written: Mutex<SuperblockWritten>,
     pub(crate) flushes: Flushes,
     /// Set once, when the file system is opened.
@@ -89,8 +89,8 @@ impl Ground {
     pub(crate) fn budget(&self) -> Budget {
         Budget::of(self.options.cache_size)
     }
-    /// Keeps the memory of what a transaction has changed bounded: from some size on a commit is
-    /// asked for, later on operations wait until that commit has sealed what there is.
+    /// Keeps the memory bounded that a transaction's changes take. From some size on it asks for a
+    /// commit. From a larger size on operations wait until the transaction is sealed.
     pub(crate) fn bound_dirty_nodes(&self) -> Result<()> {
         let running = self.txns.running();
         let (bytes, budget) = (running.memory(self.nodesize()), self.budget());
@@ -105,13 +105,13 @@ impl Ground {
         self.txns.wait_sealed(running.generation)
     }
     /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and
-    /// splits for as many of them as grow. What is over comes back when the handle goes.
+    /// splits for the `growing` ones. What is not used comes back when the handle is dropped.
     pub(crate) fn item_cost(&self, items: u64, growing: u64) -> u64 {
         let level = self.tree_stats.tallest.load(Ordering::Relaxed);
         let copies = items * level.max(1) + 1;
         (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
     }
-    /// Reserves what `items` item changes can cost and `more` bytes, for an operation that passes.
+    /// Reserves what `items` item changes can cost, and `more` bytes, for an operation that passes.
     pub(crate) fn reserve_items(
         &self,
         items: u64,
@@ -120,14 +120,14 @@ impl Ground {
     ) -> Result<Reservation> {
         let accounts = &self.space.accounts;
         if deleting {
-            // An entry for what is left to do and a counter that becomes longer: no more grows.
+            // At most two items grow: an entry for what is left to do, and a counter.
             accounts.reserve_for_deletion(self.item_cost(items, items.min(2)) + more)
         } else {
             accounts.reserve_passing(self.item_cost(items, items) + more)
         }
     }
-    /// Adds to the reservation of an operation that has joined: it cannot wait any more, so it goes
-    /// past those who do.
+    /// Adds to the reservation of an operation that has joined. It cannot wait any more, so it goes
+    /// past the requests in line.
     pub(crate) fn top_up(&self, reserved: &mut Reservation, bytes: u64, deleting: bool) -> bool {
         let more = || self.space.accounts.reserve_inside(bytes, deleting);
         let got = more().or_else(|| {
@@ -137,17 +137,16 @@ impl Ground {
         });
         got.map(|more| reserved.merge(more)).is_some()
     }
-    /// Adds what `items` item changes can cost, up to where there is that much, without waiting.
-    /// False when it is not there.
+    /// Fills a reservation up to what `items` item changes can cost, without waiting. Returns false
+    /// if there is not enough space.
     pub(crate) fn top_up_for(&self, reserved: &mut Reservation, items: u64) -> bool {
         let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
         lacking == 0 || self.top_up(reserved, lacking, false)
     }
     /// Keeps space, until the transaction is published, for what its commit will do with an
-    /// operation's notes: `bytes` by which trees may grow, or that the seal copies. That the global
-    /// trees' blocks are copied is what the global reserve is for; only where they are so large
-    /// that it does not hold them all is something kept for that, too: leaves of three trees for
-    /// each note.
+    /// operation's notes: `bytes` by which trees may grow, or that the seal copies. The global
+    /// reserve pays for the copies of the global trees' blocks. Only if these trees are so large
+    /// that it cannot, something is kept for the copies, too: leaves of three trees for each note.
     pub(crate) fn keep_for_notes(
         &self,
         txn: &Txn,
@@ -164,7 +163,7 @@ impl Ground {
         let owed = bytes + beyond.saturating_sub(before);
         let lacking = owed.saturating_sub(from.bytes());
         if lacking > 0 && !self.top_up(from, lacking, deleting) {
-            // The global reserve has to pay. The sooner it is filled again, the better.
+            // The global reserve has to pay, so it should be filled again soon.
             self.txns.request();
         }
         txn.keep(from.split(owed));
@@ -180,7 +179,7 @@ impl Ground {
         }
         Timestamp::now()
     }
-    /// The uuid of a new subvolume: a random one; with the fake clock one that follows from the
+    /// The uuid of a new subvolume. It is random; with the fake clock it follows from the
     /// transaction and the time.
     pub(crate) fn new_uuid(&self) -> [u8; 16] {
         if !self.options.tuning.fake_clock {
@@ -197,8 +196,8 @@ impl Ground {
         bytes[8..].copy_from_slice(&half(1));
         *uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes()
     }
-    /// Makes everything durable that was changed before the call. Delayed data must have been
-    /// written before.
+    /// Makes everything durable that was changed before the call. The caller has written delayed
+    /// data back before.
     pub(crate) fn commit(&self) -> Result<()> {
         match self.txns.request() {
             Some(generation) if !self.options.tuning.break_fsync_does_not_wait => {
@@ -210,7 +209,7 @@ impl Ground {
             },
         }
     }
-    /// Makes a transaction durable that is running or was.
+    /// Makes a transaction durable that is the running one or was.
     pub(crate) fn commit_of(&self, generation: Generation) -> Result<()> {
         if self.options.tuning.break_fsync_does_not_wait {
             return Ok(());
@@ -222,7 +221,7 @@ impl Ground {
     pub(crate) fn step_done(&self) -> Result<()> {
         if self.options.tuning.commit_steps { self.commit_now() } else { Ok(()) }
     }
-    /// Commits, whether anything was noted or not: pinned space waits for a publication.
+    /// Commits, whether or not anything was noted: pinned space waits for a publication.
     pub(crate) fn commit_now(&self) -> Result<()> {
         self.txns.running().touch();
         match self.txns.request() {
@@ -230,9 +229,9 @@ impl Ground {
             None => Ok(()),
         }
     }
-    /// What is above, for a seal or a commit. It contains this.
+    /// The layer above, for a seal or a commit. That layer contains this one.
     pub(crate) fn above(&self) -> Arc<dyn CommitSource> {
         let above = self.above.get().and_then(Weak::upgrade);
-        above.expect("whoever commits holds what is above")
+        above.expect("a commit runs only while the layer above exists")
     }
 }

@@ -1,9 +1,9 @@
 //! A handle: one operation's membership in the running transaction.
 //!
-//! It is what makes a [`Tree`] editable, and the only way for operations to note changes of
+//! A handle makes a [`Tree`] editable. It is also the only way for operations to note changes of
 //! references, checksums and inode items. It reserves space before it joins, so a seal never waits
-//! for an operation that waits for space. What its notes will cost when they are committed stays
-//! reserved when it leaves.
+//! for an operation that waits for space. What its notes will cost at the commit stays reserved
+//! when it leaves.
 
 use crate::error::{Error, Result};
 use crate::space::reserve::Reservation;
@@ -27,17 +27,17 @@ pub(crate) struct Handle<'a> {
     inside_seal: bool,
     /// May it use the last reserve?
     deleting: bool,
-    /// May it take what was not reserved, because it must not fail?
+    /// May it take what was not reserved? It may where it must not fail.
     overdraws: bool,
     reserved: Reservation,
-    /// Notes made, and bytes to be kept for them.
+    /// Notes made, and bytes that have to be kept for them.
     notes: u64,
     owed: u64,
 }
 
 /// Bytes by which trees may grow for one change of an extent's references: an extent item, or a
-/// reference of its own, and records of free space on both sides; all twice, because leaves that
-/// were split are half empty.
+/// reference of its own, and records of free space on both sides. All of it twice, because leaves
+/// that were split are half empty.
 const NOTE_GROWTH: u64 = 256;
 
 impl<'a> Handle<'a> {
@@ -45,7 +45,7 @@ impl<'a> Handle<'a> {
     pub(crate) fn join(ground: &'a Ground, items: u64, deleting: bool) -> Result<Self> {
         Ok(Self::join_keeping(ground, items, deleting, 0)?.0)
     }
-    /// The same, and reserves `more` bytes for something else in the same step: who waits for
+    /// The same, and reserves `more` bytes for something else in the same step: a waiter for
     /// metadata must not hold any that another waits for.
     pub(crate) fn join_keeping(
         ground: &'a Ground,
@@ -62,9 +62,9 @@ impl<'a> Handle<'a> {
         handle.deleting = deleting;
         Ok((handle, kept))
     }
-    /// Joins to change an inode's attributes and no items. Where the running transaction knows of
-    /// the inode already, what its item costs is kept: nothing is reserved then, however often the
-    /// inode changes.
+    /// Joins to change an inode's attributes and no items. If the running transaction knows of the
+    /// inode already, the cost of its item is kept already. Then nothing is reserved, however often
+    /// the inode changes.
     pub(crate) fn join_for_item(ground: &'a Ground, noted_in: &AtomicU64) -> Result<Self> {
         if noted_in.load(Ordering::Relaxed) == 0 {
             return Self::join(ground, 1, false);
@@ -73,8 +73,8 @@ impl<'a> Handle<'a> {
         ground.bound_dirty_nodes()?;
         let txn = ground.txns.join()?;
         if noted_in.load(Ordering::Relaxed) == txn.generation.0 {
-            // Should the item be written ahead any moment now, and noted once more, that is topped
-            // up.
+            // The item may be written ahead at any moment, and then be noted once more. That is
+            // topped up.
             let reserved = ground.space.accounts.empty(SpaceKind::Metadata);
             return Ok(Self::with_purse(ground, txn, reserved, false, Vec::new()));
         }
@@ -100,27 +100,27 @@ impl<'a> Handle<'a> {
         }
         Self::join_keeping(ground, 1, false, more)
     }
-    /// Joins with what was reserved earlier: never waits for space.
+    /// Joins with what was reserved earlier. It never waits for space.
     pub(crate) fn join_with(ground: &'a Ground, reserved: Reservation) -> Result<Self> {
         ground.check_writable()?;
         ground.bound_dirty_nodes()?;
         let txn = ground.txns.join()?;
-        // Acknowledged data is worth more than the reserve of the commit.
+        // Acknowledged data must not fail, so it may use up the commit's reserve.
         let mut handle = Self::over(ground, txn, reserved, false);
         handle.overdraws = true;
         Ok(handle)
     }
     /// The handle with which the committer writes delayed items while it seals.
     pub(crate) fn for_seal(ground: &'a Ground, txn: Arc<Txn>) -> Self {
-        // What was kept for the notes pays for the items too.
+        // What was kept for the notes pays for the items, too.
         let reserved =
             txn.take_reserved().unwrap_or_else(|| ground.space.accounts.empty(SpaceKind::Metadata));
         let mut handle = Self::over(ground, txn, reserved, true);
         handle.overdraws = true;
         handle
     }
-    /// The handle under which a log is replayed, on a file system that may be read-only: never
-    /// waits, for nobody would come to help.
+    /// The handle under which a log is replayed, on a file system that may be read-only. It never
+    /// waits, because nothing would come to help.
     pub(crate) fn for_replay(ground: &'a Ground) -> Result<Self> {
         let reserved = ground.space.accounts.empty(SpaceKind::Metadata);
         let mut handle = Self::over(ground, ground.txns.join()?, reserved, false);
@@ -155,7 +155,7 @@ impl<'a> Handle<'a> {
     pub(crate) fn generation(&self) -> Generation {
         self.txn.generation
     }
-    /// Changes items of a subvolume's tree; all at once. See [`crate::tree::Tree::edit`].
+    /// Changes items of a subvolume's tree, all at once. See [`crate::tree::Tree::edit`].
     pub(crate) fn edit<R>(
         &mut self,
         subvol: &Arc<SubvolumeTree>,
@@ -176,7 +176,7 @@ impl<'a> Handle<'a> {
             return Err(Error::NotFound);
         }
         self.txn.touch();
-        // Before the edit: one that fails half-way may have copied blocks already.
+        // Noted before the edit: an edit that fails half-way may have copied blocks already.
         self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
         subvol.tree.edit_growing(self, keys, growing, change)
     }
@@ -206,7 +206,7 @@ impl<'a> Handle<'a> {
         self.noted();
         self.txn.refs.lock().add_data(at, len, data_ref(subvol, ino, file_offset))
     }
-    /// One reference less. The extent is freed by the commit when it was the last.
+    /// One reference less. If it was the last, the commit frees the extent.
     pub(crate) fn drop_data_ref(
         &mut self,
         at: Logical,
@@ -218,8 +218,8 @@ impl<'a> Handle<'a> {
         self.noted();
         self.txn.refs.lock().drop_data(at, len, data_ref(subvol, ino, file_offset))
     }
-    /// Checksums for the sectors from `at` on. Notes must not overlap: the commit goes from the end
-    /// of one to the next.
+    /// Notes checksums for the sectors from `at` on. Notes must not overlap, because the commit
+    /// goes from the end of one to the next.
     pub(crate) fn add_csums(&mut self, at: Logical, sums: Vec<u8>) {
         if self.ground.options.tuning.break_no_csums || sums.is_empty() {
             return;
@@ -228,8 +228,8 @@ impl<'a> Handle<'a> {
         self.owed += 2 * sums.len() as u64;
         self.txn.csums.lock().insert(at, sums);
     }
-    /// Takes checksums back whose space is given back unused. They may have been noted together
-    /// with others.
+    /// Takes back the checksums of space that is given back unused. They may have been noted
+    /// together with others.
     pub(crate) fn forget_csums(&mut self, run: Run) {
         let size = self.ground.csum.size();
         let bytes =
@@ -255,7 +255,8 @@ impl<'a> Handle<'a> {
         }
     }
     /// New data extents of a file, each with its first reference: address, length, and where the
-    /// file has them. Returns how many of them were recorded: all, up to the first that cannot be.
+    /// file has them. Returns how many were recorded: all, or those before the first that cannot
+    /// be.
     pub(crate) fn create_data_extents(
         &mut self,
         subvol: TreeId,
@@ -277,7 +278,7 @@ impl<'a> Handle<'a> {
         self.owe(count);
         index(count)
     }
-    /// Forgets extents that were just recorded, and that nobody has seen yet.
+    /// Forgets extents that were just recorded. Nothing has seen them yet.
     pub(crate) fn forget_data_extents(&mut self, at: impl Iterator<Item = Logical>) {
         let mut refs = self.txn.refs.lock();
         at.for_each(|at| {
@@ -285,27 +286,27 @@ impl<'a> Handle<'a> {
             debug_assert!(known, "it was just recorded");
         });
     }
-    /// Is little of what it reserved left?
+    /// Has it used up nearly all that it reserved?
     pub(crate) fn is_exhausted(&self) -> bool {
         let purse = self.purse.len() as u64 * u64::from(self.ground.nodesize());
         self.reserved.bytes() + purse < self.ground.item_cost(2, 2)
     }
-    /// Something for the root tree was noted: so many of its items will change.
+    /// Something for the root tree was noted, which will change this many of its items.
     pub(crate) fn noted_for_root_tree(&mut self, items: u64) {
         self.txn.touch();
         self.owe(2 * items);
     }
-    /// Changes of references of blocks and data were noted directly.
+    /// The caller has noted changes of references itself.
     pub(crate) fn noted_refs(&mut self, notes: u64) {
         self.txn.touch();
         self.owe(notes);
     }
-    /// Keeps room for item changes that the seal will make.
+    /// Keeps space for item changes that the seal will make.
     pub(crate) fn keep_for_seal(&mut self, items: u64) {
         self.txn.touch();
         self.owed += self.ground.item_cost(items, items);
     }
-    /// Keeps room for the copies of the path to one item that the seal will write.
+    /// Keeps space for copies of the path to one item that the seal will write.
     pub(crate) fn keep_for_path(&mut self) {
         let level = self.ground.tree_stats.tallest.load(Ordering::Relaxed);
         self.owed += level.max(1) * u64::from(self.ground.nodesize());
@@ -347,7 +348,7 @@ fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Half an operation must not become durable; nobody seals before this handle has left.
+            // Half an operation must not become durable. No seal comes before this handle has left.
             self.ground.txns.fail("an operation hit a broken invariant; see the log");
         }
         if self.notes > 0 || self.owed > 0 {
@@ -367,7 +368,8 @@ impl Drop for Handle<'_> {
             let rest = self.reserved.split(u64::MAX);
             self.txn.keep(rest);
         } else {
-            // Before it leaves: who then waits for the commit finds nothing reserved.
+            // Given back before the handle leaves, so that a caller that then waits for the commit
+            // finds nothing reserved.
             self.reserved.shrink_to(0);
             self.ground.txns.leave();
         }
@@ -405,7 +407,7 @@ impl BlockSource for Handle<'_> {
         new: Logical,
         maybe_shared: bool,
     ) -> Result<(), Stop> {
-        // A shared block's references are passed on to what it points to.
+        // The references of a shared block are passed on to what it points to.
         let children = if maybe_shared { old.view().nritems() as u64 / 2 } else { 0 };
         self.ground.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
         self.owe(1 + children);
@@ -437,7 +439,7 @@ impl BlockSource for Handle<'_> {
                 let missing = n.saturating_sub(self.purse.len());
                 let bytes = missing as u64 * u64::from(self.ground.nodesize());
                 let lacking = bytes.saturating_sub(self.reserved.bytes());
-                // The commit's own reserve is not for operations, however much of it is free.
+                // Operations do not get the commit's own reserve, however much of it is free.
                 if lacking > 0
                     && !self.ground.top_up(&mut self.reserved, lacking, self.deleting)
                     && !self.overdraws
@@ -449,7 +451,7 @@ impl BlockSource for Handle<'_> {
                     missing,
                     &mut self.reserved,
                 )?;
-                // Addresses are taken from the end: keep them rising.
+                // Addresses are taken from the end, so this order keeps them rising.
                 more.reverse();
                 more.append(&mut self.purse);
                 self.purse = more;

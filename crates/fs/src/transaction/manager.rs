@@ -1,6 +1,6 @@
-//! Who may join, when to seal, who waits for what.
+//! The state machine of transactions: joining, sealing, waiting.
 //!
-//! One mutex guards the state machine and nothing else; it is held for a few instructions at a
+//! One mutex guards the state machine and nothing else. It is held for a few instructions at a
 //! time.
 
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What reference counts are computed from: the last published extent tree and the notes on top of
+/// What reference counts are computed from: the last published extent tree, and the notes on top of
 /// it.
 #[derive(Debug, Clone)]
 pub(crate) struct RefsView {
@@ -23,10 +23,10 @@ pub(crate) struct RefsView {
     pub(crate) base: Generation,
     /// Its root.
     pub(crate) extent_root: Root,
-    /// Root of the published checksum tree: with the notes of both transactions, all checksums
-    /// there are.
+    /// Root of the published checksum tree. With the notes of both transactions it has all
+    /// checksums.
     pub(crate) csum_root: Root,
-    /// The sealed transaction, if one is on its way.
+    /// The sealed transaction, if one is being committed.
     pub(crate) sealed: Option<Arc<Txn>>,
     /// The running one.
     pub(crate) running: Arc<Txn>,
@@ -38,11 +38,11 @@ struct State {
     handles: u64,
     sealing: bool,
     published: Generation,
-    /// Commit at least up to here.
+    /// The last transaction that a commit was asked for.
     wanted: Generation,
     failed: Option<String>,
     stop: bool,
-    /// What is done now and then is to be done now.
+    /// What is done now and then has to be done now.
     hasten: bool,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Transactions {
     state: Mutex<State, lock::Transactions>,
     /// Has writing ended? Then `state` says why.
     ended: AtomicBool,
-    /// Something changed that joiners, waiters or the committer may be waiting for.
+    /// Something has changed that joining operations, waiters or the committer may be waiting for.
     changed: Condvar,
     view: RwLock<RefsView, lock::View>,
     /// Makes what the rooms above gather in a transaction.
@@ -129,35 +129,36 @@ impl Transactions {
     pub(crate) fn published(&self) -> Generation {
         self.state.lock().published
     }
-    /// The running transaction. It may be sealed any moment, unless the caller has a handle.
+    /// The running transaction. It may be sealed at any moment, unless the caller has a handle.
     pub(crate) fn running(&self) -> Arc<Txn> {
         self.state.lock().running.clone()
     }
-    /// Reads the view with `f`; a seal or publication waits meanwhile.
+    /// Reads the view with `f`. A seal or a publication waits meanwhile.
     pub(crate) fn with_view<R>(&self, f: impl FnOnce(&RefsView) -> R) -> R {
         f(&self.view.read())
     }
-    /// The same for a caller who holds a tree: waits for nobody.
+    /// The same for a caller that holds a tree. It never waits.
     pub(crate) fn with_view_at_once<R>(
         &self,
         f: impl FnOnce(&RefsView) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
         f(&*at_once(|| self.view.try_read())?)
     }
-    /// Does something while the view is locked as if it changed.
+    /// Does something while the view is locked as for a change.
     #[cfg(test)]
     pub(crate) fn while_view_changes<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let _view = self.view.write();
-        // Another thread: this one must not come for it again.
+        // `f` runs on another thread, because this one must not take the lock again.
         std::thread::scope(|s| s.spawn(f).join().expect("it does not panic"))
     }
     /// Why writing has ended, if it has.
     pub(crate) fn failure(&self) -> Option<String> {
-        // Asked before every operation.
+        // This is asked before every operation.
         if self.ended.load(Ordering::Acquire) { self.state.lock().failed.clone() } else { None }
     }
 
-    /// Joins the running transaction; waits while one is being sealed. `leave` must follow.
+    /// Joins the running transaction. Waits while one is being sealed. The caller must call `leave`
+    /// later.
     pub(crate) fn join(&self) -> Result<Arc<Txn>> {
         lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
@@ -197,8 +198,9 @@ impl Transactions {
             self.changed.notify_all();
         }
     }
-    /// The running transaction, which will not be sealed before the guard goes; unlike `join` also
-    /// while a seal drains its handles, because those may need it to come to their end.
+    /// The running transaction, which will not be sealed before the guard is dropped. Unlike
+    /// `join`, this works while a seal drains the handles, because these may need it to come to
+    /// their end.
     pub(crate) fn pin_running(&self) -> Result<Pin<'_>> {
         let mut state = self.state.lock();
         if let Some(why) = &state.failed {
@@ -211,14 +213,14 @@ impl Transactions {
         Ok(Pin { txns: self, txn })
     }
 
-    /// Asks for a commit of everything up to now, and returns the generation to wait for; `None`
-    /// when all is published.
+    /// Asks for a commit of everything up to now. Returns the generation to wait for, or `None` if
+    /// all is published.
     pub(crate) fn request(&self) -> Option<Generation> {
         let mut state = self.state.lock();
         let target = if state.running.dirty.load(Ordering::Acquire) || state.sealing {
             state.running.generation
         } else {
-            // Nothing new: at most the sealed one is still on its way.
+            // Nothing is new. At most the sealed transaction is not published yet.
             Generation(state.running.generation.0 - 1)
         };
         if target <= state.published {
@@ -261,7 +263,7 @@ impl Transactions {
         }
     }
 
-    /// The committer's wait for work. `None`: stop.
+    /// Waits for work for the committer. `None` means: stop.
     pub(crate) fn next_seal(&self) -> Option<()> {
         let mut state = self.state.lock();
         loop {
@@ -277,7 +279,7 @@ impl Transactions {
             self.changed.wait(state.inner());
         }
     }
-    /// Closes the running transaction to new handles and waits for those that are in it.
+    /// Closes the running transaction to new handles, and waits until the last handle has left.
     pub(crate) fn close_running(&self) -> (Arc<Txn>, Instant) {
         lock::must_hold_none_from::<Joined>();
         let mut state = self.state.lock();
@@ -290,9 +292,9 @@ impl Transactions {
     }
     /// Starts the next transaction; the closed one is sealed.
     pub(crate) fn sealed(&self, since: Instant) {
-        // Nobody can have joined, but somebody may be giving this transaction a chunk, or
-        // collecting for its log (`pin_running`), and may look at the view meanwhile: who waits for
-        // them must not hold it.
+        // No operation can have joined. But another thread may be giving this transaction a chunk,
+        // or collecting for its log (`pin_running`), and may look at the view meanwhile. So the
+        // view must not be held while waiting for such a thread.
         let (mut view, mut state) = loop {
             {
                 let mut state = self.state.lock();
@@ -316,7 +318,7 @@ impl Transactions {
         self.stats.seal_max_ns.fetch_max(ns, Ordering::Relaxed);
         self.changed.notify_all();
     }
-    /// A sealed transaction is durable. `swap` runs while nobody computes reference counts.
+    /// A sealed transaction is durable. `swap` runs while no reference count can be computed.
     pub(crate) fn publish(
         &self,
         generation: Generation,
@@ -334,32 +336,33 @@ impl Transactions {
         self.stats.commits.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_all();
     }
-    /// Ends writing for good: every waiter, now and later, gets `why`.
+    /// Ends writing for good. Every waiter, now and later, gets `why`.
     pub(crate) fn fail(&self, why: &str) {
         let mut state = self.state.lock();
         tracing::error!("file system turned read-only: {why}");
-        // A seal that waits for handles goes on waiting for them: who leaves has to know of it.
+        // A seal that waits for handles goes on waiting for them, so a handle that leaves must wake
+        // it.
         state.failed.get_or_insert_with(|| why.to_owned());
         self.ended.store(true, Ordering::Release);
         self.changed.notify_all();
     }
-    /// Ends writing without calling it a failure: the file system was closed.
+    /// Ends writing without calling it a failure: the file system has been closed.
     pub(crate) fn end(&self, why: &str) {
         self.state.lock().failed.get_or_insert_with(|| why.to_owned());
         self.ended.store(true, Ordering::Release);
         self.changed.notify_all();
     }
-    /// Tells the committer to end when nothing is wanted any more.
+    /// Tells the committer to end once no commit is wanted any more.
     pub(crate) fn stop(&self) {
         self.state.lock().stop = true;
         self.changed.notify_all();
     }
-    /// Ends the pause that there is, or the next one.
+    /// Ends the pause that is under way, or the next one.
     pub(crate) fn hasten(&self) {
         self.state.lock().hasten = true;
         self.changed.notify_all();
     }
-    /// Waits up to `interval`, or until hastened, or until stopped: true then.
+    /// Waits up to `interval`, or until hastened or stopped. Returns true if stopped.
     pub(crate) fn pause(&self, interval: Option<Duration>) -> bool {
         let until = interval.and_then(|interval| Instant::now().checked_add(interval));
         let mut state = self.state.lock();
@@ -417,8 +420,8 @@ mod tests {
         }
     }
 
-    /// Who collects for the log looks at the view while it holds the transaction, and the seal
-    /// waits for it.
+    /// A thread that collects for the log looks at the view while it holds the transaction, and the
+    /// seal waits for that thread.
     #[test]
     fn a_seal_that_waits_for_a_pin_keeps_nobody_from_the_view() {
         let txns = std::sync::Arc::new(manager());
@@ -495,7 +498,8 @@ mod tests {
                 }
             });
             until_sealing(&txns);
-            // While it drains: an operation that is in it may need a chunk to come to its end.
+            // While handles drain: an operation in the transaction may need a chunk to come to its
+            // end.
             let pin = txns.pin_running().unwrap();
             txns.leave();
             assert!(closed.try_recv().is_err());
@@ -573,8 +577,8 @@ mod tests {
         assert_eq!(txns.next_seal(), None);
     }
 
-    /// Many operations, commits all the time: nobody is in a transaction that is sealed, and all
-    /// come to their end.
+    /// Many operations, and commits all the time. No operation is in a transaction that is sealed,
+    /// and all come to their end.
     #[test]
     fn joins_and_seals_under_load() {
         let txns = manager();

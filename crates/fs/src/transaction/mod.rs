@@ -1,17 +1,16 @@
 //! Transactions: *running → sealed → written → published*, at most one sealed.
 //!
-//! Operations join the running transaction with a [`Handle`] and edit **subvolume trees only**;
-//! what they mean for the global trees — extent references, data checksums, new chunks, inode items
-//! — is noted in the transaction ([`running::Txn`]). Sealing waits until no handle is left, writes
+//! Operations join the running transaction with a [`Handle`] and edit **subvolume trees only**.
+//! What they mean for the global trees — extent references, data checksums, new chunks, inode items
+//! — is noted in the transaction ([`running::Txn`]). A seal waits until no handle is left, writes
 //! the noted inode items into the subvolume trees, takes their roots, and starts the next
-//! transaction; that stall is measured. From then on one thread, the committer, brings the global
-//! trees to their common fixpoint ([`commit`]), writes all new nodes, flushes, writes the
-//! superblocks, flushes, and publishes: waiters wake and pinned space becomes free when no version
-//! can reach it.
+//! transaction. From then on one thread, the committer, brings the global trees to their common
+//! fixpoint ([`commit`]), makes all new nodes and then the superblocks durable, and publishes.
+//! `docs/TRANSACTIONS.md` has each step.
 //!
-//! Reference counts seen by operations are those of the last published extent tree plus the notes
-//! of the sealed and of the running transaction ([`manager::RefsView`]); the half-edited extent
-//! tree of the committer is never consulted.
+//! Operations see reference counts of the last published extent tree, plus the notes of the sealed
+//! and of the running transaction ([`manager::RefsView`]). They never look at the committer's
+//! half-edited extent tree.
 //!
 //! Invariants (numbers as in `ARCHITECTURE.md`): 1 a superblock is written only when all it reaches
 //! is durable; 2 nothing reachable from the last durable superblock is overwritten; 4 superblocks

@@ -1,9 +1,10 @@
 //! What operations want done in the root tree, which they may not touch.
 //!
-//! A running transaction collects it ([`RootNotes`]) as *final states*: where a subvolume hangs,
-//! what its ROOT_ITEM is to say. Making, moving and deleting one in a single transaction is then
-//! one change for the commit, or none. Until the transaction is published, look-ups find the links
-//! elsewhere first ([`crate::engine::Links`]); what stands in the root tree may be older.
+//! A running transaction collects these wishes ([`RootNotes`]) as *final states*: where a subvolume
+//! hangs, what its ROOT_ITEM is to say. So making, moving and deleting one in a single transaction
+//! is one change for the commit, or none. Until the transaction is published, look-ups find the
+//! links elsewhere first ([`crate::engine::Links`]), because the root tree may still have older
+//! ones.
 
 use crate::api::{Timestamp, to_timespec};
 use crate::transaction::SubvolumeTree;
@@ -16,9 +17,9 @@ use zerocopy::FromZeros;
 /// Where a subvolume hangs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// The subvolume with its entry.
+    /// The subvolume that has its entry.
     pub(crate) parent: TreeId,
-    /// The directory there.
+    /// The directory of the entry.
     pub(crate) dir: ObjectId,
     /// Index of the entry.
     pub(crate) index: u64,
@@ -27,13 +28,13 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// As it stands in ROOT_REF and ROOT_BACKREF.
+    /// The link as ROOT_REF and ROOT_BACKREF have it.
     pub(crate) fn encode(&self) -> Vec<u8> {
         RootRef { dirid: self.dir, sequence: self.index, name: &self.name }.encode()
     }
 }
 
-/// What is to change in a ROOT_ITEM beside the root itself.
+/// What is to change in a ROOT_ITEM, apart from the root itself.
 #[derive(Debug, Default)]
 pub(crate) struct RootChange {
     /// Read-only or not.
@@ -66,7 +67,7 @@ impl RootChange {
 /// What the commit of a transaction is to do in the root tree.
 #[derive(Debug, Default)]
 pub(crate) struct RootNotes {
-    /// Subvolumes that hang elsewhere than before, or nowhere.
+    /// Subvolumes that hang elsewhere than before, or nowhere any more.
     pub(crate) links: BTreeMap<TreeId, Option<Link>>,
     /// ROOT_ITEMs to change.
     changes: BTreeMap<TreeId, (Arc<SubvolumeTree>, RootChange)>,
@@ -74,7 +75,7 @@ pub(crate) struct RootNotes {
     pub(crate) drops: BTreeMap<TreeId, Progress>,
     /// New default subvolume.
     pub(crate) default: Option<TreeId>,
-    /// Subvolumes in which nothing has changed but that a snapshot was taken, and new snapshots.
+    /// New snapshots, and subvolumes in which nothing has changed except that a snapshot was taken.
     pub(crate) untouched: BTreeSet<TreeId>,
 }
 
@@ -93,7 +94,7 @@ impl RootNotes {
             change.apply(item);
         }
     }
-    /// A subvolume whose ROOT_ITEM is to change and did not yet.
+    /// The next subvolume whose ROOT_ITEM is still to be changed.
     pub(crate) fn first_change(&self) -> Option<Arc<SubvolumeTree>> {
         self.changes.values().next().map(|(subvol, _)| subvol.clone())
     }

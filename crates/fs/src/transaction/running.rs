@@ -26,11 +26,11 @@ pub(crate) struct Txn {
     /// Checksums of new data: address of the first sector → checksums of that and following
     /// sectors.
     pub(crate) csums: Mutex<BTreeMap<Logical, Vec<u8>>>,
-    /// Extents that were preallocated and have got data in place, and whose that is.
+    /// Preallocated extents that have got data in place, and the inode of that data.
     pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>>,
     /// Subvolumes whose trees were edited.
     pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<SubvolumeTree>>>,
-    /// What the rooms above gather in it.
+    /// What the rooms above gather in this transaction.
     above: Vec<Box<dyn Gathered>>,
     /// What the commit is to do in the root tree.
     pub(crate) roots: Mutex<RootNotes>,
@@ -40,14 +40,14 @@ pub(crate) struct Txn {
     reserved: Mutex<Option<Reservation>>,
     /// Notes so far.
     pub(crate) notes: AtomicU64,
-    /// Bytes kept because the global reserve does not hold a copy of all global trees.
+    /// Bytes that are kept because the global reserve does not hold a copy of all global trees.
     pub(crate) kept_for_copies: AtomicU64,
     /// Dirty blocks so far, and changed inodes.
     pub(crate) blocks: AtomicU64,
     pub(crate) changed_inodes: AtomicU64,
-    /// Blocks of a log that the transaction makes needless.
+    /// Blocks of a log that is not needed once this transaction is durable.
     pub(crate) freed_log: Mutex<Vec<Run>>,
-    /// How many directories have moved: what is below them has another way to it.
+    /// How many directories have moved. What is below them has another path now.
     pub(crate) moves: AtomicU64,
     /// New label for the superblock.
     pub(crate) label: Mutex<Option<Vec<u8>>>,
@@ -78,7 +78,7 @@ impl Txn {
             incompat: AtomicU64::new(0),
         }
     }
-    /// What one of the rooms above gathers in it.
+    /// What one of the rooms above gathers in this transaction.
     pub(crate) fn gathered<T: Gathered>(&self) -> &T {
         let found = self.above.iter().find_map(|one| {
             let one: &dyn Any = &**one;
@@ -102,12 +102,12 @@ impl Txn {
     pub(crate) fn take_reserved(&self) -> Option<Reservation> {
         self.reserved.lock().take()
     }
-    /// Memory that it takes, about.
+    /// About how much memory it takes.
     pub(crate) fn memory(&self, nodesize: u32) -> u64 {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         transaction_memory(get(&self.blocks), nodesize, get(&self.notes), get(&self.changed_inodes))
     }
-    /// There is something to commit now.
+    /// Notes that there is something to commit.
     pub(crate) fn touch(&self) {
         self.dirty.store(true, Ordering::Release);
     }

@@ -1,10 +1,10 @@
-//! Reference counts: noting who uses which block, and what copying a shared one means.
+//! Reference counts: noting which tree uses which block, and what copying a shared block means.
 //!
 //! A block of a subvolume tree that is at most as old as the subvolume's last snapshot may be
-//! shared. Whether it is says its reference count: the published extent tree plus the notes of the
+//! shared. Its reference count says whether it is: the published extent tree plus the notes of the
 //! sealed and the running transaction. The count must not change between looking and noting, so
-//! both happen under the lock of the running notes; the committed part is fetched beforehand
-//! ([`Ground::learn_refs`]) and stands as long as no other transaction is published.
+//! both happen under the lock of the running notes. The committed part is fetched beforehand
+//! ([`Ground::learn_refs`]) and is valid as long as no other transaction is published.
 
 use crate::error::{Error, Place, Result};
 use crate::space::extent_tree::{self, ExtentInfo};
@@ -16,7 +16,7 @@ use larder_format::items::{ExtentRef, FileExtent};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::HashMap;
 
-/// What the notes are added to when the extent tree has no item yet.
+/// What the notes are added to if the extent tree has no item yet.
 const NO_ITEM: ExtentInfo = ExtentInfo {
     refs: 0,
     full_backref: false,
@@ -25,15 +25,15 @@ const NO_ITEM: ExtentInfo = ExtentInfo {
     is_data: false,
 };
 
-/// Committed reference counts that were looked up, and of which generation they are.
+/// Committed reference counts that were looked up, each with its generation.
 #[derive(Debug, Default)]
 pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
 
 /// How often a lock is tried that is held for some instructions only. If that does not help, its
-/// holder has lost its processor, and gets it back in milliseconds.
+/// holder has lost its processor, and will get it back in milliseconds.
 const TRIES: usize = 100;
 
-/// Locks for a caller who holds a tree, which everybody else would wait for, too.
+/// Locks for a caller that holds a tree: while it waits, all others would wait for that tree.
 pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, Stop> {
     for _ in 0..TRIES {
         if let Some(guard) = lock() {
@@ -44,20 +44,20 @@ pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, Stop> {
     Err(Stop::Need(Need::Notes))
 }
 
-/// What became of the attempt to take a reference from a block.
+/// What came of the attempt to take a reference from a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// It is gone; others keep the block.
+    /// The reference is gone; others keep the block.
     Shared,
-    /// It is the last one, and stays until what is below is gone. `full`: that is referred to by
-    /// the block itself.
+    /// It is the last reference, and stays until what is below the block is gone. With `full`, the
+    /// block itself refers to what is below.
     Last {
         /// The FULL_BACKREF flag.
         full: bool,
     },
-    /// It depends on who the block belongs to.
+    /// That depends on which tree owns the block.
     WhoOwns,
-    /// Others keep the block, which depends on the tree that is being dropped.
+    /// Others keep the block, and it depends on the tree that is being dropped.
     Orphaned,
 }
 
@@ -87,7 +87,7 @@ impl Ground {
         let done = txn.refs.lock().drop_tree_block(at, self.nodesize(), level, key);
         self.noted(done);
     }
-    /// A note that cannot be right means that the image uses space which it records as free. The
+    /// A note that cannot be right means that the image uses space that it records as free. The
     /// tree has changed already, so this transaction must not be committed.
     pub(crate) fn noted(&self, done: Result<()>) {
         if let Err(e) = done {
@@ -95,7 +95,7 @@ impl Ground {
         }
     }
 
-    /// Notes that `tree` copied `old` to `new`. Waits for nobody: the caller holds the tree.
+    /// Notes that `tree` copied `old` to `new`. It never waits, because the caller holds the tree.
     pub(crate) fn note_copied(
         &self,
         txn: &Txn,
@@ -111,7 +111,7 @@ impl Ground {
         let first_key = old.first_key().unwrap_or_default();
         let nodesize = self.nodesize();
         let kind = ExtentKind::TreeBlock { level };
-        // Nothing is noted unless all can be: a failed copy leaves no trace.
+        // Nothing is noted unless all can be noted, so a failed copy leaves no trace.
         let check = |refs: &DelayedRefs| -> Result<()> {
             refs.check(at, u64::from(nodesize), kind)?;
             refs.check_new(new)
@@ -155,8 +155,8 @@ impl Ground {
             let owner = old.view().owner();
             if count > 1 {
                 if owner == tree && !full {
-                    // The keyed references now stand for the copy; the old block's become shared
-                    // ones.
+                    // The keyed references stand for the copy from now on. Those of the old block
+                    // become shared ones.
                     for child in &below {
                         refs.change(child.at, child.len, child.kind, theirs_full, 1)?;
                     }
@@ -177,14 +177,14 @@ impl Ground {
         })
     }
 
-    /// Waits, without a tree, until nobody has the notes locked that [`Ground::note_copied`]
-    /// lacked.
+    /// Waits until the notes that [`Ground::note_copied`] lacked are unlocked. The caller holds no
+    /// tree.
     pub(crate) fn wait_for_notes(&self, txn: &Txn) {
         drop(txn.refs.lock());
         self.txns.with_view(|view| view.sealed.as_ref().map(|sealed| drop(sealed.refs.lock())));
     }
 
-    /// Notes that `snapshot` begins with `new`, a copy of `root`: what the copy points to has one
+    /// Notes that `snapshot` begins with `new`, a copy of `root`. What the copy points to has one
     /// more user.
     pub(crate) fn note_snapshot(
         &self,
@@ -208,11 +208,11 @@ impl Ground {
         Ok(below.len() as u64)
     }
 
-    /// Takes a reference from a block on behalf of a tree that is being dropped, unless that is the
-    /// last one: then what is below must go first. `owned`: does the block say that it belongs to
-    /// that tree? A block that does and that others keep must first be made independent of the tree
-    /// ([`Ground::note_orphaned`]); with `suspect` also when it is so itself, because what is below
-    /// it may not be.
+    /// Takes a reference from a block on behalf of a tree that is being dropped. The last reference
+    /// stays, because what is below the block must go first. `owned`: does the block say that it
+    /// belongs to that tree? If it does, and others keep it, it must first be made independent of
+    /// the tree ([`Ground::note_orphaned`]). With `suspect`, that is done even if the block itself
+    /// is independent already, because what is below it may not be.
     pub(crate) fn note_released(
         &self,
         txn: &Txn,
@@ -234,8 +234,8 @@ impl Ground {
             Ok(Released::Shared)
         })
     }
-    /// The same for a block whose last reference this is and whose children have been let go: it is
-    /// free. For a leaf that means its data, which goes with it. Returns how much was noted.
+    /// The same for a block whose last reference this is, and whose children have been let go: it
+    /// becomes free. A leaf's data goes with it. Returns how much was noted.
     pub(crate) fn note_freed(
         &self,
         txn: &Txn,
@@ -258,9 +258,9 @@ impl Ground {
         refs.drop_tree_block(at, nodesize, block.level(), reference)?;
         Ok(1 + below.len() as u64)
     }
-    /// Makes a block that others keep independent of its owner, which is being dropped: what it
-    /// points to is referred to by the block from now on, no longer by the tree. Returns how much
-    /// was noted.
+    /// Makes a block that others keep independent of its owner, which is being dropped: from now on
+    /// the block refers to what it points to, and the tree no longer does. Returns how much was
+    /// noted.
     pub(crate) fn note_orphaned(
         &self,
         txn: &Txn,
@@ -294,7 +294,8 @@ impl Ground {
         })
     }
 
-    /// The reference count of a block as it is now, and whether it refers to what is below itself.
+    /// The reference count of a block as it is now, and whether the block itself refers to what is
+    /// below.
     fn count(
         &self,
         view: &RefsView,
@@ -343,7 +344,7 @@ impl Ground {
         let skinny = self.extent_features().skinny;
         let info =
             extent_tree::extent_info(&mut extents, at, u64::from(self.nodesize()), kind, skinny)?;
-        // A block of a snapshot made since the last commit has no item yet: all its references are
+        // A block of a snapshot made since the last commit has no item yet. All its references are
         // in the notes.
         let info = info.unwrap_or(NO_ITEM);
         known.0.insert(at, (base, info));

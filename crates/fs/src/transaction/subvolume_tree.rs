@@ -1,6 +1,6 @@
 //! A subvolume as transactions know it: a changing tree and its ROOT_ITEM.
 //!
-//! What is in it, and which of its inodes are in memory, is known above
+//! The layer above knows what is in it and which of its inodes are in memory
 //! ([`crate::engine::Subvolume`]).
 
 use crate::error::Result;
@@ -20,17 +20,17 @@ pub(crate) struct SubvolumeTree {
     pub(crate) key_offset: u64,
     /// Its items.
     pub(crate) tree: Tree,
-    /// The tree as the last sealed transaction left it: the first transaction that has this before
-    /// it, and the root.
+    /// The tree as the last sealed transaction left it: its root, and the transaction that follows
+    /// that one.
     base: Mutex<(Generation, Root)>,
     /// Its ROOT_ITEM as last read or written.
     pub(crate) item: Mutex<RootItem>,
-    /// Was it deleted? Nothing in it changes any more.
+    /// Was it deleted? Then nothing in it changes any more.
     dead: AtomicBool,
 }
 
 impl SubvolumeTree {
-    /// One that is made, or whose ROOT_ITEM was read.
+    /// A subvolume that is new, or whose ROOT_ITEM was read.
     pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
         let root = tree.root();
         Self {
@@ -53,15 +53,15 @@ impl SubvolumeTree {
     pub(crate) fn set_base(&self, before: Generation, root: Root) {
         *self.base.lock() = (before, root);
     }
-    /// Lets go of nodes that are on the device by now.
+    /// Lets go of a root that is on the device now.
     pub(crate) fn settle_base(&self, frozen: &Root) {
         let mut base = self.base.lock();
         if base.1.ptr == frozen.ptr {
             base.1.node = None;
         }
     }
-    /// The root that the tree had before the transaction `generation`, which is the running one;
-    /// `None` where it had none.
+    /// The root that the tree had before the transaction `generation`, which is the running one.
+    /// `None` if it had none.
     pub(crate) fn base_before(&self, generation: Generation) -> Option<Root> {
         let base = self.base.lock();
         (base.0 <= generation).then(|| base.1.clone())

@@ -1,9 +1,9 @@
 //! Writing a transaction's nodes.
 //!
-//! Nodes are found by walking the frozen roots through the children that hang in memory: exactly
-//! those made by this transaction. They are checked once more before they leave, because a bad item
-//! that Linux would refuse is better refused here, while the last superblock still points to good
-//! ones.
+//! Nodes are found by walking the frozen roots through the children that hang in memory: these are
+//! exactly the nodes that this transaction has made. They are checked once more before they are
+//! written. If an item is so bad that Linux would refuse it, it is better refused here, while the
+//! last superblock still points to good ones.
 
 use crate::error::{Error, Place, Result};
 use crate::transaction::Ground;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 /// Most bytes of one write.
 const RUN: usize = 1 << 20;
-/// Bytes of nodes that are on their way together.
+/// Bytes of nodes that are written at the same time.
 const BATCH: usize = 4 << 20;
 
-/// A node to write, and what it is to its tree.
+/// A node to write, and its place in its tree.
 struct Outgoing {
     node: Arc<Node>,
     tree: TreeId,
@@ -57,7 +57,7 @@ pub(crate) fn write_nodes(
         }
     }
     nodes.sort_by_key(|n| n.node.address());
-    // What a snapshot of this transaction shares with its source is reached twice.
+    // A node that a snapshot of this transaction shares with its source is reached twice.
     nodes.dedup_by(|b, a| {
         let same = a.node.address() == b.node.address();
         assert!(!same || Arc::ptr_eq(&a.node, &b.node), "two images of block {}", a.node.address());
@@ -79,7 +79,7 @@ pub(crate) fn write_nodes(
     Ok(nodes.len())
 }
 
-/// The bytes of a node as they go to the device: flagged as written, checked, with checksum.
+/// The bytes of a node for the device: flagged as written, checked, with checksum.
 fn finished(ground: &Ground, generation: Generation, out: &Outgoing) -> Result<Vec<u8>> {
     finish(ground, generation, out.node.bytes().to_vec(), out.tree, out.is_root)
 }
@@ -120,7 +120,7 @@ fn finish(
     Ok(bytes)
 }
 
-/// A node that hangs in no tree of the engine: one of a log.
+/// A node that is in no tree of the engine, but in one of a log.
 #[derive(Debug)]
 pub(crate) struct LooseNode {
     pub(crate) at: Logical,
@@ -129,10 +129,10 @@ pub(crate) struct LooseNode {
     pub(crate) is_root: bool,
 }
 
-/// Writes nodes, which come by address, neighbours together.
+/// Writes nodes, which are given in the order of addresses, neighbours together.
 ///
 /// # Errors
-/// A node that no reader would believe; the device.
+/// A node that no reader would accept; the device.
 pub(crate) fn write_loose(
     ground: &Ground,
     generation: Generation,
@@ -155,7 +155,8 @@ struct Image {
     bytes: Vec<u8>,
 }
 
-/// Writes nodes, which come by address: neighbours as one write, all writes on their way together.
+/// Writes nodes, which are given in the order of addresses: neighbours as one write, all writes at
+/// the same time.
 fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
     let slices: Vec<IoSlice<'_>> = images.iter().map(|image| IoSlice::new(&image.bytes)).collect();
     let nodesize = ground.nodesize() as usize;
@@ -173,7 +174,7 @@ fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
             begin = end;
         }
     }
-    // All have ended; the first one that failed is as good as any.
+    // All writes have ended. The first error is as good as any.
     ground.volume.write_batch(&writes).into_iter().collect::<VolumeResult<()>>()?;
     Ok(())
 }

@@ -1,10 +1,12 @@
 //! Changes to items, once the paths to them are writable.
 //!
-//! [`Editor`] lives inside [`super::Tree::edit`]: every node on the way to a prepared key is in
-//! memory, owned by the running transaction, and enough addresses are at hand; so nothing here can
-//! wait or fail for lack of anything. Leaves that became empty are removed, and keys in parents
-//! raised, only at the end ([`Editor::tidy`]): until then each prepared key must still lead to the
-//! leaf that was prepared for it.
+//! An [`Editor`] lives inside [`super::Tree::edit`]. Every node on the way to a prepared key is in
+//! memory and owned by the running transaction, and enough addresses are at hand. So nothing here
+//! waits, or fails for lack of anything.
+//!
+//! Leaves that became empty are removed, and keys in parents are raised, only at the end
+//! ([`Editor::tidy`]). Until then each prepared key must still lead to the leaf that was prepared
+//! for it.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::image::{self, NodeFormat};
@@ -26,10 +28,10 @@ pub(crate) struct Editor<'a> {
     format: &'a NodeFormat,
     root: &'a mut Root,
     source: &'a mut dyn BlockSource,
-    /// May nodes of this transaction be changed that are not on a prepared path? Not while a
-    /// snapshot may share them.
+    /// May the editor change nodes of this transaction that are not on a prepared path? It may not
+    /// while a snapshot may share them.
     neighbours: bool,
-    /// Blocks made less blocks dropped.
+    /// Blocks made, minus blocks dropped.
     pub(super) blocks: i64,
     /// Was anything changed?
     pub(super) changed: bool,
@@ -69,7 +71,7 @@ impl<'a> Editor<'a> {
     }
 
     /// Are there enough addresses at hand to insert one more item, whatever that splits? An edit
-    /// that was prepared for fewer than it inserts asks before each.
+    /// that inserts more items than it was prepared for asks before each.
     pub(crate) fn has_room(&self) -> bool {
         self.source.available() >= blocks_for_splits(1, self.root.ptr.level)
     }
@@ -174,8 +176,8 @@ impl<'a> Editor<'a> {
         self.source.dropped(self.tree, node.address(), node.level());
     }
 
-    /// Inserts below a node; the right neighbours that it got. `None`, and nothing is changed, when
-    /// the key is taken.
+    /// Inserts below a node. Returns the new right neighbours of the node. If the key is taken,
+    /// returns `None` and changes nothing.
     fn insert_below(&mut self, node: &mut Arc<Node>, key: &Key, data: &[u8]) -> Option<Split> {
         let node = Arc::make_mut(node);
         if node.level() == 0 {
@@ -220,10 +222,10 @@ impl<'a> Editor<'a> {
         Some(right)
     }
 
-    /// Where the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour
-    /// that this transaction owns, if that makes room: a split would leave two halves. Threads that
-    /// insert neighbouring keys in turn would fill their leaves to half only. False, and nothing is
-    /// moved, where the key is taken.
+    /// If the leaf at `slot` has no room for an item of `size` bytes, moves items to a neighbour
+    /// that this transaction owns, where that makes room. A split would leave two halves, and
+    /// threads that insert neighbouring keys in turn would only ever fill their leaves to half. If
+    /// the key is taken, returns false and moves nothing.
     fn make_room(&self, parent: &mut Node, slot: usize, key: &Key, size: usize) -> bool {
         if !self.neighbours {
             return true;
@@ -235,14 +237,14 @@ impl<'a> Editor<'a> {
             return true;
         }
         let lacking = size - free;
-        // Behind a move the key would be looked for in the wrong leaf.
+        // If the key is taken, nothing moves: the caller would then look for it in the wrong leaf.
         let Err(at) = leaf.view().search(key) else { return false };
         let room = |n: Option<&Arc<Node>>| {
             n.filter(|n| n.generation() == generation).map_or(0, |n| n.view().leaf_free())
         };
         let left_room = room(slot.checked_sub(1).and_then(|s| parent.child(s)));
         if left_room >= lacking {
-            // As many as fit: what grows at its end leaves full leaves behind.
+            // As many as fit: a tree that grows at its end leaves full leaves behind.
             let view = leaf.view();
             let count =
                 (0..=at).rev().find(|n| image::leaf_bytes(view, 0, *n) <= left_room).unwrap_or(0);
@@ -261,7 +263,7 @@ impl<'a> Editor<'a> {
         if right_room >= lacking {
             let view = leaf.view();
             let n = view.nritems();
-            // Both get the same room, if that is enough.
+            // Both leaves get the same room, if that is enough.
             let wanted = lacking.max((right_room + lacking) / 2);
             let fits = |from: &usize| {
                 let bytes = image::leaf_bytes(view, *from, n);
@@ -308,8 +310,8 @@ impl<'a> Editor<'a> {
         }
         let room = image::leaf_room(view);
         let total = image::leaf_bytes(view, 0, n);
-        // Where to cut so that the new item fits on one side, as evenly as possible; behind the end
-        // of the leaf keys are probably growing, so the left one stays full.
+        // Cuts so that the new item fits on one side, as evenly as possible. At the end of the
+        // leaf, keys are probably growing, so the left leaf stays full.
         let best = if slot == n {
             Some((n, false))
         } else {
@@ -359,9 +361,9 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Removes the leaf of `key` if it is empty and joins it with a neighbour if both are small,
-    /// upwards as far as that goes. Only nodes that this transaction owns are touched, so nothing
-    /// has to be read or copied.
+    /// Removes the leaf of `key` if it is empty, and joins it with a neighbour if both are small.
+    /// The same is done for the nodes above, as far as it changes anything. Only nodes that this
+    /// transaction owns are touched, so nothing has to be read or copied.
     pub(crate) fn tidy(&mut self, key: &Key) {
         let mut root = self.root.node.take().expect("an edited tree's root is in memory");
         self.tidy_below(Arc::make_mut(&mut root), key);
@@ -425,8 +427,8 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Joins the children at `left` and `left + 1` if both are ours and fit one node with room to
-    /// spare.
+    /// Joins the children at `left` and `left + 1` if this transaction owns both and they fit into
+    /// one node with room to spare.
     fn join(
         &mut self,
         node: &mut Node,

@@ -1,18 +1,17 @@
 //! How long trees were locked for editing, what held them, and whether it waited meanwhile.
 //!
-//! An edit computes under its tree's lock and waits for nothing, so a hold of milliseconds has one
+//! An edit computes under its tree's lock and waits for nothing. So a hold of milliseconds has one
 //! of three reasons: it had that much to do, the scheduler took its processor away, or it waited
-//! after all, for memory or for a lock. Only the last one is a fault. The kernel counts, for each
-//! thread, how often it gave its processor up by itself and how often it lost it; the difference
-//! over a hold tells the three apart, and the page faults say whether it was about memory. A thread
-//! that the hypervisor stops looks as if it computed.
+//! after all, for memory or for a lock. Only the last one is a fault. The kernel counts for each
+//! thread how often it gave its processor up by itself, and how often it lost it. What these counts
+//! gain during a hold tells the three reasons apart; page faults say whether memory was the cause.
+//! A thread that the hypervisor stops looks as if it computed.
 //!
-//! Reading those counts costs about as much as a small edit. Therefore what a thread read a moment
-//! ago ([`FRESH`]) is used again, and the second reading is made for long holds only. So a hold is
-//! charged with what its thread did since that moment.
+//! Reading the counts costs about as much as a small edit. So what a thread read a moment ago
+//! ([`FRESH`]) is used again, and the second reading is made for long holds only. A hold is
+//! therefore charged with what its thread did since that first reading.
 //!
-//! What an operation is called is told by [`doing`], for the calling thread, and costs next to
-//! nothing.
+//! [`doing`] names the operation of the calling thread. That costs next to nothing.
 
 use larder_format::TreeId;
 use nix::sys::resource::{UsageWho, getrusage};
@@ -24,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// A hold from here on is long.
 const LONG: Duration = Duration::from_millis(1);
-/// So long a thread's counts are used again.
+/// How long what a thread has read of its counts is used again.
 const FRESH: Duration = Duration::from_micros(20);
 
 thread_local! {
@@ -32,7 +31,7 @@ thread_local! {
     static LATEST: Cell<Option<(Instant, Counts)>> = const { Cell::new(None) };
 }
 
-/// What the calling thread does until the guard goes: the innermost counts.
+/// Names what the calling thread does, until the guard is dropped. The innermost name counts.
 pub(crate) fn doing(what: &'static str) -> Doing {
     Doing(DOING.replace(what))
 }
@@ -57,7 +56,7 @@ struct Counts {
 
 impl Counts {
     fn read() -> Self {
-        // It cannot fail; if a sandbox forbids it, nothing is known.
+        // The call cannot fail. If a sandbox forbids it, nothing is known.
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
         Self {
             waits: usage.voluntary_context_switches().cast_unsigned(),
@@ -77,7 +76,7 @@ impl Counts {
 /// One hold of a tree's lock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Hold {
-    /// How long.
+    /// How long it lasted.
     pub us: u64,
     /// What held it: the operation, or the thread's task.
     pub by: &'static str,
@@ -129,12 +128,12 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The calling thread has waited for a tree: that is no hold's fault.
+/// The calling thread has waited for a tree's lock. No hold is charged with that wait.
 pub(crate) fn waited() {
     LATEST.set(None);
 }
 
-/// The lock of a tree was got.
+/// The calling thread has got the lock of a tree.
 pub(crate) fn begin() -> Begun {
     let mut at = Instant::now();
     let before = match LATEST.get() {
@@ -149,23 +148,23 @@ pub(crate) fn begin() -> Begun {
     Begun { at, before }
 }
 
-/// A hold that ends. Taken before the lock is given back: whoever wakes by that may get the
-/// processor at once.
+/// A hold that ends. It is made before the lock is given back, because a thread that wakes up for
+/// the lock may get the processor at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Over {
     took: Duration,
-    /// What the thread's counts have grown by, where that is asked for.
+    /// By how much the thread's counts have grown. They are read for long holds only.
     grown: Option<Counts>,
 }
 
 impl Holds {
-    /// The lock is about to be given back; then [`Holds::note`].
+    /// The lock is about to be given back. [`Holds::note`] follows when it has been.
     pub(crate) fn over(&self, begun: &Begun) -> Over {
         let took = begun.at.elapsed();
         let interesting = took >= LONG || nanos(took) > self.longest_ns.load(Ordering::Relaxed);
         Over { took, grown: interesting.then(|| Counts::read().since(&begun.before)) }
     }
-    /// Counts a hold. Called without the lock.
+    /// Counts a hold. The caller has given the lock back.
     pub(crate) fn note(&self, tree: TreeId, over: &Over) {
         self.total_ns.fetch_add(nanos(over.took), Ordering::Relaxed);
         if let Some(grown) = &over.grown {
@@ -202,7 +201,7 @@ impl Holds {
             long.preempted += 1;
         }
     }
-    /// Microseconds, all together.
+    /// Length of all holds together, in microseconds.
     pub(crate) fn total_us(&self) -> u64 {
         self.total_ns.load(Ordering::Relaxed) / 1000
     }
@@ -237,7 +236,7 @@ mod tests {
             let begun = begin();
             holds.note(ObjectId::FS_TREE, &holds.over(&begun));
             let long = holds.long();
-            // It may have taken less than a microsecond, which is not longer than none.
+            // The hold may have taken less than a microsecond, which counts as zero.
             assert!(long.longest.us == 0 || long.longest.by == "outer", "{long:?}");
             hold(&holds, || ());
         }
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!((long.from_1ms, long.waited, long.preempted), (1, 1, 0));
         assert_eq!(long.longest_waited, long.longest);
         assert_eq!(long.longest_waited.by, "waiting");
-        // What computes may be preempted, but does not wait.
+        // A thread that computes may be preempted, but it does not wait.
         hold(&holds, || ());
         assert_eq!(holds.long().waited, 1);
     }

@@ -21,11 +21,11 @@ pub(crate) struct NodeFormat {
     pub(crate) fsid: [u8; 16],
     /// UUID that mkfs drew for the chunk tree; the same in every node.
     pub(crate) chunk_tree_uuid: [u8; 16],
-    /// Names may be others than those that keys were made from, as in metadata dumps.
+    /// Names may differ from those that the keys were made from, as in metadata dumps.
     pub(crate) names_hidden: bool,
 }
 
-/// Writes the header of an empty node.
+/// Writes the header of a node without items.
 pub(crate) fn init(
     buf: &mut [u8],
     format: &NodeFormat,

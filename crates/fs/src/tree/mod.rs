@@ -1,9 +1,9 @@
 //! Trees: sorted items in copy-on-write blocks.
 //!
 //! From the bottom: `image` edits the bytes of one node, `node` is a node in memory, `store` reads
-//! and caches clean ones, `version` is a tree that never changes and its cursors, `tree` is one
-//! that does, `edit` changes its items. `holds` measures how long edits lock one. A tree sees space
-//! only through `BlockSource`.
+//! and caches clean nodes, `version` is a tree that never changes and its cursors, `tree` is a tree
+//! that does, `edit` changes its items. `holds` measures how long edits lock a tree. A tree sees
+//! space only through `BlockSource`.
 
 mod edit;
 mod holds;

@@ -1,10 +1,11 @@
 //! A node in memory.
 //!
-//! Nodes are values behind `Arc`s. Whoever holds a root holds an unchanging tree: an edit makes a
-//! new image of each node on its path that somebody else can see ([`Arc::make_mut`]) and edits in
-//! place where nobody can. That test is exact here, because a dirty node hangs on its parent's slot
-//! and nowhere else — the cache holds only clean ones, which are never edited but first copied to a
-//! new address. Forgetting a count could therefore cost a copy, never a corrupted version.
+//! Nodes are values behind `Arc`s. A caller that holds a root holds an unchanging tree: an edit
+//! makes a new image of each node on its path that anybody else can see ([`Arc::make_mut`]) and
+//! edits in place where nobody can. That test is exact here, because a dirty node hangs on its
+//! parent's slot and nowhere else — the cache holds only clean ones, which are never edited but
+//! first copied to a new address. Forgetting a count could therefore cost a copy, never a corrupted
+//! version.
 //!
 //! An interior node carries, beside its bytes, the children that exist only in memory (`children`);
 //! clean children are found through the cache.

@@ -1,8 +1,8 @@
-//! The least that code needs to keep items in a tree: the seam between item logic and tree
-//! mechanics.
+//! The least that code needs to keep items in a tree: the seam between the logic of items and the
+//! mechanics of trees.
 //!
-//! What knows how extent refs, free space or checksums are laid out in items is written against
-//! [`TreeOps`] and can be tested on a `BTreeMap`; the committer passes real trees.
+//! Code that knows how extent references, free space or checksums are laid out in items is written
+//! against [`TreeOps`]. It can be tested on a `BTreeMap`; the committer passes real trees.
 
 use crate::Result;
 use larder_format::Key;
@@ -25,7 +25,7 @@ pub trait TreeOps {
     fn delete(&mut self, key: &Key) -> Result<()>;
 }
 
-/// A tree of the tests: a sorted map with the same limits.
+/// A tree for tests: a sorted map with the same limits.
 #[cfg(test)]
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct MapTree(pub(crate) std::collections::BTreeMap<Key, Vec<u8>>);

@@ -1,4 +1,4 @@
-//! The trees that the whole file system has one of each.
+//! The trees of which a file system has one each.
 
 use crate::tree::Tree;
 

@@ -1,9 +1,9 @@
 //! Where clean nodes come from: a bounded cache over verified reads.
 //!
 //! The cache is keyed by (logical address, generation), so a block that was freed, reused and
-//! written again can never answer for its predecessor. Everything that enters it was checked:
-//! checksum, identity, layout, items. A copy that fails is passed over for the next one, and the
-//! good bytes are written back over the bad ones where that is allowed.
+//! written again can never answer for its predecessor. Everything that enters the cache has been
+//! checked: checksum, identity, layout, items. If one copy fails, the next one is read, and where
+//! that is allowed its good bytes are written over the bad copy.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::image::NodeFormat;
@@ -25,19 +25,20 @@ pub trait BlockReader: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The device's, or `Unmapped`.
     fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()>;
-    /// Reads the first copy if that needs no waiting; false, and `buf` holds anything, otherwise.
+    /// Reads the first copy if that needs no waiting. Returns false otherwise; `buf` then holds
+    /// anything.
     fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
         let _ = (at, buf);
         false
     }
-    /// Writes one copy anew from good bytes. Only called where the file system is writable.
+    /// Writes one copy anew from good bytes. It is called only where the file system is writable.
     ///
     /// # Errors
     /// The device's; the caller goes on.
     fn repair(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()>;
 }
 
-/// What a parent says of a child, and a root item or superblock of a root.
+/// What a parent says about a child, or what a root item or a superblock says about a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
     /// Where.
@@ -51,10 +52,10 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    /// Is `node`, found at the pointer's address and generation, what a pointer of tree `owner`
-    /// expects there? Damaged trees use a block in several places, each of which expects something
-    /// else of it: believed once, it is not believed everywhere. Descents end only because levels
-    /// do fall.
+    /// Is `node`, which was found at the pointer's address and generation, what a pointer of tree
+    /// `owner` expects there? A damaged tree may use one block in several places, and each of them
+    /// expects something else of it. So a block that fits in one place is not trusted in another.
+    /// Descents end only because levels do fall.
     pub(crate) fn means(&self, node: &Node, owner: TreeId) -> bool {
         node.level() == self.level
             && self.first_key.is_none_or(|k| node.first_key() == Some(k))
@@ -136,7 +137,7 @@ impl NodeStore {
     pub(crate) fn peek(&self, ptr: &Pointer, owner: TreeId) -> Option<Arc<Node>> {
         self.cache.get(&(ptr.at, ptr.generation)).filter(|node| ptr.means(node, owner))
     }
-    /// Puts a node in that was just written.
+    /// Enters a node that was just written.
     pub(crate) fn put(&self, node: Arc<Node>) {
         self.cache.insert((node.address(), node.generation()), node.stripped());
     }
@@ -161,7 +162,8 @@ impl NodeStore {
         Ok(node)
     }
 
-    /// A node whose first copy is good and in memory below us. `None`: who may wait has to look.
+    /// Reads a node whose first copy is good and lies in memory below us. After `None`, the caller
+    /// has to read it in the way that may wait.
     fn read_at_once(&self, ptr: &Pointer, owner: TreeId) -> Option<Arc<[u8]>> {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
@@ -228,7 +230,7 @@ impl NodeStore {
         Err(first_error.expect("at least one copy was tried"))
     }
 
-    /// A buffer of the size of a node that nobody else has.
+    /// A buffer of the size of a node. Nothing else refers to it.
     pub(crate) fn buffer(&self) -> Arc<[u8]> {
         std::iter::repeat_n(0u8, self.format.nodesize as usize).collect()
     }

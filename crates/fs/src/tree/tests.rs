@@ -263,8 +263,8 @@ proptest! {
                     remembered.push((f.tree.version(epoch), f.model.clone()));
                 }
             }
-            // Each edit has to ask for all that it may need: what another one left over must not
-            // hide that it did not.
+            // Each edit has to ask for all that it may need. Addresses that another edit left over
+            // must not hide that it did not ask.
             f.source.purse.clear();
         }
         let now = f.tree.version(f.epochs.enter());
@@ -280,7 +280,7 @@ proptest! {
     }
 }
 
-/// Keys that grow, but not quite in order, as when several threads make files: the leaves must not
+/// Keys that grow, but not quite in order, as when several threads make files. The leaves must not
 /// stay half full.
 #[test]
 fn leaves_are_packed_when_neighbours_come_in_turn() {
@@ -360,9 +360,9 @@ fn put_raw(f: &Fixture, at: u64, level: u8, fill: impl FnOnce(&mut [u8])) -> Log
     Logical(at)
 }
 
-/// Seven levels of twenty nodes each; every node points to all of the level below whose first keys
-/// are not smaller than its own. Each node is sound by itself. A walk that believes them visits
-/// millions of leaves, backwards again and again.
+/// Seven levels of twenty nodes each. Every node points to all nodes of the level below whose first
+/// keys are not smaller than its own. Each node is sound by itself. A walk that believes them
+/// visits millions of leaves, backwards again and again.
 #[test]
 fn a_walk_over_blocks_used_many_times_ends() {
     let f = fixture();

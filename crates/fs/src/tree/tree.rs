@@ -1,13 +1,13 @@
 //! A tree that changes: one root, short shared look-ups, and edits that never wait under the lock.
 //!
-//! An edit names the keys it is going to touch. With the lock held it makes the path to each of
-//! them writable — copied to a new address where the running transaction does not own it yet — and
-//! only then runs the caller's changes. Whatever is missing on the way (a node that is not in
-//! memory, the reference count of a block that a snapshot may share, addresses for new blocks,
-//! notes that somebody else has locked) ends the attempt with a [`Need`]; the lock is dropped, the
-//! [`BlockSource`] provides it, and the attempt starts over. Making a path writable changes nothing
-//! that anybody can see, so starting over is harmless. Once the caller's changes run, nothing can
-//! be missing any more.
+//! An edit names the keys that it is going to touch. With the lock held it makes the path to each
+//! of them writable — copied to a new address where the running transaction does not own it yet —
+//! and only then runs the caller's changes. Something may be missing on the way: a node that is not
+//! in memory, the reference count of a block that a snapshot may share, addresses for new blocks,
+//! notes that another thread has locked. Then the attempt ends with a [`Need`]. The lock is
+//! dropped, the [`BlockSource`] provides what was missing, and the attempt starts over. Making a
+//! path writable changes nothing that anybody can see, so starting over is harmless. Once the
+//! caller's changes run, nothing can be missing any more.
 //!
 //! All changes of one edit appear at once: a version has them all or none.
 
@@ -32,9 +32,9 @@ pub(crate) enum Need {
     Node(Pointer),
     /// The committed reference count of a block.
     Refs(Logical, u8),
-    /// So many addresses for new blocks.
+    /// This many addresses for new blocks.
     Blocks(usize),
-    /// The transaction's notes, which another thread has locked for longer than a moment: it has
+    /// The transaction's notes. Another thread has locked them for longer than a moment, so it has
     /// probably lost its processor.
     Notes,
 }
@@ -53,9 +53,9 @@ impl From<Error> for Stop {
     }
 }
 
-/// What a tree needs to know of space: new addresses, and whom to tell of blocks that come and go.
+/// What a tree needs of space: new addresses, and a place to report blocks that come and go.
 ///
-/// The methods other than `provide` are called with a tree's lock held: they must not wait.
+/// The methods other than `provide` are called with a tree's lock held. They must not wait.
 pub(crate) trait BlockSource {
     /// The transaction that edits.
     fn generation(&self) -> Generation;
@@ -63,7 +63,7 @@ pub(crate) trait BlockSource {
     fn published(&self) -> Generation;
     /// Addresses at hand.
     fn available(&self) -> usize;
-    /// Takes an address. There is one: `available` was asked.
+    /// Takes an address. The caller has asked `available`, so there is one.
     fn take(&mut self) -> Logical;
     /// Gives an unused address back.
     fn untake(&mut self, at: Logical);
@@ -71,8 +71,8 @@ pub(crate) trait BlockSource {
     fn buffer(&mut self) -> Arc<[u8]>;
     /// A new block of `tree`.
     fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key);
-    /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: somebody else
-    /// may, so its reference count has to be looked at.
+    /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: another tree may
+    /// use `old`, so its reference count has to be looked at.
     fn copied(
         &mut self,
         tree: TreeId,
@@ -80,12 +80,12 @@ pub(crate) trait BlockSource {
         new: Logical,
         maybe_shared: bool,
     ) -> Result<(), Stop>;
-    /// `snapshot` is about to begin with the block `new`, a copy of `root`, which stays: all that
-    /// it points to is used twice from now on.
+    /// `snapshot` is about to begin with the block `new`, a copy of `root`. `root` stays, so all
+    /// that it points to has two users from now on.
     fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop>;
     /// `tree` no longer uses a block that it made in this transaction.
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
-    /// An edit failed after some of its changes were made; they stay in the tree.
+    /// An edit failed after it had made some of its changes. Those stay in the tree.
     fn half_done(&mut self, error: &Error);
     /// Fetches what was missing. Called without any lock; may wait.
     fn provide(&mut self, need: &Need) -> Result<()>;
@@ -98,7 +98,7 @@ pub struct TreeStats {
     pub edits: AtomicU64,
     /// Attempts that lacked something.
     pub retries: AtomicU64,
-    /// How long trees were locked for that.
+    /// How long edits locked trees.
     pub(crate) holds: Holds,
     /// Blocks copied to a new address.
     pub cow: AtomicU64,
@@ -106,9 +106,10 @@ pub struct TreeStats {
     pub tallest: AtomicU64,
 }
 
-/// Addresses that `growing` inserts or enlargements can need beyond the copies of their paths, in a
-/// tree whose root has this level: a leaf becomes three, every level above splits, a root is added;
-/// and one when nothing is left.
+/// Addresses that `growing` insertions or enlargements can need beyond the copies of their paths,
+/// in a tree whose root has this level. A leaf becomes three, every level above splits, and a root
+/// is added. An edit in which nothing grows may need one, for the root of a tree that becomes
+/// empty.
 pub(crate) fn blocks_for_splits(growing: usize, level: u8) -> usize {
     growing * (2 + usize::from(level)) + growing / 16 + if growing > 0 { 3 } else { 1 }
 }
@@ -118,25 +119,26 @@ pub(crate) struct State {
     pub(crate) root: Root,
     /// Blocks up to this generation may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
-    /// Blocks that were copied in the transaction of the last snapshot, but after it: nobody else
+    /// Blocks that were copied in the transaction of the last snapshot, but after it. No other tree
     /// has them.
     since: HashSet<Logical>,
 }
 
 impl State {
-    /// Was a snapshot taken in this transaction? Then a block of it need not be the tree's own.
+    /// Was a snapshot taken in this transaction? Then a block of this transaction may belong to
+    /// another tree, too.
     fn is_forced(&self, generation: Generation) -> bool {
         self.last_snapshot >= generation
     }
 }
 
-/// A tree.
+/// A tree that changes.
 #[derive(Debug)]
 pub struct Tree {
     id: TreeId,
     store: Arc<NodeStore>,
     state: RwLock<State, lock::TreeRoot>,
-    /// Blocks made less blocks dropped since the count was last taken.
+    /// Blocks made, minus blocks dropped, since the count was last taken.
     blocks: AtomicI64,
     stats: Arc<TreeStats>,
 }
@@ -176,12 +178,12 @@ impl Tree {
         let state = State { root, last_snapshot: Generation(0), since: HashSet::new() };
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(1), stats }
     }
-    /// Makes a snapshot: a tree whose root is a copy of this one's and shares everything below. The
-    /// root itself becomes one of the running transaction, as on Linux; from here on edits copy
-    /// whatever the two share. What it costs does not depend on the size of the tree.
+    /// Makes a snapshot: a tree whose root is a copy of this one's, and which shares everything
+    /// below. This tree's root becomes one of the running transaction, as on Linux. From here on
+    /// edits copy what the two share. The cost does not depend on the size of the tree.
     ///
     /// # Errors
-    /// Reading, corruption, no space; nothing that anybody can see has changed then.
+    /// Reading, corruption, no space. Nothing that anybody can see has changed then.
     pub(crate) fn snapshot(&self, source: &mut dyn BlockSource, id: TreeId) -> Result<Self> {
         let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
         loop {
@@ -250,7 +252,8 @@ impl Tree {
     pub fn id(&self) -> TreeId {
         self.id
     }
-    /// The tree as it is now, never to change. The epoch must have been entered before the call.
+    /// The tree as it is now, as a version that never changes. The caller has entered the epoch
+    /// before the call.
     pub(crate) fn version(&self, epoch: Epoch) -> Version {
         Version {
             tree: self.id,
@@ -280,8 +283,8 @@ impl Tree {
     pub(crate) fn last_snapshot(&self) -> Generation {
         self.state.read().last_snapshot
     }
-    /// Replaces the root's image by its clean form, if nobody has edited the tree since `frozen`
-    /// was taken.
+    /// Replaces the root's image by its clean form, unless an edit has changed the tree since
+    /// `frozen` was taken.
     pub(crate) fn settle(&self, frozen: &Root) {
         let (mut state, begun) = self.lock();
         if let (Some(now), Some(then)) = (&state.root.node, &frozen.node)
@@ -305,7 +308,7 @@ impl Tree {
         (state, holds::begin())
     }
 
-    /// Looks one item up under the shared lock. The epoch must have been entered before the call.
+    /// Looks one item up under the shared lock. The caller has entered the epoch before the call.
     ///
     /// # Errors
     /// Reading or corruption; `WouldBlock` where the thread may not wait and a node is not in
@@ -332,7 +335,7 @@ impl Tree {
     }
 
     /// Changes items. `keys` are all keys that `change` is going to look up, insert, update or
-    /// delete; it runs once.
+    /// delete. `change` runs once.
     ///
     /// # Errors
     /// What `change` returns (its changes up to there stay), or reading, corruption, no space —
@@ -346,8 +349,9 @@ impl Tree {
         self.edit_growing(source, keys, keys.len(), change)
     }
 
-    /// Like [`Tree::edit`], where at most `growing` of the items are inserted or become longer: the
-    /// fewer, the fewer addresses have to be at hand. Deleting on a full file system depends on it.
+    /// Like [`Tree::edit`], for an edit that inserts or lengthens at most `growing` of the items.
+    /// The fewer they are, the fewer addresses have to be at hand. Deleting on a full file system
+    /// depends on that.
     ///
     /// # Errors
     /// As [`Tree::edit`].
@@ -364,8 +368,8 @@ impl Tree {
             let (mut state, begun) = self.lock();
             let need = match self.prepare(&mut state, source, keys, growing, &held) {
                 Ok(()) => {
-                    // Neighbours may be the snapshot's, too. Nothing is deleted in what is left of
-                    // that transaction.
+                    // After a snapshot, neighbours may belong to the snapshot, too. So nothing is
+                    // tidied for the rest of that transaction.
                     let tidy = !state.is_forced(source.generation());
                     let mut editor =
                         Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
@@ -404,7 +408,7 @@ impl Tree {
         }
     }
 
-    /// The node that a pointer means, from those that were fetched for this attempt or from the
+    /// The node that a pointer means, from the nodes that were fetched for this attempt or from the
     /// cache.
     fn at_hand(
         &self,
@@ -426,7 +430,8 @@ impl Tree {
     ) -> Result<(), Stop> {
         let level = state.root.ptr.level;
         let splits = blocks_for_splits(growing, level);
-        // Usually enough for the copies too: most keys of an edit share most of their paths.
+        // Usually enough for the copies, too, because most keys of an edit share most of their
+        // paths.
         let usual = splits
             + if state.root.ptr.generation == source.generation() {
                 0
@@ -436,8 +441,8 @@ impl Tree {
         if source.available() < usual {
             return Err(Stop::Need(Need::Blocks(usual)));
         }
-        // Neighbouring keys share their leaf: keys from the one to the other are on the path that
-        // was opened last.
+        // Neighbouring keys share their leaf. Keys in this range are on the path that was opened
+        // last.
         let mut open: Option<(Key, Option<Key>)> = None;
         for key in keys {
             if !open.is_some_and(|(from, to)| from <= *key && to.is_none_or(|to| *key < to)) {
@@ -458,8 +463,8 @@ impl Tree {
         held: &HashMap<(Logical, Generation), Arc<Node>>,
     ) -> Result<(), Stop> {
         let generation = source.generation();
-        // A root of this generation that is not in memory is a damaged image's; what we make always
-        // is.
+        // If a root of this generation is not in memory, the image is damaged: the roots that we
+        // make are always in memory.
         if state.root.ptr.generation != generation || state.root.node.is_none() {
             let old = match &state.root.node {
                 Some(n) => n.clone(),
@@ -477,8 +482,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the path to a key writable. The first key behind it that another leaf may hold, if
-    /// there is one.
+    /// Makes the path to a key writable. Returns the first key behind it that another leaf may
+    /// hold, if there is one.
     fn open_path(
         &self,
         state: &mut State,
@@ -541,8 +546,8 @@ impl Tree {
     }
 }
 
-/// Walks to the leaf for `key` through what `find` has in memory; the first pointer that it has not
-/// is the error.
+/// Walks to the leaf for `key` through the nodes that `find` has in memory. The error is the first
+/// pointer to a node that it does not have.
 fn find(
     root: &Root,
     key: &Key,

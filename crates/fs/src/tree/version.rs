@@ -1,9 +1,9 @@
 //! Versions: unchanging trees for readers, and the epochs that keep their blocks from being reused.
 //!
 //! A version is a root and an [`Epoch`]. While any clone of an epoch lives, space that was freed by
-//! transactions published after it began stays pinned; so a version reads with no lock, and what it
-//! reads is never overwritten beneath it. Versions live for one operation: a lingering one pins
-//! space.
+//! transactions published after it began stays pinned. So a version reads without locks, and what
+//! it reads is never overwritten beneath it. Versions live for one operation, because a version
+//! that lingers pins space.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::node::Node;
@@ -15,12 +15,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 /// A stretch of time between two published transactions. Holding it pins what they and later ones
-/// free. Whoever holds one may wait for locks, nodes and devices, but neither for space nor for a
-/// commit: both may be waiting for its end.
+/// free. Its holder may wait for locks, nodes and devices, but neither for space nor for a commit:
+/// both may be waiting for its end.
 #[derive(Debug, Clone)]
 pub struct Epoch(#[allow(dead_code)] Arc<Stretch>);
 
-/// What the clones of an epoch share. Its end wakes who waits for it.
+/// What the clones of an epoch share. Its end wakes the threads that wait for it.
 #[derive(Debug)]
 struct Stretch(Arc<Ends>);
 
@@ -57,8 +57,8 @@ impl<T> Epochs<T> {
     }
     /// A transaction was published that freed `pinned`: begins a new epoch.
     pub(crate) fn advance(&self, pinned: T) {
-        // Within the lock, so that epochs queue up in order; let go of outside, see
-        // `wait_for_oldest`.
+        // The new epoch is made with the lock held, so that epochs queue up in order. The old one
+        // is dropped after the lock: see `wait_for_oldest`.
         let mut waiting = self.waiting.lock();
         let new = Epoch(Arc::new(Stretch(self.ends.clone())));
         let old = std::mem::replace(&mut *self.current.write(), new);
@@ -66,11 +66,12 @@ impl<T> Epochs<T> {
         drop(waiting);
         drop(old);
     }
-    /// Waits until the oldest version is gone that keeps freed space from being used, if there is
-    /// one. It lives for one operation at most, which does not wait for the caller.
+    /// Waits for the end of the oldest version that keeps freed space from being used, if there is
+    /// one. It lives for one operation at most, and that operation does not wait for the caller.
     pub(crate) fn wait_for_oldest(&self) {
         let Some(oldest) = self.waiting.lock().front().map(|(w, _)| w.clone()) else { return };
-        // An epoch may end wherever its last clone goes: nothing is locked outside of this.
+        // An epoch ends wherever its last clone is dropped, so no other lock may be held around
+        // this one.
         let mut lock = self.ends.lock.lock();
         while oldest.strong_count() > 0 {
             self.ends.one.wait(&mut lock);
@@ -80,7 +81,7 @@ impl<T> Epochs<T> {
     pub(crate) fn expired(&self) -> Vec<T> {
         let mut waiting = self.waiting.lock();
         let mut out = Vec::new();
-        // Later epochs can only see what earlier ones still could, so the queue ends in order.
+        // Later epochs can only see what earlier ones still could see, so the queue ends in order.
         while waiting.front().is_some_and(|(w, _)| w.strong_count() == 0) {
             out.extend(waiting.pop_front().map(|(_, t)| t));
         }
@@ -209,7 +210,7 @@ impl Version {
         let leaf = self.leaf(key)?;
         Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)))
     }
-    /// The leaf that holds `key` or would.
+    /// The leaf that holds `key`, or would hold it.
     fn leaf(&self, key: &Key) -> Result<Arc<Node>> {
         let mut node = self.root_node()?;
         let mut levels = 0;
@@ -225,8 +226,8 @@ impl Version {
         }
         Ok(node)
     }
-    /// Pointers to the blocks on the way to the leaf that holds `key` or would, the leaf's own
-    /// among them, the root's not.
+    /// Pointers to the blocks on the way to the leaf that holds `key`, or would hold it. The leaf's
+    /// own pointer is among them, the root's is not.
     ///
     /// # Errors
     /// Reading or corruption.
@@ -247,7 +248,7 @@ impl Version {
         Ok(out)
     }
     /// Calls `each` for the items of all leaves that were written in transaction `since` or later,
-    /// from the leaf that holds `from` or would, until it returns false.
+    /// until it returns false. Begins with the leaf that holds `from`, or would hold it.
     ///
     /// # Errors
     /// Reading or corruption; those of `each`.
@@ -318,7 +319,7 @@ impl Version {
     /// # Errors
     /// Reading or corruption.
     pub fn at_or_before(&self, key: &Key) -> Result<Option<Item>> {
-        // Nearly always it is in the leaf: no path is needed.
+        // Nearly always the item is in this leaf, and no path is needed.
         let leaf = self.leaf(key)?;
         match leaf.view().search(key) {
             Ok(slot) => return Ok(Item::at(&leaf, slot)),
@@ -363,8 +364,8 @@ impl Version {
     }
 }
 
-/// A version where item logic wants to look something up. It never changes: the changing calls are
-/// refused.
+/// Lets the logic of items look things up in a version. A version never changes, so the calls that
+/// change something are refused.
 impl crate::tree::TreeOps for Version {
     fn max_item_size(&self) -> usize {
         larder_format::node::max_item_size(self.store.format().nodesize)
@@ -463,9 +464,9 @@ impl Cursor {
             };
             path.push((child, slot));
         }
-        // Keys are checked within nodes and against their parents, but not between neighbours.
-        // Where they did not rise, a walk over blocks that a damaged tree uses many times would not
-        // end in our lifetime.
+        // Keys are checked within nodes and against their parents, but not between neighbours. If
+        // they did not rise, a walk over blocks that a damaged tree uses many times would not end
+        // in our lifetime.
         let (old, new) = (self.path[leaf_depth].0.view(), path[leaf_depth].0.view());
         let (before, after) = if forward { (old, new) } else { (new, old) };
         let last = before.nritems().checked_sub(1).and_then(|slot| before.key(slot));

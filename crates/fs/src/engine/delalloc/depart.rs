@@ -1,4 +1,4 @@
-//! Delayed data sets off: runs of dirty bytes become flights.
+//! Submitting delayed data: runs of dirty bytes become runs in flight.
 
 use super::dirty::MOST_MADE;
 use super::{Flight, overlaps};
@@ -8,7 +8,7 @@ use crate::space::reserve::Reservation;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of one file on their way, with what was reserved for them.
+/// A run of one file that has been submitted, with what was reserved for it.
 #[derive(Debug)]
 pub(crate) struct Departure {
     pub(crate) inode: Arc<Inode>,
@@ -22,22 +22,23 @@ pub(crate) struct Departure {
 pub(crate) struct Limits {
     /// Bytes of sectors.
     pub(crate) bytes: u64,
-    /// Flights: runs of one file each.
+    /// Runs in flight, each of one file.
     pub(crate) flights: usize,
 }
 
-/// Takes dirty runs out of a file; the bytes of their sectors. `requeue`: the caller has taken the
-/// file out of the queue.
+/// Submits dirty runs of a file. Returns the bytes of their sectors. `requeue`: the caller has
+/// taken the file out of the queue.
 ///
-/// It goes on where it stopped the last time, and from the end of the file to its beginning. What
-/// is written at random places meanwhile so has time to grow together until its turn comes, and
-/// what one batch takes lies close together in the tree; from the beginning each time, only what
-/// came since would be found there.
+/// It goes on where it stopped the last time, and from the end of the file to its beginning. So
+/// what is written at random places meanwhile has time to grow together until its turn comes, and
+/// what one batch takes lies close together in the tree. Beginning at the start of the file each
+/// time would only find there what came since.
 ///
 /// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older
 /// one.
 ///
-/// A few at a time: who writes to the file meanwhile waits for as long as its locks are held.
+/// A few runs are taken at a time, because a writer to the file waits for as long as its locks are
+/// held.
 pub(crate) fn depart(
     core: &Core,
     inode: &Arc<Inode>,
@@ -53,26 +54,26 @@ pub(crate) fn depart(
     round.span
 }
 
-/// Flights that set off or land under one hold of a file's locks.
+/// How many runs are submitted or completed under one hold of a file's locks.
 pub(super) const AT_ONCE: usize = 4;
 
-/// Going once around a file for dirty runs.
+/// One way around a file, looking for dirty runs.
 struct Round {
     limits: Limits,
-    /// Where it began, once it has.
+    /// Where it began. `None` before that.
     stop: Option<u64>,
-    /// Where it is.
+    /// Where it is now.
     from: u64,
     /// It has come to the end of the file and goes on from the beginning.
     around: bool,
-    /// What is written, and what has to be made, in whole sectors.
+    /// What is written, and what of that has to be made whole, in bytes of whole sectors.
     span: u64,
     made: u64,
     flights: usize,
 }
 
 impl Round {
-    /// Takes the next few; false where that was all.
+    /// Takes the next few runs. Returns false when there are no more to take.
     fn take_some(
         &mut self,
         core: &Core,
@@ -88,7 +89,7 @@ impl Round {
         core.data.count(&inode.data, counted, before);
         let stop = match self.stop {
             Some(stop) => {
-                // What was written since may lie across.
+                // What was written since may lie across this place.
                 self.from = inner.dirty.boundary(self.from);
                 stop
             }

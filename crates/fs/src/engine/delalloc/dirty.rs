@@ -1,21 +1,19 @@
 //! Bytes of one file that callers have written and the device has not.
 //!
-//! [`Dirty`] keeps them in segments, to the byte. What is written where a segment is goes into that
-//! segment; anything else becomes a segment of its own, with room up to the end of its last sector,
-//! which the next write may fill. So bytes are copied once, when they come in, whatever the order
-//! in which they come; neighbours are joined only when they are taken out. A segment never crosses
-//! a boundary of [`WINDOW`] bytes. Reading overlays them on what the extents hold; the [`Gaps`]
-//! that are left are read from there. Taking segments out ([`Taken`]) moves them, it does not copy;
-//! until they have landed in extents their bytes are still read from there, beneath newer ones.
+//! [`Dirty`] keeps them in segments, to the byte. A write over a segment goes into that segment.
+//! Anything else becomes a segment of its own, with room up to the end of its last sector, which
+//! the next write may fill. So bytes are copied once, when they come in, in whatever order that is;
+//! neighbours are joined only when they are taken out. A segment never crosses a boundary of
+//! [`WINDOW`] bytes. A reader overlays segments on what the extents hold, and reads the remaining
+//! [`Gaps`] from there. Taking segments out ([`Taken`]) moves them and does not copy. Until they
+//! are in extents, readers find their bytes there, beneath newer ones. A segment of one byte takes
+//! more memory than a byte, so [`Dirty::memory`] is what counts against the budget.
 //!
-//! A segment of one byte takes more memory than a byte: [`Dirty::memory`] is what counts against
-//! the budget.
-//!
-//! Blocks of one sector do not go to their places at once. Where those are was last seen by the
-//! processor that writes back, which takes most of them out again: finding a place takes longer
-//! than copying the block. So they are put on a list, and whoever wants to know what there is
-//! ([`Dirty::sort_in`]), write-back as a rule, brings them to their places. Until then a block
-//! counts as if it were new there.
+//! Blocks of one sector do not go to their places at once, but on a list. Their places lie in
+//! tables that another processor had last: the one that writes back, and so takes most blocks out
+//! again. Finding a place would take longer than copying the block. A caller that wants to know
+//! what there is, as a rule write-back, brings the blocks to their places ([`Dirty::sort_in`]).
+//! Until then a block counts as if nothing lay below it (`docs/DESIGN-NOTES.md`, "Random blocks").
 
 use crate::base::sectors::{SECTOR, ceil, floor};
 use larder_format::MAX_DATA_EXTENT;
@@ -23,22 +21,22 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Bytes of sectors that one batch makes whole, but for the last run in it, which has no more than
-/// these either.
+/// Bytes of sectors that one batch makes whole. The last run of a batch may go beyond that, but has
+/// no more than these by itself.
 pub(crate) const MOST_MADE: u64 = 4 << 20;
 /// Segments end at multiples of this.
 const WINDOW: u64 = 1 << 20;
-/// From this size on a new segment gets room for the rest of its last sector.
+/// A new segment of at least this size gets room for the rest of its last sector.
 const ROOMY: usize = 1024;
-/// Blocks that wait for being brought to their places at most.
+/// How many blocks at most wait until they are brought to their places.
 pub(crate) const MOST_RECENT: usize = 1024;
-/// Memory that a segment takes beside its buffer: its entry, with room for another, and the
-/// allocator's heads.
+/// Memory that a segment takes besides its buffer: its entry, with room for another, and the
+/// allocator's headers.
 const SEGMENT_MEMORY: u64 = 128;
 
 #[derive(Debug)]
 struct Segment {
-    /// Tick of the oldest write in it.
+    /// Tick of its oldest write.
     age: u64,
     buf: Vec<u8>,
 }
@@ -58,7 +56,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// All of a buffer of `len` bytes for the file's bytes from `base` on.
+    /// All of a buffer of `len` bytes, which is for the file's bytes from `base` on.
     pub(crate) fn new(base: u64, len: usize) -> Self {
         let left = if len == 0 {
             SmallVec::new()
@@ -67,7 +65,7 @@ impl Gaps {
         };
         Self { base, left }
     }
-    /// What is left.
+    /// What is still to be filled.
     pub(crate) fn left(&self) -> &[(u64, u64)] {
         &self.left
     }
@@ -75,7 +73,7 @@ impl Gaps {
     pub(crate) fn slice<'b>(&self, buf: &'b mut [u8], start: u64, end: u64) -> &'b mut [u8] {
         &mut buf[index(start - self.base)..index(end - self.base)]
     }
-    /// Copies from `data`, which lies at `at`, into what is left.
+    /// Copies from `data`, which lies at `at`, into the gaps.
     fn fill(&mut self, buf: &mut [u8], at: u64, data: &[u8]) {
         let data_end = at + data.len() as u64;
         let mut left = SmallVec::new();
@@ -91,7 +89,7 @@ impl Gaps {
         }
         self.left = left;
     }
-    /// First and last byte (exclusive) of what is left.
+    /// First byte and end of the gaps.
     pub(crate) fn bounds(&self) -> Option<(u64, u64)> {
         Some((self.left.first()?.0, self.left.last()?.1))
     }
@@ -126,7 +124,7 @@ impl Window {
     }
 }
 
-/// The window of this number: a new one if there is none, for a segment of this age.
+/// The window of this number. If there is none, makes one for a segment of this age.
 fn window_of<'a>(
     windows: &'a mut BTreeMap<u64, Window>,
     ages: &mut BTreeSet<(u64, u64)>,
@@ -141,30 +139,30 @@ fn window_of<'a>(
 
 /// The segments of one file.
 ///
-/// Large files written at random places have very many: a table of windows is short, and so is what
-/// a window has.
+/// A large file that is written at random places has very many segments. So there is a table of
+/// windows, and one of segments in each: both are short.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     /// By number; none is empty.
     windows: BTreeMap<u64, Window>,
     /// Oldest tick and number of every window.
     ages: BTreeSet<(u64, u64)>,
-    /// Blocks that are not in their places yet, in the order in which they came: newer than what
-    /// the windows have.
+    /// Blocks that are not in their places yet, in the order in which they came. They are newer
+    /// than what the windows have.
     recent: VecDeque<(u64, Segment)>,
     counts: Counts,
-    /// What the counts have too much for blocks that turned out to lie over others; it wraps around
-    /// where that is less than nothing.
+    /// By how much the counts are too high, because of blocks that turned out to lie over others.
+    /// It wraps around below zero.
     over: Counts,
     footprint: u64,
 }
 
-/// What segments come to.
+/// Sums over segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) segments: u64,
     pub(crate) bytes: u64,
-    /// Bytes of memory that holding them takes.
+    /// Bytes of memory that they take.
     pub(crate) memory: u64,
 }
 
@@ -196,15 +194,16 @@ impl Counts {
 }
 
 impl Dirty {
-    /// What is held, and what has been counted for blocks over others.
+    /// The sums of what is held. Until it is [settled](Self::settle), blocks over others count,
+    /// too.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
-    /// Bytes of device space that they will need at most.
+    /// Bytes of device space that the segments will need at most.
     pub(crate) fn footprint(&self) -> u64 {
         self.footprint
     }
-    /// Nothing held?
+    /// Is nothing held?
     pub(crate) fn is_empty(&self) -> bool {
         self.windows.is_empty() && self.recent.is_empty()
     }
@@ -215,11 +214,11 @@ impl Dirty {
             .map(|(age, _)| *age)
             .or_else(|| self.recent.front().map(|(_, block)| block.age))
     }
-    /// Brings all blocks to their places. Whoever asks what there is has to have done that.
+    /// Brings all blocks to their places. A caller that asks what there is must have done that.
     pub(crate) fn sort_in(&mut self) {
         self.sort_in_some(usize::MAX);
     }
-    /// Brings so many blocks to their places, those first that came first. Are there more?
+    /// Brings the `most` oldest blocks to their places. Returns whether there are more.
     pub(crate) fn sort_in_some(&mut self, most: usize) -> bool {
         for _ in 0..most {
             let Some((start, block)) = self.recent.pop_front() else { return false };
@@ -238,8 +237,8 @@ impl Dirty {
         if apart {
             window.segs.insert(at, (start, block));
         } else {
-            // What is told of it is told as long as it is not settled: who tells others has to see
-            // when it changes.
+            // The counts stay as they are until they are settled, because others have passed them
+            // on and must see each change.
             let told = self.counts;
             self.counts.subtract(&block);
             self.footprint -= SECTOR;
@@ -248,7 +247,7 @@ impl Dirty {
             self.counts = told;
         }
     }
-    /// As [`Self::sort_in`], and the counts are what there is then.
+    /// As [`Self::sort_in`]. The counts are exact then.
     pub(crate) fn settle(&mut self) {
         self.sort_in();
         self.counts = self.counts.minus(std::mem::take(&mut self.over));
@@ -262,8 +261,7 @@ impl Dirty {
             window.segs[skip..].iter().map(|(s, segment)| (*s, segment))
         })
     }
-    /// Where the segment lies that begins at or before `at` and may reach there: the last one of
-    /// those in its window.
+    /// Start and end of the last segment that begins at or before `at`, in the window of `at`.
     fn at_or_before(&self, at: u64) -> Option<(u64, u64)> {
         debug_assert!(self.recent.is_empty(), "blocks are not in their places");
         let window = self.windows.get(&(at / WINDOW))?;
@@ -310,7 +308,7 @@ impl Dirty {
             }
         }
         if self.windows.is_empty() {
-            // Empty maps keep a node once they had one, and files with nothing dirty are many.
+            // An empty map keeps a node once it had one, and files with nothing dirty are many.
             (self.windows, self.ages, self.recent) =
                 (BTreeMap::new(), BTreeSet::new(), VecDeque::new());
         }
@@ -321,8 +319,8 @@ impl Dirty {
         out
     }
 
-    /// Takes `data` for the bytes from `start` on; newer than anything held. Now and then it
-    /// [settles](Self::settle).
+    /// Takes `data` in for the bytes from `start` on. It is newer than anything held. Now and then
+    /// this [settles](Self::settle).
     pub(crate) fn write(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
         if data.len() == SECTOR_LEN
             && start.is_multiple_of(SECTOR)
@@ -347,7 +345,7 @@ impl Dirty {
             data = &data[n..];
         }
     }
-    /// Takes a first part of `data`, as far as it goes into one segment; its length.
+    /// Takes in the first part of `data` that goes into one segment. Returns its length.
     fn put(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) -> usize {
         let number = start / WINDOW;
         let window_end = (number + 1) * WINDOW;
@@ -357,7 +355,7 @@ impl Dirty {
         if let Some((s, segment)) = at.checked_sub(1).map(|before| &mut window.segs[before]) {
             let e = *s + segment.buf.len() as u64;
             if e > start {
-                // Over what is there.
+                // This goes over what is there.
                 let n = index(e.min(limit) - start);
                 segment.buf[index(start - *s)..][..n].copy_from_slice(&data[..n]);
                 return n;
@@ -370,8 +368,8 @@ impl Dirty {
         if let Some((s, segment)) = at.checked_sub(1).map(|before| &mut window.segs[before])
             && *s + segment.buf.len() as u64 == start
         {
-            // What fits without moving much: into the room that there is, or up to the end of the
-            // last sector.
+            // Appends what fits without moving much: into the room that there is, or up to the end
+            // of the last sector.
             let (memory, len) = (segment.memory(), segment.buf.len());
             let room = (segment.buf.capacity() - len).max(index(ceil(start) - start));
             let n = n.min(room);
@@ -431,8 +429,7 @@ impl Dirty {
         }
     }
 
-    /// First and last byte (exclusive) of the first stretch of touching segments that ends behind
-    /// `from`.
+    /// Start and end of the first stretch of touching segments that ends behind `from`.
     pub(crate) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
         let first = self.at_or_before(from).filter(|(_, e)| *e > from).map_or(from, |(s, _)| s);
         let mut found: Option<(u64, u64)> = None;
@@ -447,9 +444,9 @@ impl Dirty {
         found
     }
 
-    /// The sectors of the first run of segments from sector `from` on that share or touch sectors;
-    /// at most about `limit` bytes, of which at most about [`MOST_MADE`] are of sectors that have
-    /// to be made whole. Also how many those are at most.
+    /// The first run, from sector `from` on, of sectors whose segments share or touch sectors. It
+    /// has at most about `limit` bytes, and at most about [`MOST_MADE`] of them are of sectors that
+    /// have to be made whole. Also returns how many bytes those are at most.
     fn run(&self, from: u64, limit: u64) -> Option<(u64, u64, u64)> {
         let mut run: Option<(u64, u64)> = None;
         let mut made = 0;
@@ -458,7 +455,7 @@ impl Dirty {
             let (a, b) = (floor(s), ceil(last));
             match &mut run {
                 None => run = Some((a, b)),
-                // A sector goes as one, whatever the limit.
+                // A sector is taken as a whole, whatever the limit.
                 Some((_, end)) if a < *end => *end = b.max(*end),
                 Some((start, end)) if a == *end && b - *start <= limit && made < MOST_MADE => {
                     *end = b
@@ -470,7 +467,7 @@ impl Dirty {
         run.map(|(start, end)| (start, end, made.min(end - start)))
     }
 
-    /// The last sector boundary at or before `at`, itself one, that no segment crosses.
+    /// The last sector boundary at or before `at` that no segment crosses.
     pub(crate) fn boundary(&self, at: u64) -> u64 {
         let mut at = at;
         while let Some((s, _)) = self.at_or_before(at).filter(|(s, e)| *s < at && *e > at) {
@@ -479,8 +476,8 @@ impl Dirty {
         at
     }
 
-    /// Of what is [settled](Self::settle): takes out the first run of segments from `*from` on
-    /// whose sectors are none of `busy`, and moves `*from` behind it.
+    /// Takes out the first run of segments from `*from` on whose sectors are not `busy`, and moves
+    /// `*from` behind it. The caller has [settled](Self::settle) before.
     pub(crate) fn take(
         &mut self,
         from: &mut u64,
@@ -511,19 +508,20 @@ impl Dirty {
     }
 }
 
-/// Buffers of one sector that are free: single sectors come and go by the hundred thousand, from
-/// one thread to another, which is the hardest there is for an allocator.
+/// Free buffers of one sector. Single sectors come and go by the hundred thousand, from one thread
+/// to another, which is the hardest case for an allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
 
 impl Buffers {
-    /// An empty buffer for so many bytes.
+    /// An empty buffer for `capacity` bytes.
     fn get(&self, capacity: usize) -> Vec<u8> {
         let kept = if capacity == SECTOR_LEN { self.0.lock().pop() } else { None };
         kept.unwrap_or_else(|| Vec::with_capacity(capacity))
     }
-    /// Takes buffers back whose bytes nobody needs any more, and keeps up to `most` of one sector.
-    /// They are looked at before the lock is taken: who writes takes a buffer with each block.
+    /// Takes buffers back whose bytes are not needed any more, and keeps up to `most` of one
+    /// sector. They are looked at before the lock is taken, because a writer takes a buffer with
+    /// each block.
     pub(crate) fn give_back(&self, buffers: impl Iterator<Item = Vec<u8>>, most: usize) {
         let mut free: Vec<_> = buffers.filter(|b| b.capacity() == SECTOR_LEN).collect();
         free.iter_mut().for_each(Vec::clear);
@@ -533,7 +531,7 @@ impl Buffers {
     }
 }
 
-/// Segments on their way to the device.
+/// Segments that were taken out, to be written to the device.
 #[derive(Debug)]
 pub(crate) struct Taken {
     /// First byte of their first sector.
@@ -548,7 +546,7 @@ pub(crate) struct Taken {
     pub(crate) bytes: u64,
     /// Bytes of memory that they take.
     pub(crate) memory: u64,
-    /// Bytes of sectors of which they are only parts, at most.
+    /// Bytes of sectors that they fill only in part, at most.
     pub(crate) made: u64,
 }
 
@@ -561,7 +559,7 @@ impl Taken {
             gaps.fill(buf, *at, data);
         }
     }
-    /// First byte that it has at or behind `from`.
+    /// The first byte that it has at or behind `from`.
     pub(crate) fn first_from(&self, from: u64) -> Option<u64> {
         let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= from);
         self.parts.get(first).map(|(at, _)| (*at).max(from))
@@ -584,7 +582,7 @@ mod tests {
     }
 
     fn op() -> impl Strategy<Value = Op> {
-        // Around a window's border and in small steps, so that everything touches everything.
+        // Places around a window's border, and small ones, so that everything touches everything.
         let at = prop_oneof![0u64..30_000, (WINDOW - 20_000)..(WINDOW + 20_000)];
         let len = prop_oneof![1usize..300, 3000usize..9000, Just(4096), 60_000usize..150_000];
         prop_oneof![
@@ -631,7 +629,7 @@ mod tests {
                                 let left = gaps.left().iter().any(|(a, e)| (*a..*e).contains(&at));
                                 prop_assert_eq!(model[at as usize].take(), (!left).then_some(*b));
                             }
-                            // What was in them must not come back.
+                            // The buffers' old bytes must not come back.
                             buffers.give_back(t.parts.into_iter().map(|(_, buf)| buf), 3);
                         }
                     }
@@ -690,7 +688,7 @@ mod tests {
         }
     }
 
-    /// Who writes the same blocks again and again is not counted for all of them for long.
+    /// Blocks that are written again and again do not count many times for long.
     #[test]
     fn blocks_over_others_are_counted_once_in_the_end() {
         let (mut dirty, buffers) = (Dirty::default(), Buffers::default());

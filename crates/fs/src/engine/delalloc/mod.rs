@@ -1,12 +1,13 @@
-//! Delayed data: what a file has in memory, the budget that all files share, and whose turn it is
-//! to be written.
+//! Delayed data: what a file has in memory, the budget that all files share, and which file is
+//! written back next.
 //!
-//! A file with dirty bytes stands in the queue under the tick of its oldest write; that is the
-//! order of write-back. Its space was reserved when it was written, so write-back cannot run out.
-//! A writer that has to wait for the budget writes the oldest data back itself.
+//! A file with dirty bytes stands in the queue under the tick of its oldest write. That is the
+//! order of write-back. Space was reserved when the bytes were written, so write-back cannot run
+//! out of it. A writer that has to wait for the budget writes the oldest data back itself.
 //!
-//! Locks: `Inode.state`, then [`FileData`]'s inner mutex, then the queue's, each for instructions
-//! only (the extent lock: [`crate::file`]). A waiter for bytes in flight holds none, nor a handle.
+//! Locks: `Inode.state`, then [`FileData`]'s inner mutex, then the queue's. Each is held for
+//! instructions only (the extent lock: [`crate::file`]). A waiter for bytes in flight holds none of
+//! them, and no handle.
 
 use crate::api::may_wait;
 use crate::engine::{Core, Inode};
@@ -26,59 +27,60 @@ use std::thread::JoinHandle;
 pub(crate) use depart::{Departure, Limits, depart};
 pub(crate) use workers::start;
 
-/// Writes the oldest dirty data back, if there is any older than a tick. False when nothing could
-/// be taken.
+/// Writes back the oldest dirty data that is older than a tick. Returns false when nothing could be
+/// taken.
 pub(crate) type WriteBack = fn(&Core, u64) -> bool;
 
-/// Reserved space for a write that is about to be taken.
+/// Space reserved for a write that is about to be taken in.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pub(crate) space: Reservation,
     pub(crate) items: Option<Reservation>,
 }
 
-/// Bytes taken from the device to memory on their way back: segments that are being written.
+/// A run in flight: segments of a file that are being written to the device.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub(crate) taken: Taken,
-    /// Size of the file when they were taken: sectors are zero from there on.
+    /// Size of the file when they were taken. In their last sector, bytes from there on are zero.
     pub(crate) size: u64,
-    /// They are all the file has and may go into the leaf.
+    /// They are all that the file has, and may go into the leaf.
     pub(crate) inline: bool,
 }
 
-/// Bytes that setting the size has added to a file. A crash shows the size that was set or one from
-/// before, none in between.
+/// Bytes that setting the size has added to a file. After a crash, the file has the size that was
+/// set or one from before, and none in between.
 #[derive(Clone, Copy, Debug)]
 struct Added {
     /// The size before.
     from: u64,
-    /// Where the hole begins, good on the device as it is: what is written into it does not hold
-    /// the size back. Behind `from` where the rest of a sector has to become zero first; what is
-    /// delayed there holds the size back to `from`.
+    /// Where the hole begins that needs nothing on the device: what is written into it does not
+    /// hold the size back. It is behind `from` if the rest of a sector has to become zero first.
+    /// What is delayed in between holds the size back to `from`.
     hole: u64,
-    /// The size that was set, or to which the file was cut since.
+    /// The size that was set, or the size to which the file has been cut since.
     end: u64,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     dirty: Dirty,
-    /// What is on its way, by the first byte: no two touch one sector.
+    /// What is in flight, by the first byte. No two of them touch one sector.
     flights: BTreeMap<u64, Arc<Flight>>,
-    /// The file is on the device up to here, delayed overwrites aside. Meaningful while anything is
-    /// delayed.
+    /// The file is on the device up to here, apart from delayed overwrites. It has a meaning only
+    /// while anything is delayed.
     on_disk: u64,
-    /// How far it will be once all that is in flight has landed: what was written since into ranges
-    /// below does not hold the size back, or it would take away what a sync is about to promise.
+    /// How far the file will be on the device once all that is in flight has completed. What has
+    /// been written since into ranges below does not hold the size back, or it would take away what
+    /// a sync is about to promise.
     taken_to: u64,
-    /// What setting the size has added, ascending.
+    /// Ranges that setting the size has added, ascending.
     holes: SmallVec<[Added; 1]>,
     /// Space for the dirty bytes.
     space: Option<Reservation>,
-    /// Space for the items they will need.
+    /// Space for the items that they will need.
     items: Option<Reservation>,
-    /// Ranges that could not be written, and were not rewritten since.
+    /// Ranges that could not be written and have not been rewritten since.
     lost: SmallVec<[(u64, u64); 1]>,
     /// Its tick in the queue.
     queued: Option<u64>,
@@ -92,9 +94,9 @@ pub(crate) struct FileData {
     /// Bytes dirty or in flight.
     delayed: AtomicU64,
     inner: Mutex<Inner, lock::Delayed>,
-    /// How many wait for it to write.
+    /// How many threads wait for the inner lock to write.
     writers: AtomicU32,
-    /// A flight has landed.
+    /// A run in flight has ended.
     landed: Condvar,
     extents: Mutex<(), lock::Extents>,
 }
@@ -108,21 +110,21 @@ impl FileData {
     pub(crate) fn is_clean(&self) -> bool {
         self.delayed_bytes() == 0
     }
-    /// The size that may be written to the inode's item when the file has `size` bytes: it must not
+    /// The size that may be written to the inode's item when the file has `size` bytes. It must not
     /// cover what is not on the device yet.
     pub(crate) fn disk_size(&self, size: u64) -> u64 {
         if self.is_clean() { size } else { self.lock().disk_size(size) }
     }
-    /// The inner lock, with what is dirty in its places: for who asks for that, and not only for
-    /// what is on its way or lost.
+    /// The inner lock, with all dirty blocks in their places. It is for callers that look at what
+    /// is dirty, and not only at what is in flight or lost.
     fn lock(&self) -> Locked<'_, Inner> {
         let mut inner = self.inner.lock();
         inner.dirty.sort_in();
         inner
     }
-    /// The inner lock, for somebody who writes. Threads of the transport that sleep for it cost
-    /// more than what it is held for: write-back, which takes it many times in a row, lets them in
-    /// first.
+    /// The inner lock, for a writer. A thread of the transport that goes to sleep for it costs more
+    /// than the time for which it is held. So write-back, which takes it many times in a row, lets
+    /// writers in first.
     fn lock_to_write(&self) -> Locked<'_, Inner> {
         self.inner.try_lock().unwrap_or_else(|| {
             self.writers.fetch_add(1, Ordering::Relaxed);
@@ -131,8 +133,8 @@ impl FileData {
             inner
         })
     }
-    /// Has the blocks in their places that came until now, a few at a time: a thousand under one
-    /// lock would be a third of a millisecond, for which who writes would go to sleep.
+    /// Brings the blocks that have come until now to their places, a few at a time. A thousand
+    /// under one lock would take a third of a millisecond, and writers would go to sleep for that.
     fn sort_in_gently(&self) {
         const AT_ONCE: usize = 8;
         for _ in 0..MOST_RECENT / AT_ONCE {
@@ -142,7 +144,7 @@ impl FileData {
             self.let_writers_in();
         }
     }
-    /// Gives those who write a moment to get the lock, if any want it.
+    /// Gives writers a moment to get the lock, if any wait for it.
     fn let_writers_in(&self) {
         const MOMENT: usize = 200;
         for _ in 0..MOMENT {
@@ -152,10 +154,10 @@ impl FileData {
             std::hint::spin_loop();
         }
     }
-    /// The inner lock, with the inode's size and flags: as large as all that is delayed, or larger.
-    /// Writers make the size larger before their bytes come in, and nobody makes it smaller without
-    /// both locks; so the state's is let go at once, and a writer waits for one lock only. Nor does
-    /// anybody sleep for the second one who has the first, unless it takes long.
+    /// The inner lock, with the inode's flags and a size that covers all that is delayed. Writers
+    /// make the size larger before their bytes come in, and it becomes smaller only under both
+    /// locks. So the state's lock is dropped at once, and a writer waits for one lock only. A
+    /// thread that has the first lock does not sleep for the second either, unless that takes long.
     fn lock_with_size(&self, inode: &Inode) -> (Locked<'_, Inner>, u64, InodeFlags) {
         const TRIES: usize = 100;
         self.sort_in_gently();
@@ -176,7 +178,7 @@ impl FileData {
     pub(crate) fn lock_extents(&self) -> Locked<'_, ()> {
         self.extents.lock()
     }
-    /// Could some of this file's data not be written?
+    /// Is there data of this file that could not be written?
     pub(crate) fn has_lost(&self) -> bool {
         !self.inner.lock().lost.is_empty()
     }
@@ -212,7 +214,7 @@ impl FileData {
     pub(crate) fn wait_landed(&self, start: u64, end: u64) -> Result<()> {
         self.wait_until(|inner| !inner.is_flying(start, end))
     }
-    /// Waits until nothing is in flight that was written before tick `age`.
+    /// Waits until nothing is in flight that was written before the tick `age`.
     pub(crate) fn wait_landed_before(&self, age: u64) -> Result<()> {
         self.wait_until(|inner| !inner.flights.values().any(|f| f.taken.age < age))
     }
@@ -227,7 +229,7 @@ impl FileData {
         }
         Ok(())
     }
-    /// Is a whole file in flight into a leaf?
+    /// Is a whole file in flight to a leaf?
     pub(crate) fn inline_in_flight(&self) -> bool {
         !self.is_clean() && self.inner.lock().flights.values().any(|f| f.inline)
     }
@@ -255,16 +257,17 @@ impl Inner {
     fn first_flying(&self, at: u64) -> Option<u64> {
         self.flying_from(at).find_map(|f| f.taken.first_from(at))
     }
-    /// What is on its way and ends behind `at`, ascending.
+    /// What is in flight and ends behind `at`, ascending.
     fn flying_from(&self, at: u64) -> impl Iterator<Item = &Arc<Flight>> {
         let first = self.flights.range(..=at).next_back().map_or(at, |(start, _)| *start);
         self.flights.range(first..).map(|(_, f)| f).filter(move |f| f.taken.end > at)
     }
-    /// Are bytes of sectors in `start..end` on their way?
+    /// Are bytes of sectors in `start..end` in flight?
     fn is_flying(&self, start: u64, end: u64) -> bool {
         overlaps(&self.flights, start, end)
     }
-    /// The first byte at or behind `from` that holds the size back, of those that `first` finds.
+    /// The first byte at or behind `from` that holds the size back. `first` finds the bytes to look
+    /// at.
     fn holding(&self, from: u64, first: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut at = from;
         loop {
@@ -276,16 +279,17 @@ impl Inner {
             }
         }
     }
-    /// How far the file of `size` bytes will be once all that is in flight has landed.
+    /// How far the file of `size` bytes will be on the device once all that is in flight has
+    /// completed.
     fn reach(&self, size: u64) -> u64 {
         self.holding(self.on_disk.max(self.taken_to), |at| self.first_dirty(at)).unwrap_or(size)
     }
-    /// Setting the size has made a file of `old` bytes one of `new`. `tail`: zeros for the rest of
-    /// the last sector are still to come.
+    /// Setting the size has made a file of `old` bytes one of `new` bytes. `tail`: zeros for the
+    /// rest of the last sector are still to come.
     fn grown(&mut self, old: u64, new: u64, tail: bool) {
         let sector = crate::base::sectors::ceil(old);
         let delayed = [self.first_dirty(old), self.first_flying(old)].into_iter().flatten().min();
-        // While zeros for the last sector are on their way, the size must not cover it.
+        // While zeros for the last sector are delayed, the size must not cover it.
         let start = if tail || delayed.is_some_and(|at| at < sector) { sector } else { old };
         match self.holes.last_mut() {
             Some(last) if last.end == start => last.end = new,
@@ -293,21 +297,21 @@ impl Inner {
         }
         self.taken_to = self.reach(new);
     }
-    /// Bytes that were taken out of the dirty ones are on their way.
+    /// Submits bytes that were taken out of the dirty ones.
     fn set_off(&mut self, flight: Flight) -> Arc<Flight> {
         self.taken_to = self.reach(flight.size);
         let flight = Arc::new(flight);
         self.flights.insert(flight.taken.start, flight.clone());
         flight
     }
-    /// One flight less: the file of `size` bytes may be further on the device.
+    /// A run in flight has completed, so the file of `size` bytes may be further on the device.
     fn arrived(&mut self, size: u64) {
         let flying = self.holding(self.on_disk, |at| self.first_flying(at));
         let landed = flying.map_or(self.taken_to, |at| at.min(self.taken_to)).min(size);
         self.on_disk = self.on_disk.max(landed);
         self.forget_holes();
     }
-    /// Holes that do not matter any more.
+    /// Forgets holes that do not matter any more.
     fn forget_holes(&mut self) {
         let on_disk = self.on_disk;
         self.holes.retain(|h| h.end > on_disk);
@@ -331,8 +335,8 @@ impl Inner {
     }
 }
 
-/// Makes the file end at `size`, and forgets dirty bytes behind it; the size that it had. `None`,
-/// and nothing is changed, while bytes of the sectors behind are in flight.
+/// Makes the file end at `size`, and forgets dirty bytes behind it. Returns the size that it had.
+/// While bytes of the sectors behind are in flight, returns `None` and changes nothing.
 pub(crate) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let file = &inode.data;
     let mut state = inode.state.lock();
@@ -355,8 +359,8 @@ pub(crate) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     Some(old)
 }
 
-/// Makes the file end at `new` instead of `old`, which was less. `tail`: zeros for the rest of its
-/// last sector are about to be taken in.
+/// Makes the file end at `new` instead of `old`, which was smaller. `tail`: zeros for the rest of
+/// its last sector are about to be taken in.
 pub(crate) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
     let mut state = inode.state.lock();
     let mut inner = inode.data.lock();
@@ -369,15 +373,15 @@ pub(crate) fn grow(inode: &Inode, old: u64, new: u64, tail: bool) {
     inner.grown(old, new, tail);
 }
 
-/// What lies in `start..end` is not lost any more: it was given another content than what could not
-/// be written.
+/// What lies in `start..end` is not lost any more: other content has replaced what could not be
+/// written.
 pub(crate) fn rewritten(inode: &Inode, start: u64, end: u64) {
     inode.data.inner.lock().forget_lost(start, end);
 }
 
 /// Gives a file space that others did not need, as far as it has less than its dirty bytes may
-/// take: those that were admitted without may come before those that were not. What is over comes
-/// back.
+/// take: writes that were admitted without space may be written back before others. Returns what is
+/// over.
 pub(crate) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
     let mut inner = inode.data.lock();
     let held = inner.space.as_ref().map_or(0, Reservation::bytes);
@@ -392,9 +396,9 @@ pub(crate) fn give_space(inode: &Inode, mut space: Reservation) -> Reservation {
     space
 }
 
-/// Takes bytes in. The caller holds the inode's `op` exclusively and, so that the file's size on
-/// disk stays right, a transaction handle, in which it has set the file's new size already; `size`
-/// is the one before.
+/// Takes bytes in. The caller holds the inode's `op` exclusively. So that the file's size on disk
+/// stays right, it also holds a transaction handle, in which it has set the file's new size
+/// already. `size` is the one before.
 pub(crate) fn take_in(
     core: &Core,
     inode: &Arc<Inode>,
@@ -407,7 +411,8 @@ pub(crate) fn take_in(
     let mut back = (None, None);
     {
         let mut inner = file.lock_to_write();
-        // A flight that landed since the size was set believed that nothing more is delayed.
+        // A run that completed since the size was set did not know of these bytes, so it may have
+        // set these too high.
         inner.on_disk = if file.is_clean() { size } else { inner.on_disk.min(size) };
         inner.taken_to = if file.is_clean() { size } else { inner.taken_to.min(size) };
         inner.forget_holes();
@@ -439,14 +444,14 @@ pub(crate) fn take_in(
     core.data.wake_workers(core);
 }
 
-/// Is this one of the flights that have not landed yet?
+/// Is this run still in flight?
 pub(crate) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
     let inner = inode.data.inner.lock();
     inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
 }
 
-/// Flights of one file have ended: in extents, or lost. The caller holds a transaction handle if
-/// they are in extents.
+/// Completes runs of one file: they are in extents, or lost. If they are in extents, the caller
+/// holds a transaction handle.
 pub(crate) fn land<'a>(
     core: &Core,
     inode: &Inode,
@@ -510,13 +515,13 @@ fn land_some<'a>(
 struct Shared {
     /// Files with dirty bytes, by the tick of the oldest.
     queue: BTreeMap<u64, Arc<Inode>>,
-    /// Write-backs at work, by number, and the oldest tick that each may have taken.
+    /// Write-backs that are under way, by number, and the oldest tick that each may have taken.
     jobs: BTreeMap<u64, u64>,
     next_job: u64,
-    /// Counts what can make work possible: jobs that wrote something, files that came into the
+    /// Counts what can make work possible: jobs that wrote something, and files that came into the
     /// queue.
     progress: u64,
-    /// Everything older is to be written.
+    /// Everything older than this tick is to be written.
     flush_to: u64,
     /// Callers that wait for budget.
     waiting: u64,
@@ -530,13 +535,13 @@ pub(crate) struct DataState {
     shared: Mutex<Shared, lock::Queue>,
     /// For callers: a write-back has ended.
     ended: Condvar,
-    /// For the threads that write back: there may be work for one, or for all.
+    /// For the threads that write back: there may be work for the first one, or for the others.
     work: Condvar,
     more_work: Condvar,
-    /// The first of them waits, or is about to: whoever writes need not take the lock to wake it as
-    /// long as it does not.
+    /// The first of these threads waits, or is about to. While it does not, a writer need not take
+    /// the lock to wake it.
     first_waits: AtomicBool,
-    /// Bytes dirty or in flight, and dirty.
+    /// Bytes that are dirty or in flight, and bytes that are dirty.
     delayed: AtomicU64,
     dirty: AtomicU64,
     /// Memory that they take.
@@ -546,7 +551,7 @@ pub(crate) struct DataState {
     files: AtomicU64,
     clock: AtomicU64,
     buffers: Buffers,
-    /// What writing back takes beside that.
+    /// The memory that write-back takes besides.
     pub(crate) scratch: Scratch,
     failures: AtomicU64,
     threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
@@ -557,15 +562,15 @@ fn budget(core: &Core) -> u64 {
     core.budget().data
 }
 
-/// Bytes that have landed are not needed any more: their buffers are used again. Some are kept:
-/// a sixteenth of what may be delayed.
+/// Bytes that have completed are not needed any more, so their buffers are used again. As many are
+/// kept as a sixteenth of what may be delayed.
 pub(crate) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
     let most = index(budget(core) / 16) / SECTOR_LEN;
     let parts = flights.filter_map(Arc::into_inner).flat_map(|flight| flight.taken.parts);
     core.data.buffers.give_back(parts.map(|(_, buffer)| buffer), most);
 }
 
-/// A write-back that is registered as being at work.
+/// A write-back that is registered as under way.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     core: &'a Core,
@@ -581,13 +586,13 @@ impl Drop for Job<'_> {
         shared.jobs.remove(&self.number);
         shared.progress += u64::from(self.wrote);
         data.ended.notify_all();
-        // Each `fsync` ends one: threads that would find nothing to do are let alone.
+        // Each `fsync` ends a job. Threads that would find nothing to do are not woken.
         data.wake(self.core, &shared);
     }
 }
 
 impl DataState {
-    /// Nothing is delayed yet; what will be is written by `write_back`.
+    /// Nothing is delayed yet. `write_back` will write what is.
     pub(crate) fn new(write_back: WriteBack) -> Self {
         Self {
             write_back,
@@ -616,7 +621,7 @@ impl DataState {
     pub(crate) fn memory(&self) -> u64 {
         self.memory.load(Ordering::Acquire)
     }
-    /// How many flights have been lost so far.
+    /// How many runs have been lost so far.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
     }
@@ -624,10 +629,10 @@ impl DataState {
     pub(crate) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel)
     }
-    /// One file's dirty bytes came to so much, and come to so much now. Not for those that set off:
-    /// they stay delayed.
+    /// Accounts for a change of one file's dirty bytes. It is not called for bytes that are
+    /// submitted, because they stay delayed.
     fn count(&self, file: &FileData, before: Counts, now: Counts) {
-        // It wraps around where it becomes less.
+        // The difference wraps around if there is less now.
         let more = now.bytes.wrapping_sub(before.bytes);
         file.delayed.fetch_add(more, Ordering::AcqRel);
         self.delayed.fetch_add(more, Ordering::AcqRel);
@@ -635,12 +640,12 @@ impl DataState {
         self.change_memory(before.memory, now.memory);
         self.change_segments(before.segments, now.segments);
     }
-    /// One file's dirty bytes took so much memory, and take so much now.
+    /// Accounts for a change of the memory that one file's dirty bytes take.
     fn change_memory(&self, before: u64, now: u64) {
-        // Wraps around where it becomes less.
+        // The difference wraps around if there is less now.
         self.memory.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
     }
-    /// One file's dirty bytes were so many segments, and are so many now.
+    /// Accounts for a change of the number of one file's dirty segments.
     fn change_segments(&self, before: u64, now: u64) {
         self.segments.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
     }
@@ -649,10 +654,10 @@ impl DataState {
         shared.progress += 1;
         let other = shared.queue.insert(age, inode);
         self.files.store(shared.queue.len() as u64, Ordering::Relaxed);
-        // A tick belongs to one write, hence to one file, and no file stands in the queue twice.
+        // A tick belongs to one write, hence to one file, and no file is in the queue twice.
         assert!(other.is_none(), "two files have dirty data of one tick");
     }
-    /// As [`Self::enqueue`], for a file that was just taken out and has more.
+    /// As [`Self::enqueue`], for a file that was just taken out and has more dirty bytes.
     fn requeue(&self, age: u64, inode: Arc<Inode>) {
         let mut shared = self.shared.lock();
         let other = shared.queue.insert(age, inode);
@@ -670,8 +675,8 @@ impl DataState {
         shared.jobs.insert(number, age);
         Job { core, number, wrote: false }
     }
-    /// Takes the file with the oldest dirty bytes out of the queue, of those whose oldest tick lies
-    /// in `from..before`; also that tick. The first call for a job registers it.
+    /// Takes a file out of the queue: the one with the oldest dirty bytes, of those whose oldest
+    /// tick lies in `from..before`. Also returns that tick. The first call for a job registers it.
     pub(crate) fn pop<'a>(
         &self,
         core: &'a Core,
@@ -713,7 +718,7 @@ impl DataState {
             shared.waiting -= 1;
         }
     }
-    /// Writes everything back that was written before this call, with the help of the workers.
+    /// Writes back everything that was written before this call. The workers help.
     pub(crate) fn flush(&self, core: &Core) {
         let before = self.tick();
         {
@@ -743,8 +748,8 @@ impl DataState {
     pub(crate) fn progress(&self) -> u64 {
         self.shared.lock().progress
     }
-    /// Waits for the write-backs that are under way: what they have reserved and do not need is
-    /// known only when they end, of compressed data above all. False when there are none.
+    /// Waits for the write-backs that are under way. What they have reserved and do not need is
+    /// known only when they end, above all for compressed data. Returns false when there are none.
     pub(crate) fn settle(&self) -> bool {
         let mut shared = self.shared.lock();
         let next = shared.next_job;
@@ -763,7 +768,7 @@ impl DataState {
             self.more_work.notify_all();
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
-            // They catch their panics.
+            // The threads catch their own panics.
             let _ = thread.join();
         }
     }

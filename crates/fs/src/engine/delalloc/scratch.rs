@@ -1,15 +1,16 @@
-//! Memory that write-back needs while it makes room: a pool that it shares, counted beforehand.
+//! Memory that write-back needs while it makes room: one pool, from which each batch takes its
+//! share beforehand.
 //!
-//! Most of what is written leaves from where it lies. But sectors of which only parts were written
-//! are made whole in memory, what is compressed is held in both forms, and packing itself takes
-//! memory. Without a bound every caller that helps to write back would add its own. So a batch says
-//! beforehand what it will need ([`need`]) and waits while others hold so much that the sum would
-//! be beyond the pool's part of the cache size.
+//! Most of what is written leaves from where it lies. But sectors that were written only in part
+//! are made whole in memory, compressed data is held in both forms, and packing itself takes
+//! memory. Without a bound, every caller that helps to write back would add its own. So a batch
+//! says beforehand what it will need ([`need`]). It waits while others hold so much that the sum
+//! would exceed the pool's part of the cache size.
 //!
-//! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs
-//! is bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). Who waits here holds
-//! no transaction handle and no lock that write-back takes, and who has been let in waits for the
-//! device and for commits only: so he comes to his end and lets the next one in.
+//! **Progress.** A batch that is alone always passes, whatever it needs. What one batch needs is
+//! bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). A waiter for the pool
+//! holds no transaction handle and no lock that write-back takes. A batch that has been let in
+//! waits for the device and for commits only, so it comes to its end and lets the next one in.
 
 use super::Departure;
 use crate::base::sectors::SECTOR;
@@ -17,13 +18,13 @@ use crate::engine::{Core, compression};
 use larder_format::MAX_COMPRESSED_EXTENT;
 use parking_lot::{Condvar, Mutex};
 
-/// What needs no more than this never waits: checksums and edges of an ordinary batch.
+/// A batch that needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
-/// Memory for packing one piece: tables of the packer at a high level, the piece in one stretch,
+/// Memory for packing one piece: the packer's tables at a high level, the piece in one stretch, and
 /// the result.
 const PACKER: u64 = 2 << 20;
 
-/// The pool.
+/// The pool, with what is held of it.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     held: Mutex<Held>,
@@ -72,7 +73,7 @@ impl Drop for Part<'_> {
     }
 }
 
-/// What bringing these to the device will take.
+/// What writing these to the device will need.
 pub(crate) fn need(core: &Core, departures: &[Departure]) -> u64 {
     let sum = core.csum.size() as u64;
     let (mut bytes, mut pieces) = (0, 0);

@@ -1,21 +1,23 @@
-//! The size of a file on the device, against a model: whatever is written, cut, taken and landed in
-//! whatever order, it covers what has landed and nothing that is on its way.
+//! The size of a file on the device, against a model. Whatever is written, cut, submitted and
+//! completed in whatever order, the size covers what has completed and nothing that is still in
+//! flight.
 
 use super::*;
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// So many bytes behind the end.
+    /// Writes this many bytes behind the end.
     Append(u64),
-    /// A share of the file that is there, and so many bytes.
+    /// Writes at a share of the file, this many bytes.
     Write(u8, u64),
-    /// Sets the size to so much more; with zeros for the last sector to come, or none needed.
+    /// Makes the file longer by this much. Zeros for the last sector are to come, or none are
+    /// needed.
     Grow(u64, bool),
-    /// Sets the size to a share of what it is; with zeros for the last sector when odd.
+    /// Sets the size to a share of what it is. If it is odd, zeros for the last sector are to come.
     Shrink(u8),
     Depart,
-    /// The flight of this number, counted from the oldest.
+    /// Completes the run in flight of this number, counted from the oldest.
     Land(u8),
 }
 
@@ -38,7 +40,7 @@ struct File {
     size: u64,
     /// Ranges that setting the size has added.
     set: Vec<(u64, u64)>,
-    /// Bytes that the size on the device must not cover before they have landed.
+    /// Bytes that the size on the device must not cover before they have completed.
     new: Vec<u64>,
 }
 
@@ -141,7 +143,7 @@ proptest! {
                     way")));
             }
         }
-        // Once everything has landed nothing holds the size back.
+        // Once everything has completed, nothing holds the size back.
         while !(file.inner.dirty.is_empty() && file.inner.flights.is_empty()) {
             file.run(&Op::Depart);
             file.run(&Op::Land(0));

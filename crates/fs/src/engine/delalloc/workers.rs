@@ -1,4 +1,4 @@
-//! The threads that write delayed data back: how many, and when each has work.
+//! The threads that write delayed data back: how many they are, and when each has work.
 
 use super::{DataState, Shared, budget};
 use crate::engine::Core;
@@ -8,32 +8,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Pieces of less than this on average are short.
+/// If segments have less than this on average, they are short.
 const SHORT: u64 = 64 << 10;
-/// Files with more dirty data than this are large.
+/// Files with at least this much dirty data are large.
 const LARGE: u64 = 4 << 20;
 
-/// Dirty bytes from which on they are written back, of a budget of `all`. Not more, however large
-/// the budget: what lies in memory for long has left the processor's caches, and copying it to the
-/// device takes ten times as long.
+/// Write-back begins with this many dirty bytes, of a budget of `all`. The number is limited,
+/// however large the budget is: bytes that lie in memory for long have left the processor's caches,
+/// and copying them to the device takes ten times as long.
 fn begin(all: u64) -> u64 {
     (all / 4).min(16 << 20)
 }
 
-/// Who writes back.
+/// Which thread writes back.
 ///
-/// As a rule one thread keeps up with those who write, and is enough: each further one takes the
-/// processor from them that the first would have left to them, and wakes up where a thread of the
-/// transport, bound to its processor, then has to wait.
+/// As a rule one thread keeps up with the writers and is enough. Each further one takes processor
+/// time from the writers that the first would have left to them. It also wakes up on a processor
+/// that a thread of the transport is bound to, which then has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
     First,
-    /// Where the first falls behind, or somebody waits.
+    /// Writes when the first falls behind, or when a caller waits.
     Helper,
 }
 
 impl Writer {
-    /// Dirty bytes from which on this one writes, where the first begins at `first`, of a budget of
+    /// Dirty bytes from which on this thread writes, if the first begins at `first`, of a budget of
     /// `all`.
     fn begins(self, first: u64, all: u64) -> u64 {
         match self {
@@ -41,7 +41,8 @@ impl Writer {
             Self::Helper => (4 * first).min(all / 2),
         }
     }
-    /// What files may have reserved for their items, for each byte of metadata that nobody has.
+    /// How much files may have reserved for their items, for each byte of metadata that nothing
+    /// holds.
     fn share_of_metadata(self) -> u64 {
         match self {
             Self::First => 1,
@@ -51,14 +52,14 @@ impl Writer {
 }
 
 impl DataState {
-    /// Is there so much dirty data that writing it back should begin, although nobody waits?
+    /// Is there so much dirty data that write-back should begin, although no caller waits?
     ///
-    /// Small pieces of few files come one beside the other if they are given time: twice as much. A
-    /// piece by itself costs as much as a large one.
+    /// Small pieces of a few files become neighbours if they are given time, and a piece by itself
+    /// costs as much as a large one. So for these files it begins with twice as much.
     ///
-    /// Much it is, too, when the files' reservations for items, many times what they take, come to
-    /// half of what metadata has: beyond that operations would wait for reclaim, which writes a few
-    /// files at a time and commits.
+    /// It also begins when the files' reservations for items, which are many times what the items
+    /// take, reach half of what metadata has. Beyond that, operations would wait for reclaim, which
+    /// writes a few files at a time and commits.
     fn is_much(&self, core: &Core, shared: &Shared, who: Writer) -> bool {
         let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
         if self.presses(core, who) {
@@ -70,7 +71,8 @@ impl DataState {
         let first = if scattered { 2 * begin(all) } else { begin(all) };
         dirty >= who.begins(first, all)
     }
-    /// Do files with delayed data hold half of what there is for metadata, or more of it?
+    /// Have files with delayed data reserved too large a part of the space for metadata: half of
+    /// it, as far as the first thread is concerned?
     fn presses(&self, core: &Core, who: Writer) -> bool {
         let files = self.files.load(Ordering::Relaxed);
         let unheld = || core.space.accounts.unheld(SpaceKind::Metadata);
@@ -82,7 +84,7 @@ impl DataState {
         if !maybe(Writer::First) {
             return;
         }
-        // Either it sees what was just counted, or we see that it waits.
+        // Either that thread sees what was just counted, or this one sees that it waits.
         fence(Ordering::SeqCst);
         if self.first_waits.load(Ordering::Relaxed) || maybe(Writer::Helper) {
             self.wake(core, &self.shared.lock());
@@ -96,8 +98,7 @@ impl DataState {
             }
         }
     }
-    /// Is there work for one of the threads that write back? The tick before which they should
-    /// write.
+    /// Is there work for this thread? Returns the tick before which it should write.
     fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<u64> {
         let (oldest, _) = shared.queue.first_key_value()?;
         if shared.waiting > 0 || self.is_much(core, shared, who) {
@@ -106,7 +107,8 @@ impl DataState {
             (*oldest < shared.flush_to).then_some(shared.flush_to)
         }
     }
-    /// What a worker waits for: the tick before which it should write. `None`: end.
+    /// Waits for work. Returns the tick before which the thread should write, or `None` if it
+    /// should end.
     fn next_work(&self, core: &Core, who: Writer, seen: &mut u64) -> Option<u64> {
         let mut shared = self.shared.lock();
         loop {
@@ -117,8 +119,7 @@ impl DataState {
                 self.first_waits.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
             }
-            // After a batch that found nothing it could take, only progress elsewhere can change
-            // that.
+            // After a batch that found nothing to take, only progress elsewhere can change that.
             if *seen != shared.progress
                 && let Some(before) = self.has_work(core, &shared, who)
             {

@@ -1,4 +1,4 @@
-//! Chunks that several want at once, and chunks in which nothing is left: nobody is refused for
+//! Chunks that several threads want at once, and empty chunks. No request is refused because of
 //! either.
 
 use super::*;
@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug)]
 struct Held {
     below: FileDevice,
-    /// Are they, and how many wait?
+    /// Are they held up, and how many threads wait?
     state: Mutex<(bool, u64)>,
     changed: Condvar,
 }
@@ -121,7 +121,7 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
     let before = w.usage().metadata;
     assert_eq!((before.chunks, before.total), (1, 8 * MIB));
     thread::scope(|s| {
-        // All of them have looked, and stand at the door, before the first gets in.
+        // All of them have looked, and wait for the lock, before the first gets it.
         let door = space.device.lock();
         for _ in 0..THREADS {
             s.spawn(|| {
@@ -136,7 +136,7 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
     });
     let after = w.usage().metadata;
     assert_eq!((after.chunks, after.total), (2, 8 * MIB + before.next_chunk));
-    // Who has seen it may want another.
+    // A caller that has seen it may want another.
     let seen = space.seen(SpaceKind::Metadata);
     assert_eq!(
         space.chunk_in_running(&w.core().txns, SpaceKind::Metadata, seen).unwrap(),
@@ -150,8 +150,8 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
     w.close();
 }
 
-/// Data come although the device is full of chunks for metadata, in which there is nothing: no
-/// commit has those yet, or one has.
+/// Data can be written although the device is full of empty chunks for metadata. In the first round
+/// no commit has those chunks yet, in the second one has.
 #[test]
 fn empty_chunks_for_metadata_are_room_for_data() {
     for published in [false, true] {
@@ -183,8 +183,8 @@ fn empty_chunks_for_data_are_room_for_metadata() {
     }
 }
 
-/// Chunks are on their way back: neither is their space anybody's, nor is it free. Who needs it
-/// waits for the commit.
+/// Chunks are on their way back: their space is in no account, and it is not free. A request that
+/// needs it waits for the commit.
 #[test]
 fn chunks_that_a_commit_is_giving_back_are_waited_for() {
     let w = World::new(512 * MIB);
@@ -207,7 +207,7 @@ fn chunks_that_a_commit_is_giving_back_are_waited_for() {
     w.close();
 }
 
-/// There is metadata for one writer at a time, and many come: each gets all that he needs at once,
+/// There is metadata for one writer at a time, and many come. Each gets all that it needs at once,
 /// or waits and has nothing.
 #[test]
 fn who_waits_for_metadata_holds_none_that_others_wait_for() {
@@ -218,8 +218,8 @@ fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     let accounts = &w.core().space.accounts;
     let one = w.core().item_cost(2, 2) + w.core().item_cost(1, 1);
     let pots = accounts.pots(SpaceKind::Metadata);
-    // Beside that there is room for what becomes used and what is noted for the commit, not for a
-    // second.
+    // Beside that there is room for what becomes used and what is noted for the commit, but not for
+    // a second writer.
     let rest = pots.free() - pots.reserved - one - 8 * u64::from(w.core().nodesize());
     let held = accounts.reserve(SpaceKind::Metadata, rest).unwrap();
     thread::scope(|s| {

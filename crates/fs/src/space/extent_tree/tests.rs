@@ -163,8 +163,8 @@ fn malformed_items_are_reported() {
                 Some(0) => bytes.push(0),
                 Some(_) => drop(bytes.pop()),
             }
-            // The generation is not compared, and a count that is too large leaks the extent: that
-            // is for a checker to find, not for one who sees a single extent.
+            // The generation is not compared, and a count that is too large leaks the extent. A
+            // checker finds that; a look at a single extent cannot.
             let item = key.kind == KeyType::EXTENT_ITEM;
             let raised = n < 64 && good.0[key][n / 8] >> (n % 8) & 1 == 0;
             let passes = item && (raised || (64..128).contains(&n));
@@ -200,13 +200,13 @@ fn colliding_hashes_take_the_next_offset() {
     let at = |n| Key::new(A, KeyType::EXTENT_DATA_REF, a.sequence() + n);
     assert_eq!(parse_keyed_refs(&at(0), &t.0[&at(0)]).unwrap(), [(a, 1)]);
     assert_eq!(parse_keyed_refs(&at(1), &t.0[&at(1)]).unwrap(), [(b, 2)]);
-    // The first goes; the second is still found behind the gap, even if a new one came into the
-    // gap.
+    // The first goes. The second is still found behind the gap, even after a new reference came
+    // into the gap.
     apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(a, -1)])).unwrap();
     let mut u = t.clone();
     apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(b, -2)])).unwrap();
     assert_eq!(decode(&t, SKINNY)[&A].1.len(), 6);
-    // Added to in the gap, one reference has two items: they count together.
+    // A reference that is added to in the gap has two items. They count together.
     apply(&mut u, SKINNY, A, &head(ExtentKind::Data, false, &[(b, 1)])).unwrap();
     apply(&mut u, SKINNY, A, &head(ExtentKind::Data, false, &[(b, -3)])).unwrap();
     assert_eq!(u, t);

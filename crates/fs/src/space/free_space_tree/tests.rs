@@ -152,7 +152,7 @@ proptest! {
         let mut t = MapTree::default();
         new_group(&mut t, g, &used).unwrap();
         for (at, len, fill) in ops {
-            // A range of one state around a random sector, then turned over.
+            // The range of one state around a random sector is turned over.
             let at = at as usize % total;
             let free = bits[at];
             let mut end = at;
@@ -202,7 +202,7 @@ proptest! {
             }
             t.0.insert(Key::new(objectid, KeyType(kind), offset), data);
         }
-        // Whatever is answered, runs that are reported lie in the group and rise.
+        // Whatever the answer is, the runs that are reported lie in the group and rise.
         let mut last = g.start;
         let _ = load(&mut t, g, &mut |r| {
             assert!(g.contains(r) && r.start >= last && r.len > 0);

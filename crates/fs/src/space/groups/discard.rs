@@ -1,13 +1,13 @@
-//! Free space on its way to be discarded.
+//! Free space that is about to be discarded.
 //!
-//! What is being discarded must not be handed out meanwhile, or the discard would take away what
-//! was just written. Such space counts as *pinned*: freed space is still so when its turn comes,
-//! and free space is pinned for the time that it takes, if it is promised to nobody.
+//! Space that is being discarded must not be handed out meanwhile, or the discard would destroy
+//! what was just written. So it counts as *pinned*. Freed space is still pinned when its turn
+//! comes. Free space is pinned for as long as the discard takes, if it is promised to nothing.
 //!
-//! Discarding a few sectors costs as much as discarding many and helps little: what the host gives
-//! back are its own blocks. So space is discarded by *granules*. The last bytes of a granule that
-//! become free take the rest of it along, which was free before; nothing has to remember what was
-//! not discarded when it was freed.
+//! Discarding a few sectors costs as much as discarding many and helps little, because the host
+//! gives back whole blocks of its own. So space is discarded by *granules*. The last bytes of a
+//! granule that become free take along the rest of it, which was free before. So nothing has to
+//! remember what was not discarded when it was freed.
 
 use super::{BlockGroup, Groups};
 use crate::space::Run;
@@ -19,8 +19,9 @@ fn between(from: u64, to: u64) -> Option<Run> {
 }
 
 impl Groups {
-    /// A pinned run becomes free, but for the granules of `granule` bytes that are free with it:
-    /// they are pinned as a whole and returned, to be discarded and given to [`Groups::discarded`].
+    /// Makes a pinned run free, except the granules of `granule` bytes that are then free as a
+    /// whole. These are pinned whole and returned, to be discarded and then given to
+    /// [`Groups::discarded`].
     ///
     /// # Panics
     /// When the run was not pinned.
@@ -41,7 +42,7 @@ impl Groups {
         if from < to {
             let more = start.saturating_sub(from) + to.saturating_sub(end);
             if more > 0 && !self.space.try_pin(group.kind(), more) {
-                // Promised to somebody: without what was free before.
+                // What was free before is promised: it is left out.
                 (from, to) = (from.max(ceil(start)), to.min(floor(end)));
             }
         }
@@ -53,7 +54,7 @@ impl Groups {
             }
             group.check(&s);
             drop(s);
-            // What sticks out belongs to granules that are not free.
+            // The ends belong to granules that are not free.
             for part in
                 [between(start, found.start.0.min(end)), between(found.end().0.max(start), end)]
             {
@@ -66,8 +67,8 @@ impl Groups {
         found
     }
 
-    /// The first free run of `group` of which at least `min` bytes lie in `range`: the part that
-    /// does.
+    /// Finds the first free run of `group` of which at least `min` bytes lie in `range`. Returns
+    /// the part that does.
     pub fn next_free(&self, group: &BlockGroup, range: Run, min: u64) -> Option<Run> {
         let s = group.state.lock();
         if s.read_only || s.removed {
@@ -84,8 +85,9 @@ impl Groups {
     }
 
     /// Pins free space of `group` within `range`: the first `most` bytes of its first run of at
-    /// least `min` bytes, fewer where less is promised to nobody. `None`: there is no more. Sectors
-    /// that `range` has only a part of are pinned whole: nothing else is ever free.
+    /// least `min` bytes, or fewer if less is promised to nothing. `None` means that there is no
+    /// more. Sectors that lie in `range` only in part are pinned whole, because space is free by
+    /// whole sectors only.
     pub fn pin_free(&self, group: &BlockGroup, range: Run, min: u64, most: u64) -> Option<Run> {
         let mut s = group.state.lock();
         let mut at = range.start;
@@ -116,7 +118,7 @@ impl Groups {
         }
     }
 
-    /// What was pinned and has been discarded is free.
+    /// Makes space free that was pinned and has been discarded.
     ///
     /// # Panics
     /// When the run was not pinned.
@@ -124,7 +126,7 @@ impl Groups {
         self.unpinned(run, true);
     }
 
-    /// Groups in which space was freed and not discarded since this was last asked.
+    /// Groups in which space was freed and not discarded since the last call.
     #[must_use]
     pub fn take_undiscarded(&self) -> Vec<Arc<BlockGroup>> {
         let all = self.all().into_iter();

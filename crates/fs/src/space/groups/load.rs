@@ -1,8 +1,8 @@
-//! Block groups from their items, and their free space from whatever records it.
+//! Block groups from their items, and their free space from what records it.
 //!
-//! The free-space tree is used where it is valid and says the same as the block group item. A group
-//! where it does not, and every group of a file system without one, is read from the extent tree,
-//! which is the truth that both are derived from.
+//! The free-space tree is used where it is valid and agrees with the block group item. A group
+//! where it does not agree, and every group of a file system without a free-space tree, is read
+//! from the extent tree: both are derived from that.
 
 use super::BlockGroup;
 use crate::error::{Error, Place, Result};
@@ -35,7 +35,7 @@ impl std::fmt::Debug for FreeSource<'_> {
 pub struct Loaded {
     /// The group.
     pub group: BlockGroup,
-    /// The free-space tree's record of it is wrong: before it is edited it has to be rebuilt, with
+    /// The free-space tree's record of it is wrong. It has to be rebuilt before it is edited, with
     /// [`scan_used`] and [`free_space_tree::new_group`].
     pub rebuild_free_space: bool,
 }
@@ -107,12 +107,12 @@ pub fn load(
         }
     };
     let excluded = chunk.superblock_ranges();
-    // Whatever is read was there before this mount: it belongs to every transaction.
+    // A group that is read was there before this mount, so it belongs to every transaction.
     let group = BlockGroup::new(run, item.kind(), Generation(0), used, index, &excluded);
     Ok(Loaded { group, rebuild_free_space: rebuild })
 }
 
-/// What extents of the extent tree hold of a group: maximal runs, ascending.
+/// What extents of the extent tree take of a group: maximal runs, ascending.
 ///
 /// # Errors
 /// `Corrupt` when extents overlap or leave the group.

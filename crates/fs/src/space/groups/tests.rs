@@ -57,7 +57,7 @@ fn the_last_bytes_of_a_granule_take_the_rest_along() {
     let undiscarded = g.take_undiscarded();
     assert_eq!(undiscarded.len(), 1, "some of it was not discarded");
     assert!(g.take_undiscarded().is_empty());
-    // What is promised to somebody stays where it can be had.
+    // Space that was promised stays where it can be had.
     let left = g.space().pots(SpaceKind::Data).free();
     let promise = g.space().reserve(SpaceKind::Data, left).unwrap();
     assert_eq!(free(at(64, 36)), None);
@@ -79,7 +79,7 @@ fn free_space_is_pinned_in_whole_sectors() {
     assert_eq!(g.next_free(&all, odd, 8001), None);
     let pinned = g.pin_free(&all, odd, 1, MIB).unwrap();
     assert_eq!(pinned, run(16 * MIB + 4096, 8192));
-    // Nobody is given the rest of a sector meanwhile.
+    // The rest of a sector is not handed out meanwhile.
     let mut r = g.space().reserve(SpaceKind::Data, MIB - 8192).unwrap();
     while r.bytes() > 0 {
         let got = g.allocate_data(r.bytes(), 4096, ANY, &mut r).unwrap();
@@ -327,8 +327,8 @@ fn a_wrong_free_space_tree_is_not_believed_and_wrong_items_are_reported() {
     assert_eq!(loaded.group.free_runs(), image().load(false).unwrap().group.free_runs());
     i.free = MapTree::default();
     assert!(i.load(true).unwrap().rebuild_free_space);
-    // An extent more than the group says; an extent across its end; overlapping ones; another type;
-    // no item.
+    // An extent more than the group says; an extent across its end; overlapping extents; another
+    // type; no item.
     let extent = |start: u64, len: u64| (Key::new(start, KeyType::EXTENT_ITEM, len), Vec::new());
     for (key, data) in [
         extent(102 * MIB, 4096),

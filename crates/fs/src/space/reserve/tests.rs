@@ -55,7 +55,7 @@ fn only_metadata_overcommits_and_only_what_can_become_metadata() {
     assert!(s.try_reserve(SpaceKind::Data, 101).is_none());
     drop(r);
     assert_eq!(s.pots(SpaceKind::Metadata).overcommitted(), 0);
-    // Mixed: one account, but data is never promised what is not there.
+    // Mixed: one account, but data is never promised space that is not there.
     let s = Space::new(true);
     s.change(META, |p| p.total = 100);
     s.set_overcommit(50);
@@ -75,7 +75,7 @@ fn device_space_goes_to_others_only_as_far_as_it_is_not_promised() {
     assert!(s.try_reserve(META, 1).is_none(), "promised already is more than may be now");
     drop(r);
     assert!(s.try_reserve(META, 121).is_none() && s.try_reserve(META, 120).is_some());
-    // What becomes metadata counts once, not beside what it came from.
+    // Space that becomes metadata counts once, not also where it came from.
     let waiting = s.reserve(META, 120).unwrap();
     s.grow(META, 0, |p| p.total += 20);
     assert!(s.try_reserve(META, 1).is_none());
@@ -91,7 +91,7 @@ fn the_global_reserve_is_for_the_commit_and_for_deletions() {
     assert_eq!(s.global_reserve(), (40, 40));
     let rest = s.reserve(META, 60).unwrap();
     assert!(s.reserve(META, 1).is_err());
-    // What is split off stays behind: the deletion itself would be waited for.
+    // What is split off stays behind. The deletion itself would be waited for.
     let deletion = s.reserve_for_deletion(20).unwrap().split(20);
     assert!(s.reserve_for_deletion(1).is_err(), "half of it stays for the commit");
     let mut commit = s.empty(META);
@@ -113,7 +113,7 @@ fn a_deletion_that_waits_is_served_from_the_global_reserve_once_it_is_full_again
     let s = space(100);
     s.set_global_reserve(40);
     let _rest = s.reserve(META, 60).unwrap();
-    // Half of the reserve is in use, to be back with the next commit.
+    // Half of the reserve is in use. It comes back with the next commit.
     let mut commit = s.empty(META);
     commit.consume(20);
     {
@@ -145,7 +145,7 @@ fn who_is_about_to_give_back_is_waited_for() {
         passing.consume(60);
         drop(passing);
         assert_eq!(waiter.join().unwrap().unwrap(), 30);
-        // It comes to its end without giving anything back: then nobody waits for ever.
+        // The operation ends without giving anything back. Then nothing waits for ever.
         let mut passing = s.reserve_passing(40).unwrap();
         let waiter = scope.spawn(|| s.reserve(META, 30));
         until("a ticket", || s.account(META).state.lock().queue.len() == 1);
@@ -157,20 +157,20 @@ fn who_is_about_to_give_back_is_waited_for() {
     assert_eq!(s.reserved_by_operations(META), 0);
 }
 
-/// From the moment at which it is granted, also where it had to wait for that: its thread may not
-/// have run since.
+/// An operation passes from the moment at which it is granted, also if it had to wait for that: its
+/// thread may not have run since.
 #[test]
 fn who_was_granted_what_it_waited_for_is_waited_for() {
     let s = space(100);
-    // Not much room: where there is, the reclaimer is not even asked.
+    // There is not much room. With more, the reclaimer is not even asked.
     s.change(META, |p| p.used = 10);
     let held = Mutex::new(Some(s.reserve(META, 90).unwrap()));
     let (first_came, others_wait) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
     s.set_reclaim(Box::new(With({
         let others_wait = Arc::clone(&others_wait);
         move |_, bytes| {
-            // The first is granted what it asked for while its thread is still in here. The second
-            // has nothing to reclaim.
+            // The first is granted what it asked for while its thread is still in here. For the
+            // second there is nothing to reclaim.
             if bytes == 60 {
                 until("another to wait", || others_wait.load(Ordering::SeqCst));
                 drop(held.lock().take());
@@ -199,8 +199,8 @@ fn who_was_granted_what_it_waited_for_is_waited_for() {
     assert_eq!(s.reserved_by_operations(META), 0);
 }
 
-/// It leaves something behind after the reclaimer has looked, and is gone before anybody is
-/// refused.
+/// The operation leaves something behind after the reclaimer has looked, and is gone before a
+/// request is refused.
 #[test]
 fn after_whoever_has_passed_the_reclaimer_looks_again() {
     let s = space(100);
@@ -233,7 +233,7 @@ fn a_reclaimer_that_panics_leaves_nobody_in_line() {
 fn what_is_granted_to_who_gives_up_comes_back() {
     let s = space(100);
     let all = Mutex::new(Some(s.reserve(META, 100).unwrap()));
-    // Space comes, and is granted to who waits; but that one does not come back for it.
+    // Space comes and is granted to the waiter, but its thread does not come back for it.
     s.set_reclaim(Box::new(With(move |_, _| {
         drop(all.lock().take());
         panic!("a bug")
@@ -355,12 +355,13 @@ fn stress_ends_with_nothing_reserved() {
     let s = space(64);
     s.set_global_reserve(4);
     {
-        // Somebody holds what is missing and will give it back: that is what a commit waits for.
+        // Another thread holds what is missing and will give it back. That is what a commit waits
+        // for.
         let weak = Arc::downgrade(&s);
         s.set_reclaim(Box::new(With(move |_, bytes| {
             let s = weak.upgrade().expect("alive");
-            // Not for ever: our own ticket may have been served meanwhile, and then everybody else
-            // waits for us.
+            // It does not wait for ever: our own ticket may have been served meanwhile, and then
+            // all others wait for us.
             for _ in 0..10_000 {
                 let (pots, held) = (s.pots(META), s.reserved_by_operations(META));
                 if pots.pinned > 0 || pots.free().saturating_sub(held) >= bytes + 4 {

@@ -1,8 +1,8 @@
-//! What a commit does in the root tree and the uuid tree for subvolumes: the notes of the
-//! transaction ([`crate::transaction::RootNotes`]) as items.
+//! What a commit does for subvolumes in the root tree and the uuid tree: it turns the notes of the
+//! transaction ([`crate::transaction::RootNotes`]) into items.
 //!
-//! A ROOT_ITEM is written by comparing it with what is there: the uuid tree follows from the
-//! difference, and so does the ORPHAN item that announces a tree to be dropped.
+//! A ROOT_ITEM that is written is compared with the one that is there. The uuid tree follows from
+//! the difference, and so does the ORPHAN item that announces a tree to be dropped.
 
 use super::Committer;
 use crate::error::{Error, Place, Result};
@@ -76,7 +76,7 @@ impl Committer<'_> {
         if ops.get(key)?.is_some() { ops.delete(key) } else { Ok(()) }
     }
 
-    /// Hangs a subvolume where it belongs, in both directions.
+    /// Writes where a subvolume hangs, in both directions.
     fn write_link(&mut self, child: TreeId, link: Option<&Link>) -> Result<()> {
         let ground = self.ground;
         let roots = &ground.roots.root;
@@ -96,7 +96,7 @@ impl Committer<'_> {
         Ok(())
     }
 
-    /// Writes down how far a tree has been dropped; nothing is left of one that is gone.
+    /// Records how far a tree has been dropped. Of a tree that is gone nothing is left.
     fn write_drop(&mut self, id: TreeId, progress: Progress) -> Result<()> {
         let ground = self.ground;
         let roots = &ground.roots.root;
@@ -122,7 +122,7 @@ impl Committer<'_> {
         }
     }
 
-    /// Writes down which subvolume is mounted where none is named.
+    /// Records which subvolume is mounted where none is named.
     fn write_default(&mut self, id: TreeId) -> Result<()> {
         let ground = self.ground;
         let roots = &ground.roots.root;
@@ -153,7 +153,7 @@ impl Committer<'_> {
         self.put(roots, &key, &data)
     }
 
-    /// Makes the uuid tree list a subvolume under the identities that it has now.
+    /// Makes the uuid tree list a subvolume under the uuids that it has now.
     fn follow_uuids(
         &mut self,
         id: TreeId,
