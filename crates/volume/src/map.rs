@@ -435,7 +435,9 @@ mod tests {
     proptest! {
         /// Whatever is inserted and removed, the map equals a plain list without overlaps.
         #[test]
-        fn behaves_like_a_list(ops in prop::collection::vec((0u64..32, 1u64..8, 0u64..64, any::<bool>()), 1..60)) {
+        fn behaves_like_a_list(
+            ops in prop::collection::vec((0u64..32, 1u64..8, 0u64..64, any::<bool>()), 1..60),
+        ) {
             let map = ChunkMap::new();
             let mut model: Vec<MappedChunk> = Vec::new();
             for (start, len, at, remove) in ops {
