@@ -1,7 +1,7 @@
 //! The packing side: methods, their levels, and the streams that Linux reads.
 //!
-//! What must hold of a stream and is seen to here: zstd frames have a window of at most 128 KiB,
-//! lzo segments are framed by sectors, and nothing is given out that is not shorter than the caller
+//! What Linux wants of a stream is seen to here: zstd frames have a window of at most 128 KiB, and
+//! lzo segments are framed by sectors. A stream is given out only if it is as short as the caller
 //! wants. A [`Packer`] keeps what is costly to set up, and is meant to be used again.
 
 use crate::lzo;

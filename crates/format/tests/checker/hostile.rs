@@ -26,7 +26,10 @@ fn samples() -> Vec<Vec<u8>> {
     let space = leaf(
         ObjectId::EXTENT_TREE,
         &[
-            (key(4096, KeyType::EXTENT_ITEM, 4096), [&head[..], &data_ref(5, 257, 0, 2)].concat()),
+            (
+                key(4096, KeyType::EXTENT_ITEM, 4096),
+                [&head[..], &data_ref(ObjectId(257), FileOffset(0), 2)].concat(),
+            ),
             (
                 key(8192, KeyType::METADATA_ITEM, 0),
                 [&node[..], &[176], &le(5), &[182], &le(4096)].concat(),
